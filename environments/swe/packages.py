@@ -22,8 +22,6 @@ PYTEST = ("pytest==9.2.0", "pluggy==1.7.0", "iniconfig==2.3.1", "packaging==26.4
 
 OWN = "envkit-intervals==1.0"
 """A small package that envkit contains, for tasks that need no download."""
-OWN_TASKS = Path(__file__).with_name("own") / "tasks"
-"""Folder of the tasks that were made of `OWN`."""
 _OWN_SOURCE = Path(__file__).with_name("own") / "package"
 
 _FREEZE = ("freezegun==1.5.5", "python-dateutil==2.9.0.post0", "six==1.17.0")

@@ -132,7 +132,11 @@ def _example(test: str, message: str, tree: Path) -> _Example | None:
     if not body:
         return None
     needed = {one.arg for one in found.args.args} | _names(body)
-    above = [text for one in module.body if one is not found and (text := _needed(one, needed, source))]
+    others = [one for one in module.body if one is not found]
+    needed |= _names(
+        [one for one in others if not isinstance(one, (ast.Import, ast.ImportFrom)) and _needed(one, needed, source)]
+    )
+    above = [text for one in others if (text := _needed(one, needed, source))]
     if parameters:
         above.append(f"# parameters of the test: {parameters.removesuffix(']')}")
     code = _text(source, body[0], body[-1])

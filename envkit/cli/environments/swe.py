@@ -101,7 +101,7 @@ def grade(
     backend: _Backend = "auto",
 ) -> None:
     """Grade a patch: print the result of each test that counts, and the verdict. Exit with 1 if it is not resolved."""
-    from envkit.environments.swe.packages import OWN_TASKS
+    from envkit.environments.swe.env import OWN_TASKS
     from envkit.errors import UsageError
     from envkit.wiring import swe
 
