@@ -40,7 +40,7 @@ _BASELINE_TIMEOUT_S = 900.0
 _MAX_MESSAGES, _MAX_MESSAGE = 20, 2000
 _NOT_SOURCE = re.compile(
     r"(^|/)(tests?|testing|docs?|examples?|bench\w*|tools|scripts|build)/|(^|/)(test_\w*|\w*_test|tests?|conftest|setup|"
-    r"_?version|__main__|noxfile|tasks)\.py$"
+    r"_version|__main__|noxfile|tasks)\.py$"
 )
 
 _TRACER = """
@@ -273,12 +273,14 @@ class _Builder:
                 "add what the tests import with --with, or choose one of: envkit swe packages"
             )
         second = await self._run({}, RunSettings(timeout_s=_BASELINE_TIMEOUT_S, hash_seed=1))
-        stable = sorted(test for test in first.passed & second.passed if first.outcomes[test] == "passed")
+        third, lines = await self._covered()
+        every = first.passed & second.passed & third.passed
+        stable = sorted(test for test in every if first.outcomes[test] == "passed")
         baseline = _Baseline(
             inputs=inputs,
             stable=tuple(stable),
             unstable=len(first.outcomes) - len(stable),
-            lines=await self._covered(),
+            lines=lines,
             suite_s=suite_s,
             longest_s=max(first.seconds.values()),
         )
@@ -449,13 +451,14 @@ class _Builder:
                 await sandbox.write(f"{REPO}/{path}", content)
             return await run_tests(sandbox, (), settings)
 
-    async def _covered(self) -> dict[str, list[int]]:
+    async def _covered(self) -> tuple[TestRun, dict[str, list[int]]]:
         async with self._places, self._sandboxes.lease(spec_of(self._environment)) as sandbox:
             await sandbox.upload(self._tree, REPO)
             await sandbox.write(f"{REPO}/envkit_tracer.py", _TRACER.encode())
             settings = RunSettings(timeout_s=_BASELINE_TIMEOUT_S, arguments=("-p", "envkit_tracer"))
-            await run_tests(sandbox, (), settings)
-            return msgspec.json.decode(await sandbox.read(f"{REPO}/envkit_lines.json"), type=dict[str, list[int]])
+            run = await run_tests(sandbox, (), settings)
+            lines = await sandbox.read(f"{REPO}/envkit_lines.json")
+            return run, msgspec.json.decode(lines, type=dict[str, list[int]])
 
 
 class _Bugs:

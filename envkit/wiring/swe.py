@@ -24,6 +24,8 @@ from envkit.wiring.sandboxes.tool_pool import open_tool_pool
 
 DATA = "swe"
 """Name of the data of SWE-v0: source distributions, trees and environments of tests."""
+TRIES = 3
+"""Maximum number of runs with a task's own fix: tests that measure time may fail on a busy machine."""
 
 Announce = Callable[[str], None]
 
@@ -46,12 +48,14 @@ class Check:
         oracle: Whether the task's own fix is accepted.
         nop: Whether the source with the bug is accepted.
         problem: Why the task is not valid; empty if it is.
+        note: Why a run with the fix was repeated; empty if the first one succeeded.
     """
 
     task_id: str
     oracle: bool
     nop: bool
     problem: str
+    note: str = ""
 
 
 class _Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,13 +204,20 @@ async def _check(pool: SandboxPool, located: LocatedTask, environment: Path) -> 
     except UsageError as error:
         return Check(task.id, oracle=False, nop=False, problem=str(error))
     grader = partial(grade_changes, pool, task, tree, environment=environment)
-    oracle, nop = await grader(fix), await grader({})
-    problem = _why_wrong(oracle)
+    note = problem = ""
+    oracle = None
+    for _ in range(TRIES):
+        note, oracle = problem, await grader(fix)
+        problem = _why_wrong(oracle)
+        if not problem:
+            break
+    nop = await grader({})
     if nop is None:
         problem = problem or "nop: the sandbox failed"
     elif nop.resolved:
         problem = problem or "nop: the tests pass with the bug"
-    return Check(task.id, oracle is not None and oracle.resolved, nop is not None and nop.resolved, problem)
+    is_fixed, is_passed = oracle is not None and oracle.resolved, nop is not None and nop.resolved
+    return Check(task.id, is_fixed, is_passed, problem, note)
 
 
 def _why_wrong(oracle: Verdict | None) -> str:

@@ -150,6 +150,8 @@ def verify(
             move(len(done))
             if check.problem:
                 announce(f"{check.task_id}: {check.problem}")
+            elif check.note:
+                announce(f"{check.task_id}: valid, but flaky: {check.note}")
 
         checks = swe.verify(located, jobs=jobs, backend=backend, announce=announce, on_check=on_check)
     oracle, nop = sum(one.oracle for one in checks), sum(one.nop for one in checks)
