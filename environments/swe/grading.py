@@ -19,7 +19,7 @@ from envkit.protocols import Sandbox, SandboxPool
 
 from ..tools.limits import LEASE_S
 from .checkout import MAX_FILE, diff_of, why_unsafe
-from .runs import REPO, RunSettings, TestRun, run_tests, spec_of
+from .runs import REPO, TEST_TIMEOUT_S, RunSettings, TestRun, run_tests, spec_of
 from .tasks import SweTask
 
 MAX_CHANGES = 8 << 20
@@ -93,6 +93,7 @@ async def grade_changes(
     environment: Path | None,
     image: str | None = None,
     timeout_s: float = 600.0,
+    test_timeout_s: float = TEST_TIMEOUT_S,
 ) -> Verdict | None:
     """Return the verdict on changed files; None if the sandbox failed, which says nothing about them.
 
@@ -106,10 +107,18 @@ async def grade_changes(
         environment: Folder of the tests' environment on this machine; None if `image` contains it.
         image: The image; None means the backend's default.
         timeout_s: Maximum seconds of the run.
+        test_timeout_s: Maximum seconds of one test.
 
     Raises:
         SandboxRefusedError, SandboxEndedError, ImpossibleSandboxError: No sandbox can have this spec.
     """
+    settings = RunSettings(
+        timeout_s=timeout_s,
+        test_timeout_s=test_timeout_s,
+        user="grader",
+        python=("-s", "-c", _BOOT),
+        arguments=("--rootdir", REPO),
+    )
     taken, refused = sort_out(task, tree, changes)
     flags = flags_of(tree, changes)
     problem, run = "", None
@@ -117,7 +126,7 @@ async def grade_changes(
         sentinels = _Sentinels(task, tuple(taken))
         try:
             async with sandboxes.lease(spec_of(environment, image=image), wait_s=LEASE_S) as sandbox:
-                run = await _run(sandbox, task, tree, taken, sentinels, timeout_s)
+                run = await _run(sandbox, task, tree, taken, sentinels, settings)
         except SandboxLostError as error:
             if not error.cause.by_agent:
                 return None
@@ -185,15 +194,17 @@ def _why_refused(task: SweTask, tree: Path, path: str, content: bytes) -> str | 
 
 
 async def _run(
-    sandbox: Sandbox, task: SweTask, tree: Path, taken: Mapping[str, bytes], sentinels: _Sentinels, timeout_s: float
+    sandbox: Sandbox,
+    task: SweTask,
+    tree: Path,
+    taken: Mapping[str, bytes],
+    sentinels: _Sentinels,
+    settings: RunSettings,
 ) -> TestRun:
     await sandbox.upload(tree, REPO)
     for path, content in taken.items():
         await sandbox.write(f"{REPO}/{path}", content)
     await sandbox.write(f"{REPO}/{sentinels.file}", sentinels.source.encode())
-    settings = RunSettings(
-        timeout_s=timeout_s, user="grader", python=("-s", "-c", _BOOT), arguments=("--rootdir", REPO)
-    )
     return await run_tests(sandbox, sorted({*_files(task), sentinels.file}), settings)
 
 
@@ -254,7 +265,7 @@ class _Sentinels:
             return f"the run was tampered with: {run.tampering[0]}"
         for test, outcome in self._expected.items():
             if run.outcomes.get(test) != outcome:
-                return f"a test that must be {outcome} was {run.outcomes.get(test, 'missing')}"
+                return f"a control test must be {outcome}, and was {run.outcomes.get(test, 'missing')}"
         if (run.exit_code, run.result.exit_code) != (1, 1):
             return f"pytest ended with exit code {run.result.exit_code}, and must end with 1"
         return ""

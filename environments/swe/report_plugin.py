@@ -52,7 +52,8 @@ def _parts():
 
 def _check(manager):
     for name, one in _parts().items():
-        if name in _KNOWN and one is not _KNOWN[name]:
+        owner = _KNOWN.get(name.rpartition(".")[0])
+        if one is not _KNOWN.get(name, one) or (name not in _KNOWN and isinstance(owner, type)):
             _write({"tampering": name})
             break
     for plugin in manager.get_plugins() - _PLUGINS:
