@@ -14,7 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from envkit.errors import CapacityError, SandboxEndedError, SandboxLostError, SandboxRefusedError, SandboxStartError
+from envkit.errors import (
+    CapacityError,
+    SandboxEndedError,
+    SandboxLostError,
+    SandboxRefusedError,
+    SandboxStartError,
+    UsageError,
+)
 from envkit.protocols import Sandbox, SandboxPool
 
 from ..tools.limits import LEASE_S
@@ -32,11 +39,15 @@ _SUSPICIOUS = re.compile(
     r"|\bsys\.(?:exit|modules|meta_path|path|_getframe|argv)|\bENVKIT|\bbuiltins\.|\bos\.(?:fork|kill|environ|write)\b"
     r"|\bsignal\.|\bsubprocess\b|/proc/|__subclasses__|f_back|co_filename"
 )
+_NO_PYTEST = 120
 _BOOT = f"""
 import sys
 repo = [path for path in sys.path if path.startswith({REPO!r})]
 sys.path[:] = [path for path in sys.path if path and path not in repo]
-import pytest
+try:
+    import pytest
+except ImportError:
+    sys.exit({_NO_PYTEST})
 sys.path[:0] = repo
 sys.argv = sys.argv[2:]
 sys.exit(pytest.console_main())
@@ -111,6 +122,7 @@ async def grade_changes(
 
     Raises:
         SandboxRefusedError, SandboxEndedError, ImpossibleSandboxError: No sandbox can have this spec.
+        UsageError: The sandbox has no pytest.
     """
     settings = RunSettings(
         timeout_s=timeout_s,
@@ -136,6 +148,8 @@ async def grade_changes(
             raise
         except (SandboxStartError, CapacityError):
             return None
+        if run.result.exit_code == _NO_PYTEST and not run.has_begun:
+            raise UsageError("python3 cannot import pytest in the sandbox; check the environment of the tests")
         problem = sentinels.problem_of(run)
         if run.exit_code is not None and not run.result.timed_out:
             break

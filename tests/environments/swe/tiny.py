@@ -12,6 +12,8 @@ from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
+
 from envkit.environments.swe.packages import sha256_of
 from envkit.environments.swe.tasks import Lock, LockedPackage, SweTask, write_folder
 
@@ -60,8 +62,8 @@ FILES = {
 
 
 def _diff(before: bytes, after: bytes) -> str:
-    lines = [text.decode().splitlines(keepends=True) for text in (before, after)]
-    return "".join(unified_diff(*lines, f"a/{CORE}", f"b/{CORE}"))
+    old, new = (text.decode().splitlines(keepends=True) for text in (before, after))
+    return "".join(unified_diff(old, new, f"a/{CORE}", f"b/{CORE}"))
 
 
 BUG, FIX = _diff(FIXED, BUGGY), _diff(BUGGY, FIXED)
@@ -98,7 +100,7 @@ def task(**changes: object) -> SweTask:
 
 
 def with_tests(folder: Path, tests: str, *, failing: tuple[str, ...], passing: tuple[str, ...] = ()) -> SweTask:
-    """Write a source distribution with a file of tests, and return its task. The ids are without ``tests/test_x.py``."""
+    """Write a source distribution with a file of tests, and return its task. The ids lack the file."""
     sdist(folder, {**FILES, "tests/test_x.py": tests})
     ids = [tuple(f"tests/test_x.py::{name}" for name in names) for names in (failing, passing)]
     return task(fail_to_pass=ids[0], pass_to_pass=ids[1])
@@ -124,9 +126,11 @@ def environment_folder() -> Path:
     """Return a folder with the pytest of this process and what it needs."""
     folder = TemporaryDirectory(prefix="envkit-pytest-")
     _FOLDERS.append(folder)
+    Path(folder.name).chmod(0o755)
     for name in ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments"):
         place = Path(str(import_module(name).__file__)).parent
-        shutil.copytree(place, Path(folder.name) / name, ignore=shutil.ignore_patterns("__pycache__", "lexers"))
+        shutil.copytree(place, Path(folder.name) / name)
+    shutil.copy(Path(pytest.__file__).parent.parent / "py.py", folder.name)
     return Path(folder.name)
 
 
