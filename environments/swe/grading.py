@@ -14,12 +14,19 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from envkit.errors import CapacityError, SandboxEndedError, SandboxLostError, SandboxRefusedError, SandboxStartError
+from envkit.errors import (
+    CapacityError,
+    SandboxEndedError,
+    SandboxLostError,
+    SandboxRefusedError,
+    SandboxStartError,
+    UsageError,
+)
 from envkit.protocols import Sandbox, SandboxPool
 
 from ..tools.limits import LEASE_S
 from .checkout import MAX_FILE, diff_of, why_unsafe
-from .runs import REPO, RunSettings, TestRun, run_tests, spec_of
+from .runs import REPO, TEST_TIMEOUT_S, RunSettings, TestRun, run_tests, spec_of
 from .tasks import SweTask
 
 MAX_CHANGES = 8 << 20
@@ -32,11 +39,15 @@ _SUSPICIOUS = re.compile(
     r"|\bsys\.(?:exit|modules|meta_path|path|_getframe|argv)|\bENVKIT|\bbuiltins\.|\bos\.(?:fork|kill|environ|write)\b"
     r"|\bsignal\.|\bsubprocess\b|/proc/|__subclasses__|f_back|co_filename"
 )
+_NO_PYTEST = 120
 _BOOT = f"""
 import sys
 repo = [path for path in sys.path if path.startswith({REPO!r})]
 sys.path[:] = [path for path in sys.path if path and path not in repo]
-import pytest
+try:
+    import pytest
+except ImportError:
+    sys.exit({_NO_PYTEST})
 sys.path[:0] = repo
 sys.argv = sys.argv[2:]
 sys.exit(pytest.console_main())
@@ -93,6 +104,7 @@ async def grade_changes(
     environment: Path | None,
     image: str | None = None,
     timeout_s: float = 600.0,
+    test_timeout_s: float = TEST_TIMEOUT_S,
 ) -> Verdict | None:
     """Return the verdict on changed files; None if the sandbox failed, which says nothing about them.
 
@@ -106,10 +118,19 @@ async def grade_changes(
         environment: Folder of the tests' environment on this machine; None if `image` contains it.
         image: The image; None means the backend's default.
         timeout_s: Maximum seconds of the run.
+        test_timeout_s: Maximum seconds of one test.
 
     Raises:
         SandboxRefusedError, SandboxEndedError, ImpossibleSandboxError: No sandbox can have this spec.
+        UsageError: The sandbox has no pytest.
     """
+    settings = RunSettings(
+        timeout_s=timeout_s,
+        test_timeout_s=test_timeout_s,
+        user="grader",
+        python=("-s", "-c", _BOOT),
+        arguments=("--rootdir", REPO),
+    )
     taken, refused = sort_out(task, tree, changes)
     flags = flags_of(tree, changes)
     problem, run = "", None
@@ -117,7 +138,7 @@ async def grade_changes(
         sentinels = _Sentinels(task, tuple(taken))
         try:
             async with sandboxes.lease(spec_of(environment, image=image), wait_s=LEASE_S) as sandbox:
-                run = await _run(sandbox, task, tree, taken, sentinels, timeout_s)
+                run = await _run(sandbox, task, tree, taken, sentinels, settings)
         except SandboxLostError as error:
             if not error.cause.by_agent:
                 return None
@@ -127,6 +148,8 @@ async def grade_changes(
             raise
         except (SandboxStartError, CapacityError):
             return None
+        if run.result.exit_code == _NO_PYTEST and not run.has_begun:
+            raise UsageError("python3 cannot import pytest in the sandbox; check the environment of the tests")
         problem = sentinels.problem_of(run)
         if run.exit_code is not None and not run.result.timed_out:
             break
@@ -185,15 +208,17 @@ def _why_refused(task: SweTask, tree: Path, path: str, content: bytes) -> str | 
 
 
 async def _run(
-    sandbox: Sandbox, task: SweTask, tree: Path, taken: Mapping[str, bytes], sentinels: _Sentinels, timeout_s: float
+    sandbox: Sandbox,
+    task: SweTask,
+    tree: Path,
+    taken: Mapping[str, bytes],
+    sentinels: _Sentinels,
+    settings: RunSettings,
 ) -> TestRun:
     await sandbox.upload(tree, REPO)
     for path, content in taken.items():
         await sandbox.write(f"{REPO}/{path}", content)
     await sandbox.write(f"{REPO}/{sentinels.file}", sentinels.source.encode())
-    settings = RunSettings(
-        timeout_s=timeout_s, user="grader", python=("-s", "-c", _BOOT), arguments=("--rootdir", REPO)
-    )
     return await run_tests(sandbox, sorted({*_files(task), sentinels.file}), settings)
 
 
@@ -254,7 +279,7 @@ class _Sentinels:
             return f"the run was tampered with: {run.tampering[0]}"
         for test, outcome in self._expected.items():
             if run.outcomes.get(test) != outcome:
-                return f"a test that must be {outcome} was {run.outcomes.get(test, 'missing')}"
+                return f"a control test must be {outcome}, and was {run.outcomes.get(test, 'missing')}"
         if (run.exit_code, run.result.exit_code) != (1, 1):
             return f"pytest ended with exit code {run.result.exit_code}, and must end with 1"
         return ""

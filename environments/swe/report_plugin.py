@@ -1,9 +1,10 @@
 """The pytest plugin that runs in sandboxes: it writes the outcome of each test, and stops tests that take too long.
 
 It is sent to the sandbox as a file, and uses only pytest and the standard library of Python 3.7 or later. The pipe with
-the file descriptor ``ENVKIT_REPORT`` gets one JSON object per line: ``{"test": ID, "outcome": "passed", "s": 0.01}``
-for each test, with ``"message"`` if it failed, and at last ``{"exit": CODE}``. ``{"tampering": NAME}`` says that a
-function of pytest or of this plugin was replaced. ``ENVKIT_TEST_TIMEOUT_S`` limits each test.
+the file descriptor ``ENVKIT_REPORT`` gets one JSON object per line: first ``{"begin": true}``, then for each test
+``{"test": ID, "outcome": "passed", "s": 0.01}``, with ``"message"`` if it failed, and at last ``{"exit": CODE}``.
+``{"tampering": NAME}`` says that a function of pytest or of this plugin was replaced. ``ENVKIT_TEST_TIMEOUT_S`` limits
+each test.
 """
 
 # mypy: ignore-errors
@@ -52,7 +53,8 @@ def _parts():
 
 def _check(manager):
     for name, one in _parts().items():
-        if name in _KNOWN and one is not _KNOWN[name]:
+        owner = _KNOWN.get(name.rpartition(".")[0])
+        if one is not _KNOWN.get(name, one) or (name not in _KNOWN and isinstance(owner, type)):
             _write({"tampering": name})
             break
     for plugin in manager.get_plugins() - _PLUGINS:
@@ -120,6 +122,7 @@ def pytest_sessionfinish(session, exitstatus):
 
 
 def pytest_load_initial_conftests(early_config):  # no code of the package has run yet
+    _write({"begin": True})
     _KNOWN.update(_parts())
     _PLUGINS.update(early_config.pluginmanager.get_plugins())
 

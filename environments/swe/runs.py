@@ -52,6 +52,7 @@ class TestRun:
         messages: Why tests did not pass, by their ids, and why files could not be collected.
         seconds: Seconds of each test.
         exit_code: Exit code that pytest reported; None if it did not come to its end.
+        has_begun: Whether pytest has begun.
         tampering: What a test or the source has replaced or forged, such as ``_pytest.reports.TestReport.outcome``.
         result: Result of the command. Its standard output is the report, and its standard error all other output.
     """
@@ -60,6 +61,7 @@ class TestRun:
     messages: Mapping[str, str]
     seconds: Mapping[str, float]
     exit_code: int | None
+    has_begun: bool
     tampering: tuple[str, ...]
     result: ExecResult
 
@@ -129,10 +131,12 @@ def read_report(result: ExecResult) -> TestRun:
     seconds: dict[str, float] = {}
     tampering: list[str] = []
     exit_code: int | None = None
+    has_begun = False
     for line in result.stdout.splitlines():
         try:
             row = json.loads(line)
             name = str(row.get("test", row.get("collect")))
+            has_begun = has_begun or "begin" in row
             if "exit" in row:
                 exit_code = int(row["exit"]) if exit_code is None else exit_code
             elif "tampering" in row:
@@ -146,4 +150,4 @@ def read_report(result: ExecResult) -> TestRun:
                 messages[name] = str(row["message"])
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             continue
-    return TestRun(outcomes, messages, seconds, exit_code, tuple(tampering), result)
+    return TestRun(outcomes, messages, seconds, exit_code, has_begun, tuple(tampering), result)
