@@ -112,7 +112,7 @@ def _clearest(symptom: Symptom, tree: Path, used: Sequence[str]) -> tuple[str, _
     return min(usable, key=lambda one: (one[0] in used, len(one[1].text))) if usable else (symptom.tests[0], None)
 
 
-def _example(test: str, message: str, tree: Path) -> _Example | None:
+def _example(test: str, traceback: str, tree: Path) -> _Example | None:
     """Return the statements of a test up to the one that fails, with what they need from its file; None if unknown."""
     file, *names = test.split("::")
     case, _, parameters = names[-1].partition("[") if names else ("", "", "")
@@ -124,7 +124,7 @@ def _example(test: str, message: str, tree: Path) -> _Example | None:
     found: ast.AST | None = module
     for name in (*names[:-1], case):
         found = next((one for one in getattr(found, "body", []) if getattr(one, "name", "") == name), None)
-    lines = re.findall(rf"^{re.escape(file)}:(\d+): in {re.escape(case)}$", message, re.MULTILINE)
+    lines = re.findall(rf"^{re.escape(file)}:(\d+): in {re.escape(case)}$", traceback, re.MULTILINE)
     if not isinstance(found, (ast.FunctionDef, ast.AsyncFunctionDef)) or not lines:
         return None
     is_doc = ast.get_docstring(found) is not None and len(found.body) > 1

@@ -15,6 +15,7 @@ from envkit.environments.swe import packages
 from envkit.environments.swe.build import BuildSettings, Yield
 from envkit.environments.swe.build import build as build_folder
 from envkit.environments.swe.checkout import changes_of_patch, source_of
+from envkit.environments.swe.env import OWN_TASKS
 from envkit.environments.swe.grading import Verdict, grade_changes
 from envkit.environments.swe.tasks import Lock, SweTask, read_folder, read_lines
 from envkit.errors import ConfigError, UsageError, did_you_mean
@@ -73,27 +74,41 @@ class _Row(msgspec.Struct, frozen=True, kw_only=True):
     file: str = ""
 
 
+def packages_of(words: Sequence[str]) -> list[str]:
+    """Return the packages that arguments of the command line name; ``named`` and ``own`` stand for lists."""
+    found: dict[str, None] = {}
+    for word in words:
+        found.update(dict.fromkeys(packages.NAMED if word == "named" else [packages.OWN if word == "own" else word]))
+    return list(found)
+
+
+def named() -> list[tuple[str, Sequence[str] | None]]:
+    """Return pairs of each named package and what its tests need besides pytest; None for the one that envkit has."""
+    return [(packages.OWN, None), *packages.NAMED.items()]
+
+
 def build(
     requirements: Sequence[str],
     folder: Path,
-    settings: BuildSettings,
     *,
+    want: int,
+    combine: int = 1,
+    seed: int = 0,
+    jobs: int = 2,
+    more: Sequence[str] = (),
+    command: str = "envkit swe build",
     backend: str = "auto",
     announce: Announce,
     on_task: Callable[[str, int], None],
 ) -> list[Yield]:
-    """Make a folder with tasks; see `envkit.environments.swe.build.build`."""
+    """Make a folder with tasks; see `envkit.environments.swe.build.build` and `BuildSettings` there."""
+    settings = BuildSettings(want=want, combine=combine, seed=seed, jobs=jobs, more=tuple(more), command=command)
 
     async def main() -> list[Yield]:
         async with open_tool_pool(backend, announce=announce) as pool:
+            data = folder_of(DATA)
             return await build_folder(
-                pool,
-                requirements,
-                folder,
-                data=folder_of(DATA),
-                settings=settings,
-                announce=announce,
-                on_task=on_task,
+                pool, requirements, folder, data=data, settings=settings, announce=announce, on_task=on_task
             )
 
     return clock.run(main)
@@ -124,12 +139,13 @@ def read_tasks(path: Path) -> list[LocatedTask]:
     return found
 
 
-def find_task(path: Path, task_id: str) -> LocatedTask:
-    """Return a task of `read_tasks` by its id.
+def find_task(path: Path | None, task_id: str) -> LocatedTask:
+    """Return a task of `read_tasks` by its id; None for `path` means the tasks that envkit has.
 
     Raises:
         UsageError: There is no such task.
     """
+    path = path or OWN_TASKS
     known = {one.task.id: one for one in read_tasks(path)}
     if task_id not in known:
         raise UsageError(f"{path} has no task {task_id!r}{did_you_mean(task_id, known)}")

@@ -19,7 +19,7 @@ TASK = read_folder(OWN_TASKS)[0][0]
 
 
 def row(**changes: Any) -> dict[str, Any]:
-    made = {"instance_id": TASK.id, "repo": TASK.repo, "base": TASK.base, "bug_patch": TASK.bug_patch}
+    made: dict[str, Any] = {"instance_id": TASK.id, "repo": TASK.repo, "base": TASK.base, "bug_patch": TASK.bug_patch}
     made |= {"patch": TASK.patch, "FAIL_TO_PASS": TASK.fail_to_pass, "PASS_TO_PASS": TASK.pass_to_pass}
     return {**made, "strategy": TASK.strategy, "function": TASK.function, "file": TASK.file, **changes}
 
@@ -48,7 +48,12 @@ def test_the_packages_are_listed_with_what_their_tests_need() -> None:
     ],
 )
 def test_a_build_with_wrong_arguments_says_so(words: tuple[str, ...], problem: str, tmp_path: Path) -> None:
-    empty = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_EXTRA_INDEX_URL": "", "PIP_CONFIG_FILE": "/dev/null"}
+    empty: dict[str, Any] = {
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": "",
+        "PIP_EXTRA_INDEX_URL": "",
+        "PIP_CONFIG_FILE": "/dev/null",
+    }
     (tmp_path / "data" / "swe").mkdir(parents=True)
     (tmp_path / "data" / "swe" / "environments").symlink_to(folder_of("swe") / "environments")
     code, _, errors = envkit("swe", "build", *words, "--out", tmp_path, ENVKIT_DATA=str(tmp_path / "data"), **empty)

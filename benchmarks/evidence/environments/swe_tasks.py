@@ -20,7 +20,6 @@ from typing import Any
 sys.path.append(str(Path(__file__).parents[1]))  # the folder of `record`
 from record import Evidence, parser
 
-from envkit.environments.swe.build import BuildSettings
 from envkit.environments.swe.packages import requirement_of
 from envkit.environments.swe.tasks import read_folder
 from envkit.wiring import swe
@@ -42,9 +41,15 @@ def log(line: str) -> None:
 
 def measure(package: str, folder: Path, jobs: int) -> dict[str, Any]:
     """Make and verify the tasks of a package, and return the figures."""
-    settings = BuildSettings(want=TASKS, combine=BUGS, jobs=jobs)
-    on_task = partial(print, package, flush=True)
-    (made,) = swe.build([package], folder, settings, announce=log, on_task=lambda _, count: on_task(count))
+    (made,) = swe.build(
+        [package],
+        folder,
+        want=TASKS,
+        combine=BUGS,
+        jobs=jobs,
+        announce=log,
+        on_task=lambda name, count: log(f"{name}: {count}"),
+    )
     tasks, lock = read_folder(folder)
     located = swe.read_tasks(folder)
     checks = swe.verify(

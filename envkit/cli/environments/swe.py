@@ -23,9 +23,10 @@ _Jobs = Annotated[int, typer.Option(min=1, metavar="COUNT", help="Number of test
 @app.command("packages")
 def list_packages() -> None:
     """List the packages that `envkit swe build named` uses: their tests pass, and pip fetches them on demand."""
-    from envkit.environments.swe.packages import NAMED, OWN
+    from envkit.wiring.swe import named
 
-    print_table(("PACKAGE", "TESTS NEED"), [(OWN, "(part of envkit)"), *((one, " ".join(NAMED[one])) for one in NAMED)])
+    rows = [(package, "(part of envkit)" if needs is None else " ".join(needs)) for package, needs in named()]
+    print_table(("PACKAGE", "TESTS NEED"), rows)
 
 
 @app.command()
@@ -55,16 +56,10 @@ def build(
 
     The folder gets the tasks and a lock file. If the command is interrupted, run it again: it continues.
     """
-    from envkit.environments.swe.build import BuildSettings
-    from envkit.environments.swe.packages import NAMED, OWN
     from envkit.wiring import swe
 
-    chosen: dict[str, None] = {}
-    for one in package:
-        chosen.update(dict.fromkeys(NAMED if one == "named" else [OWN if one == "own" else one]))
+    chosen = swe.packages_of(package)
     words = ["envkit", "swe", "build", *package, f"--want={want}", f"--combine={combine}", f"--seed={seed}"]
-    command = shlex.join([*words, *(f"--with={one}" for one in more or ())])
-    settings = BuildSettings(want=want, combine=combine, seed=seed, jobs=jobs, more=tuple(more or ()), command=command)
     done: dict[str, int] = {}
     with _bar("making tasks", want * len(chosen)) as (announce, move):
 
@@ -72,7 +67,19 @@ def build(
             done[name] = count
             move(sum(done.values()))
 
-        yields = swe.build(list(chosen), out, settings, backend=backend, announce=announce, on_task=on_task)
+        yields = swe.build(
+            chosen,
+            out,
+            want=want,
+            combine=combine,
+            seed=seed,
+            jobs=jobs,
+            more=more or (),
+            command=shlex.join([*words, *(f"--with={one}" for one in more or ())]),
+            backend=backend,
+            announce=announce,
+            on_task=on_task,
+        )
     print_table(
         ("PACKAGE", "TASKS", "S/TASK", "TRIED"),
         [
@@ -101,7 +108,6 @@ def grade(
     backend: _Backend = "auto",
 ) -> None:
     """Grade a patch: print the result of each test that counts, and the verdict. Exit with 1 if it is not resolved."""
-    from envkit.environments.swe.env import OWN_TASKS
     from envkit.errors import UsageError
     from envkit.wiring import swe
 
@@ -109,7 +115,7 @@ def grade(
         content = sys.stdin.read() if patch == "-" else Path(patch).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read the patch {patch}: {error}") from None
-    located = swe.find_task(tasks or OWN_TASKS, task)
+    located = swe.find_task(tasks, task)
     verdict = swe.grade(located, content, backend=backend, announce=_log)
     if verdict is None:
         typer.echo("no verdict: the sandbox failed; run the command again")
