@@ -21,7 +21,12 @@ _MAX_TESTS = 10
 _MAX_HELPER = 15
 """Maximum lines of a definition that an example repeats."""
 _COMPARISON = re.compile(r"(?:AssertionError: )?(?:assert (?P<left>.+) (?:==|is) (?P<right>.+)|(?P<a>.+) != (?P<b>.+))")
+_KIND = re.compile(r"(?:Lists|Tuples|Sequences) differ: ")
+"""What unittest puts before two values."""
 _HINT = re.compile(r"\s*(?:Use -v|Omitting \d|\.\.\.Full output|Skipping \d)")
+
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,14 +73,14 @@ def statements(repo: str, symptoms: Sequence[Symptom], tests: Sequence[str], tre
         for one, (test, _), error in zip(symptoms, chosen, errors, strict=True)
     ]
     second = [
-        _shown(example, error) if example else one
-        for one, (_, example), error in zip(first, chosen, errors, strict=True)
+        _shown(example, error) if example else f"The test `{test}` fails:\n\n{_block(error)}"
+        for (test, example), error in zip(chosen, errors, strict=True)
     ]
     return "\n\n".join(first), "\n\n".join([_lead(repo, len(second)), *second]), _failing(repo, tests)
 
 
 def _lead(repo: str, bugs: int) -> str:
-    return f"{repo} gives a wrong result:" if bugs == 1 else f"{repo} gives wrong results in {bugs} cases:"
+    return f"{repo} has a bug. An example:" if bugs == 1 else f"{repo} has {bugs} bugs. An example of each:"
 
 
 def _failing(repo: str, tests: Sequence[str]) -> str:
@@ -88,10 +93,11 @@ def _failing(repo: str, tests: Sequence[str]) -> str:
 
 def _shown(example: _Example, error: Sequence[str]) -> str:
     text = f"```python\n{example.text}\n```\n\n"
-    found = _COMPARISON.fullmatch(error[0]) if error and example.sides else None
+    line = _KIND.sub("", error[0]) if error else ""
+    found = _COMPARISON.fullmatch(line) if example.sides else None
     actual, expected = (found["left"] or found["a"], found["right"] or found["b"]) if found else ("", "")
-    is_clear = actual != expected and "..." not in error[0]
-    if not is_clear or sum(error[0].count(sign) for sign in (" == ", " is ", " != ")) != 1:
+    is_clear = actual != expected and "..." not in line
+    if not is_clear or sum(line.count(sign) for sign in (" == ", " is ", " != ")) != 1:
         return f"{text}It fails with:\n\n{_block(error)}"
     if example.sides and _is_literal(example.sides[0]) and not _is_literal(example.sides[1]):
         actual, expected = expected, actual
@@ -113,30 +119,36 @@ def _clearest(symptom: Symptom, tree: Path, used: Sequence[str]) -> tuple[str, _
 
 
 def _example(test: str, traceback: str, tree: Path) -> _Example | None:
-    """Return the statements of a test up to the one that fails, with what they need from its file; None if unknown."""
-    file, *names = test.split("::")
-    case, _, parameters = names[-1].partition("[") if names else ("", "", "")
+    """Return the statements of a test up to the one that fails, with what they need from its file; None if unknown.
+
+    The traceback tells where the test is: its class may inherit it from another file.
+    """
+    case, _, parameters = test.rpartition("::")[2].partition("[")
+    places = re.findall(rf"^(\S+\.py):(\d+): in {re.escape(case)}$", traceback, re.MULTILINE)
+    if not places:
+        return None
+    file, line = places[-1][0], int(places[-1][1])
     try:
         source = (tree / file).read_text(encoding="utf-8")
         module = ast.parse(source)
     except (OSError, SyntaxError, ValueError):
         return None
-    found: ast.AST | None = module
-    for name in (*names[:-1], case):
-        found = next((one for one in getattr(found, "body", []) if getattr(one, "name", "") == name), None)
-    lines = re.findall(rf"^{re.escape(file)}:(\d+): in {re.escape(case)}$", traceback, re.MULTILINE)
-    if not isinstance(found, (ast.FunctionDef, ast.AsyncFunctionDef)) or not lines:
+    cases = [one for one in ast.walk(module) if isinstance(one, _Function) and one.name == case]
+    found = next((one for one in cases if one.lineno <= line <= (one.end_lineno or 0)), None)
+    if found is None:
         return None
     is_doc = ast.get_docstring(found) is not None and len(found.body) > 1
-    body = [one for one in found.body[is_doc:] if one.lineno <= int(lines[-1])]
+    body = [one for one in found.body[is_doc:] if one.lineno <= line]
     if not body:
         return None
-    needed = {one.arg for one in found.args.args} | _names(body)
+    needed = {one.arg for one in found.args.args if one.arg != "self"} | _names(body)
     others = [one for one in module.body if one is not found]
     needed |= _names(
         [one for one in others if not isinstance(one, (ast.Import, ast.ImportFrom)) and _needed(one, needed, source)]
     )
     above = [text for one in others if (text := _needed(one, needed, source))]
+    if "self" in needed:
+        above.append("# self is the test case")
     if parameters:
         above.append(f"# parameters of the test: {parameters.removesuffix(']')}")
     code = _text(source, body[0], body[-1])

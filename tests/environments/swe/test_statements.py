@@ -58,7 +58,7 @@ def test_level_1_names_the_function_the_file_and_the_error(tmp_path: Path) -> No
 
 def test_level_2_is_code_with_all_that_it_needs_and_both_values(tmp_path: Path) -> None:
     assert texts(tmp_path, ["t.py::test_total"])[1] == (
-        "sums-1.0 gives a wrong result:\n\n```python\nimport pytest\nLIMIT = 3\n@pytest.fixture\ndef numbers():\n"
+        "sums-1.0 has a bug. An example:\n\n```python\nimport pytest\nLIMIT = 3\n@pytest.fixture\ndef numbers():\n"
         "    return [1, 2]\n\nassert total(numbers) == LIMIT\n```\n\nExpected: `3`\n\nActual: `4`"
     )
 
@@ -78,7 +78,7 @@ def test_an_error_is_shown_without_the_traceback(tmp_path: Path) -> None:
 def test_every_bug_of_a_task_gets_its_own_example(tmp_path: Path) -> None:
     both = ["t.py::test_total", "t.py::TestMore::test_error"]
     first, second, _ = texts(tmp_path, both, both)
-    assert second.startswith("sums-1.0 gives wrong results in 2 cases:")
+    assert second.startswith("sums-1.0 has 2 bugs. An example of each:")
     assert first.count("does not work correctly") == 2
     assert ("assert total(numbers)" in second, "total(None)" in second) == (True, True)
 
@@ -94,7 +94,15 @@ def test_level_3_shortens_a_long_list(tmp_path: Path) -> None:
     assert texts(tmp_path, tests)[2].endswith("- `t.py::test_9`\n- and 2 more")
 
 
-@pytest.mark.parametrize("test", ["t.py", "missing.py::test_a", "t.py::test_missing", "t.py::test_root[x]"])
-def test_level_2_is_level_1_if_there_is_no_example(test: str, tmp_path: Path) -> None:
-    first, second, _ = texts(tmp_path, [test])
-    assert second == f"sums-1.0 gives a wrong result:\n\n{first}"
+@pytest.mark.parametrize("test", ["t.py", "missing.py::test_a", "t.py::test_missing"])
+def test_level_2_does_not_name_the_function_if_there_is_no_example(test: str, tmp_path: Path) -> None:
+    assert texts(tmp_path, [test])[1].startswith(f"sums-1.0 has a bug. An example:\n\nThe test `{test}` fails:")
+
+
+def test_an_inherited_test_is_found_where_the_traceback_says(tmp_path: Path) -> None:
+    (tmp_path / "base.py").write_text("class Base:\n    def test_x(self):\n        self.assertEqual([1], total([]))\n")
+    error = "base.py:3: in test_x\n    x\nE   AssertionError: Lists differ: [1] != []\nE   \nE   more"
+    symptom = Symptom(function="f", file="a.py", tests=["t.py::T::test_x"], messages={"t.py::T::test_x": error})
+    text = statements("sums-1.0", [symptom], ["t.py::T::test_x"], tmp_path)[1]
+    assert "# self is the test case\n\nself.assertEqual([1], total([]))" in text
+    assert text.endswith("Expected: `[1]`\n\nActual: `[]`")
