@@ -106,8 +106,9 @@ class Yield:
         package: File name of the source distribution, without its suffix.
         tasks: Number of tasks.
         tried: Number of bugs and combinations of bugs by what was found out: ``accepted``; ``survived``: no test fails;
-            ``broad``: too many fail; ``hung``: a test or all took too long; ``lost``: the sandbox was lost; ``masked``:
-            together, bugs do not fail in all tests in which each one does; ``unstable``: the next run differs.
+            ``broad``: too many fail; ``hung``: a test took too long, or the run did not end; ``lost``: the sandbox was
+            lost; ``masked``: together, bugs do not fail in all tests in which each one does; ``unstable``: the next
+            run differs.
         seconds: Seconds that the verification of all bugs took, summed up.
     """
 
@@ -477,6 +478,7 @@ class _Bugs:
         self._quota = max(2, wanted // 4)
         self._operators: Counter[str] = Counter()
         self._functions: set[tuple[str, str]] = set()
+        self._tried: list[tuple[str, Edit]] = []
         self._found: dict[str, list[Edit]] = {}
 
     async def take(self, size: int) -> _Bug | None:
@@ -486,28 +488,37 @@ class _Bugs:
                 if len(edits) >= size:
                     self._found[path] = edits[size:]
                     return path, tuple(sorted(edits[:size], key=lambda edit: edit.start))
-            if not await self._find_more():
+            found = await self._next()
+            if found is None:
                 return None
+            self._found.setdefault(found[0], []).append(found[1])
 
-    async def _find_more(self) -> bool:
-        """Try the next bugs, as many at once as there are jobs, and return whether there were any."""
-        batch: list[tuple[str, Edit]] = []
-        while self._candidates and len(batch) < min(self._builder.jobs, self._tries):
-            path, edit = self._candidates.pop()
-            if self._is_allowed(path, edit) and self._builder.is_program((path, (edit,))):
-                batch.append((path, edit))
-        async with anyio.create_task_group() as trials:
-            for path, edit in batch:
-                trials.start_soon(self._builder.try_bug, (path, (edit,)))
-        for path, edit in batch:
-            if not self._is_allowed(path, edit) or self._tries == 0:
+    async def _next(self) -> tuple[str, Edit] | None:
+        """Return the next bug that tests find; None if there are no more. The number of jobs changes nothing."""
+        while self._tries:
+            if not self._tried:
+                await self._try_more()
+            if not self._tried:
+                return None
+            path, edit = self._tried.pop(0)
+            if not self._is_allowed(path, edit):
                 continue
             self._tries -= 1
             if (await self._builder.try_bug((path, (edit,)))).verdict == "found":
                 self._operators[edit.operator] += 1
                 self._functions.add((path, edit.function))
-                self._found.setdefault(path, []).append(edit)
-        return bool(batch)
+                return path, edit
+        return None
+
+    async def _try_more(self) -> None:
+        """Try the next bugs, as many at once as there are jobs."""
+        while self._candidates and len(self._tried) < self._builder.jobs:
+            path, edit = self._candidates.pop()
+            if self._is_allowed(path, edit) and self._builder.is_program((path, (edit,))):
+                self._tried.append((path, edit))
+        async with anyio.create_task_group() as trials:
+            for path, edit in self._tried:
+                trials.start_soon(self._builder.try_bug, (path, (edit,)))
 
     def _is_allowed(self, path: str, edit: Edit) -> bool:
         return (path, edit.function) not in self._functions and self._operators[edit.operator] < self._quota

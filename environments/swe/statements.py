@@ -23,6 +23,8 @@ _MAX_HELPER = 15
 _COMPARISON = re.compile(r"(?:AssertionError: )?(?:assert (?P<left>.+) (?:==|is) (?P<right>.+)|(?P<a>.+) != (?P<b>.+))")
 _KIND = re.compile(r"(?:Lists|Tuples|Sequences) differ: ")
 """What unittest puts before two values."""
+_OPAQUE = re.compile(r"\bself\.(?!assert|fail)")
+"""Marks an example that depends on other code of its test case."""
 _HINT = re.compile(r"\s*(?:Use -v|Omitting \d|\.\.\.Full output|Skipping \d)")
 
 
@@ -109,13 +111,17 @@ def _is_literal(node: ast.expr) -> bool:
 
 
 def _clearest(symptom: Symptom, tree: Path, used: Sequence[str]) -> tuple[str, _Example | None]:
-    """Return the test whose example is the shortest, and the example; the first test if none has one.
+    """Return the test with the clearest and shortest example, and the example; the first test if none has one.
 
     Tests that another bug uses are chosen only if there are no others.
     """
     examples = [(test, _example(test, symptom.messages.get(test, ""), tree)) for test in symptom.tests]
     usable = [(test, example) for test, example in examples if example]
-    return min(usable, key=lambda one: (one[0] in used, len(one[1].text))) if usable else (symptom.tests[0], None)
+    return (
+        min(usable, key=lambda one: (one[0] in used, bool(_OPAQUE.search(one[1].text)), len(one[1].text)))
+        if usable
+        else (symptom.tests[0], None)
+    )
 
 
 def _example(test: str, traceback: str, tree: Path) -> _Example | None:

@@ -10,9 +10,9 @@ import pytest
 
 from envkit import clock
 from envkit.environments.swe import packages
-from envkit.environments.swe.build import BuildSettings, _Bug, _Bugs, _Trial, build
+from envkit.environments.swe.build import BuildSettings, _Bug, _Bugs, _Builder, _Journal, _Trial, build
 from envkit.environments.swe.env import OWN_TASKS
-from envkit.environments.swe.mutate import Edit
+from envkit.environments.swe.mutate import Edit, edits_of
 from envkit.environments.swe.tasks import read_folder
 from envkit.errors import UsageError
 from envkit.wiring.data import folder_of
@@ -62,6 +62,12 @@ def test_every_function_gets_one_bug_and_every_operator_a_quarter_of_all(jobs: i
 def test_a_combination_is_of_one_file_and_in_the_order_of_the_file() -> None:
     candidates = [("a.py", edit("f", start=9)), ("b.py", edit("g")), ("a.py", edit("h", start=1))]
     assert taken(candidates, 2, 1, 1) == [["h", "f"], ["g"], None]
+
+
+def test_the_number_of_jobs_changes_nothing() -> None:
+    files = ("a.py", "b.py", "b.py", "a.py", "c.py", "b.py", "a.py", "a.py", "b.py")
+    candidates = [(file, edit(f"f{number}", f"op{number % 4}")) for number, file in enumerate(files)]
+    assert taken(candidates, 1, 2, 1, 3, jobs=1) == taken(candidates, 1, 2, 1, 3, jobs=4)
 
 
 def test_the_number_of_tries_is_limited() -> None:
@@ -136,3 +142,47 @@ def test_the_oracle_solves_six_of_our_own_tasks_and_the_nop_none() -> None:
     lines: list[str] = []
     checks = verify(read_tasks(OWN_TASKS)[:6], announce=lines.append, on_check=lambda check: None)
     assert [(one.oracle, one.nop, one.problem) for one in checks] == [(True, False, "")] * 6, lines
+
+
+@pytest.mark.bwrap
+@pytest.mark.slow
+def test_bugs_that_hang_flood_or_use_up_the_memory_are_tried_and_left_out(tmp_path: Path) -> None:
+    source = b"""def count(n, kept=()):
+    while n > 0:
+        n -= 1
+    return n
+
+
+def shout(n):
+    while n > 0:
+        print("x" * 1000000)
+        n -= 1
+    return n
+
+
+def keep(n):
+    kept = []
+    while n > 0:
+        kept.append(bytearray(1 << 24))
+        n -= 1
+    return n
+"""
+    (tmp_path / "loops.py").write_bytes(source)
+    tests = [f"def test_{name}():\n    assert loops.{name}(2) == 0\n" for name in ("count", "shout", "keep")]
+    tests += [f"def test_{number}():\n    pass\n" for number in range(9)]
+    (tmp_path / "test_loops.py").write_text("import loops\n\n" + "\n".join(tests))
+    environment = packages.environment(packages.PYTEST, folder_of(DATA) / "environments", lambda line: None)
+
+    async def main() -> dict[str, str]:
+        async with open_tool_pool("local") as pool:
+            builder = _Builder(pool, tmp_path, environment, _Journal(tmp_path / "tried.jsonl"), BuildSettings())
+            baseline = await builder.measure(("a",), "loops==1.0")
+            assert len(baseline.stable) == 12
+            endless = [one for one in edits_of(source) if one.operator == "assign_removed"]
+            return {one.function: (await builder.try_bug(("loops.py", (one,)))).verdict for one in endless}
+
+    verdicts = clock.run(main)
+    assert verdicts.keys() == {"count", "shout", "keep"}
+    assert "accepted" not in verdicts.values()
+    assert verdicts["count"] == "hung"
+    assert verdicts["keep"] in ("hung", "lost")
