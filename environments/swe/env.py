@@ -56,10 +56,16 @@ for folder, folders, files in os.walk(sys.argv[1]):
             continue
         print(json.dumps([os.path.relpath(path, sys.argv[1]), is_file, bool(found.st_mode & 0o100), digest]))
 """.replace("MAX", str(MAX_FILE))
-_ORIGIN = """
-import importlib.util, sys
-found = importlib.util.find_spec(sys.argv[1])
-print("" if found is None else found.origin or list(found.submodule_search_locations or ["?"])[0])
+_COPIES = """
+import glob, importlib.util, sys
+name = sys.argv[1]
+found = importlib.util.find_spec(name)
+if found is not None:
+    print(found.origin or name)
+places = {"/usr", "/usr/local", "/opt/*", *(line.split()[1] for line in open("/proc/mounts"))}
+for place in sorted(places):
+    for file in (name, name + ".py"):
+        print(*glob.glob(f"{place}/lib/python3*/*-packages/{file}"), sep="\\n")
 """
 _COMMIT = f"""
 command -v git > /dev/null || exit 0
@@ -325,12 +331,12 @@ async def _prepare(sandbox: Sandbox, *, task: SweTask, tree: Path, hidden: froze
     """Write a package into an agent's sandbox, without the hidden tests, as one commit if git is there.
 
     Raises:
-        UsageError: The package can be imported from elsewhere in the sandbox.
+        UsageError: The sandbox has another copy of the package, which may be without the bug.
     """
     if module := module_of(task.file):
-        found = await sandbox.exec(["python3", "-c", _ORIGIN, module.partition(".")[0]])
-        if origin := found.stdout.strip():
-            raise UsageError(f"{task.repo} is installed in the sandbox, at {origin}; use an image without it")
+        found = await sandbox.exec(["python3", "-c", _COPIES, module.partition(".")[0]])
+        if copies := found.stdout.split():
+            raise UsageError(f"{task.repo} is installed in the sandbox, at {copies[0]}; uninstall it, or use an image")
     await sandbox.upload(tree, REPO)
     if hidden:
         await sandbox.exec(["rm", "-f", "--", *(f"{REPO}/{path}" for path in sorted(hidden))])

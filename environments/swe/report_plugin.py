@@ -18,9 +18,9 @@ import unittest
 
 import pytest
 
-_NUMBER = int(os.environ.pop("ENVKIT_REPORT"))
-os.set_inheritable(_NUMBER, False)
-_FILE = os.fdopen(_NUMBER, "w", encoding="utf-8", errors="backslashreplace")
+_NUMBER = int(os.environ.pop("ENVKIT_REPORT", "2"))
+os.set_inheritable(_NUMBER, _NUMBER == 2)
+_FILE = os.fdopen(_NUMBER, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
 _LIMIT_S = float(os.environ.get("ENVKIT_TEST_TIMEOUT_S", "0"))
 _PROCESS = os.getpid()
 _MAX_MESSAGE = 4000
