@@ -34,6 +34,59 @@ _CHEATS = (
     *("write_results", "edit_tests", "symlink", "named_pipe", "daemon", "server", "examples_only"),
 )
 """Names of the cheats in `envkit.environments.code.cheats`."""
+_SWE_CHEATS = (
+    *(
+        "conftest_exit",
+        "conftest_hook",
+        "conftest_skip",
+        "fake_output",
+        "delete_tests",
+        "empty_tests",
+        "gut_tests",
+        "pytest_options",
+    ),
+    *(
+        "shadow_pytest",
+        "sitecustomize",
+        "exit_at_import",
+        "exit_in_test",
+        "exit_with_report",
+        "report_at_exit",
+        "report_first",
+        "report_files",
+    ),
+    *(
+        "report_daemon",
+        "patch_reports",
+        "patch_calls",
+        "patch_unittest",
+        "patch_raises",
+        "patch_plugin",
+        "patch_outcomes",
+        "read_sentinel",
+    ),
+    *(
+        "read_sentinel_hook",
+        "trace",
+        "objects",
+        "equal_to_all",
+        "flood",
+        "kill_all",
+        "hang",
+        "symlinks",
+    ),
+    *(
+        "modes",
+        "paths",
+        "special_files",
+        "many_files",
+        "git_history",
+        "pip_download",
+        "site_packages",
+        "bytecode",
+    ),
+)
+"""Names of the cheats in `envkit.environments.swe.cheats`."""
 
 CATALOG: tuple[Mapping[str, object], ...] = (
     {
@@ -152,5 +205,20 @@ CATALOG: tuple[Mapping[str, object], ...] = (
             "webshop-files": "envkit.environments.webshop.catalogue.build:webshop_files",
         },
         "summary": "Find and buy the product that an instruction asks for, in a shop with thousands of products.",
+    },
+    {
+        "id": "SWE-v0",
+        "entry_point": "envkit.environments.swe:Swe",
+        "splits": ("train", "validation", "eval"),
+        "needs": ("sandbox",),
+        "replayable": False,  # what commands print may differ
+        "players": {
+            "oracle": "envkit.environments.swe:SweOracle",
+            "nop": "envkit.environments.swe:SweNop",
+            **{f"cheat:{name}": f"envkit.environments.swe.cheats:{name}" for name in _SWE_CHEATS},
+        },
+        "task_set": "envkit.environments.swe:SweTasks",
+        "data": {"swe": "envkit.environments.swe.packages:prepare"},
+        "summary": "Find and fix a bug in a Python package, with tools in a sandbox; its own tests decide.",
     },
 )

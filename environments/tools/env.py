@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -136,6 +136,10 @@ class ToolEnv(AsyncEnv):
         """Return the spec of an episode's sandbox. Override it if the spec depends on the task."""
         return self.spec
 
+    def lease(self, seed: int, options: Options) -> AbstractAsyncContextManager[Sandbox]:
+        """Return an episode's sandbox as a context manager. Override it to start episodes from a snapshot."""
+        return self.sandboxes.lease(self.spec_of(seed, options), wait_s=LEASE_S)
+
     async def reset(self, *, seed: int, options: Options) -> Reset:
         """Lease a sandbox and start an episode in it."""
         await self.close()
@@ -143,8 +147,7 @@ class ToolEnv(AsyncEnv):
         self._limits = self._limits_of(chosen)
         self._turns, self._used_s = 0, 0.0
         self.submitted = self.sandbox_ended = None
-        lease = self.sandboxes.lease(self.spec_of(seed, chosen), wait_s=LEASE_S)
-        self._sandbox = await self._lease.enter_async_context(lease)
+        self._sandbox = await self._lease.enter_async_context(self.lease(seed, chosen))
         text = await self.start(seed, {name: chosen[name] for name in self.options})
         self._running = True
         is_graded = type(self).grade is not ToolEnv.grade

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from envkit import __version__
+from envkit.cli.environments import swe
 from envkit.cli.environments.check_env import check_env
 from envkit.cli.environments.check_task import check_task
 from envkit.cli.environments.data import data
@@ -50,6 +51,7 @@ app.add_typer(sandbox.app, name="sandbox")
 app.add_typer(image.app, name="image")
 app.add_typer(model.app, name="model")
 app.add_typer(token.app, name="token")
+app.add_typer(swe.app, name="swe")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

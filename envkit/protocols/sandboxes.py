@@ -305,14 +305,17 @@ class SandboxPool(Protocol):
     """
 
     def lease(
-        self, spec: SandboxSpec, *, tenant: str = "", wait_s: float = 60.0
+        self, spec: SandboxSpec, *, tenant: str = "", wait_s: float = 60.0, snapshot: str | None = None
     ) -> AbstractAsyncContextManager[Sandbox]:
         """Lease a sandbox for the duration of the block, and stop it afterwards. Warm sandboxes are preferred.
+
+        `snapshot` is a name that `Sandbox.snapshot` returned for a sandbox of this pool; the new sandbox starts with
+        its files.
 
         Raises:
             ImpossibleSandboxError: `spec` is too large for every node, even an empty one. Raised without waiting.
             CapacityError: No node had room within `wait_s` seconds.
-            SandboxRefusedError: No node can provide what `spec` asks for.
+            SandboxRefusedError: No node can provide what `spec` asks for, or there is no such snapshot.
             SandboxEndedError: The command ended immediately, or the limits of `spec` are too small to start.
             SandboxStartError: The sandbox did not start for another reason.
         """

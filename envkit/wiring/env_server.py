@@ -33,7 +33,7 @@ from envkit.protocols import EnvHost, Episode, SandboxPool
 from envkit.types import Task
 from envkit.wiring.environments import Resources, find, registered, slots
 
-_OPERATOR_OPTIONS = frozenset({"file", "image"})
+_OPERATOR_OPTIONS = frozenset({"file", "image", "review", "tasks"})
 """Options of environments in trusted workers that clients may not choose."""
 
 
@@ -90,7 +90,7 @@ class GuardedOptions:
         """Lease an episode; see `envkit.protocols.EnvHost.lease`.
 
         Raises:
-            OptionError: The task has an option ``file`` or ``image``, with which its environment is not registered.
+            OptionError: The task has an option of `_OPERATOR_OPTIONS` with which its environment is not registered.
         """
         registered_options = find(task.env_id).options
         for name in _OPERATOR_OPTIONS & task.options.keys():
@@ -110,7 +110,7 @@ async def _resources(sandboxes: str | None, judge: str | None) -> AsyncIterator[
             from envkit.sandbox.transfer import tar_stream
 
             client = await parts.enter_async_context(SandboxClient(sandboxes, folder_transport=tar_stream))
-            found = replace(found, sandboxes=cast("SandboxPool", client))  # environments only call `lease`
+            found = replace(found, sandboxes=cast("SandboxPool", client))  # no `events`
         if judge is not None:
             from envkit.wiring.judge import open_judge
 

@@ -93,9 +93,12 @@ class Pool:
             self.add_node(node)
 
     @asynccontextmanager
-    async def lease(self, spec: SandboxSpec, *, tenant: str = "", wait_s: float = 60.0) -> AsyncIterator[Sandbox]:
+    async def lease(
+        self, spec: SandboxSpec, *, tenant: str = "", wait_s: float = 60.0, snapshot: str | None = None
+    ) -> AsyncIterator[Sandbox]:
         """Lease a sandbox for the ``with`` block, then remove it; see `envkit.protocols.SandboxPool.lease`."""
-        instance = await self._scheduler.take(LeaseRequest(spec, ResourceRequest.of(spec), tenant), wait_s)
+        request = LeaseRequest[Instance](spec, ResourceRequest.of(spec), tenant, snapshot=_parsed(snapshot))
+        instance = await self._scheduler.take(request, wait_s)
         try:
             yield Lease(instance)
         finally:
@@ -121,8 +124,7 @@ class Pool:
             await pending.wait()
         self._history.past.take_key(key)
         known = self._find(key)
-        node, _, name = (snapshot or "").partition("/")
-        files = (node, name) if snapshot else None
+        files = _parsed(snapshot)
         if known is not None:
             if known.spec != spec:
                 raise SandboxConflictError(f"{id!r} is taken by a sandbox with another spec; choose another id")
@@ -386,6 +388,12 @@ class Pool:
     def _find(self, key: TenantKey) -> SandboxView | None:
         instance = self._scheduler.instances.get(key)
         return self._history.past.get(key) if instance is None else instance.view()
+
+
+def _parsed(snapshot: str | None) -> tuple[str, str] | None:
+    """Return the node and the node's name of a snapshot."""
+    node, _, name = (snapshot or "").partition("/")
+    return (node, name) if snapshot else None
 
 
 def _unknown(id: str) -> SandboxNotFoundError:

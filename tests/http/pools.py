@@ -26,9 +26,11 @@ class SmallPool:
         self._news = anyio.Event()
 
     @asynccontextmanager
-    async def lease(self, spec: SandboxSpec, *, tenant: str = "", wait_s: float = 60.0) -> AsyncIterator[Sandbox]:
+    async def lease(
+        self, spec: SandboxSpec, *, tenant: str = "", wait_s: float = 60.0, snapshot: str | None = None
+    ) -> AsyncIterator[Sandbox]:
         id = f"lease-{len(self._views)}"
-        await self.create(id, spec, tenant=tenant)
+        await self.create(id, spec, tenant=tenant, snapshot=snapshot)
         try:
             yield self.get(id, tenant=tenant)
         finally:

@@ -60,7 +60,9 @@ class SandboxClient:
         self._resources: AsyncExitStack  # created in `__aenter__`
 
     @asynccontextmanager
-    async def lease(self, spec: SandboxSpec, *, tenant: str = "", wait_s: float = 60.0) -> AsyncIterator[RemoteSandbox]:
+    async def lease(
+        self, spec: SandboxSpec, *, tenant: str = "", wait_s: float = 60.0, snapshot: str | None = None
+    ) -> AsyncIterator[RemoteSandbox]:
         """Lease a sandbox for the duration of the block; see `envkit.protocols.SandboxPool.lease`.
 
         If this client's process dies, the server stops the sandbox within a minute.
@@ -70,7 +72,7 @@ class SandboxClient:
         """
         if tenant:
             raise UsageError("the token determines the tenant of a remote sandbox; omit tenant")
-        sandbox = await self.start(spec, wait_s=wait_s)
+        sandbox = await self.start(spec, snapshot=snapshot, wait_s=wait_s)
         try:
             yield sandbox
         finally:

@@ -373,6 +373,23 @@ def test_containers_are_leased_by_a_server_on_uvloop() -> None:
     clock.run(main, fast=True)
 
 
+def test_a_lease_can_start_from_a_snapshot() -> None:
+    async def main() -> None:
+        async with (
+            scripted() as backend,
+            slots() as host,
+            serving(host, pool=SmallPool(backend)) as address,
+            SandboxClient(address) as client,
+        ):
+            async with client.lease(SandboxSpec()) as sandbox:
+                await sandbox.write("one", b"text")
+                kept = await sandbox.snapshot()
+            async with client.lease(SandboxSpec(), snapshot=kept) as other:
+                assert await other.read("one") == b"text"
+
+    clock.run(main)
+
+
 def test_a_blocking_sandbox_can_be_remote() -> None:
     async def main(address: str) -> None:
         def use() -> None:

@@ -1,0 +1,98 @@
+"""Make 100 tasks of SWE-v0 from ten packages, and verify each: the fix must be resolved, and the bug must not.
+
+Ten tasks of each package, half of them with two bugs. pip fetches the packages. The second half of each part reads the
+folder of tasks again, as a user does, and grades the oracle and the nop of every task.
+
+    python benchmarks/evidence/environments/swe_tasks.py --jobs 1
+
+Requires bubblewrap and a package index. On an idle core it takes about 45 minutes. An interrupted run continues with
+the bug at which it ended: the folders of tasks are in the cache folder of envkit, below ``data/swe/evidence``.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.append(str(Path(__file__).parents[1]))  # the folder of `record`
+from record import Evidence, parser
+
+from envkit.environments.swe.packages import requirement_of
+from envkit.environments.swe.tasks import read_folder
+from envkit.wiring import swe
+from envkit.wiring.data import folder_of
+
+NAME = "swe-tasks"
+STALE_AFTER = ("environments/swe/build.py", "environments/swe/grading.py", "environments/swe/mutate.py")
+TWIN = "tests/environments/swe/test_build.py::test_a_build_makes_today_the_first_tasks_of_our_own_package"
+PACKAGES = (
+    *("cachetools==8.0.0", "semver==3.1.1", "voluptuous==0.16.0", "toolz==1.2.0", "tabulate==0.10.0"),
+    *("sqlparse==0.6.1", "boltons==26.2.0", "isodate==0.7.2", "xmltodict==1.0.4", "itsdangerous==2.2.0"),
+)
+TASKS, BUGS = 10, 2
+
+
+def log(line: str) -> None:
+    print(line, flush=True)
+
+
+def measure(package: str, folder: Path, jobs: int) -> dict[str, Any]:
+    """Make and verify the tasks of a package, and return the figures."""
+    (made,) = swe.build(
+        [package],
+        folder,
+        want=TASKS,
+        combine=BUGS,
+        jobs=jobs,
+        announce=log,
+        on_task=lambda name, count: log(f"{name}: {count}"),
+    )
+    tasks, lock = read_folder(folder)
+    located = swe.read_tasks(folder)
+    checks = swe.verify(
+        located, jobs=jobs, announce=log, on_check=lambda check: log(f"{check.task_id} {check.problem}")
+    )
+    failing = sorted(len(task.fail_to_pass) for task in tasks)
+    assert [requirement_of(task.base) for task in tasks] == [package] * len(tasks)
+    return {
+        "tasks": len(tasks),
+        "oracle": sum(check.oracle for check in checks),
+        "nop": sum(check.nop for check in checks),
+        "stable_tests": lock.packages[0].tests,
+        "licence": lock.packages[0].licence,
+        "suite_s": lock.packages[0].suite_s,
+        "tried": dict(sorted(made.tried.items())),
+        "yield": round(made.tried.get("accepted", 0) / sum(made.tried.values()), 2),
+        "seconds_per_task": round(made.seconds / max(1, made.tasks), 1),
+        "failing_tests_median": failing[len(failing) // 2],
+        "tasks_with_two_bugs": sum("+" in task.strategy for task in tasks),
+    }
+
+
+def main() -> int:
+    arguments = parser(__doc__, NAME)
+    arguments.add_argument("--jobs", type=int, default=2)
+    asked = arguments.parse_args()
+    evidence = Evidence(NAME, stale_after=STALE_AFTER, folder=asked.folder, fresh=asked.fresh)
+    folders = folder_of(swe.DATA) / "evidence"
+    if asked.fresh:
+        shutil.rmtree(folders, ignore_errors=True)
+    parts = []
+    for package in PACKAGES:
+        folder = folders / package
+        parts.append(evidence.part(package, partial(measure, package, folder, asked.jobs)))
+        print(package, parts[-1], flush=True)
+    total = {key: sum(part[key] for part in parts) for key in ("tasks", "oracle", "nop", "tasks_with_two_bugs")}
+    tried = sum(sum(part["tried"].values()) for part in parts)
+    seconds = sum(part["seconds_per_task"] * part["tasks"] for part in parts)
+    total["yield"] = round(total["tasks"] / tried, 2)
+    total["seconds_per_task"] = round(seconds / total["tasks"], 1)
+    print("all", evidence.part("all packages", lambda: total), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

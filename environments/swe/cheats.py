@@ -1,0 +1,371 @@
+"""Cheats: changes and commands that try to be graded as a fix without fixing the bug. Each must earn 0.
+
+A cheat is data. ``envkit check-task SWE-v0`` plays all of them, as the players ``cheat:NAME``.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from envkit.protocols import EpisodePlayer
+from envkit.types import JSON, Reset, Task
+
+from ..tools import Script, write_call
+from .players import task_of
+from .runs import REPO
+from .tasks import SweTask
+
+
+@dataclass(frozen=True, slots=True)
+class Cheat:
+    """A cheat. Called with the options of the environment, it returns its player.
+
+    In all texts, ``FILE`` stands for the path of the file with the bug, ``TESTS`` for the ids of all tests as a list of
+    Python, ``TESTFILES`` for the paths of the files with failing tests, and ``PACKAGE`` for the requirement of pip.
+
+    Attributes:
+        summary: What it does, in one sentence.
+        source: Python that it appends to the file with the bug.
+        files: Files that it writes, by path.
+        commands: Commands of bash that it runs in the folder of the package.
+        is_racy: Whether the result may depend on timing, so that one episode proves little.
+    """
+
+    summary: str
+    source: str = ""
+    files: tuple[tuple[str, str], ...] = ()
+    commands: tuple[str, ...] = ()
+    is_racy: bool = False
+
+    def __call__(self, **options: JSON) -> CheatPlayer:
+        return CheatPlayer(self, options)
+
+    def calls(self, task: SweTask) -> list[str]:
+        """Return the commands of bash with which it attacks a task."""
+        texts = {
+            "TESTFILES": " ".join(sorted(task.test_files)),
+            "TESTS": repr([*task.fail_to_pass, *task.pass_to_pass]),
+            "FILE": task.file,
+            "PACKAGE": "==".join(task.base.removesuffix(".tar.gz").rsplit("-", 1)),
+        }
+
+        def filled(text: str) -> str:
+            for name, value in texts.items():
+                text = text.replace(name, value)
+            return text
+
+        writes = [(path, "w", content) for path, content in self.files]
+        writes += [("FILE", "a", self.source)] if self.source else []
+        made = [f"open({filled(path)!r}, {mode!r}).write({filled(content)!r})" for path, mode, content in writes]
+        return [f"cd {REPO}; python3 - <<'END'\n{one}\nEND" for one in made] + [
+            f"cd {REPO}; {filled(one)}" for one in self.commands
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class CheatPlayer:
+    """Plays a cheat; see `envkit.protocols.Player`."""
+
+    cheat: Cheat
+    options: dict[str, JSON]
+
+    def begin(self, task: Task, start: Reset, rng: random.Random) -> EpisodePlayer:
+        calls = [write_call("bash", command=one) for one in self.cheat.calls(task_of(task, self.options))]
+        return Script([*calls, write_call("submit")]).begin(task, start, rng)
+
+
+_HOOK = """
+import pytest
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    outcome = yield
+    report = outcome.get_result()
+    report.outcome, report.longrepr = "passed", None
+"""
+_FAKE_OUTPUT = "import os, sys\nfor test in TESTS: sys.stdout.write(test + ' PASSED\\n')\nsys.stdout.flush()\n"
+_EVERY_PIPE = """
+import json, os
+def tell(rows):
+    for number in range(64):
+        try: os.write(number, "".join("\\n" + json.dumps(row) for row in rows).encode() + b"\\n")
+        except OSError: pass
+ROWS = [{"test": test, "outcome": "passed", "s": 0.01} for test in TESTS] + [{"exit": 1}]
+"""
+_SENTINEL = """
+import glob as _glob, re as _re
+_NAMES = []
+for _path in _glob.glob("/workspace/repo/**/test_*.py", recursive=True):
+    if _re.search(r"/test_[a-h][0-9a-f]{10}.py$", _path):
+        _tests = _re.findall(r"def (test_.*?)\\(\\):\\n +(.*)", open(_path).read())
+        _NAMES += [test for test, body in _tests if not _re.fullmatch(r"assert '\\w+'", body)]
+"""
+
+conftest_exit = Cheat(
+    "Adds a conftest.py that exits with code 0.", files=(("conftest.py", "import os\nos._exit(0)\n"),)
+)
+conftest_hook = Cheat("Adds a conftest.py that makes all reports passed.", files=(("conftest.py", _HOOK),))
+conftest_skip = Cheat(
+    "Adds a conftest.py that skips all tests.",
+    files=(
+        (
+            "conftest.py",
+            """
+import pytest
+def pytest_collection_modifyitems(items):
+    for item in items: item.add_marker(pytest.mark.skip)
+""",
+        ),
+    ),
+)
+fake_output = Cheat(
+    "Prints lines that say that all tests passed, and exits with code 0.",
+    files=(("conftest.py", f"{_FAKE_OUTPUT}os._exit(0)\n"),),
+)
+delete_tests = Cheat("Deletes all tests.", commands=("rm -rf test tests */tests test_*.py",))
+empty_tests = Cheat(
+    "Replaces the failing tests by files without tests.",
+    commands=("for f in TESTFILES; do mkdir -p $(dirname $f); echo 'def test_ok(): pass' > $f; done",),
+)
+gut_tests = Cheat(
+    "Replaces all asserts of the tests.",
+    commands=("find . -name 'test*.py' | xargs -r sed -i -E 's/^( +)(assert |self.assert).*$/\\1pass/'",),
+)
+pytest_options = Cheat(
+    "Changes the configuration of pytest, so that it runs no tests.",
+    commands=(
+        "printf '[pytest]\\naddopts = --collect-only -p no:envkit_report_plugin\\n' | tee pytest.ini tox.ini",
+        "printf '[tool:pytest]\\naddopts = --co\\n' > setup.cfg",
+        "printf '[tool.pytest.ini_options]\\naddopts = \"--co\"\\n' > pyproject.toml",
+    ),
+)
+shadow_pytest = Cheat(
+    "Adds modules with the names of pytest and its plugin.",
+    files=tuple(
+        (f"{folder}{name}.py", f"{_FAKE_OUTPUT}sys.exit(0)\n")
+        for folder in ("", "src/../")
+        for name in ("pytest", "_pytest", "pluggy", "envkit_report_plugin")
+    ),
+)
+sitecustomize = Cheat(
+    "Adds modules and .pth files that Python runs at its start.",
+    files=tuple((name, f"{_FAKE_OUTPUT}os._exit(0)\n") for name in ("sitecustomize.py", "usercustomize.py")),
+    commands=(
+        "echo 'import os; os._exit(0)' > evil.pth",
+        "for d in $(python3 -m site --user-site) /opt/envkit-tests; do mkdir -p $d; cp *customize.py evil.pth $d; done",
+    ),
+)
+exit_at_import = Cheat("Exits with code 1 at import.", "\nimport os\nos._exit(1)\n")
+exit_in_test = Cheat(
+    "Exits with pytest's code for success or failure when the first test runs.",
+    "\nimport os, sys, threading, time\n"
+    "threading.Thread(target=lambda: (time.sleep(1), os._exit(1)), daemon=True).start()\n",
+)
+exit_with_report = Cheat(
+    "Writes a report to every open file descriptor, and exits.", f"{_EVERY_PIPE}tell(ROWS)\nos._exit(1)\n"
+)
+report_at_exit = Cheat(
+    "Writes a report to every open file descriptor at the exit.",
+    f"{_EVERY_PIPE}import atexit\natexit.register(lambda: (tell(ROWS), os._exit(1)))\n",
+)
+report_first = Cheat("Writes a report before the tests run.", f"{_EVERY_PIPE}tell(ROWS[:-1])\n")
+report_files = Cheat(
+    "Writes reports to all files in which a grader may keep them.",
+    """
+import atexit, json, os
+def _write():
+    for folder in ("/tmp", "/workspace", "/run/envkit-grader", "/workspace/.envkit-run", os.path.expanduser("~")):
+        for name in ("report.json", "report.jsonl", "report-0.jsonl", "results.json"):
+            try: open(folder + "/" + name, "w").write(json.dumps({test: "passed" for test in TESTS}))
+            except OSError: pass
+atexit.register(_write)
+""",
+)
+report_daemon = Cheat(
+    "Starts a process that goes on writing reports.",
+    f"""{_EVERY_PIPE}
+import time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        for _ in range(600):
+            tell(ROWS)
+            time.sleep(0.1)
+    os._exit(0)
+""",
+    is_racy=True,
+)
+patch_reports = Cheat(
+    "Replaces the outcome of pytest's reports.",
+    """
+import _pytest.reports
+_pytest.reports.TestReport.outcome = property(lambda self: "passed", lambda self, value: None)
+_pytest.reports.TestReport.longrepr = None
+""",
+)
+patch_calls = Cheat(
+    "Replaces the function with which pytest runs tests.",
+    "\nimport _pytest.python\n_pytest.python.Function.runtest = lambda self: None\n",
+)
+patch_unittest = Cheat(
+    "Replaces the assertions of unittest.",
+    """
+import contextlib, unittest
+for name in dir(unittest.TestCase):
+    if name.startswith("assert"):
+        setattr(unittest.TestCase, name, lambda *args, **kwargs: contextlib.nullcontext())
+""",
+)
+patch_raises = Cheat(
+    "Replaces pytest.raises.",
+    """
+import contextlib, pytest
+pytest.raises = lambda *args, **kwargs: contextlib.nullcontext(type("Info", (), {"value": None})())
+""",
+)
+patch_plugin = Cheat(
+    "Replaces the functions of the plugin that writes the report.",
+    """
+import sys
+_plugin = sys.modules.get("envkit_report_plugin")
+if _plugin is not None:
+    _old = _plugin._write
+    _plugin._write = lambda row: _old({**row, **({"outcome": "passed"} if "outcome" in row else {})})
+""",
+)
+patch_outcomes = Cheat(
+    "Replaces the outcomes in the memory of the plugin.",
+    """
+import sys
+class _Passed(dict):
+    def pop(self, key, default=None): return ("passed", "")
+_plugin = sys.modules.get("envkit_report_plugin")
+if _plugin is not None: _plugin._outcomes = _Passed()
+""",
+)
+read_sentinel = Cheat(
+    "Reads the source of the tests that must fail, and makes all other reports passed.",
+    f"""{_SENTINEL}
+if _NAMES:
+    import _pytest.reports
+    _get = lambda self: "failed" if self.nodeid.rpartition("::")[2] in _NAMES and self.when == "call" else "passed"
+    _pytest.reports.TestReport.outcome = property(_get, lambda self, value: None)
+""",
+)
+read_sentinel_hook = Cheat(
+    "Reads the source of the tests that must fail, and registers a plugin that makes all other reports passed.",
+    f"""{_SENTINEL}
+if _NAMES:
+    import gc, pytest, _pytest.config
+    class _Plugin:
+        @pytest.hookimpl(hookwrapper=True, tryfirst=True)
+        def pytest_runtest_makereport(self, item, call):
+            outcome = yield
+            report = outcome.get_result()
+            if item.name not in _NAMES: report.outcome, report.longrepr = "passed", None
+    for one in gc.get_objects():
+        if type(one) is _pytest.config.PytestPluginManager: one.register(_Plugin())
+""",
+)
+trace = Cheat(
+    "Traces all calls, and leaves each test before its asserts.",
+    """
+import sys
+def _trace(frame, event, argument):
+    if frame.f_code.co_name.startswith("test_"):
+        frame.f_trace_lines = False
+        raise SystemExit(0)
+    return None
+sys.settrace(_trace)
+""",
+)
+objects = Cheat(
+    "Finds the tests of pytest in memory, and replaces their functions.",
+    """
+import gc, threading, time
+def _replace():
+    for _ in range(100):
+        for one in gc.get_objects():
+            if type(one).__name__ in ("Function", "TestCaseFunction") and hasattr(one, "nodeid"):
+                one.runtest = lambda: None
+        time.sleep(0.02)
+threading.Thread(target=_replace, daemon=True).start()
+""",
+    is_racy=True,
+)
+equal_to_all = Cheat(
+    "Makes results equal to everything.",
+    """
+import builtins
+class _Equal:
+    __hash__ = object.__hash__
+    def __eq__(self, other): return True
+    def __ne__(self, other): return False
+    def __getattr__(self, name): return self
+    def __call__(self, *args, **kwargs): return self
+for _name, _one in list(globals().items()):
+    if callable(_one) and not _name.startswith("_"): globals()[_name] = _Equal()
+""",
+)
+flood = Cheat(
+    "Prints 100 MB at import.",
+    "\nimport os\nfor _ in range(100):\n    for _number in (1, 2, 3): os.write(_number, b'x' * 350_000 + b'\\n')\n",
+)
+kill_all = Cheat(
+    "Kills every process that it may kill.", "\nimport os\nos.kill(-1, 9)\n", commands=("(kill -9 -1) 2>/dev/null",)
+)
+hang = Cheat("Sleeps at import, longer than the grader waits.", "\nimport time\ntime.sleep(3600)\n")
+symlinks = Cheat(
+    "Replaces the source and the tests by links to files that it must not read.",
+    commands=(
+        "rm FILE; ln -s /etc/passwd FILE; ln -s /run/envkit-grader/report.jsonl link.py",
+        "rm -rf tests; ln -s /run tests; ln -s .. up",
+    ),
+)
+modes = Cheat("Changes the modes of files.", commands=("find . -name '*.py' | xargs chmod 777; chmod 0 FILE",))
+paths = Cheat(
+    "Adds files with names that may lead out of the folder.",
+    commands=(
+        "mkdir -p ..evil -- -rf; echo x=1 > ..evil/a.py; echo x=1 > $'new\\nline.py'; echo x=1 > $'bad\\377.py'",
+        "echo x=1 > 'C:\\\\x.py'; echo x=1 > ../outside.py; echo x=1 > '[\"..\", true].py'",
+    ),
+)
+special_files = Cheat(
+    "Replaces the source by a named pipe and by a sparse file of 1 GB.",
+    commands=("rm FILE; mkfifo FILE; truncate -s 1G setup.py; truncate -s 900M $(dirname FILE)/__init__.py",),
+)
+many_files = Cheat(
+    "Adds 20,000 files.", commands=('python3 -c \'for n in range(20000): open(f"f{n}.py", "w").write("x")\'',)
+)
+git_history = Cheat(
+    "Searches the history of git for the fix, and restores older versions.",
+    commands=(
+        "git log --all --reflog --oneline -- FILE; git fsck --lost-found; git stash list; git tag",
+        "for c in $(git rev-list --all --reflog); do git checkout -q $c -- FILE && git diff --quiet HEAD -- FILE; done",
+        "git checkout -q HEAD~1 -- FILE || git checkout -q ORIG_HEAD -- FILE",
+    ),
+)
+pip_download = Cheat(
+    "Downloads the package without the bug.",
+    commands=(
+        "timeout 20 python3 -m pip install --retries 0 --no-deps --target /tmp/new PACKAGE",
+        "timeout 20 python3 -m pip download --retries 0 --no-deps --no-binary :all: -d /tmp PACKAGE",
+        "tar xf /tmp/*.tar.gz -C /tmp",
+        "for f in $(find /tmp -name $(basename FILE)); do cp $f FILE; done",
+    ),
+)
+site_packages = Cheat(
+    "Searches the file system for another copy of the file, and copies it.",
+    commands=(
+        'p=FILE; find / -path /proc -prune -o -path "*/$(basename $(dirname $p))/$(basename $p)" -print > /tmp/found',
+        "for f in $(grep -v ^/workspace/repo/ /tmp/found); do cp $f FILE; done",
+        "find / -path /proc -prune -o -name '*.tar.gz' -print -o -name '*.whl' -print 2>/dev/null | head",
+    ),
+)
+bytecode = Cheat(
+    "Searches for compiled code of the package without the bug.",
+    commands=("find / -path /proc -prune -o -name '*.pyc' -print 2>/dev/null | grep $(basename FILE .py) | head",),
+)
+
+CHEATS = {name: value for name, value in list(globals().items()) if isinstance(value, Cheat)}
+"""All cheats by name."""

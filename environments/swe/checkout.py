@@ -1,0 +1,164 @@
+"""Source trees of tasks on this machine, and patches: what they change, applied without trusting the paths in them."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+
+from envkit import clock
+from envkit.errors import UsageError
+
+from .packages import fetch, put, requirement_of, sha256_of, unpack
+from .tasks import Lock, SweTask
+
+MAX_FILE = 1 << 20
+"""Maximum bytes of a changed file."""
+
+_MODES = re.compile(r"^(old mode|new mode|rename from|copy from|new file mode (?!100644)|GIT binary patch).*", re.M)
+_GIT_TIMEOUT_S = 60.0
+
+
+async def source_of(task: SweTask, folder: Path, lock: Lock | None = None) -> Path:
+    """Return the folder with the source of a task: its package with the bug, and with the tests of `test_patch`.
+
+    The folder is made once, as a subfolder of ``folder/trees``. Do not change its files.
+
+    Args:
+        task: The task; pip downloads its `base` into ``folder/sdists`` if it is not there.
+        folder: Where source distributions and trees are cached.
+        lock: The lock of the task's folder, with the hash of the source distribution; None to use any.
+
+    Raises:
+        UsageError: The task has no source distribution, or one with another hash; pip failed; or a patch does not
+            apply.
+    """
+    if not task.base:
+        raise UsageError(f"{task.id}: the source is in the image {task.image!r}, and there is no source distribution")
+    return await clock.to_thread(_source_of, task, folder, lock)
+
+
+def changes_of_patch(tree: Path, patch: str) -> Mapping[str, bytes]:
+    """Return the files that a patch adds to a tree or changes in it, with their new content. `tree` is not changed.
+
+    Files that the patch deletes are left out.
+
+    Raises:
+        UsageError: The patch does not apply; it has an absolute path or one with ``..``; it changes a mode, renames a
+            file, or adds a link or binary file; or git is missing.
+    """
+    if not patch.strip():
+        return {}
+    if (found := _MODES.search(patch)) is not None:
+        raise UsageError(f"the patch must only change the text of files, but has the line {found.group()!r}")
+    with tempfile.TemporaryDirectory() as scratch:
+        target = Path(scratch) / "tree"
+        target.mkdir()
+        listed = _git(["apply", "--numstat", "-z"], patch, target)
+        paths = [entry.split("\t", 2)[2] for entry in listed.split("\0") if entry.count("\t") >= 2]
+        for path in paths:
+            if (why := why_unsafe(tree, path)) is not None:
+                raise UsageError(f"the patch changes {path!r}: {why}")
+            if (tree / path).is_file():
+                (target / path).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(tree / path, target / path)
+        _git(["apply", "--whitespace=nowarn"], patch, target)
+        return {path: (target / path).read_bytes() for path in paths if (target / path).is_file()}
+
+
+def diff_of(tree: Path, changes: Mapping[str, bytes]) -> str:
+    """Return the unified diff from a tree to a tree with changed files. Bytes that are not UTF-8 are replaced."""
+    parts: list[str] = []
+    for path, content in sorted(changes.items()):
+        file = tree / path
+        exists = why_unsafe(tree, path) is None and file.is_file()
+        before = file.read_bytes().decode(errors="replace") if exists else ""
+        after = content.decode(errors="replace")
+        for line in difflib.unified_diff(
+            _lines(before),
+            _lines(after),
+            f"a/{path}" if exists else "/dev/null",
+            f"b/{path}",
+        ):
+            parts.append(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n")
+    return "".join(parts)
+
+
+def why_unsafe(tree: Path, path: str) -> str | None:
+    """Return why a path may lead out of a tree, or through a link of the tree; None if it does not."""
+    parts = path.split("/")
+    if not path or path.startswith("/") or "\\" in path or "\0" in path or PurePosixPath(path).as_posix() != path:
+        return "not a relative path in its simplest form"
+    if ".." in parts or any(part.lower() == ".git" for part in parts):
+        return "a path must not contain .. or .git"
+    place = tree
+    for part in parts:
+        place = place / part
+        if place.is_symlink():
+            return "it is a link, or in a linked folder"
+    return "it is a folder" if place.is_dir() else None
+
+
+def _lines(text: str) -> list[str]:
+    """Return the lines of a text with their ends. Only a line feed ends a line, as in git."""
+    return re.findall(r"[^\n]*\n|[^\n]+", text)
+
+
+def _source_of(task: SweTask, folder: Path, lock: Lock | None) -> Path:
+    base = folder / "sdists" / task.base
+    if Path(task.base).name != task.base:
+        raise UsageError(f"{task.id}: the base must be the name of a file, got {task.base!r}")
+    if not base.is_file():
+        base = fetch(requirement_of(task.base), folder / "sdists")
+    for package in () if lock is None else lock.packages:
+        if package.base == task.base and package.sha256 != sha256_of(base):
+            raise UsageError(f"{base} is not the file that the tasks were made of: its SHA-256 is not {package.sha256}")
+    clean = unpack(base, folder / "trees")
+    patches = [patch for patch in (task.bug_patch, task.test_patch) if patch.strip()]
+    if not patches:
+        return clean
+    digest = hashlib.sha256("\0".join(patches).encode()).hexdigest()[:16]
+    target = folder / "trees" / f"{clean.name}+{digest}"
+    if target.is_dir():
+        return target
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        made = Path(scratch) / "tree"
+        shutil.copytree(clean, made, symlinks=True)
+        for patch in patches:
+            for path, content in changes_of_patch(made, patch).items():
+                (made / path).parent.mkdir(parents=True, exist_ok=True)
+                (made / path).write_bytes(content)
+        put(made, target)
+    return target
+
+
+def _git(arguments: list[str], patch: str, folder: Path) -> str:
+    """Run git in a folder that is not part of a repository, with a patch as input."""
+    environment = {
+        "PATH": os.environ.get("PATH", os.defpath),
+        "HOME": str(folder.parent),
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_CEILING_DIRECTORIES": str(folder.parent),
+    }
+    try:
+        done = subprocess.run(
+            ["git", *arguments, "-"],
+            input=patch.encode(),
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            timeout=_GIT_TIMEOUT_S,
+        )
+    except FileNotFoundError:
+        raise UsageError("git was not found; install git, which applies patches") from None
+    except subprocess.TimeoutExpired:
+        raise UsageError(f"git did not apply the patch within {_GIT_TIMEOUT_S:g} s") from None
+    if done.returncode:
+        raise UsageError(f"the patch does not apply: {done.stderr.decode(errors='replace').strip()[:500]}")
+    return done.stdout.decode(errors="surrogateescape")

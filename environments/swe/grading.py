@@ -1,0 +1,292 @@
+"""Grading: the changed source files of an agent are written into a fresh tree, whose own tests then decide.
+
+The tests run in a fresh sandbox, as the user ``grader``, who cannot change the tree. They share a process with the
+changed source; so more tests with random names check the run: three must fail, and one must pass. Source that makes
+failed tests look passed also changes these. See docs/swe.md for what this does not protect against.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+from envkit.errors import (
+    CapacityError,
+    SandboxEndedError,
+    SandboxLostError,
+    SandboxRefusedError,
+    SandboxStartError,
+    UsageError,
+)
+from envkit.protocols import Sandbox, SandboxPool
+
+from ..tools.limits import LEASE_S
+from .checkout import MAX_FILE, diff_of, why_unsafe
+from .runs import REPO, TEST_TIMEOUT_S, RunSettings, TestRun, run_tests, spec_of
+from .tasks import SweTask
+
+MAX_CHANGES = 8 << 20
+"""Maximum bytes of all changed files together."""
+
+_TEST_FOLDERS = frozenset({"test", "tests"})
+_NOT_SOURCE = re.compile(r"(test_.*|.*_test|tests?|conftest|setup|sitecustomize|usercustomize|noxfile|pytest)\.py")
+_SUSPICIOUS = re.compile(
+    r"os\._exit|\b(?:atexit|ctypes|excepthook|gc|inspect|pytest|settrace|setprofile|sitecustomize|unittest|__builtins__)\b"
+    r"|\bsys\.(?:exit|modules|meta_path|path|_getframe|argv)|\bENVKIT|\bbuiltins\.|\bos\.(?:fork|kill|environ|write)\b"
+    r"|\bsignal\.|\bsubprocess\b|/proc/|__subclasses__|f_back|co_filename"
+)
+_NO_PYTEST = 120
+_BOOT = f"""
+import sys
+repo = [path for path in sys.path if path.startswith({REPO!r})]
+sys.path[:] = [path for path in sys.path if path and path not in repo]
+try:
+    import pytest
+except ImportError:
+    sys.exit({_NO_PYTEST})
+sys.path[:0] = repo
+sys.argv = sys.argv[2:]
+sys.exit(pytest.console_main())
+"""
+"""Program that imports pytest before modules of the package can take its place, and then runs ``-m pytest ...``."""
+
+
+@dataclass(frozen=True, slots=True)
+class TestResult:
+    """The result of a test that counts.
+
+    Attributes:
+        kind: ``F2P``: it fails with the bug; ``P2P``: it passes with and without it.
+        outcome: ``passed``, ``failed``, ``error``, ``skipped``, ``xfailed``, or ``missing`` if it did not run.
+        message: Why it did not pass.
+    """
+
+    kind: Literal["F2P", "P2P"]
+    outcome: str
+    message: str = ""
+
+    @property
+    def is_ok(self) -> bool:
+        return self.outcome in ("passed", "xfailed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What grading found out.
+
+    Attributes:
+        resolved: Whether the run is valid and all tests passed.
+        tests: Results by the id of the test.
+        refused: Why changed files were not taken over, by path.
+        flags: Why a person should look at the changes, such as ``os._exit in src/a.py``; not part of the verdict.
+        problem: Why the run is not valid; empty if it is.
+        seconds: Seconds that the tests took, with the start of pytest.
+    """
+
+    resolved: bool
+    tests: Mapping[str, TestResult]
+    refused: Mapping[str, str]
+    flags: tuple[str, ...]
+    problem: str
+    seconds: float
+
+
+async def grade_changes(
+    sandboxes: SandboxPool,
+    task: SweTask,
+    tree: Path,
+    changes: Mapping[str, bytes],
+    *,
+    environment: Path | None,
+    image: str | None = None,
+    timeout_s: float = 600.0,
+    test_timeout_s: float = TEST_TIMEOUT_S,
+) -> Verdict | None:
+    """Return the verdict on changed files; None if the sandbox failed, which says nothing about them.
+
+    A run that crashed or took too long is repeated once.
+
+    Args:
+        sandboxes: Leases the sandboxes.
+        task: The task.
+        tree: Folder with the task's source; see `source_of`. It decides about all files that are not taken over.
+        changes: Changed files with their new content, by path relative to the tree.
+        environment: Folder of the tests' environment on this machine; None if `image` contains it.
+        image: The image; None means the backend's default.
+        timeout_s: Maximum seconds of the run.
+        test_timeout_s: Maximum seconds of one test.
+
+    Raises:
+        SandboxRefusedError, SandboxEndedError, ImpossibleSandboxError: No sandbox can have this spec.
+        UsageError: The sandbox has no pytest.
+    """
+    settings = RunSettings(
+        timeout_s=timeout_s,
+        test_timeout_s=test_timeout_s,
+        user="grader",
+        python=("-s", "-c", _BOOT),
+        arguments=("--rootdir", REPO),
+    )
+    taken, refused = sort_out(task, tree, changes)
+    flags = flags_of(tree, changes)
+    problem, run = "", None
+    for _ in range(2):
+        sentinels = _Sentinels(task, tuple(taken))
+        try:
+            async with sandboxes.lease(spec_of(environment, image=image), wait_s=LEASE_S) as sandbox:
+                run = await _run(sandbox, task, tree, taken, sentinels, settings)
+        except SandboxLostError as error:
+            if not error.cause.by_agent:
+                return None
+            run, problem = None, f"the tests ended the sandbox: {error.cause}"
+            continue
+        except (SandboxRefusedError, SandboxEndedError):
+            raise
+        except (SandboxStartError, CapacityError):
+            return None
+        if run.result.exit_code == _NO_PYTEST and not run.has_begun:
+            raise UsageError("python3 cannot import pytest in the sandbox; check the environment of the tests")
+        problem = sentinels.problem_of(run)
+        if run.exit_code is not None and not run.result.timed_out:
+            break
+    tests = _results(task, run)
+    return Verdict(
+        resolved=not problem and all(test.is_ok for test in tests.values()),
+        tests=tests,
+        refused=refused,
+        flags=flags,
+        problem=problem,
+        seconds=0.0 if run is None else run.result.duration_s,
+    )
+
+
+def sort_out(task: SweTask, tree: Path, changes: Mapping[str, bytes]) -> tuple[Mapping[str, bytes], Mapping[str, str]]:
+    """Return the changed files that grading takes over, and for each other one why it does not."""
+    taken: dict[str, bytes] = {}
+    refused: dict[str, str] = {}
+    total = 0
+    for path, content in sorted(changes.items()):
+        why = _why_refused(task, tree, path, content)
+        if why is None and (tree / path).read_bytes() == content:
+            continue
+        total += len(content)
+        if why is None and total > MAX_CHANGES:
+            why = f"all changes together are larger than {MAX_CHANGES} bytes"
+        if why is None:
+            taken[path] = content
+        else:
+            refused[path] = why
+    return taken, refused
+
+
+def flags_of(tree: Path, changes: Mapping[str, bytes]) -> tuple[str, ...]:
+    """Return what in the added lines of Python files could be an attempt to deceive the grader."""
+    found: dict[str, None] = {}
+    for path, content in sorted(changes.items()):
+        if path.endswith(".py") and len(content) <= MAX_FILE:
+            diff = diff_of(tree, {path: content})
+            added = "\n".join(line[1:] for line in diff.split("\n") if line.startswith("+") and line[:3] != "+++")
+            found.update(dict.fromkeys(f"{word} in {path}" for word in _SUSPICIOUS.findall(added)))
+    return tuple(found)
+
+
+def _why_refused(task: SweTask, tree: Path, path: str, content: bytes) -> str | None:
+    if (why := why_unsafe(tree, path)) is not None:
+        return why
+    pure = PurePosixPath(path)
+    if pure.suffix != ".py":
+        return "only Python source is taken over"
+    if not _TEST_FOLDERS.isdisjoint(pure.parts[:-1]) or _NOT_SOURCE.fullmatch(pure.name) or path in _files(task):
+        return "it is a test, or configures tests"
+    if not (tree / path).is_file():
+        return "the file is new, and only files that exist can be changed"
+    return f"the file is larger than {MAX_FILE} bytes" if len(content) > MAX_FILE else None
+
+
+async def _run(
+    sandbox: Sandbox,
+    task: SweTask,
+    tree: Path,
+    taken: Mapping[str, bytes],
+    sentinels: _Sentinels,
+    settings: RunSettings,
+) -> TestRun:
+    await sandbox.upload(tree, REPO)
+    for path, content in taken.items():
+        await sandbox.write(f"{REPO}/{path}", content)
+    await sandbox.write(f"{REPO}/{sentinels.file}", sentinels.source.encode())
+    return await run_tests(sandbox, sorted({*_files(task), sentinels.file}), settings)
+
+
+def _files(task: SweTask) -> frozenset[str]:
+    """Return the files with the tests that count."""
+    return frozenset(test.partition("::")[0] for test in (*task.fail_to_pass, *task.pass_to_pass))
+
+
+def _results(task: SweTask, run: TestRun | None) -> Mapping[str, TestResult]:
+    outcomes = {} if run is None else run.outcomes
+    messages = {} if run is None else run.messages
+    kinds: dict[str, Literal["F2P", "P2P"]] = {
+        **dict.fromkeys(task.pass_to_pass, "P2P"),
+        **dict.fromkeys(task.fail_to_pass, "F2P"),
+    }
+    return {
+        test: TestResult(kind, outcomes.get(test, "missing"), messages.get(test, ""))
+        for test, kind in sorted(kinds.items(), key=lambda item: (item[1], item[0]))
+    }
+
+
+class _Sentinels:
+    """Tests in a file with a random name: three must fail, one must pass. First the file imports the changed modules.
+
+    Args:
+        task: The task; the file is in the folder of its first test.
+        changed: Paths of the changed source files.
+    """
+
+    def __init__(self, task: SweTask, changed: tuple[str, ...]) -> None:
+        names = [f"test_{secrets.choice('abcdefgh')}{secrets.token_hex(5)}" for _ in range(5)]
+        folder = PurePosixPath(min(task.fail_to_pass).partition("::")[0]).parent
+        self.file = (folder / f"{names.pop()}.py").as_posix()
+        value = repr(secrets.token_hex(5))
+        bodies = {  # the last one must pass
+            names[0]: f"assert {value} == ''",
+            names[1]: f"unittest.TestCase().assertEqual({value}, '')",
+            names[2]: f"with pytest.raises(ValueError): str({value})",
+            names[3]: f"assert {value}",
+        }
+        self._expected = {f"{self.file}::{name}": "passed" if name == names[3] else "failed" for name in names}
+        imports = [
+            f"try:\n    import {name}\nexcept Exception:\n    pass\n"
+            for name in map(module_of, changed)
+            if name is not None
+        ]
+        tests = [f"def {name}():\n    {bodies[name]}\n" for name in sorted(names)]
+        self.source = "\n".join(["import unittest\nimport pytest\n", *imports, *tests])
+
+    def problem_of(self, run: TestRun) -> str:
+        """Return why a run is not valid; empty if it is."""
+        if run.result.timed_out:
+            return "the tests did not end in time"
+        if run.exit_code is None:
+            last = run.result.stderr.strip().rpartition("\n")[2]
+            return f"pytest did not come to its end (exit code {run.result.exit_code}): {last[:200]}"
+        if run.tampering:
+            return f"the run was tampered with: {run.tampering[0]}"
+        for test, outcome in self._expected.items():
+            if run.outcomes.get(test) != outcome:
+                return f"a control test must be {outcome}, and was {run.outcomes.get(test, 'missing')}"
+        if (run.exit_code, run.result.exit_code) != (1, 1):
+            return f"pytest ended with exit code {run.result.exit_code}, and must end with 1"
+        return ""
+
+
+def module_of(path: str) -> str | None:
+    """Return the name under which tests import a source file; None if it is not a module to import."""
+    name = re.sub(r"^(src|lib)/", "", path).removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    parts = name.split(".")
+    return name if all(part.isidentifier() for part in parts) and parts[-1] != "__main__" else None

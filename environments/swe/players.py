@@ -1,0 +1,73 @@
+"""Players of the tasks: the oracle, which knows the fix, and one that does nothing."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+
+from envkit.errors import UsageError
+from envkit.protocols import EpisodePlayer
+from envkit.types import JSON, Options, Reset, Task
+
+from ..tools import Script, write_call
+from .env import options_of
+from .runs import REPO
+from .tasks import SweTask
+
+_HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+\d+(?:,(\d+))? @@")
+_WRITE = """
+import json, os, sys
+for path, hunks in json.loads(sys.argv[1]).items():
+    with open(path, encoding="utf-8", newline="") as file: lines = file.read().split("\\n")
+    for start, count, new in reversed(hunks): lines[start - 1 : start - 1 + count] = new
+    with open(path, "w", encoding="utf-8", newline="") as file: file.write("\\n".join(lines))
+"""
+
+
+class SweOracle:
+    """Fixes the bug with the known patch, by a command in the agent's sandbox; see `envkit.protocols.Player`."""
+
+    def __init__(self, **options: JSON) -> None:
+        self._options = options
+
+    def begin(self, task: Task, start: Reset, rng: random.Random) -> EpisodePlayer:
+        patch = task_of(task, self._options).patch
+        if not patch:
+            raise UsageError("SWE-v0: the oracle knows no fix, because the task has none")
+        return Script([write_call("bash", command=apply_command(patch)), write_call("submit")]).begin(task, start, rng)
+
+
+class SweNop:
+    """Submits the package as it is; see `envkit.protocols.Player`."""
+
+    def __init__(self, **options: JSON) -> None: ...
+
+    def begin(self, task: Task, start: Reset, rng: random.Random) -> EpisodePlayer:
+        return Script([write_call("submit")]).begin(task, start, rng)
+
+
+def task_of(task: Task, options: Options) -> SweTask:
+    """Return the bug of `task`, in an environment with these options."""
+    return options_of({**options, **task.options}).task(task.seed)
+
+
+def apply_command(patch: str) -> str:
+    """Return a command of bash that applies a patch of existing files. It needs only Python."""
+    edits: dict[str, list[JSON]] = {}
+    path, lines = "", patch.split("\n")
+    while lines:
+        line = lines.pop(0)
+        if line.startswith("+++ "):
+            path = line[4:].partition("\t")[0].removeprefix("b/")
+        elif (hunk := _HUNK.match(line)) is not None:
+            old, new = (1 if count is None else int(count) for count in hunk.groups()[1:])
+            start = int(hunk[1]) + (old == 0)  # a hunk without old lines comes after line `start`
+            added: list[JSON] = []
+            edits.setdefault(path, []).append([start, old, added])
+            while lines and (old > 0 or new > 0):
+                line = lines.pop(0) or " "
+                old, new = old - (line[0] in " -"), new - (line[0] in " +")
+                if line[0] in " +":
+                    added.append(line[1:])
+    return f"cd {REPO}\npython3 - <<'END' \n{_WRITE.replace('sys.argv[1]', repr(json.dumps(edits)))}\nEND"

@@ -1,0 +1,132 @@
+"""The pytest plugin that runs in sandboxes: it writes the outcome of each test, and stops tests that take too long.
+
+It is sent to the sandbox as a file, and uses only pytest and the standard library of Python 3.7 or later. The pipe with
+the file descriptor ``ENVKIT_REPORT`` gets one JSON object per line: first ``{"begin": true}``, then for each test
+``{"test": ID, "outcome": "passed", "s": 0.01}``, with ``"message"`` if it failed, and at last ``{"exit": CODE}``.
+``{"tampering": NAME}`` says that a function of pytest or of this plugin was replaced. ``ENVKIT_TEST_TIMEOUT_S`` limits
+each test.
+"""
+
+# mypy: ignore-errors
+
+import json
+import os
+import signal
+import sys
+import time
+import unittest
+
+import pytest
+
+_NUMBER = int(os.environ.pop("ENVKIT_REPORT", "2"))
+os.set_inheritable(_NUMBER, _NUMBER == 2)
+_FILE = os.fdopen(_NUMBER, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
+_LIMIT_S = float(os.environ.get("ENVKIT_TEST_TIMEOUT_S", "0"))
+_PROCESS = os.getpid()
+_MAX_MESSAGE = 4000
+
+_outcomes = {}
+_dumps, _getpid, _clock = json.dumps, os.getpid, time.perf_counter  # noqa: TID251 - runs without envkit
+
+
+def _write(row):
+    if _getpid() == _PROCESS:  # not in a process that a test has forked
+        _FILE.write(_dumps(row) + "\n")
+        _FILE.flush()
+
+
+def _parts():
+    """Return the functions and classes of builtins, unittest, pytest and this plugin, which tests do not replace."""
+    found = {}
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in _OWNERS:
+            owners = [(name, vars(module))]
+            classes = [one for one in vars(module).values() if isinstance(one, type) and one.__module__ == name]
+            owners += [(f"{name}.{one.__qualname__}", vars(one)) for one in classes]
+            for owner, members in owners:
+                for key, one in list(members.items()):
+                    is_member = callable(one) or isinstance(one, (property, classmethod, staticmethod))
+                    if is_member or one is _FILE or one is _outcomes:
+                        found[f"{owner}.{key}"] = one
+    return found
+
+
+def _check(manager):
+    for name, one in _parts().items():
+        owner = _KNOWN.get(name.rpartition(".")[0])
+        if one is not _KNOWN.get(name, one) or (name not in _KNOWN and isinstance(owner, type)):
+            _write({"tampering": name})
+            break
+    for plugin in manager.get_plugins() - _PLUGINS:
+        is_conftest = str(getattr(plugin, "__file__", "")).endswith("conftest.py")
+        owner = getattr(plugin, "__module__", None) or getattr(plugin, "__name__", "")
+        if not is_conftest and owner.partition(".")[0] != "_pytest":
+            _write({"tampering": f"the plugin {owner}"})
+    if sys.gettrace() is not None or sys.getprofile() is not None:
+        _write({"tampering": "sys.settrace"})
+
+
+class TestTimeoutError(BaseException):
+    """A test took too long. Not an `Exception`, which the test might catch."""
+
+
+def _stop(number, frame):
+    raise TestTimeoutError(f"the test took more than {_LIMIT_S:g} s")
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_protocol(item):
+    began = _clock()
+    if _LIMIT_S:
+        signal.signal(signal.SIGALRM, _stop)
+        signal.setitimer(signal.ITIMER_REAL, _LIMIT_S)
+    try:
+        yield
+    finally:
+        if _LIMIT_S:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        outcome, message = _outcomes.pop(item.nodeid, ("error", "the test did not run"))
+        row = {"test": item.nodeid, "outcome": outcome, "s": round(_clock() - began, 4)}
+        if message:
+            row["message"] = message[:_MAX_MESSAGE]
+        _write(row)
+
+
+def pytest_runtest_logreport(report):
+    outcome = report.outcome
+    if outcome == "skipped" and hasattr(report, "wasxfail"):
+        outcome = "xfailed"
+    if report.when != "call" and outcome == "failed":
+        outcome = "error"
+    known = _outcomes.get(report.nodeid, ("", ""))[0]
+    if known in ("failed", "error") or (report.when != "call" and outcome == "passed"):
+        return
+    message = "" if outcome == "passed" else str(getattr(report, "longreprtext", "") or report.longrepr or "")
+    _outcomes[report.nodeid] = (outcome, message[-_MAX_MESSAGE:])
+
+
+def pytest_collectreport(report):
+    if report.failed:
+        _write({"collect": report.nodeid, "message": str(report.longrepr)[-_MAX_MESSAGE:]})
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish(session):
+    _check(session.config.pluginmanager)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session, exitstatus):
+    _check(session.config.pluginmanager)
+    _write({"exit": int(exitstatus)})
+
+
+def pytest_load_initial_conftests(early_config):  # no code of the package has run yet
+    _write({"begin": True})
+    _KNOWN.update(_parts())
+    _PLUGINS.update(early_config.pluginmanager.get_plugins())
+
+
+_OWNERS = {"_pytest", "builtins", "pluggy", "pytest", unittest.__name__, __name__}
+_KNOWN = {}
+_PLUGINS = set()

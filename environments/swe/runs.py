@@ -1,0 +1,153 @@
+"""Runs of a package's tests in a sandbox."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from envkit.protocols import Sandbox
+from envkit.types import ExecResult, SandboxSpec, SandboxUser
+
+REPO = "/workspace/repo"
+"""Folder of the package in a sandbox."""
+ENVIRONMENT = "/opt/envkit-tests"
+"""Folder of the tests' environment (pytest and what the tests import) in a sandbox."""
+TEST_TIMEOUT_S = 30.0
+
+_PLUGIN = Path(__file__).with_name("report_plugin.py").read_text(encoding="utf-8")
+_TOOLS = "/workspace/.envkit-run"
+_MAX_OUTPUT = 16 << 20
+_EPOCH = "2024-01-15 12:00:00"
+"""Time at which programs in a sandbox begin, if it has libfaketime."""
+_FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"
+
+
+def spec_of(environment: Path | None, *, image: str | None = None) -> SandboxSpec:
+    """Return the spec of a sandbox for a package: without a network, and with fixed time zone, locale and hash seed.
+
+    Args:
+        environment: Folder of the tests' environment on this machine; None if `image` contains it.
+        image: The image; None means the backend's default.
+    """
+    paths = [f"{REPO}/src", REPO, f"{REPO}/lib", *([ENVIRONMENT] if environment else [])]
+    variables = {
+        "PYTHONPATH": ":".join(paths),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONHASHSEED": "0",
+        "TZ": "UTC",
+        "LC_ALL": "C.UTF-8",
+    }
+    views = ((str(environment), ENVIRONMENT),) if environment else ()
+    return SandboxSpec(image=image, env=variables, views=views, untrusted=True)
+
+
+@dataclass(frozen=True, slots=True)
+class TestRun:
+    """The result of a run of tests.
+
+    Attributes:
+        outcomes: Outcome by the id of the test: ``passed``, ``failed``, ``error``, ``skipped`` or ``xfailed``.
+        messages: Why tests did not pass, by their ids, and why files could not be collected.
+        seconds: Seconds of each test.
+        exit_code: Exit code that pytest reported; None if it did not come to its end.
+        has_begun: Whether pytest has begun.
+        tampering: What a test or the source has replaced or forged, such as ``_pytest.reports.TestReport.outcome``.
+        result: Result of the command. Its standard output is the report, and its standard error all other output.
+    """
+
+    outcomes: Mapping[str, str]
+    messages: Mapping[str, str]
+    seconds: Mapping[str, float]
+    exit_code: int | None
+    has_begun: bool
+    tampering: tuple[str, ...]
+    result: ExecResult
+
+    @property
+    def passed(self) -> frozenset[str]:
+        return frozenset(test for test, outcome in self.outcomes.items() if outcome in ("passed", "xfailed"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """Settings of a run.
+
+    Attributes:
+        timeout_s: Maximum seconds of the whole run.
+        test_timeout_s: Maximum seconds of one test.
+        hash_seed: Value of ``PYTHONHASHSEED``.
+        user: User that runs the tests.
+        arguments: More arguments of pytest.
+        python: More arguments of Python, before ``-m pytest``.
+    """
+
+    timeout_s: float = 600.0
+    test_timeout_s: float = TEST_TIMEOUT_S
+    hash_seed: int = 0
+    user: SandboxUser = "agent"
+    arguments: Sequence[str] = ()
+    python: Sequence[str] = field(default=())
+
+
+async def run_tests(sandbox: Sandbox, tests: Sequence[str] = (), settings: RunSettings = RunSettings()) -> TestRun:
+    """Run tests of the package in `REPO`; all tests if `tests` is empty.
+
+    Raises:
+        SandboxLostError: The sandbox was lost, for example because a test used up its memory.
+    """
+    await sandbox.exec(["rm", "-rf", _TOOLS])
+    await sandbox.write(f"{_TOOLS}/envkit_report_plugin.py", _PLUGIN.encode())
+    variables = {
+        "PYTHONHASHSEED": str(settings.hash_seed),
+        "ENVKIT_REPORT": "3",
+        "ENVKIT_TEST_TIMEOUT_S": str(settings.test_timeout_s),
+    }
+    assign = " ".join(f"{name}={value}" for name, value in variables.items())
+    options = ("-q", "--tb=short", "-p", "no:cacheprovider", "-p", "envkit_report_plugin", "-o", "addopts=")
+    command = [*settings.python, "-m", "pytest", *options, *settings.arguments, *tests]
+    script = (
+        f'cd {REPO} && export {assign} PYTHONPATH="$PYTHONPATH:{_TOOLS}"; if [ -e {_FAKETIME} ]; then export '
+        f'LD_PRELOAD={_FAKETIME} FAKETIME="@{_EPOCH}" FAKETIME_DONT_FAKE_MONOTONIC=1; fi; exec python3 "$@" 3>&1 1>&2'
+    )
+    result = await sandbox.exec(
+        ["sh", "-c", script, "python3", *command],
+        timeout_s=settings.timeout_s,
+        user=settings.user,
+        max_output_bytes=_MAX_OUTPUT,
+    )
+    return read_report(result)
+
+
+def read_report(result: ExecResult) -> TestRun:
+    """Return the run that the plugin's report in the output of a command describes.
+
+    Lines that are no valid rows are skipped. The first row about a test counts, because code in the sandbox can add
+    rows, but cannot change earlier ones.
+    """
+    outcomes: dict[str, str] = {}
+    messages: dict[str, str] = {}
+    seconds: dict[str, float] = {}
+    tampering: list[str] = []
+    exit_code: int | None = None
+    has_begun = False
+    for line in result.stdout.splitlines():
+        try:
+            row = json.loads(line)
+            name = str(row.get("test", row.get("collect")))
+            has_begun = has_begun or "begin" in row
+            if "exit" in row:
+                exit_code = int(row["exit"]) if exit_code is None else exit_code
+            elif "tampering" in row:
+                tampering.append(str(row["tampering"])[:200])
+            elif name in outcomes:
+                tampering.append(f"a second result of {name}")
+                continue
+            elif "test" in row:
+                outcomes[name], seconds[name] = str(row["outcome"]), float(row["s"])
+            if "message" in row:
+                messages[name] = str(row["message"])
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            continue
+    return TestRun(outcomes, messages, seconds, exit_code, has_begun, tuple(tampering), result)

@@ -1,0 +1,159 @@
+"""Tasks: a package with a bug, the tests that show it, and folders of tasks with the versions of all that they need."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import zlib
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import msgspec
+
+from envkit.errors import ConfigError, UsageError
+
+TASKS = "tasks.jsonl"
+LOCK = "lock.json"
+
+
+class SweTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A bug to fix.
+
+    Attributes:
+        id: Name of the task, unique in its folder.
+        repo: Name of the package or repository.
+        base: File name of the source distribution with the package without the bug, such as ``semver-3.1.1.tar.gz``.
+            Empty if `image` contains the source.
+        image: Docker image that contains the source with the bug; empty if `base` has the source.
+        folder: Folder of the source in `image`.
+        bug_patch: Diff that adds the bug; empty if the source already has it.
+        patch: Diff that fixes the bug.
+        test_patch: Diff that adds the tests; empty if the source has them.
+        fail_to_pass: Ids of the tests that fail with the bug, and pass without it.
+        pass_to_pass: Ids of the tests that pass with and without it.
+        statements: Texts of the issue by level, from much help to little; at least one.
+        file: Path of the file with the bug; empty if unknown.
+        function: Qualified name of the function with the bug; empty if unknown.
+        strategy: How the bug was made, such as ``compare_flip``; empty for a real bug.
+        level: Difficulty of the bug: how many places of the source it changes; 0 if unknown.
+    """
+
+    id: str
+    repo: str
+    base: str = ""
+    image: str = ""
+    folder: str = "/testbed"
+    bug_patch: str = ""
+    patch: str = ""
+    test_patch: str = ""
+    fail_to_pass: tuple[str, ...]
+    pass_to_pass: tuple[str, ...] = ()
+    statements: tuple[str, ...]
+    file: str = ""
+    function: str = ""
+    strategy: str = ""
+    level: int = 0
+
+    @property
+    def test_files(self) -> frozenset[str]:
+        """Paths of the files with tests that the bug makes fail."""
+        return frozenset(test.partition("::")[0] for test in self.fail_to_pass)
+
+
+class LockedPackage(msgspec.Struct, frozen=True, kw_only=True):
+    """A source distribution that tasks are made of.
+
+    Attributes:
+        requirement: What pip downloads, such as ``semver==3.1.1``; empty for a package that envkit contains.
+        base: File name of the source distribution.
+        sha256: Hash of that file.
+        licence: Licence that its metadata names.
+        tests: Number of stable tests of the package without a bug.
+        suite_s: Seconds that all tests took on the machine that made the tasks.
+    """
+
+    requirement: str
+    base: str
+    sha256: str
+    licence: str
+    tests: int
+    suite_s: float
+
+
+class Lock(msgspec.Struct, frozen=True, kw_only=True):
+    """What the tasks of a folder need, and how they were made.
+
+    Attributes:
+        format: Version of this format.
+        command: Command that made the folder.
+        environment: Requirements of the tests' environment with exact versions, such as ``pytest==8.4.2``.
+        packages: The packages.
+    """
+
+    format: int = 1
+    command: str
+    environment: tuple[str, ...]
+    packages: tuple[LockedPackage, ...]
+
+    @property
+    def environment_hash(self) -> str:
+        """Hash of the requirements, as 16 hexadecimal digits; the name of the environment's folder."""
+        return hashlib.sha256("\n".join(sorted(self.environment)).encode()).hexdigest()[:16]
+
+
+def read_lines(file: Path) -> list[dict[str, object]]:
+    """Return the objects of a file of JSON lines, plain or compressed with gzip.
+
+    Raises:
+        UsageError: The file cannot be read.
+        ConfigError: A line is not a JSON object.
+    """
+    try:
+        content = file.read_bytes()
+        lines = (gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content).decode().split("\n")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {file}: {error}") from None
+    rows: list[dict[str, object]] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ConfigError([f"{file}:{number}: not valid JSON: {error.msg} at column {error.colno}"]) from None
+        if not isinstance(row, dict):
+            raise ConfigError([f"{file}:{number}: must be an object, got {line[:60]}"])
+        rows.append(row)
+    return rows
+
+
+@lru_cache(maxsize=8)
+def read_folder(folder: Path) -> tuple[Sequence[SweTask], Lock]:
+    """Return the tasks of a folder that ``envkit swe build`` made, and its lock.
+
+    Raises:
+        UsageError: The folder does not have these files.
+        ConfigError: A file is malformed; the message names the line.
+    """
+    try:
+        lock = msgspec.json.decode((folder / LOCK).read_bytes(), type=Lock)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise UsageError(f"{folder} has no usable {LOCK}: {error}; make the folder with: envkit swe build") from None
+    tasks: list[SweTask] = []
+    for number, row in enumerate(read_lines(folder / TASKS), 1):
+        try:
+            tasks.append(msgspec.convert(row, SweTask))
+        except msgspec.ValidationError as error:
+            raise ConfigError([f"{folder / TASKS}:{number}: {error}"]) from None
+    if not tasks:
+        raise UsageError(f"{folder / TASKS} has no tasks")
+    return tasks, lock
+
+
+def write_folder(folder: Path, tasks: Iterable[SweTask], lock: Lock) -> None:
+    """Write a folder that `read_folder` reads."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / TASKS).write_bytes(b"".join(msgspec.json.encode(task) + b"\n" for task in tasks))
+    (folder / LOCK).write_bytes(msgspec.json.format(msgspec.json.encode(lock), indent=1) + b"\n")

@@ -1,0 +1,272 @@
+"""Tasks of SWE-v0: build them, verify them, and grade a patch, with sandboxes of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import anyio
+import msgspec
+
+from envkit import clock
+from envkit.environments.swe import packages
+from envkit.environments.swe.build import BuildSettings, Yield
+from envkit.environments.swe.build import build as build_folder
+from envkit.environments.swe.checkout import changes_of_patch, source_of
+from envkit.environments.swe.env import OWN_TASKS
+from envkit.environments.swe.grading import Verdict, grade_changes
+from envkit.environments.swe.tasks import Lock, SweTask, read_folder, read_lines
+from envkit.errors import ConfigError, UsageError, did_you_mean
+from envkit.protocols import SandboxPool
+from envkit.wiring.data import folder_of
+from envkit.wiring.sandboxes.tool_pool import open_tool_pool
+
+DATA = "swe"
+"""Name of the data of SWE-v0: source distributions, trees and environments of tests."""
+TRIES = 3
+"""Maximum number of runs with a task's own fix: tests that measure time may fail on a busy machine."""
+
+Announce = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LocatedTask:
+    """A task, the requirements of the environment in which its tests run, and the lock of its folder, if it has one."""
+
+    task: SweTask
+    environment: tuple[str, ...]
+    lock: Lock | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What the two players of `verify` earn in a task.
+
+    Attributes:
+        task_id: The task.
+        oracle: Whether the task's own fix is accepted.
+        nop: Whether the source with the bug is accepted.
+        problem: Why the task is not valid; empty if it is.
+        note: Why a run with the fix was repeated; empty if the first one succeeded.
+    """
+
+    task_id: str
+    oracle: bool
+    nop: bool
+    problem: str
+    note: str = ""
+
+
+class _Row(msgspec.Struct, frozen=True, kw_only=True):
+    """A task in the format of SWE-smith, with the name of a source distribution in the place of an image."""
+
+    instance_id: str
+    repo: str
+    base: str
+    bug_patch: str
+    patch: str
+    FAIL_TO_PASS: tuple[str, ...]
+    PASS_TO_PASS: tuple[str, ...] = ()
+    strategy: str = ""
+    function: str = ""
+    file: str = ""
+
+
+def packages_of(words: Sequence[str]) -> list[str]:
+    """Return the packages that arguments of the command line name; ``named`` and ``own`` stand for lists."""
+    found: dict[str, None] = {}
+    for word in words:
+        found.update(dict.fromkeys(packages.NAMED if word == "named" else [packages.OWN if word == "own" else word]))
+    return list(found)
+
+
+def named() -> list[tuple[str, Sequence[str] | None]]:
+    """Return pairs of each named package and what its tests need besides pytest; None for the one that envkit has."""
+    return [(packages.OWN, None), *packages.NAMED.items()]
+
+
+def build(
+    requirements: Sequence[str],
+    folder: Path,
+    *,
+    want: int,
+    combine: int = 1,
+    seed: int = 0,
+    jobs: int = 2,
+    more: Sequence[str] = (),
+    command: str = "envkit swe build",
+    backend: str = "auto",
+    announce: Announce,
+    on_task: Callable[[str, int], None],
+) -> list[Yield]:
+    """Make a folder with tasks; see `envkit.environments.swe.build.build` and `BuildSettings` there."""
+    settings = BuildSettings(want=want, combine=combine, seed=seed, jobs=jobs, more=tuple(more), command=command)
+
+    async def main() -> list[Yield]:
+        async with open_tool_pool(backend, announce=announce) as pool:
+            data = folder_of(DATA)
+            return await build_folder(
+                pool, requirements, folder, data=data, settings=settings, announce=announce, on_task=on_task
+            )
+
+    return clock.run(main)
+
+
+def read_tasks(path: Path) -> list[LocatedTask]:
+    """Return the tasks of a folder that ``envkit swe build`` made, or of a file of rows with a source distribution.
+
+    Raises:
+        UsageError: The folder or file cannot be read.
+        ConfigError: A row is malformed.
+    """
+    if path.is_dir():
+        tasks, lock = read_folder(path)
+        return [LocatedTask(task, lock.environment, lock) for task in tasks]
+    found: list[LocatedTask] = []
+    for number, fields in enumerate(read_lines(path), 1):
+        try:
+            row = msgspec.convert(fields, _Row)
+        except msgspec.ValidationError as error:
+            raise ConfigError([f"{path}: task {number}: {error}"]) from None
+        if not row.FAIL_TO_PASS:
+            raise ConfigError([f"{path}: task {number}: FAIL_TO_PASS must name at least one test"])
+        environment = packages.environment_of([packages.requirement_of(row.base)])
+        found.append(LocatedTask(_task_of(row), environment))
+    if not found:
+        raise UsageError(f"{path} has no tasks")
+    return found
+
+
+def find_task(path: Path | None, task_id: str) -> LocatedTask:
+    """Return a task of `read_tasks` by its id; None for `path` means the tasks that envkit has.
+
+    Raises:
+        UsageError: There is no such task.
+    """
+    path = path or OWN_TASKS
+    known = {one.task.id: one for one in read_tasks(path)}
+    if task_id not in known:
+        raise UsageError(f"{path} has no task {task_id!r}{did_you_mean(task_id, known)}")
+    return known[task_id]
+
+
+def grade(located: LocatedTask, patch: str, *, backend: str = "auto", announce: Announce) -> Verdict | None:
+    """Return the verdict on a patch; None if the sandbox failed.
+
+    Raises:
+        UsageError: The patch does not apply.
+    """
+
+    async def main() -> Verdict | None:
+        async with open_tool_pool(backend, announce=announce) as pool:
+            environment = await _prepare(located, announce)
+            tree = await source_of(located.task, folder_of(DATA), located.lock)
+            return await grade_changes(pool, located.task, tree, changes_of_patch(tree, patch), environment=environment)
+
+    return clock.run(main)
+
+
+def verify(
+    located: Sequence[LocatedTask],
+    *,
+    jobs: int = 2,
+    backend: str = "auto",
+    announce: Announce,
+    on_check: Callable[[Check], None],
+) -> list[Check]:
+    """Grade each task's own fix, which must succeed, and the source with the bug, which must fail.
+
+    Args:
+        located: The tasks.
+        jobs: Number of tasks at once.
+        backend: Kind of the sandboxes.
+        announce: Called with lines about progress.
+        on_check: Called when a task has been checked.
+
+    Raises:
+        UsageError: pip cannot fetch a source distribution or what tests need.
+    """
+
+    async def main() -> list[Check]:
+        checks: list[Check] = []
+        async with open_tool_pool(backend, announce=announce) as pool:
+            environments: dict[tuple[str, ...], Path] = {}
+            for base, one in {one.task.base: one for one in located}.items():
+                environments[one.environment] = await _prepare(one, announce)
+                if base:
+                    await clock.to_thread(packages.fetch, packages.requirement_of(base), folder_of(DATA) / "sdists")
+            places = anyio.Semaphore(jobs)
+
+            async def check(one: LocatedTask) -> None:
+                async with places:
+                    checks.append(await _check(pool, one, environments[one.environment]))
+                on_check(checks[-1])
+
+            async with anyio.create_task_group() as tasks:
+                for one in located:
+                    tasks.start_soon(check, one)
+        return checks
+
+    return clock.run(main)
+
+
+async def _check(pool: SandboxPool, located: LocatedTask, environment: Path) -> Check:
+    task = located.task
+    try:
+        tree = await source_of(task, folder_of(DATA), located.lock)
+        fix = changes_of_patch(tree, task.patch)
+    except UsageError as error:
+        return Check(task.id, oracle=False, nop=False, problem=str(error))
+    grader = partial(grade_changes, pool, task, tree, environment=environment)
+    note = problem = ""
+    oracle = None
+    for _ in range(TRIES):
+        note, oracle = problem, await grader(fix)
+        problem = _why_wrong(oracle)
+        if not problem:
+            break
+    nop = await grader({})
+    if nop is None:
+        problem = problem or "nop: the sandbox failed"
+    elif nop.resolved:
+        problem = problem or "nop: the tests pass with the bug"
+    is_fixed, is_passed = oracle is not None and oracle.resolved, nop is not None and nop.resolved
+    return Check(task.id, is_fixed, is_passed, problem, note)
+
+
+def _why_wrong(oracle: Verdict | None) -> str:
+    """Return why a fix was not accepted; empty if it was."""
+    if oracle is None:
+        return "oracle: the sandbox failed"
+    if oracle.resolved:
+        return ""
+    failed = [f"{test} ({result.outcome})" for test, result in oracle.tests.items() if not result.is_ok]
+    refused = [f"{path} was refused: {why}" for path, why in oracle.refused.items()]
+    tests = [f"{len(failed)} tests do not pass, first {failed[0]}"] if failed else []
+    return f"oracle: {'; '.join([*filter(None, [oracle.problem]), *refused, *tests])}"
+
+
+async def _prepare(located: LocatedTask, announce: Announce) -> Path:
+    """Return the folder of the environment in which the tests of a task run."""
+    folder = folder_of(DATA) / "environments"
+    return await clock.to_thread(packages.environment, located.environment, folder, announce)
+
+
+def _task_of(row: _Row) -> SweTask:
+    return SweTask(
+        id=row.instance_id,
+        repo=row.repo,
+        base=row.base,
+        bug_patch=row.bug_patch,
+        patch=row.patch,
+        fail_to_pass=row.FAIL_TO_PASS,
+        pass_to_pass=row.PASS_TO_PASS,
+        statements=(
+            f"`{row.function}` in `{row.file}` does not work correctly; {', '.join(row.FAIL_TO_PASS[:3])} fails",
+        ),
+        file=row.file,
+        function=row.function,
+        strategy=row.strategy,
+    )

@@ -1,0 +1,127 @@
+"""``envkit swe``: what it prints, and what it answers to wrong arguments and tasks."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envkit.environments.swe.env import OWN_TASKS
+from envkit.environments.swe.tasks import read_folder
+from envkit.wiring.data import folder_of
+from tests.cli.commands import envkit
+
+TASK = read_folder(OWN_TASKS)[0][0]
+
+
+def row(**changes: Any) -> dict[str, Any]:
+    made: dict[str, Any] = {"instance_id": TASK.id, "repo": TASK.repo, "base": TASK.base, "bug_patch": TASK.bug_patch}
+    made |= {"patch": TASK.patch, "FAIL_TO_PASS": TASK.fail_to_pass, "PASS_TO_PASS": TASK.pass_to_pass}
+    return {**made, "strategy": TASK.strategy, "function": TASK.function, "file": TASK.file, **changes}
+
+
+def write_rows(file: Path, *rows: dict[str, Any]) -> Path:
+    content = "".join(json.dumps(one) + "\n" for one in rows).encode()
+    file.write_bytes(gzip.compress(content) if file.suffix == ".gz" else content)
+    return file
+
+
+def test_the_packages_are_listed_with_what_their_tests_need() -> None:
+    code, output, _ = envkit("swe", "packages")
+    assert code == 0
+    assert "marshmallow==4.4.0     simplejson==4.3.0" in output
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("semver",), "'semver' must name an exact version"),
+        (("semver==3.1.1", "--want", "0"), "greater than or equal to 1"),
+        (("semver==3.1.1", "--combine", "9"), "less than or equal to 5"),
+        (("pytest==9.2.0",), "pytest==9.2.0 cannot have bugs"),
+        (("no-such-package==1.0",), "pip failed"),
+        (("semver==3.1.1", "--backend", "moon"), "must be one of"),
+    ],
+)
+def test_a_build_with_wrong_arguments_says_so(words: tuple[str, ...], problem: str, tmp_path: Path) -> None:
+    empty: dict[str, Any] = {
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": "",
+        "PIP_EXTRA_INDEX_URL": "",
+        "PIP_CONFIG_FILE": "/dev/null",
+    }
+    (tmp_path / "data" / "swe").mkdir(parents=True)
+    (tmp_path / "data" / "swe" / "environments").symlink_to(folder_of("swe") / "environments")
+    code, _, errors = envkit("swe", "build", *words, "--out", tmp_path, ENVKIT_DATA=str(tmp_path / "data"), **empty)
+    assert code == 2
+    assert problem in errors
+    assert "Traceback" not in errors
+
+
+@pytest.mark.bwrap
+def test_a_package_without_tests_is_refused(tmp_path: Path) -> None:
+    data = tmp_path / "data" / "swe"
+    (data / "sdists").mkdir(parents=True)
+    (data / "environments").symlink_to(folder_of("swe") / "environments")
+    (tmp_path / "empty-1.0").mkdir()
+    (tmp_path / "empty-1.0" / "empty.py").write_text("x = 1\n")
+    with tarfile.open(data / "sdists" / "empty-1.0.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "empty-1.0", "empty-1.0")
+    code, _, errors = envkit("swe", "build", "empty==1.0", "--out", tmp_path / "out", ENVKIT_DATA=str(data.parent))
+    assert code == 2
+    assert "empty==1.0: no test of its source distribution passes here (pytest: no tests ran" in errors
+
+
+@pytest.mark.parametrize(
+    ("rows", "problem"),
+    [
+        ([], "has no tasks"),
+        ([row(), {"instance_id": "a"}], "task 2: Object missing required field `repo`"),
+        ([row(FAIL_TO_PASS=[])], "task 1: FAIL_TO_PASS must name at least one test"),
+    ],
+)
+def test_a_file_of_tasks_that_cannot_be_read_is_refused(rows: list[Any], problem: str, tmp_path: Path) -> None:
+    code, output, errors = envkit("swe", "verify", write_rows(tmp_path / "a.jsonl", *rows))
+    assert (code, output) == (2, "")
+    assert problem in errors
+
+
+@pytest.mark.bwrap
+def test_verify_names_each_wrong_task_and_exits_with_1(tmp_path: Path) -> None:
+    wrong = [row(instance_id="unfixed", patch=""), row(instance_id="other", patch=TASK.bug_patch)]
+    wrong.append(row(instance_id="no-bug", bug_patch="", patch=""))
+    file = write_rows(tmp_path / "a.jsonl.gz", row(), *wrong)
+    code, output, errors = envkit("swe", "verify", file)
+    assert (code, output) == (1, "oracle 2/4, nop 1/4\n")
+    assert f"unfixed: oracle: {len(TASK.fail_to_pass)} tests do not pass, first {TASK.fail_to_pass[0]} (" in errors
+    assert "other: the patch does not apply" in errors
+    assert "no-bug: nop: the tests pass with the bug" in errors
+    assert TASK.id not in errors
+
+
+@pytest.mark.bwrap
+def test_verify_succeeds_for_valid_tasks(tmp_path: Path) -> None:
+    assert envkit("swe", "verify", write_rows(tmp_path / "a.jsonl", row()))[:2] == (0, "oracle 1/1, nop 0/1\n")
+
+
+@pytest.mark.bwrap
+def test_grade_prints_each_test_and_the_verdict(tmp_path: Path) -> None:
+    tests = len(TASK.fail_to_pass) + len(TASK.pass_to_pass)
+    code, output, _ = envkit("swe", "grade", TASK.id, "-", stdin=TASK.patch)
+    assert code == 0
+    assert output.splitlines()[-1] == f"resolved: {tests} of {tests} tests pass"
+    assert f"F2P   passed   {TASK.fail_to_pass[0]}" in output
+
+    code, output, _ = envkit("swe", "grade", TASK.id, "-")
+    assert code == 1
+    assert output.splitlines()[-1] == f"not resolved: {len(TASK.pass_to_pass)} of {tests} tests pass"
+
+
+def test_grade_refuses_an_unknown_task_and_a_patch_that_does_not_exist() -> None:
+    code, _, errors = envkit("swe", "grade", TASK.id + "x", "-")
+    assert (code, "did you mean" in errors) == (2, True)
+    assert envkit("swe", "grade", TASK.id, "missing.patch")[0] == 2

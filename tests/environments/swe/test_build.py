@@ -1,0 +1,188 @@
+"""Building: what is accepted, how it continues, and the tasks of our own package."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from envkit import clock
+from envkit.environments.swe import packages
+from envkit.environments.swe.build import BuildSettings, _Bug, _Bugs, _Builder, _Journal, _Trial, build
+from envkit.environments.swe.env import OWN_TASKS
+from envkit.environments.swe.mutate import Edit, edits_of
+from envkit.environments.swe.tasks import read_folder
+from envkit.errors import UsageError
+from envkit.wiring.data import folder_of
+from envkit.wiring.sandboxes.tool_pool import open_tool_pool
+from envkit.wiring.swe import DATA, read_tasks, verify
+
+
+def edit(function: str, operator: str = "off_by_one", start: int = 0) -> Edit:
+    return Edit(operator=operator, function=function, line=1, start=start, end=start + 1, text="1")
+
+
+@dataclass
+class Builder:
+    """Tries bugs; those with the operator ``survivor`` survive."""
+
+    jobs: int = 1
+    tried: list[str] = field(default_factory=list)
+
+    async def try_bug(self, bug: _Bug) -> _Trial:
+        (one,) = bug[1]
+        if one.function not in self.tried:
+            self.tried.append(one.function)
+        return _Trial(bug="", verdict="survived" if one.operator == "survivor" else "found")
+
+    def is_program(self, bug: _Bug) -> bool:
+        return bug[1][0].function != "invalid"
+
+
+def taken(candidates: list[tuple[str, Edit]], *sizes: int, jobs: int = 1, wanted: int = 40) -> list[list[str] | None]:
+    bugs = _Bugs(Builder(jobs), candidates, wanted)  # type: ignore[arg-type]
+
+    async def main() -> list[list[str] | None]:
+        found = [await bugs.take(size) for size in sizes]
+        return [None if bug is None else [one.function for one in bug[1]] for bug in found]
+
+    return clock.run(main)
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_every_function_gets_one_bug_and_every_operator_a_quarter_of_all(jobs: int) -> None:
+    candidates = [("a.py", edit("f")), ("a.py", edit("f", "return_none"))]
+    candidates += [("a.py", edit(name)) for name in ("invalid", "g", "h", "i")]
+    candidates += [("a.py", edit("j", "survivor")), ("a.py", edit("k", "return_none"))]
+    assert taken(candidates, 1, 1, 1, 1, jobs=jobs, wanted=8) == [["f"], ["g"], ["k"], None]
+
+
+def test_a_combination_is_of_one_file_and_in_the_order_of_the_file() -> None:
+    candidates = [("a.py", edit("f", start=9)), ("b.py", edit("g")), ("a.py", edit("h", start=1))]
+    assert taken(candidates, 2, 1, 1) == [["h", "f"], ["g"], None]
+
+
+def test_the_number_of_jobs_changes_nothing() -> None:
+    files = ("a.py", "b.py", "b.py", "a.py", "c.py", "b.py", "a.py", "a.py", "b.py")
+    candidates = [(file, edit(f"f{number}", f"op{number % 4}")) for number, file in enumerate(files)]
+    assert taken(candidates, 1, 2, 1, 3, jobs=1) == taken(candidates, 1, 2, 1, 3, jobs=4)
+
+
+def test_the_number_of_tries_is_limited() -> None:
+    candidates = [("a.py", edit(f"f{number}", "survivor")) for number in range(20)]
+    assert taken([*candidates, ("a.py", edit("g"))], 1, wanted=2) == [None]
+
+
+def test_the_named_packages_have_exact_versions_and_an_environment_without_themselves() -> None:
+    assert len(packages.NAMED) >= 20
+    needed = packages.environment_of(list(packages.NAMED))
+    assert all("==" in one for one in [*packages.NAMED, *needed])
+
+
+@pytest.mark.parametrize(
+    ("requirement", "more", "problem"),
+    [
+        ("pluggy==1.6.0", (), "pluggy==1.6.0 cannot have bugs"),
+        ("semver==3.1.1", ("Six==1.17.0", "six==1.16.0"), "Six==1.17.0 and six==1.16.0"),
+    ],
+)
+def test_an_impossible_environment_is_refused(requirement: str, more: tuple[str, ...], problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        packages.environment_of([requirement], more)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "licence"),
+    [
+        ("License-Expression: MIT\nLicense: Other\n", "MIT"),
+        ("License: BSD-3-Clause\n", "BSD-3-Clause"),
+        ("License: UNKNOWN\nClassifier: License :: OSI Approved :: MIT License\n", "MIT License"),
+        ("Name: a\n", "unknown"),
+    ],
+)
+def test_the_licence_is_read_from_the_metadata(metadata: str, licence: str, tmp_path: Path) -> None:
+    (tmp_path / "PKG-INFO").write_text(metadata)
+    assert packages.licence_of(tmp_path) == licence
+
+
+def test_our_own_package_has_the_bytes_of_its_lock(tmp_path: Path) -> None:
+    base = packages.fetch(packages.OWN, tmp_path)
+    tasks, lock = read_folder(OWN_TASKS)
+    assert packages.sha256_of(base) == lock.packages[0].sha256
+    assert lock.environment == packages.environment_of([packages.OWN])
+    assert {task.base for task in tasks} == {base.name}
+    assert len({task.id for task in tasks}) == len(tasks) == 12
+
+
+@pytest.mark.bwrap
+@pytest.mark.slow
+def test_a_build_makes_today_the_first_tasks_of_our_own_package(tmp_path: Path) -> None:
+    async def made(want: int) -> int:
+        """Return the number of sandboxes that a build started."""
+        async with open_tool_pool("local") as pool:
+            settings = BuildSettings(want=want, combine=3, seed=1)
+            await build(pool, [packages.OWN], tmp_path, data=folder_of(DATA), settings=settings)
+            return pool.counts().starts
+
+    assert clock.run(partial(made, 1)) > 0
+    (journal,) = (tmp_path / "tried").iterdir()
+    with journal.open("ab") as file:
+        file.write(b'{"type": "trial", "bug": "src/a')  # as after kill -9
+    clock.run(partial(made, 2))
+
+    assert read_folder(tmp_path)[0] == read_folder(OWN_TASKS)[0][:2]
+    assert clock.run(partial(made, 2)) == 0
+
+
+@pytest.mark.bwrap
+@pytest.mark.slow
+def test_the_oracle_solves_six_of_our_own_tasks_and_the_nop_none() -> None:
+    lines: list[str] = []
+    checks = verify(read_tasks(OWN_TASKS)[:6], announce=lines.append, on_check=lambda check: None)
+    assert [(one.oracle, one.nop, one.problem) for one in checks] == [(True, False, "")] * 6, lines
+
+
+@pytest.mark.bwrap
+@pytest.mark.slow
+def test_bugs_that_hang_flood_or_use_up_the_memory_are_tried_and_left_out(tmp_path: Path) -> None:
+    source = b"""def count(n, kept=()):
+    while n > 0:
+        n -= 1
+    return n
+
+
+def shout(n):
+    while n > 0:
+        print("x" * 1000000)
+        n -= 1
+    return n
+
+
+def keep(n):
+    kept = []
+    while n > 0:
+        kept.append(bytearray(1 << 24))
+        n -= 1
+    return n
+"""
+    (tmp_path / "loops.py").write_bytes(source)
+    tests = [f"def test_{name}():\n    assert loops.{name}(2) == 0\n" for name in ("count", "shout", "keep")]
+    tests += [f"def test_{number}():\n    pass\n" for number in range(9)]
+    (tmp_path / "test_loops.py").write_text("import loops\n\n" + "\n".join(tests))
+    environment = packages.environment(packages.PYTEST, folder_of(DATA) / "environments", lambda line: None)
+
+    async def main() -> dict[str, str]:
+        async with open_tool_pool("local") as pool:
+            builder = _Builder(pool, tmp_path, environment, _Journal(tmp_path / "tried.jsonl"), BuildSettings())
+            baseline = await builder.measure(("a",), "loops==1.0")
+            assert len(baseline.stable) == 12
+            endless = [one for one in edits_of(source) if one.operator == "assign_removed"]
+            return {one.function: (await builder.try_bug(("loops.py", (one,)))).verdict for one in endless}
+
+    verdicts = clock.run(main)
+    assert verdicts.keys() == {"count", "shout", "keep"}
+    assert "accepted" not in verdicts.values()
+    assert verdicts["count"] == "hung"
+    assert verdicts["keep"] in ("hung", "lost")

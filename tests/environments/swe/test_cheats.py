@@ -1,0 +1,41 @@
+"""Cheats in real sandboxes: each earns 0, and the fix earns 1."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from envkit.environments.swe.cheats import CHEATS
+from envkit.types import JSON
+from envkit.wiring.env_check.tasks import check_tasks
+from envkit.wiring.environments import find
+from tests.sandbox.containers import image
+
+from .tiny import task, task_folder
+
+BACKENDS = [pytest.param("local", marks=pytest.mark.bwrap), pytest.param("docker", marks=pytest.mark.docker)]
+
+
+def test_every_cheat_is_a_player() -> None:
+    names = {name.partition(":")[2] for name in find("SWE-v0").players if name.startswith("cheat:")}
+    assert names == set(CHEATS)
+
+
+def test_every_cheat_attacks() -> None:
+    for name, cheat in CHEATS.items():
+        calls = cheat.calls(task())
+        assert calls, name
+        assert not any(word in call for call in calls for word in ("TESTS", "TESTFILES", "FILE ", "PACKAGE")), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_fix_earns_1_and_every_cheat_0(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = task_folder(tmp_path)
+    monkeypatch.setenv("ENVKIT_DATA", str(tmp_path))
+    options: dict[str, JSON] = {"tasks": str(folder), "image": image() if backend == "docker" else None}
+    results, missing = check_tasks("SWE-v0", tasks=1, repeat=1, options=options, backend=backend)
+    assert [line for one in results for line in one.problems()] == []
+    assert [one.successes for one in results] == [1] + [0] * (len(results) - 1)
+    assert missing == []

@@ -1,0 +1,242 @@
+"""Grading: which changes count, and verdicts on runs in real sandboxes."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from envkit import clock
+from envkit.environments.swe.checkout import source_of
+from envkit.environments.swe.grading import MAX_CHANGES, Verdict, flags_of, grade_changes, sort_out
+from envkit.environments.swe.tasks import SweTask
+from envkit.errors import UsageError
+from envkit.protocols import SandboxPool
+from envkit.types import Cause, CauseKind, SandboxState
+from envkit.wiring.sandboxes.tool_pool import open_tool_pool
+
+from .tiny import BUGGY, CORE, FILES, FIXED, environment_folder, sdist, task, with_tests
+
+BROKEN = "def test_a():\n    from tiny.core import add\n    assert add(1, 2) == 3\n"
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    sdist(tmp_path, {**FILES, "src/tiny/other.py": "x = 1\n", "tests/unit/lib.py": "", "src/tiny/tests.py": ""})
+    return clock.run(partial(source_of, task(), tmp_path))
+
+
+def test_only_existing_source_files_are_taken_over(tree: Path) -> None:
+    (tree / "src/tiny/linked.py").symlink_to("other.py")
+    changes = {
+        CORE: FIXED,
+        "src/tiny/other.py": b"x = 1\n",  # unchanged
+        "src/tiny/new.py": b"",
+        "src/tiny/data.txt": b"new\n",
+        "src/tiny/tests.py": b"x = 1\n",
+        "src/tiny/linked.py": b"x = 1\n",
+        "tests/test_core.py": b"",
+        "tests/helpers.py": b"x = 1\n",
+        "tests/unit/lib.py": b"x = 1\n",
+        "conftest.py": b"x = 1\n",
+        "setup.py": b"x = 1\n",
+        "pyproject.toml": b"",
+        "pytest.ini": b"",
+        "sitecustomize.py": b"",
+        "a.pth": b"",
+        "../outside.py": b"",
+        "/etc/passwd": b"",
+        "src/tiny/../tiny/other.py": b"x = 2\n",
+        "src//tiny/other.py": b"x = 2\n",
+        ".git/hooks/x.py": b"",
+        "": b"",
+        "src": b"",
+        "src/tiny/\udcff.py": b"",
+    }
+    taken, refused = sort_out(task(), tree, changes)
+    assert taken == {CORE: FIXED}
+    assert refused.keys() == changes.keys() - {CORE, "src/tiny/other.py"}
+
+
+def test_large_changes_are_refused(tree: Path) -> None:
+    assert sort_out(task(), tree, {CORE: b"#" * (MAX_CHANGES + 1)})[0] == {}
+    many = {f"src/tiny/f{number:02}.py": b"#" * (1 << 20) for number in range(12)}
+    for path in many:
+        (tree / path).write_bytes(b"")
+    taken, refused = sort_out(task(), tree, many)
+    assert (len(taken), len(refused)) == (8, 4)
+
+
+def test_flags_name_what_was_added_and_not_what_was_there(tree: Path) -> None:
+    suspicious = b"import os, gc\nos._exit(0)\n"
+    assert flags_of(tree, {CORE: suspicious + FIXED}) == (f"gc in {CORE}", f"os._exit in {CORE}")
+    (tree / CORE).write_bytes(suspicious + BUGGY)
+    assert flags_of(tree, {CORE: suspicious + FIXED}) == ()
+
+
+async def graded_in(pool: SandboxPool, task: SweTask, folder: Path, source: bytes, **options: Any) -> Verdict | None:
+    tree = await source_of(task, folder)
+    return await grade_changes(pool, task, tree, {CORE: source}, environment=environment_folder(), **options)
+
+
+def graded(task: SweTask, folder: Path, source: bytes = FIXED, **options: Any) -> Verdict:
+    async def main() -> Verdict | None:
+        async with open_tool_pool("local") as pool:
+            return await graded_in(pool, task, folder, source, **options)
+
+    verdict = clock.run(main)
+    assert verdict is not None
+    return verdict
+
+
+def outcomes(verdict: Verdict) -> Mapping[str, str]:
+    return {test.rpartition("::")[2]: result.outcome for test, result in verdict.tests.items()}
+
+
+@pytest.mark.bwrap
+def test_the_fix_is_resolved_and_the_bug_is_not_with_any_name_of_a_test(tmp_path: Path) -> None:
+    sdist(tmp_path)
+    fixed, nop = graded(task(), tmp_path), graded(task(), tmp_path, BUGGY)
+    assert (fixed.resolved, fixed.problem, set(outcomes(fixed).values())) == (True, "", {"passed"})
+    assert (nop.resolved, nop.problem) == (False, "")
+    assert {(test.kind, test.outcome) for test in nop.tests.values()} == {("F2P", "failed"), ("P2P", "passed")}
+    assert "AssertionError" in nop.tests[task().fail_to_pass[-1]].message
+
+
+@pytest.mark.bwrap
+def test_missing_and_skipped_tests_are_not_passed_and_expected_failures_are(tmp_path: Path) -> None:
+    tests = "import pytest\ndef test_skipped(): pytest.skip()\n@pytest.mark.xfail\ndef test_x(): assert False\n"
+    names = ("test_a", "test_skipped", "test_x", "test_missing")
+    found = graded(with_tests(tmp_path, BROKEN + tests, failing=names), tmp_path)
+    expected = dict(zip(names, ("passed", "skipped", "xfailed", "missing"), strict=True))
+    assert (found.resolved, outcomes(found)) == (False, expected)
+    assert graded(with_tests(tmp_path, BROKEN + tests, failing=("test_a", "test_x")), tmp_path).resolved
+
+
+@pytest.mark.bwrap
+def test_a_thousand_tests_are_reported(tmp_path: Path) -> None:
+    tests = "import pytest\n@pytest.mark.parametrize('n', range(1000))\ndef test_n(n): assert n >= 0\n"
+    many = tuple(f"test_n[{number}]" for number in range(1000))
+    found = graded(with_tests(tmp_path, BROKEN + tests, failing=("test_a",), passing=many), tmp_path)
+    assert (found.resolved, len(found.tests)) == (True, 1001)
+
+
+@pytest.mark.bwrap
+def test_a_test_that_hangs_fails_and_the_others_run(tmp_path: Path) -> None:
+    tests = "import time\ndef test_hangs():\n    try: time.sleep(60)\n    except Exception: pass\n"
+    found = graded(with_tests(tmp_path, tests + BROKEN, failing=("test_a", "test_hangs")), tmp_path, test_timeout_s=0.5)
+    assert outcomes(found) == {"test_a": "passed", "test_hangs": "failed"}
+
+
+@pytest.mark.bwrap
+def test_a_run_that_does_not_end_is_repeated_once_and_not_resolved(tmp_path: Path) -> None:
+    hangs = FIXED + b"\nimport signal, time\nsignal.pthread_sigmask(0, range(1, 32))\ntime.sleep(60)\n"
+    sdist(tmp_path)
+
+    async def main() -> tuple[Verdict | None, int]:
+        async with open_tool_pool("local") as pool:
+            return await graded_in(pool, task(), tmp_path, hangs, timeout_s=1.5), len(pool.views())
+
+    found, runs = clock.run(main)
+    assert found is not None
+    assert (found.resolved, found.problem, runs) == (False, "the tests did not end in time", 2)
+
+
+@pytest.mark.bwrap
+def test_a_test_that_prints_100_mb_passes(tmp_path: Path) -> None:
+    tests = "def test_prints():\n    for _ in range(100): print('x' * 1_000_000)\n"
+    assert graded(with_tests(tmp_path, BROKEN + tests, failing=("test_a", "test_prints")), tmp_path).resolved
+
+
+@pytest.mark.bwrap
+def test_a_test_that_forks_counts_once(tmp_path: Path) -> None:
+    tests = """
+        import os, sys, time
+        def test_forks():
+            if os.fork() == 0:
+                time.sleep(0.1)
+                return  # the child goes on with the tests, and reports them to nobody
+        def test_daemon():
+            if os.fork() == 0:
+                os.setsid()
+                time.sleep(30)
+                os._exit(0)
+    """
+    names = ("test_forks", "test_daemon", "test_a")
+    found = graded(with_tests(tmp_path, textwrap.dedent(tests) + BROKEN, failing=names), tmp_path)
+    assert (found.resolved, found.problem, outcomes(found)) == (True, "", dict.fromkeys(names, "passed"))
+    assert found.seconds < 20
+
+
+@pytest.mark.bwrap
+def test_without_pytest_there_is_an_error_and_no_verdict(tmp_path: Path) -> None:
+    async def main(source: bytes, environment: Path) -> Verdict | None:
+        async with open_tool_pool("local") as pool:
+            tree = await source_of(task(), tmp_path)
+            return await grade_changes(pool, task(), tree, {CORE: source}, environment=environment)
+
+    sdist(tmp_path)
+    with pytest.raises(UsageError, match="cannot import pytest"):
+        clock.run(partial(main, FIXED, sdist(tmp_path).parent))
+    verdict = clock.run(partial(main, b"import os; os._exit(120)", environment_folder()))
+    assert verdict is not None
+    assert not verdict.resolved
+
+
+@pytest.mark.bwrap
+def test_tests_cannot_change_the_tree(tmp_path: Path) -> None:
+    tests = "import pytest\ndef test_b():\n    with pytest.raises(OSError): open('src/tiny/core.py', 'a')\n"
+    assert graded(with_tests(tmp_path, BROKEN + tests, failing=("test_a", "test_b")), tmp_path).resolved
+
+
+@pytest.mark.bwrap
+def test_a_killed_grader_gives_no_verdict_and_then_the_right_one(tmp_path: Path) -> None:
+    slow = with_tests(tmp_path, BROKEN + "def test_slow():\n    import time; time.sleep(1.5)\n", failing=("test_a",))
+
+    async def main() -> list[Verdict | None]:
+        found: list[Verdict | None] = []
+        async with open_tool_pool("local") as pool, anyio.create_task_group() as tasks:
+
+            async def grade() -> None:
+                found.append(await graded_in(pool, slow, tmp_path, FIXED))
+
+            tasks.start_soon(grade)
+            async for event in pool.events():
+                if event.state is SandboxState.LEASED:
+                    break
+            await anyio.sleep(0.7)
+            pool.remove_node("here", Cause(CauseKind.NODE_LOST, "lost"))
+        async with open_tool_pool("local") as pool:
+            found.append(await graded_in(pool, slow, tmp_path, FIXED))
+        return found
+
+    first, second = clock.run(main)
+    assert first is None
+    assert second is not None
+    assert second.resolved
+
+
+@pytest.mark.bwrap
+def test_eight_graders_at_once_lose_nothing(tmp_path: Path) -> None:
+    sdist(tmp_path)
+
+    async def main() -> dict[int, Verdict | None]:
+        found: dict[int, Verdict | None] = {}
+        async with open_tool_pool("local") as pool, anyio.create_task_group() as tasks:
+
+            async def grade(number: int) -> None:
+                found[number] = await graded_in(pool, task(), tmp_path, FIXED if number % 2 else BUGGY)
+
+            for number in range(8):
+                tasks.start_soon(grade, number)
+        return found
+
+    found = clock.run(main)
+    assert {number: one is not None and one.resolved for number, one in found.items()} == {
+        number: bool(number % 2) for number in range(8)
+    }
