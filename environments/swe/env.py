@@ -40,7 +40,7 @@ from .tasks import Lock, SweTask, read_folder
 OWN_TASKS = Path(__file__).with_name("own")
 """The tasks of the package that envkit contains."""
 
-_MAX_CHANGED = 200
+_MAX_NEW = 200
 _MAX_LISTING = 16 << 20
 _LIST = """
 import hashlib, json, os, stat, sys
@@ -282,19 +282,20 @@ async def changes_in(sandbox: Sandbox, tree: Path, task: SweTask) -> tuple[Mappi
     for line in listed.stdout.splitlines():
         try:
             path, is_file, is_executable, digest = json.loads(line)
-            path.encode()
+            path.encode()  # fails for names that are not UTF-8
         except (ValueError, TypeError, AttributeError, RecursionError):
             continue
-        if not isinstance(path, str) or path in found or (digest, is_executable) == known.get(path):
-            found.add(str(path))
+        if path in found:
             continue
         found.add(path)
-        if not is_file:
+        if (digest, is_executable) == known.get(path):
+            continue
+        if path not in known and len(changes) + len(left_out) >= _MAX_NEW:
+            left_out["..."] = f"there are more than {_MAX_NEW} new files"
+        elif not is_file:
             left_out[path] = "it is a link or a special file"
         elif path in known and digest == known[path][0]:
             left_out[path] = "only its mode changed"
-        elif len(changes) + len(left_out) >= _MAX_CHANGED:
-            left_out["..."] = f"more than {_MAX_CHANGED} files changed"
         else:
             try:
                 changes[path] = await sandbox.read(f"{REPO}/{path}", max_bytes=MAX_FILE)
@@ -302,7 +303,7 @@ async def changes_in(sandbox: Sandbox, tree: Path, task: SweTask) -> tuple[Mappi
                 left_out[path] = str(error)
     gone = known.keys() - found - task.test_files
     if listed.exit_code == 0:
-        left_out.update(dict.fromkeys(sorted(gone)[:_MAX_CHANGED], "it was deleted"))
+        left_out.update(dict.fromkeys(sorted(gone), "it was deleted"))
     return changes, left_out
 
 

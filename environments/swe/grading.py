@@ -37,7 +37,7 @@ _NOT_SOURCE = re.compile(r"(test_.*|.*_test|tests?|conftest|setup|sitecustomize|
 _SUSPICIOUS = re.compile(
     r"os\._exit|\b(?:atexit|ctypes|excepthook|gc|inspect|pytest|settrace|setprofile|sitecustomize|unittest|__builtins__)\b"
     r"|\bsys\.(?:exit|modules|meta_path|path|_getframe|argv)|\bENVKIT|\bbuiltins\.|\bos\.(?:fork|kill|environ|write)\b"
-    r"|\bsignal\.|\bsubprocess\b|/proc/|__subclasses__|f_back|co_filename"
+    r"|\bsignal\.|\bsubprocess\b|/proc/|__subclasses__|__eq__|__ne__|f_back|co_filename"
 )
 _NO_PYTEST = 120
 _BOOT = f"""

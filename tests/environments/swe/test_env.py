@@ -94,6 +94,12 @@ def test_the_fix_earns_1_and_what_the_agent_may_not_change_does_not_matter(tmp_p
     assert not review.exists()
 
 
+def test_many_new_files_do_not_hide_the_fix(tmp_path: Path) -> None:
+    task_folder(tmp_path)
+    many = bash("mkdir a; for n in $(seq 300); do echo > a/f$n.py; ln -s x a/l$n; done")
+    assert played(tmp_path, bash(apply_command(FIX)), many)[1] == 1.0
+
+
 def test_a_suspicious_episode_is_kept_for_review(tmp_path: Path) -> None:
     task_folder(tmp_path)
     review = tmp_path / "review"

@@ -43,6 +43,7 @@ def test_names(name):
 
 def test_double():
     assert double(2) == 4
+    assert double(2) != 5  # no object that is equal to everything
 
 class TestAdd(unittest.TestCase):
     def test_add(self):
