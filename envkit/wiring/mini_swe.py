@@ -2,7 +2,8 @@
 
 It plays every environment with the tools bash and submit. Each answer of the model is one turn: its command becomes a
 call of bash, and a command that submits is followed by a call of submit. An answer that is rejected is a turn without a
-call. There is no limit of costs. See `envkit.environments.swe.agents.mini_swe`.
+call; as in mini-swe-agent 2, it does not stay in the chat. There is no limit of costs. See
+`envkit.environments.swe.agents.mini_swe`.
 """
 
 from __future__ import annotations
@@ -131,6 +132,8 @@ class _Episode:
         start: Result of the reset. ``info["folder"]`` is the folder of the commands, and ``info["issue"]`` the text of
             the task without notes about tools; without them, commands run where the tool bash begins, and the task is
             the first observation.
+        has_run: Whether the last answer had a command, so that the next observation is its result.
+        asked: Number of messages that were part of an earlier prompt or answer.
     """
 
     player: MiniSwe
@@ -140,12 +143,12 @@ class _Episode:
     messages: list[Mapping[str, Any]] = field(default_factory=list)
     generation: GenerationRecord | None = None
     has_run: bool = False
+    asked: int = 0
     errors_in_a_row: int = 0
 
     async def act(self, observation: Observation) -> str:
         player, prompts = self.player, self.player.prompts
         self.generation = None
-        before = max(0, len(self.messages) - 1) if not self.has_run else len(self.messages)
         if not self.messages:
             task = str(self.start.info.get("issue") or observation.text)
             self._append("system", self._in_folder(player.render("system")))
@@ -161,7 +164,7 @@ class _Episode:
         content = choice.message.content or ""
         thoughts = choice.message.reasoning_content or choice.message.reasoning
         self.generation = GenerationRecord(
-            prompt="\n\n".join(str(one["content"]) for one in self.messages[before:]),
+            prompt="\n\n".join(str(one["content"]) for one in self.messages[self.asked :]),
             completion=f"<think>{thoughts}</think>{content}" if thoughts else content,
             finish=FinishReason.LENGTH if choice.finish_reason == "length" else FinishReason.STOP,
             prompt_ids=(),
@@ -171,10 +174,12 @@ class _Episode:
             seconds=clock.precise() - began,
             usage=(reply.usage.prompt_tokens, reply.usage.completion_tokens) if reply.usage else (0, 0),
         )
-        self._append("assistant", content)
+        self.asked = len(self.messages)
         commands = commands_of(content, prompts)
         self.has_run = len(commands) == 1
         if self.has_run:
+            self._append("assistant", content)
+            self.asked = len(self.messages)
             self.errors_in_a_row = 0
             return call_of(commands[0], prompts, self._folder)
         self.errors_in_a_row += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,7 +43,7 @@ def answering(*commands: str) -> list[Answer]:
 
 
 def seen(output: str, exit_code: int = 0) -> Observation:
-    return Observation(f"{output}[exit code {exit_code}]", role="tool")
+    return Observation(f"{output}.\n[exit code {exit_code}]", role="tool")
 
 
 def acted(
@@ -71,8 +72,8 @@ def test_a_chat_has_the_prompts_the_commands_and_their_results() -> None:
     served = Served(lambda body: completion("?"), answering("ls", "false"))
     actions = acted(served, [FIRST, seen("app.py\n")])
     assert actions == [
-        '{"name": "bash", "arguments": {"command": "env PAGER=cat bash -c ls 2>&1"}}',
-        '{"name": "bash", "arguments": {"command": "env PAGER=cat bash -c false 2>&1"}}',
+        '{"name": "bash", "arguments": {"command": "env PAGER=cat bash -c ls 2>&1; code=$?; echo .; (exit $code)"}}',
+        '{"name": "bash", "arguments": {"command": "env PAGER=cat bash -c false 2>&1; code=$?; echo .; (exit $code)"}}',
     ]
     system, instance, answer, result = served.asked[1]["messages"]
     assert served.asked[0]["messages"] == [system, instance]
@@ -100,7 +101,7 @@ def test_an_answer_without_exactly_one_command_is_explained_and_the_third_in_a_r
     nothing = Observation("the answer has no tool call")
     assert acted(served, [FIRST, nothing, nothing]) == ["", "", '{"name": "submit", "arguments": {}}']
     messages = served.asked[2]["messages"]
-    assert [message["role"] for message in messages] == ["system", "user", *["assistant", "user"] * 2]
+    assert [message["role"] for message in messages] == ["system", "user", "user", "user"]
     assert "Nothing was run: the answer has 0 commands instead of one." in messages[-1]["content"]
     mixed = Served(lambda body: completion("?"), [*[lambda body: completion("?")] * 2, *answering("ls")])
     assert acted(mixed, [FIRST, nothing, nothing, seen("x\n"), nothing])[3:] == ["", ""]
@@ -131,7 +132,7 @@ def test_the_info_of_an_environment_names_the_folder_and_the_issue() -> None:
     )
     served = Served(lambda body: completion("?"), answering("ls"))
     (action,) = acted(served, [FIRST], prompts=prompts, info={"folder": "/workspace/repo", "issue": "Add one."})
-    assert action == '{"name": "bash", "arguments": {"command": "cd /workspace/repo && env bash -c ls 2>&1"}}'
+    assert json.loads(action)["arguments"]["command"].startswith("cd /workspace/repo && env bash -c ls 2>&1; ")
     contents = [message["content"] for message in served.asked[0]["messages"]]
     assert contents == ["in /workspace/repo", "Add one. in /workspace/repo"]
 

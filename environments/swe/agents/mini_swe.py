@@ -183,17 +183,21 @@ def commands_of(answer: str, prompts: Prompts) -> list[str]:
 
 
 def call_of(command: str, prompts: Prompts, folder: str) -> str:
-    """Return the call of the tool bash that runs a command in a new process, in `folder` if it is not empty."""
+    """Return the call of the tool bash that runs a command in a new process, in `folder` if it is not empty.
+
+    A line with a dot follows the output, because the tool removes the line ends at its end.
+    """
     variables = [f"{name}={value}" for name, value in prompts.variables.items()]
     start = f"cd {shlex.quote(folder)} && " if folder else ""
-    return write_call("bash", command=f"{start}{shlex.join(['env', *variables, 'bash', '-c', command])} 2>&1")
+    process = shlex.join(["env", *variables, "bash", "-c", command])
+    return write_call("bash", command=f"{start}{process} 2>&1; code=$?; echo .; (exit $code)")
 
 
 def output_of(result: str) -> Output:
-    """Return the output in a result of the tool bash.
+    """Return the output in a result of `call_of`.
 
-    The tool removes the line ends at the end of an output; one is added again. The environment may have cut the middle
-    of a long result. Blanks take its place, so that the length and both ends are those of the output.
+    The environment may have cut the middle of a long result. Blanks take its place, so that the length and both ends
+    are those of the output.
     """
     cut = _CUT.search(result, _SHOWN - _CUT_TOLERANCE)
     if cut and len(result) - cut.end() >= _SHOWN - _CUT_TOLERANCE:
@@ -202,6 +206,6 @@ def output_of(result: str) -> Output:
     if end is None:
         return Output("", -1, result)
     text = result[: end.start()]
-    why = f"the command took more than {end[2]} s and was stopped" if end[2] else ""
-    problem = "; ".join(part for part in (why, *end[3].strip().split("\n")) if part)
-    return Output(f"{text}\n" if text else "", -1 if end[1] is None else int(end[1]), problem)
+    if end[1] is None:
+        return Output(f"{text}\n" if text else "", -1, f"the command took more than {end[2]} s and was stopped")
+    return Output(text.removesuffix("."), int(end[1]), end[3].strip())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from typing import Any
 
@@ -43,7 +44,7 @@ def test_a_command_runs_in_a_process_of_its_own_with_one_output(tmp_path: Any) -
     done = subprocess.run(
         ["bash", "-c", f"{call['arguments']['command']}\necho $? $PWD $X"], capture_output=True, text=True, check=True
     )
-    assert (done.stdout, done.stderr) == (f"it's cat\n3 {tmp_path}\n", "")
+    assert (done.stdout, done.stderr) == (f"it's cat\n.\n3 {tmp_path}\n", "")
 
 
 def result(stdout: str, exit_code: int | None = 0, **fields: Any) -> ExecResult:
@@ -51,25 +52,26 @@ def result(stdout: str, exit_code: int | None = 0, **fields: Any) -> ExecResult:
 
 
 @pytest.mark.parametrize(
-    ("found", "output"),
-    [
-        (result("a\nb\n"), Output("a\nb\n", 0)),
-        (result("", 2), Output("", 2)),
-        (result("[exit code 7]\n"), Output("[exit code 7]\n", 0)),
-        (result("a\n[exit code 0]\n[x]\n", 1), Output("a\n[exit code 0]\n[x]\n", 1)),
-        (
-            result("a\n", None, timed_out=True, is_shell_lost=True),
-            Output(
-                "a\n",
-                -1,
-                "the command took more than 60 s and was stopped; [the shell has ended; the next command starts a new "
-                "one, without its folder and variables]",
-            ),
-        ),
-    ],
+    "text",
+    ["a\nb\n", "", "\n\nno end", "blank lines\n\n\n", "[exit code 7]\n", "a\n[exit code 0]\n[x]\n", ".", "a.\n.\n"],
 )
-def test_a_result_of_the_tool_bash_is_read_back(found: ExecResult, output: Output) -> None:
-    assert output_of(format_result(found, 60.0)) == output
+def test_a_result_of_the_tool_bash_is_read_back(text: str) -> None:
+    done = subprocess.run(
+        ["bash", "-c", json.loads(call_of('printf "%s" "$X"; exit 3', OWN_PROMPTS, ""))["arguments"]["command"]],
+        env={**os.environ, "X": text},
+        capture_output=True,
+        check=False,
+    )
+    assert output_of(format_result(ExecResult(done.returncode, done.stdout), 60.0)) == Output(text, 3)
+
+
+def test_a_command_that_was_stopped_has_its_output_and_the_reason() -> None:
+    stopped = result("a\n", None, timed_out=True, is_shell_lost=True)
+    reason = "the command took more than 60 s and was stopped"
+    assert output_of(format_result(stopped, 60.0)) == Output("a\n", -1, reason)
+    killed = result("a\n.\n", 137, is_out_of_memory=True)
+    reason = "[a process was killed because the memory is full]"
+    assert output_of(format_result(killed, 60.0)) == Output("a\n", 137, reason)
 
 
 def test_a_result_that_is_an_error_of_the_tool_is_a_problem() -> None:
@@ -80,10 +82,13 @@ def test_a_result_that_is_an_error_of_the_tool_is_a_problem() -> None:
 
 def test_both_ends_and_the_length_of_a_long_result_survive_the_cut_of_the_environment() -> None:
     text = "".join(f"{number:06}\n" for number in range(3000))
-    output = output_of(cut_middle(format_result(result(text), 60.0), 10_000)).output
-    assert (len(output), output[:5000], output[-4900:]) == (len(text), text[:5000], text[-4900:])
-    short = cut_middle(format_result(result(text), 60.0), 2000)
-    assert "19,013 characters cut" in output_of(short).output
+    found = format_result(result(f"{text}.\n"), 60.0)
+    output = output_of(cut_middle(found, 10_100)).output
+    assert (len(output), output[:5000], output[-5000:]) == (len(text), text[:5000], text[-5000:])
+    nearly = output_of(cut_middle(found, 10_000)).output
+    assert (len(nearly), nearly[-4900:]) == (len(text), text[-4900:])
+    short = cut_middle(found, 2000)
+    assert "19,015 characters cut" in output_of(short).output
 
 
 @pytest.mark.parametrize(
