@@ -71,8 +71,8 @@ class LockedPackage(msgspec.Struct, frozen=True, kw_only=True):
         base: File name of the source distribution.
         sha256: Hash of that file.
         licence: Licence that its metadata names.
-        tests: Number of stable tests of the package without a bug.
-        suite_s: Seconds that all tests took on the machine that made the tasks.
+        tests: Number of stable tests of the package without a bug; 0 if unknown.
+        suite_s: Seconds that all tests took on the machine that made the tasks; 0 if unknown.
     """
 
     requirement: str

@@ -94,7 +94,10 @@ def read_tasks(file: Path) -> Sequence[SweTask]:
     tasks: list[SweTask] = []
     for place, columns in read_rows(file):
         row = _Row(place, columns)
-        tasks.append(_reader_of(row)(row))
+        task = _reader_of(row)(row)
+        if not task.fail_to_pass:
+            raise ConfigError([f"{place}: no test fails before the fix and passes after it"])
+        tasks.append(task)
     if not tasks:
         raise UsageError(f"{file} has no rows")
     return tasks

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from envkit.environments.swe.env import options_of
 from envkit.environments.swe.formats import read_tasks, write_folder_of
 from envkit.environments.swe.formats.diffs import reverse
-from envkit.environments.swe.packages import PYTEST
+from envkit.environments.swe.packages import OWN, PYTEST, sha256_of
 from envkit.environments.swe.tasks import SweTask, read_folder
 from envkit.errors import ConfigError, EnvkitError, UsageError
 
@@ -194,6 +195,7 @@ def test_rows_are_read_from_parquet(tmp_path: Path) -> None:
         ({"x": 1}, "rows.jsonl: row 2: is not a row of SWE-bench"),
         ({**SWE_BENCH, "PASS_TO_PASS": "[oops"}, r"row 2: PASS_TO_PASS: must be JSON, got \"\[oops\""),
         ({**SWE_GYM, "FAIL_TO_PASS": [1]}, r"row 2: FAIL_TO_PASS: must be a list of texts, got \[1\]"),
+        ({**SWE_GYM, "FAIL_TO_PASS": []}, "row 2: no test fails before the fix"),
         ({**SWE_GYM, "patch": None}, "row 2: patch: must be a text, but is missing"),
         ({**SWE_SMITH, "patch": "GIT binary patch\n"}, "row 2: patch: the diff cannot be reversed"),
         ({**R2E, "parsed_commit_content": '{"file_diffs": [{}]}'}, "row 2: parsed_commit_content: has a malformed"),
@@ -216,9 +218,14 @@ def test_a_file_without_rows_is_an_error(tmp_path: Path, content: str) -> None:
 
 
 def test_a_folder_of_imported_tasks_is_one_of_the_environment(tmp_path: Path) -> None:
-    tasks = write_folder_of(written(tmp_path, OURS, SWE_GYM), tmp_path / "tasks", command="envkit swe import rows")
-    found, lock = read_folder(tmp_path / "tasks")
+    ours = {**OURS, "base": "envkit-intervals-1.0.tar.gz"}
+    data, folder = tmp_path / "data", tmp_path / "tasks"
+    tasks = write_folder_of(written(tmp_path, ours, SWE_GYM), folder, data=data, command="envkit swe import rows")
+    found, lock = read_folder(folder)
     assert list(found) == tasks
-    assert (lock.environment, [package.requirement for package in lock.packages]) == (PYTEST, ["pkg==1.0"])
+    (package,) = lock.packages
+    assert (lock.environment, package.requirement) == (tuple(sorted(PYTEST)), OWN)
+    assert package.sha256 == sha256_of(data / "sdists" / package.base)
+    assert options_of({"tasks": str(folder)}).timeouts_s == {}
     with pytest.raises(ConfigError, match=r"row 2: the id 'pkg-1.0.flip.0' occurs twice"):
-        write_folder_of(written(tmp_path, OURS, OURS), tmp_path / "tasks", command="")
+        write_folder_of(written(tmp_path, ours, ours), folder, data=data, command="")
