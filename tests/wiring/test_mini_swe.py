@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,14 @@ from starlette.responses import Response
 from envkit import clock
 from envkit.environments.code.players import problem_of
 from envkit.environments.swe.agents.mini_swe import OWN_PROMPTS, Prompts
+from envkit.environments.swe.env import OWN_TASKS
+from envkit.environments.swe.players import apply_command
+from envkit.environments.swe.tasks import read_folder, write_folder
 from envkit.environments.tools import submit, tool_of
 from envkit.errors import UsageError
 from envkit.trainer_bridge.run_folder.display import SilentDisplay
 from envkit.types import JSON, EpisodeRecord, Info, Observation, Reset, StopReason, Task, ToolSchema
-from envkit.wiring import mini_swe
+from envkit.wiring import data, mini_swe
 from envkit.wiring.chat_endpoint import Address
 from envkit.wiring.evaluation.evaluate import Evaluation, evaluate
 from envkit.wiring.evaluation.players import Playing, PromptTooLongError
@@ -152,13 +156,15 @@ def test_a_chat_that_exceeds_the_context_ends_the_episode() -> None:
         acted(served, [FIRST])
 
 
-def evaluated(served: Served, options: dict[str, JSON], **arguments: Any) -> tuple[Evaluation, list[EpisodeRecord]]:
+def evaluated(
+    served: Served, options: dict[str, JSON], *, env_id: str = "Code-v0", **arguments: Any
+) -> tuple[Evaluation, list[EpisodeRecord]]:
     found: list[EpisodeRecord] = []
 
     async def main() -> Evaluation:
         async with served.run():
             return await evaluate(
-                *("Code-v0", f"mini_swe:some/model@{served.url}"),
+                *(env_id, f"mini_swe:some/model@{served.url}"),
                 episodes=1,
                 seed=0,
                 options=options,
@@ -233,3 +239,24 @@ def test_the_prompts_of_an_installed_mini_swe_agent_are_used(tmp_path: Path, mon
     assert mini_swe.announcement(prompts) == "mini_swe: plays with the prompts of mini-swe-agent 9.8.7"
     assert mini_swe.identity_of(prompts).startswith("mini-swe-agent 9.8.7 (")
     assert "not comparable" in mini_swe.announcement(OWN_PROMPTS)
+
+
+@pytest.mark.bwrap
+def test_an_agent_fixes_the_bug_of_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mini_swe, "installed_prompts", lambda: replace(OWN_PROMPTS, folder="the current folder"))
+    data.build("swe", lambda line: None)
+    tasks, lock = read_folder(OWN_TASKS)
+    write_folder(tmp_path, tasks[:1], lock)
+    change = f"{apply_command(tasks[0].patch)}\necho 'assert 0' > tests/test_new.py"
+    served = Served(
+        lambda body: completion("?"),
+        answering(f"cat {tasks[0].file}", change, "git status --short", "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),
+    )
+    result, (episode,) = evaluated(served, {"tasks": str(tmp_path)}, env_id="SWE-v0")
+    assert (result.metrics["success"].mean, episode.grade, episode.stop) == (1, 1, StopReason.TERMINATED)
+    first, _, source, _, _, _, last = (message["content"] for message in served.asked[-1]["messages"][1:])
+    assert f"<report>\n{tasks[0].statements[1].strip()}\n</report>" in first
+    assert "the package in /workspace/repo:" in first
+    removed = [line[1:] for line in tasks[0].patch.split("\n") if line.startswith("-") and not line.startswith("---")]
+    assert removed[0] in source
+    assert last == f"<returncode>0</returncode>\n<output>\n M {tasks[0].file}\n?? tests/test_new.py\n</output>"

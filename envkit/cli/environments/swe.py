@@ -179,7 +179,8 @@ def import_tasks(
     tasks = swe.import_tasks(file, out, command=command)
     typer.echo(f"{len(tasks)} tasks in {out}")
     if count := sum(not task.base for task in tasks):
-        typer.echo(f"{count} of them need the image of their data set, which SWE-v0 cannot play yet")
+        need = "needs" if count == 1 else "need"
+        typer.echo(f"{count} of them {need} an image of the data set: SWE-v0 plays only tasks of source distributions")
 
 
 @contextmanager

@@ -8,13 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from envkit import clock
+from envkit.cli.environments.swe import app
+from envkit.environments.swe.checkout import source_of
 from envkit.environments.swe.env import options_of
 from envkit.environments.swe.formats import read_tasks, write_folder_of
 from envkit.environments.swe.formats.diffs import reverse
 from envkit.environments.swe.packages import OWN, PYTEST, sha256_of
 from envkit.environments.swe.tasks import SweTask, read_folder
 from envkit.errors import ConfigError, EnvkitError, UsageError
+from envkit.wiring import swe
 
 FIX = "--- a/pkg/core.py\n+++ b/pkg/core.py\n@@ -1,2 +1,2 @@\n def add(a, b):\n-    return a - b\n+    return a + b\n"
 TESTS = "--- a/tests/test_core.py\n+++ b/tests/test_core.py\n@@ -1 +1,2 @@\n import pkg\n+assert pkg\n"
@@ -229,3 +234,21 @@ def test_a_folder_of_imported_tasks_is_one_of_the_environment(tmp_path: Path) ->
     assert options_of({"tasks": str(folder)}).timeouts_s == {}
     with pytest.raises(ConfigError, match=r"row 2: the id 'pkg-1.0.flip.0' occurs twice"):
         write_folder_of(written(tmp_path, ours, ours), folder, data=data, command="")
+
+
+def test_the_command_line_imports_tasks_and_says_which_need_an_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENVKIT_DATA", str(tmp_path))
+    rows = written(tmp_path, SWE_GYM, {**OURS, "base": "envkit-intervals-1.0.tar.gz"})
+    found = CliRunner().invoke(app, ["import", str(rows), "--out", str(tmp_path / "tasks")])
+    assert found.exit_code == 0
+    assert found.stdout.startswith(f"2 tasks in {tmp_path / 'tasks'}\n1 of them needs an image")
+    assert [task.id for task in read_folder(tmp_path / "tasks")[0]] == ["Psf__pkg-17", "pkg-1.0.flip.0"]
+
+
+def test_rows_with_an_image_cannot_be_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENVKIT_DATA", str(tmp_path))
+    (located,) = swe.read_tasks(written(tmp_path, SWE_BENCH))
+    with pytest.raises(UsageError, match=r"the source is in the image 'swebench/sweb\.eval"):
+        clock.run(lambda: source_of(located.task, tmp_path))
