@@ -7,7 +7,8 @@ Reward       from the grader, after the last step: 1.0 if all tests pass that pa
 Ends         terminated after submit; truncated after ``max_turns`` actions
 Tasks        the tasks of a folder that ``envkit swe build`` made
 Options      see `SweOptions`, and the limits of `ToolEnv`
-Info         ``action_is_valid``: whether the action is a valid call
+Info         ``folder`` and ``issue`` of a reset: the package's folder, and the text of the issue alone.
+             ``action_is_valid``: whether the action is a valid call
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import ClassVar
 
+import msgspec
+
 from envkit import clock
 from envkit.errors import MissingFileError, OptionError, RefusedFileError, TooLargeError, UsageError
 from envkit.protocols import Judge, Sandbox, SandboxPool
-from envkit.types import JSON, Options, Task, stable_hash
+from envkit.types import JSON, Options, Reset, Task, stable_hash
 
 from ..options import check_boolean, check_choice, check_integer, check_path, override
 from ..split import SPLITS, Split
@@ -114,8 +117,8 @@ class SweOptions:
 
     @property
     def timeouts_s(self) -> Mapping[str, float]:
-        """Maximum seconds of a grading run by the name of the source distribution."""
-        return {package.base: 20 + 4 * package.suite_s for package in self.lock.packages}
+        """Maximum seconds of a grading run by the name of the source distribution, if its tests were timed."""
+        return {package.base: 20 + 4 * package.suite_s for package in self.lock.packages if package.suite_s}
 
     def all(self) -> Sequence[SweTask]:
         """Return the tasks of the split.
@@ -201,6 +204,7 @@ class Swe(ToolEnv):
 
     options: ClassVar[Options] = asdict(SweOptions())
     max_turns = 100
+    max_output = 10_100  # both ends of an output with 5,000 characters, and its exit code
     _task: SweTask
     _chosen: SweOptions
     _tree: Path
@@ -227,14 +231,22 @@ class Swe(ToolEnv):
         async with lease_prepared(self.sandboxes, spec, (self._tree, hidden), prepare) as sandbox:
             yield sandbox
 
+    async def reset(self, *, seed: int, options: Options) -> Reset:
+        """Start an episode; see `ToolEnv.reset`."""
+        start = await super().reset(seed=seed, options=options)
+        return msgspec.structs.replace(start, info={**start.info, "folder": REPO, "issue": self._issue})
+
+    @property
+    def _issue(self) -> str:
+        statements = self._task.statements
+        return statements[min(self._chosen.statement, len(statements)) - 1].strip()
+
     async def start(self, seed: int, options: Options) -> str:
         await self.sandbox.shell().run(f"cd {REPO}")
-        task, level = self._task, self._chosen.statement
-        statement = task.statements[min(level, len(task.statements)) - 1]
-        tests = "" if level == 3 else "The tests that fail because of it were removed. "
+        tests = "" if self._chosen.statement == 3 else "The tests that fail because of it were removed. "
         return (
             f"The folder {REPO} has the source of a Python package with a bug. Find the bug, and fix it in the source."
-            f"\n\n{statement.strip()}\n\n{tests}Run tests with `python3 -m pytest`. Call submit when you are done. "
+            f"\n\n{self._issue}\n\n{tests}Run tests with `python3 -m pytest`. Call submit when you are done. "
             "Changes of existing Python files of the package count; new files, and changes of tests or configuration, "
             "do not."
         )

@@ -26,7 +26,8 @@ class SweTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         repo: Name of the package or repository.
         base: File name of the source distribution with the package without the bug, such as ``semver-3.1.1.tar.gz``.
             Empty if `image` contains the source.
-        image: Docker image that contains the source with the bug; empty if `base` has the source.
+        image: Docker image that contains the source, with the bug unless `bug_patch` adds it; empty if `base` has the
+            source.
         folder: Folder of the source in `image`.
         bug_patch: Diff that adds the bug; empty if the source already has it.
         patch: Diff that fixes the bug.
@@ -70,8 +71,8 @@ class LockedPackage(msgspec.Struct, frozen=True, kw_only=True):
         base: File name of the source distribution.
         sha256: Hash of that file.
         licence: Licence that its metadata names.
-        tests: Number of stable tests of the package without a bug.
-        suite_s: Seconds that all tests took on the machine that made the tasks.
+        tests: Number of stable tests of the package without a bug; 0 if unknown.
+        suite_s: Seconds that all tests took on the machine that made the tasks; 0 if unknown.
     """
 
     requirement: str

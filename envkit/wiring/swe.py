@@ -8,17 +8,16 @@ from functools import partial
 from pathlib import Path
 
 import anyio
-import msgspec
 
 from envkit import clock
-from envkit.environments.swe import packages
+from envkit.environments.swe import formats, packages
 from envkit.environments.swe.build import BuildSettings, Yield
 from envkit.environments.swe.build import build as build_folder
 from envkit.environments.swe.checkout import changes_of_patch, source_of
 from envkit.environments.swe.env import OWN_TASKS
 from envkit.environments.swe.grading import Verdict, grade_changes
-from envkit.environments.swe.tasks import Lock, SweTask, read_folder, read_lines
-from envkit.errors import ConfigError, UsageError, did_you_mean
+from envkit.environments.swe.tasks import Lock, SweTask, read_folder
+from envkit.errors import UsageError, did_you_mean
 from envkit.protocols import SandboxPool
 from envkit.wiring.data import folder_of
 from envkit.wiring.sandboxes.tool_pool import open_tool_pool
@@ -57,21 +56,6 @@ class Check:
     nop: bool
     problem: str
     note: str = ""
-
-
-class _Row(msgspec.Struct, frozen=True, kw_only=True):
-    """A task in the format of SWE-smith, with the name of a source distribution in the place of an image."""
-
-    instance_id: str
-    repo: str
-    base: str
-    bug_patch: str
-    patch: str
-    FAIL_TO_PASS: tuple[str, ...]
-    PASS_TO_PASS: tuple[str, ...] = ()
-    strategy: str = ""
-    function: str = ""
-    file: str = ""
 
 
 def packages_of(words: Sequence[str]) -> list[str]:
@@ -115,7 +99,7 @@ def build(
 
 
 def read_tasks(path: Path) -> list[LocatedTask]:
-    """Return the tasks of a folder that ``envkit swe build`` made, or of a file of rows with a source distribution.
+    """Return the tasks of a folder, or of a file with rows of a data set; see `envkit.environments.swe.formats`.
 
     Raises:
         UsageError: The folder or file cannot be read.
@@ -124,19 +108,13 @@ def read_tasks(path: Path) -> list[LocatedTask]:
     if path.is_dir():
         tasks, lock = read_folder(path)
         return [LocatedTask(task, lock.environment, lock) for task in tasks]
-    found: list[LocatedTask] = []
-    for number, fields in enumerate(read_lines(path), 1):
-        try:
-            row = msgspec.convert(fields, _Row)
-        except msgspec.ValidationError as error:
-            raise ConfigError([f"{path}: task {number}: {error}"]) from None
-        if not row.FAIL_TO_PASS:
-            raise ConfigError([f"{path}: task {number}: FAIL_TO_PASS must name at least one test"])
-        environment = packages.environment_of([packages.requirement_of(row.base)])
-        found.append(LocatedTask(_task_of(row), environment))
-    if not found:
-        raise UsageError(f"{path} has no tasks")
-    return found
+    rows = formats.read_tasks(path)
+    return [LocatedTask(task, packages.environment_of([packages.requirement_of(task.base)])) for task in rows]
+
+
+def import_tasks(file: Path, folder: Path, *, command: str) -> list[SweTask]:
+    """Write a folder with the tasks of another data set; see `envkit.environments.swe.formats.write_folder_of`."""
+    return formats.write_folder_of(file, folder, data=folder_of(DATA), command=command)
 
 
 def find_task(path: Path | None, task_id: str) -> LocatedTask:
@@ -252,21 +230,3 @@ async def _prepare(located: LocatedTask, announce: Announce) -> Path:
     """Return the folder of the environment in which the tests of a task run."""
     folder = folder_of(DATA) / "environments"
     return await clock.to_thread(packages.environment, located.environment, folder, announce)
-
-
-def _task_of(row: _Row) -> SweTask:
-    return SweTask(
-        id=row.instance_id,
-        repo=row.repo,
-        base=row.base,
-        bug_patch=row.bug_patch,
-        patch=row.patch,
-        fail_to_pass=row.FAIL_TO_PASS,
-        pass_to_pass=row.PASS_TO_PASS,
-        statements=(
-            f"`{row.function}` in `{row.file}` does not work correctly; {', '.join(row.FAIL_TO_PASS[:3])} fails",
-        ),
-        file=row.file,
-        function=row.function,
-        strategy=row.strategy,
-    )

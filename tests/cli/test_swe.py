@@ -79,9 +79,9 @@ def test_a_package_without_tests_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "problem"),
     [
-        ([], "has no tasks"),
-        ([row(), {"instance_id": "a"}], "task 2: Object missing required field `repo`"),
-        ([row(FAIL_TO_PASS=[])], "task 1: FAIL_TO_PASS must name at least one test"),
+        ([], "has no rows"),
+        ([row(), {"instance_id": "a"}], "row 2: is not a row of SWE-bench"),
+        ([row(FAIL_TO_PASS=[])], "row 1: no test fails before the fix"),
     ],
 )
 def test_a_file_of_tasks_that_cannot_be_read_is_refused(rows: list[Any], problem: str, tmp_path: Path) -> None:

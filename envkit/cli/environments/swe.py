@@ -166,6 +166,31 @@ def verify(
         raise typer.Exit(FAILED)
 
 
+@app.command("import")
+def import_tasks(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            exists=True,
+            dir_okay=False,
+            metavar="FILE",
+            help="Rows of SWE-bench, SWE-Gym, SWE-smith, R2E-Gym or envkit: JSON lines, plain or gzip, a JSON list, or "
+            "parquet.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write.")],
+) -> None:
+    """Write the tasks of another data set as a folder of tasks."""
+    from envkit.wiring import swe
+
+    command = shlex.join(["envkit", "swe", "import", str(file), f"--out={out}"])
+    tasks = swe.import_tasks(file, out, command=command)
+    typer.echo(f"{len(tasks)} tasks in {out}")
+    if count := sum(not task.base for task in tasks):
+        need = "needs" if count == 1 else "need"
+        typer.echo(f"{count} of them {need} an image of the data set: SWE-v0 plays only tasks of source distributions")
+
+
 @contextmanager
 def _bar(title: str, total: int) -> Iterator[tuple[Callable[[str], None], Callable[[int], None]]]:
     """Show a progress bar on a terminal; yield functions that print a line, and that set the progress."""

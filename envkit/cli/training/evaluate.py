@@ -35,8 +35,9 @@ def evaluate(
         typer.Option(
             metavar="POLICY",
             help="random, expert, checkpoint:DIR (a training run), model:NAME-OR-PATH (a language model in this "
-            "process), openai:MODEL@URL (an OpenAI-compatible server), a player of the environment (oracle, nop), or "
-            "NAME or NAME:TEXT for a player of a package.",
+            "process), openai:MODEL@URL (an OpenAI-compatible server), mini_swe:MODEL@URL (the same with the prompts "
+            "and loop of mini-swe-agent), a player of the environment (oracle, nop), or NAME or NAME:TEXT for a player "
+            "of a package.",
         ),
     ],
     episodes: Annotated[int, typer.Option(min=1, metavar="COUNT", help="Number of tasks.")] = 512,
@@ -100,7 +101,7 @@ def evaluate(
         ),
     ] = None,
     concurrency: Annotated[
-        int | None, typer.Option(min=1, metavar="COUNT", help="Concurrent requests (openai).  [default: 16]")
+        int | None, typer.Option(min=1, metavar="COUNT", help="Concurrent requests (openai, mini_swe).  [default: 16]")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
     output: Annotated[

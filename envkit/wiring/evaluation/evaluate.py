@@ -36,6 +36,7 @@ from envkit.wiring.evaluation.players import (
 from envkit.wiring.evaluation.statistics import Estimate, Stratum, strata
 
 if TYPE_CHECKING:
+    from envkit.environments.swe.agents.mini_swe import Prompts
     from envkit.wiring.chat_endpoint import Address
     from envkit.wiring.evaluation.local_models import LocalModel
 
@@ -336,6 +337,20 @@ def _find(kind: str, name: str, env_id: str, spec: EnvSpec | None, playing: Play
         address = Address.of(name)
         limits = Limits(playing.turn_tokens or endpoint.TURN_TOKENS, playing.max_turns or endpoint.MAX_TURNS, None)
         return _EvaluatedPolicy(partial(_open_endpoint, address, playing, limits, seed), {}, limits=limits)
+    if kind == "mini_swe":
+        installation.load("httpx")
+        from envkit.wiring import mini_swe
+        from envkit.wiring.chat_endpoint import Address
+
+        address, prompts = Address.of(name, prefix="mini_swe:"), mini_swe.installed_prompts()
+        limits = Limits(playing.turn_tokens or mini_swe.TURN_TOKENS, playing.max_turns or prompts.max_steps, None)
+        return _EvaluatedPolicy(
+            partial(_open_mini_swe, address, playing, prompts, limits, seed),
+            {},
+            identity=mini_swe.identity_of(prompts),
+            limits=limits,
+            warning=mini_swe.announcement(prompts),
+        )
     if kind not in ("model", "checkpoint"):
         return _EvaluatedPolicy(partial(_open_other, kind, name, env_id, seed), {})
     installation.load("torch")
@@ -384,6 +399,18 @@ async def _open_endpoint(
     from envkit.wiring.evaluation import endpoint
 
     async with endpoint.open_endpoint(address, playing, api_key=os.environ.get(API_KEY)) as player:
+        at_once = playing.concurrency or CONCURRENCY
+        yield partial(play, player, seed=seed, at_once=at_once, max_turns=limits.max_turns)
+
+
+@asynccontextmanager
+async def _open_mini_swe(
+    address: Address, playing: Playing, prompts: Prompts, limits: Limits, seed: int, options: Options
+) -> AsyncIterator[_PlayAll]:
+    from envkit.wiring import mini_swe
+    from envkit.wiring.chat_endpoint import API_KEY, CONCURRENCY
+
+    async with mini_swe.open_mini_swe(address, playing, prompts, api_key=os.environ.get(API_KEY)) as player:
         at_once = playing.concurrency or CONCURRENCY
         yield partial(play, player, seed=seed, at_once=at_once, max_turns=limits.max_turns)
 

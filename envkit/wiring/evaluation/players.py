@@ -54,7 +54,7 @@ _GRADE_S = 600.0
 NOP = "nop"
 """The player that plays an empty action in each turn, unless the environment has a player of this name."""
 
-POLICIES = ("random", "expert", "model:NAME-OR-PATH", "openai:MODEL@URL", "checkpoint:DIR")
+POLICIES = ("random", "expert", "model:NAME-OR-PATH", "openai:MODEL@URL", "mini_swe:MODEL@URL", "checkpoint:DIR")
 """The built-in policies."""
 
 OnEpisode = Callable[[EpisodeRecord], None]
@@ -106,10 +106,9 @@ class Playing:
 
 
 _KINDS = {
-    **dict.fromkeys(
-        ("turn_tokens", "max_turns", "temperature", "system", "history", "thinking"), ("model", "checkpoint", "openai")
-    ),
-    "concurrency": ("openai",),
+    **dict.fromkeys(("turn_tokens", "max_turns", "temperature"), ("model", "checkpoint", "openai", "mini_swe")),
+    **dict.fromkeys(("system", "history", "thinking"), ("model", "checkpoint", "openai")),
+    "concurrency": ("openai", "mini_swe"),
     **dict.fromkeys(("max_tokens", "device", "batch"), ("model", "checkpoint")),
 }
 """For each setting of `Playing`, the kinds of policies that it applies to."""

@@ -1,0 +1,1 @@
+"""Agents of others as players of these environments."""
