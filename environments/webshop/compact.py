@@ -5,9 +5,9 @@ letters of the words that do not occur in its texts, a ``V`` for each option wit
 costs too much. A customer could find all that in the shop; the page knows only the instruction of a goal.
 
 First page  ``A desk B lamp; color red; under 40``, and the searches that can be made
-Results     a line for each product: ``AV=3`` lacks a word and a value, ``ok=4`` nothing; and ``back``, ``next``
-Product     such a line without a number, and a line for each value of an option: ``color blue=2``; ``*color red=1`` is
-            asked for, and ``color red chosen=1`` was chosen
+Results     a line for each product: ``AV=3`` lacks a word and a value, ``ok=4`` nothing; and ``next=11``
+Product     such a line without a number, ``buy=1``, and a line for each value of an option: ``color blue=5``;
+            ``*color red=4`` is asked for, and ``color red chosen=4`` was chosen
 
 The choices are the numbers behind ``=``.
 """
@@ -30,7 +30,8 @@ from .session import Session
 MAX_VALUES = 6
 """Largest number of values of options on a page; those that the instruction asks for come first."""
 
-_LABELS = {BACK: "back", PREVIOUS: "previous", NEXT: "next", BUY: "buy"}
+_LABELS = {BUY: "buy", NEXT: "next", BACK: "back", PREVIOUS: "previous"}
+"""The names of buttons, in the order of their numbers, which thus hardly differ between pages."""
 _QUERIES = ("all", "what and values", "what")
 _LETTERS = "ABCDEFGHIJKLMNOPQRST"
 _FIXED = (
@@ -119,6 +120,7 @@ class CompactPage:
             for name, query in queries(session.goal.instruction).items():
                 yield self._choice(name, f"search[{query}]")
             return
+        buttons = [label for label in _LABELS if label in session.buttons()]
         if session.page == "results":
             searches = queries(session.goal.instruction).items()
             found = (name for name, query in searches if query.split() == list(session.keywords))
@@ -127,12 +129,12 @@ class CompactPage:
                 yield self._choice(self._lacks(product), f"click[{product.asin.lower()}]")
         if session.page == "item" and session.product is not None:
             yield self._lacks(session.product)
+        for label in buttons:
+            yield self._choice(_LABELS[label], f"click[{label.lower()}]")
+        if session.page == "item" and session.product is not None:
             for name, value, mark in self._values(session.product):
                 line = f"{name} {value} chosen" if session.options.get(name) == value else f"{mark}{name} {value}"
                 yield self._choice(line, f"click[{value}]")
-        for label in session.buttons():
-            if label in _LABELS:
-                yield self._choice(_LABELS[label], f"click[{label.lower()}]")
 
     def _choice(self, line: str, action: str) -> str:
         number = str(len(self.choices) + 1)
