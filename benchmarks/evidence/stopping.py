@@ -46,7 +46,7 @@ NAME = "stopping"
 SHORT = (
     "trainer.steps=4", "trainer.groups_per_step=4", "evaluation.episodes=8", "warmup.single_turn_states=50",
     "warmup.single_turn_updates=4", "warmup.multi_turn_updates=2", "warmup.episode_updates=2",
-    "warmup.check_episodes=8",
+    "warmup.check_episodes=8", "engine.hidden_size=16", "engine.layers=1", "engine.heads=1",
 )  # fmt: skip
 STALE_AFTER = (
     "trainer_bridge",

@@ -1,11 +1,18 @@
-"""Runs the installed command, as a user types it."""
+"""Runs the installed command, as a user types it, or in this process."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from contextlib import chdir, redirect_stderr, redirect_stdout
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from envkit import cli
 
 SCRIPT = str(Path(sys.executable).with_name("envkit"))
 
@@ -23,3 +30,20 @@ def envkit(*words: str | Path, cwd: Path | None = None, stdin: str = "", **env: 
         check=False,
     )
     return done.returncode, done.stdout, done.stderr
+
+
+def called(*words: str | Path, cwd: Path | None = None, **env: str) -> tuple[int, str, str]:
+    """Run a command as `envkit` does, but in this process: Python need not start and import torch again."""
+    output, errors = (TextIOWrapper(BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+    with (
+        patch.dict(os.environ, env),
+        chdir(cwd or Path()),
+        redirect_stdout(output),
+        redirect_stderr(errors),
+        pytest.raises(SystemExit) as ended,
+    ):
+        cli.main([str(word) for word in words])
+    assert isinstance(ended.value.code, int)
+    for stream in (output, errors):
+        stream.seek(0)
+    return ended.value.code, output.read(), errors.read()

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-SCRIPT = Path(sys.executable).with_name("envkit")
+from tests.cli.commands import called
 
 
-def envkit(*words: str, cache: Path) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "ENVKIT_CACHE": str(cache)}
-    return subprocess.run([SCRIPT, *words], env=env, capture_output=True, text=True, check=False)
+def envkit(*words: str, cache: Path) -> tuple[int, str, str]:
+    return called(*words, ENVKIT_CACHE=str(cache))
 
 
 def test_the_list_says_which_models_are_fetched_and_where(tmp_path: Path) -> None:
@@ -26,11 +22,11 @@ def test_the_list_says_which_models_are_fetched_and_where(tmp_path: Path) -> Non
         "fetched": False,
         "path": str(folder),
     }
-    assert json.loads(envkit("model", "list", "--json", cache=tmp_path).stdout) == [expected]
+    assert json.loads(envkit("model", "list", "--json", cache=tmp_path)[1]) == [expected]
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
-    assert json.loads(envkit("model", "list", "--json", cache=tmp_path).stdout) == [{**expected, "fetched": True}]
-    table = envkit("model", "list", cache=tmp_path).stdout.splitlines()
+    assert json.loads(envkit("model", "list", "--json", cache=tmp_path)[1]) == [{**expected, "fetched": True}]
+    table = envkit("model", "list", cache=tmp_path)[1].splitlines()
     assert table[1].split() == ["smollm2-135m", "134,515,008", "93", "MB", "Apache-2.0", "yes", str(folder)]
 
 
@@ -39,13 +35,12 @@ def test_a_model_that_is_there_is_not_fetched_again(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
     done = envkit("model", "get", "smollm2-135m", cache=tmp_path)
-    assert (done.returncode, done.stdout) == (0, f"{folder}\n")
-    assert done.stderr == "smollm2-135m is already on this machine\n"
+    assert done == (0, f"{folder}\n", "smollm2-135m is already on this machine\n")
 
 
 def test_an_unknown_name_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
-    done = envkit("model", "get", "smollm", cache=tmp_path)
-    assert (done.returncode, done.stderr) == (2, "no model is called 'smollm'; did you mean 'smollm2-135m'?\n")
+    code, _, errors = envkit("model", "get", "smollm", cache=tmp_path)
+    assert (code, errors) == (2, "no model is called 'smollm'; did you mean 'smollm2-135m'?\n")
 
 
 def test_a_file_with_a_model_that_is_not_fetched_is_refused_with_the_command(tmp_path: Path) -> None:
@@ -57,8 +52,8 @@ def test_a_file_with_a_model_that_is_not_fetched_is_refused_with_the_command(tmp
         (("train", file, "--output", output), f"engine.model: {problem}"),
         (("eval", "FrozenLake-v0", "--policy", "model:smollm2-135m"), problem),
     ):
-        done = envkit(*words, cache=tmp_path)
-        assert done.returncode == 2, done.stderr
-        assert done.stderr.startswith(start)
-        assert done.stderr.endswith("envkit model get smollm2-135m\n")
+        code, _, errors = envkit(*words, cache=tmp_path)
+        assert code == 2, errors
+        assert errors.startswith(start)
+        assert errors.endswith("envkit model get smollm2-135m\n")
     assert not (tmp_path / "run").exists()

@@ -18,19 +18,19 @@ import pytest
 from envkit import clock
 from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.types import SandboxSpec
-from tests.cli.commands import SCRIPT, envkit
+from tests.cli.commands import SCRIPT, called, envkit
 from tests.contract.kinds import new_marker
 
 pytestmark = pytest.mark.bwrap
 
-sandbox = partial(envkit, "sandbox")
+sandbox, called_sandbox = partial(envkit, "sandbox"), partial(called, "sandbox")
 
 
 @pytest.fixture
 def detached() -> Iterator[str]:
     _, sandbox_id, _ = sandbox("run", "--backend", "local", "-d", "--", "sh", "-c", "echo ready >&2; exec sleep 600")
     yield sandbox_id.strip()
-    sandbox("rm", sandbox_id.strip())
+    called_sandbox("rm", sandbox_id.strip())
 
 
 def test_output_input_and_exit_code_are_the_programs() -> None:
@@ -128,17 +128,17 @@ def test_a_detached_sandbox_is_used_from_other_processes_until_it_is_removed(det
     assert detached.startswith("bwrap-")
     assert sandbox("exec", detached, "--", "sh", "-c", "echo kept >note; exit 5") == (5, "", "")
     assert sandbox("exec", detached, "cat", "note") == (0, "kept\n", "")
-    assert sandbox("logs", detached) == (0, "ready\n", "")
-    headings, *rows = [re.split("  +", line) for line in sandbox("ls")[1].splitlines()]
+    assert called_sandbox("logs", detached) == (0, "ready\n", "")
+    headings, *rows = [re.split("  +", line) for line in called_sandbox("ls")[1].splitlines()]
     assert headings == ["ID", "AGE", "PROCESSES", "MEMORY", "NOTE"]
     (row,) = [row for row in rows if row[0] == detached]
     assert re.fullmatch(r"\d+ s", row[1])
     assert int(row[2]) >= 1
-    (listed,) = [one for one in json.loads(sandbox("ls", "--json")[1]) if one["id"] == detached]
+    (listed,) = [one for one in json.loads(called_sandbox("ls", "--json")[1]) if one["id"] == detached]
     assert (listed["problem"], listed["owner"]) == ("", [])
     missing = "there is no detached sandbox 'bwrap-nothere1' on this machine\n"
-    assert sandbox("rm", "bwrap-nothere1", detached) == (1, "", missing)
-    assert detached not in sandbox("ls")[1]
+    assert called_sandbox("rm", "bwrap-nothere1", detached) == (1, "", missing)
+    assert detached not in called_sandbox("ls")[1]
     assert sandbox("exec", detached, "true")[0] == 1
 
 
@@ -147,7 +147,8 @@ def test_a_sandbox_of_a_server_is_listed_only_with_all() -> None:
         async with LocalBackend() as backend:
             served = await backend.start(SandboxSpec(detached=True, orphan_ttl_s=60, ledger="a-servers"))
             try:
-                left, every = await clock.to_thread(sandbox, "ls"), await clock.to_thread(sandbox, "ls", "--all")
+                left = await clock.to_thread(called_sandbox, "ls")
+                every = await clock.to_thread(called_sandbox, "ls", "--all")
                 assert served.id not in left[1]
                 (line,) = [one for one in every[1].splitlines() if served.id in one]
                 assert line.endswith("  of an unknown server")
@@ -158,7 +159,7 @@ def test_a_sandbox_of_a_server_is_listed_only_with_all() -> None:
 
 
 def test_a_detached_sandbox_is_listed_without_a_server(detached: str) -> None:
-    (line,) = [one for one in sandbox("ls", "--all")[1].splitlines() if detached in one]
+    (line,) = [one for one in called_sandbox("ls", "--all")[1].splitlines() if detached in one]
     assert "server" not in line
 
 

@@ -18,19 +18,19 @@ from envkit import clock
 from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.sandbox.host import run_dirs
 from envkit.sandbox.transfer import tar_stream
-from tests.cli.commands import envkit
+from tests.cli.commands import called, envkit
 from tests.http.envs import serving, slots
 from tests.http.pools import SmallPool
 from tests.http.remote_sandboxes import scripted
 
 pytestmark = pytest.mark.slow
 
-sandbox = partial(envkit, "sandbox")
+sandbox, called_sandbox = partial(envkit, "sandbox"), partial(called, "sandbox")
 
 
 def table(*words: str) -> list[list[str]]:
     """The cells that are not empty, of the headings and of each row."""
-    code, out, _ = sandbox(*words)
+    code, out, _ = called_sandbox(*words)
     assert code == 0
     return [re.split("  +", line) for line in out.splitlines()]
 
@@ -70,11 +70,11 @@ def test_detached_sandboxes_are_listed_used_and_ended() -> None:
         headings, row = table("ls", "--url", address)
         assert headings == ["ID", "STATE", "AGE", "NODE", "COMMAND", "REASON"]
         assert (row[:2], row[3:]) == ([name.strip(), "leased"], ["here", "it answers"])
-        assert sandbox("rm", "--url", address, name.strip()) == (0, "", "")
+        assert called_sandbox("rm", "--url", address, name.strip()) == (0, "", "")
         assert sandbox("exec", "--url", address, name.strip(), "--", "echo")[0] == 125
         _, row = table("ls", "--url", address)
         assert re.fullmatch(r"ended \d+ s ago", row[1])
-        (listed,) = json.loads(sandbox("ls", "--url", address, "--json")[1])
+        (listed,) = json.loads(called_sandbox("ls", "--url", address, "--json")[1])
         assert (listed["id"], listed["state"]) == (name.strip(), "stopped")
 
     beside_a_server(work)
@@ -84,9 +84,9 @@ def test_every_command_names_an_unknown_sandbox() -> None:
     def work(address: str) -> None:
         name = sandbox("run", "--url", address, "-d")[1].strip()
         missing = (1, "", "there is no sandbox nosuch\n")
-        assert sandbox("logs", "--url", address, "nosuch") == missing
+        assert called_sandbox("logs", "--url", address, "nosuch") == missing
         assert sandbox("exec", "--url", address, "nosuch", "--", "true") == missing
-        assert sandbox("rm", "--url", address, "nosuch", name) == missing
+        assert called_sandbox("rm", "--url", address, "nosuch", name) == missing
         _, row = table("ls", "--url", address)
         assert row[1].startswith("ended ")
 
@@ -100,9 +100,9 @@ def test_snapshots_are_listed_and_removed() -> None:
         headings, row = table("snapshot", "ls", "--url", address)
         assert headings == ["NAME", "SIZE", "TAKEN", "SANDBOX", "TENANT"]
         assert (row[:2], row[3:]) == ([kept, "0.0 MiB"], [name])
-        (listed,) = json.loads(sandbox("snapshot", "ls", "--url", address, "--json")[1])
+        (listed,) = json.loads(called_sandbox("snapshot", "ls", "--url", address, "--json")[1])
         assert (listed["name"], listed["sandbox"], listed["tenant"]) == (kept, name, "")
-        assert sandbox("snapshot", "rm", "--url", address, kept, "none") == (0, "", "")
+        assert called_sandbox("snapshot", "rm", "--url", address, kept, "none") == (0, "", "")
         assert table("snapshot", "ls", "--url", address) == [headings]
 
     beside_a_server(work)
@@ -116,7 +116,7 @@ def test_a_token_file_that_other_users_can_read_is_used_with_a_warning(tmp_path:
         (0o600, ""),
     ):
         file.chmod(mode)
-        code, _, stderr = sandbox("ls", "--url", "http://127.0.0.1:9", "--token-file", str(file))
+        code, _, stderr = called_sandbox("ls", "--url", "http://127.0.0.1:9", "--token-file", str(file))
         assert (code, stderr.startswith(warning), stderr.count("\n")) == (1, True, 1 + bool(warning))
 
 
@@ -127,7 +127,7 @@ def test_prune_lists_and_removes_orphans_of_an_ended_process(monkeypatch: pytest
         gone = subprocess.run(make, capture_output=True, text=True, check=True).stdout.strip()
         ours = run_dirs.new_run_folder()
         assert {ours.parent, Path(gone).parent} == {Path(runtime)}
-        assert f"folder {gone}" in sandbox("prune", "--dry-run")[1].splitlines()
+        assert f"folder {gone}" in called_sandbox("prune", "--dry-run")[1].splitlines()
         assert Path(gone).is_dir()
-        assert f"folder {gone}" in sandbox("prune")[1].splitlines()
+        assert f"folder {gone}" in called_sandbox("prune")[1].splitlines()
         assert (Path(gone).exists(), ours.is_dir()) == (False, True)

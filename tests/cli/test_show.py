@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,20 +22,13 @@ from envkit.types import (
     Task,
     TurnRecord,
 )
+from tests.cli.commands import called
 
-SCRIPT = Path(sys.executable).with_name("envkit")
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("cli-show")]
 
 
-def envkit(words: Sequence[str | Path], folder: Path, **env: str) -> tuple[int, str, str]:
-    done = subprocess.run(
-        [SCRIPT, *words], cwd=folder, capture_output=True, text=True, check=False, env={**os.environ, **env}
-    )
-    return done.returncode, done.stdout, done.stderr
-
-
 def shown(words: Sequence[str | Path], folder: Path, **env: str) -> str:
-    code, out, err = envkit(["show", *words], folder, **env)
+    code, out, err = called("show", *words, cwd=folder, **env)
     assert (code, err) == (0, "")
     return out
 
@@ -82,9 +72,9 @@ def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("evaluated")
     bare = ["--option", "instructions=false", "--output"]
     words = ["eval", "FrozenLake-v0", "--policy", "expert", "--option", "map=4x4", "--split", "any", "--episodes", "1"]
-    assert envkit([*words, *bare, "expert"], folder)[0] == 0
+    assert called(*words, *bare, "expert", cwd=folder)[0] == 0
     words = ["eval", "FrozenLake-v0", "--policy", "random", "--episodes", "10", "--attempts", "3"]
-    assert envkit([*words, *bare, "random"], folder)[0] == 0
+    assert called(*words, *bare, "random", cwd=folder)[0] == 0
     return folder
 
 
@@ -126,7 +116,7 @@ def test_an_evaluation_without_a_model_has_text_and_no_tokens(evaluated: Path) -
 
 def test_the_same_evaluation_writes_the_same_episodes(evaluated: Path, tmp_path: Path) -> None:
     words = ["eval", "FrozenLake-v0", "--policy", "random", "--episodes", "10", "--attempts", "3"]
-    envkit([*words, "--option", "instructions=false", "--output", "again"], tmp_path)
+    called(*words, "--option", "instructions=false", "--output", "again", cwd=tmp_path)
     again = (tmp_path / "again/episodes.jsonl").read_bytes()
     assert again == (evaluated / "random/episodes.jsonl").read_bytes()
 
@@ -274,7 +264,7 @@ def test_input_that_cannot_be_shown_is_one_line_and_exit_code_2(words: list[str]
     (tmp_path / "empty.jsonl").touch()
     (tmp_path / "torn.jsonl").write_bytes(line_of_expert[:30])
 
-    code, out, err = envkit(["show", *words], tmp_path)
+    code, out, err = called("show", *words, cwd=tmp_path)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith(line)
 
@@ -285,7 +275,7 @@ def test_eval_does_not_write_over_episodes_unless_it_is_forced(name: str, tmp_pa
     (tmp_path / "found" / name).write_text("kept")
     words = ["eval", "FrozenLake-v0", "--policy", "expert", "--episodes", "2", "--output", "found"]
     refusal = "found: already holds an evaluation; replace it with --force or choose another folder\n"
-    assert envkit(words, tmp_path) == (2, "", refusal)
+    assert called(*words, cwd=tmp_path) == (2, "", refusal)
     assert (tmp_path / "found" / name).read_text() == "kept"
-    assert envkit([*words, "--force"], tmp_path)[0] == 0
+    assert called(*words, "--force", cwd=tmp_path)[0] == 0
     assert numbers(shown(["found"], tmp_path)) == [1, 2]

@@ -6,20 +6,15 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
-from collections.abc import Sequence
-from contextlib import chdir
 from pathlib import Path
 
 import orjson
 import pytest
 
-from envkit import cli
 from envkit.trainer_bridge.run_folder.rows import read_rows
+from tests.cli.commands import SCRIPT, called
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("cli-train")]
-
-SCRIPT = Path(sys.executable).with_name("envkit")
 
 FILE = """
 env: {id: FrozenLake-v0, num_envs: 16, options: {size: 3}}
@@ -28,29 +23,27 @@ engine: {hidden_size: 16, layers: 1, heads: 1}
 rollout: {group_size: 2, max_turns: 8, max_tokens: 256}
 trainer: {steps: 2, groups_per_step: 8, learning_rate: 0.001, threads: 1}
 evaluation: {episodes: 32, every: 1000}
-warmup: {single_turn_states: 50, single_turn_updates: 2, single_turn_batch: 16, episode_updates: 2, episode_batch: 4}
+warmup:
+  {single_turn_states: 50, single_turn_updates: 2, single_turn_batch: 16, multi_turn_updates: 2, episode_updates: 2,
+   episode_batch: 4, check_episodes: 16}
 """
 
 
-def envkit(words: Sequence[str | Path], folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([SCRIPT, *words], cwd=folder, capture_output=True, text=True, check=False)
+Trained = tuple[Path, tuple[int, str, str]]
+"""A folder with a finished run, and the command's exit code, output and errors."""
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    """A folder with a finished run, and the command's output."""
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     folder = tmp_path_factory.mktemp("trained")
     (folder / "lake.yaml").write_text(FILE)
-    return folder, envkit(["train", "lake.yaml"], folder)
-
-
-Trained = tuple[Path, subprocess.CompletedProcess[str]]
+    return folder, called("train", "lake.yaml", cwd=folder)
 
 
 def test_a_run_ends_with_a_short_table_and_says_where_its_files_are(trained: Trained) -> None:
-    folder, done = trained
-    assert (done.returncode, done.stderr) == (0, "")
-    rows = dict(line.split("  ", 1) for line in done.stdout.rpartition("\n\n")[2].splitlines())
+    folder, (code, output, errors) = trained
+    assert (code, errors) == (0, "")
+    rows = dict(line.split("  ", 1) for line in output.rpartition("\n\n")[2].splitlines())
     assert rows["train steps"].strip() == "2"
     assert rows["episodes"].strip() == "32, 0 of them lost"
     assert rows["files"].strip() == "runs/lake"
@@ -63,7 +56,7 @@ def test_eval_of_the_run_gives_the_success_that_the_run_measured(trained: Traine
     folder, _ = trained
     summary = orjson.loads((folder / "runs/lake/summary.json").read_bytes())
     words = ["eval", "FrozenLake-v0", "--policy", "checkpoint:runs/lake", "--episodes", "32", "--json"]
-    found = orjson.loads(envkit(words, folder).stdout)
+    found = orjson.loads(called(*words, cwd=folder)[1])
     assert found["metrics"]["success"]["mean"] == summary["eval_success_after"]
     assert found["options"] == {"size": 3, "instructions": False, "split": "eval"}
 
@@ -79,7 +72,7 @@ def test_a_run_and_an_evaluation_of_it_record_episodes_in_the_same_format_and_bo
 ) -> None:
     folder, _ = trained
     words = ["eval", "FrozenLake-v0", "--policy", "checkpoint:runs/lake", "--episodes", "4", "--attempts", "2"]
-    assert envkit([*words, "--output", "found"], folder).returncode == 0
+    assert called(*words, "--output", "found", cwd=folder)[0] == 0
     played = [orjson.loads(line) for line in (folder / "runs/lake/trajectories/step-2.jsonl").read_bytes().splitlines()]
     found = [orjson.loads(line) for line in (folder / "found/episodes.jsonl").read_bytes().splitlines()]
     assert [one["index"] for one in played] == [0, 1, 2, 3, 4, 5, 6, 7]
@@ -90,9 +83,9 @@ def test_a_run_and_an_evaluation_of_it_record_episodes_in_the_same_format_and_bo
         assert one["turns"][0]["generation"]["prompt"] == f"<s>{one['start']['text']}\n<answer>"
 
     for place in ("runs/lake", "found"):
-        shown = envkit(["show", place, "--limit", "8"], folder)
-        assert (shown.returncode, shown.stderr) == (0, "")
-        assert sum(line.startswith("episode ") for line in shown.stdout.splitlines()) == 8
+        code, shown, errors = called("show", place, "--limit", "8", cwd=folder)
+        assert (code, errors) == (0, "")
+        assert sum(line.startswith("episode ") for line in shown.splitlines()) == 8
 
 
 def test_a_policy_of_another_environment_is_played_with_a_warning_and_the_limits_that_cut_it_off(
@@ -100,9 +93,9 @@ def test_a_policy_of_another_environment_is_played_with_a_warning_and_the_limits
 ) -> None:
     folder, _ = trained
     words = ["eval", "Sokoban-v0", "--policy", "checkpoint:runs/lake", "--episodes", "4", "--json"]
-    done = envkit(words, folder)
-    assert done.returncode == 0
-    mismatch, *_, cut_off = [line for line in done.stderr.splitlines() if line.startswith(("warning", "cut off"))]
+    code, _, errors = called(*words, cwd=folder)
+    assert code == 0
+    mismatch, *_, cut_off = [line for line in errors.splitlines() if line.startswith(("warning", "cut off"))]
     assert mismatch.startswith(
         "warning: the policy was trained on FrozenLake-v0 and plays Sokoban-v0 within these limits"
     )
@@ -113,14 +106,14 @@ def test_a_policy_of_another_environment_is_played_with_a_warning_and_the_limits
 def test_a_run_whose_episodes_all_end_alike_prints_a_warning_with_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "lake.yaml").write_text(FILE)
     # Nearly greedy sampling plays the same episode for all members of a group.
-    done = envkit(["train", "lake.yaml", "--set", "rollout.temperature=0.0001"], tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
+    code, output, errors = called("train", "lake.yaml", "--set", "rollout.temperature=0.0001", cwd=tmp_path)
+    assert (code, errors) == (0, "")
     (finding,) = orjson.loads((tmp_path / "runs/lake/summary.json").read_bytes())["diagnosis"]
     assert (finding["name"], finding["last_step"]) == ("every_group_filtered", 2)
     assert finding["line"].startswith(
         "nothing to learn in the last 2 train steps: all episodes of each group had the same return"
     )
-    assert done.stdout.splitlines()[-1] == f"warning: every_group_filtered (train step 2): {finding['line']}"
+    assert output.splitlines()[-1] == f"warning: every_group_filtered (train step 2): {finding['line']}"
 
 
 @pytest.mark.parametrize(
@@ -136,22 +129,18 @@ def test_a_run_whose_episodes_all_end_alike_prints_a_warning_with_a_remedy(tmp_p
         (["--set", "engine.model=./nowhere"], "engine.model: no model at ./nowhere; name a folder"),
     ],
 )
-def test_what_cannot_be_done_is_one_line_and_exit_code_2(
-    trained: Trained, words: list[str], line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_done_is_one_line_and_exit_code_2(trained: Trained, words: list[str], line: str) -> None:
     folder, _ = trained
     before = (folder / "runs/lake/metrics.jsonl").read_bytes()
-    with chdir(folder), pytest.raises(SystemExit) as ended:
-        cli.main(["train", "lake.yaml", *words])
-    captured = capsys.readouterr()
-    assert (ended.value.code, captured.out, captured.err.count("\n")) == (2, "", 1)
-    assert captured.err.startswith(line)
+    code, output, errors = called("train", "lake.yaml", *words, cwd=folder)
+    assert (code, output, errors.count("\n")) == (2, "", 1)
+    assert errors.startswith(line)
     assert (folder / "runs/lake/metrics.jsonl").read_bytes() == before
 
 
 def test_an_interrupted_run_keeps_its_last_step_and_prints_the_command_that_resumes(tmp_path: Path) -> None:
     (tmp_path / "lake.yaml").write_text(FILE)
-    words = ["train", "lake.yaml", "--output", "run", "--set", "trainer.steps=100000"]
+    words = ["train", "lake.yaml", "--output", "run", "--set", "trainer.steps=100000", "--set", "evaluation.episodes=2"]
     with subprocess.Popen(
         [SCRIPT, *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -173,9 +162,7 @@ def test_an_interrupted_run_keeps_its_last_step_and_prints_the_command_that_resu
     assert (tmp_path / f"run/checkpoints/step-{steps[-1]}").exists()
 
 
-def test_a_run_of_another_format_is_refused_by_each_command_that_reads_it(
-    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_of_another_format_is_refused_by_each_command_that_reads_it(trained: Trained, tmp_path: Path) -> None:
     folder, _ = trained
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     (tmp_path / "runs/lake/format.json").write_text('{"format": 2}')
@@ -190,6 +177,5 @@ def test_a_run_of_another_format_is_refused_by_each_command_that_reads_it(
         ["eval", "FrozenLake-v0", "--policy", "checkpoint:runs/lake"],
         ["show", "runs/lake"],
     ):
-        with chdir(tmp_path), pytest.raises(SystemExit) as ended:
-            cli.main(words)
-        assert (ended.value.code, capsys.readouterr().err) == (2, message), words
+        code, _, errors = called(*words, cwd=tmp_path)
+        assert (code, errors) == (2, message), words

@@ -196,10 +196,10 @@ class Memory(NamedTuple):
 
 
 def _assert_flat(before: Memory) -> None:
-    """Allow for 4,000 small objects (0.004 a step) and 16 MiB (17 bytes a step) that a million steps leave behind."""
+    """Allow for 2,000 small objects (0.01 a step) and 8 MiB (42 bytes a step) that 200,000 steps leave behind."""
     after = Memory.now()
-    assert after.blocks - before.blocks < 4_000
-    assert after.resident_bytes - before.resident_bytes < 16 << 20
+    assert after.blocks - before.blocks < 2_000
+    assert after.resident_bytes - before.resident_bytes < 8 << 20
 
 
 WARM_EPISODES = 5_000
@@ -207,14 +207,14 @@ WARM_EPISODES = 5_000
 
 
 @pytest.mark.slow
-def test_a_million_single_steps_leave_no_memory_behind() -> None:
+def test_many_single_steps_leave_no_memory_behind() -> None:
     """All answers differ, and all levels differ."""
     env = envkit.make("FrozenLake-v0", max_moves=60)
     env.reset(seed=0)
     step = episodes = number = 0
     before = Memory(0, 0)
     ways = cycle([f"<answer>{move}</answer>" for move in MOVES])
-    while step < 1_000_000:
+    while step < 200_000:
         number += 1
         _, _, terminated, truncated, _ = env.step(f"{number} {next(ways)}")
         if terminated or truncated:
@@ -227,7 +227,7 @@ def test_a_million_single_steps_leave_no_memory_behind() -> None:
 
 
 @pytest.mark.slow
-def test_a_million_numpy_steps_leave_no_memory_behind() -> None:
+def test_many_numpy_steps_leave_no_memory_behind() -> None:
     """Grids and numbers, and a new level for every episode."""
     vector = envkit.make_vec("Sokoban-v0", 1000, observation="grid", action="index", max_moves=60, moves=[2, 10])
     vector.reset(seed=0)
@@ -239,12 +239,12 @@ def test_a_million_numpy_steps_leave_no_memory_behind() -> None:
 
     play(350)
     before = Memory.now()
-    play(1000)
+    play(200)
     _assert_flat(before)
 
 
 @pytest.mark.slow
-def test_a_million_numpy_texts_leave_no_memory_behind() -> None:
+def test_many_numpy_texts_leave_no_memory_behind() -> None:
     """All answers differ; episodes restart in the step of their end, with a final observation."""
     vector = envkit.make_vec("FrozenLake-v0", 1000, autoreset="SameStep", max_moves=60, frozen=0.95, slip=0.3)
     vector.reset(seed=0)
@@ -256,7 +256,7 @@ def test_a_million_numpy_texts_leave_no_memory_behind() -> None:
 
     play(range(200))
     before = Memory.now()
-    play(range(200, 1200))
+    play(range(200, 400))
     _assert_flat(before)
 
 
@@ -271,5 +271,5 @@ def test_discarded_environments_leave_no_memory_behind(env_id: str) -> None:
 
     use(200, first=0)
     before = Memory.now()
-    use(3000, first=200)
+    use(1500, first=200)
     _assert_flat(before)

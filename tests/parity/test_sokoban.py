@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 import envkit
 
 RECORDER = Path(__file__).with_name("gym_sokoban_episodes.py")
-STEPS = 100  # in each of 1,000 levels
-LEVELS = {6: "6x1=800", 7: "7x2=150", 8: "8x2=50"}
+STEPS = 100  # in each of 300 levels
+LEVELS = {6: "6x1=240", 7: "7x2=45", 8: "8x2=15"}
 BOXOBAN = "# .*$@+"  # by code
 
 pytestmark = [pytest.mark.peers, pytest.mark.xdist_group("peers")]
@@ -91,7 +91,7 @@ def test_rooms_rewards_and_ends_agree_with_gym_sokoban(
     envs.close()
 
 
-def test_the_record_holds_every_kind_of_reward_in_a_thousand_levels(records: Mapping[int, Record]) -> None:
+def test_the_record_holds_every_kind_of_reward(records: Mapping[int, Record]) -> None:
     rewards = np.concatenate([record.reward_NT.ravel() for record in records.values()])
-    assert len(rewards) == 1000 * STEPS
+    assert len(rewards) == 300 * STEPS
     assert {round(reward, 6) for reward in rewards.tolist()} == {-1.1, -0.1, 0.9, 10.9}

@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 from contextlib import suppress
 from pathlib import Path
 
 import anyio
 import pytest
 
+from envkit import clock
 from envkit.errors import EnvkitError
 from envkit.http.client.env_client import EnvClient
 from envkit.http.client.sandbox_client import SandboxClient
 from envkit.types import Task
 from envkit.wiring.sandboxes import running_servers
+from tests.cli.commands import called
 from tests.contract.kinds import new_marker, sleepers, until
 from tests.e2e.fleet.fleet import DOCKER, LOCAL, NOTHING, Gateway, free_port, run, serving
 
@@ -90,8 +91,9 @@ def test_listed_sandboxes_name_their_server_even_when_it_was_killed(kind: str, t
     port = free_port()
 
     async def envkit(*words: str) -> str:
-        command = [sys.executable, "-m", "envkit", "sandbox", *words]
-        return (await anyio.run_process(command)).stdout.decode()
+        code, output, errors = await clock.to_thread(called, "sandbox", *words)
+        assert code == 0, errors
+        return output
 
     async def owners(gateway: Gateway, sandbox_ids: dict[str, str]) -> set[tuple[str, ...]]:
         listed = json.loads(await envkit("ls", "--all", "--json"))

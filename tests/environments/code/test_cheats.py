@@ -20,9 +20,6 @@ from envkit.wiring.environments import find
 from envkit.wiring.sandboxes.tool_pool import open_tool_pool
 from tests.sandbox.containers import image
 
-BACKENDS = [pytest.param("local", marks=pytest.mark.bwrap), pytest.param("docker", marks=pytest.mark.docker)]
-EVERY_BACKEND = pytest.mark.parametrize("backend", BACKENDS)
-
 
 def test_every_cheat_is_a_player() -> None:
     names = {name.partition(":")[2] for name in find("Code-v0").players if name.startswith("cheat:")}
@@ -38,10 +35,16 @@ def test_every_cheat_attacks_in_both_modes() -> None:
 
 
 @pytest.mark.slow
-@EVERY_BACKEND
 @pytest.mark.parametrize("mode", ["answer", "tools"])
-@pytest.mark.parametrize(("level", "tasks"), [(1, 1), (4, 2)])
-def test_the_oracle_earns_1_and_every_cheat_0(backend: str, mode: str, level: int, tasks: int) -> None:
+@pytest.mark.parametrize(
+    ("level", "tasks", "backend"),
+    [
+        pytest.param(1, 1, "local", marks=pytest.mark.bwrap),
+        pytest.param(4, 2, "local", marks=pytest.mark.bwrap),
+        pytest.param(1, 1, "docker", marks=pytest.mark.docker),
+    ],
+)
+def test_the_oracle_earns_1_and_every_cheat_0(mode: str, level: int, tasks: int, backend: str) -> None:
     name = image() if backend == "docker" else None
     options: Mapping[str, Any] = {"mode": mode, "level": level, "timeout_s": 5.0, "image": name}
     results, missing = check_tasks("Code-v0", tasks=tasks, repeat=1, options=options, backend=backend)

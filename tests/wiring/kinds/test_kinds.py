@@ -127,7 +127,13 @@ def test_a_loss_of_a_package_trains_the_tiny_policy_with_its_own_parameter(insta
             "trainer": {"steps": 1, "groups_per_step": 4, "threads": 1},
             "evaluation": {"episodes": 0},
             "tracking": {"to": [], "trajectories_every": 0},
-            "warmup": {"single_turn_states": 20, "single_turn_updates": 1, "episode_updates": 0, "check_episodes": 0},
+            "warmup": {
+                "single_turn_states": 20,
+                "single_turn_updates": 1,
+                "multi_turn_updates": 0,
+                "episode_updates": 0,
+                "check_episodes": 0,
+            },
         }
         folder = tmp_path / str(strength)
         run_of = partial(train, config.parse(content), folder, resume=False, force=False, display=SilentDisplay())
