@@ -79,6 +79,11 @@ class Request(NamedTuple):
 
 
 @lru_cache(maxsize=1 << 10)
+def _words_of(text: str) -> frozenset[str]:
+    return frozenset(_WORDS.findall(text.lower()))
+
+
+@lru_cache(maxsize=1 << 10)
 def read(instruction: str) -> Request:
     """Return what an instruction says."""
     text = instruction.lower()
@@ -152,7 +157,7 @@ class CompactPage:
         request, rules = self._request, self._session.rules
         values = (value for values in product.options.values() for value in values)
         texts = " ".join([product.title, *product.attributes, *product.bullets, product.description, *values])
-        has = {*_WORDS.findall(texts.lower())}
+        has = _words_of(texts)
         letters = [letter for letter, word in zip(_LETTERS, request.words, strict=False) if word not in has]
         missing = len(request.options) - len(request.values(product)) if request.options else 0
         is_dear = bool(request.cap) and rules.price(product) > float(request.cap)
