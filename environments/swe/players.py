@@ -20,7 +20,10 @@ _WRITE = """
 import json, os, sys
 for path, hunks in json.loads(sys.argv[1]).items():
     with open(path, encoding="utf-8", newline="") as file: lines = file.read().split("\\n")
-    for start, count, new in reversed(hunks): lines[start - 1 : start - 1 + count] = new
+    for start, old, new in reversed(hunks):
+        place = slice(start - 1, start - 1 + len(old))
+        assert lines[place] == old, "the patch does not fit line %d of %s" % (start, path)
+        lines[place] = new
     with open(path, "w", encoding="utf-8", newline="") as file: file.write("\\n".join(lines))
 """
 
@@ -63,11 +66,14 @@ def apply_command(patch: str) -> str:
         elif (hunk := _HUNK.match(line)) is not None:
             old, new = (1 if count is None else int(count) for count in hunk.groups()[1:])
             start = int(hunk[1]) + (old == 0)  # a hunk without old lines comes after line `start`
+            removed: list[JSON] = []
             added: list[JSON] = []
-            edits.setdefault(path, []).append([start, old, added])
+            edits.setdefault(path, []).append([start, removed, added])
             while lines and (old > 0 or new > 0):
                 line = lines.pop(0) or " "
                 old, new = old - (line[0] in " -"), new - (line[0] in " +")
+                if line[0] in " -":
+                    removed.append(line[1:])
                 if line[0] in " +":
                     added.append(line[1:])
     return f"cd {REPO}\npython3 - <<'END' \n{_WRITE.replace('sys.argv[1]', repr(json.dumps(edits)))}\nEND"

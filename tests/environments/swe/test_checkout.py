@@ -11,7 +11,8 @@ import pytest
 
 from envkit import clock
 from envkit.environments.swe.checkout import changes_of_patch, diff_of, source_of
-from envkit.environments.swe.tasks import Lock, LockedPackage
+from envkit.environments.swe.env import OWN_TASKS
+from envkit.environments.swe.tasks import Lock, LockedPackage, read_folder
 from envkit.errors import UsageError
 
 from .tiny import BASE, BUG, BUGGY, CORE, FIX, FIXED, sdist, task
@@ -102,3 +103,11 @@ def test_a_diff_applied_as_a_patch_gives_the_same_changes(tree: Path) -> None:
         "new.py": b"x = 1\n",
     }
     assert changes_of_patch(tree, diff_of(tree, changes)) == changes
+
+
+def test_the_patches_of_our_own_tasks_fit_the_lines_that_they_name() -> None:
+    tasks, _ = read_folder(OWN_TASKS)
+    package = OWN_TASKS / "package"
+    assert len(tasks) == 12
+    for task in tasks:
+        assert diff_of(package, changes_of_patch(package, task.bug_patch)) == task.bug_patch
