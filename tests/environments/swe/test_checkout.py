@@ -109,5 +109,5 @@ def test_the_patches_of_our_own_tasks_fit_the_lines_that_they_name() -> None:
     tasks, _ = read_folder(OWN_TASKS)
     package = OWN_TASKS / "package"
     assert len(tasks) == 12
-    for task in tasks:
-        assert diff_of(package, changes_of_patch(package, task.bug_patch)) == task.bug_patch
+    for one in tasks:
+        assert diff_of(package, changes_of_patch(package, one.bug_patch)) == one.bug_patch
