@@ -13,11 +13,10 @@ from typer.testing import CliRunner
 from envkit import clock
 from envkit.cli.environments.swe import app
 from envkit.environments.swe.checkout import source_of
-from envkit.environments.swe.env import options_of
 from envkit.environments.swe.formats import read_tasks, write_folder_of
 from envkit.environments.swe.formats.diffs import reverse
 from envkit.environments.swe.packages import OWN, PYTEST, sha256_of
-from envkit.environments.swe.tasks import SweTask, read_folder
+from envkit.environments.swe.tasks import TIMEOUT_S, SweTask, read_folder
 from envkit.errors import ConfigError, EnvkitError, UsageError
 from envkit.wiring import swe
 
@@ -129,7 +128,6 @@ def test_a_row_of_swe_bench_has_its_tests_as_json_and_an_image_by_rule(tmp_path:
         id="Psf__pkg-17",
         repo="Psf/pkg",
         image="swebench/sweb.eval.x86_64.psf_1776_pkg-17:latest",
-        folder="/testbed",
         patch=FIX,
         test_patch=TESTS,
         fail_to_pass=tuple(FAILING),
@@ -231,7 +229,7 @@ def test_a_folder_of_imported_tasks_is_one_of_the_environment(tmp_path: Path) ->
     (package,) = lock.packages
     assert (lock.environment, package.requirement) == (tuple(sorted(PYTEST)), OWN)
     assert package.sha256 == sha256_of(data / "sdists" / package.base)
-    assert options_of({"tasks": str(folder)}).timeouts_s == {}
+    assert (lock.timeout_s(package.base), lock.timeout_s("a-1.0.tar.gz")) == (TIMEOUT_S, TIMEOUT_S)
     with pytest.raises(ConfigError, match=r"row 2: the id 'pkg-1.0.flip.0' occurs twice"):
         write_folder_of(written(tmp_path, ours, ours), folder, data=data, command="")
 
