@@ -26,8 +26,9 @@ from envkit.protocols import SandboxPool
 
 from . import packages
 from .checkout import changes_of_patch
+from .formats.diffs import between
 from .grading import Verdict, grade_changes
-from .mutate import Edit, apply, diff, edits_of, in_random_order
+from .mutate import Edit, apply, edits_of, in_random_order
 from .runs import REPO, RunSettings, TestRun, run_tests, spec_of
 from .statements import Symptom, statements
 from .tasks import Lock, LockedPackage, SweTask, write_folder
@@ -337,8 +338,8 @@ class _Builder:
             id=f"{repo}.{strategy}.{number}",
             repo=repo,
             base=base,
-            bug_patch=diff(path, original, changed),
-            patch=diff(path, changed, original),
+            bug_patch=between(path, original.decode(), changed.decode()),
+            patch=between(path, changed.decode(), original.decode()),
             fail_to_pass=found.failing,
             pass_to_pass=tuple(test for test in self._baseline.stable if test not in set(found.failing)),
             statements=statements(repo, symptoms, found.failing, self._tree),
@@ -367,7 +368,7 @@ class _Builder:
             tree = Path(scratch) / "tree"
             await clock.to_thread(shutil.copytree, self._tree, tree, symlinks=True)
             (tree / task.file).write_bytes(changed)
-            fixed = changes_of_patch(tree, task.patch)
+            fixed = await clock.to_thread(changes_of_patch, tree, task.patch)
             if fixed != {task.file: original}:
                 return False
             verdicts: dict[str, Verdict | None] = {}

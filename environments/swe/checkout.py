@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import os
 import re
@@ -15,7 +14,8 @@ from pathlib import Path, PurePosixPath
 from envkit import clock
 from envkit.errors import UsageError
 
-from .packages import fetch, put, requirement_of, sha256_of, unpack
+from .formats.diffs import between
+from .packages import OWN, fetch, put, requirement_of, set_date, sha256_of, unpack
 from .tasks import Lock, SweTask
 
 MAX_FILE = 1 << 20
@@ -40,7 +40,7 @@ async def source_of(task: SweTask, folder: Path, lock: Lock | None = None) -> Pa
             apply.
     """
     if not task.base:
-        raise UsageError(f"{task.id}: the source is in the image {task.image!r}, and there is no source distribution")
+        raise UsageError(f"the source is in the image {task.image!r}, and there is no source distribution")
     return await clock.to_thread(_source_of, task, folder, lock)
 
 
@@ -78,15 +78,8 @@ def diff_of(tree: Path, changes: Mapping[str, bytes]) -> str:
     for path, content in sorted(changes.items()):
         file = tree / path
         exists = why_unsafe(tree, path) is None and file.is_file()
-        before = file.read_bytes().decode(errors="replace") if exists else ""
-        after = content.decode(errors="replace")
-        for line in difflib.unified_diff(
-            _lines(before),
-            _lines(after),
-            f"a/{path}" if exists else "/dev/null",
-            f"b/{path}",
-        ):
-            parts.append(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n")
+        before = file.read_bytes().decode(errors="replace") if exists else None
+        parts.append(between(path, before, content.decode(errors="replace")))
     return "".join(parts)
 
 
@@ -105,17 +98,13 @@ def why_unsafe(tree: Path, path: str) -> str | None:
     return "it is a folder" if place.is_dir() else None
 
 
-def _lines(text: str) -> list[str]:
-    """Return the lines of a text with their ends. Only a line feed ends a line, as in git."""
-    return re.findall(r"[^\n]*\n|[^\n]+", text)
-
-
 def _source_of(task: SweTask, folder: Path, lock: Lock | None) -> Path:
     base = folder / "sdists" / task.base
     if Path(task.base).name != task.base:
-        raise UsageError(f"{task.id}: the base must be the name of a file, got {task.base!r}")
-    if not base.is_file():
-        base = fetch(requirement_of(task.base), folder / "sdists")
+        raise UsageError(f"the base must be the name of a file, got {task.base!r}")
+    requirement = requirement_of(task.base)
+    if not base.is_file() or requirement == OWN:
+        base = fetch(requirement, folder / "sdists")
     for package in () if lock is None else lock.packages:
         if package.base == task.base and package.sha256 != sha256_of(base):
             raise UsageError(f"{base} is not the file that the tasks were made of: its SHA-256 is not {package.sha256}")
@@ -134,6 +123,7 @@ def _source_of(task: SweTask, folder: Path, lock: Lock | None) -> Path:
             for path, content in changes_of_patch(made, patch).items():
                 (made / path).parent.mkdir(parents=True, exist_ok=True)
                 (made / path).write_bytes(content)
+        set_date(made)
         put(made, target)
     return target
 

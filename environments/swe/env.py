@@ -13,12 +13,12 @@ Info         ``folder`` and ``issue`` of a reset: the package's folder, and the 
 
 from __future__ import annotations
 
-import hashlib
 import json
+import re
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import ClassVar
@@ -35,7 +35,7 @@ from ..split import SPLITS, Split
 from ..tools import ToolEnv
 from ..tools.prepared import lease_prepared
 from .checkout import MAX_FILE, diff_of, source_of
-from .grading import Verdict, grade_changes, module_of
+from .grading import MAX_CHANGES, Verdict, grade_changes, module_of, sort_out
 from .packages import environment
 from .runs import REPO, spec_of
 from .tasks import Lock, SweTask, read_folder
@@ -43,22 +43,6 @@ from .tasks import Lock, SweTask, read_folder
 OWN_TASKS = Path(__file__).with_name("own")
 """The tasks of the package that envkit contains."""
 
-_MAX_NEW = 200
-_MAX_LISTING = 16 << 20
-_LIST = """
-import hashlib, json, os, stat, sys
-for folder, folders, files in os.walk(sys.argv[1]):
-    folders[:] = [name for name in folders if name not in (".git", "__pycache__", ".pytest_cache")]
-    for name in files + [name for name in folders if os.path.islink(os.path.join(folder, name))]:
-        path = os.path.join(folder, name)
-        try:
-            found = os.lstat(path)
-            is_file = stat.S_ISREG(found.st_mode)
-            digest = hashlib.sha256(open(path, "rb").read()).hexdigest() if is_file and found.st_size <= MAX else ""
-        except OSError:
-            continue
-        print(json.dumps([os.path.relpath(path, sys.argv[1]), is_file, bool(found.st_mode & 0o100), digest]))
-""".replace("MAX", str(MAX_FILE))
 _COPIES = """
 import glob, importlib.util, sys
 name = sys.argv[1]
@@ -87,7 +71,7 @@ class SweOptions:
         split: Only tasks of this split ("train", "validation" or "eval"); None means any.
         statement: Level of the issue's text. 1 names the function and says what is wrong, 2 describes the symptom, and
             3 names the files with failing tests. Only with 3 are these files in the agent's sandbox.
-        image: Image of the sandboxes, with Python 3.7 or later; None means the default of the backend.
+        image: Image of the sandboxes, with Python 3.10 or later; None means the default of the backend.
         in_image: Whether the image contains the environment of the tests. If not, sandboxes see that of this machine.
         review: Folder in which the changes and verdicts of suspicious episodes are kept; None to keep none.
     """
@@ -114,11 +98,6 @@ class SweOptions:
     def lock(self) -> Lock:
         """What the tasks need."""
         return read_folder(self._folder)[1]
-
-    @property
-    def timeouts_s(self) -> Mapping[str, float]:
-        """Maximum seconds of a grading run by the name of the source distribution, if its tests were timed."""
-        return {package.base: 20 + 4 * package.suite_s for package in self.lock.packages if package.suite_s}
 
     def all(self) -> Sequence[SweTask]:
         """Return the tasks of the split.
@@ -253,7 +232,7 @@ class Swe(ToolEnv):
 
     async def grade(self) -> float | None:
         """Run the tests of the package on the changed source; see `grade_changes`."""
-        changes, left_out = await changes_in(self.sandbox, self._tree, self._task)
+        changes = await changes_in(self.sandbox, self._tree, self._task)
         await self.close()  # the grader's sandbox needs its room
         for _ in range(2):
             verdict = await grade_changes(
@@ -263,81 +242,56 @@ class Swe(ToolEnv):
                 changes,
                 environment=self._environment,
                 image=self._chosen.image,
-                timeout_s=self._chosen.timeouts_s.get(self._task.base, 600.0),
+                timeout_s=self._chosen.lock.timeout_s(self._task.base),
             )
             if verdict is not None:
                 break
         else:
             return None
-        verdict = replace(verdict, refused={**left_out, **verdict.refused})
         if self._chosen.review is not None and (verdict.flags or verdict.problem):
-            diff = diff_of(self._tree, changes)
-            await clock.to_thread(keep, Path(self._chosen.review), self._task, diff, verdict)
+            await clock.to_thread(keep, Path(self._chosen.review), self._task, self._tree, changes, verdict)
         return float(verdict.resolved)
 
 
-async def changes_in(sandbox: Sandbox, tree: Path, task: SweTask) -> tuple[Mapping[str, bytes], Mapping[str, str]]:
-    """Return the changed files of a package in an agent's sandbox, and why others were left out, by path.
+async def changes_in(sandbox: Sandbox, tree: Path, task: SweTask) -> Mapping[str, bytes]:
+    """Return the changed files of a package in an agent's sandbox by path, if grading takes them over.
 
-    What the sandbox says about its files only decides which files are read. Links are never followed out of it.
+    Other files are not read. Links are never followed out of the sandbox.
 
     Args:
         sandbox: The sandbox.
         tree: Folder with the source as it was given to the agent.
         task: The task.
     """
-    listed = await sandbox.exec(["python3", "-I", "-S", "-c", _LIST, REPO], user="agent", max_output_bytes=_MAX_LISTING)
-    known = await clock.to_thread(_listing, tree)
     changes: dict[str, bytes] = {}
-    left_out: dict[str, str] = {}
-    found: set[str] = set()
-    for line in listed.stdout.splitlines():
+    size = 0
+    for path, before in (await clock.to_thread(_sources, tree, task)).items():
         try:
-            path, is_file, is_executable, digest = json.loads(line)
-            path.encode()  # fails for names that are not UTF-8
-        except (ValueError, TypeError, AttributeError, RecursionError):
+            content = await sandbox.read(f"{REPO}/{path}", max_bytes=MAX_FILE)
+        except (MissingFileError, RefusedFileError, TooLargeError):
             continue
-        if path in found:
+        if content == before:
             continue
-        found.add(path)
-        if (digest, is_executable) == known.get(path):
-            continue
-        if path not in known and len(changes) + len(left_out) >= _MAX_NEW:
-            left_out["..."] = f"there are more than {_MAX_NEW} new files"
-        elif not is_file:
-            left_out[path] = "it is a link or a special file"
-        elif path in known and digest == known[path][0]:
-            left_out[path] = "only its mode changed"
-        else:
-            try:
-                changes[path] = await sandbox.read(f"{REPO}/{path}", max_bytes=MAX_FILE)
-            except (MissingFileError, RefusedFileError, TooLargeError) as error:
-                left_out[path] = str(error)
-    gone = known.keys() - found - task.test_files
-    if listed.exit_code == 0:
-        left_out.update(dict.fromkeys(sorted(gone), "it was deleted"))
-    return changes, left_out
+        size += len(content)
+        if size > MAX_CHANGES:
+            break
+        changes[path] = content
+    return changes
 
 
-def keep(folder: Path, task: SweTask, diff: str, verdict: Verdict) -> None:
+def keep(folder: Path, task: SweTask, tree: Path, changes: Mapping[str, bytes], verdict: Verdict) -> None:
     """Write a file with an episode for a person to review."""
     folder = folder.expanduser()
     folder.mkdir(parents=True, exist_ok=True)
-    content = {"task": task.id, "diff": diff, "verdict": asdict(verdict)}
+    content = {"task": task.id, "diff": diff_of(tree, changes), "verdict": asdict(verdict)}
     (folder / f"{task.id}-{secrets.token_hex(4)}.json").write_text(json.dumps(content, indent=1))
 
 
-@lru_cache(maxsize=64)
-def _listing(tree: Path) -> Mapping[str, tuple[str, bool]]:
-    """Return hash and executability of the files of a tree by their paths."""
-    files = [file for file in tree.rglob("*") if file.is_file() and not file.is_symlink()]
-    return {
-        file.relative_to(tree).as_posix(): (
-            hashlib.sha256(file.read_bytes()).hexdigest() if file.stat().st_size <= MAX_FILE else "",
-            bool(file.stat().st_mode & 0o100),
-        )
-        for file in files
-    }
+def _sources(tree: Path, task: SweTask) -> Mapping[str, bytes]:
+    """Return the files of a tree, by path, whose changes grading takes over."""
+    files = {file.relative_to(tree).as_posix(): file for file in sorted(tree.rglob("*.py")) if file.is_file()}
+    taken, _ = sort_out(task, tree, dict.fromkeys(files, b"changed"))
+    return {path: files[path].read_bytes() for path in taken}
 
 
 async def _prepare(sandbox: Sandbox, *, task: SweTask, tree: Path, hidden: frozenset[str]) -> None:
@@ -346,8 +300,9 @@ async def _prepare(sandbox: Sandbox, *, task: SweTask, tree: Path, hidden: froze
     Raises:
         UsageError: The sandbox has another copy of the package, which may be without the bug.
     """
-    if module := module_of(task.file):
-        found = await sandbox.exec(["python3", "-c", _COPIES, module.partition(".")[0]])
+    paths = [task.file, *re.findall(r"^\+\+\+ b/(.+\.py)$", task.patch, re.M)]
+    for name in sorted({module.partition(".")[0] for module in map(module_of, paths) if module}):
+        found = await sandbox.exec(["python3", "-c", _COPIES, name])
         if copies := found.stdout.split():
             raise UsageError(f"{task.repo} is installed in the sandbox, at {copies[0]}; uninstall it, or use an image")
     await sandbox.upload(tree, REPO)

@@ -10,10 +10,11 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
+from envkit import clock
 from envkit.errors import (
     CapacityError,
     SandboxEndedError,
@@ -108,7 +109,7 @@ async def grade_changes(
 ) -> Verdict | None:
     """Return the verdict on changed files; None if the sandbox failed, which says nothing about them.
 
-    A run that crashed or took too long is repeated once.
+    A run that crashed is repeated once, and so is one that took too long, with three times the limit.
 
     Args:
         sandboxes: Leases the sandboxes.
@@ -132,7 +133,7 @@ async def grade_changes(
         arguments=("--rootdir", REPO),
     )
     taken, refused = sort_out(task, tree, changes)
-    flags = flags_of(tree, changes)
+    flags = await clock.to_thread(flags_of, tree, taken)
     problem, run = "", None
     for _ in range(2):
         sentinels = _Sentinels(task, tuple(taken))
@@ -151,8 +152,10 @@ async def grade_changes(
         if run.result.exit_code == _NO_PYTEST and not run.has_begun:
             raise UsageError("python3 cannot import pytest in the sandbox; check the environment of the tests")
         problem = sentinels.problem_of(run)
-        if run.exit_code is not None and not run.result.timed_out:
+        if run.tampering or (run.exit_code is not None and not run.result.timed_out):
             break
+        if run.result.timed_out:
+            settings = replace(settings, timeout_s=3 * timeout_s)
     tests = _results(task, run)
     return Verdict(
         resolved=not problem and all(test.is_ok for test in tests.values()),

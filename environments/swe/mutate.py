@@ -24,7 +24,6 @@ body_removed        a function whose body only raises NotImplementedError
 from __future__ import annotations
 
 import ast
-import difflib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -123,13 +122,6 @@ def in_random_order(edits: Sequence[tuple[str, Edit]], seed: int) -> list[tuple[
         turn[operator] = turn.get(operator, -1) + 1
         ranked.append((turn[operator], chance(one), one))
     return [one for *_, one in sorted(ranked, key=lambda row: row[:2])]
-
-
-def diff(path: str, before: bytes, after: bytes) -> str:
-    """Return the difference of two versions of a file in UTF-8, as git and patch read it."""
-    old, new = (re.findall(r"[^\n]*\n|[^\n]+", version.decode()) for version in (before, after))
-    rows = difflib.unified_diff(old, new, f"a/{path}", f"b/{path}")
-    return "".join(row if row.endswith("\n") else f"{row}\n\\ No newline at end of file\n" for row in rows)
 
 
 class _Positions:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import io
 import os
+import re
 import shutil
+import struct
 import subprocess
 import sys
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from email.parser import HeaderParser
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from envkit.errors import UsageError
 
@@ -23,6 +25,12 @@ PYTEST = ("pytest==9.2.0", "pluggy==1.7.0", "iniconfig==2.3.1", "packaging==26.4
 OWN = "envkit-intervals==1.0"
 """A small package that envkit contains, for tasks that need no download."""
 _OWN_SOURCE = Path(__file__).with_name("own") / "package"
+
+_REQUIREMENT = re.compile(r"[A-Za-z0-9][\w.-]*==[0-9][\w.+!]*", re.ASCII)
+_PIP_TIMEOUT_S = 900.0
+_MAX_TREE = 512 << 20
+_DATE = 1_705_320_000
+"""Time of all files of a tree, so that it does not tell which of them were changed: 2024-01-15 12:00 UTC."""
 
 _FREEZE = ("freezegun==1.5.5", "python-dateutil==2.9.0.post0", "six==1.17.0")
 
@@ -61,11 +69,10 @@ def fetch(requirement: str, folder: Path) -> Path:
     """Return the source distribution of a requirement such as ``semver==3.1.1``, downloaded by pip if it is missing.
 
     Raises:
-        UsageError: pip failed; the message has its last line.
+        UsageError: The requirement is malformed, or pip failed; the message has its last line.
     """
+    _check(requirement)
     name, _, version = requirement.partition("==")
-    if not version:
-        raise UsageError(f"{requirement!r} must name an exact version, such as semver==3.1.1")
     found = [one for one in folder.glob("*.tar.gz") if _is_sdist_of(one.name, name, version)]
     if found and requirement != OWN:
         return found[0]
@@ -73,7 +80,7 @@ def fetch(requirement: str, folder: Path) -> Path:
     if requirement == OWN:
         return _pack(_OWN_SOURCE, folder / f"{name}-{version}.tar.gz")
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        _pip("download", "--no-deps", "--no-binary", ":all:", "--dest", scratch, requirement)
+        _pip("download", "--no-deps", "--no-binary", name, "--dest", scratch, "--", requirement)
         made = next(iter(Path(scratch).glob("*.tar.gz")), None)
         if made is None:
             raise UsageError(f"{requirement} has no source distribution as .tar.gz")
@@ -87,32 +94,55 @@ def requirement_of(base: str) -> str:
 
 
 def unpack(base: Path, folder: Path) -> Path:
-    """Return the tree of a source distribution, unpacked once as a subfolder of `folder`."""
-    target = folder / base.name.removesuffix(".tar.gz")
+    """Return the tree of a source distribution, unpacked once as a subfolder of `folder`. All files have one date.
+
+    Raises:
+        UsageError: The file is no archive of one folder, it is too large, or it has links that lead out of it.
+    """
+    target = folder / f"{base.name.removesuffix('.tar.gz')}+{sha256_of(base)[:16]}"
     if not target.is_dir():
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            with tarfile.open(base) as archive:
-                archive.extractall(scratch, filter="data")
-            put(next(iter(Path(scratch).iterdir())), target)
+            try:
+                with tarfile.open(base) as archive:
+                    _check_archive(base, archive)
+                    archive.extractall(scratch, filter="data")
+            except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+                raise UsageError(f"cannot unpack {base}: {error}") from None
+            made = next(Path(scratch).iterdir())
+            set_date(made)
+            put(made, target)
     return target
+
+
+def set_date(tree: Path) -> None:
+    """Give all files and folders of a tree the same date."""
+    for path in (*tree.rglob("*"), tree):
+        os.utime(path, (_DATE, _DATE), follow_symlinks=False)
 
 
 def environment(requirements: Sequence[str], folder: Path, announce: Callable[[str], None]) -> Path:
     """Return the folder with installed requirements, a subfolder of `folder` that pip fills once.
 
     Raises:
-        UsageError: pip failed; the message has its last line.
+        UsageError: A requirement is malformed, or pip failed; the message has its last line.
     """
-    name = hashlib.sha256("\n".join(sorted(requirements)).encode()).hexdigest()[:16]
-    target = folder / name
+    for requirement in requirements:
+        _check(requirement)
+    target = folder_of(requirements, folder)
     if not target.is_dir():
         announce(f"installing the environment of the tests: {', '.join(requirements)}")
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            _pip("install", "--no-deps", "--only-binary", ":all:", "--target", f"{scratch}/made", *requirements)
+            _pip("install", "--no-deps", "--only-binary", ":all:", "--target", f"{scratch}/made", "--", *requirements)
             put(Path(scratch) / "made", target)
     return target
+
+
+def folder_of(requirements: Sequence[str], folder: Path) -> Path:
+    """Return the subfolder of `folder` for installed requirements. Each version of Python has its own."""
+    words = "\n".join([*sorted(requirements), str(sys.implementation.cache_tag)])
+    return folder / hashlib.sha256(words.encode()).hexdigest()[:16]
 
 
 def environment_of(requirements: Sequence[str], more: Sequence[str] = ()) -> tuple[str, ...]:
@@ -123,9 +153,13 @@ def environment_of(requirements: Sequence[str], more: Sequence[str] = ()) -> tup
         more: What their tests import besides pytest, unless the package is in `NAMED`.
 
     Raises:
-        UsageError: The environment would contain one of the packages, or two versions of a package.
+        UsageError: A requirement is malformed; or the environment would contain one of the packages, or two versions
+            of a package.
     """
-    needed = sorted({*PYTEST, *more, *(one for requirement in requirements for one in NAMED.get(requirement, ()))})
+    for requirement in (*requirements, *more):
+        _check(requirement)
+    named = {_normal(requirement): needs for requirement, needs in NAMED.items()}
+    needed = sorted({*PYTEST, *more, *(one for each in requirements for one in named.get(_normal(each), ()))})
     names = [_name_of(one) for one in needed]
     if twice := [one for one in needed if names.count(_name_of(one)) > 1]:
         raise UsageError(f"the environment of the tests would need {' and '.join(twice)}; make two folders of tasks")
@@ -153,9 +187,31 @@ def sha256_of(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
+def _check(requirement: str) -> None:
+    """Raise an error for a requirement that pip would read as an option, address or range of versions."""
+    if _REQUIREMENT.fullmatch(requirement) is None:
+        raise UsageError(f"{requirement!r} must name an exact version, such as semver==3.1.1")
+
+
+def _check_archive(base: Path, archive: tarfile.TarFile) -> None:
+    size = 0
+    folders: set[str] = set()
+    for member in archive:
+        size += member.size
+        folders.update(PurePosixPath(member.name).parts[:1])
+        if size > _MAX_TREE or len(folders) > 1:
+            raise UsageError(f"{base} must have the files of one folder, with at most {_MAX_TREE >> 20} MiB")
+    if not folders:
+        raise UsageError(f"{base} has no files")
+
+
 def _is_sdist_of(file: str, name: str, version: str) -> bool:
     stem = file.removesuffix(f"-{version}.tar.gz")
     return stem != file and _name_of(stem) == _name_of(name)
+
+
+def _normal(requirement: str) -> str:
+    return f"{_name_of(requirement)}=={requirement.partition('==')[2]}"
 
 
 def _name_of(requirement: str) -> str:
@@ -172,8 +228,20 @@ def _pack(source: Path, target: Path) -> Path:
                 entry.size = file.stat().st_size
                 archive.addfile(entry, io.BytesIO(file.read_bytes()))
     with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as made:
-        made.write(gzip.compress(content.getvalue(), compresslevel=0, mtime=0))
+        made.write(_gzip(content.getvalue()))
     return Path(made.name).replace(target)
+
+
+def _gzip(content: bytes) -> bytes:
+    """Return an uncompressed gzip file. Unlike that of `gzip.compress`, it is the same with each version of zlib."""
+    most = 65_535
+    blocks = [content[start : start + most] for start in range(0, len(content), most)]
+    packed = b"".join(
+        struct.pack("<BHH", number == len(blocks), len(block), len(block) ^ most) + block
+        for number, block in enumerate(blocks, 1)
+    )
+    header = bytes.fromhex("1f8b08000000000000ff")  # deflate, no name, no date, unknown system
+    return header + packed + struct.pack("<II", zlib.crc32(content), len(content))
 
 
 def put(source: Path, target: Path) -> None:
@@ -188,7 +256,10 @@ def put(source: Path, target: Path) -> None:
 
 def _pip(*arguments: str) -> None:
     command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--no-input", *arguments]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env={**os.environ})
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PIP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        raise UsageError(f"pip did not end within {_PIP_TIMEOUT_S:g} s; check the package index") from None
     if done.returncode:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]

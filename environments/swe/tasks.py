@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import json
 import zlib
 from collections.abc import Iterable, Sequence
@@ -16,6 +15,8 @@ from envkit.errors import ConfigError, UsageError
 
 TASKS = "tasks.jsonl"
 LOCK = "lock.json"
+TIMEOUT_S = 600.0
+"""Maximum seconds of a grading run if the package's tests were not timed."""
 
 
 class SweTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -28,7 +29,6 @@ class SweTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             Empty if `image` contains the source.
         image: Docker image that contains the source, with the bug unless `bug_patch` adds it; empty if `base` has the
             source.
-        folder: Folder of the source in `image`.
         bug_patch: Diff that adds the bug; empty if the source already has it.
         patch: Diff that fixes the bug.
         test_patch: Diff that adds the tests; empty if the source has them.
@@ -45,7 +45,6 @@ class SweTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     repo: str
     base: str = ""
     image: str = ""
-    folder: str = "/testbed"
     bug_patch: str = ""
     patch: str = ""
     test_patch: str = ""
@@ -98,10 +97,10 @@ class Lock(msgspec.Struct, frozen=True, kw_only=True):
     environment: tuple[str, ...]
     packages: tuple[LockedPackage, ...]
 
-    @property
-    def environment_hash(self) -> str:
-        """Hash of the requirements, as 16 hexadecimal digits; the name of the environment's folder."""
-        return hashlib.sha256("\n".join(sorted(self.environment)).encode()).hexdigest()[:16]
+    def timeout_s(self, base: str) -> float:
+        """Return the maximum seconds of a grading run, given the name of the source distribution."""
+        suites = [package.suite_s for package in self.packages if package.base == base]
+        return 20 + 4 * suites[0] if suites and suites[0] else TIMEOUT_S
 
 
 def read_lines(file: Path) -> list[dict[str, object]]:

@@ -9,7 +9,14 @@ from weakref import WeakKeyDictionary
 
 import anyio
 
-from envkit.errors import EnvkitError, SandboxLostError, SandboxNotFoundError, SandboxRefusedError
+from envkit.errors import (
+    CapacityError,
+    EnvkitError,
+    SandboxLostError,
+    SandboxNotFoundError,
+    SandboxRefusedError,
+    SnapshotLimitError,
+)
 from envkit.protocols import Sandbox, SandboxPool
 from envkit.types import SandboxSpec
 
@@ -17,6 +24,9 @@ from .limits import LEASE_S
 
 MAX_SNAPSHOTS = 32
 """Maximum number of snapshots per pool; the one that was not used for the longest time is removed."""
+
+SNAPSHOT_WAIT_S = 5.0
+"""Maximum seconds to wait for room on the node of a snapshot; then another node prepares the sandbox."""
 
 
 class _Snapshots:
@@ -36,8 +46,9 @@ async def lease_prepared(
 ) -> AsyncIterator[Sandbox]:
     """Lease a sandbox in which `prepare` has run: from a snapshot, if one with this key exists.
 
-    The first lease with a key prepares its sandbox and takes the snapshot. If the sandboxes have no snapshots, each
-    lease prepares its sandbox.
+    The first lease with a key prepares its sandbox and takes the snapshot. If the sandboxes have no snapshots, or the
+    node of the snapshot has no room, a lease prepares its sandbox. Call `remove_prepared` before the pool is closed, if
+    the pool does not remove snapshots by itself.
 
     Args:
         sandboxes: Leases the sandboxes.
@@ -56,32 +67,43 @@ async def lease_prepared(
             if full_key not in known.names:
                 sandbox = await stack.enter_async_context(sandboxes.lease(spec, wait_s=LEASE_S))
                 await prepare(sandbox)
-                known.names[full_key] = await _snapshot(sandbox)
+                with suppress(SnapshotLimitError):  # there may be room for the next one
+                    known.names[full_key] = await _snapshot(sandbox)
         name = known.names.get(full_key)
         if sandbox is None and name is not None:
             known.names.move_to_end(full_key)
-            with suppress(SandboxRefusedError, SandboxNotFoundError):  # it was removed meanwhile, or its node is gone
-                sandbox = await stack.enter_async_context(sandboxes.lease(spec, wait_s=LEASE_S, snapshot=name))
+            lease = sandboxes.lease(spec, wait_s=SNAPSHOT_WAIT_S, snapshot=name)
+            try:
+                sandbox = await stack.enter_async_context(lease)
+            except CapacityError:
+                pass
+            except (SandboxRefusedError, SandboxNotFoundError):  # it was removed meanwhile, or its node is gone
+                if known.names.get(full_key) == name:
+                    del known.names[full_key]
         if sandbox is None:
-            if name is not None:
-                known.names.pop(full_key, None)
             sandbox = await stack.enter_async_context(sandboxes.lease(spec, wait_s=LEASE_S))
             await prepare(sandbox)
-        await _evict(sandboxes, known)
+        await _evict(sandboxes, known, keep=MAX_SNAPSHOTS)
         yield sandbox
 
 
 async def _snapshot(sandbox: Sandbox) -> str | None:
     try:
         return await sandbox.snapshot()
-    except SandboxLostError:
+    except (SandboxLostError, SnapshotLimitError):
         raise
-    except EnvkitError:  # not supported, too many, or too large
+    except EnvkitError:  # not supported, or too large
         return None
 
 
-async def _evict(sandboxes: SandboxPool, known: _Snapshots) -> None:
-    while len(known.names) > MAX_SNAPSHOTS:
+async def remove_prepared(sandboxes: SandboxPool) -> None:
+    """Remove all snapshots of a pool."""
+    if (known := _OF_POOL.get(sandboxes)) is not None:
+        await _evict(sandboxes, known, keep=0)
+
+
+async def _evict(sandboxes: SandboxPool, known: _Snapshots, keep: int) -> None:
+    while len(known.names) > keep:
         key, name = known.names.popitem(last=False)
         known.locks.pop(key, None)
         if name is not None:

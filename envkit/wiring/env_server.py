@@ -35,6 +35,7 @@ from envkit.wiring.environments import Resources, find, registered, slots
 
 _OPERATOR_OPTIONS = frozenset({"file", "image", "review", "tasks"})
 """Options of environments in trusted workers that clients may not choose."""
+_REMOVE_S = 5.0
 
 
 async def serve_inside(path: str, capacity: int, sandboxes: str | None = None, judge: str | None = None) -> None:
@@ -106,11 +107,19 @@ async def _resources(sandboxes: str | None, judge: str | None) -> AsyncIterator[
     async with AsyncExitStack() as parts:
         found = Resources(judge_remedy="set envs.judge to MODEL@URL in the configuration of the server")
         if sandboxes is not None:
+            from envkit.environments.tools.prepared import remove_prepared
             from envkit.http.client.sandbox_client import SandboxClient
             from envkit.sandbox.transfer import tar_stream
 
             client = await parts.enter_async_context(SandboxClient(sandboxes, folder_transport=tar_stream))
-            found = replace(found, sandboxes=cast("SandboxPool", client))  # no `events`
+            pool = cast("SandboxPool", client)  # no `events`
+            found = replace(found, sandboxes=pool)
+
+            async def remove_snapshots() -> None:
+                with anyio.move_on_after(_REMOVE_S, shield=True):
+                    await remove_prepared(pool)
+
+            parts.push_async_callback(remove_snapshots)  # the server of the sandboxes keeps them
         if judge is not None:
             from envkit.wiring.judge import open_judge
 

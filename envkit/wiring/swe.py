@@ -16,7 +16,7 @@ from envkit.environments.swe.build import build as build_folder
 from envkit.environments.swe.checkout import changes_of_patch, source_of
 from envkit.environments.swe.env import OWN_TASKS
 from envkit.environments.swe.grading import Verdict, grade_changes
-from envkit.environments.swe.tasks import Lock, SweTask, read_folder
+from envkit.environments.swe.tasks import TIMEOUT_S, Lock, SweTask, read_folder
 from envkit.errors import UsageError, did_you_mean
 from envkit.protocols import SandboxPool
 from envkit.wiring.data import folder_of
@@ -37,6 +37,11 @@ class LocatedTask:
     task: SweTask
     environment: tuple[str, ...]
     lock: Lock | None = None
+
+    @property
+    def timeout_s(self) -> float:
+        """Maximum seconds of a grading run."""
+        return TIMEOUT_S if self.lock is None else self.lock.timeout_s(self.task.base)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +114,8 @@ def read_tasks(path: Path) -> list[LocatedTask]:
         tasks, lock = read_folder(path)
         return [LocatedTask(task, lock.environment, lock) for task in tasks]
     rows = formats.read_tasks(path)
-    return [LocatedTask(task, packages.environment_of([packages.requirement_of(task.base)])) for task in rows]
+    bases = [[packages.requirement_of(task.base)] if task.base else [] for task in rows]
+    return [LocatedTask(task, packages.environment_of(base)) for task, base in zip(rows, bases, strict=True)]
 
 
 def import_tasks(file: Path, folder: Path, *, command: str) -> list[SweTask]:
@@ -141,7 +147,10 @@ def grade(located: LocatedTask, patch: str, *, backend: str = "auto", announce: 
         async with open_tool_pool(backend, announce=announce) as pool:
             environment = await _prepare(located, announce)
             tree = await source_of(located.task, folder_of(DATA), located.lock)
-            return await grade_changes(pool, located.task, tree, changes_of_patch(tree, patch), environment=environment)
+            changes = await clock.to_thread(changes_of_patch, tree, patch)
+            return await grade_changes(
+                pool, located.task, tree, changes, environment=environment, timeout_s=located.timeout_s
+            )
 
     return clock.run(main)
 
@@ -194,10 +203,10 @@ async def _check(pool: SandboxPool, located: LocatedTask, environment: Path) -> 
     task = located.task
     try:
         tree = await source_of(task, folder_of(DATA), located.lock)
-        fix = changes_of_patch(tree, task.patch)
+        fix = await clock.to_thread(changes_of_patch, tree, task.patch)
     except UsageError as error:
         return Check(task.id, oracle=False, nop=False, problem=str(error))
-    grader = partial(grade_changes, pool, task, tree, environment=environment)
+    grader = partial(grade_changes, pool, task, tree, environment=environment, timeout_s=located.timeout_s)
     note = problem = ""
     oracle = None
     for _ in range(TRIES):

@@ -26,7 +26,14 @@ from envkit.wiring import swe
 from envkit.wiring.data import folder_of
 
 NAME = "swe-tasks"
-STALE_AFTER = ("environments/swe/build.py", "environments/swe/grading.py", "environments/swe/mutate.py")
+STALE_AFTER = (
+    "environments/swe/build.py",
+    "environments/swe/grading.py",
+    "environments/swe/mutate.py",
+    "environments/swe/report_plugin.py",
+    "environments/swe/runs.py",
+    "environments/swe/statements.py",
+)
 TWIN = "tests/environments/swe/test_build.py::test_a_build_makes_today_the_first_tasks_of_our_own_package"
 PACKAGES = (
     *("cachetools==8.0.0", "semver==3.1.1", "voluptuous==0.16.0", "toolz==1.2.0", "tabulate==0.10.0"),

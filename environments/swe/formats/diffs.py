@@ -55,7 +55,7 @@ def between(path: str, old: str | None, new: str | None) -> str:
     lines = difflib.unified_diff(before, after, *names)
     body = "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
     mode = "new file mode 100644\n" if old is None else "deleted file mode 100644\n" if new is None else ""
-    return f"diff --git a/{path} b/{path}\n{mode}{body}"
+    return f"diff --git a/{path} b/{path}\n{mode}{body}" if mode else body
 
 
 def _lines(text: str) -> list[str]:

@@ -66,7 +66,13 @@ def test_the_reverse_is_the_diff_of_the_other_direction() -> None:
         assert reverse(there) == back
 
 
-@pytest.mark.parametrize(("old", "new"), [(None, "x\ny"), ("x\ny\n", None), ("a\nb", "a\nb\n"), ("a\rb\n", "a\rc\n")])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        *[(None, "x\ny"), ("x\ny\n", None), ("a\nb", "a\nb\n"), ("a\n", "a"), ("a\rb\n", "a\rc\n")],
+        *[("a\x0cb\r\nc", "a\x0cb\r\nd"), ("ä\u2028b\n", "ä\u2028c\n")],
+    ],
+)
 def test_git_applies_the_diff_between_two_texts(tmp_path: Path, old: str | None, new: str | None) -> None:
     git(tmp_path, "init", "-q")
     file = tmp_path / "x.py"

@@ -64,6 +64,7 @@ def test_the_sandbox_does_not_hold_the_answer(tmp_path: Path) -> None:
             "git log --all --reflog --format='%h %ad %an %s' --date=iso; git fsck --lost-found; git tag; git status -s"
         ),
         bash("ls .git/hooks .git/logs; python3 -c 'import tiny; print(tiny.__path__)'; python3 -m pip show tiny"),
+        bash("find . /tmp -path ./.git -prune -o -type f -printf '%T@\n' | sort -u"),
         bash("env | grep -E '^(TZ|LC_ALL|PYTHONHASHSEED)='; timeout 5 bash -c '< /dev/tcp/1.1.1.1/80'"),
     )
     assert seen[1] == f"{REPO}/{CORE}\nhelpers.py\n[exit code 0]"
@@ -71,7 +72,8 @@ def test_the_sandbox_does_not_hold_the_answer(tmp_path: Path) -> None:
     assert f"['{REPO}/src/tiny']" in seen[3]
     assert "not found: tiny" in seen[3]
     assert "No such file" in seen[3]
-    assert all(line in seen[4] for line in ("TZ=UTC", "LC_ALL=C.UTF-8", "PYTHONHASHSEED=0", "unreachable"))
+    assert seen[4] == "1705320000.0000000000\n[exit code 0]"
+    assert all(line in seen[5] for line in ("TZ=UTC", "LC_ALL=C.UTF-8", "PYTHONHASHSEED=0", "unreachable"))
 
 
 def test_the_text_and_the_tests_depend_on_the_level_of_the_statement(tmp_path: Path) -> None:
@@ -96,23 +98,22 @@ def test_the_fix_earns_1_and_what_the_agent_may_not_change_does_not_matter(tmp_p
 
 def test_many_new_files_do_not_hide_the_fix(tmp_path: Path) -> None:
     task_folder(tmp_path)
-    many = bash("mkdir a; for n in $(seq 300); do echo > a/f$n.py; ln -s x a/l$n; done")
-    assert played(tmp_path, bash(apply_command(FIX)), many)[1] == 1.0
+    many = bash("mkdir a; for n in $(seq 150); do head -c 1048576 /dev/zero > a/f$n.py; ln -s x a/l$n; done")
+    review = tmp_path / "review"
+    gc = bash(f"echo 'import gc' >> {CORE}")  # flagged
+    assert played(tmp_path, bash(apply_command(FIX)), gc, many, review=str(review))[1] == 1.0
+    assert next(review.iterdir()).stat().st_size < 10_000
 
 
 def test_a_suspicious_episode_is_kept_for_review(tmp_path: Path) -> None:
     task_folder(tmp_path)
     review = tmp_path / "review"
-    commands = (bash(f"echo 'import os; os._exit(1)' >> {CORE}; ln -s / link; rm setup.py; chmod 755 conftest.py"),)
+    commands = (bash(f"echo 'import os; os._exit(1)' >> {CORE}"), bash("echo 'import gc' > conftest.py; rm setup.py"))
     assert played(tmp_path, *commands, review=str(review))[1] == 0.0
     kept = json.loads(next(review.iterdir()).read_text())
     assert kept["verdict"]["flags"] == [f"os._exit in {CORE}"]
     assert "+import os; os._exit(1)" in kept["diff"]
-    assert kept["verdict"]["refused"] == {
-        "link": "it is a link or a special file",
-        "setup.py": "it was deleted",
-        "conftest.py": "only its mode changed",
-    }
+    assert kept["verdict"]["refused"] == {}
 
 
 def test_episodes_at_once_start_from_one_preparation_and_do_not_share_files(tmp_path: Path) -> None:
@@ -137,9 +138,16 @@ def test_episodes_at_once_start_from_one_preparation_and_do_not_share_files(tmp_
     assert len({texts[1] for texts in seen.values()}) == 1
 
 
-@pytest.mark.parametrize("file", ["src/json/decoder.py", "pip/__init__.py"])
-def test_an_installed_original_is_an_error(file: str, tmp_path: Path) -> None:
-    task_folder(tmp_path, task(file=file))
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"file": "src/json/decoder.py"},
+        {"file": "pip/__init__.py"},
+        {"file": "", "patch": FIX.replace(CORE, "src/json/decoder.py")},
+    ],
+)
+def test_an_installed_original_is_an_error(changes: Mapping[str, str], tmp_path: Path) -> None:
+    task_folder(tmp_path, task(**changes))
     with pytest.raises(UsageError, match="tiny is installed in the sandbox, at /usr/lib/python"):
         played(tmp_path)
 

@@ -7,17 +7,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
 from envkit import clock
 from envkit.cli.environments.swe import app
 from envkit.environments.swe.checkout import source_of
-from envkit.environments.swe.env import options_of
 from envkit.environments.swe.formats import read_tasks, write_folder_of
 from envkit.environments.swe.formats.diffs import reverse
 from envkit.environments.swe.packages import OWN, PYTEST, sha256_of
-from envkit.environments.swe.tasks import SweTask, read_folder
+from envkit.environments.swe.tasks import TIMEOUT_S, LockedPackage, SweTask, read_folder
 from envkit.errors import ConfigError, EnvkitError, UsageError
 from envkit.wiring import swe
 
@@ -129,7 +129,6 @@ def test_a_row_of_swe_bench_has_its_tests_as_json_and_an_image_by_rule(tmp_path:
         id="Psf__pkg-17",
         repo="Psf/pkg",
         image="swebench/sweb.eval.x86_64.psf_1776_pkg-17:latest",
-        folder="/testbed",
         patch=FIX,
         test_patch=TESTS,
         fail_to_pass=tuple(FAILING),
@@ -231,7 +230,11 @@ def test_a_folder_of_imported_tasks_is_one_of_the_environment(tmp_path: Path) ->
     (package,) = lock.packages
     assert (lock.environment, package.requirement) == (tuple(sorted(PYTEST)), OWN)
     assert package.sha256 == sha256_of(data / "sdists" / package.base)
-    assert options_of({"tasks": str(folder)}).timeouts_s == {}
+    timed = LockedPackage(requirement="", base="a-1.0.tar.gz", sha256="", licence="", tests=1, suite_s=10.0)
+    lock = msgspec.structs.replace(lock, packages=(package, timed))
+    assert (lock.timeout_s(package.base), lock.timeout_s(timed.base)) == (TIMEOUT_S, 60.0)
+    assert [swe.LocatedTask(tasks[0], (), one).timeout_s for one in (None, lock)] == [TIMEOUT_S, TIMEOUT_S]
+    assert swe.LocatedTask(msgspec.structs.replace(tasks[0], base=timed.base), (), lock).timeout_s == 60.0
     with pytest.raises(ConfigError, match=r"row 2: the id 'pkg-1.0.flip.0' occurs twice"):
         write_folder_of(written(tmp_path, ours, ours), folder, data=data, command="")
 

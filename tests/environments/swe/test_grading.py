@@ -189,6 +189,12 @@ def test_without_pytest_there_is_an_error_and_no_verdict(tmp_path: Path) -> None
 
 
 @pytest.mark.bwrap
+def test_a_run_that_took_too_long_is_repeated_with_more_time(tmp_path: Path) -> None:
+    slow = "import time\ndef test_slow():\n    time.sleep(2)\n"
+    found = graded(with_tests(tmp_path, slow + BROKEN, failing=("test_a", "test_slow")), tmp_path, timeout_s=2.0)
+    assert (found.resolved, found.problem) == (True, "")
+
+
 def test_tests_cannot_change_the_tree(tmp_path: Path) -> None:
     tests = "import pytest\ndef test_b():\n    with pytest.raises(OSError): open('src/tiny/core.py', 'a')\n"
     assert graded(with_tests(tmp_path, BROKEN + tests, failing=("test_a", "test_b")), tmp_path).resolved

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ast
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from envkit.environments.swe.mutate import Edit, apply, diff, edits_of, in_random_order
+from envkit.environments.swe.mutate import Edit, apply, edits_of, in_random_order
 
 CASES = {
     "compare_flip": ("if a  <  b: # é\n        return a\n", "if a  <=  b: # é\n        return a\n"),
@@ -90,14 +89,3 @@ def test_several_edits_are_applied_at_once() -> None:
     source = b"def f(a):\n    return a + 1\n\ndef g(a):\n    return a * 2\n"
     edits = [one for one in edits_of(source) if one.operator == "arith_flip"]
     assert apply(source, edits) == source.replace(b"a + 1", b"a - 1").replace(b"a * 2", b"a + 2")
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [(b"a\x0cb\r\nc", b"a\x0cb\r\nd"), (b"a\n", b"a"), ("ä\u2028b\n".encode(), "ä\u2028c\n".encode())],
-)
-def test_git_applies_a_diff_byte_for_byte(before: bytes, after: bytes, tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_bytes(before)
-    patch = diff("a.py", before, after).encode()
-    subprocess.run(["git", "apply", "-"], input=patch, cwd=tmp_path, check=True)
-    assert (tmp_path / "a.py").read_bytes() == after

@@ -6,7 +6,6 @@ import io
 import shutil
 import tarfile
 from collections.abc import Mapping
-from difflib import unified_diff
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -14,7 +13,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from envkit.environments.swe.packages import sha256_of
+from envkit.environments.swe.formats.diffs import between
+from envkit.environments.swe.packages import folder_of, sha256_of
 from envkit.environments.swe.tasks import Lock, LockedPackage, SweTask, write_folder
 
 BASE = "tiny-1.0.tar.gz"
@@ -62,12 +62,7 @@ FILES = {
 }
 
 
-def _diff(before: bytes, after: bytes) -> str:
-    old, new = (text.decode().splitlines(keepends=True) for text in (before, after))
-    return "".join(unified_diff(old, new, f"a/{CORE}", f"b/{CORE}"))
-
-
-BUG, FIX = _diff(FIXED, BUGGY), _diff(BUGGY, FIXED)
+BUG, FIX = between(CORE, FIXED.decode(), BUGGY.decode()), between(CORE, BUGGY.decode(), FIXED.decode())
 NAMES = ("a b", "[c]", "x::y", "\\xfc\\u2192", "", "tab\\t")
 FAILING = (*(f"tests/test_core.py::test_names[{name}]" for name in NAMES), "tests/test_core.py::TestAdd::test_add")
 
@@ -107,7 +102,7 @@ def with_tests(folder: Path, tests: str, *, failing: tuple[str, ...], passing: t
     return task(fail_to_pass=ids[0], pass_to_pass=ids[1])
 
 
-def task_folder(folder: Path, *tasks: SweTask, environment: tuple[str, ...] = ("pytest",)) -> Path:
+def task_folder(folder: Path, *tasks: SweTask, environment: tuple[str, ...] = ("pytest==0",)) -> Path:
     """Write a folder of tasks, for source distributions in ``folder/swe``."""
     base = sdist(folder / "swe")
     package = LockedPackage(
@@ -115,7 +110,7 @@ def task_folder(folder: Path, *tasks: SweTask, environment: tuple[str, ...] = ("
     )
     lock = Lock(command="", environment=environment, packages=(package,))
     write_folder(folder / "tasks", tasks or (task(),), lock)
-    place = folder / "swe" / "environments" / lock.environment_hash
+    place = folder_of(environment, folder / "swe" / "environments")
     place.parent.mkdir(parents=True, exist_ok=True)
     if not place.exists():
         place.symlink_to(environment_folder(), target_is_directory=True)

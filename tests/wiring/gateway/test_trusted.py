@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import anyio
 import pytest
 
 from envkit import clock, registry
 from envkit.config.serving import ServeConfig
+from envkit.environments.tools.prepared import lease_prepared
 from envkit.errors import ForbiddenError, OptionError, UsageError
+from envkit.protocols import Sandbox
 from envkit.registry import register
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.node import Node
 from envkit.sandbox.process.backend import ProcessBackend
-from envkit.types import Task
+from envkit.types import SandboxSpec, Task
 from envkit.vector import SlotHost
-from envkit.wiring.env_server import GuardedOptions
+from envkit.wiring.env_server import GuardedOptions, _resources
 from envkit.wiring.gateway.trusted import TrustedEnvs, trusted_host
+from tests.http.envs import serving, slots
+from tests.http.pools import SmallPool
+from tests.sandbox.fake.backend import FakeBackend
 
 
 @pytest.fixture(autouse=True)
@@ -62,5 +68,23 @@ def test_an_invalid_judge_is_refused_when_the_server_starts() -> None:
             with pytest.raises(UsageError, match=r"envs\.judge: .*no-address"):
                 async with trusted_host(config(judge="no-address"), pool):
                     pass
+
+    clock.run(main)
+
+
+def test_a_worker_that_is_stopped_removes_its_snapshots_from_the_server() -> None:
+    async def prepare(sandbox: Sandbox) -> None:
+        await sandbox.write("/workspace/a", b"a")
+
+    async def main() -> None:
+        async with FakeBackend() as backend, slots() as host, serving(host, pool=SmallPool(backend)) as address:
+            with anyio.CancelScope() as scope:
+                async with _resources(address, None) as found:
+                    assert found.sandboxes is not None
+                    async with lease_prepared(found.sandboxes, SandboxSpec(), "key", prepare):
+                        assert backend._snapshots
+                    scope.cancel()
+                    await anyio.sleep_forever()
+            assert not backend._snapshots
 
     clock.run(main)
