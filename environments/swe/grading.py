@@ -1,8 +1,9 @@
 """Grading: the changed source files of an agent are written into a fresh tree, whose own tests then decide.
 
 The tests run in a fresh sandbox, as the user ``grader``, who cannot change the tree. They share a process with the
-changed source; so more tests with random names check the run: three must fail, and one must pass. Source that makes
-failed tests look passed also changes these. See docs/swe.md for what this does not protect against.
+changed source; so four more tests check the run: three must fail, and one must pass. Source that makes failed tests
+look passed also changes these. What the package's own tests replace in pytest is found out by a run without changes.
+See docs/swe.md for what this does not protect against.
 """
 
 from __future__ import annotations
@@ -26,18 +27,19 @@ from envkit.protocols import Sandbox, SandboxPool
 
 from ..tools.limits import LEASE_S
 from .checkout import MAX_FILE, diff_of, why_unsafe
-from .runs import REPO, TEST_TIMEOUT_S, RunSettings, TestRun, run_tests, spec_of
+from .runs import REPO, TEST_PATH, TEST_TIMEOUT_S, RunSettings, TestRun, run_tests, spec_of
 from .tasks import SweTask
 
 MAX_CHANGES = 8 << 20
 """Maximum bytes of all changed files together."""
 
-_TEST_FOLDERS = frozenset({"test", "tests"})
-_NOT_SOURCE = re.compile(r"(test_.*|.*_test|tests?|conftest|setup|sitecustomize|usercustomize|noxfile|pytest)\.py")
+_CONFIGURATION = re.compile(r"(setup|sitecustomize|usercustomize|noxfile|pytest)\.py")
 _SUSPICIOUS = re.compile(
-    r"os\._exit|\b(?:atexit|ctypes|excepthook|gc|inspect|pytest|settrace|setprofile|sitecustomize|unittest|__builtins__)\b"
-    r"|\bsys\.(?:exit|modules|meta_path|path|_getframe|argv)|\bENVKIT|\bbuiltins\.|\bos\.(?:fork|kill|environ|write)\b"
-    r"|\bsignal\.|\bsubprocess\b|/proc/|__subclasses__|__eq__|__ne__|f_back|co_filename"
+    r"os\._exit|\b(?:atexit|ctypes|excepthook|gc|inspect|_?pytest|pluggy|pluginmanager|HookImpl|walk_stack|"
+    r"setattr|settrace|setprofile|sitecustomize|unittest|__builtins__)\b"
+    r"|\bsys\.(?:exit|modules|meta_path|path|_getframe|argv)|(?i:envkit)|\bbuiltins\.|\bos\.(?:fork|kill|environ|write)\b"
+    r"|\bsignal\.|\bsubprocess\b|/proc/|__subclasses__|__eq__|__ne__|f_back|f_locals|co_filename"
+    r"|globals\(\)\[|\btype\((?=[^\n]*,[^\n]*,)"
 )
 _NO_PYTEST = 120
 _BOOT = f"""
@@ -61,7 +63,8 @@ class TestResult:
 
     Attributes:
         kind: ``F2P``: it fails with the bug; ``P2P``: it passes with and without it.
-        outcome: ``passed``, ``failed``, ``error``, ``skipped``, ``xfailed``, or ``missing`` if it did not run.
+        outcome: ``passed``, ``failed``, ``error``, ``skipped``, ``missing`` if it did not run, or ``xfailed`` if it
+            failed as expected with and without the changes.
         message: Why it did not pass.
     """
 
@@ -108,7 +111,8 @@ async def grade_changes(
 ) -> Verdict | None:
     """Return the verdict on changed files; None if the sandbox failed, which says nothing about them.
 
-    A run that crashed or took too long is repeated once.
+    A run that crashed or took too long is repeated once. If something was replaced or tests failed as expected, the
+    tests also run without the changes: what is the same there says nothing about the changes.
 
     Args:
         sandboxes: Leases the sandboxes.
@@ -133,16 +137,23 @@ async def grade_changes(
     )
     taken, refused = sort_out(task, tree, changes)
     flags = flags_of(tree, changes)
-    problem, run = "", None
+    spec = spec_of(environment, image=image)
+
+    async def run_with(files: Mapping[str, bytes], sentinels: _Sentinels) -> TestRun:
+        async with sandboxes.lease(spec, wait_s=LEASE_S) as sandbox:
+            return await _run(sandbox, task, tree, files, sentinels, settings)
+
+    problem, run, known = "", None, None
     for _ in range(2):
-        sentinels = _Sentinels(task, tuple(taken))
+        sentinels = _Sentinels(task, tree, tuple(taken))
         try:
-            async with sandboxes.lease(spec_of(environment, image=image), wait_s=LEASE_S) as sandbox:
-                run = await _run(sandbox, task, tree, taken, sentinels, settings)
+            run = known = await run_with(taken, sentinels)
+            if taken and (run.tampering or "xfailed" in run.outcomes.values()):
+                known = await run_with({}, sentinels)
         except SandboxLostError as error:
             if not error.cause.by_agent:
                 return None
-            run, problem = None, f"the tests ended the sandbox: {error.cause}"
+            run, known, problem = None, None, f"the tests ended the sandbox: {error.cause}"
             continue
         except (SandboxRefusedError, SandboxEndedError):
             raise
@@ -150,10 +161,10 @@ async def grade_changes(
             return None
         if run.result.exit_code == _NO_PYTEST and not run.has_begun:
             raise UsageError("python3 cannot import pytest in the sandbox; check the environment of the tests")
-        problem = sentinels.problem_of(run)
+        problem = sentinels.problem_of(run, known)
         if run.exit_code is not None and not run.result.timed_out:
             break
-    tests = _results(task, run)
+    tests = _results(task, run, known)
     return Verdict(
         resolved=not problem and all(test.is_ok for test in tests.values()),
         tests=tests,
@@ -200,7 +211,8 @@ def _why_refused(task: SweTask, tree: Path, path: str, content: bytes) -> str | 
     pure = PurePosixPath(path)
     if pure.suffix != ".py":
         return "only Python source is taken over"
-    if not _TEST_FOLDERS.isdisjoint(pure.parts[:-1]) or _NOT_SOURCE.fullmatch(pure.name) or path in _files(task):
+    is_test = TEST_PATH.search(path) and path != task.file
+    if is_test or _CONFIGURATION.fullmatch(pure.name) or path in _files(task):
         return "it is a test, or configures tests"
     if not (tree / path).is_file():
         return "the file is new, and only files that exist can be changed"
@@ -227,8 +239,11 @@ def _files(task: SweTask) -> frozenset[str]:
     return frozenset(test.partition("::")[0] for test in (*task.fail_to_pass, *task.pass_to_pass))
 
 
-def _results(task: SweTask, run: TestRun | None) -> Mapping[str, TestResult]:
-    outcomes = {} if run is None else run.outcomes
+def _results(task: SweTask, run: TestRun | None, known: TestRun | None) -> Mapping[str, TestResult]:
+    outcomes = {} if run is None else dict(run.outcomes)
+    for test in [test for test, outcome in outcomes.items() if outcome == "xfailed"]:
+        if known is None or known.outcomes.get(test) != "xfailed":
+            outcomes[test] = "failed"
     messages = {} if run is None else run.messages
     kinds: dict[str, Literal["F2P", "P2P"]] = {
         **dict.fromkeys(task.pass_to_pass, "P2P"),
@@ -241,16 +256,28 @@ def _results(task: SweTask, run: TestRun | None) -> Mapping[str, TestResult]:
 
 
 class _Sentinels:
-    """Tests in a file with a random name: three must fail, one must pass. First the file imports the changed modules.
+    """Tests in a file of their own: three must fail, one must pass. First the file imports the changed modules.
+
+    Their names are made of words in the names of the task's tests.
 
     Args:
         task: The task; the file is in the folder of its first test.
+        tree: Folder with the task's source.
         changed: Paths of the changed source files.
     """
 
-    def __init__(self, task: SweTask, changed: tuple[str, ...]) -> None:
-        names = [f"test_{secrets.choice('abcdefgh')}{secrets.token_hex(5)}" for _ in range(5)]
+    def __init__(self, task: SweTask, tree: Path, changed: tuple[str, ...]) -> None:
+        functions = {
+            re.sub(r"\[.*|.*::", "", test.partition("[")[0]) for test in (*task.fail_to_pass, *task.pass_to_pass)
+        }
+        words = sorted({word for name in functions for word in re.findall(r"[a-z]+", name)} - {"test"})
+        names: list[str] = []
         folder = PurePosixPath(min(task.fail_to_pass).partition("::")[0]).parent
+        while len(names) < 5:
+            parts = [secrets.choice(words or ["value"]) for _ in range(2)]
+            name = "_".join(["test", *parts, *([str(secrets.randbelow(100))] if secrets.randbelow(2) else [])])
+            if name not in {*functions, *names} and not (tree / folder / f"{name}.py").exists():
+                names.append(name)
         self.file = (folder / f"{names.pop()}.py").as_posix()
         value = repr(secrets.token_hex(5))
         bodies = {  # the last one must pass
@@ -265,18 +292,19 @@ class _Sentinels:
             for name in map(module_of, changed)
             if name is not None
         ]
-        tests = [f"def {name}():\n    {bodies[name]}\n" for name in sorted(names)]
+        # With __test__, pytest collects them whatever names its configuration asks for.
+        tests = [f"def {name}():\n    {bodies[name]}\n{name}.__test__ = True\n" for name in sorted(names)]
         self.source = "\n".join(["import unittest\nimport pytest\n", *imports, *tests])
 
-    def problem_of(self, run: TestRun) -> str:
-        """Return why a run is not valid; empty if it is."""
+    def problem_of(self, run: TestRun, known: TestRun) -> str:
+        """Return why a run is not valid; empty if it is. `known` is a run without changes."""
         if run.result.timed_out:
             return "the tests did not end in time"
         if run.exit_code is None:
             last = run.result.stderr.strip().rpartition("\n")[2]
             return f"pytest did not come to its end (exit code {run.result.exit_code}): {last[:200]}"
-        if run.tampering:
-            return f"the run was tampered with: {run.tampering[0]}"
+        if tampering := [one for one in run.tampering if one not in known.tampering]:
+            return f"the run was tampered with: {tampering[0]}"
         for test, outcome in self._expected.items():
             if run.outcomes.get(test) != outcome:
                 return f"a control test must be {outcome}, and was {run.outcomes.get(test, 'missing')}"
