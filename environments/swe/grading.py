@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from envkit.errors import (
     CapacityError,
@@ -112,7 +112,7 @@ async def grade_changes(
     """Return the verdict on changed files; None if the sandbox failed, which says nothing about them.
 
     A run that crashed or took too long is repeated once. If something was replaced or tests failed as expected, the
-    tests also run without the changes: what is the same there says nothing about the changes.
+    tests also run without the changes, once per task and process; what is the same there does not count.
 
     Args:
         sandboxes: Leases the sandboxes.
@@ -143,17 +143,19 @@ async def grade_changes(
         async with sandboxes.lease(spec, wait_s=LEASE_S) as sandbox:
             return await _run(sandbox, task, tree, files, sentinels, settings)
 
-    problem, run, known = "", None, None
+    problem, run, known, key = "", None, _Known(), (task.id, tree, environment, image)
     for _ in range(2):
         sentinels = _Sentinels(task, tree, tuple(taken))
         try:
-            run = known = await run_with(taken, sentinels)
-            if taken and (run.tampering or "xfailed" in run.outcomes.values()):
-                known = await run_with({}, sentinels)
+            run = await run_with(taken, sentinels)
+            if run.tampering or "xfailed" in run.outcomes.values():
+                if key not in _KNOWN:
+                    _remember(key, await run_with({}, sentinels) if taken else run)
+                known = _KNOWN.get(key, _Known())
         except SandboxLostError as error:
             if not error.cause.by_agent:
                 return None
-            run, known, problem = None, None, f"the tests ended the sandbox: {error.cause}"
+            run, problem = None, f"the tests ended the sandbox: {error.cause}"
             continue
         except (SandboxRefusedError, SandboxEndedError):
             raise
@@ -173,6 +175,24 @@ async def grade_changes(
         problem=problem,
         seconds=0.0 if run is None else run.result.duration_s,
     )
+
+
+class _Known(NamedTuple):
+    """What a run without changes has replaced, and which tests failed as expected there."""
+
+    tampering: frozenset[str] = frozenset()
+    xfailed: frozenset[str] = frozenset()
+
+
+_Key = tuple[str, Path, Path | None, str | None]
+_KNOWN: dict[_Key, _Known] = {}
+
+
+def _remember(key: _Key, run: TestRun) -> None:
+    """Remember what a run without changes has found, if it came to its end."""
+    if run.exit_code is not None and not run.result.timed_out:
+        xfailed = frozenset(test for test, outcome in run.outcomes.items() if outcome == "xfailed")
+        _KNOWN[key] = _Known(frozenset(run.tampering), xfailed)
 
 
 def sort_out(task: SweTask, tree: Path, changes: Mapping[str, bytes]) -> tuple[Mapping[str, bytes], Mapping[str, str]]:
@@ -239,10 +259,10 @@ def _files(task: SweTask) -> frozenset[str]:
     return frozenset(test.partition("::")[0] for test in (*task.fail_to_pass, *task.pass_to_pass))
 
 
-def _results(task: SweTask, run: TestRun | None, known: TestRun | None) -> Mapping[str, TestResult]:
+def _results(task: SweTask, run: TestRun | None, known: _Known) -> Mapping[str, TestResult]:
     outcomes = {} if run is None else dict(run.outcomes)
     for test in [test for test, outcome in outcomes.items() if outcome == "xfailed"]:
-        if known is None or known.outcomes.get(test) != "xfailed":
+        if test not in known.xfailed:
             outcomes[test] = "failed"
     messages = {} if run is None else run.messages
     kinds: dict[str, Literal["F2P", "P2P"]] = {
@@ -296,8 +316,8 @@ class _Sentinels:
         tests = [f"def {name}():\n    {bodies[name]}\n{name}.__test__ = True\n" for name in sorted(names)]
         self.source = "\n".join(["import unittest\nimport pytest\n", *imports, *tests])
 
-    def problem_of(self, run: TestRun, known: TestRun) -> str:
-        """Return why a run is not valid; empty if it is. `known` is a run without changes."""
+    def problem_of(self, run: TestRun, known: _Known) -> str:
+        """Return why a run is not valid; empty if it is."""
         if run.result.timed_out:
             return "the tests did not end in time"
         if run.exit_code is None:
