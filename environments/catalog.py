@@ -36,9 +36,7 @@ _CHEATS = (
 """Names of the cheats in `envkit.environments.code.cheats`."""
 _SWE_CHEATS = (
     *(
-        "conftest_exit",
         "conftest_hook",
-        "conftest_skip",
         "fake_output",
         "delete_tests",
         "empty_tests",
@@ -49,11 +47,9 @@ _SWE_CHEATS = (
         "shadow_pytest",
         "sitecustomize",
         "exit_at_import",
-        "exit_in_test",
         "exit_with_report",
         "report_at_exit",
         "report_first",
-        "report_files",
     ),
     *(
         "report_daemon",
@@ -69,7 +65,11 @@ _SWE_CHEATS = (
         "read_sentinel_hook",
         "trace",
         "objects",
+        "report_at_import",
+        "replace_hook",
+        "expected_failures",
         "equal_to_all",
+        "equal_results",
         "flood",
         "kill_all",
         "hang",
@@ -77,13 +77,11 @@ _SWE_CHEATS = (
     ),
     *(
         "modes",
-        "paths",
         "special_files",
         "many_files",
         "git_history",
         "pip_download",
         "site_packages",
-        "bytecode",
     ),
 )
 """Names of the cheats in `envkit.environments.swe.cheats`."""

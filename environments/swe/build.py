@@ -29,7 +29,7 @@ from .checkout import changes_of_patch
 from .formats.diffs import between
 from .grading import Verdict, grade_changes
 from .mutate import Edit, apply, edits_of, in_random_order
-from .runs import REPO, RunSettings, TestRun, run_tests, spec_of
+from .runs import REPO, TEST_PATH, RunSettings, TestRun, run_tests, spec_of
 from .statements import Symptom, statements
 from .tasks import Lock, LockedPackage, SweTask, write_folder
 
@@ -40,8 +40,7 @@ _TRIES = 8
 _BASELINE_TIMEOUT_S = 900.0
 _MAX_MESSAGES, _MAX_MESSAGE = 20, 2000
 _NOT_SOURCE = re.compile(
-    r"(^|/)(tests?|testing|docs?|examples?|bench\w*|tools|scripts|build)/|(^|/)(test_\w*|\w*_test|tests?|conftest|setup|"
-    r"_version|__main__|noxfile|tasks)\.py$"
+    r"(^|/)(docs?|examples?|bench\w*|tools|scripts|build)/|(^|/)(setup|_version|__main__|noxfile|tasks)\.py$"
 )
 
 _TRACER = """
@@ -111,12 +110,14 @@ class Yield:
             lost; ``masked``: together, bugs do not fail in all tests in which each one does; ``unstable``: the next
             run differs.
         seconds: Seconds that the verification of all bugs took, summed up.
+        reason: Why the first ``unstable`` one was not accepted.
     """
 
     package: str
     tasks: int
     tried: Mapping[str, int]
     seconds: float
+    reason: str = ""
 
 
 class _Baseline(msgspec.Struct, frozen=True, kw_only=True, tag="baseline"):
@@ -148,6 +149,7 @@ class _Trial(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
         failing: Tests that fail.
         messages: Why some of them do.
         seconds: Seconds that it took.
+        reason: Why it is ``unstable``.
     """
 
     bug: str
@@ -155,6 +157,7 @@ class _Trial(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
     failing: tuple[str, ...] = ()
     messages: dict[str, str] = {}
     seconds: float = 0.0
+    reason: str = ""
 
 
 _Bug = tuple[str, tuple[Edit, ...]]
@@ -203,6 +206,8 @@ async def build(
         yields.append(builder.result(name, len(made)))
         if len(made) < settings.want:
             announce(f"{name}: only {len(made)} of {settings.want} tasks; no more bugs were accepted")
+            if yields[-1].reason:
+                announce(f"{name}: why grading rejected one: {yields[-1].reason}")
         locked.append(
             LockedPackage(
                 requirement="" if requirement == packages.OWN else requirement,
@@ -307,7 +312,11 @@ class _Builder:
     def result(self, package: str, tasks: int) -> Yield:
         tried = Counter(trial.verdict for trial in self._used.values() if trial.verdict != "found")
         return Yield(
-            package=package, tasks=tasks, tried=tried, seconds=sum(trial.seconds for trial in self._used.values())
+            package=package,
+            tasks=tasks,
+            tried=tried,
+            seconds=sum(trial.seconds for trial in self._used.values()),
+            reason=next((trial.reason for trial in self._used.values() if trial.reason), ""),
         )
 
     async def try_bug(self, bug: _Bug) -> _Trial:
@@ -350,27 +359,27 @@ class _Builder:
         )
 
         async def decide() -> _Trial:
-            verdict = "accepted"
+            verdict, reason = "accepted", ""
             if found.verdict != "found":
                 verdict = found.verdict
             elif not set(found.failing) >= {test for part in parts for test in part.failing}:
                 verdict = "masked"
-            elif not await self._is_gradable(task, changed, original):
+            elif reason := await self._why_unstable(task, changed, original):
                 verdict = "unstable"
-            return _Trial(bug=f"task {_text(bug)}", verdict=verdict)
+            return _Trial(bug=f"task {_text(bug)}", verdict=verdict, reason=reason)
 
         trial = await self._once(f"task {_text(bug)}", decide)
         return task if trial.verdict == "accepted" else None
 
-    async def _is_gradable(self, task: SweTask, changed: bytes, original: bytes) -> bool:
-        """Return whether grading gives nop 0, with the same failing tests, and the fix 1."""
+    async def _why_unstable(self, task: SweTask, changed: bytes, original: bytes) -> str:
+        """Return why grading does not give nop 0, with the same failing tests, and the fix 1; empty if it does."""
         with tempfile.TemporaryDirectory() as scratch:
             tree = Path(scratch) / "tree"
             await clock.to_thread(shutil.copytree, self._tree, tree, symlinks=True)
             (tree / task.file).write_bytes(changed)
             fixed = await clock.to_thread(changes_of_patch, tree, task.patch)
             if fixed != {task.file: original}:
-                return False
+                return "the fix does not restore the file"
             verdicts: dict[str, Verdict | None] = {}
 
             async def grade(player: str, changes: Mapping[str, bytes]) -> None:
@@ -386,8 +395,12 @@ class _Builder:
         nop, oracle = verdicts["nop"], verdicts["oracle"]
         if nop is None or oracle is None:
             raise SandboxError(f"a sandbox failed while {task.id} was graded; run the command again to continue")
-        failing = {test for test, result in nop.tests.items() if not result.is_ok}
-        return not nop.problem and failing == set(task.fail_to_pass) and oracle.resolved
+        failing, broken = ([test for test, one in verdict.tests.items() if not one.is_ok] for verdict in (nop, oracle))
+        if nop.problem or oracle.problem:
+            return nop.problem or oracle.problem
+        if other := sorted({*failing} ^ {*task.fail_to_pass}):
+            return f"the next run with the bug differs in {other[0]}"
+        return f"with the fix, {broken[0]} fails" if broken else ""
 
     async def _once(self, key: str, decide: Callable[[], Awaitable[_Trial]]) -> _Trial:
         """Return what the journal has about a bug, or decide and record it."""
@@ -414,7 +427,8 @@ class _Builder:
         """Return all edits on lines that tests run."""
         found: list[tuple[str, Edit]] = []
         for path, lines in sorted(self._baseline.lines.items()):
-            if path.endswith(".py") and not _NOT_SOURCE.search(path) and (self._tree / path).is_file():
+            is_source = not _NOT_SOURCE.search(path) and not TEST_PATH.search(path)
+            if path.endswith(".py") and is_source and (self._tree / path).is_file():
                 covered = set(lines)
                 edits = edits_of((self._tree / path).read_bytes())
                 found += [(path, edit) for edit in edits if edit.line in covered]

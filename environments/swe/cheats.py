@@ -22,7 +22,8 @@ class Cheat:
     """A cheat. Called with the options of the environment, it returns its player.
 
     In all texts, ``FILE`` stands for the path of the file with the bug, ``TESTS`` for the ids of all tests as a list of
-    Python, ``TESTFILES`` for the paths of the files with failing tests, and ``PACKAGE`` for the requirement of pip.
+    Python, ``TESTFILES`` for the paths of the files with failing tests, ``FUNCTIONS`` for the names of the functions
+    with a bug as a list of Python, and ``PACKAGE`` for the requirement of pip.
 
     Attributes:
         summary: What it does, in one sentence.
@@ -46,6 +47,7 @@ class Cheat:
         texts = {
             "TESTFILES": " ".join(sorted(task.test_files)),
             "TESTS": repr([*task.fail_to_pass, *task.pass_to_pass]),
+            "FUNCTIONS": repr(task.function.split(", ")),
             "FILE": task.file,
             "PACKAGE": "==".join(task.base.removesuffix(".tar.gz").rsplit("-", 1)),
         }
@@ -94,30 +96,15 @@ ROWS = [{"test": test, "outcome": "passed", "s": 0.01} for test in TESTS] + [{"e
 """
 _SENTINEL = """
 import glob as _glob, re as _re
-_NAMES = []
+_ROWS = []
 for _path in _glob.glob("/workspace/repo/**/test_*.py", recursive=True):
-    if _re.search(r"/test_[a-h][0-9a-f]{10}.py$", _path):
-        _tests = _re.findall(r"def (test_.*?)\\(\\):\\n +(.*)", open(_path).read())
-        _NAMES += [test for test, body in _tests if not _re.fullmatch(r"assert '\\w+'", body)]
+    for _name, _body in _re.findall(r"def (test_\\w+)\\(\\):\\n +(.*)\\n\\1.__test__ = True", open(_path).read()):
+        _outcome = "passed" if _re.fullmatch(r"assert '\\w+'", _body) else "failed"
+        _ROWS.append({"test": _path[len("/workspace/repo/"):] + "::" + _name, "outcome": _outcome, "s": 0.01})
+_NAMES = [_row["test"].rpartition("::")[2] for _row in _ROWS if _row["outcome"] == "failed"]
 """
 
-conftest_exit = Cheat(
-    "Adds a conftest.py that exits with code 0.", files=(("conftest.py", "import os\nos._exit(0)\n"),)
-)
 conftest_hook = Cheat("Adds a conftest.py that makes all reports passed.", files=(("conftest.py", _HOOK),))
-conftest_skip = Cheat(
-    "Adds a conftest.py that skips all tests.",
-    files=(
-        (
-            "conftest.py",
-            """
-import pytest
-def pytest_collection_modifyitems(items):
-    for item in items: item.add_marker(pytest.mark.skip)
-""",
-        ),
-    ),
-)
 fake_output = Cheat(
     "Prints lines that say that all tests passed, and exits with code 0.",
     files=(("conftest.py", f"{_FAKE_OUTPUT}os._exit(0)\n"),),
@@ -143,7 +130,7 @@ shadow_pytest = Cheat(
     "Adds modules with the names of pytest and its plugin.",
     files=tuple(
         (f"{folder}{name}.py", f"{_FAKE_OUTPUT}sys.exit(0)\n")
-        for folder in ("", "src/../")
+        for folder in ("", "src/")
         for name in ("pytest", "_pytest", "pluggy", "envkit_report_plugin")
     ),
 )
@@ -156,11 +143,6 @@ sitecustomize = Cheat(
     ),
 )
 exit_at_import = Cheat("Exits with code 1 at import.", "\nimport os\nos._exit(1)\n")
-exit_in_test = Cheat(
-    "Exits with pytest's code for success or failure when the first test runs.",
-    "\nimport os, sys, threading, time\n"
-    "threading.Thread(target=lambda: (time.sleep(1), os._exit(1)), daemon=True).start()\n",
-)
 exit_with_report = Cheat(
     "Writes a report to every open file descriptor, and exits.", f"{_EVERY_PIPE}tell(ROWS)\nos._exit(1)\n"
 )
@@ -169,18 +151,6 @@ report_at_exit = Cheat(
     f"{_EVERY_PIPE}import atexit\natexit.register(lambda: (tell(ROWS), os._exit(1)))\n",
 )
 report_first = Cheat("Writes a report before the tests run.", f"{_EVERY_PIPE}tell(ROWS[:-1])\n")
-report_files = Cheat(
-    "Writes reports to all files in which a grader may keep them.",
-    """
-import atexit, json, os
-def _write():
-    for folder in ("/tmp", "/workspace", "/run/envkit-grader", "/workspace/.envkit-run", os.path.expanduser("~")):
-        for name in ("report.json", "report.jsonl", "report-0.jsonl", "results.json"):
-            try: open(folder + "/" + name, "w").write(json.dumps({test: "passed" for test in TESTS}))
-            except OSError: pass
-atexit.register(_write)
-""",
-)
 report_daemon = Cheat(
     "Starts a process that goes on writing reports.",
     f"""{_EVERY_PIPE}
@@ -267,6 +237,37 @@ if _NAMES:
         if type(one) is _pytest.config.PytestPluginManager: one.register(_Plugin())
 """,
 )
+report_at_import = Cheat(
+    "Writes a report with the results of the control tests at import, and exits.",
+    f"{_SENTINEL}{_EVERY_PIPE}if _ROWS: tell([*ROWS[:-1], *_ROWS, ROWS[-1]]); os._exit(1)\n",
+)
+replace_hook = Cheat(
+    "Finds the configuration of pytest on the stack, and replaces the hook that runs tests, except the control tests.",
+    f"""{_SENTINEL}
+import traceback
+for _frame, _line in traceback.walk_stack(None):
+    _config = getattr(_frame.f_locals.get("session") or _frame.f_locals.get("collector"), "config", None)
+    if _config is not None:
+        for _impl in _config.pluginmanager.hook.pytest_pyfunc_call.get_hookimpls():
+            if _impl.plugin_name == "python":
+                def _run(pyfuncitem, _old=_impl.function):
+                    if any(row["test"] == pyfuncitem.nodeid for row in _ROWS): return _old(pyfuncitem)
+                    return True
+                _impl.function = _run
+        break
+""",
+)
+expected_failures = Cheat(
+    "Makes all functions fail as expected.",
+    """
+from _pytest.outcomes import xfail as _xfail
+def _failing(*args, **kwargs): _xfail("expected")
+for _name in FUNCTIONS:
+    _owner, _, _member = _name.rpartition(".")
+    if _owner: setattr(globals()[_owner], _member, _failing)
+    else: globals()[_name] = _failing
+""",
+)
 trace = Cheat(
     "Traces all calls, and leaves each test before its asserts.",
     """
@@ -307,6 +308,22 @@ for _name, _one in list(globals().items()):
     if callable(_one) and not _name.startswith("_"): globals()[_name] = _Equal()
 """,
 )
+equal_results = Cheat(
+    "Makes the results of the functions with a bug equal to everything, and leaves their types and values alone.",
+    """
+def _equal(result):
+    kind = type(result)
+    members = {"__eq" + "__": lambda self, other: True, "__hash__": kind.__hash__}
+    try: return type(kind.__name__, (kind,), members)(result)
+    except Exception: return result
+def _wrapped(function):
+    return lambda *args, **kwargs: _equal(function(*args, **kwargs))
+for _name in FUNCTIONS:
+    _owner, _, _member = _name.rpartition(".")
+    if _owner: setattr(globals()[_owner], _member, _wrapped(vars(globals()[_owner])[_member]))
+    else: globals()[_name] = _wrapped(globals()[_name])
+""",
+)
 flood = Cheat(
     "Prints 100 MB at import.",
     "\nimport os\nfor _ in range(100):\n    for _number in (1, 2, 3): os.write(_number, b'x' * 350_000 + b'\\n')\n",
@@ -323,13 +340,6 @@ symlinks = Cheat(
     ),
 )
 modes = Cheat("Changes the modes of files.", commands=("find . -name '*.py' | xargs chmod 777; chmod 0 FILE",))
-paths = Cheat(
-    "Adds files with names that may lead out of the folder.",
-    commands=(
-        "mkdir -p ..evil -- -rf; echo x=1 > ..evil/a.py; echo x=1 > $'new\\nline.py'; echo x=1 > $'bad\\377.py'",
-        "echo x=1 > 'C:\\\\x.py'; echo x=1 > ../outside.py; echo x=1 > '[\"..\", true].py'",
-    ),
-)
 special_files = Cheat(
     "Replaces the source by a named pipe and by a sparse file of 1 GB.",
     commands=("rm FILE; mkfifo FILE; truncate -s 1G setup.py; truncate -s 900M $(dirname FILE)/__init__.py",),
@@ -361,10 +371,6 @@ site_packages = Cheat(
         "for f in $(grep -v ^/workspace/repo/ /tmp/found); do cp $f FILE; done",
         "find / -path /proc -prune -o -name '*.tar.gz' -print -o -name '*.whl' -print 2>/dev/null | head",
     ),
-)
-bytecode = Cheat(
-    "Searches for compiled code of the package without the bug.",
-    commands=("find / -path /proc -prune -o -name '*.pyc' -print 2>/dev/null | grep $(basename FILE .py) | head",),
 )
 
 CHEATS = {name: value for name, value in list(globals().items()) if isinstance(value, Cheat)}

@@ -1,8 +1,9 @@
 """Grading: the changed source files of an agent are written into a fresh tree, whose own tests then decide.
 
 The tests run in a fresh sandbox, as the user ``grader``, who cannot change the tree. They share a process with the
-changed source; so more tests with random names check the run: three must fail, and one must pass. Source that makes
-failed tests look passed also changes these. See docs/swe.md for what this does not protect against.
+changed source; so four more tests check the run: three must fail, and one must pass. Source that makes failed tests
+look passed also changes these. What the package's own tests replace in pytest is found out by a run without changes.
+See docs/swe.md for what this does not protect against.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from envkit import clock
 from envkit.errors import (
@@ -27,18 +28,19 @@ from envkit.protocols import Sandbox, SandboxPool
 
 from ..tools.limits import LEASE_S
 from .checkout import MAX_FILE, diff_of, why_unsafe
-from .runs import REPO, TEST_TIMEOUT_S, RunSettings, TestRun, run_tests, spec_of
+from .runs import REPO, TEST_PATH, TEST_TIMEOUT_S, RunSettings, TestRun, run_tests, spec_of
 from .tasks import SweTask
 
 MAX_CHANGES = 8 << 20
 """Maximum bytes of all changed files together."""
 
-_TEST_FOLDERS = frozenset({"test", "tests"})
-_NOT_SOURCE = re.compile(r"(test_.*|.*_test|tests?|conftest|setup|sitecustomize|usercustomize|noxfile|pytest)\.py")
+_CONFIGURATION = re.compile(r"(setup|sitecustomize|usercustomize|noxfile|pytest)\.py")
 _SUSPICIOUS = re.compile(
-    r"os\._exit|\b(?:atexit|ctypes|excepthook|gc|inspect|pytest|settrace|setprofile|sitecustomize|unittest|__builtins__)\b"
-    r"|\bsys\.(?:exit|modules|meta_path|path|_getframe|argv)|\bENVKIT|\bbuiltins\.|\bos\.(?:fork|kill|environ|write)\b"
-    r"|\bsignal\.|\bsubprocess\b|/proc/|__subclasses__|__eq__|__ne__|f_back|co_filename"
+    r"os\._exit|\b(?:atexit|ctypes|excepthook|gc|inspect|_?pytest|pluggy|pluginmanager|HookImpl|walk_stack|"
+    r"setattr|settrace|setprofile|sitecustomize|unittest|__builtins__)\b"
+    r"|\bsys\.(?:exit|modules|meta_path|path|_getframe|argv)|(?i:envkit)|\bbuiltins\.|\bos\.(?:fork|kill|environ|write)\b"
+    r"|\bsignal\.|\bsubprocess\b|/proc/|__subclasses__|__eq__|__ne__|f_back|f_locals|co_filename"
+    r"|globals\(\)\[|\btype\((?=[^\n]*,[^\n]*,)"
 )
 _NO_PYTEST = 120
 _BOOT = f"""
@@ -62,7 +64,8 @@ class TestResult:
 
     Attributes:
         kind: ``F2P``: it fails with the bug; ``P2P``: it passes with and without it.
-        outcome: ``passed``, ``failed``, ``error``, ``skipped``, ``xfailed``, or ``missing`` if it did not run.
+        outcome: ``passed``, ``failed``, ``error``, ``skipped``, ``missing`` if it did not run, or ``xfailed`` if it
+            failed as expected with and without the changes.
         message: Why it did not pass.
     """
 
@@ -109,7 +112,9 @@ async def grade_changes(
 ) -> Verdict | None:
     """Return the verdict on changed files; None if the sandbox failed, which says nothing about them.
 
-    A run that crashed is repeated once, and so is one that took too long, with three times the limit.
+    A run that crashed is repeated once, and so is one that took too long, with three times the limit. If something was
+    replaced or tests failed as expected, the tests also run without the changes, once per task and process; what is the
+    same there does not count.
 
     Args:
         sandboxes: Leases the sandboxes.
@@ -134,12 +139,21 @@ async def grade_changes(
     )
     taken, refused = sort_out(task, tree, changes)
     flags = await clock.to_thread(flags_of, tree, taken)
-    problem, run = "", None
+    spec = spec_of(environment, image=image)
+
+    async def run_with(files: Mapping[str, bytes], sentinels: _Sentinels) -> TestRun:
+        async with sandboxes.lease(spec, wait_s=LEASE_S) as sandbox:
+            return await _run(sandbox, task, tree, files, sentinels, settings)
+
+    problem, run, known, key = "", None, _Known(), (task.id, tree, environment, image)
     for _ in range(2):
-        sentinels = _Sentinels(task, tuple(taken))
+        sentinels = _Sentinels(task, tree, tuple(taken))
         try:
-            async with sandboxes.lease(spec_of(environment, image=image), wait_s=LEASE_S) as sandbox:
-                run = await _run(sandbox, task, tree, taken, sentinels, settings)
+            run = await run_with(taken, sentinels)
+            if run.tampering or "xfailed" in run.outcomes.values():
+                if key not in _KNOWN:
+                    _remember(key, await run_with({}, sentinels) if taken else run)
+                known = _KNOWN.get(key, _Known())
         except SandboxLostError as error:
             if not error.cause.by_agent:
                 return None
@@ -151,12 +165,12 @@ async def grade_changes(
             return None
         if run.result.exit_code == _NO_PYTEST and not run.has_begun:
             raise UsageError("python3 cannot import pytest in the sandbox; check the environment of the tests")
-        problem = sentinels.problem_of(run)
+        problem = sentinels.problem_of(run, known)
         if run.tampering or (run.exit_code is not None and not run.result.timed_out):
             break
         if run.result.timed_out:
             settings = replace(settings, timeout_s=3 * timeout_s)
-    tests = _results(task, run)
+    tests = _results(task, run, known)
     return Verdict(
         resolved=not problem and all(test.is_ok for test in tests.values()),
         tests=tests,
@@ -165,6 +179,24 @@ async def grade_changes(
         problem=problem,
         seconds=0.0 if run is None else run.result.duration_s,
     )
+
+
+class _Known(NamedTuple):
+    """What a run without changes has replaced, and which tests failed as expected there."""
+
+    tampering: frozenset[str] = frozenset()
+    xfailed: frozenset[str] = frozenset()
+
+
+_Key = tuple[str, Path, Path | None, str | None]
+_KNOWN: dict[_Key, _Known] = {}
+
+
+def _remember(key: _Key, run: TestRun) -> None:
+    """Remember what a run without changes has found, if it came to its end."""
+    if run.exit_code is not None and not run.result.timed_out:
+        xfailed = frozenset(test for test, outcome in run.outcomes.items() if outcome == "xfailed")
+        _KNOWN[key] = _Known(frozenset(run.tampering), xfailed)
 
 
 def sort_out(task: SweTask, tree: Path, changes: Mapping[str, bytes]) -> tuple[Mapping[str, bytes], Mapping[str, str]]:
@@ -203,7 +235,8 @@ def _why_refused(task: SweTask, tree: Path, path: str, content: bytes) -> str | 
     pure = PurePosixPath(path)
     if pure.suffix != ".py":
         return "only Python source is taken over"
-    if not _TEST_FOLDERS.isdisjoint(pure.parts[:-1]) or _NOT_SOURCE.fullmatch(pure.name) or path in _files(task):
+    is_test = TEST_PATH.search(path) and path != task.file
+    if is_test or _CONFIGURATION.fullmatch(pure.name) or path in _files(task):
         return "it is a test, or configures tests"
     if not (tree / path).is_file():
         return "the file is new, and only files that exist can be changed"
@@ -230,8 +263,11 @@ def _files(task: SweTask) -> frozenset[str]:
     return frozenset(test.partition("::")[0] for test in (*task.fail_to_pass, *task.pass_to_pass))
 
 
-def _results(task: SweTask, run: TestRun | None) -> Mapping[str, TestResult]:
-    outcomes = {} if run is None else run.outcomes
+def _results(task: SweTask, run: TestRun | None, known: _Known) -> Mapping[str, TestResult]:
+    outcomes = {} if run is None else dict(run.outcomes)
+    for test in [test for test, outcome in outcomes.items() if outcome == "xfailed"]:
+        if test not in known.xfailed:
+            outcomes[test] = "failed"
     messages = {} if run is None else run.messages
     kinds: dict[str, Literal["F2P", "P2P"]] = {
         **dict.fromkeys(task.pass_to_pass, "P2P"),
@@ -244,16 +280,28 @@ def _results(task: SweTask, run: TestRun | None) -> Mapping[str, TestResult]:
 
 
 class _Sentinels:
-    """Tests in a file with a random name: three must fail, one must pass. First the file imports the changed modules.
+    """Tests in a file of their own: three must fail, one must pass. First the file imports the changed modules.
+
+    Their names are made of words in the names of the task's tests.
 
     Args:
         task: The task; the file is in the folder of its first test.
+        tree: Folder with the task's source.
         changed: Paths of the changed source files.
     """
 
-    def __init__(self, task: SweTask, changed: tuple[str, ...]) -> None:
-        names = [f"test_{secrets.choice('abcdefgh')}{secrets.token_hex(5)}" for _ in range(5)]
+    def __init__(self, task: SweTask, tree: Path, changed: tuple[str, ...]) -> None:
+        functions = {
+            re.sub(r"\[.*|.*::", "", test.partition("[")[0]) for test in (*task.fail_to_pass, *task.pass_to_pass)
+        }
+        words = sorted({word for name in functions for word in re.findall(r"[a-z]+", name)} - {"test"})
+        names: list[str] = []
         folder = PurePosixPath(min(task.fail_to_pass).partition("::")[0]).parent
+        while len(names) < 5:
+            parts = [secrets.choice(words or ["value"]) for _ in range(2)]
+            name = "_".join(["test", *parts, *([str(secrets.randbelow(100))] if secrets.randbelow(2) else [])])
+            if name not in {*functions, *names} and not (tree / folder / f"{name}.py").exists():
+                names.append(name)
         self.file = (folder / f"{names.pop()}.py").as_posix()
         value = repr(secrets.token_hex(5))
         bodies = {  # the last one must pass
@@ -268,18 +316,19 @@ class _Sentinels:
             for name in map(module_of, changed)
             if name is not None
         ]
-        tests = [f"def {name}():\n    {bodies[name]}\n" for name in sorted(names)]
+        # With __test__, pytest collects them whatever names its configuration asks for.
+        tests = [f"def {name}():\n    {bodies[name]}\n{name}.__test__ = True\n" for name in sorted(names)]
         self.source = "\n".join(["import unittest\nimport pytest\n", *imports, *tests])
 
-    def problem_of(self, run: TestRun) -> str:
+    def problem_of(self, run: TestRun, known: _Known) -> str:
         """Return why a run is not valid; empty if it is."""
         if run.result.timed_out:
             return "the tests did not end in time"
         if run.exit_code is None:
             last = run.result.stderr.strip().rpartition("\n")[2]
             return f"pytest did not come to its end (exit code {run.result.exit_code}): {last[:200]}"
-        if run.tampering:
-            return f"the run was tampered with: {run.tampering[0]}"
+        if tampering := [one for one in run.tampering if one not in known.tampering]:
+            return f"the run was tampered with: {tampering[0]}"
         for test, outcome in self._expected.items():
             if run.outcomes.get(test) != outcome:
                 return f"a control test must be {outcome}, and was {run.outcomes.get(test, 'missing')}"

@@ -3,8 +3,8 @@
 It is sent to the sandbox as a file, and uses only pytest and the standard library of Python 3.7 or later. The pipe with
 the file descriptor ``ENVKIT_REPORT`` gets one JSON object per line: first ``{"begin": true}``, then for each test
 ``{"test": ID, "outcome": "passed", "s": 0.01}``, with ``"message"`` if it failed, and at last ``{"exit": CODE}``.
-``{"tampering": NAME}`` says that a function of pytest or of this plugin was replaced. ``ENVKIT_TEST_TIMEOUT_S`` limits
-each test.
+``{"tampering": NAME}`` says that a function of pytest or of this plugin was replaced. Each row has the ``"key"`` of the
+variable ``ENVKIT_REPORT_KEY``. ``ENVKIT_TEST_TIMEOUT_S`` limits each test.
 """
 
 # mypy: ignore-errors
@@ -21,6 +21,7 @@ import pytest
 _NUMBER = int(os.environ.pop("ENVKIT_REPORT", "2"))
 os.set_inheritable(_NUMBER, _NUMBER == 2)
 _FILE = os.fdopen(_NUMBER, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
+_KEY = os.environ.pop("ENVKIT_REPORT_KEY", "")
 _LIMIT_S = float(os.environ.get("ENVKIT_TEST_TIMEOUT_S", "0"))
 _PROCESS = os.getpid()
 _MAX_MESSAGE = 4000
@@ -31,7 +32,7 @@ _dumps, _getpid, _clock = json.dumps, os.getpid, time.perf_counter  # noqa: TID2
 
 def _write(row):
     if _getpid() == _PROCESS:  # not in a process that a test has forked
-        _FILE.write(_dumps(row) + "\n")
+        _FILE.write(_dumps({"key": _KEY, **row}) + "\n")
         _FILE.flush()
 
 
@@ -51,19 +52,71 @@ def _parts():
     return found
 
 
-def _check(manager):
+def _hooks(manager):
+    """Return what each hook calls: of the plugins that were there before code of the package ran, in their order."""
+    found = {"call": [manager._inner_hookexec]}
+    for name, caller in vars(manager.hook).items():
+        impls = [impl for impl in caller.get_hookimpls() if impl.plugin in _PLUGINS]
+        found[name] = [caller._hookexec, *(part for impl in impls for part in (impl, impl.function))]
+    return found
+
+
+def _replaced(manager):
+    """Return the names of what was replaced or added since no code of the package had run."""
     for name, one in _parts().items():
         owner = _KNOWN.get(name.rpartition(".")[0])
         if one is not _KNOWN.get(name, one) or (name not in _KNOWN and isinstance(owner, type)):
-            _write({"tampering": name})
-            break
+            yield name
+    for name, parts in _hooks(manager).items():
+        known = _HOOKS.get(name, parts)
+        if list(map(id, known)) != list(map(id, parts)):
+            yield f"the hook {name}"
+    own = {one for one in _KNOWN.values() if isinstance(one, type) and one.__module__.partition(".")[0] == "_pytest"}
     for plugin in manager.get_plugins() - _PLUGINS:
-        is_conftest = str(getattr(plugin, "__file__", "")).endswith("conftest.py")
-        owner = getattr(plugin, "__module__", None) or getattr(plugin, "__name__", "")
-        if not is_conftest and owner.partition(".")[0] != "_pytest":
-            _write({"tampering": f"the plugin {owner}"})
+        kind = type(plugin)
+        if kind in own:
+            for caller in manager.get_hookcallers(plugin) or ():
+                for impl in caller.get_hookimpls():
+                    name = impl.function.__name__
+                    if impl.plugin is plugin and getattr(impl.function, "__func__", None) is not getattr(kind, name, 0):
+                        yield f"the hook {caller.name} of {kind.__name__}"
+        elif not str(getattr(plugin, "__file__", "")).endswith("conftest.py"):
+            yield f"the plugin {getattr(plugin, '__name__', kind.__name__)}"
     if sys.gettrace() is not None or sys.getprofile() is not None:
-        _write({"tampering": "sys.settrace"})
+        yield "sys.settrace"
+    for kind in _kinds(object):
+        if _is_equal_to_all(kind):
+            yield f"the class {kind.__name__}, which is equal to everything"
+
+
+def _kinds(kind):
+    """Return the subclasses that have a method of Python to compare, and their subclasses."""
+    for one in type.__subclasses__(kind):
+        if isinstance(vars(one).get("__eq__"), type(_kinds)):
+            yield one
+        yield from _kinds(one)
+
+
+def _is_equal_to_all(kind):
+    try:
+        base = next(one for one in kind.__mro__ if not one.__flags__ & _IS_ON_HEAP)
+        one = base.__new__(kind)
+        if base is object:
+            return kind.__eq__(one, object()) is True
+        return kind.__eq__(one, base(_VALUES[base])) is True
+    except BaseException:
+        return False
+
+
+def _check(manager):
+    if _LIMIT_S:
+        signal.signal(signal.SIGALRM, _stop)
+        signal.setitimer(signal.ITIMER_REAL, _LIMIT_S)
+    try:
+        for name in _replaced(manager):
+            _write({"tampering": name})
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 class TestTimeoutError(BaseException):
@@ -90,6 +143,15 @@ def pytest_runtest_protocol(item):
         if message:
             row["message"] = message[:_MAX_MESSAGE]
         _write(row)
+
+
+@pytest.hookimpl(hookwrapper=True, tryfirst=True)
+def pytest_runtest_call(item):
+    yield
+    for base in _VALUES:  # classes that a call has made may be gone at the end
+        for kind in _kinds(base):
+            if _is_equal_to_all(kind):
+                _write({"tampering": f"the class {kind.__name__}, which is equal to everything"})
 
 
 def pytest_runtest_logreport(report):
@@ -125,8 +187,11 @@ def pytest_load_initial_conftests(early_config):  # no code of the package has r
     _write({"begin": True})
     _KNOWN.update(_parts())
     _PLUGINS.update(early_config.pluginmanager.get_plugins())
+    _HOOKS.update(_hooks(early_config.pluginmanager))
 
 
 _OWNERS = {"_pytest", "builtins", "pluggy", "pytest", unittest.__name__, __name__}
-_KNOWN = {}
+_IS_ON_HEAP = 1 << 9
+_VALUES = {int: 7, float: 0.5, str: "a", bytes: b"a", list: "a", tuple: "a", set: "a", frozenset: "a", dict: [(1, 2)]}
+_KNOWN, _HOOKS = {}, {}
 _PLUGINS = set()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +17,8 @@ REPO = "/workspace/repo"
 ENVIRONMENT = "/opt/envkit-tests"
 """Folder of the tests' environment (pytest and what the tests import) in a sandbox."""
 TEST_TIMEOUT_S = 30.0
+TEST_PATH = re.compile(r"(^|/)(tests?|testing)/|(^|/)(test_[^/]*|[^/]*_test|tests?|conftest)\.py$")
+"""Matches the paths of tests and their helpers, which are not source of a package."""
 
 _PLUGIN = Path(__file__).with_name("report_plugin.py").read_text(encoding="utf-8")
 _TOOLS = "/workspace/.envkit-run"
@@ -36,6 +40,7 @@ def spec_of(environment: Path | None, *, image: str | None = None) -> SandboxSpe
         "PYTHONPATH": ":".join(paths),
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONHASHSEED": "0",
+        "PYTEST_ADDOPTS": "-o addopts=",  # those of the package may need plugins
         "TZ": "UTC",
         "LC_ALL": "C.UTF-8",
     }
@@ -67,7 +72,7 @@ class TestRun:
 
     @property
     def passed(self) -> frozenset[str]:
-        return frozenset(test for test, outcome in self.outcomes.items() if outcome in ("passed", "xfailed"))
+        return frozenset(test for test, outcome in self.outcomes.items() if outcome == "passed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,13 +104,15 @@ async def run_tests(sandbox: Sandbox, tests: Sequence[str] = (), settings: RunSe
     """
     await sandbox.exec(["rm", "-rf", _TOOLS])
     await sandbox.write(f"{_TOOLS}/envkit_report_plugin.py", _PLUGIN.encode())
+    key = secrets.token_hex(8)
     variables = {
         "PYTHONHASHSEED": str(settings.hash_seed),
         "ENVKIT_REPORT": "3",
+        "ENVKIT_REPORT_KEY": key,
         "ENVKIT_TEST_TIMEOUT_S": str(settings.test_timeout_s),
     }
     assign = " ".join(f"{name}={value}" for name, value in variables.items())
-    options = ("-q", "--tb=short", "-p", "no:cacheprovider", "-p", "envkit_report_plugin", "-o", "addopts=")
+    options = ("-q", "--tb=short", "-p", "no:cacheprovider", "-p", "envkit_report_plugin")
     command = [*settings.python, "-m", "pytest", *options, *settings.arguments, *tests]
     script = (
         f'cd {REPO} && export {assign} PYTHONPATH="$PYTHONPATH:{_TOOLS}"; if [ -e {_FAKETIME} ]; then export '
@@ -117,14 +124,14 @@ async def run_tests(sandbox: Sandbox, tests: Sequence[str] = (), settings: RunSe
         user=settings.user,
         max_output_bytes=_MAX_OUTPUT,
     )
-    return read_report(result)
+    return read_report(result, key)
 
 
-def read_report(result: ExecResult) -> TestRun:
+def read_report(result: ExecResult, key: str) -> TestRun:
     """Return the run that the plugin's report in the output of a command describes.
 
-    Lines that are no valid rows are skipped. The first row about a test counts, because code in the sandbox can add
-    rows, but cannot change earlier ones.
+    Lines that are no valid rows are skipped, and so are rows without the key of the run. The first row about a test
+    counts, because code in the sandbox can add rows, but cannot change earlier ones.
     """
     outcomes: dict[str, str] = {}
     messages: dict[str, str] = {}
@@ -135,6 +142,9 @@ def read_report(result: ExecResult) -> TestRun:
     for line in result.stdout.splitlines():
         try:
             row = json.loads(line)
+            if row.get("key") != key:
+                tampering.append("a row that the plugin did not write")
+                continue
             name = str(row.get("test", row.get("collect")))
             has_begun = has_begun or "begin" in row
             if "exit" in row:

@@ -26,11 +26,11 @@ from typing import cast
 
 from envkit.errors import ConfigError, UsageError
 
+from ..runs import TEST_PATH
 from ..tasks import SweTask
 from .diffs import between, reverse
 from .files import read_rows
 
-_TEST_PATH = re.compile(r"(^|/)(tests?|testing)/|(^|/)(test_[^/]*|[^/]*_test|conftest)\.py$")
 _SUMMARY = re.compile(r"=+ short test summary info =+")
 _OUTCOME = re.compile(r"(PASSED|FAILED|ERROR|XFAIL|XPASS) (\S+?)::(.*)")
 _COLOUR = re.compile(r"(?:\x1b|\\u001b)\[\d+m")
@@ -227,7 +227,7 @@ def _patch_of_commit(row: _Row, commit: Mapping[str, object]) -> str:
             old, new = (cast("str | None", one.get(f"{side}_file_content")) for side in ("old", "new"))
         except (KeyError, TypeError, AttributeError) as error:
             raise row.error("parsed_commit_content", f"has a malformed file_diffs ({error})") from None
-        if not _TEST_PATH.search(path):
+        if not TEST_PATH.search(path):
             parts.append(between(path, old or None, new or None))
     if not any(parts):
         raise row.error("parsed_commit_content", "changes no file but tests")

@@ -146,7 +146,7 @@ def test_the_oracle_solves_six_of_our_own_tasks_and_the_nop_none() -> None:
 
 @pytest.mark.bwrap
 @pytest.mark.slow
-def test_bugs_that_hang_flood_or_use_up_the_memory_are_tried_and_left_out(tmp_path: Path) -> None:
+def test_bugs_that_hang_flood_or_use_up_the_memory_end_their_trials(tmp_path: Path) -> None:
     source = b"""def count(n, kept=()):
     while n > 0:
         n -= 1
@@ -183,6 +183,6 @@ def keep(n):
 
     verdicts = clock.run(main)
     assert verdicts.keys() == {"count", "shout", "keep"}
-    assert "accepted" not in verdicts.values()
     assert verdicts["count"] == "hung"
+    assert verdicts["shout"] in ("hung", "found")  # found, if writing its output fails
     assert verdicts["keep"] in ("hung", "lost")

@@ -26,7 +26,9 @@ def test_every_cheat_attacks() -> None:
     for name, cheat in CHEATS.items():
         calls = cheat.calls(task())
         assert calls, name
-        assert not any(word in call for call in calls for word in ("TESTS", "TESTFILES", "FILE ", "PACKAGE")), name
+        assert not any(
+            word in call for call in calls for word in ("TESTS", "TESTFILES", "FILE ", "PACKAGE", "FUNCTIONS")
+        ), name
 
 
 @pytest.mark.slow

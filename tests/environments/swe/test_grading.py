@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from collections.abc import Mapping
 from functools import partial
@@ -14,20 +15,30 @@ import pytest
 from envkit import clock
 from envkit.environments.swe.checkout import source_of
 from envkit.environments.swe.grading import MAX_CHANGES, Verdict, flags_of, grade_changes, sort_out
+from envkit.environments.swe.runs import REPO, read_report, spec_of
 from envkit.environments.swe.tasks import SweTask
 from envkit.errors import UsageError
 from envkit.protocols import SandboxPool
-from envkit.types import Cause, CauseKind, SandboxState
+from envkit.types import Cause, CauseKind, ExecResult, SandboxState
 from envkit.wiring.sandboxes.tool_pool import open_tool_pool
 
-from .tiny import BUGGY, CORE, FILES, FIXED, environment_folder, sdist, task, with_tests
+from .tiny import BUGGY, CORE, FILES, FIXED, TESTS, environment_folder, sdist, task, with_tests
 
 BROKEN = "def test_a():\n    from tiny.core import add\n    assert add(1, 2) == 3\n"
 
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    sdist(tmp_path, {**FILES, "src/tiny/other.py": "x = 1\n", "tests/unit/lib.py": "", "src/tiny/tests.py": ""})
+    sdist(
+        tmp_path,
+        {
+            **FILES,
+            "src/tiny/other.py": "x = 1\n",
+            "tests/unit/lib.py": "",
+            "testing/util.py": "",
+            "src/tiny/tests.py": "",
+        },
+    )
     return clock.run(partial(source_of, task(), tmp_path))
 
 
@@ -43,6 +54,7 @@ def test_only_existing_source_files_are_taken_over(tree: Path) -> None:
         "tests/test_core.py": b"",
         "tests/helpers.py": b"x = 1\n",
         "tests/unit/lib.py": b"x = 1\n",
+        "testing/util.py": b"x = 1\n",
         "conftest.py": b"x = 1\n",
         "setup.py": b"x = 1\n",
         "pyproject.toml": b"",
@@ -77,6 +89,8 @@ def test_flags_name_what_was_added_and_not_what_was_there(tree: Path) -> None:
     assert flags_of(tree, {CORE: suspicious + FIXED}) == (f"gc in {CORE}", f"os._exit in {CORE}")
     (tree / CORE).write_bytes(suspicious + BUGGY)
     assert flags_of(tree, {CORE: suspicious + FIXED}) == ()
+    hidden = b"from _pytest import outcomes\nA = type('A', (int,), {'__e' + 'q__': 1})\n"
+    assert flags_of(tree, {CORE: hidden + BUGGY}) == (f"_pytest in {CORE}", f"type( in {CORE}")
 
 
 async def graded_in(pool: SandboxPool, task: SweTask, folder: Path, source: bytes, **options: Any) -> Verdict | None:
@@ -109,13 +123,64 @@ def test_the_fix_is_resolved_and_the_bug_is_not_with_any_name_of_a_test(tmp_path
 
 
 @pytest.mark.bwrap
-def test_missing_and_skipped_tests_are_not_passed_and_expected_failures_are(tmp_path: Path) -> None:
-    tests = "import pytest\ndef test_skipped(): pytest.skip()\n@pytest.mark.xfail\ndef test_x(): assert False\n"
-    names = ("test_a", "test_skipped", "test_x", "test_missing")
-    found = graded(with_tests(tmp_path, BROKEN + tests, failing=names), tmp_path)
-    expected = dict(zip(names, ("passed", "skipped", "xfailed", "missing"), strict=True))
-    assert (found.resolved, outcomes(found)) == (False, expected)
-    assert graded(with_tests(tmp_path, BROKEN + tests, failing=("test_a", "test_x")), tmp_path).resolved
+def test_missing_and_skipped_tests_are_not_passed_and_neither_are_tests_that_the_source_makes_fail_as_expected(
+    tmp_path: Path,
+) -> None:
+    tests = """
+import pytest
+from tiny.core import double
+def test_skipped(): pytest.skip()
+@pytest.mark.xfail
+def test_x(): assert False
+def test_source(): double(1)
+"""
+    names = ("test_skipped", "test_missing", "test_x", "test_source")
+    chosen = with_tests(tmp_path, BROKEN + tests, failing=("test_a",), passing=names)
+    found = graded(chosen, tmp_path, FIXED + b"import pytest\ndef double(value): pytest.xfail()\n")
+    expected = ("passed", "skipped", "missing", "xfailed", "failed")
+    assert (found.resolved, outcomes(found)) == (False, dict(zip(("test_a", *names), expected, strict=True)))
+    assert graded(with_tests(tmp_path, BROKEN + tests, failing=("test_a",), passing=("test_x",)), tmp_path).resolved
+
+
+@pytest.mark.bwrap
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"conftest.py": "pytest_plugins = ['tests.fixtures']\n", "tests/__init__.py": "", "tests/fixtures.py": ""},
+        {"conftest.py": "class A: pass\ndef pytest_configure(config):\n    config.pluginmanager.register(A())\n"},
+        {"tests/test_core.py": f"{TESTS}\nunittest.TestCase.assertSame = unittest.TestCase.assertIs\n"},
+        {"tests/test_core.py": f"{TESTS}\nclass Any(int):\n    def __eq__(self, other): return True\n"},
+        {"pytest.ini": "[pytest]\npython_functions = check_* test_names test_double\n"},
+    ],
+    ids=["plugin", "object", "unittest", "equal", "names"],
+)
+def test_what_the_tests_themselves_replace_does_not_make_a_run_invalid(files: dict[str, str], tmp_path: Path) -> None:
+    sdist(tmp_path, {**FILES, **files})
+    found = graded(task(), tmp_path)
+    assert (found.problem, found.resolved) == ("", True)
+    assert not graded(task(), tmp_path, BUGGY + b"\n").resolved
+    cheat = b"import unittest\nunittest.TestCase.assertEqual = lambda *args: None\n"
+    assert "tampered" in graded(task(), tmp_path, BUGGY + cheat).problem
+
+
+@pytest.mark.bwrap
+def test_the_tests_run_without_the_options_of_the_package(tmp_path: Path) -> None:
+    async def main() -> str:
+        async with open_tool_pool("local") as pool, pool.lease(spec_of(environment_folder())) as sandbox:
+            await sandbox.upload(await source_of(task(), tmp_path), REPO)
+            command = ["sh", "-c", f"cd {REPO} && python3 -m pytest -q tests/test_core.py::test_double"]
+            return (await sandbox.exec(command)).stdout
+
+    sdist(tmp_path, {**FILES, "pytest.ini": "[pytest]\naddopts = --cov=tiny\n"})
+    assert "1 passed" in clock.run(main)
+    assert graded(task(), tmp_path).resolved
+
+
+def test_rows_without_the_key_of_the_run_do_not_count() -> None:
+    rows = [{"key": "k", "begin": True}, {"test": "a", "outcome": "passed", "s": 0}]
+    rows += [{"key": "k", "test": "a", "outcome": "failed", "s": 0}, {"exit": 0}, {"key": "k", "exit": 1}]
+    found = read_report(ExecResult(exit_code=1, stdout_bytes="\n".join(map(json.dumps, rows)).encode()), "k")
+    assert (found.outcomes, found.exit_code, len(found.tampering)) == ({"a": "failed"}, 1, 2)
 
 
 @pytest.mark.bwrap
