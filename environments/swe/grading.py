@@ -150,7 +150,7 @@ async def grade_changes(
         sentinels = _Sentinels(task, tree, tuple(taken))
         try:
             run = await run_with(taken, sentinels)
-            if run.tampering or "xfailed" in run.outcomes.values():
+            if not run.result.timed_out and (run.tampering or "xfailed" in run.outcomes.values()):
                 if key not in _KNOWN:
                     _remember(key, await run_with({}, sentinels) if taken else run)
                 known = _KNOWN.get(key, _Known())
@@ -166,7 +166,7 @@ async def grade_changes(
         if run.result.exit_code == _NO_PYTEST and not run.has_begun:
             raise UsageError("python3 cannot import pytest in the sandbox; check the environment of the tests")
         problem = sentinels.problem_of(run, known)
-        if run.tampering or (run.exit_code is not None and not run.result.timed_out):
+        if run.exit_code is not None and not run.result.timed_out:
             break
         if run.result.timed_out:
             settings = replace(settings, timeout_s=3 * timeout_s)

@@ -74,6 +74,8 @@ def _replaced(manager):
     own = {one for one in _KNOWN.values() if isinstance(one, type) and one.__module__.partition(".")[0] == "_pytest"}
     for plugin in manager.get_plugins() - _PLUGINS:
         kind = type(plugin)
+        if any(plugin is one for one in own):  # a class of pytest, which it registers itself
+            continue
         if kind in own:
             for caller in manager.get_hookcallers(plugin) or ():
                 for impl in caller.get_hookimpls():

@@ -255,8 +255,8 @@ def test_without_pytest_there_is_an_error_and_no_verdict(tmp_path: Path) -> None
 
 @pytest.mark.bwrap
 def test_a_run_that_took_too_long_is_repeated_with_more_time(tmp_path: Path) -> None:
-    slow = "import time\ndef test_slow():\n    time.sleep(2)\n"
-    found = graded(with_tests(tmp_path, slow + BROKEN, failing=("test_a", "test_slow")), tmp_path, timeout_s=2.0)
+    slow = "import time\ndef test_slow():\n    time.sleep(5)\n"
+    found = graded(with_tests(tmp_path, slow + BROKEN, failing=("test_a", "test_slow")), tmp_path, timeout_s=5.0)
     assert (found.resolved, found.problem) == (True, "")
 
 
