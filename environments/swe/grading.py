@@ -53,7 +53,7 @@ except ImportError:
     sys.exit({_NO_PYTEST})
 sys.path[:0] = repo
 sys.argv = sys.argv[2:]
-sys.exit(pytest.console_main())
+sys.exit(pytest.main())
 """
 """Program that imports pytest before modules of the package can take its place, and then runs ``-m pytest ...``."""
 

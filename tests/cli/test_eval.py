@@ -161,7 +161,7 @@ def test_without_matplotlib_a_folder_is_refused_before_anything_is_played(tmp_pa
         (["--output", "file"], "file: Not a directory; choose a folder that can be written"),
         (["--output", "file/x/y"], "file/x/y: Not a directory; choose a folder that can be written"),
         (["--output", "x" * 300], f"{'x' * 300}: File name too long; choose a folder that can be written"),
-        (["--concurrency", "4"], "--concurrency needs --policy openai:...; leave it out with random"),
+        (["--concurrency", "4"], "--concurrency needs --policy openai:... or mini_swe:...; leave it out with random"),
         (["--history", "0"], "--history: must be all or a whole number of at least 1, got '0'"),
         (["--output", "new/er", "--policy", "exprt"], "--policy: there is no 'exprt'; did you mean 'expert'?"),
         (["--output", "new/er", "--option", "size=1"], "size: must be an integer from "),

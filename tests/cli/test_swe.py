@@ -73,7 +73,7 @@ def test_a_package_without_tests_is_refused(tmp_path: Path) -> None:
         archive.add(tmp_path / "empty-1.0", "empty-1.0")
     code, _, errors = envkit("swe", "build", "empty==1.0", "--out", tmp_path / "out", ENVKIT_DATA=str(data.parent))
     assert code == 2
-    assert "empty==1.0: no test of its source distribution passes here (pytest: no tests ran" in errors
+    assert "empty==1.0: no test of its source distribution passes here (pytest: " in errors
 
 
 @pytest.mark.parametrize(

@@ -137,9 +137,7 @@ def grade(
 def verify(
     path: Annotated[
         list[Path],
-        typer.Argument(
-            exists=True, metavar="PATH...", help="Folders of tasks, or files of JSON lines, plain or gzip, with `base`."
-        ),
+        typer.Argument(metavar="PATH...", help="Folders of tasks, or files of JSON lines, plain or gzip, with `base`."),
     ],
     jobs: _Jobs = 2,
     backend: _Backend = "auto",

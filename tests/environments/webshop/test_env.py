@@ -114,7 +114,9 @@ def _hash_of_pages(folder: Path) -> str:
         text, info = begin(shop, seed)
         texts = [text]
         for move in (0, -1, -1):
-            text, *_, info = shop.step(info["legal_moves"][move])
+            moves = info["legal_moves"]
+            assert isinstance(moves, list)
+            text, *_, info = shop.step(str(moves[move]))
             texts.append(text)
             if not info["legal_moves"]:
                 break

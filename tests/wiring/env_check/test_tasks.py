@@ -20,7 +20,7 @@ def problems(env_id: str, players: dict[str, Says]) -> Sequence[str]:
 
 
 def test_players_that_do_what_they_must_give_no_problem() -> None:
-    assert problems("GuessGood-v0", {"oracle": Says("seed"), "nop": Says(""), "cheat:x": Says("?")}) == []
+    assert problems("GuessRight-v0", {"oracle": Says("seed"), "nop": Says(""), "cheat:x": Says("?")}) == []
 
 
 @pytest.mark.parametrize(
