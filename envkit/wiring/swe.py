@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +17,7 @@ from envkit.environments.swe.build import build as build_folder
 from envkit.environments.swe.checkout import changes_of_patch, source_of
 from envkit.environments.swe.env import OWN_TASKS
 from envkit.environments.swe.grading import Verdict, grade_changes
-from envkit.environments.swe.tasks import TIMEOUT_S, Lock, SweTask, read_folder
+from envkit.environments.swe.tasks import LOCK, TIMEOUT_S, Lock, SweTask, read_folder
 from envkit.errors import UsageError, did_you_mean
 from envkit.protocols import SandboxPool
 from envkit.wiring.data import folder_of
@@ -28,6 +29,9 @@ TRIES = 3
 """Maximum number of runs with a task's own fix: tests that measure time may fail on a busy machine."""
 
 Announce = Callable[[str], None]
+
+
+_WANT = re.compile(r" --want[= ]\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +94,13 @@ def build(
     announce: Announce,
     on_task: Callable[[str, int], None],
 ) -> list[Yield]:
-    """Make a folder with tasks; see `envkit.environments.swe.build.build` and `BuildSettings` there."""
+    """Make a folder with tasks; see `envkit.environments.swe.build.build` and `BuildSettings` there.
+
+    Raises:
+        UsageError: As there; or the folder cannot be written, or has tasks of another command. Only the number of tasks
+            may differ.
+    """
+    _claim(folder, command)
     settings = BuildSettings(want=want, combine=combine, seed=seed, jobs=jobs, more=tuple(more), command=command)
 
     async def main() -> list[Yield]:
@@ -101,6 +111,18 @@ def build(
             )
 
     return clock.run(main)
+
+
+def _claim(folder: Path, command: str) -> None:
+    """Check that a command may make or continue the tasks in a folder."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{folder}: {error.strerror}; choose a folder that can be written") from None
+    if (folder / LOCK).is_file():
+        before = read_folder(folder)[1].command
+        if _WANT.sub("", before) != _WANT.sub("", command):
+            raise UsageError(f"{folder} has the tasks of another command, `{before}`; choose another folder")
 
 
 def read_tasks(path: Path) -> list[LocatedTask]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -125,3 +126,17 @@ def test_grade_refuses_an_unknown_task_and_a_patch_that_does_not_exist() -> None
     code, _, errors = envkit("swe", "grade", TASK.id + "x", "-")
     assert (code, "did you mean" in errors) == (2, True)
     assert envkit("swe", "grade", TASK.id, "missing.patch")[0] == 2
+
+
+def test_a_folder_with_the_tasks_of_another_command_is_not_replaced(tmp_path: Path) -> None:
+    shutil.copytree(OWN_TASKS, tmp_path / "tasks")
+    code, _, errors = envkit("swe", "build", "own", "--want", "12", "--seed", "5", "--out", tmp_path / "tasks")
+    assert code == 2
+    assert "has the tasks of another command, `envkit swe build own --want=12 --combine=3 --seed=1`" in errors
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_the_build(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    code, _, errors = envkit("swe", "build", "own", "--want", "1", "--out", tmp_path / "file" / "x")
+    assert code == 2
+    assert "file/x: Not a directory; choose a folder that can be written" in errors
