@@ -37,7 +37,7 @@ STALE_AFTER = (
 TWIN = "tests/environments/swe/test_build.py::test_a_build_makes_today_the_first_tasks_of_our_own_package"
 PACKAGES = (
     *("cachetools==8.0.0", "semver==3.1.1", "voluptuous==0.16.0", "toolz==1.2.0", "tabulate==0.10.0"),
-    *("sqlparse==0.6.1", "boltons==26.2.0", "isodate==0.7.2", "xmltodict==1.0.4", "itsdangerous==2.2.0"),
+    *("sqlparse==0.6.1", "boltons==26.2.0", "inflection==0.5.1", "xmltodict==1.0.4", "itsdangerous==2.2.0"),
 )
 TASKS, BUGS = 10, 2
 
