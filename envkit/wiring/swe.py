@@ -121,7 +121,7 @@ def _claim(folder: Path, command: str) -> None:
         raise UsageError(f"{folder}: {error.strerror}; choose a folder that can be written") from None
     if (folder / LOCK).is_file():
         before = read_folder(folder)[1].command
-        if _WANT.sub("", before) != _WANT.sub("", command):
+        if before and _WANT.sub("", before) != _WANT.sub("", command):
             raise UsageError(f"{folder} has the tasks of another command, `{before}`; choose another folder")
 
 
