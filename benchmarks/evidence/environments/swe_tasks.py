@@ -1,6 +1,6 @@
-"""Make 100 tasks of SWE-v0 from ten packages, and verify each: the fix must be resolved, and the bug must not.
+"""Make 100 tasks of SWE-v0 from twelve packages, and verify each: the fix must be resolved, and the bug must not.
 
-Ten tasks of each package, half of them with two bugs. pip fetches the packages. The second half of each part reads the
+Up to ten tasks of each package, half of them with two bugs. pip fetches the packages. The second half of each part reads the
 folder of tasks again, as a user does, and grades the oracle and the nop of every task.
 
     python benchmarks/evidence/environments/swe_tasks.py --jobs 1
@@ -38,6 +38,7 @@ TWIN = "tests/environments/swe/test_build.py::test_a_build_makes_today_the_first
 PACKAGES = (
     *("cachetools==8.0.0", "semver==3.1.1", "voluptuous==0.16.0", "toolz==1.2.0", "tabulate==0.10.0"),
     *("sqlparse==0.6.1", "boltons==26.2.0", "inflection==0.5.1", "xmltodict==1.0.4", "itsdangerous==2.2.0"),
+    *("parse==1.22.4", "h11==0.16.0"),
 )
 TASKS, BUGS = 10, 2
 
