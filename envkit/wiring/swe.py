@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import anyio
+import msgspec
 
 from envkit import clock
 from envkit.environments.swe import formats, packages
@@ -120,7 +121,9 @@ def _claim(folder: Path, command: str) -> None:
     except OSError as error:
         raise UsageError(f"{folder}: {error.strerror}; choose a folder that can be written") from None
     if (folder / LOCK).is_file():
-        before = read_folder(folder)[1].command
+        before = msgspec.json.decode(
+            (folder / LOCK).read_bytes(), type=Lock
+        ).command  # `read_folder` keeps what it read
         if before and _WANT.sub("", before) != _WANT.sub("", command):
             raise UsageError(f"{folder} has the tasks of another command, `{before}`; choose another folder")
 

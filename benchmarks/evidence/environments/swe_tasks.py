@@ -1,7 +1,7 @@
 """Make 100 tasks of SWE-v0 from twelve packages, and verify each: the fix must be resolved, and the bug must not.
 
-Up to ten tasks of each package, half of them with two bugs. pip fetches the packages. The second half of each part reads the
-folder of tasks again, as a user does, and grades the oracle and the nop of every task.
+Up to ten tasks of each package, half of them with two bugs. pip fetches the packages. The second half of each part
+reads the folder of tasks again, as a user does, and grades the oracle and the nop of every task.
 
     python benchmarks/evidence/environments/swe_tasks.py --jobs 1
 
