@@ -16,6 +16,8 @@ REPO = "/workspace/repo"
 """Folder of the package in a sandbox."""
 ENVIRONMENT = "/opt/envkit-tests"
 """Folder of the tests' environment (pytest and what the tests import) in a sandbox."""
+_IN_IMAGE = "/opt/packages"
+"""Folder of the packages in an image of ``envkit image build python``."""
 TEST_TIMEOUT_S = 30.0
 TEST_PATH = re.compile(r"(^|/)(tests?|testing)/|(^|/)(test_[^/]*|[^/]*_test|tests?|conftest)\.py$")
 """Matches the paths of tests and their helpers, which are not source of a package."""
@@ -35,7 +37,7 @@ def spec_of(environment: Path | None, *, image: str | None = None) -> SandboxSpe
         environment: Folder of the tests' environment on this machine; None if `image` contains it.
         image: The image; None means the backend's default.
     """
-    paths = [f"{REPO}/src", REPO, f"{REPO}/lib", *([ENVIRONMENT] if environment else [])]
+    paths = [f"{REPO}/src", REPO, f"{REPO}/lib", ENVIRONMENT if environment else _IN_IMAGE]
     variables = {
         "PYTHONPATH": ":".join(paths),
         "PYTHONDONTWRITEBYTECODE": "1",

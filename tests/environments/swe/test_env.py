@@ -17,7 +17,7 @@ from envkit.environments.swe import Swe, SweTasks
 from envkit.environments.swe.checkout import diff_of
 from envkit.environments.swe.env import options_of
 from envkit.environments.swe.players import apply_command
-from envkit.environments.swe.runs import REPO
+from envkit.environments.swe.runs import REPO, spec_of
 from envkit.environments.tools import write_call
 from envkit.errors import OptionError, UsageError
 from envkit.types import JSON
@@ -180,3 +180,9 @@ def test_a_patch_with_several_hunks_and_without_a_final_line_end_is_applied_by_t
     command = apply_command(diff_of(tree, {"a.py": after})).replace(f"cd {REPO}", f"cd {tree}")
     subprocess.run(["bash", "-c", command], check=True)
     assert (tree / "a.py").read_bytes() == after
+
+
+def test_in_an_image_the_tests_find_the_packages_that_the_image_was_built_with() -> None:
+    recipe = (Path(__file__).parents[3] / "docker" / "python.Dockerfile").read_text()
+    folder = spec_of(None, image="tests:1").env["PYTHONPATH"].rpartition(":")[2]
+    assert f"ENV PYTHONPATH={folder} " in recipe
