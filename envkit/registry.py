@@ -63,6 +63,7 @@ class EnvSpec:
         vocabulary: ``"module:function"`` or a callable, or None. Called with the options and data, it returns texts
             with all words of the environment, for the tokenizer of a policy that is trained from scratch. None means
             that the tokenizer only knows the words of some episodes with random moves, and the others are unknown.
+            A text that is a number, such as ``13``, becomes a single token, as moves do.
     """
 
     id: str

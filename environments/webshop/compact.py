@@ -25,7 +25,7 @@ from envkit.types import JSON
 
 from .catalogue.store import open_catalogue
 from .products import BACK, BUY, NEXT, PREVIOUS, Product
-from .session import Session
+from .session import PER_PAGE, Session
 
 MAX_VALUES = 6
 """Largest number of values of options on a page; those that the instruction asks for come first."""
@@ -189,4 +189,5 @@ def queries(instruction: str) -> dict[str, str]:
 def vocabulary(*, data: Mapping[str, Path], catalogue: str = "webshop", **options: JSON) -> Iterator[str]:
     """Yield the texts of which compact pages consist; see `EnvSpec.vocabulary`."""
     yield from _FIXED
+    yield from map(str, range(1, PER_PAGE + len(_LABELS)))  # products, back, previous and next
     yield from open_catalogue(data[catalogue]).words()

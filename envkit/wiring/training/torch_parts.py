@@ -213,7 +213,9 @@ def _collect_section(section: EnvSection, spec: EnvSpec, seed: int, rng: random.
     if isinstance(env, AsyncEnv):
         raise UsageError(f"engine.model: a tiny policy cannot play {section.id}; name a model")
     if spec.vocabulary is not None:
-        texts.observations.extend(environments.open_helper(spec, spec.vocabulary, section.options))
+        words = list(environments.open_helper(spec, spec.vocabulary, section.options))
+        texts.observations.extend(words)
+        texts.moves.update(word for word in words if word.isdecimal())
     for number in range(_VOCABULARY_EPISODES if spec.vocabulary is None else _EPISODES_BESIDE_VOCABULARY):
         task = task_in(section, spec, "train", seed, number)
         with environments.attributed(section.id, "reset"):

@@ -135,3 +135,13 @@ def test_words_of_unseen_products_are_in_the_vocabulary(tmp_path: Path) -> None:
     unknown = tokenizer.convert_tokens_to_ids("<unk>")
     assert sum(one == unknown for one in ids) < 0.01 * len(ids)
     assert len(ids) < 100 * 400, "a page has at most 100 tokens on average"
+
+
+def test_the_vocabulary_has_the_numbers_of_all_choices() -> None:
+    lamps = [Product(f"B0LAMP1{number:03}", f"Lamp {number}", "lamps", "garden", "") for number in range(30)]
+    shop = session(*lamps)
+    shop.act("search[lamp]")
+    shop.act("click[next >]")
+    assert list(CompactPage(shop).choices) == [
+        str(number) for number in range(1, compact.PER_PAGE + len(compact._LABELS))
+    ]
