@@ -13,7 +13,7 @@ from envkit.environments.webshop.compact import CompactPage, read
 from envkit.environments.webshop.goals import Goal
 from envkit.environments.webshop.products import Product
 from envkit.environments.webshop.rules import StrictRules
-from envkit.environments.webshop.session import Session
+from envkit.environments.webshop.session import PER_PAGE, Session
 from envkit.trainer_bridge.warmup.tiny_policy import make_tokenizer
 from tests.environments.webshop.shop import SmallCatalogue
 
@@ -142,6 +142,4 @@ def test_the_vocabulary_has_the_numbers_of_all_choices() -> None:
     shop = session(*lamps)
     shop.act("search[lamp]")
     shop.act("click[next >]")
-    assert list(CompactPage(shop).choices) == [
-        str(number) for number in range(1, compact.PER_PAGE + len(compact._LABELS))
-    ]
+    assert list(CompactPage(shop).choices) == [str(number) for number in range(1, PER_PAGE + len(compact._LABELS))]
