@@ -1,0 +1,1 @@
+"""Families of generated tasks: a task is a family, a seed and a difficulty."""

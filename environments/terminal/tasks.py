@@ -1,0 +1,181 @@
+"""Tasks of a terminal: what the agent is asked, what its sandbox contains, and how the result is verified.
+
+A task is a folder in the format of Harbor; `envkit.environments.terminal.formats` reads and writes such folders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+WORK = "/workspace"
+"""Working directory of portable tasks."""
+TIMEOUT_S = 600.0
+"""Default timeout of a verifier, and of the build of an image, in seconds."""
+
+Profile = Literal["strict", "system"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Healthcheck:
+    """A command that must succeed before the agent starts.
+
+    Attributes:
+        command: Command of the shell.
+        interval_s: Seconds between two attempts.
+        timeout_s: Maximum seconds of one attempt.
+        start_period_s: Seconds in which failed attempts do not count.
+        start_interval_s: Seconds between two attempts in the start period.
+        retries: Number of failed attempts after which the environment is broken.
+    """
+
+    command: str
+    interval_s: float = 5.0
+    timeout_s: float = 30.0
+    start_period_s: float = 0.0
+    start_interval_s: float = 5.0
+    retries: int = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Artifact:
+    """A path of the agent's sandbox that a verifier in its own sandbox sees.
+
+    Attributes:
+        source: Absolute path of a file or folder.
+        destination: Absolute path in the verifier's sandbox; empty for the same path.
+        exclude: Patterns of names that are left out, as for ``tar --exclude``.
+    """
+
+    source: str
+    destination: str = ""
+    exclude: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collect:
+    """A command that runs in the agent's sandbox before its artifacts are collected."""
+
+    command: str
+    timeout_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verifier:
+    """How the result of a step is verified.
+
+    Attributes:
+        tests: Folder with the tests, whose ``test.sh`` writes the reward.
+        timeout_s: Maximum seconds of the tests.
+        env: Environment variables of the tests.
+        is_separate: Whether the tests run in a sandbox of their own, which sees only the artifacts.
+        dockerfile: Dockerfile of the verifier's image; None for the image of the environment.
+        image: Name of the verifier's image; empty for that of `dockerfile` or of the environment.
+        collect: Commands to run in the agent's sandbox before artifacts are collected.
+        reads: ``"reward"``: the tests write ``reward.json`` or ``reward.txt``. ``"pytest"``: they print a summary of
+            pytest, in which all tests must have passed.
+    """
+
+    tests: Path
+    timeout_s: float = TIMEOUT_S
+    env: Mapping[str, str] = field(default_factory=dict)
+    is_separate: bool = True
+    dockerfile: Path | None = None
+    image: str = ""
+    collect: tuple[Collect, ...] = ()
+    reads: Literal["reward", "pytest"] = "reward"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskStep:
+    """A part of a task, with its own instruction and verifier. Most tasks have one step.
+
+    Attributes:
+        name: Name of the step; empty if the task has one step only.
+        instruction: What the agent is asked.
+        verifier: How the result is verified.
+        solution: Folder with ``solve.sh``, which solves the step; None if unknown.
+        setup: Script of this machine that runs in the sandbox before the step; None for none.
+        timeout_s: Maximum seconds of the agent's tool calls; None for the limit of the environment.
+        min_reward: The next step begins only if this one has earned at least this reward; None for no condition.
+        artifacts: What a verifier in its own sandbox sees, in addition to the artifacts of the task.
+        healthcheck: Must succeed before the step; None for none.
+    """
+
+    name: str = ""
+    instruction: str
+    verifier: Verifier
+    solution: Path | None = None
+    setup: Path | None = None
+    timeout_s: float | None = None
+    min_reward: float | None = None
+    artifacts: tuple[Artifact, ...] = ()
+    healthcheck: Healthcheck | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TerminalTask:
+    """A task.
+
+    Attributes:
+        name: Name of the task, such as ``org/name``.
+        folder: Folder of the task.
+        steps: The steps, at least one.
+        environment: Folder with the files of the environment and, unless `image` is set, its Dockerfile.
+        image: Name of the environment's Docker image; empty to build one from the Dockerfile.
+        is_portable: Whether the environment consists of the files of `environment`, `setup` and `programs`, so that
+            sandboxes without an image of the task can play it. `workdir` is then `WORK`.
+        setup: Script in `environment` that the agent's user runs in `WORK` to complete a portable environment; empty
+            for none.
+        programs: Programs that a portable task needs besides ``sh``, ``bash``, ``python3`` and the coreutils.
+        profile: Profile of the sandboxes. In ``"system"``, all programs of the agent and of the verifier run as root.
+        workdir: Working directory of the agent and of the tests; empty for that of the image.
+        env: Environment variables of the sandbox.
+        cpus: CPU limit; None for the default.
+        memory_mib: Memory limit in MiB; None for the default.
+        disk_mib: Disk limit in MiB; None for the default.
+        pids: Limit on processes; None for the default.
+        network: Network that the task asks for: ``"none"``, ``"open"`` or a tuple of hosts.
+        healthcheck: Must succeed before the first step; None for none.
+        solution_env: Environment variables of the solution.
+        artifacts: What verifiers in their own sandboxes see.
+        reward: Reward of the episode: the mean over all steps, where steps that were not reached count 0, or the
+            reward of the last step.
+        difficulty: Difficulty, as the task declares it; empty if unknown.
+        category: Category, as the task declares it; empty if unknown.
+        cheats: Scripts by name that try to earn a reward without solving the task.
+        notes: What envkit does not support in this task, one line each.
+    """
+
+    name: str
+    folder: Path
+    steps: Sequence[TaskStep]
+    environment: Path
+    image: str = ""
+    is_portable: bool = False
+    setup: str = ""
+    programs: tuple[str, ...] = ()
+    profile: Profile = "system"
+    workdir: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+    cpus: float | None = None
+    memory_mib: int | None = None
+    disk_mib: int | None = None
+    pids: int | None = None
+    network: str | tuple[str, ...] = "none"
+    healthcheck: Healthcheck | None = None
+    solution_env: Mapping[str, str] = field(default_factory=dict)
+    artifacts: tuple[Artifact, ...] = ()
+    reward: Literal["mean", "final"] = "mean"
+    difficulty: str = ""
+    category: str = ""
+    cheats: Mapping[str, Path] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def dockerfile(self) -> Path | None:
+        """The Dockerfile of the environment; None if there is none."""
+        path = self.environment / "Dockerfile"
+        return path if path.is_file() else None
