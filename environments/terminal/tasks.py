@@ -130,6 +130,7 @@ class TerminalTask:
         setup: Script in `environment` that the agent's user runs in `WORK` to complete a portable environment; empty
             for none.
         programs: Programs that a portable task needs besides ``sh``, ``bash``, ``python3`` and the coreutils.
+        packages: Debian packages that the image of a portable task has besides Python.
         profile: Profile of the sandboxes. In ``"system"``, all programs of the agent and of the verifier run as root.
         workdir: Working directory of the agent and of the tests; empty for that of the image.
         env: Environment variables of the sandbox.
@@ -157,6 +158,7 @@ class TerminalTask:
     is_portable: bool = False
     setup: str = ""
     programs: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
     profile: Profile = "system"
     workdir: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
