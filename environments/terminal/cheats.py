@@ -14,8 +14,8 @@ from tempfile import TemporaryDirectory
 from envkit.protocols import EpisodePlayer
 from envkit.types import JSON, Reset, Task
 
-from ..tools import Script, write_call
-from .players import call, task_of
+from ..tools import Script
+from .players import answer_of, call, submission, task_of
 
 _WRITE_REWARDS = """
 for d in /logs/verifier /run/envkit-grader/logs/verifier /tmp/logs/verifier /tmp . /tests ./logs/verifier; do
@@ -61,7 +61,9 @@ class CheatPlayer:
             own = sorted(found.cheats.items())[self.cheat.place : self.cheat.place + 1]
             if not commands:
                 commands = [f"bash -s <<'END-OF-CHEAT'\n{path.read_text()}\nEND-OF-CHEAT" for _, path in own]
-            calls = [*(call(start, one) for one in commands), write_call("submit")]
+            if not start.tools:  # one script
+                commands = ["\n".join(commands)]
+            calls = [*(call(start, one) for one in commands), *submission(start)] or [answer_of(":")]
             return Script(calls * len(found.steps)).begin(task, start, rng)
 
 

@@ -1,11 +1,12 @@
 """Terminal: work on a task in a shell of a sandbox. Tests of the task decide, in a sandbox of their own.
 
 Observation  the task's instruction; later the results of the tools
-Actions      calls of bash, view_file, edit_file and submit; with ``mode="screen"`` calls of send_keys and submit. The
+Actions      calls of bash, view_file, edit_file and submit; with ``mode="screen"`` calls of send_keys and submit; with
+             ``mode="script"`` any text, whose last block of bash (or else the whole text) runs as a script. The
              submission is what the task declares as its artifacts, mostly its working directory
 Reward       from the task's tests, after the last step: mostly 1.0 or 0.0
-Ends         terminated after submit, in a task of several steps after that of its last step; truncated after
-             ``max_turns`` actions
+Ends         terminated after submit or the script, in a task of several steps after those of its last step; truncated
+             after ``max_turns`` actions
 Tasks        generated ones of ten families, the fifteen of envkit (a test set), or folders in the format of Harbor or
              Terminal-Bench
 Options      see `TerminalOptions`, and the limits of `ToolEnv`
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import math
 import secrets
+import shlex
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
@@ -30,9 +32,10 @@ import msgspec
 from envkit import clock
 from envkit.errors import SandboxError, UsageError
 from envkit.protocols import Judge, Sandbox, SandboxPool
-from envkit.types import JSON, Observation, Options, Reset, SandboxSpec, Step
+from envkit.types import JSON, Info, Observation, Options, Reset, SandboxSpec, Step
 
-from ..tools import ToolEnv, ToolFunction, bash, edit_file, submit, view_file
+from ..answer import code_block
+from ..tools import ToolEnv, ToolFunction, bash, edit_file, submit, view_file, write_call
 from ..tools.limits import LEASE_S, cut_middle
 from ..tools.prepared import lease_prepared
 from .images import image_of, verifier_image_of
@@ -42,6 +45,7 @@ from .tasks import WORK, Healthcheck, TaskStep, TerminalTask
 from .verifier import Verdict, end_processes, pack, pack_tests, run_tests, verify
 
 _SETUP_S = 300.0
+_SHELLS = ("bash", "sh", "shell")
 _NOT_UPLOADED = ("Dockerfile", ".dockerignore")
 
 
@@ -73,8 +77,12 @@ class Terminal(ToolEnv):
     ) -> None:
         self._screen = ScreenTools()
         self._mode = options_of(options).mode  # rejects wrong values
-        shell: Sequence[ToolFunction] = (bash, view_file, edit_file)
-        self.tools = (*(shell if self._mode == "bash" else self._screen.tools), submit)
+        tools: Mapping[str, Sequence[ToolFunction]] = {
+            "bash": (bash, view_file, edit_file, submit),
+            "screen": (*self._screen.tools, submit),
+            "script": (bash,),
+        }
+        self.tools = tools[self._mode]
         super().__init__(sandboxes=sandboxes, judge=judge, data=data, **options)
         self._at = 0
         self._verdicts: list[Verdict] = []
@@ -107,12 +115,13 @@ class Terminal(ToolEnv):
         limit_s = self._task.steps[0].timeout_s or math.inf
         self._limits = replace(self._limits, episode_timeout_s=min(self._limits.episode_timeout_s, limit_s))
         more: dict[str, JSON] = {"task": self._task.name, "category": self._task.category}
-        return msgspec.structs.replace(start, info={**start.info, **more, "level": _level(self._task)})
+        info: Info = {**start.info, **more, "level": _level(self._task)}
+        return msgspec.structs.replace(start, info=info, tools=() if self._mode == "script" else start.tools)
 
     async def start(self, seed: int, options: Options) -> str:
         task, shell = self._task, self.sandbox.shell()
         if task.workdir:
-            await shell.run(f"cd {task.workdir}")
+            await shell.run(f"cd -- {shlex.quote(task.workdir)}")
         if not task.is_portable:
             await self.sandbox.exec(["mkdir", "-p", "/logs/agent", "/logs/artifacts", "/logs/verifier"], cwd="/")
         if task.healthcheck is not None:
@@ -122,7 +131,15 @@ class Terminal(ToolEnv):
 
     async def step(self, action: str) -> Step:
         """Run the tool that the action calls; after the submission of a step, verify it and begin the next one."""
-        step = await super().step(action)
+        if self._mode == "script":
+            script, is_valid = code_block(action, _SHELLS)
+            step = await super().step(write_call("bash", command=script))
+            self.submitted, self._running = "", False
+            info = {**step.info, "action_is_valid": is_valid}
+            observation = msgspec.structs.replace(step.observation, role="user")
+            step = msgspec.structs.replace(step, observation=observation, terminated=True, truncated=False, info=info)
+        else:
+            step = await super().step(action)
         steps = self._task.steps
         if self.submitted is None or self._at + 1 == len(steps):
             return step
@@ -134,7 +151,9 @@ class Terminal(ToolEnv):
         await self._begin(steps[self._at])
         self.submitted, self._running = None, True
         text = f"The step was submitted. The next one:\n\n{steps[self._at].instruction.strip()}"
-        return msgspec.structs.replace(step, observation=Observation(text, role="tool"), terminated=False)
+        return msgspec.structs.replace(
+            step, observation=Observation(text, role=step.observation.role), terminated=False
+        )
 
     async def grade(self) -> float | None:
         """Verify the last step that the agent worked on, and return the reward of the task.
@@ -214,6 +233,8 @@ def _write(path: Path, text: str) -> None:
 
 def _introduction(mode: str, workdir: str) -> str:
     where = f" in {workdir}" if workdir else ""
+    if mode == "script":
+        return f"Answer with a shell script in a ```bash block. It runs once{where}, and must do the following."
     how = "with the tools" if mode == "bash" else "with the keys and the screen of a terminal"
     return f"Work on this task{where} {how}, and call submit when you are done."
 
@@ -259,7 +280,7 @@ async def _wait_until_healthy(sandbox: Sandbox, task: TerminalTask, check: Healt
     shell = sandbox.shell("health")
     began_s, failures = clock.now(), 0
     if task.workdir:
-        await shell.run(f"cd {task.workdir}")
+        await shell.run(f"cd -- {shlex.quote(task.workdir)}")
     while True:
         done = await shell.run(f"({check.command}\n)", timeout_s=check.timeout_s)
         if done.exit_code == 0:

@@ -39,8 +39,8 @@ class TerminalOptions:
         families: Families of generated tasks: ``"train"``, ``"held_out"``, ``"all"``, or a list of names.
         difficulty: Difficulty of generated tasks, 1 to 5, or the smallest and largest one.
         split: Only tasks of this split ("train", "validation" or "eval"); None means any.
-        mode: Tools of the agent. ``"bash"``: a shell, a viewer and an editor. ``"screen"``: the keys and the screen of
-            a terminal.
+        mode: ``"bash"``: the agent has a shell, a viewer and an editor. ``"screen"``: it has the keys and the screen of
+            a terminal. ``"script"``: its answer to the instruction is one shell script, which runs once.
         image: Image of the sandboxes of portable tasks, with Python 3.9 or later. ``"task"`` means the image of the
             task, which ``envkit terminal build`` makes, and None the default of the backend. Other tasks always have
             their own image.
@@ -53,7 +53,7 @@ class TerminalOptions:
     families: str | Sequence[str] = "train"
     difficulty: int | Sequence[int] = (1, 3)
     split: Split | None = None
-    mode: Literal["bash", "screen"] = "bash"
+    mode: Literal["bash", "screen", "script"] = "bash"
     image: str | None = None
     network: Literal["none", "task"] = "none"
     logs: str | None = None
@@ -69,7 +69,7 @@ class TerminalOptions:
             check_integer("difficulty", self.difficulty, low=1, high=MAX_DIFFICULTY)
         else:
             check_range("difficulty", self.difficulty, low=1, high=MAX_DIFFICULTY)
-        check_choice("mode", self.mode, ("bash", "screen"))
+        check_choice("mode", self.mode, ("bash", "screen", "script"))
         check_choice("network", self.network, ("none", "task"))
         if self.image is not None and not (isinstance(self.image, str) and self.image.strip()):
             raise OptionError("image", f"must be 'task' or the name of an image, got {self.image!r}")

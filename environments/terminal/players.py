@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import random
+import re
 import shlex
 import tarfile
 from collections.abc import Mapping
@@ -13,12 +14,13 @@ from tempfile import TemporaryDirectory
 
 from envkit.errors import UsageError
 from envkit.protocols import EpisodePlayer
-from envkit.types import JSON, Reset, Task, ToolSchema
+from envkit.types import JSON, Reset, Task
 
 from ..tools import Script, write_call
 from .options import options_of
 from .tasks import TerminalTask
 
+_CHANGES_SHELL = re.compile(r"\b(exit|set|exec|trap|shopt|cd|return|BASH_SOURCE)\b|\$0")
 _WAIT_S = 50.0
 
 
@@ -35,7 +37,7 @@ class TerminalOracle:
             for step in found.steps:
                 if step.solution is None:
                     raise UsageError(f"Terminal-v0: the oracle knows no solution of {found.name}, because it has none")
-                actions += [call(start, solve_command(found, step.solution)), write_call("submit")]
+                actions += [call(start, solve_command(found, step.solution)), *submission(start)]
         return Script(actions).begin(task, start, rng)
 
 
@@ -45,7 +47,7 @@ class TerminalNop:
     def __init__(self, **options: JSON) -> None: ...
 
     def begin(self, task: Task, start: Reset, rng: random.Random) -> EpisodePlayer:
-        return Script([write_call("submit")]).begin(task, start, rng)
+        return Script(submission(start) or [answer_of(":")]).begin(task, start, rng)
 
 
 def task_of(task: Task, options: Mapping[str, JSON], scratch: Path) -> TerminalTask:
@@ -55,17 +57,33 @@ def task_of(task: Task, options: Mapping[str, JSON], scratch: Path) -> TerminalT
 
 def call(start: Reset, command: str) -> str:
     """Return the action that runs a command, with the tools of an episode."""
-    tools: tuple[ToolSchema, ...] = tuple(start.tools)
-    if any(tool["function"]["name"] == "bash" for tool in tools):
+    if not start.tools:
+        return answer_of(command)
+    if any(tool["function"]["name"] == "bash" for tool in start.tools):
         return write_call("bash", command=command)
     return write_call("send_keys", keys=[command, "Enter"], wait_s=_WAIT_S)
 
 
-def solve_command(task: TerminalTask, solution: Path) -> str:
-    """Return a command that copies a folder with ``solve.sh`` into the sandbox, runs the script and removes the folder.
+def submission(start: Reset) -> list[str]:
+    """Return the actions that submit the work, with the tools of an episode."""
+    return [write_call("submit")] if start.tools else []
 
+
+def answer_of(script: str) -> str:
+    """Return the answer of a language model that consists of a script."""
+    return f"```bash\n{script.rstrip()}\n```"
+
+
+def solve_command(task: TerminalTask, solution: Path) -> str:
+    """Return the command that solves a step.
+
+    If the solution is only a script, without commands that would end or change the agent's shell, it is the script.
+    Otherwise the command copies the folder of the solution into the sandbox, runs ``solve.sh``, and removes the folder.
     The folder is ``/solution`` where it can be made, as in Harbor, otherwise a folder in ``/tmp``.
     """
+    script = (solution / "solve.sh").read_text(encoding="utf-8")
+    if len(list(solution.iterdir())) == 1 and not task.solution_env and not _CHANGES_SHELL.search(script):
+        return script.removeprefix("#!/bin/sh\n").removeprefix("#!/bin/bash\n").strip()
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w:gz") as tar:
         for path in sorted(solution.iterdir()):
