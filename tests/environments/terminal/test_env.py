@@ -77,15 +77,14 @@ def test_services_run_from_the_start_of_an_episode(tmp_path: Path) -> None:
 @pytest.mark.bwrap
 def test_a_failing_healthcheck_names_the_task(tmp_path: Path) -> None:
     path = write_tiny(tmp_path, services="echo no port >&2; exit 1")
-    _replace(path / "task.toml", "[environment.healthcheck]\n", "[environment.healthcheck]\ninterval_sec = 0.01\n")
-    with pytest.raises(SandboxError, match="test/tiny: its healthcheck failed 3 times: no port"):
+    with pytest.raises(SandboxError, match="envkit/tiny: its healthcheck failed 1 times: no port"):
         played(path, SUBMIT)
 
 
 @pytest.mark.bwrap
 def test_a_missing_program_is_named(tmp_path: Path) -> None:
     path = write_tiny(tmp_path, programs=("no-such-program",))
-    with pytest.raises(UsageError, match="test/tiny needs no-such-program in the sandbox"):
+    with pytest.raises(UsageError, match="envkit/tiny needs no-such-program in the sandbox"):
         played(path, SUBMIT)
 
 
@@ -94,7 +93,7 @@ def test_a_missing_program_is_named(tmp_path: Path) -> None:
 def test_a_missing_reward_is_an_error_and_a_failing_check_is_0(tmp_path: Path, check: str) -> None:
     path = write_tiny(tmp_path, check=check)
     if "_exit" in check:
-        with pytest.raises(VerifierError, match="test/tiny: .*reward"):
+        with pytest.raises(VerifierError, match=r"envkit/tiny: .*reward"):
             played(path, SUBMIT)
     else:
         assert played(path, SUBMIT)[1] == 0.0
@@ -106,12 +105,11 @@ def test_programs_of_the_agent_cannot_reach_tests_or_reward(tmp_path: Path) -> N
 from harness import require, run
 def verify():
     done = run(["sh", "tool.sh"])
-    require(done.stdout.split() == ["1000"] and done.stderr.count("denied") == 3, done.stderr)
+    require(done.stdout.split() == ["1000", "denied"] and done.stderr.count("denied") == 2, str(done))
 """
-    tool = "id -u; cat /run/envkit-grader/tests/check.py; echo 1 > /run/envkit-grader/logs/verifier/reward.txt; kill -9 $PPID"
-    seen, reward = played(
-        write_tiny(tmp_path, check=check), bash(f"echo '{tool} || echo denied >&2' > tool.sh"), SUBMIT
-    )
+    folder = "/run/envkit-grader"
+    tool = f"id -u; cat {folder}/tests/check.py; echo 1 > {folder}/logs/verifier/reward.txt; kill -9 $PPID || echo denied"
+    seen, reward = played(write_tiny(tmp_path, check=check), bash(f"echo '{tool}' > tool.sh"), SUBMIT)
     assert reward == 1.0, seen
 
 
@@ -130,8 +128,9 @@ def verify():
         "echo seen > /tmp/outside; (setsid sleep 1234 &) > /dev/null 2>&1; nohup sleep 1234 > /dev/null 2>&1 &"
     )
     assert played(path, command, SUBMIT)[1] == 0.0  # by default, only the working directory is seen
-    _replace(path / "task.toml", '"separate"', '"shared"')
-    assert played(path, command, SUBMIT)[1] == 1.0
+    shared = path.rename(tmp_path / "shared")
+    _replace(shared / "task.toml", '"separate"', '"shared"')
+    assert played(shared, command, SUBMIT)[1] == 1.0
 
 
 @pytest.mark.bwrap
@@ -139,7 +138,7 @@ def test_each_step_is_verified_and_the_reward_is_their_mean(tmp_path: Path) -> N
     path = write_steps(tmp_path)
     seen, reward = played(path, bash("touch one"), SUBMIT, bash("ls; touch two"), SUBMIT)
     assert "Make the file two." in seen[2]
-    assert seen[3].split()[0] == "one"
+    assert "one" in seen[3].split()
     assert reward == 1.0
     assert played(path, bash("touch one"), SUBMIT, SUBMIT)[1] == 0.5
 
@@ -156,7 +155,7 @@ def test_a_step_below_its_minimum_ends_the_episode(tmp_path: Path) -> None:
 def test_the_log_of_a_verification_is_kept(tmp_path: Path) -> None:
     played(write_tiny(tmp_path), SUBMIT, logs=str(tmp_path / "logs"))
     (log,) = (tmp_path / "logs").iterdir()
-    assert log.name.startswith("test-tiny-")
+    assert log.name.startswith("envkit-tiny-")
     assert log.read_text().startswith("reward 0\nnot solved: /workspace/answer.txt cannot be read")
 
 
@@ -202,7 +201,7 @@ def test_families_are_split_too() -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"families": "txet"}, "there is no family 'txet'; did you mean text?"),
+        ({"families": "txet"}, "there is no family 'txet'"),
         ({"families": []}, "at least one"),
         ({"difficulty": 6}, "from 1 to 5"),
         ({"mode": "key"}, "'key' is not a known value"),
@@ -211,7 +210,7 @@ def test_families_are_split_too() -> None:
     ],
 )
 def test_wrong_options_are_rejected(options: Mapping[str, JSON], reason: str) -> None:
-    with pytest.raises(OptionError, match=reason.replace("?", r"\?")):
+    with pytest.raises(OptionError, match=reason):
         options_of(options)
 
 

@@ -27,7 +27,7 @@ def write_tiny(folder: Path, *, check: str = CHECK, services: str = "", programs
     path = folder / "tiny"
     write_task(
         path,
-        name="test/tiny",
+        name="tiny",
         instruction="Count the lines of data.txt.",
         files={"data.txt": "1\n2\n"},
         setup="echo 3 >> data.txt\n",
