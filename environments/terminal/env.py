@@ -1,7 +1,7 @@
 """Terminal: work on a task in a shell of a sandbox. Tests of the task decide, in a sandbox of their own.
 
 Observation  the task's instruction; later the results of the tools
-Actions      calls of bash, view_file, edit_file and submit; with ``mode="screen"`` calls of send_keys and submit; with
+Actions      calls of bash, view_file, edit_file and submit; with ``mode="screen"`` calls of type_keys and submit; with
              ``mode="script"`` any text, whose last block of bash (or else the whole text) runs as a script. The
              submission is what the task declares as its artifacts, mostly its working directory
 Reward       from the task's tests, after the last step: mostly 1.0 or 0.0
@@ -79,7 +79,7 @@ class Terminal(ToolEnv):
         self._mode = options_of(options).mode  # rejects wrong values
         tools: Mapping[str, Sequence[ToolFunction]] = {
             "bash": (bash, view_file, edit_file, submit),
-            "screen": (*self._screen.tools, submit),
+            "screen": self._screen.tools,
             "script": (bash,),
         }
         self.tools = tools[self._mode]
@@ -120,6 +120,7 @@ class Terminal(ToolEnv):
 
     async def start(self, seed: int, options: Options) -> str:
         task, shell = self._task, self.sandbox.shell()
+        self._screen.cwd = task.workdir or None
         if task.workdir:
             await shell.run(f"cd -- {shlex.quote(task.workdir)}")
         if not task.is_portable:
@@ -239,7 +240,7 @@ def _introduction(mode: str, workdir: str) -> str:
     return f"Work on this task{where} {how}, and call submit when you are done."
 
 
-def _level(task: TerminalTask) -> Mapping[str, JSON]:
+def _level(task: TerminalTask) -> dict[str, JSON]:
     return {"difficulty": int(task.difficulty)} if task.difficulty.isdecimal() else {}
 
 

@@ -71,7 +71,7 @@ class TerminalOptions:
             check_range("difficulty", self.difficulty, low=1, high=MAX_DIFFICULTY)
         check_choice("mode", self.mode, ("bash", "screen", "script"))
         check_choice("network", self.network, ("none", "task"))
-        if self.image is not None and not (isinstance(self.image, str) and self.image.strip()):
+        if self.image is not None and not isinstance(self.image, str):
             raise OptionError("image", f"must be 'task' or the name of an image, got {self.image!r}")
         check_boolean("keep_processes", self.keep_processes)
         _ = self.family_names

@@ -61,7 +61,7 @@ def call(start: Reset, command: str) -> str:
         return answer_of(command)
     if any(tool["function"]["name"] == "bash" for tool in start.tools):
         return write_call("bash", command=command)
-    return write_call("send_keys", keys=[command, "Enter"], wait_s=_WAIT_S)
+    return write_call("type_keys", keys=[command, "Enter"], wait_s=_WAIT_S)
 
 
 def submission(start: Reset) -> list[str]:

@@ -87,9 +87,9 @@ def encode_keys(keys: str | Sequence[str], *, application: bool = False) -> byte
 
     Args:
         keys: Names of keys and texts, or only one. A name is one of ``Enter``, ``Escape``, ``Tab``, ``BTab``,
-            ``Space``, ``BSpace``, ``Up``, ``Down``, ``Left``, ``Right``, ``Home``, ``End``, ``Insert``, ``Delete``, ``PageUp``,
-            ``PageDown``, ``F1`` to ``F12``, ``C-x`` for Ctrl and a character, and ``M-x`` for Alt and a character. All
-            other text is typed as it is, and a line end is the key Enter.
+            ``Space``, ``BSpace``, ``Up``, ``Down``, ``Left``, ``Right``, ``Home``, ``End``, ``Insert``, ``Delete``,
+            ``PageUp``, ``PageDown``, ``F1`` to ``F12``, ``C-x`` for Ctrl and a character, and ``M-x`` for Alt and a
+            character. All other text is typed as it is, and a line end is the key Enter.
         application: Whether the arrow keys send the sequences of the application mode.
 
     Raises:
@@ -292,11 +292,12 @@ class ScreenTools:
 
     Attributes:
         tools: Functions that become the tools: `type_keys` and ``submit``.
+        cwd: Working directory of the shell; None for the default.
     """
 
-    def __init__(self, *, cwd: str | None = None) -> None:
+    def __init__(self) -> None:
         self.tools: Sequence[ToolFunction] = (self.type_keys, submit)
-        self._cwd = cwd
+        self.cwd: str | None = None
         self._screen: Screen | None = None
 
     async def type_keys(self, keys: str | list[str], sandbox: Sandbox, timeout_s: float, wait_s: float = 10.0) -> str:
@@ -309,7 +310,7 @@ class ScreenTools:
             wait_s: Maximum seconds to wait.
         """
         if self._screen is None:
-            self._screen = Screen(sandbox, cwd=self._cwd)
+            self._screen = Screen(sandbox, cwd=self.cwd)
         return await self._screen.type(keys, min(max(wait_s, 0.0), timeout_s))
 
     async def close(self) -> None:

@@ -51,7 +51,9 @@ def evaluate(
     tasks: Annotated[
         Path | None,
         typer.Option(
-            exists=True, metavar="DIR", help="Folder of tasks, of an environment that plays such folders: all its tasks."
+            exists=True,
+            metavar="DIR",
+            help="Folder of tasks, of an environment that plays such folders: all its tasks.",
         ),
     ] = None,
     split: Annotated[

@@ -108,7 +108,9 @@ def verify():
     require(done.stdout.split() == ["1000", "denied"] and done.stderr.count("denied") == 2, str(done))
 """
     folder = "/run/envkit-grader"
-    tool = f"id -u; cat {folder}/tests/check.py; echo 1 > {folder}/logs/verifier/reward.txt; kill -9 $PPID || echo denied"
+    tool = (
+        f"id -u; cat {folder}/tests/check.py; echo 1 > {folder}/logs/verifier/reward.txt; kill -9 $PPID || echo denied"
+    )
     seen, reward = played(write_tiny(tmp_path, check=check), bash(f"echo '{tool}' > tool.sh"), SUBMIT)
     assert reward == 1.0, seen
 
