@@ -121,10 +121,8 @@ class Terminal(ToolEnv):
         return msgspec.structs.replace(start, info=info, tools=() if self._mode == "script" else start.tools)
 
     async def start(self, seed: int, options: Options) -> str:
-        task, shell = self._task, self.sandbox.shell()
+        task = self._task
         self._screen.cwd = task.workdir or None
-        if task.workdir:
-            await shell.run(f"cd -- {shlex.quote(task.workdir)}")
         if not task.is_portable:
             await self.sandbox.exec(["mkdir", "-p", "/logs/agent", "/logs/artifacts", "/logs/verifier"], cwd="/")
         if task.healthcheck is not None:
@@ -178,7 +176,9 @@ class Terminal(ToolEnv):
         await super().close()
 
     async def _begin(self, step: TaskStep) -> None:
-        """Prepare the sandbox for a step."""
+        """Prepare the sandbox for a step; the shell is a new one."""
+        if self._task.workdir:
+            await self.sandbox.shell().run(f"cd -- {shlex.quote(self._task.workdir)}")
         if step.setup is not None:
             await self.sandbox.upload(step.setup, "/tmp/setup.sh")
             await _run_setup(self.sandbox, self._task, "/tmp/setup.sh")
