@@ -227,7 +227,7 @@ for path in sorted(old.keys() | new.keys()):
 
 
 def _backup(draw: Draw) -> DrawnTask:
-    script, (folder, store), keep = f"{draw.word()}.sh", draw.words(2), draw.number(2, 4)
+    script, (folder, store), keep = draw.script("sh"), draw.words(2), draw.number(2, 4)
     members, rounds = _members(draw, 4, 8), keep + draw.number(1, 2)
     texts = [draw.sentence() + "\n" for _ in range(rounds)]
     hidden = f"{draw.word()}-{draw.number(1000, 9999)}"
@@ -264,7 +264,7 @@ ls {store}/backup-*.tar.gz | sort | head -n -{keep} | xargs -r rm
 
 
 def _merge(draw: Draw) -> DrawnTask:
-    program_name, count = f"{draw.word()}.py", draw.number(3, 4)
+    program_name, count = draw.script("py"), draw.number(3, 4)
     first_wins = draw.chance(0.5)
     as_zip = draw.chance(0.5)
     new = "zip" if as_zip else "tar.gz"

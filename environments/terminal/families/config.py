@@ -200,7 +200,7 @@ def _repair_json(draw: Draw) -> DrawnTask:
 
 
 def _template(draw: Draw) -> DrawnTask:
-    script, (left, right) = f"{draw.word()}.py", draw.one((("{{", "}}"), ("@", "@"), ("%(", ")"), ("<", ">")))
+    script, (left, right) = draw.script("py"), draw.one((("{{", "}}"), ("@", "@"), ("%(", ")"), ("<", ">")))
 
     def example() -> tuple[str, dict[str, str], str, list[str]]:
         names = [word.upper() for word in draw.words(8)]
@@ -247,7 +247,7 @@ print(re.sub(pattern, lambda match: values[match[1]], text), end="")
 
 
 def _validate(draw: Draw) -> DrawnTask:
-    script = f"{draw.word()}.py"
+    script = draw.script("py")
     missing, unknown, invalid = draw.one((("missing", "unknown", "invalid"), ("absent", "extra", "wrong"), ("M", "U", "I")))
 
     def example() -> tuple[dict[str, tuple[int, int]], dict[str, str], list[str]]:
@@ -306,7 +306,7 @@ sys.exit(bool(found))
 
 
 def _layers(draw: Draw) -> DrawnTask:
-    script, word, base = f"{draw.word()}.py", draw.one(("unset", "delete", "none", "null")), draw.word()
+    script, word, base = draw.script("py"), draw.one(("unset", "delete", "none", "null")), draw.word()
 
     def example() -> tuple[dict[str, str], str, list[str]]:
         names = draw.words(4)
@@ -352,7 +352,7 @@ for key, value in sorted(load(sys.argv[1]).items()):
 
 
 def _edit(draw: Draw) -> DrawnTask:
-    script = f"{draw.word()}.py"
+    script = draw.script("py")
 
     def example() -> tuple[Sections, dict[str, str], list[tuple[str, str, str]]]:
         sections = _sections(draw, 4)
@@ -385,8 +385,6 @@ else:
             if text[number].split(" = ")[0] == key:
                 text[number] = f"{key} = {value}"
                 break
-    else:
-        number = None
     if not any(line == f"{key} = {value}" for line in text[start : last + 1]):
         text.insert(last + 1, f"{key} = {value}")
 open(path, "w").write("\\n".join(text) + "\\n")

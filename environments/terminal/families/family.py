@@ -110,6 +110,10 @@ class Draw:
         """Return a name for a file that the agent has to write."""
         return self.one(("answer", "result", "output", "report", "summary", f"{self.word()}-{self.word()}")) + suffix
 
+    def script(self, suffix: str) -> str:
+        """Return a name for a program that the agent has to write."""
+        return f"{self.word()}-{self.word()}.{suffix}"
+
     def saying(self, *templates: str, **values: object) -> str:
         """Return one of several texts with the same meaning, with values filled in as by `str.format`."""
         return self.one(templates).format(**values)

@@ -208,7 +208,7 @@ def _levels(draw: Draw) -> DrawnTask:
 
 
 def _durations(draw: Draw) -> DrawnTask:
-    script, (begin, end) = f"{draw.word()}.sh", draw.one((("start", "end"), ("begin", "done"), ("open", "close"), ("login", "logout")))
+    script, (begin, end) = draw.script("sh"), draw.one((("start", "end"), ("begin", "done"), ("open", "close"), ("login", "logout")))
 
     def log() -> tuple[str, list[str]]:
         events, found = list[tuple[int, str]](), list[str]()
@@ -239,7 +239,7 @@ $2 == "{end}" {{ print $3, s - at[$3] }}' "$1" | LC_ALL=C sort -k2,2nr -k1,1
 
 
 def _rates(draw: Draw) -> DrawnTask:
-    script, first = f"{draw.word()}.sh", draw.one((400, 500))
+    script, first = draw.script("sh"), draw.one((400, 500))
     visible, hidden = _requests(draw, 60, 100), _requests(draw, 100, 200)
     counts, errors, sizes = Counter[str](), Counter[str](), Counter[str]()
     for request in hidden:
@@ -262,7 +262,7 @@ END {{ for (path in n) print path, n[path], int(bad[path] * 100 / n[path]) "%", 
 
 
 def _guesses(draw: Draw) -> DrawnTask:
-    script, least, window = f"{draw.word()}.py", draw.number(3, 5), draw.one((30, 60, 120))
+    script, least, window = draw.script("py"), draw.number(3, 5), draw.one((30, 60, 120))
 
     def log() -> str:
         addresses = [f"10.0.{draw.number(0, 255)}.{draw.number(1, 254)}" for _ in range(5)]
@@ -318,7 +318,7 @@ for line in open(sys.argv[1]):
 
 
 def _trace(draw: Draw) -> DrawnTask:
-    script, (front, back) = f"{draw.word()}.py", draw.words(2)
+    script, (front, back) = draw.script("py"), draw.words(2)
     limit = draw.number(20, 60) * 10
 
     def logs() -> tuple[str, str, list[str]]:

@@ -220,7 +220,7 @@ def _list_bit(draw: Draw) -> DrawnTask:
 
 
 def _audit(draw: Draw) -> DrawnTask:
-    script, policy = f"{draw.word()}.sh", f"{draw.word()}.policy"
+    script, policy = draw.script("sh"), f"{draw.word()}.policy"
 
     def example() -> tuple[dict[str, str], dict[str, str]]:
         wanted = {suffix: _mode(draw) for suffix in draw.some(_SUFFIXES, 4)}
@@ -271,7 +271,7 @@ BEGIN { while ((getline line < policy) > 0) { split(line, part, " "); want[part[
 
 
 def _copy_modes(draw: Draw) -> DrawnTask:
-    script = f"{draw.word()}.sh"
+    script = draw.script("sh")
     first, second = draw.words(2)
 
     def example() -> tuple[dict[str, str], dict[str, str]]:
@@ -326,7 +326,7 @@ done
 
 
 def _rules(draw: Draw) -> DrawnTask:
-    script = f"{draw.word()}.sh"
+    script = draw.script("sh")
     last = draw.chance(0.5)
 
     def example() -> tuple[list[tuple[str, str]], list[str]]:
@@ -383,7 +383,7 @@ for parent, _, names in os.walk(sys.argv[1]):
 
 
 def _access(draw: Draw) -> DrawnTask:
-    script = f"{draw.word()}.sh"
+    script = draw.script("sh")
     bit, (letter, value) = draw.one(list(_BITS.items()))
 
     def example() -> tuple[str, str, str, list[str]]:

@@ -229,7 +229,7 @@ cat status-* | LC_ALL=C sort > {report}
 
 
 def _retry(draw: Draw) -> DrawnTask:
-    script, word = f"{draw.word()}.sh", draw.word()
+    script, word = draw.script("sh"), draw.word()
     flaky = """echo "$*" >> calls
 if [ "$(wc -l < calls)" -ge "$1" ]; then exit 0; fi
 exit "$2"
@@ -281,7 +281,7 @@ exit $code
 
 
 def _stop(draw: Draw) -> DrawnTask:
-    script, folder = f"{draw.word()}.sh", draw.word()
+    script, folder = draw.script("sh"), draw.word()
     stopped, killed, stale = draw.one(
         (("stopped", "killed", "stale"), ("terminated", "killed", "gone"), ("ok", "forced", "dead"))
     )
@@ -353,7 +353,7 @@ done
 
 
 def _pool(draw: Draw) -> DrawnTask:
-    script, hidden = f"{draw.word()}.sh", _digest(str(draw.number(0, 10**9)))
+    script, hidden = draw.script("sh"), _digest(str(draw.number(0, 10**9)))
     most, mark = draw.number(2, 4), draw.one((":", " ", ";"))
 
     def commands(count: int) -> tuple[list[str], list[str]]:

@@ -291,7 +291,7 @@ with sqlite3.connect("{path}") as database:
 
 
 def _orders(draw: Draw) -> DrawnTask:
-    name, state = f"{draw.word()}.py", draw.one(("paid", "sent", "open", "done"))
+    name, state = draw.script("py"), draw.one(("paid", "sent", "open", "done"))
     who, goods = draw.one(("customer", "client", "buyer")), draw.one(("items", "lines", "goods"))
 
     def orders() -> list[dict[str, object]]:
@@ -336,7 +336,7 @@ for name in sorted(totals, key=lambda name: (-totals[name], name)):
 
 
 def _pivot(draw: Draw) -> DrawnTask:
-    name, group, field = f"{draw.word()}.py", draw.one(_GROUPS), draw.one(_FIELDS)
+    name, group, field = draw.script("py"), draw.one(_GROUPS), draw.one(_FIELDS)
     years = draw.number(2001, 2020)
 
     def data() -> list[tuple[str, str, str]]:
@@ -380,7 +380,7 @@ writer.writerow(["total", *sums, sum(sums)])
 
 
 def _changes(draw: Draw) -> DrawnTask:
-    name, table, group, field = f"{draw.word()}.py", draw.word(), draw.one(_GROUPS), draw.one(_FIELDS)
+    name, table, group, field = draw.script("py"), draw.word(), draw.one(_GROUPS), draw.one(_FIELDS)
     strict = draw.chance(0.5)
 
     def data() -> tuple[list[Row], list[dict[str, object]]]:

@@ -184,7 +184,7 @@ def _distinct(draw: Draw) -> DrawnTask:
 
 def _blocks(draw: Draw) -> DrawnTask:
     keys = draw.words(3)
-    script, mark = f"{draw.word()}.sh", draw.one((",", ";", "|"))
+    script, mark = draw.script("sh"), draw.one((",", ";", "|"))
 
     def records() -> list[dict[str, str]]:
         found = []
@@ -229,7 +229,7 @@ awk -v RS= -F'\\n' 'BEGIN {{ print "{mark.join(keys)}" }} {{
 
 def _joined(draw: Draw) -> DrawnTask:
     left, right = draw.words(2)
-    script = f"{draw.word()}.sh"
+    script = draw.script("sh")
 
     def tables() -> tuple[dict[str, str], list[tuple[str, int]]]:
         names = {f"{draw.word()[:2]}{draw.number(10, 99)}": draw.word() for _ in range(draw.number(6, 15))}
@@ -267,7 +267,7 @@ END {{ for (key in total) print key, total[key] }}' {left}.txt {right}.txt | LC_
 
 
 def _index(draw: Draw) -> DrawnTask:
-    script, stop = f"{draw.word()}.sh", f"{draw.word()}.stop"
+    script, stop = draw.script("sh"), f"{draw.word()}.stop"
     least = draw.number(2, 3)
 
     def files() -> dict[str, str]:
@@ -322,7 +322,7 @@ END {{ for (word in lines) if (count[word] >= {least}) print word ": " lines[wor
 
 
 def _edits(draw: Draw) -> DrawnTask:
-    script = f"{draw.word()}.sh"
+    script = draw.script("sh")
 
     def example() -> tuple[list[str], list[str], list[str]]:
         text = [draw.sentence(2, 4) for _ in range(draw.number(20, 40))]

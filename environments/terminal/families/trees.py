@@ -214,7 +214,7 @@ done
 
 def _organize(draw: Draw) -> DrawnTask:
     source, target = draw.words(2)
-    script = f"{draw.word()}.sh"
+    script = draw.script("sh")
 
     def inbox() -> dict[str, str]:
         found = {}
@@ -296,7 +296,7 @@ END { for (key in paths) if (count[key] > 1) print paths[key] }' | LC_ALL=C sort
 
 
 def _mirror(draw: Draw) -> DrawnTask:
-    script = f"{draw.word()}.sh"
+    script = draw.script("sh")
     added, changed, removed = draw.one(
         (("+", "~", "-"), ("A", "M", "D"), ("new", "changed", "deleted"), ("add", "update", "remove"))
     )
@@ -355,7 +355,7 @@ shutil.copytree(source, target)
 
 def _flatten(draw: Draw) -> DrawnTask:
     folder, target = draw.words(2)
-    script, mark = f"{draw.word()}.sh", draw.one(("-", "_", "."))
+    script, mark = draw.script("sh"), draw.one(("-", "_", "."))
 
     def files() -> dict[str, str]:
         names = [f"{name}.{draw.one(_SUFFIXES)}" for name in (*draw.words(3), f"{draw.word()} {draw.word()}")]
