@@ -5,9 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from .family import Draw, DrawnTask, Family, absent_case, archive_case, file_case, lines, python, run_case, tree_case, write_file
+from .family import (
+    Draw,
+    DrawnTask,
+    Family,
+    absent_case,
+    archive_case,
+    file_case,
+    lines,
+    run_case,
+    tree_case,
+    write_file,
+)
 
-_FORMATS: tuple[Literal["tar", "tar.gz", "zip"], ...] = ("tar", "tar.gz", "zip")
+_Format = Literal["tar", "tar.gz", "zip"]
+_FORMATS: tuple[_Format, ...] = ("tar", "tar.gz", "zip")
 _SUFFIXES = ("txt", "md", "csv", "log", "json")
 
 
@@ -45,16 +57,25 @@ def _unpack(draw: Draw) -> DrawnTask:
     return DrawnTask(
         instruction=draw.saying("Extract {archive} here.", "Unpack {archive} in the current folder.", archive=archive)
         if here
-        else draw.saying("Extract {archive} into the new folder {folder}.", "Create the folder {folder} and unpack {archive} into it.", archive=archive, folder=folder),
+        else draw.saying(
+            "Extract {archive} into the new folder {folder}.",
+            "Create the folder {folder} and unpack {archive} into it.",
+            archive=archive,
+            folder=folder,
+        ),
         files=_under("packed", members),
         setup=_pack(archive, "packed"),
         solution=_extract(archive, "." if here else folder),
-        checks=[tree_case(folder, {path.removeprefix(f"{folder}/") if here else path: text for path, text in members.items()})],
+        checks=[
+            tree_case(
+                folder, {path.removeprefix(f"{folder}/") if here else path: text for path, text in members.items()}
+            )
+        ],
     )
 
 
 def _create(draw: Draw) -> DrawnTask:
-    folder, name, format = draw.word(), draw.word(), draw.one(("tar.gz", "tar"))
+    folder, name, format = draw.word(), draw.word(), draw.one(_FORMATS[:2])
     members = _under(folder, _members(draw, 3, 9))
     return DrawnTask(
         instruction=draw.saying(
@@ -96,9 +117,14 @@ def _list(draw: Draw) -> DrawnTask:
     found = sorted(path for path in members if path.endswith(f".{suffix}"))
     if not found:
         return _list(draw)
-    listed = f"python3 -m zipfile -l {archive} | awk 'NR > 1 {{ print $1 }}'" if archive.endswith("zip") else f"tar -tf {archive}"
+    listed = (
+        f"python3 -m zipfile -l {archive} | awk 'NR > 1 {{ print $1 }}'"
+        if archive.endswith("zip")
+        else f"tar -tf {archive}"
+    )
     return DrawnTask(
-        instruction=f"Write the names of all .{suffix} files in {archive}, with their folders, to {out}, one a line, sorted by bytes (LC_ALL=C sort).",
+        instruction=f"Write the names of all .{suffix} files in {archive}, with their folders, to {out}, one a line, "
+        f"sorted by bytes (LC_ALL=C sort).",
         files=_under("packed", members),
         setup=_pack(archive, "packed"),
         solution=f"{listed} | grep '[.]{suffix}$' | LC_ALL=C sort > {out}\n",
@@ -111,16 +137,21 @@ def _one_member(draw: Draw) -> DrawnTask:
     members = _members(draw, 15, 30)
     path = draw.one(list(members))
     return DrawnTask(
-        instruction=f"Write the content of the file {path} in the archive {archive} to {out}. Leave no other extracted files in this folder.",
+        instruction=f"Write the content of the file {path} in the archive {archive} to {out}. Leave no other "
+        f"extracted files in this folder.",
         files=_under("packed", members),
         setup=_pack(archive, "packed"),
-        solution=f"{_extract(archive, '/tmp/extracted.$$')}cat /tmp/extracted.$$/{path} > {out}\nrm -r /tmp/extracted.$$\n",
-        checks=[file_case(out, members[path], "exact"), *(absent_case(other.split("/")[0]) for other in members if other != out)],
+        solution=f"{_extract(archive, '/tmp/extracted.$$')}cat /tmp/extracted.$$/{path} > {out}\nrm -r "
+        f"/tmp/extracted.$$\n",
+        checks=[
+            file_case(out, members[path], "exact"),
+            *(absent_case(other.split("/")[0]) for other in members if other != out),
+        ],
     )
 
 
 def _some_packed(draw: Draw) -> DrawnTask:
-    folder, archive, format = draw.word(), draw.word(), draw.one(("tar.gz", "tar"))
+    folder, archive, format = draw.word(), draw.word(), draw.one(_FORMATS[:2])
     members = _members(draw, 10, 20)
     suffix = draw.one([path.rpartition(".")[2] for path in members])
     excluded = draw.chance(0.5)
@@ -128,10 +159,12 @@ def _some_packed(draw: Draw) -> DrawnTask:
     if not found:
         return _some_packed(draw)
     return DrawnTask(
-        instruction=f"Create {archive}.{format} with all files below {folder} {'except' if excluded else 'that are'} .{suffix} files. The names in the archive are relative to {folder}, "
+        instruction=f"Create {archive}.{format} with all files below {folder} {'except' if excluded else 'that are'} "
+        f".{suffix} files. The names in the archive are relative to {folder}, "
         f"such as {next(iter(found))}, without {folder}/ before them.",
         files=_under(folder, members),
-        solution=f"cd {folder}\nfind . -type f {'! ' if excluded else ''}-name '*.{suffix}' | tar -c{'z' if format == 'tar.gz' else ''}f ../{archive}.{format} -T -\n",
+        solution=f"cd {folder}\nfind . -type f {'! ' if excluded else ''}-name '*.{suffix}' | tar "
+        f"-c{'z' if format == 'tar.gz' else ''}f ../{archive}.{format} -T -\n",
         checks=[archive_case(f"{archive}.{format}", format, found)],
     )
 
@@ -142,14 +175,19 @@ def _convert(draw: Draw) -> DrawnTask:
     prefix = draw.word() if draw.chance(0.5) else ""
     packed = _under(prefix, members) if prefix else members
     into = f"/tmp/repack.$$/{prefix}" if prefix else "/tmp/repack.$$"
-    pack = f'python3 -m zipfile -c "$OLDPWD/{target}.zip" *' if new == "zip" else f'tar -c{"z" if new == "tar.gz" else ""}f "$OLDPWD/{target}.{new}" *'
+    pack = (
+        f'python3 -m zipfile -c "$OLDPWD/{target}.zip" *'
+        if new == "zip"
+        else f'tar -c{"z" if new == "tar.gz" else ""}f "$OLDPWD/{target}.{new}" *'
+    )
     return DrawnTask(
         instruction=f"Convert the archive {source}.{old} to {target}.{new}, with the same files"
         + (f" in a folder {prefix}: a/b.txt becomes {prefix}/a/b.txt." if prefix else " under the same names.")
         + f" Leave {source}.{old} as it is.",
         files=_under("packed", members),
         setup=_pack(f"{source}.{old}", "packed"),
-        solution=f"mkdir -p {into}\n{_extract(f'{source}.{old}', into)}cd /tmp/repack.$$\n{pack}\nrm -r /tmp/repack.$$\n",
+        solution=f"mkdir -p {into}\n{_extract(f'{source}.{old}', into)}cd /tmp/repack.$$\n{pack}\nrm -r "
+        f"/tmp/repack.$$\n",
         checks=[archive_case(f"{target}.{new}", new, packed), archive_case(f"{source}.{old}", old, members)],
     )
 
@@ -161,13 +199,23 @@ def _nested(draw: Draw) -> DrawnTask:
     path = draw.one(list(inner[archive]))
     secret = f"{draw.word()}-{draw.number(1000, 99999)}"
     inner[archive][path] += f"code: {secret}\n"
-    files = {f"outer/{name}-files/{member}": text for name, members in inner.items() for member, text in members.items()}
+    files = {
+        f"outer/{name}-files/{member}": text for name, members in inner.items() for member, text in members.items()
+    }
     asks_path = draw.chance(0.5)
     return DrawnTask(
-        instruction=f"The archive {outer} has other archives in it. One file in one of them has a line starting with `code: `. Write "
-        + (f"ARCHIVE PATH to {out}: the name of the inner archive and the path of the file in it, separated by a space." if asks_path else f"the text after `code: ` to {out}."),
+        instruction=f"The archive {outer} has other archives in it. One file in one of them has a line starting with "
+        f"`code: `. Write "
+        + (
+            f"ARCHIVE PATH to {out}: the name of the inner archive and the path of the file in it, separated by a "
+            f"space."
+            if asks_path
+            else f"the text after `code: ` to {out}."
+        ),
         files=files,
-        setup="cd outer\n" + "".join(_pack(name, f"{name}-files") for name in inner) + f"cd ..\ntar -czf {outer} -C outer {' '.join(inner)}\nrm -r outer\n",
+        setup="cd outer\n"
+        + "".join(_pack(name, f"{name}-files") for name in inner)
+        + f"cd ..\ntar -czf {outer} -C outer {' '.join(inner)}\nrm -r outer\n",
         solution=f"mkdir /tmp/nested.$$\ntar -xf {outer} -C /tmp/nested.$$\nhere=$PWD\ncd /tmp/nested.$$\n"
         + "".join(_extract(name, f"{name}-files") for name in inner)
         + (
@@ -179,18 +227,25 @@ def _nested(draw: Draw) -> DrawnTask:
     )
 
 
-
 def _compare(draw: Draw) -> DrawnTask:
     program_name = f"{draw.word()}.py"
     added, changed, removed = draw.one((("+", "~", "-"), ("A", "M", "D"), ("new", "changed", "deleted")))
 
     def pair() -> tuple[dict[str, str], dict[str, str]]:
         old = _members(draw, 10, 16)
-        new = {path: text if draw.chance(0.6) else draw.sentence() + "\n" for path, text in old.items() if draw.chance(0.75)}
+        new = {
+            path: text if draw.chance(0.6) else draw.sentence() + "\n"
+            for path, text in old.items()
+            if draw.chance(0.75)
+        }
         return old, {**new, **{path: text for path, text in _members(draw, 2, 5).items() if path not in old}}
 
     visible, (old, new) = pair(), pair()
-    found = [f"{added if path not in old else removed if path not in new else changed} {path}" for path in sorted({*old, *new}) if old.get(path) != new.get(path)]
+    found = [
+        f"{added if path not in old else removed if path not in new else changed} {path}"
+        for path in sorted({*old, *new})
+        if old.get(path) != new.get(path)
+    ]
     program = f"""
 import sys, tarfile
 def files(path):
@@ -208,8 +263,10 @@ for path in sorted(old.keys() | new.keys()):
     hidden = f"{draw.word()}-{draw.number(1000, 9999)}"
     driver = _pack("a.tar.gz", "$1/old") + _pack("b.tar", "$1/new") + f"python3 {program_name} a.tar.gz b.tar\n"
     return DrawnTask(
-        instruction=f"Write a Python program {program_name} that compares two archives (tar or tar.gz). It is run as `python3 {program_name} OLD NEW`, as in `python3 {program_name} old.tar.gz new.tar.gz`, "
-        f"and prints a line `{added} PATH` for each file that is only in NEW, `{removed} PATH` for each file that is only in OLD, and `{changed} PATH` for each file whose content differs, "
+        instruction=f"Write a Python program {program_name} that compares two archives (tar or tar.gz). It is run as "
+        f"`python3 {program_name} OLD NEW`, as in `python3 {program_name} old.tar.gz new.tar.gz`, "
+        f"and prints a line `{added} PATH` for each file that is only in NEW, `{removed} PATH` for each file that is "
+        f"only in OLD, and `{changed} PATH` for each file whose content differs, "
         "sorted by PATH. It is run on other archives too.",
         files={**_under("first", visible[0]), **_under("second", visible[1])},
         setup=_pack("old.tar.gz", "first") + _pack("new.tar.gz", "second"),
@@ -232,7 +289,10 @@ def _backup(draw: Draw) -> DrawnTask:
     texts = [draw.sentence() + "\n" for _ in range(rounds)]
     hidden = f"{draw.word()}-{draw.number(1000, 9999)}"
     changing = f"{draw.word()}{draw.number(1, 9)}.txt"
-    driver = "".join(f"printf '%s\\n' '{text.strip()}' > {folder}/{changing}\nbash {script} || exit 1\n" for text in texts) + f"ls {store}\n"
+    driver = (
+        "".join(f"printf '%s\\n' '{text.strip()}' > {folder}/{changing}\nbash {script} || exit 1\n" for text in texts)
+        + f"ls {store}\n"
+    )
     program = f"""
 mkdir -p {store}
 last=$(ls {store} | sed -n 's/^backup-0*\\([0-9]*\\)[.]tar[.]gz$/\\1/p' | sort -n | tail -n 1)
@@ -241,9 +301,12 @@ ls {store}/backup-*.tar.gz | sort | head -n -{keep} | xargs -r rm
 """
     names = [f"backup-{number:03}.tar.gz" for number in range(rounds - keep + 1, rounds + 1)]
     return DrawnTask(
-        instruction=f"Write a script {script}, run as `bash {script}`, that packs the folder {folder} into {store}/backup-NNN.tar.gz. NNN is 001 for the first backup and then one more than the highest "
-        f"number of the backups in {store}, always with three digits. The names in the archive start with {folder}/. The script creates the folder {store} if it does not exist, and keeps only the {keep} newest "
-        f"backups (those with the highest numbers): it deletes the older ones. It is run several times on other files; when you finish, there must be no folder {store}.",
+        instruction=f"Write a script {script}, run as `bash {script}`, that packs the folder {folder} into "
+        f"{store}/backup-NNN.tar.gz. NNN is 001 for the first backup and then one more than the highest "
+        f"number of the backups in {store}, always with three digits. The names in the archive start with {folder}/. "
+        f"The script creates the folder {store} if it does not exist, and keeps only the {keep} newest "
+        f"backups (those with the highest numbers): it deletes the older ones. It is run several times on other "
+        f"files; when you finish, there must be no folder {store}.",
         files=_under(folder, members),
         solution=write_file(script, program),
         checks=[
@@ -270,7 +333,9 @@ def _merge(draw: Draw) -> DrawnTask:
     new = "zip" if as_zip else "tar.gz"
 
     def parts() -> list[dict[str, str]]:
-        names = [f"{word}/{other}.{draw.one(_SUFFIXES)}" for word, other in zip(draw.words(10), draw.words(10), strict=True)]
+        names = [
+            f"{word}/{other}.{draw.one(_SUFFIXES)}" for word, other in zip(draw.words(10), draw.words(10), strict=True)
+        ]
         return [{name: draw.sentence() + "\n" for name in draw.some(names, draw.number(4, 7))} for _ in range(count)]
 
     visible, hidden = parts(), parts()
@@ -310,12 +375,24 @@ for name in sorted(seen):
 """
     names = [f"part{number}.{draw.one(_FORMATS)}" for number in range(1, count + 1)]
     place = f"{draw.word()}-{draw.number(1000, 9999)}"
-    driver = "cd $1\n" + "".join(_pack(name, f"{name}-files") for name in names) + f"python3 ../{program_name} merged.{new} {' '.join(names)}\n"
+    driver = (
+        "cd $1\n"
+        + "".join(_pack(name, f"{name}-files") for name in names)
+        + f"python3 ../{program_name} merged.{new} {' '.join(names)}\n"
+    )
     return DrawnTask(
-        instruction=f"Write a Python program {program_name}, run as `python3 {program_name} NEW ARCHIVE...`, as in `python3 {program_name} all.{new} {' '.join(names)}`, that makes an archive NEW with the files of "
-        f"all other archives. Their formats are tar, tar.gz and zip, as their suffixes say; NEW is a .{new} file. If a path is in several archives, NEW has its content from the {'first' if first_wins else 'last'} of them. The program prints the paths "
+        instruction=f"Write a Python program {program_name}, run as `python3 {program_name} NEW ARCHIVE...`, as in "
+        f"`python3 {program_name} all.{new} {' '.join(names)}`, that makes an archive NEW with the files "
+        f"of "
+        f"all other archives. Their formats are tar, tar.gz and zip, as their suffixes say; NEW is a .{new} file. If "
+        f"a path is in several archives, NEW has its content from the {'first' if first_wins else 'last'} of them. "
+        f"The program prints the paths "
         "that are in several archives with different contents, one a line, sorted. It is run on other archives too.",
-        files={f"{name}-files/{path}": text for name, part in zip(names, visible, strict=True) for path, text in part.items()},
+        files={
+            f"{name}-files/{path}": text
+            for name, part in zip(names, visible, strict=True)
+            for path, text in part.items()
+        },
         setup="".join(_pack(name, f"{name}-files") for name in names),
         solution=write_file(program_name, program),
         checks=[
@@ -325,7 +402,11 @@ for name in sorted(seen):
                 place,
                 files={
                     f"{place}.sh": driver,
-                    **{f"{place}/{name}-files/{path}": text for name, part in zip(names, hidden, strict=True) for path, text in part.items()},
+                    **{
+                        f"{place}/{name}-files/{path}": text
+                        for name, part in zip(names, hidden, strict=True)
+                        for path, text in part.items()
+                    },
                 },
                 stdout=lines(conflicts),
                 timeout_s=30,

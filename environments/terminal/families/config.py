@@ -109,7 +109,11 @@ def _comment(draw: Draw) -> DrawnTask:
     command = "s/^# \\({0} = \\)/\\1/" if enables else "s/^{0} = /# &/"
     return DrawnTask(
         instruction=f"In {path}, {'enable' if enables else 'disable'} the settings {keys[0]}, {keys[1]} and {keys[2]}: "
-        + (f'remove the "# " at the beginning of their lines.' if enables else 'put "# " at the beginning of their lines.')
+        + (
+            'remove the "# " at the beginning of their lines.'
+            if enables
+            else 'put "# " at the beginning of their lines.'
+        )
         + " Change nothing else.",
         files={path: before},
         solution="".join(f"sed -i '{command.format(key)}' {path}\n" for key in keys),
@@ -119,7 +123,10 @@ def _comment(draw: Draw) -> DrawnTask:
 
 def _set_json(draw: Draw) -> DrawnTask:
     path, sections = f"{draw.word()}.json", _sections(draw, draw.number(3, 5))
-    data: dict[str, dict[str, object]] = {name: {key: int(value) if value.isdigit() else value for key, value in settings.items()} for name, settings in sections.items()}
+    data: dict[str, dict[str, object]] = {
+        name: {key: int(value) if value.isdigit() else value for key, value in settings.items()}
+        for name, settings in sections.items()
+    }
     name, other = draw.some(list(data), 2)
     key, value = f"{draw.word()}_{draw.one(_KEYS)}", draw.number(1, 99999)
     lost = draw.one(list(data[other]))
@@ -127,7 +134,8 @@ def _set_json(draw: Draw) -> DrawnTask:
     data[name][key] = value
     del data[other][lost]
     return DrawnTask(
-        instruction=f"In {path}, add {key} with the number {value} to the object {name}, and delete {lost} from the object {other}. Everything else stays; the file stays valid JSON.",
+        instruction=f"In {path}, add {key} with the number {value} to the object {name}, and delete {lost} from the "
+        f"object {other}. Everything else stays; the file stays valid JSON.",
         files={path: before + "\n"},
         solution=python(f"""
 import json
@@ -147,11 +155,17 @@ def _override(draw: Draw) -> DrawnTask:
     merged = {**base, **more}
     text = list(_plain(base).splitlines())
     for _ in range(3):
-        text.insert(draw.number(0, len(text)), draw.one(("", f"# {draw.sentence()}", f"# {draw.one(_KEYS)} = {draw.number(1, 99)}")))
+        text.insert(
+            draw.number(0, len(text)),
+            draw.one(("", f"# {draw.sentence()}", f"# {draw.one(_KEYS)} = {draw.number(1, 99)}")),
+        )
     return DrawnTask(
-        instruction=f"Merge {first} and {second} into {out}: it has each setting once, as a line KEY = VALUE, sorted by key. If a key is in both files, the value of {second} counts. Leave out comments (lines starting with #) and empty lines.",
+        instruction=f"Merge {first} and {second} into {out}: it has each setting once, as a line KEY = VALUE, sorted "
+        f"by key. If a key is in both files, the value of {second} counts. Leave out comments (lines "
+        f"starting with #) and empty lines.",
         files={first: lines(text), second: _plain(more)},
-        solution=f"cat {first} {second} | awk -F' = ' '/^[^#]/ {{ value[$1] = $2 }} END {{ for (key in value) print key \" = \" value[key] }}' | LC_ALL=C sort > {out}\n",
+        solution=f"cat {first} {second} | awk -F' = ' '/^[^#]/ {{ value[$1] = $2 }} END {{ for (key in value) print "
+        f'key " = " value[key] }}\' | LC_ALL=C sort > {out}\n',
         checks=[file_case(out, _plain({key: merged[key] for key in sorted(merged)}))],
     )
 
@@ -165,7 +179,9 @@ def _to_json(draw: Draw) -> DrawnTask:
 
     data = {name: {key: typed(value) for key, value in settings.items()} for name, settings in sections.items()}
     return DrawnTask(
-        instruction=f"Convert {path} to JSON in {out}: an object with a key for each section, whose value is an object with the settings. Numbers become JSON numbers, true and false become JSON booleans, all other values become strings.",
+        instruction=f"Convert {path} to JSON in {out}: an object with a key for each section, whose value is an "
+        f"object with the settings. Numbers become JSON numbers, true and false become JSON booleans, all "
+        f"other values become strings.",
         files={path: _ini(sections, comments=comments)},
         solution=python(f"""
 import configparser, json
@@ -192,7 +208,9 @@ def _repair_json(draw: Draw) -> DrawnTask:
     last = max(number for number, line in enumerate(text) if line == "  }")
     text[last] = "  },"
     return DrawnTask(
-        instruction=f"{path} should be JSON, but it has several syntax errors: comments, a missing comma, wrong quotes and a comma too many. Repair it in place. All keys and values stay as they are; comments are removed.",
+        instruction=f"{path} should be JSON, but it has several syntax errors: comments, a missing comma, wrong "
+        f"quotes and a comma too many. Repair it in place. All keys and values stay as they are; comments "
+        f"are removed.",
         files={path: lines(text)},
         solution=f"cat > {path} <<'CONTENT'\n{json.dumps(sections, indent=2)}\nCONTENT\n",
         checks=[file_case(path, json.dumps(sections), "json")],
@@ -202,22 +220,21 @@ def _repair_json(draw: Draw) -> DrawnTask:
 def _template(draw: Draw) -> DrawnTask:
     script, (left, right) = draw.script("py"), draw.one((("{{", "}}"), ("@", "@"), ("%(", ")"), ("<", ">")))
 
-    def example() -> tuple[str, dict[str, str], str, list[str]]:
+    def example() -> tuple[str, dict[str, str], list[str]]:
         names = [word.upper() for word in draw.words(8)]
-        values = {name: str(draw.one((draw.word(), draw.number(1, 9999), f"/{draw.word()}/{draw.word()}"))) for name in names[:6]}
-        text, filled, missing = list[str](), list[str](), set[str]()
+        values = {
+            name: str(draw.one((draw.word(), draw.number(1, 9999), f"/{draw.word()}/{draw.word()}")))
+            for name in names[:6]
+        }
+        text, used = list[str](), set[str]()
         for _ in range(draw.number(8, 14)):
-            key, name, other = draw.one(_KEYS), draw.one(names), draw.one(names)
-            line = f"{draw.word()}_{key} = {left}{name}{right}" + (f":{left}{other}{right}" if draw.chance(0.5) else "")
-            text.append(line)
-            for known in names:
-                if f"{left}{known}{right}" in line and known not in values:
-                    missing.add(known)
-                line = line.replace(f"{left}{known}{right}", values.get(known, ""))
-            filled.append(line)
-        return lines(text), values, lines(filled), sorted(missing)
+            chosen = draw.some(names, draw.number(1, 2))
+            text.append(f"{draw.word()}_{draw.one(_KEYS)} = " + ":".join(f"{left}{name}{right}" for name in chosen))
+            used.update(chosen)
+        missing = used - values.keys()
+        return lines(text), values, sorted(missing)
 
-    visible, (text, values, filled, missing) = example(), example()
+    visible, (text, values, missing) = example(), example()
     whole = {**values, **{name: str(draw.number(1, 999)) for name in missing}}
     complete = text
     for name, value in whole.items():
@@ -235,11 +252,34 @@ print(re.sub(pattern, lambda match: values[match[1]], text), end="")
 """
     checks: list[Case] = []
     if missing:
-        checks.append(run_case("python3", script, "t", "v", files={"t": text, "v": lines(f"{key}={value}" for key, value in values.items())}, stdout=lines(missing), exit=3))
-    checks.append(run_case("python3", script, "t", "v", files={"t": text, "v": lines(f"{key}={value}" for key, value in whole.items())}, stdout=complete))
+        checks.append(
+            run_case(
+                "python3",
+                script,
+                "t",
+                "v",
+                files={"t": text, "v": lines(f"{key}={value}" for key, value in values.items())},
+                stdout=lines(missing),
+                exit=3,
+            )
+        )
+    checks.append(
+        run_case(
+            "python3",
+            script,
+            "t",
+            "v",
+            files={"t": text, "v": lines(f"{key}={value}" for key, value in whole.items())},
+            stdout=complete,
+        )
+    )
     return DrawnTask(
-        instruction=f"Write a Python program {script}, run as `python3 {script} TEMPLATE VALUES`, as in `python3 {script} app.template app.values`, which prints a configuration. In the template, each {left}NAME{right} (NAME has only upper-case letters) is replaced by the value of NAME. A line of VALUES is NAME=VALUE. If the values lack names of the template, "
-        "it instead prints only the missing names, one a line, sorted, and ends with the exit status 3. It is run on other files too.",
+        instruction=f"Write a Python program {script}, run as `python3 {script} TEMPLATE VALUES`, as in `python3 "
+        f"{script} app.template app.values`, which prints a configuration. In the template, each "
+        f"{left}NAME{right} (NAME has only upper-case letters) is replaced by the value of NAME. A line "
+        f"of VALUES is NAME=VALUE. If the values lack names of the template, "
+        "it instead prints only the missing names, one a line, sorted, and ends with the exit status 3. It is run on "
+        "other files too.",
         files={"app.template": visible[0], "app.values": lines(f"{key}={value}" for key, value in visible[1].items())},
         solution=write_file(script, program),
         checks=checks,
@@ -248,7 +288,9 @@ print(re.sub(pattern, lambda match: values[match[1]], text), end="")
 
 def _validate(draw: Draw) -> DrawnTask:
     script = draw.script("py")
-    missing, unknown, invalid = draw.one((("missing", "unknown", "invalid"), ("absent", "extra", "wrong"), ("M", "U", "I")))
+    missing, unknown, invalid = draw.one(
+        (("missing", "unknown", "invalid"), ("absent", "extra", "wrong"), ("M", "U", "I"))
+    )
 
     def example() -> tuple[dict[str, tuple[int, int]], dict[str, str], list[str]]:
         rules = {}
@@ -260,7 +302,17 @@ def _validate(draw: Draw) -> DrawnTask:
             if draw.chance(0.2):
                 found.append(f"{key} {missing}")
                 continue
-            value = draw.one((str(draw.number(low, high)), str(draw.number(low, high)), str(low), str(high), str(high + 1), draw.word(), str(low - draw.number(1, 9))))
+            value = draw.one(
+                (
+                    str(draw.number(low, high)),
+                    str(draw.number(low, high)),
+                    str(low),
+                    str(high),
+                    str(high + 1),
+                    draw.word(),
+                    str(low - draw.number(1, 9)),
+                )
+            )
             settings[key] = value
             if not value.lstrip("-").isdigit() or not low <= int(value) <= high:
                 found.append(f"{key} {invalid} {value}")
@@ -294,12 +346,24 @@ print(*sorted(found), sep="\\n" if found else "")
 sys.exit(bool(found))
 """
     return DrawnTask(
-        instruction=f"Write a Python program {script}, run as `python3 {script} CONFIG SCHEMA`, as in `python3 {script} app.conf app.schema`, which validates a configuration. A line of CONFIG is KEY = VALUE; a line of SCHEMA is KEY LOW HIGH. Print `KEY {missing}` for a key of the schema that is not in the configuration, `KEY {unknown}` for a key that is not in the schema, "
-        f"and `KEY {invalid} VALUE` if the value is not an integer from LOW to HIGH (both included). Sort the lines. The exit status is 1 if there are such lines and 0 otherwise. It is run on other files too.",
+        instruction=f"Write a Python program {script}, run as `python3 {script} CONFIG SCHEMA`, as in `python3 "
+        f"{script} app.conf app.schema`, which validates a configuration. A line of CONFIG is KEY = "
+        f"VALUE; a line of SCHEMA is KEY LOW HIGH. Print `KEY {missing}` for a key of the schema that is "
+        f"not in the configuration, `KEY {unknown}` for a key that is not in the schema, "
+        f"and `KEY {invalid} VALUE` if the value is not an integer from LOW to HIGH (both included). Sort the lines. "
+        f"The exit status is 1 if there are such lines and 0 otherwise. It is run on other files too.",
         files={"app.conf": _plain(visible[1]), "app.schema": schema(visible[0])},
         solution=write_file(script, program),
         checks=[
-            run_case("python3", script, "c", "s", files={"c": _plain(settings), "s": schema(rules)}, stdout=lines(found), exit=1),
+            run_case(
+                "python3",
+                script,
+                "c",
+                "s",
+                files={"c": _plain(settings), "s": schema(rules)},
+                stdout=lines(found),
+                exit=1,
+            ),
             run_case("python3", script, "c", "s", files={"c": _plain(fine), "s": schema(rules)}, stdout=""),
         ],
     )
@@ -343,11 +407,24 @@ for key, value in sorted(load(sys.argv[1]).items()):
     print(key, "=", value)
 """
     return DrawnTask(
-        instruction=f"The lines of the files conf/*.conf are KEY = VALUE, comments (starting with #) or empty. The key {base} is special: its value is the name of another file in the same folder, from which the file inherits all settings. The settings of the file itself, wherever they are in it, replace inherited ones, and the value {word} "
-        f"removes an inherited setting. Write a Python program {script}, run as `python3 {script} FILE`, as in `python3 {script} conf/{visible[1]}`, which prints the resulting settings as lines KEY = VALUE, sorted by key, without {base} and removed ones. It is run on other files too, from other folders.",
+        instruction=f"The lines of the files conf/*.conf are KEY = VALUE, comments (starting with #) or empty. The "
+        f"key {base} is special: its value is the name of another file in the same folder, from which the "
+        f"file inherits all settings. The settings of the file itself, wherever they are in it, replace "
+        f"inherited ones, and the value {word} "
+        f"removes an inherited setting. Write a Python program {script}, run as `python3 {script} FILE`, as in "
+        f"`python3 {script} conf/{visible[1]}`, which prints the resulting settings as lines KEY = VALUE, sorted by "
+        f"key, without {base} and removed ones. It is run on other files too, from other folders.",
         files={f"conf/{name}": text for name, text in visible[0].items()},
         solution=write_file(script, program),
-        checks=[run_case("python3", script, f"h/{last}", files={f"h/{name}": text for name, text in files.items()}, stdout=lines(found))],
+        checks=[
+            run_case(
+                "python3",
+                script,
+                f"h/{last}",
+                files={f"h/{name}": text for name, text in files.items()},
+                stdout=lines(found),
+            )
+        ],
     )
 
 
@@ -359,7 +436,11 @@ def _edit(draw: Draw) -> DrawnTask:
         comments = {name: f"# {draw.sentence()}\n" for name in sections if draw.chance(0.6)}
         changes = []
         for name in [*draw.some(list(sections), 3), draw.word() + "-new"]:
-            key = draw.one(list(sections[name])) if name in sections and draw.chance(0.6) else f"{draw.word()}_{draw.one(_KEYS)}"
+            key = (
+                draw.one(list(sections[name]))
+                if name in sections and draw.chance(0.6)
+                else f"{draw.word()}_{draw.one(_KEYS)}"
+            )
             changes.append((name, key, f"{draw.word()}{draw.number(1, 99)}"))
         return sections, comments, changes
 
@@ -392,12 +473,22 @@ open(path, "w").write("\\n".join(text) + "\\n")
     hidden = f"{draw.word()}-{draw.number(1000, 9999)}.sh"
     driver = "".join(f"python3 {script} other.ini {name}.{key} {value} || exit 1\n" for name, key, value in changes)
     return DrawnTask(
-        instruction=f"Write a Python program {script}, run as `python3 {script} FILE SECTION.KEY VALUE`, as in `python3 {script} app.ini {visible[2][0][0]}.{visible[2][0][1]} 17`, which sets a value in an INI file in place. Its lines are [SECTION], KEY = VALUE, comments (starting with #) or empty. All other lines stay exactly as they are. If the section has no such key, "
-        "add the line KEY = VALUE directly after the last KEY = VALUE line of the section. If there is no such section, add an empty line, the section and the setting at the end of the file. It is run on other files too; do not change app.ini.",
+        instruction=f"Write a Python program {script}, run as `python3 {script} FILE SECTION.KEY VALUE`, as in "
+        f"`python3 {script} app.ini {visible[2][0][0]}.{visible[2][0][1]} 17`, which sets a value in an "
+        f"INI file in place. Its lines are [SECTION], KEY = VALUE, comments (starting with #) or empty. "
+        f"All other lines stay exactly as they are. If the section has no such key, "
+        "add the line KEY = VALUE directly after the last KEY = VALUE line of the section. If there is no such "
+        "section, add an empty line, the section and the setting at the end of the file. It is run on other files "
+        "too; do not change app.ini.",
         files={"app.ini": _ini(visible[0], comments=visible[1])},
         solution=write_file(script, program),
         checks=[
-            run_case("bash", hidden, files={hidden: driver, "other.ini": _ini(sections, comments=comments)}, then=[file_case("other.ini", _ini(after, comments=comments))])
+            run_case(
+                "bash",
+                hidden,
+                files={hidden: driver, "other.ini": _ini(sections, comments=comments)},
+                then=[file_case("other.ini", _ini(after, comments=comments))],
+            )
         ],
     )
 

@@ -43,7 +43,9 @@ def _entries(draw: Draw, low: int, high: int) -> list[_Entry]:
 
 
 def _application(entries: Sequence[_Entry], month: str) -> str:
-    return lines(f"{month}-{entry.day:02} {entry.clock} {entry.level} [{entry.component}] {entry.text}" for entry in entries)
+    return lines(
+        f"{month}-{entry.day:02} {entry.clock} {entry.level} [{entry.component}] {entry.text}" for entry in entries
+    )
 
 
 def _requests(draw: Draw, low: int, high: int) -> list[_Request]:
@@ -66,7 +68,8 @@ def _requests(draw: Draw, low: int, high: int) -> list[_Request]:
 def _access(draw: Draw, requests: Sequence[_Request]) -> str:
     date = f"{draw.number(1, 27):02}/{draw.one(_MONTHS)}/{draw.number(2015, 2025)}"
     return lines(
-        f"{request.address} - - [{date}:{request.second // 3600:02}:{request.second // 60 % 60:02}:{request.second % 60:02} +0000] "
+        f"{request.address} - - "
+        f"[{date}:{request.second // 3600:02}:{request.second // 60 % 60:02}:{request.second % 60:02} +0000] "
         f'"{request.method} {request.path} HTTP/1.1" {request.status} {request.size}'
         for request in requests
     )
@@ -79,7 +82,10 @@ def _month(draw: Draw) -> str:
 def _level(draw: Draw) -> DrawnTask:
     log, out, level = f"{draw.word()}.log", draw.output(), draw.one(_LEVELS)
     share = draw.number(1, 8) / 10
-    entries = [_Entry(entry.day, entry.second, level, entry.component, entry.text) if draw.chance(share) else entry for entry in _entries(draw, 30, 200)]
+    entries = [
+        _Entry(entry.day, entry.second, level, entry.component, entry.text) if draw.chance(share) else entry
+        for entry in _entries(draw, 30, 200)
+    ]
     month = _month(draw)
     found = [entry for entry in entries if entry.level == level]
     counts = draw.chance(0.6)
@@ -122,10 +128,18 @@ def _of_address(draw: Draw) -> DrawnTask:
     what = draw.number(0, 2)
     if what == 0:
         address = requests[0].address
-        question, found, program = f"requests of the address {address}", [r for r in requests if r.address == address], f'$1 == "{address}"'
+        question, found, program = (
+            f"requests of the address {address}",
+            [r for r in requests if r.address == address],
+            f'$1 == "{address}"',
+        )
     elif what == 1:
         status = draw.one((200, 404, 500, 503))
-        question, found, program = f"requests with the status {status}", [r for r in requests if r.status == status], f"$9 == {status}"
+        question, found, program = (
+            f"requests with the status {status}",
+            [r for r in requests if r.status == status],
+            f"$9 == {status}",
+        )
     else:
         hour = draw.number(0, 23)
         question = f"requests before {hour:02}:30:00"
@@ -133,7 +147,9 @@ def _of_address(draw: Draw) -> DrawnTask:
     total = draw.chance(0.5)
     value = sum(r.size for r in found) if total else len(found)
     return DrawnTask(
-        instruction=f"{log} is the access log of a web server; the last two fields of a line are the status and the size of the response. Write the {'sum of the sizes of' if total else 'number of'} all {question} to {out}.",
+        instruction=f"{log} is the access log of a web server; the last two fields of a line are the status and the "
+        f"size of the response. Write the {'sum of the sizes of' if total else 'number of'} all "
+        f"{question} to {out}.",
         files={log: _access(draw, requests)},
         solution=f"awk '{program} {{ n += {'$10' if total else '1'} }} END {{ print n + 0 }}' {log} > {out}\n",
         checks=[file_case(out, str(value), "words")],
@@ -149,9 +165,12 @@ def _component(draw: Draw) -> DrawnTask:
     is_last = draw.chance(0.5)
     entry = found[-1 if is_last else 0]
     return DrawnTask(
-        instruction=f"Find the {'last' if is_last else 'first'} line of {log} with the level {level} and the component {component} (in brackets). Write its message, which is the text after the component, to {out}.",
+        instruction=f"Find the {'last' if is_last else 'first'} line of {log} with the level {level} and the "
+        f"component {component} (in brackets). Write its message, which is the text after the component, "
+        f"to {out}.",
         files={log: _application(entries, month)},
-        solution=f"grep -F '{level} [{component}]' {log} | {'tail' if is_last else 'head'} -n 1 | sed 's/.*\\] //' > {out}\n",
+        solution=f"grep -F '{level} [{component}]' {log} | {'tail' if is_last else 'head'} -n 1 | sed 's/.*\\] //' > "
+        f"{out}\n",
         checks=[file_case(out, entry.text)],
     )
 
@@ -163,10 +182,13 @@ def _top(draw: Draw) -> DrawnTask:
     keys = [request.path if of else request.address for request in requests if not errors or request.status >= 500]
     ranked = sorted(Counter(keys).items(), key=lambda item: (-item[1], item[0]))[:top]
     return DrawnTask(
-        instruction=f"Find the {top} {what} with the most requests {'that have a status of 500 or above ' if errors else ''}in the access log {log}. Write a line {'PATH' if of else 'ADDRESS'} COUNT for each to {out}, "
+        instruction=f"Find the {top} {what} with the most requests "
+        f"{'that have a status of 500 or above ' if errors else ''}in the access log {log}. Write a line "
+        f"{'PATH' if of else 'ADDRESS'} COUNT for each to {out}, "
         "the most frequent first. Sort those with the same count by bytes (LC_ALL=C).",
         files={log: _access(draw, requests)},
-        solution=f"awk '{'$9 >= 500 ' if errors else ''}{{ print {field} }}' {log} | LC_ALL=C sort | uniq -c | LC_ALL=C sort -k1,1nr -k2,2 | head -n {top} | awk '{{ print $2, $1 }}' > {out}\n",
+        solution=f"awk '{'$9 >= 500 ' if errors else ''}{{ print {field} }}' {log} | LC_ALL=C sort | uniq -c | "
+        f"LC_ALL=C sort -k1,1nr -k2,2 | head -n {top} | awk '{{ print $2, $1 }}' > {out}\n",
         checks=[file_case(out, lines(f"{key} {count}" for key, count in ranked))],
     )
 
@@ -176,7 +198,8 @@ def _hours(draw: Draw) -> DrawnTask:
     if draw.chance(0.5):
         counts = Counter(request.second // 3600 for request in requests)
         return DrawnTask(
-            instruction=f"Count the requests of each hour in the access log {log}. Write a line HOUR COUNT for each hour that has requests to {out}, in order, with two digits for the hour, such as 07 12.",
+            instruction=f"Count the requests of each hour in the access log {log}. Write a line HOUR COUNT for each "
+            f"hour that has requests to {out}, in order, with two digits for the hour, such as 07 12.",
             files={log: _access(draw, requests)},
             solution=f"cut -d: -f2 {log} | sort | uniq -c | awk '{{ print $2, $1 }}' > {out}\n",
             checks=[file_case(out, lines(f"{hour:02} {counts[hour]}" for hour in sorted(counts)))],
@@ -186,9 +209,13 @@ def _hours(draw: Draw) -> DrawnTask:
         counts_by[request.method] += 1
         sizes[request.method] += request.size
     return DrawnTask(
-        instruction=f"Write a line METHOD COUNT BYTES for each HTTP method of the access log {log} to {out}, sorted by method: the number of its requests and the sum of the sizes of their responses, which are the last field of each line.",
+        instruction=f"Write a line METHOD COUNT BYTES for each HTTP method of the access log {log} to {out}, sorted "
+        f"by method: the number of its requests and the sum of the sizes of their responses, which are "
+        f"the last field of each line.",
         files={log: _access(draw, requests)},
-        solution=f"""awk '{{ sub(/"/, "", $6); n[$6]++; size[$6] += $10 }} END {{ for (m in n) print m, n[m], size[m] }}' {log} | LC_ALL=C sort > {out}\n""",
+        solution=f"""awk '{{ sub(/"/, "", $6); n[$6]++; size[$6] += $10 }}
+END {{ for (m in n) print m, n[m], size[m] }}' {log} | LC_ALL=C sort > {out}
+""",
         checks=[file_case(out, lines(f"{method} {counts_by[method]} {sizes[method]}" for method in sorted(sizes)))],
     )
 
@@ -199,16 +226,22 @@ def _levels(draw: Draw) -> DrawnTask:
     level = draw.one(_LEVELS[2:])
     counts = Counter(entry.component for entries in logs.values() for entry in entries if entry.level == level)
     return DrawnTask(
-        instruction=f"The logs {folder}/*.log have lines such as `{_application([next(iter(logs.values()))[0]], month).strip()}`. Write a line COMPONENT COUNT to {out} for each component (in brackets) that has lines with the level {level}: "
+        instruction=f"The logs {folder}/*.log have lines such as "
+        f"`{_application([next(iter(logs.values()))[0]], month).strip()}`. Write a line COMPONENT COUNT "
+        f"to {out} for each component (in brackets) that has lines with the level {level}: "
         "the number of these lines in all logs. Sort by component.",
         files={f"{folder}/{name}": _application(entries, month) for name, entries in logs.items()},
-        solution=f"cat {folder}/*.log | awk '$3 == \"{level}\" {{ print $4 }}' | tr -d '[]' | LC_ALL=C sort | uniq -c | awk '{{ print $2, $1 }}' > {out}\n",
+        solution=f"cat {folder}/*.log | awk '$3 == \"{level}\" {{ print $4 }}' | tr -d '[]' | LC_ALL=C sort | uniq -c "
+        f"| awk '{{ print $2, $1 }}' > {out}\n",
         checks=[file_case(out, lines(f"{key} {counts[key]}" for key in sorted(counts)))],
     )
 
 
 def _durations(draw: Draw) -> DrawnTask:
-    script, (begin, end) = draw.script("sh"), draw.one((("start", "end"), ("begin", "done"), ("open", "close"), ("login", "logout")))
+    script, (begin, end) = (
+        draw.script("sh"),
+        draw.one((("start", "end"), ("begin", "done"), ("open", "close"), ("login", "logout"))),
+    )
 
     def log() -> tuple[str, list[str]]:
         events, found = list[tuple[int, str]](), list[str]()
@@ -230,8 +263,11 @@ $2 == "{begin}" {{ at[$3] = s }}
 $2 == "{end}" {{ print $3, s - at[$3] }}' "$1" | LC_ALL=C sort -k2,2nr -k1,1
 """
     return DrawnTask(
-        instruction=f"The lines of jobs.log are `TIME {begin} ID` and `TIME {end} ID`, all of one day. Write a script {script}, run as `bash {script} LOG`, as in `bash {script} jobs.log`, which prints a line ID SECONDS for each id that has both: the seconds between them. "
-        f"The longest comes first; equal ones are sorted by id. Ids without `{end}` are left out. The script is run on other logs too.",
+        instruction=f"The lines of jobs.log are `TIME {begin} ID` and `TIME {end} ID`, all of one day. Write a script "
+        f"{script}, run as `bash {script} LOG`, as in `bash {script} jobs.log`, which prints a line ID "
+        f"SECONDS for each id that has both: the seconds between them. "
+        f"The longest comes first; equal ones are sorted by id. Ids without `{end}` are left out. The script is run "
+        f"on other logs too.",
         files={"jobs.log": visible[0]},
         solution=write_file(script, program),
         checks=[run_case("bash", script, "other.log", files={"other.log": hidden}, stdout=lines(found))],
@@ -253,11 +289,19 @@ awk '{{ n[$7]++; if ($9 >= {first}) bad[$7]++; if ($10 > most[$7]) most[$7] = $1
 END {{ for (path in n) print path, n[path], int(bad[path] * 100 / n[path]) "%", most[path] }}' "$1" | LC_ALL=C sort
 """
     return DrawnTask(
-        instruction=f"access.log is the log of a web server; the last two fields of a line are the status and the size of the response. Write a script {script}, run as `bash {script} LOG`, as in `bash {script} access.log`, which prints a line PATH COUNT ERRORS% LARGEST for each requested path, such as "
-        f"{visible[0].path} 40 12% 8123: the number of its requests, the percentage of those with a status of {first} or above, rounded down, and the largest size. Sort the lines by path, by bytes (LC_ALL=C). The script is run on other logs too.",
+        instruction=f"access.log is the log of a web server; the last two fields of a line are the status and the "
+        f"size of the response. Write a script {script}, run as `bash {script} LOG`, as in `bash {script} "
+        f"access.log`, which prints a line PATH COUNT ERRORS% LARGEST for each requested path, such as "
+        f"{visible[0].path} 40 12% 8123: the number of its requests, the percentage of those with a status of {first} "
+        f"or above, rounded down, and the largest size. Sort the lines by path, by bytes (LC_ALL=C). The script is "
+        f"run on other logs too.",
         files={"access.log": _access(draw, visible)},
         solution=write_file(script, program),
-        checks=[run_case("bash", script, "other.log", files={"other.log": _access(draw, hidden)}, stdout=lines(sorted(found)))],
+        checks=[
+            run_case(
+                "bash", script, "other.log", files={"other.log": _access(draw, hidden)}, stdout=lines(sorted(found))
+            )
+        ],
     )
 
 
@@ -267,7 +311,7 @@ def _guesses(draw: Draw) -> DrawnTask:
     def log() -> str:
         addresses = [f"10.0.{draw.number(0, 255)}.{draw.number(1, 254)}" for _ in range(5)]
         users, events = draw.words(4), list[tuple[int, str]]()
-        for second in draw.some(range(0, 3000), draw.number(60, 90)):
+        for second in draw.some(range(3000), draw.number(60, 90)):
             address = addresses[draw.number(0, draw.number(0, 4))]
             word = "accepted" if draw.chance(0.25) else "failed"
             events.append((second, f"{word} user={draw.one(users)} from={address}"))
@@ -296,8 +340,8 @@ def _guesses(draw: Draw) -> DrawnTask:
 import re, sys
 failed = {{}}
 for line in open(sys.argv[1]):
-    hour, minute, second, word, user, address = re.match(r"(..):(..):(..) sshd: (\\w+) user=(\\S+) from=(\\S+)", line).groups()
-    now = int(hour) * 3600 + int(minute) * 60 + int(second)
+    word, user, address = re.search(r"sshd: (\\w+) user=(\\S+) from=(\\S+)", line).groups()
+    now = int(line[:2]) * 3600 + int(line[3:5]) * 60 + int(line[6:8])
     times = failed.setdefault(address, [])
     if word == "failed":
         times.append(now)
@@ -308,8 +352,13 @@ for line in open(sys.argv[1]):
         times.clear()
 """
     return DrawnTask(
-        instruction=f"auth.log has failed and accepted logins of one day, in order. Write a Python program {script}, run as `python3 {script} LOG`, as in `python3 {script} auth.log`, which finds guessed passwords: an accepted login with at least {least} failed logins from the same address (of any users) in the {window} "
-        f"seconds before it (exactly {window} seconds before counts). Print a line TIME ADDRESS USER FAILED for each: the time, address and user of the accepted login and the number of these failed logins. Failed logins that were counted for a printed line, and all earlier ones of the address, do not count again. "
+        instruction=f"auth.log has failed and accepted logins of one day, in order. Write a Python program {script}, "
+        f"run as `python3 {script} LOG`, as in `python3 {script} auth.log`, which finds guessed "
+        f"passwords: an accepted login with at least {least} failed logins from the same address (of any "
+        f"users) in the {window} "
+        f"seconds before it (exactly {window} seconds before counts). Print a line TIME ADDRESS USER FAILED for each: "
+        f"the time, address and user of the accepted login and the number of these failed logins. Failed logins that "
+        f"were counted for a printed line, and all earlier ones of the address, do not count again. "
         "The program is run on other logs too.",
         files={"auth.log": visible},
         solution=write_file(script, program),
@@ -324,10 +373,16 @@ def _trace(draw: Draw) -> DrawnTask:
     def logs() -> tuple[str, str, list[str]]:
         requests, calls, found = list[str](), list[tuple[int, str]](), list[str]()
         for second in sorted(draw.some(range(10**5), draw.number(16, 26))):
-            id, path, status = f"{draw.number(0, 16**8 - 1):08x}", f"/{draw.word()}", draw.one((200, 200, 404, 500, 503))
+            id, path, status = (
+                f"{draw.number(0, 16**8 - 1):08x}",
+                f"/{draw.word()}",
+                draw.one((200, 200, 404, 500, 503)),
+            )
             requests.append(f"{second} id={id} path={path} status={status}")
             mine = list(zip(draw.some(range(1, 500), draw.number(0, 4)), draw.words(4), strict=False))
-            calls += [(second + draw.number(0, 99), f"service={service} id={id} took={took}ms") for took, service in mine]
+            calls += [
+                (second + draw.number(0, 99), f"service={service} id={id} took={took}ms") for took, service in mine
+            ]
             total = sum(took for took, _ in mine)
             if status >= 500 or total > limit:
                 found.append(f"{path} {status} {total} {max(mine)[1] if mine else '-'}")
@@ -348,11 +403,20 @@ for request in read(sys.argv[1]):
         print(request["path"], request["status"], total, max(mine)[1] if mine else "-")
 """
     return DrawnTask(
-        instruction=f"{front}.log has the requests of a web server, {back}.log the calls of other services for these requests; id connects them. Write a Python program {script}, run as `python3 {script} REQUESTS CALLS`, as in `python3 {script} {front}.log {back}.log`, which prints a line PATH STATUS TOTAL SLOWEST for each request "
-        f"with a status of 500 or above or whose calls took more than {limit} ms in total, in the order of the requests. TOTAL is the sum of ms of its calls (0 without calls), SLOWEST is the service of its slowest call (- without calls). The program is run on other logs too.",
+        instruction=f"{front}.log has the requests of a web server, {back}.log the calls of other services for these "
+        f"requests; id connects them. Write a Python program {script}, run as `python3 {script} REQUESTS "
+        f"CALLS`, as in `python3 {script} {front}.log {back}.log`, which prints a line PATH STATUS TOTAL "
+        f"SLOWEST for each request "
+        f"with a status of 500 or above or whose calls took more than {limit} ms in total, in the order of the "
+        f"requests. TOTAL is the sum of ms of its calls (0 without calls), SLOWEST is the service of its slowest call "
+        f"(- without calls). The program is run on other logs too.",
         files={f"{front}.log": visible[0], f"{back}.log": visible[1]},
         solution=write_file(script, program),
-        checks=[run_case("python3", script, "a.log", "b.log", files={"a.log": requests, "b.log": calls}, stdout=lines(found))],
+        checks=[
+            run_case(
+                "python3", script, "a.log", "b.log", files={"a.log": requests, "b.log": calls}, stdout=lines(found)
+            )
+        ],
     )
 
 

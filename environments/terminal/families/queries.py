@@ -32,7 +32,7 @@ def _csv(header: Sequence[str], rows: Iterable[Sequence[object]], delimiter: str
 
 
 def _database(path: str, tables: dict[str, str]) -> str:
-    """Return a shell command that makes a SQLite file with tables from CSV files, by their columns, and deletes these."""
+    """Return a shell command that moves CSV files into tables of a SQLite file; `tables` are columns by name."""
     return python(f"""
 import csv, os, sqlite3
 with sqlite3.connect("{path}") as database:
@@ -61,7 +61,8 @@ def _lookup_csv(draw: Draw) -> DrawnTask:
             out=out,
         ),
         files={data: _csv(("id", "name", group, field), rows)},
-        solution=f"awk -F, '${2 if by_name else 1} == \"{row[1] if by_name else row[0]}\" {{ print $4 }}' {data} > {out}\n",
+        solution=f"awk -F, '${2 if by_name else 1} == \"{row[1] if by_name else row[0]}\" {{ print $4 }}' {data} > "
+        f"{out}\n",
         checks=[file_case(out, str(row[3]), "words")],
     )
 
@@ -73,7 +74,8 @@ def _lookup_json(draw: Draw) -> DrawnTask:
     second = draw.one(list(tree[first]))
     return DrawnTask(
         instruction=draw.saying(
-            "{data} has an object for each of several keys. Write the value of {second} in the object {first} to {out}.",
+            "{data} has an object for each of several keys. Write the value of {second} in the object {first} to "
+            "{out}.",
             "Write the value of {first}.{second} in {data} to {out}.",
             data=data,
             first=first,
@@ -81,7 +83,7 @@ def _lookup_json(draw: Draw) -> DrawnTask:
             out=out,
         ),
         files={data: json.dumps(tree, indent=2) + "\n"},
-        solution=f"python3 -c 'import json; print(json.load(open(\"{data}\"))[\"{first}\"][\"{second}\"])' > {out}\n",
+        solution=f'python3 -c \'import json; print(json.load(open("{data}"))["{first}"]["{second}"])\' > {out}\n',
         checks=[file_case(out, str(tree[first][second]), "words")],
     )
 
@@ -91,7 +93,8 @@ def _column_csv(draw: Draw) -> DrawnTask:
     rows, column = _rows(draw, 10, 40), draw.number(0, 3)
     name = ("id", "name", group, field)[column]
     return DrawnTask(
-        instruction=f"Write the values of the column {name} of {data} to {out}, one a line, in the order of the rows and without the header.",
+        instruction=f"Write the values of the column {name} of {data} to {out}, one a line, in the order of the rows "
+        f"and without the header.",
         files={data: _csv(("id", "name", group, field), rows)},
         solution=f"tail -n +2 {data} | cut -d, -f{column + 1} > {out}\n",
         checks=[file_case(out, lines(row[column] for row in rows))],
@@ -111,7 +114,8 @@ def _sum_csv(draw: Draw) -> DrawnTask:
     )
     named = {",": "commas", ";": "semicolons", "\t": "tabs"}[delimiter]
     return DrawnTask(
-        instruction=f"The columns of {data} are separated by {named}. Write the sum of the column {field} over all rows with {condition} to {out}.",
+        instruction=f"The columns of {data} are separated by {named}. Write the sum of the column {field} over all "
+        f"rows with {condition} to {out}.",
         files={data: _csv(("id", "name", group, field), rows, delimiter)},
         solution=f"awk -F'{delimiter}' 'NR > 1 && {test} {{ total += $4 }} END {{ print total + 0 }}' {data} > {out}\n",
         checks=[file_case(out, str(sum(row[3] for row in found)), "words")],
@@ -127,11 +131,13 @@ def _filter_json(draw: Draw) -> DrawnTask:
         return _filter_json(draw)
     objects = [{"id": row[0], "name": row[1], group: row[2], field: row[3]} for row in rows]
     return DrawnTask(
-        instruction=f"{data} has a list of objects. Write the names of all objects whose {group} is {key} and whose {field} is {'above' if is_above else 'at most'} {least} to {out}, one a line, sorted.",
+        instruction=f"{data} has a list of objects. Write the names of all objects whose {group} is {key} and whose "
+        f"{field} is {'above' if is_above else 'at most'} {least} to {out}, one a line, sorted.",
         files={data: json.dumps(objects, indent=1) + "\n"},
         solution=python(f"""
 import json
-found = [row["name"] for row in json.load(open("{data}")) if row["{group}"] == "{key}" and {"" if is_above else "not "}row["{field}"] > {least}]
+rows = [row for row in json.load(open("{data}")) if row["{group}"] == "{key}"]
+found = [row["name"] for row in rows if row["{field}"] {">" if is_above else "<="} {least}]
 open("{out}", "w").write("\\n".join(sorted(found)) + "\\n")
 """),
         checks=[file_case(out, lines(found))],
@@ -152,7 +158,8 @@ def _query_database(draw: Draw) -> DrawnTask:
         )
     )
     return DrawnTask(
-        instruction=f"The SQLite file {path} has a table {table}. Write the {what} over all rows whose column {group} is {key} to {out}.",
+        instruction=f"The SQLite file {path} has a table {table}. Write the {what} over all rows whose column {group} "
+        f"is {key} to {out}.",
         files={f"{table}.csv": _csv(("id", "name", group, field), rows)},
         setup=_database(path, {table: f"id integer, name text, {group} text, {field} integer"}),
         solution=python(f"""
@@ -166,14 +173,18 @@ open("{out}", "w").write(f"{{value}}\\n")
 
 def _group_csv(draw: Draw) -> DrawnTask:
     data, out, field, group = f"{draw.word()}.csv", draw.output(".csv"), draw.one(_FIELDS), draw.one(_GROUPS)
-    rows = [(id, f"{name}, {draw.word()}" if draw.chance(0.4) else name, key, number) for id, name, key, number in _rows(draw, 30, 70, 8)]
+    rows = [
+        (id, f"{name}, {draw.word()}" if draw.chance(0.4) else name, key, number)
+        for id, name, key, number in _rows(draw, 30, 70, 8)
+    ]
     counts, totals = Counter(row[2] for row in rows), Counter[str]()
     for row in rows:
         totals[row[2]] += row[3]
     by_total = draw.chance(0.5)
     order = sorted(totals, key=lambda key: (-totals[key] if by_total else 0, key))
     return DrawnTask(
-        instruction=f"Group the rows of {data} by {group} (some fields are quoted). Write a CSV file {out} with the header {group},rows,total and a row for each {group}: its number of rows and the sum "
+        instruction=f"Group the rows of {data} by {group} (some fields are quoted). Write a CSV file {out} with the "
+        f"header {group},rows,total and a row for each {group}: its number of rows and the sum "
         f"of their {field}, sorted by {f'total, the largest first, and then by {group}' if by_total else group}.",
         files={data: _csv(("id", "name", group, field), rows)},
         solution=python(f"""
@@ -200,7 +211,8 @@ def _convert(draw: Draw) -> DrawnTask:
         for _, name, key, number in rows:
             nested.setdefault(key, {})[name] = number
         return DrawnTask(
-            instruction=f"Convert {source}.csv to {out}: an object with a key for each {group}, whose value is an object with the {field} (as a number) of each row of this {group} by name. "
+            instruction=f"Convert {source}.csv to {out}: an object with a key for each {group}, whose value is an "
+            f"object with the {field} (as a number) of each row of this {group} by name. "
             f'For example: {{"{rows[0][2]}": {{"{rows[0][1]}": {rows[0][3]}, ...}}, ...}}',
             files={f"{source}.csv": _csv(("id", "name", group, field), rows)},
             solution=python(f"""
@@ -214,7 +226,8 @@ json.dump(found, open("{out}", "w"))
         )
     objects = [{"id": row[0], "name": row[1], group: row[2], field: row[3]} for row in rows]
     return DrawnTask(
-        instruction=f"Convert {source}.csv to {out}: a list with an object for each row, in the same order, with the columns as keys. The values of id and {field} are numbers, the other values are strings.",
+        instruction=f"Convert {source}.csv to {out}: a list with an object for each row, in the same order, with the "
+        f"columns as keys. The values of id and {field} are numbers, the other values are strings.",
         files={f"{source}.csv": _csv(("id", "name", group, field), rows)},
         solution=python(f"""
 import csv, json
@@ -238,14 +251,34 @@ def _join(draw: Draw) -> DrawnTask:
         totals[names[item]] += count
     unsold = sorted(name for name in names.values() if name not in totals)
     if draw.chance(0.5) and unsold:
-        what, query, found = f"the names of all rows of {items} that no row of {orders} refers to, one a line, sorted by name", "select name from {0} where id not in (select item from {1}) order by name", unsold
+        what, query, found = (
+            f"the names of all rows of {items} that no row of {orders} refers to, one a line, sorted by name",
+            "select name from {0} where id not in (select item from {1}) order by name",
+            unsold,
+        )
     else:
-        what = f"a line NAME TOTAL for each row of {items} that rows of {orders} refer to, sorted by name: the sum of the column {field}_count of these rows"
-        query, found = "select name || ' ' || sum({2}_count) from {1} join {0} on {0}.id = item group by name order by name", [f"{name} {totals[name]}" for name in sorted(totals)]
+        what = (
+            f"a line NAME TOTAL for each row of {items} that rows of {orders} refer to, sorted by name: the sum of "
+            f"the column {field}_count of these rows"
+        )
+        query, found = (
+            "select name || ' ' || sum({2}_count) from {1} join {0} on {0}.id = item group by name order by name",
+            [f"{name} {totals[name]}" for name in sorted(totals)],
+        )
     return DrawnTask(
-        instruction=f"The SQLite file {path} has the tables {items} and {orders}. The column item of {orders} refers to the column id of {items}. Write to {out} {what}.",
-        files={f"{items}.csv": _csv(("id", "name", "kind", "number"), rows), f"{orders}.csv": _csv(("n", "i", "c"), amounts)},
-        setup=_database(path, {items: "id integer, name text, kind text, number integer", orders: f"number integer, item integer, {field}_count integer"}),
+        instruction=f"The SQLite file {path} has the tables {items} and {orders}. The column item of {orders} refers "
+        f"to the column id of {items}. Write to {out} {what}.",
+        files={
+            f"{items}.csv": _csv(("id", "name", "kind", "number"), rows),
+            f"{orders}.csv": _csv(("n", "i", "c"), amounts),
+        },
+        setup=_database(
+            path,
+            {
+                items: "id integer, name text, kind text, number integer",
+                orders: f"number integer, item integer, {field}_count integer",
+            },
+        ),
         solution=python(f"""
 import sqlite3
 rows = sqlite3.connect("{path}").execute("{query.format(items, orders, field)}").fetchall()
@@ -265,14 +298,20 @@ def _load(draw: Draw) -> DrawnTask:
     for name in draw.words(3):
         part, rest = rest[: len(rows) // 3 + 1], rest[len(rows) // 3 + 1 :]
         delimiter = draw.one((",", ";"))
-        shown = [(id, name, key if draw.chance(0.6) else f" {key.upper()} ", f"{number / 100:,.2f}") for id, name, key, number in part]
+        shown = [
+            (id, name, key if draw.chance(0.6) else f" {key.upper()} ", f"{number / 100:,.2f}")
+            for id, name, key, number in part
+        ]
         text = _csv(("id", "name", group, field), shown, delimiter).splitlines()
         for _ in range(draw.number(1, 3)):
             text.insert(draw.number(2, len(text)), draw.one(("", text[0])))
         files[f"{folder}/{name}.csv"] = lines(text)
     return DrawnTask(
-        instruction=f"Load the files {folder}/*.csv into a new SQLite file {path}: a table {table} with the columns id INTEGER, name TEXT, {group} TEXT and cents INTEGER, and a row for each row of the files. cents is the {field}, "
-        f"such as 1,234.50, in hundredths (123450). Some files use ; instead of , between their fields; the header may come again and lines may be empty: skip these. Store {group} in lower case and without blanks around it.",
+        instruction=f"Load the files {folder}/*.csv into a new SQLite file {path}: a table {table} with the columns "
+        f"id INTEGER, name TEXT, {group} TEXT and cents INTEGER, and a row for each row of the files. "
+        f"cents is the {field}, "
+        f"such as 1,234.50, in hundredths (123450). Some files use ; instead of , between their fields; the header "
+        f"may come again and lines may be empty: skip these. Store {group} in lower case and without blanks around it.",
         files=files,
         solution=python(f"""
 import csv, glob, sqlite3
@@ -301,7 +340,10 @@ def _orders(draw: Draw) -> DrawnTask:
                 "id": number,
                 who: {"name": draw.one(people)},
                 "state": draw.one(states),
-                goods: [{"name": draw.word(), "price": draw.number(1, 500), "count": draw.number(1, 9)} for _ in range(draw.number(0, 4))],
+                goods: [
+                    {"name": draw.word(), "price": draw.number(1, 500), "count": draw.number(1, 9)}
+                    for _ in range(draw.number(0, 4))
+                ],
             }
             for number in range(1, draw.number(14, 24))
         ]
@@ -327,8 +369,11 @@ for name in sorted(totals, key=lambda name: (-totals[name], name)):
     print(name, totals[name])
 """
     return DrawnTask(
-        instruction=f"Each line of orders.jsonl is an order as a JSON object. Write a Python program {name}, run as `python3 {name} < orders.jsonl`, which prints a line NAME TOTAL for each {who} that has orders with "
-        f"the state {state}: the sum of price times count over all {goods} of these orders, 0 if they have none. Sort by total, the largest first, and then by name. It is run on other orders too.",
+        instruction=f"Each line of orders.jsonl is an order as a JSON object. Write a Python program {name}, run as "
+        f"`python3 {name} < orders.jsonl`, which prints a line NAME TOTAL for each {who} that has orders "
+        f"with "
+        f"the state {state}: the sum of price times count over all {goods} of these orders, 0 if they have none. Sort "
+        f"by total, the largest first, and then by name. It is run on other orders too.",
         files={"orders.jsonl": lines(json.dumps(order) for order in visible)},
         solution=write_file(name, program),
         checks=[run_case("python3", name, stdin=lines(json.dumps(order) for order in hidden), stdout=lines(found))],
@@ -342,7 +387,11 @@ def _pivot(draw: Draw) -> DrawnTask:
     def data() -> list[tuple[str, str, str]]:
         keys = [f"{word}, {draw.word()}" if draw.chance(0.3) else word for word in draw.words(4)]
         return [
-            (f"{years + draw.number(0, 1)}-{draw.number(1, 6):02}-{draw.number(1, 28):02}", draw.one(keys), str(draw.number(1, 900)) if draw.chance(0.9) else "")
+            (
+                f"{years + draw.number(0, 1)}-{draw.number(1, 6):02}-{draw.number(1, 28):02}",
+                draw.one(keys),
+                str(draw.number(1, 900)) if draw.chance(0.9) else "",
+            )
             for _ in range(draw.number(25, 50))
         ]
 
@@ -351,8 +400,13 @@ def _pivot(draw: Draw) -> DrawnTask:
     for date, key, value in hidden:
         cells[key, date[:7]] += int(value or 0)
     keys, months = sorted({row[1] for row in hidden}), sorted({row[0][:7] for row in hidden})
-    table = [[key, *(str(cells[key, month]) for month in months), str(sum(cells[key, month] for month in months))] for key in keys]
-    table.append(["total", *(str(sum(cells[key, month] for key in keys)) for month in months), str(sum(cells.values()))])
+    table = [
+        [key, *(str(cells[key, month]) for month in months), str(sum(cells[key, month] for month in months))]
+        for key in keys
+    ]
+    table.append(
+        ["total", *(str(sum(cells[key, month] for key in keys)) for month in months), str(sum(cells.values()))]
+    )
     program = f"""
 import csv, sys
 from collections import Counter
@@ -370,12 +424,24 @@ sums = [sum(cells[key, month] for key in keys) for month in months]
 writer.writerow(["total", *sums, sum(sums)])
 """
     return DrawnTask(
-        instruction=f"Write a Python program {name}, run as `python3 {name} FILE`, as in `python3 {name} data.csv`, which prints a CSV table of the sums of {field} (an empty {field} is 0) by {group} and month. Its header is {group}, then all months "
-        f"of the data such as {years}-03 in order, then total; then comes a row for each {group}, sorted by {group}, with its sum for each month (0 if there is none) and over all months, and at last a row total with "
-        f"the sums over each column. Quote fields as in the input, only where necessary. It is run on other files with these columns too.",
+        instruction=f"Write a Python program {name}, run as `python3 {name} FILE`, as in `python3 {name} data.csv`, "
+        f"which prints a CSV table of the sums of {field} (an empty {field} is 0) by {group} and month. "
+        f"Its header is {group}, then all months "
+        f"of the data such as {years}-03 in order, then total; then comes a row for each {group}, sorted by {group}, "
+        f"with its sum for each month (0 if there is none) and over all months, and at last a row total with "
+        f"the sums over each column. Quote fields as in the input, only where necessary. It is run on other files "
+        f"with these columns too.",
         files={"data.csv": _csv(("date", group, field), visible)},
         solution=write_file(name, program),
-        checks=[run_case("python3", name, "in.csv", files={"in.csv": _csv(("date", group, field), hidden)}, stdout=_csv((group, *months, "total"), table))],
+        checks=[
+            run_case(
+                "python3",
+                name,
+                "in.csv",
+                files={"in.csv": _csv(("date", group, field), hidden)},
+                stdout=_csv((group, *months, "total"), table),
+            )
+        ],
     )
 
 
@@ -445,13 +511,22 @@ print("skipped", skipped)
     missing = (
         "A change of an id that is not in the table is skipped."
         if strict
-        else "set of an id that is not in the table first adds a row with this id, the name new, the " + group + " none; other changes of such ids are skipped."
+        else "set of an id that is not in the table first adds a row with this id, the name new, the "
+        + group
+        + " none; other changes of such ids are skipped."
     )
     return DrawnTask(
-        instruction=f"Write a Python program {name}, run as `python3 {name} DATABASE CHANGES`, as in `python3 {name} data.db changes.jsonl`, which applies changes to the table {table} ({', '.join(header)}) of a SQLite file. Each line of CHANGES is a JSON object with the keys do and id. "
-        f"With do = set, it has the key {field} and may have the key {group}: they are the new values. With do = add, its {field} is added to that of the row. With do = delete, the row is deleted. {missing} Apply the changes in order and print `skipped N` with the number of skipped changes "
+        instruction=f"Write a Python program {name}, run as `python3 {name} DATABASE CHANGES`, as in `python3 {name} "
+        f"data.db changes.jsonl`, which applies changes to the table {table} ({', '.join(header)}) of a "
+        f"SQLite file. Each line of CHANGES is a JSON object with the keys do and id. "
+        f"With do = set, it has the key {field} and may have the key {group}: they are the new values. With do = add, "
+        f"its {field} is added to that of the row. With do = delete, the row is deleted. {missing} Apply the changes "
+        f"in order and print `skipped N` with the number of skipped changes "
         "at the end. It is run on other files too; do not change data.db yourself.",
-        files={f"{table}.csv": _csv(header, visible[0]), "changes.jsonl": lines(json.dumps(change) for change in visible[1])},
+        files={
+            f"{table}.csv": _csv(header, visible[0]),
+            "changes.jsonl": lines(json.dumps(change) for change in visible[1]),
+        },
         setup=_database("data.db", {table: columns}),
         solution=write_file(name, program),
         checks=[

@@ -34,7 +34,8 @@ def _sequence(draw: Draw) -> DrawnTask:
     name, first, step = draw.script("sh"), draw.number(1, 500), draw.one((1, 1, 1, 2, 3, 5, 10))
     last = first + step * draw.number(5, 40)
     return _task(
-        f"Write a shell script {name} that prints the numbers from {first} to {last}{'' if step == 1 else f' in steps of {step}'}, one a line.",
+        f"Write a shell script {name} that prints the numbers from {first} to "
+        f"{last}{'' if step == 1 else f' in steps of {step}'}, one a line.",
         name,
         f"seq {first} {step} {last}",
         [run_case("bash", name, stdout=lines(range(first, last + 1, step)))],
@@ -53,7 +54,8 @@ def _arguments(draw: Draw) -> DrawnTask:
     )
     arguments = (str(a), str(b)) if "two" in what else (str(a),)
     return _task(
-        f"Write a shell script {name} that prints {what}. For example, it is run as `bash {name} {' '.join(str(int(x) + 1) for x in arguments)}`.",
+        f"Write a shell script {name} that prints {what}. For example, it is run as `bash {name} "
+        f"{' '.join(str(int(x) + 1) for x in arguments)}`.",
         name,
         f"echo $(({expression}))",
         [run_case("bash", name, *arguments, stdout=str(value))],
@@ -63,21 +65,35 @@ def _arguments(draw: Draw) -> DrawnTask:
 def _each_line(draw: Draw) -> DrawnTask:
     name, mark = draw.script("sh"), draw.one((":", ")", "|", " -", ">"))
     text = [draw.sentence(1, 6) for _ in range(draw.number(6, 12))]
-    what, program, change = draw.one(
+    backwards = 'awk \'{ for (i = NF; i > 0; i--) printf "%s%s", $i, i > 1 ? " " : "\\n" }\''
+    letters = "awk '{ text = \"\"; for (i = length($0); i > 0; i--) text = text substr($0, i, 1); print text }'"
+    changes: tuple[tuple[str, str, Callable[[str], str]], ...] = (
+        ("with its characters in reverse order", letters, lambda line: line[::-1]),
+        ("in upper case", "tr a-z A-Z", lambda line: line.upper()),
+        ("with its words in reverse order", backwards, lambda line: " ".join(line.split()[::-1])),
+        ("without its first word", "sed 's/^[^ ]* *//'", lambda line: line.partition(" ")[2]),
         (
-            ("with its characters in reverse order", "rev", lambda number, line: line[::-1]),
-            ("in upper case", "tr a-z A-Z", lambda number, line: line.upper()),
-            ("with its words in reverse order", "awk '{ for (i = NF; i > 0; i--) printf \"%s%s\", $i, i > 1 ? \" \" : \"\\n\" }'", lambda number, line: " ".join(line.split()[::-1])),
-            ("without its first word", "sed 's/^[^ ]* *//'", lambda number, line: line.partition(" ")[2]),
-            ("with the number of its words before it, followed by a space", "awk '{ print NF, $0 }'", lambda number, line: f"{len(line.split())} {line}"),
-        )
+            "with the number of its words and a space before it",
+            "awk '{ print NF, $0 }'",
+            lambda line: f"{len(line.split())} {line}",
+        ),
     )
+    what, program, change = draw.one(changes)
     numbered = f"{program} | awk '{{ print NR \"{mark} \" $0 }}'"
     return _task(
-        f"Write a shell script {name} that reads lines from standard input and prints each line {what}; before that, each line of the output has the number of the line, from 1, and `{mark} `, such as `1{mark} ...`. It is run as `bash {name} < FILE`. The input has only lower-case letters and single spaces.",
+        f"Write a shell script {name} that reads lines from standard input and prints each line {what}; before that, "
+        f"each line of the output has the number of the line, from 1, and `{mark} `, such as `1{mark} ...`. It is run "
+        f"as `bash {name} < FILE`. The input has only lower-case letters and single spaces.",
         name,
         numbered,
-        [run_case("bash", name, stdin=lines(text), stdout=lines(f"{number}{mark} {change(number, line)}" for number, line in enumerate(text, 1)))],
+        [
+            run_case(
+                "bash",
+                name,
+                stdin=lines(text),
+                stdout=lines(f"{number}{mark} {change(line)}" for number, line in enumerate(text, 1)),
+            )
+        ],
     )
 
 
@@ -87,18 +103,32 @@ def _choose(draw: Draw) -> DrawnTask:
     code = draw.number(2, 99)
 
     def case(value: int) -> Case:
-        return run_case("bash", name, str(value), stdout=words[0] if value < limits[0] else words[1] if value <= limits[1] else words[2])
+        return run_case(
+            "bash",
+            name,
+            str(value),
+            stdout=words[0] if value < limits[0] else words[1] if value <= limits[1] else words[2],
+        )
 
     values = [limits[0] - 1, limits[0], limits[1], limits[1] + 1, draw.number(1, 999)]
     program = f"""
 if [ $# != 1 ]; then exit {code}; fi
-if [ "$1" -lt {limits[0]} ]; then echo {words[0]}; elif [ "$1" -le {limits[1]} ]; then echo {words[1]}; else echo {words[2]}; fi
+if [ "$1" -lt {limits[0]} ]; then echo {words[0]}
+elif [ "$1" -le {limits[1]} ]; then echo {words[1]}
+else echo {words[2]}; fi
 """
     return _task(
-        f"Write a shell script {name} with one argument, an integer. It prints {words[0]} if the number is below {limits[0]}, {words[1]} if it is from {limits[0]} to {limits[1]}, and {words[2]} if it is above {limits[1]}. Without arguments, or with more than one, it prints nothing and ends with the exit status {code}.",
+        f"Write a shell script {name} with one argument, an integer. It prints {words[0]} if the number is below "
+        f"{limits[0]}, {words[1]} if it is from {limits[0]} to {limits[1]}, and {words[2]} if it is above "
+        f"{limits[1]}. Without arguments, or with more than one, it prints nothing and ends with the exit status "
+        f"{code}.",
         name,
         program,
-        [*map(case, values), run_case("bash", name, stdout="", exit=code), run_case("bash", name, "1", "2", stdout="", exit=code)],
+        [
+            *map(case, values),
+            run_case("bash", name, stdout="", exit=code),
+            run_case("bash", name, "1", "2", stdout="", exit=code),
+        ],
     )
 
 
@@ -118,15 +148,20 @@ for i in $(seq "$1"); do
 done
 """
     return _task(
-        f"Write a shell script {name}, run as `bash {name} N`, that prints a line for each number from 1 to N: {first} if it is a multiple of {a}, {second} if it is a multiple of {b}, {first}{second} if it is a multiple of both, and otherwise the number.",
+        f"Write a shell script {name}, run as `bash {name} N`, that prints a line for each number from 1 to N: "
+        f"{first} if it is a multiple of {a}, {second} if it is a multiple of {b}, {first}{second} if it is a "
+        f"multiple of both, and otherwise the number.",
         name,
         program,
-        [run_case("bash", name, str(count), stdout=lines(map(text, range(1, count + 1)))), run_case("bash", name, "1", stdout="1")],
+        [
+            run_case("bash", name, str(count), stdout=lines(map(text, range(1, count + 1)))),
+            run_case("bash", name, "1", stdout="1"),
+        ],
     )
 
 
 def _statistics(draw: Draw) -> DrawnTask:
-    name = draw.script(draw.one(('sh', 'py')))
+    name = draw.script(draw.one(("sh", "py")))
     parts: dict[str, Callable[[list[int]], int]] = {
         "sum": sum,
         "smallest": min,
@@ -136,12 +171,18 @@ def _statistics(draw: Draw) -> DrawnTask:
         "negative": lambda numbers: sum(number < 0 for number in numbers),
         "even": lambda numbers: sum(number % 2 == 0 for number in numbers),
     }
-    meaning = {"range": "largest minus smallest", "negative": "how many are below 0", "even": "how many are even", "count": "how many there are"}
+    meaning = {
+        "range": "largest minus smallest",
+        "negative": "how many are below 0",
+        "even": "how many are even",
+        "count": "how many there are",
+    }
     chosen, mark = draw.some(list(parts), 4), draw.one(("=", ": ", " "))
     program = f"""
 import sys
 n = [int(word) for word in sys.stdin.read().split()]
-values = dict(sum=sum(n), smallest=min(n), largest=max(n), count=len(n), range=max(n) - min(n), negative=sum(x < 0 for x in n), even=sum(x % 2 == 0 for x in n))
+values = dict(sum=sum(n), smallest=min(n), largest=max(n), count=len(n), range=max(n) - min(n))
+values.update(negative=sum(x < 0 for x in n), even=sum(x % 2 == 0 for x in n))
 for key in "{" ".join(chosen)}".split():
     print(key, values[key], sep="{mark}")
 """
@@ -151,18 +192,35 @@ for key in "{" ".join(chosen)}".split():
     explained = ", ".join(f"{key} ({meaning[key]})" if key in meaning else key for key in chosen)
     run = "bash" if name.endswith(".sh") else "python3"
     return _task(
-        f"Write a script {name}, run as `{run} {name} < FILE`, that reads integers separated by blanks and line ends, and prints four lines KEY{mark}VALUE with these values of the numbers, in this order: {explained}. There is at least one number.",
+        f"Write a script {name}, run as `{run} {name} < FILE`, that reads integers separated by blanks and line ends, "
+        f"and prints four lines KEY{mark}VALUE with these values of the numbers, in this order: {explained}. There is "
+        f"at least one number.",
         name,
         program,
-        [run_case(run, name, stdin="\n".join([" ".join(map(str, numbers[:4])), *map(str, numbers[4:])]) + "\n", stdout=lines(f"{key}{mark}{parts[key](numbers)}" for key in chosen)) for numbers in inputs],
+        [
+            run_case(
+                run,
+                name,
+                stdin="\n".join([" ".join(map(str, numbers[:4])), *map(str, numbers[4:])]) + "\n",
+                stdout=lines(f"{key}{mark}{parts[key](numbers)}" for key in chosen),
+            )
+            for numbers in inputs
+        ],
     )
 
 
 def _cipher(draw: Draw) -> DrawnTask:
     name, shift = draw.script("py"), draw.number(2, 24)
     letters = "abcdefghijklmnopqrstuvwxyz"
-    table = str.maketrans(letters + letters.upper(), letters[shift:] + letters[:shift] + letters[shift:].upper() + letters[:shift].upper())
-    texts = [" ".join(draw.one((word, word.upper(), word.capitalize() + ",", str(draw.number(1, 99)))) for word in draw.words(6)) for _ in range(4)]
+    table = str.maketrans(
+        letters + letters.upper(), letters[shift:] + letters[:shift] + letters[shift:].upper() + letters[:shift].upper()
+    )
+    texts = [
+        " ".join(
+            draw.one((word, word.upper(), word.capitalize() + ",", str(draw.number(1, 99)))) for word in draw.words(6)
+        )
+        for _ in range(4)
+    ]
     program = f"""
 import sys
 letters = "abcdefghijklmnopqrstuvwxyz"
@@ -172,17 +230,25 @@ print(sys.stdin.read().translate(str.maketrans(letters + letters.upper(), moved 
 """
     plain, secret = lines(texts), lines(texts).translate(table)
     return _task(
-        f"Write a Python program {name} that replaces each letter of standard input by the letter {shift} places after it in the alphabet (z is followed by a), keeps upper and lower case and all other characters, and prints the result. With the option -d it goes {shift} places back instead. It is run as `python3 {name} < FILE` or `python3 {name} -d < FILE`.",
+        f"Write a Python program {name} that replaces each letter of standard input by the letter {shift} places "
+        f"after it in the alphabet (z is followed by a), keeps upper and lower case and all other characters, and "
+        f"prints the result. With the option -d it goes {shift} places back instead. It is run as `python3 {name} < "
+        f"FILE` or `python3 {name} -d < FILE`.",
         name,
         program,
-        [run_case("python3", name, stdin=plain, stdout=secret), run_case("python3", name, "-d", stdin=secret, stdout=plain)],
+        [
+            run_case("python3", name, stdin=plain, stdout=secret),
+            run_case("python3", name, "-d", stdin=secret, stdout=plain),
+        ],
     )
 
 
 def _durations(draw: Draw) -> DrawnTask:
     name = draw.script("sh")
     values = [*_numbers(draw, 0, 400000, 4), 59, 3600, 86399]
-    day, hour, minute, second = draw.one((("d", "h", "m", "s"), (" days", " hours", " minutes", " seconds"), ("D", "H", "M", "S")))
+    day, hour, minute, second = draw.one(
+        (("d", "h", "m", "s"), (" days", " hours", " minutes", " seconds"), ("D", "H", "M", "S"))
+    )
 
     def shown(value: int) -> str:
         parts = ((value // 86400, day), (value // 3600 % 24, hour), (value // 60 % 60, minute), (value % 60, second))
@@ -199,7 +265,9 @@ while read -r n; do
 done
 """
     return _task(
-        f"Write a shell script {name}, run as `bash {name} < FILE`, that reads a number of seconds from each line and prints it as days, hours, minutes and seconds. Parts that are 0 are left out, and parts are separated by a space: 90061 is printed as `{shown(90061)}`, 7205 as `{shown(7205)}`, and 0 as `{shown(0)}`.",
+        f"Write a shell script {name}, run as `bash {name} < FILE`, that reads a number of seconds from each line and "
+        f"prints it as days, hours, minutes and seconds. Parts that are 0 are left out, and parts are separated by a "
+        f"space: 90061 is printed as `{shown(90061)}`, 7205 as `{shown(7205)}`, and 0 as `{shown(0)}`.",
         name,
         program,
         [run_case("bash", name, stdin=lines(values), stdout=lines(map(shown, values)))],
@@ -208,7 +276,13 @@ done
 
 def _calculator(draw: Draw) -> DrawnTask:
     name, (error, code) = draw.script("py"), (draw.one(("error", "invalid", "bad input", "?")), draw.number(2, 99))
-    symbols = dict(zip(("add", "subtract", "multiply", "larger"), draw.one((("+", "-", "*", "max"), ("add", "sub", "mul", "max"), ("plus", "minus", "times", "larger"))), strict=True))
+    symbols = dict(
+        zip(
+            ("add", "subtract", "multiply", "larger"),
+            draw.one((("+", "-", "*", "max"), ("add", "sub", "mul", "max"), ("plus", "minus", "times", "larger"))),
+            strict=True,
+        )
+    )
     apply: dict[str, Callable[[int, int], int]] = {
         symbols["add"]: lambda a, b: a + b,
         symbols["subtract"]: lambda a, b: a - b,
@@ -249,7 +323,9 @@ def _calculator(draw: Draw) -> DrawnTask:
     good = [text for text in (expression() for _ in range(12)) if value(text) != error]
     program = f"""
 import re, sys
-apply = {{"{symbols["add"]}": lambda a, b: a + b, "{symbols["subtract"]}": lambda a, b: a - b, "{symbols["multiply"]}": lambda a, b: a * b, "{symbols["larger"]}": max}}
+import operator
+functions = operator.add, operator.sub, operator.mul, max
+apply = dict(zip({tuple(symbols.values())}, functions))
 def value(line):
     stack = []
     for word in line.split():
@@ -270,16 +346,27 @@ for line in sys.stdin:
 sys.exit(code)
 """
     return _task(
-        f"Write a Python program {name}, run as `python3 {name} < FILE`, that evaluates each line as an expression in postfix notation (reverse Polish notation) and prints its value. The words of a line are integers, which may be negative, and the operators {symbols['add']} (sum), {symbols['subtract']} (difference), {symbols['multiply']} (product) and {symbols['larger']} (the larger one); for example, "
-        f"`7 2 {symbols['subtract']} 3 {symbols['multiply']}` is 15. For an invalid line (unknown words, too few values for an operator, or not exactly one value at the end) print `{error}` instead and go on; the exit status at the end is then {code}, otherwise 0.",
+        f"Write a Python program {name}, run as `python3 {name} < FILE`, that evaluates each line as an expression in "
+        f"postfix notation (reverse Polish notation) and prints its value. The words of a line are integers, which "
+        f"may be negative, and the operators {symbols['add']} (sum), {symbols['subtract']} (difference), "
+        f"{symbols['multiply']} (product) and {symbols['larger']} (the larger one); for example, "
+        f"`7 2 {symbols['subtract']} 3 {symbols['multiply']}` is 15. For an invalid line (unknown words, too few "
+        f"values for an operator, or not exactly one value at the end) print `{error}` instead and go on; the exit "
+        f"status at the end is then {code}, otherwise 0.",
         name,
         program,
-        [run_case("python3", name, stdin=lines(texts), stdout=lines(map(value, texts)), exit=code), run_case("python3", name, stdin=lines(good), stdout=lines(map(value, good)))],
+        [
+            run_case("python3", name, stdin=lines(texts), stdout=lines(map(value, texts)), exit=code),
+            run_case("python3", name, stdin=lines(good), stdout=lines(map(value, good))),
+        ],
     )
 
 
 def _options(draw: Draw) -> DrawnTask:
-    name, (take, upper, mark) = draw.script("py"), draw.some(("a", "b", "c", "d", "k", "n", "p", "q", "s", "t", "u", "w"), 3)
+    name, (take, upper, mark) = (
+        draw.script("py"),
+        draw.some(("a", "b", "c", "d", "k", "n", "p", "q", "s", "t", "u", "w"), 3),
+    )
     code = draw.number(2, 99)
 
     def result(text: Sequence[str], options: dict[str, str]) -> str:
@@ -298,7 +385,11 @@ def _options(draw: Draw) -> DrawnTask:
             options[upper] = ""
         if draw.chance(0.6):
             options[mark] = f"{draw.word()} "
-        words = [word for key in draw.some(sorted(options), len(options)) for word in ((f"-{key}", options[key]) if options[key] else (f"-{key}",))]
+        words = [
+            word
+            for key in draw.some(sorted(options), len(options))
+            for word in ((f"-{key}", options[key]) if options[key] else (f"-{key}",))
+        ]
         cases.append(run_case("python3", name, *words, "f", files={"f": lines(text)}, stdout=result(text, options)))
     unknown = draw.one([letter for letter in "exyz" if letter not in (take, upper, mark)])
     cases.append(run_case("python3", name, f"-{unknown}", "f", files={"f": "a\n"}, stdout="", exit=code))
@@ -320,8 +411,12 @@ for line in text:
     print(options.get("-{mark}", "") + line)
 """
     return _task(
-        f"Write a Python program {name}, run as `python3 {name} [OPTION...] FILE`, that prints the lines of FILE. Option -{take} N: only the first N lines. Option -{upper}: in reverse order, the last line first (of the lines that -{take} selects). Option -{mark} TEXT: with TEXT before each line. Options may be combined and come in any order, before FILE. "
-        f"If there is another option or FILE cannot be read, print nothing to standard output and end with the exit status {code}.",
+        f"Write a Python program {name}, run as `python3 {name} [OPTION...] FILE`, that prints the lines of FILE. "
+        f"Option -{take} N: only the first N lines. Option -{upper}: in reverse order, the last line first (of the "
+        f"lines that -{take} selects). Option -{mark} TEXT: with TEXT before each line. Options may be combined and "
+        f"come in any order, before FILE. "
+        f"If there is another option or FILE cannot be read, print nothing to standard output and end with the exit "
+        f"status {code}.",
         name,
         program,
         cases,
@@ -345,7 +440,10 @@ def _order(draw: Draw) -> DrawnTask:
     def order(items: list[tuple[str, list[str]]]) -> list[str]:
         needs, done = dict(items), list[str]()
         while len(done) < len(needs):
-            ready = sorted((item for item in needs if item not in done and all(need in done for need in needs[item])), reverse=largest)
+            ready = sorted(
+                (item for item in needs if item not in done and all(need in done for need in needs[item])),
+                reverse=largest,
+            )
             if not ready:
                 return [word]
             done.append(ready[0])
@@ -372,17 +470,31 @@ print(*done, sep="\\n")
     plans = [graph(False), graph(False)]
     broken = graph(True)
     return DrawnTask(
-        instruction=f"Write a Python program {name}, run as `python3 {name} < tasks.txt`, that prints the order in which tasks can be done, one a line. A line of the input is NAME: NEEDED NEEDED..., with the tasks that must be done before NAME; there may be none, and each task has a line. Whenever several tasks can come next, take the "
-        f"alphabetically {'last' if largest else 'first'} one. If there is no such order, print only `{word}` and end with the exit status {code}. It is run on other inputs too.",
+        instruction=f"Write a Python program {name}, run as `python3 {name} < tasks.txt`, that prints the order in "
+        f"which tasks can be done, one a line. A line of the input is NAME: NEEDED NEEDED..., with the "
+        f"tasks that must be done before NAME; there may be none, and each task has a line. Whenever "
+        f"several tasks can come next, take the "
+        f"alphabetically {'last' if largest else 'first'} one. If there is no such order, print only `{word}` and end "
+        f"with the exit status {code}. It is run on other inputs too.",
         files={"tasks.txt": text(plans[0])},
         solution=write_file(name, program),
-        checks=[run_case("python3", name, stdin=text(plans[1]), stdout=lines(order(plans[1]))), run_case("python3", name, stdin=text(broken), stdout=word, exit=code)],
+        checks=[
+            run_case("python3", name, stdin=text(plans[1]), stdout=lines(order(plans[1]))),
+            run_case("python3", name, stdin=text(broken), stdout=word, exit=code),
+        ],
     )
 
 
 def _todo(draw: Draw) -> DrawnTask:
-    name, store, (add, done, show) = draw.script("py"), f"{draw.word()}.json", draw.one((("add", "done", "list"), ("new", "finish", "show"), ("put", "close", "print")))
-    code, (open_mark, closed_mark) = draw.number(2, 99), draw.one((("[ ]", "[x]"), ("-", "+"), ("open", "done"), ("todo:", "ok:")))
+    name, store, (add, done, show) = (
+        draw.script("py"),
+        f"{draw.word()}.json",
+        draw.one((("add", "done", "list"), ("new", "finish", "show"), ("put", "close", "print"))),
+    )
+    code, (open_mark, closed_mark) = (
+        draw.number(2, 99),
+        draw.one((("[ ]", "[x]"), ("-", "+"), ("open", "done"), ("todo:", "ok:"))),
+    )
     texts: list[tuple[str, bool]] = []
     commands, expected = list[str](), list[str]()
     for _ in range(draw.number(10, 16)):
@@ -401,9 +513,14 @@ def _todo(draw: Draw) -> DrawnTask:
                 texts[number - 1] = (texts[number - 1][0], True)
         else:
             commands.append(f"python3 {name} {show}")
-            expected += [f"{number} {closed_mark if closed else open_mark} {text}" for number, (text, closed) in enumerate(texts, 1)]
+            expected += [
+                f"{number} {closed_mark if closed else open_mark} {text}"
+                for number, (text, closed) in enumerate(texts, 1)
+            ]
     commands.append(f"python3 {name} {show}")
-    expected += [f"{number} {closed_mark if closed else open_mark} {text}" for number, (text, closed) in enumerate(texts, 1)]
+    expected += [
+        f"{number} {closed_mark if closed else open_mark} {text}" for number, (text, closed) in enumerate(texts, 1)
+    ]
     hidden = f"{draw.word()}-{draw.number(1000, 9999)}.sh"
     program = f"""
 import json, os, sys
@@ -423,11 +540,19 @@ else:
 json.dump(items, open("{store}", "w"))
 """
     return _task(
-        f"Write a Python program {name} that keeps a list of tasks in the file {store} of the current folder, between its runs. `python3 {name} {add} TEXT` adds a task and prints its number; numbers start at 1. `python3 {name} {done} NUMBER` closes a task and prints nothing; if there is no such task or it is closed already, it changes nothing and ends with the exit status {code}. "
-        f"`python3 {name} {show}` prints all tasks in order as NUMBER MARK TEXT, where MARK is `{open_mark}` for open and `{closed_mark}` for closed tasks. A missing {store} is an empty list; leave none behind.",
+        f"Write a Python program {name} that keeps a list of tasks in the file {store} of the current folder, between "
+        f"its runs. `python3 {name} {add} TEXT` adds a task and prints its number; numbers start at 1. `python3 "
+        f"{name} {done} NUMBER` closes a task and prints nothing; if there is no such task or it is closed already, "
+        f"it changes nothing and ends with the exit status {code}. "
+        f"`python3 {name} {show}` prints all tasks in order as NUMBER MARK TEXT, where MARK is `{open_mark}` for open "
+        f"and `{closed_mark}` for closed tasks. A missing {store} is an empty list; leave none behind.",
         name,
         program,
-        [run_case("bash", hidden, files={hidden: lines(commands)}, remove=[store], stdout=lines(expected), timeout_s=30)],
+        [
+            run_case(
+                "bash", hidden, files={hidden: lines(commands)}, remove=[store], stdout=lines(expected), timeout_s=30
+            )
+        ],
     )
 
 
@@ -439,7 +564,13 @@ def _expressions(draw: Draw) -> DrawnTask:
 
         def term(depth: int) -> str:
             if depth == 0 or draw.chance(0.3):
-                return draw.one((str(draw.number(0, 20)), draw.one(names[: max(1, len(known) + draw.number(0, 1))]), str(draw.number(0, 20))))
+                return draw.one(
+                    (
+                        str(draw.number(0, 20)),
+                        draw.one(names[: max(1, len(known) + draw.number(0, 1))]),
+                        str(draw.number(0, 20)),
+                    )
+                )
             left, right = term(depth - 1), term(depth - 1)
             both = f"{left}{draw.one((' ', ''))}{draw.one('+-*')}{draw.one((' ', ''))}{right}"
             return f"({both})" if draw.chance(0.6) else both
@@ -470,8 +601,12 @@ for line in sys.stdin:
         print("{word}")
 """
     return DrawnTask(
-        instruction=f"Write a Python program {name}, run as `python3 {name} < input.txt`, that evaluates assignments. A line is NAME {sign} EXPRESSION. An expression has integers, names, the operators + - * and parentheses, with or without spaces; * binds more tightly than + and -, and operators of the same rank are evaluated from left to right. For each line print NAME VALUE. "
-        f"If the expression uses a name that has no value yet, print `{word}` and leave NAME as it was. A name may be assigned again. It is run on other inputs too.",
+        instruction=f"Write a Python program {name}, run as `python3 {name} < input.txt`, that evaluates assignments. "
+        f"A line is NAME {sign} EXPRESSION. An expression has integers, names, the operators + - * and "
+        f"parentheses, with or without spaces; * binds more tightly than + and -, and operators of the "
+        f"same rank are evaluated from left to right. For each line print NAME VALUE. "
+        f"If the expression uses a name that has no value yet, print `{word}` and leave NAME as it was. A name may be "
+        f"assigned again. It is run on other inputs too.",
         files={"input.txt": lines(visible[0])},
         solution=write_file(name, program),
         checks=[run_case("python3", name, stdin=lines(text), stdout=lines(found))],
