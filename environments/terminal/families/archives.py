@@ -124,7 +124,7 @@ def _list(draw: Draw) -> DrawnTask:
     )
     return DrawnTask(
         instruction=f"Write the names of all .{suffix} files in {archive}, with their folders, to {out}, one a line, "
-        f"sorted by bytes (LC_ALL=C sort).",
+        "sorted by bytes (LC_ALL=C sort).",
         files=_under("packed", members),
         setup=_pack(archive, "packed"),
         solution=f"{listed} | grep '[.]{suffix}$' | LC_ALL=C sort > {out}\n",
@@ -137,12 +137,12 @@ def _one_member(draw: Draw) -> DrawnTask:
     members = _members(draw, 15, 30)
     path = draw.one(list(members))
     return DrawnTask(
-        instruction=f"Write the content of the file {path} in the archive {archive} to {out}. Leave no other "
-        f"extracted files in this folder.",
+        instruction=f"Write the content of the file {path} in the archive {archive} to {out}. Leave no other extracted "
+        "files in this folder.",
         files=_under("packed", members),
         setup=_pack(archive, "packed"),
         solution=f"{_extract(archive, '/tmp/extracted.$$')}cat /tmp/extracted.$$/{path} > {out}\nrm -r "
-        f"/tmp/extracted.$$\n",
+        "/tmp/extracted.$$\n",
         checks=[
             file_case(out, members[path], "exact"),
             *(absent_case(other.split("/")[0]) for other in members if other != out),
@@ -160,8 +160,8 @@ def _some_packed(draw: Draw) -> DrawnTask:
         return _some_packed(draw)
     return DrawnTask(
         instruction=f"Create {archive}.{format} with all files below {folder} {'except' if excluded else 'that are'} "
-        f".{suffix} files. The names in the archive are relative to {folder}, "
-        f"such as {next(iter(found))}, without {folder}/ before them.",
+        f".{suffix} files. The names in the archive are relative to {folder}, such as {next(iter(found))}, without "
+        f"{folder}/ before them.",
         files=_under(folder, members),
         solution=f"cd {folder}\nfind . -type f {'! ' if excluded else ''}-name '*.{suffix}' | tar "
         f"-c{'z' if format == 'tar.gz' else ''}f ../{archive}.{format} -T -\n",
@@ -187,7 +187,7 @@ def _convert(draw: Draw) -> DrawnTask:
         files=_under("packed", members),
         setup=_pack(f"{source}.{old}", "packed"),
         solution=f"mkdir -p {into}\n{_extract(f'{source}.{old}', into)}cd /tmp/repack.$$\n{pack}\nrm -r "
-        f"/tmp/repack.$$\n",
+        "/tmp/repack.$$\n",
         checks=[archive_case(f"{target}.{new}", new, packed), archive_case(f"{source}.{old}", old, members)],
     )
 
@@ -205,10 +205,10 @@ def _nested(draw: Draw) -> DrawnTask:
     asks_path = draw.chance(0.5)
     return DrawnTask(
         instruction=f"The archive {outer} has other archives in it. One file in one of them has a line starting with "
-        f"`code: `. Write "
+        "`code: `. Write "
         + (
             f"ARCHIVE PATH to {out}: the name of the inner archive and the path of the file in it, separated by a "
-            f"space."
+            "space."
             if asks_path
             else f"the text after `code: ` to {out}."
         ),
@@ -264,10 +264,9 @@ for path in sorted(old.keys() | new.keys()):
     driver = _pack("a.tar.gz", "$1/old") + _pack("b.tar", "$1/new") + f"python3 {program_name} a.tar.gz b.tar\n"
     return DrawnTask(
         instruction=f"Write a Python program {program_name} that compares two archives (tar or tar.gz). It is run as "
-        f"`python3 {program_name} OLD NEW`, as in `python3 {program_name} old.tar.gz new.tar.gz`, "
-        f"and prints a line `{added} PATH` for each file that is only in NEW, `{removed} PATH` for each file that is "
-        f"only in OLD, and `{changed} PATH` for each file whose content differs, "
-        "sorted by PATH. It is run on other archives too.",
+        f"`python3 {program_name} OLD NEW`, as in `python3 {program_name} old.tar.gz new.tar.gz`, and prints a line "
+        f"`{added} PATH` for each file that is only in NEW, `{removed} PATH` for each file that is only in OLD, and "
+        f"`{changed} PATH` for each file whose content differs, sorted by PATH. It is run on other archives too.",
         files={**_under("first", visible[0]), **_under("second", visible[1])},
         setup=_pack("old.tar.gz", "first") + _pack("new.tar.gz", "second"),
         solution=write_file(program_name, program),
@@ -302,11 +301,11 @@ ls {store}/backup-*.tar.gz | sort | head -n -{keep} | xargs -r rm
     names = [f"backup-{number:03}.tar.gz" for number in range(rounds - keep + 1, rounds + 1)]
     return DrawnTask(
         instruction=f"Write a script {script}, run as `bash {script}`, that packs the folder {folder} into "
-        f"{store}/backup-NNN.tar.gz. NNN is 001 for the first backup and then one more than the highest "
-        f"number of the backups in {store}, always with three digits. The names in the archive start with {folder}/. "
-        f"The script creates the folder {store} if it does not exist, and keeps only the {keep} newest "
-        f"backups (those with the highest numbers): it deletes the older ones. It is run several times on other "
-        f"files; when you finish, there must be no folder {store}.",
+        f"{store}/backup-NNN.tar.gz. NNN is 001 for the first backup and then one more than the highest number of the "
+        f"backups in {store}, always with three digits. The names in the archive start with {folder}/. The script "
+        f"creates the folder {store} if it does not exist, and keeps only the {keep} newest backups (those with the "
+        "highest numbers): it deletes the older ones. It is run several times on other files; when you finish, there "
+        f"must be no folder {store}.",
         files=_under(folder, members),
         solution=write_file(script, program),
         checks=[
@@ -382,12 +381,11 @@ for name in sorted(seen):
     )
     return DrawnTask(
         instruction=f"Write a Python program {program_name}, run as `python3 {program_name} NEW ARCHIVE...`, as in "
-        f"`python3 {program_name} all.{new} {' '.join(names)}`, that makes an archive NEW with the files "
-        f"of "
-        f"all other archives. Their formats are tar, tar.gz and zip, as their suffixes say; NEW is a .{new} file. If "
-        f"a path is in several archives, NEW has its content from the {'first' if first_wins else 'last'} of them. "
-        f"The program prints the paths "
-        "that are in several archives with different contents, one a line, sorted. It is run on other archives too.",
+        f"`python3 {program_name} all.{new} {' '.join(names)}`, that makes an archive NEW with the files of all other "
+        f"archives. Their formats are tar, tar.gz and zip, as their suffixes say; NEW is a .{new} file. If a path is "
+        f"in several archives, NEW has its content from the {'first' if first_wins else 'last'} of them. The program "
+        "prints the paths that are in several archives with different contents, one a line, sorted. It is run on "
+        "other archives too.",
         files={
             f"{name}-files/{path}": text
             for name, part in zip(names, visible, strict=True)

@@ -161,8 +161,8 @@ def _override(draw: Draw) -> DrawnTask:
         )
     return DrawnTask(
         instruction=f"Merge {first} and {second} into {out}: it has each setting once, as a line KEY = VALUE, sorted "
-        f"by key. If a key is in both files, the value of {second} counts. Leave out comments (lines "
-        f"starting with #) and empty lines.",
+        f"by key. If a key is in both files, the value of {second} counts. Leave out comments (lines starting with #) "
+        "and empty lines.",
         files={first: lines(text), second: _plain(more)},
         solution=f"cat {first} {second} | awk -F' = ' '/^[^#]/ {{ value[$1] = $2 }} END {{ for (key in value) print "
         f'key " = " value[key] }}\' | LC_ALL=C sort > {out}\n',
@@ -179,9 +179,9 @@ def _to_json(draw: Draw) -> DrawnTask:
 
     data = {name: {key: typed(value) for key, value in settings.items()} for name, settings in sections.items()}
     return DrawnTask(
-        instruction=f"Convert {path} to JSON in {out}: an object with a key for each section, whose value is an "
-        f"object with the settings. Numbers become JSON numbers, true and false become JSON booleans, all "
-        f"other values become strings.",
+        instruction=f"Convert {path} to JSON in {out}: an object with a key for each section, whose value is an object "
+        "with the settings. Numbers become JSON numbers, true and false become JSON booleans, all other values become "
+        "strings.",
         files={path: _ini(sections, comments=comments)},
         solution=python(f"""
 import configparser, json
@@ -208,9 +208,8 @@ def _repair_json(draw: Draw) -> DrawnTask:
     last = max(number for number, line in enumerate(text) if line == "  }")
     text[last] = "  },"
     return DrawnTask(
-        instruction=f"{path} should be JSON, but it has several syntax errors: comments, a missing comma, wrong "
-        f"quotes and a comma too many. Repair it in place. All keys and values stay as they are; comments "
-        f"are removed.",
+        instruction=f"{path} should be JSON, but it has several syntax errors: comments, a missing comma, wrong quotes "
+        "and a comma too many. Repair it in place. All keys and values stay as they are; comments are removed.",
         files={path: lines(text)},
         solution=f"cat > {path} <<'CONTENT'\n{json.dumps(sections, indent=2)}\nCONTENT\n",
         checks=[file_case(path, json.dumps(sections), "json")],
@@ -275,11 +274,10 @@ print(re.sub(pattern, lambda match: values[match[1]], text), end="")
     )
     return DrawnTask(
         instruction=f"Write a Python program {script}, run as `python3 {script} TEMPLATE VALUES`, as in `python3 "
-        f"{script} app.template app.values`, which prints a configuration. In the template, each "
-        f"{left}NAME{right} (NAME has only upper-case letters) is replaced by the value of NAME. A line "
-        f"of VALUES is NAME=VALUE. If the values lack names of the template, "
-        "it instead prints only the missing names, one a line, sorted, and ends with the exit status 3. It is run on "
-        "other files too.",
+        f"{script} app.template app.values`, which prints a configuration. In the template, each {left}NAME{right} "
+        "(NAME has only upper-case letters) is replaced by the value of NAME. A line of VALUES is NAME=VALUE. If the "
+        "values lack names of the template, it instead prints only the missing names, one a line, sorted, and ends "
+        "with the exit status 3. It is run on other files too.",
         files={"app.template": visible[0], "app.values": lines(f"{key}={value}" for key, value in visible[1].items())},
         solution=write_file(script, program),
         checks=checks,
@@ -347,11 +345,11 @@ sys.exit(bool(found))
 """
     return DrawnTask(
         instruction=f"Write a Python program {script}, run as `python3 {script} CONFIG SCHEMA`, as in `python3 "
-        f"{script} app.conf app.schema`, which validates a configuration. A line of CONFIG is KEY = "
-        f"VALUE; a line of SCHEMA is KEY LOW HIGH. Print `KEY {missing}` for a key of the schema that is "
-        f"not in the configuration, `KEY {unknown}` for a key that is not in the schema, "
-        f"and `KEY {invalid} VALUE` if the value is not an integer from LOW to HIGH (both included). Sort the lines. "
-        f"The exit status is 1 if there are such lines and 0 otherwise. It is run on other files too.",
+        f"{script} app.conf app.schema`, which validates a configuration. A line of CONFIG is KEY = VALUE; a line of "
+        f"SCHEMA is KEY LOW HIGH. Print `KEY {missing}` for a key of the schema that is not in the configuration, `KEY "
+        f"{unknown}` for a key that is not in the schema, and `KEY {invalid} VALUE` if the value is not an integer "
+        "from LOW to HIGH (both included). Sort the lines. The exit status is 1 if there are such lines and 0 "
+        "otherwise. It is run on other files too.",
         files={"app.conf": _plain(visible[1]), "app.schema": schema(visible[0])},
         solution=write_file(script, program),
         checks=[
@@ -407,13 +405,12 @@ for key, value in sorted(load(sys.argv[1]).items()):
     print(key, "=", value)
 """
     return DrawnTask(
-        instruction=f"The lines of the files conf/*.conf are KEY = VALUE, comments (starting with #) or empty. The "
-        f"key {base} is special: its value is the name of another file in the same folder, from which the "
-        f"file inherits all settings. The settings of the file itself, wherever they are in it, replace "
-        f"inherited ones, and the value {word} "
-        f"removes an inherited setting. Write a Python program {script}, run as `python3 {script} FILE`, as in "
-        f"`python3 {script} conf/{visible[1]}`, which prints the resulting settings as lines KEY = VALUE, sorted by "
-        f"key, without {base} and removed ones. It is run on other files too, from other folders.",
+        instruction="The lines of the files conf/*.conf are KEY = VALUE, comments (starting with #) or empty. The key "
+        f"{base} is special: its value is the name of another file in the same folder, from which the file inherits "
+        "all settings. The settings of the file itself, wherever they are in it, replace inherited ones, and the "
+        f"value {word} removes an inherited setting. Write a Python program {script}, run as `python3 {script} FILE`, "
+        f"as in `python3 {script} conf/{visible[1]}`, which prints the resulting settings as lines KEY = VALUE, sorted "
+        f"by key, without {base} and removed ones. It is run on other files too, from other folders.",
         files={f"conf/{name}": text for name, text in visible[0].items()},
         solution=write_file(script, program),
         checks=[
@@ -474,12 +471,11 @@ open(path, "w").write("\\n".join(text) + "\\n")
     driver = "".join(f"python3 {script} other.ini {name}.{key} {value} || exit 1\n" for name, key, value in changes)
     return DrawnTask(
         instruction=f"Write a Python program {script}, run as `python3 {script} FILE SECTION.KEY VALUE`, as in "
-        f"`python3 {script} app.ini {visible[2][0][0]}.{visible[2][0][1]} 17`, which sets a value in an "
-        f"INI file in place. Its lines are [SECTION], KEY = VALUE, comments (starting with #) or empty. "
-        f"All other lines stay exactly as they are. If the section has no such key, "
-        "add the line KEY = VALUE directly after the last KEY = VALUE line of the section. If there is no such "
-        "section, add an empty line, the section and the setting at the end of the file. It is run on other files "
-        "too; do not change app.ini.",
+        f"`python3 {script} app.ini {visible[2][0][0]}.{visible[2][0][1]} 17`, which sets a value in an INI file in "
+        "place. Its lines are [SECTION], KEY = VALUE, comments (starting with #) or empty. All other lines stay "
+        "exactly as they are. If the section has no such key, add the line KEY = VALUE directly after the last KEY = "
+        "VALUE line of the section. If there is no such section, add an empty line, the section and the setting at "
+        "the end of the file. It is run on other files too; do not change app.ini.",
         files={"app.ini": _ini(visible[0], comments=visible[1])},
         solution=write_file(script, program),
         checks=[

@@ -226,7 +226,7 @@ def _lost(draw: Draw) -> DrawnTask:
         f'branch main, after "{after}". Leave the work tree clean.',
         setup,
         f"cd {repository}\ngit cherry-pick $(git reflog --format='%h %gs' | grep -F '{lost}' | head -n 1 | cut -d' ' "
-        f"-f1) >/dev/null\n",
+        "-f1) >/dev/null\n",
         [
             _log(repository, [*subjects, after, lost]),
             *_content(repository, {**_merged(changes), name: text, new: other}),
@@ -305,8 +305,8 @@ def _origin(draw: Draw) -> DrawnTask:
         + (
             f"Which commit of the branch main changed it to this value? Write the message of this commit to {out}"
             if is_first
-            else f"Which was the last commit of the branch main in which it still had the value {values[0]}? Write "
-            f"the message of this commit to {out}"
+            else f"Which was the last commit of the branch main in which it still had the value {values[0]}? Write the "
+            f"message of this commit to {out}"
         )
         + f" (beside {repository}).",
         _start(repository) + "".join(commits),
@@ -380,13 +380,13 @@ def _purge(draw: Draw) -> DrawnTask:
     return _task(
         f"In the git repository {repository}, {secret} was committed by "
         f"mistake{', and deleted by a later commit' if is_deleted else ''}. Rewrite the branch main so that no commit "
-        f"of it has this file. All "
+        "of it has this file. All "
         + (f'commits (also "{deletes}", which may then be empty or left out)' if is_deleted else "commits")
         + ", their messages and the other files stay. Leave no other branches or tags.",
         setup,
         f"cd {repository}\nexport FILTER_BRANCH_SQUELCH_WARNING=1\ngit filter-branch -f --index-filter 'git rm -q "
-        f"--cached --ignore-unmatch {secret}' --prune-empty main >/dev/null 2>&1\n"
-        "git for-each-ref --format='delete %(refname)' refs/original | git update-ref --stdin\ngit reset -q --hard\n",
+        f"--cached --ignore-unmatch {secret}' --prune-empty main >/dev/null 2>&1\ngit for-each-ref --format='delete "
+        "%(refname)' refs/original | git update-ref --stdin\ngit reset -q --hard\n",
         [
             git_case(repository, "log", "--full-history", "--format=%s", "--all", "--", secret, stdout=""),
             git_case(
@@ -468,12 +468,12 @@ def _culprit(draw: Draw) -> DrawnTask:
     return _task(
         f"In the git repository {repository}, `sh check.sh` fails on the branch main, but passed in its first commit. "
         f"Find the commit since which it fails. Write the message of this commit to {out} (in the current folder, "
-        f"beside {repository}), and undo the commit on main with a new commit, so that the check "
-        "passes. The history and the changes of all other commits stay; leave the work tree clean.",
+        f"beside {repository}), and undo the commit on main with a new commit, so that the check passes. The history "
+        "and the changes of all other commits stay; leave the work tree clean.",
         setup,
         f"cd {repository}\ngit bisect start main $(git rev-list --max-parents=0 main) >/dev/null\ngit bisect run sh "
-        f"check.sh >/dev/null\nbad=$(git rev-parse refs/bisect/bad)\ngit bisect reset >/dev/null 2>&1\n"
-        f"git log -1 --format=%s $bad > ../{out}\ngit revert --no-edit $bad >/dev/null\n",
+        "check.sh >/dev/null\nbad=$(git rev-parse refs/bisect/bad)\ngit bisect reset >/dev/null 2>&1\ngit log -1 "
+        f"--format=%s $bad > ../{out}\ngit revert --no-edit $bad >/dev/null\n",
         [
             file_case(out, subjects[bad]),
             git_case(repository, "log", "--reverse", "--format=%s", "main~1", stdout=lines(subjects)),

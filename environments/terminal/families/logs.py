@@ -148,8 +148,7 @@ def _of_address(draw: Draw) -> DrawnTask:
     value = sum(r.size for r in found) if total else len(found)
     return DrawnTask(
         instruction=f"{log} is the access log of a web server; the last two fields of a line are the status and the "
-        f"size of the response. Write the {'sum of the sizes of' if total else 'number of'} all "
-        f"{question} to {out}.",
+        f"size of the response. Write the {'sum of the sizes of' if total else 'number of'} all {question} to {out}.",
         files={log: _access(draw, requests)},
         solution=f"awk '{program} {{ n += {'$10' if total else '1'} }} END {{ print n + 0 }}' {log} > {out}\n",
         checks=[file_case(out, str(value), "words")],
@@ -165,9 +164,8 @@ def _component(draw: Draw) -> DrawnTask:
     is_last = draw.chance(0.5)
     entry = found[-1 if is_last else 0]
     return DrawnTask(
-        instruction=f"Find the {'last' if is_last else 'first'} line of {log} with the level {level} and the "
-        f"component {component} (in brackets). Write its message, which is the text after the component, "
-        f"to {out}.",
+        instruction=f"Find the {'last' if is_last else 'first'} line of {log} with the level {level} and the component "
+        f"{component} (in brackets). Write its message, which is the text after the component, to {out}.",
         files={log: _application(entries, month)},
         solution=f"grep -F '{level} [{component}]' {log} | {'tail' if is_last else 'head'} -n 1 | sed 's/.*\\] //' > "
         f"{out}\n",
@@ -184,8 +182,8 @@ def _top(draw: Draw) -> DrawnTask:
     return DrawnTask(
         instruction=f"Find the {top} {what} with the most requests "
         f"{'that have a status of 500 or above ' if errors else ''}in the access log {log}. Write a line "
-        f"{'PATH' if of else 'ADDRESS'} COUNT for each to {out}, "
-        "the most frequent first. Sort those with the same count by bytes (LC_ALL=C).",
+        f"{'PATH' if of else 'ADDRESS'} COUNT for each to {out}, the most frequent first. Sort those with the same "
+        "count by bytes (LC_ALL=C).",
         files={log: _access(draw, requests)},
         solution=f"awk '{'$9 >= 500 ' if errors else ''}{{ print {field} }}' {log} | LC_ALL=C sort | uniq -c | "
         f"LC_ALL=C sort -k1,1nr -k2,2 | head -n {top} | awk '{{ print $2, $1 }}' > {out}\n",
@@ -209,9 +207,9 @@ def _hours(draw: Draw) -> DrawnTask:
         counts_by[request.method] += 1
         sizes[request.method] += request.size
     return DrawnTask(
-        instruction=f"Write a line METHOD COUNT BYTES for each HTTP method of the access log {log} to {out}, sorted "
-        f"by method: the number of its requests and the sum of the sizes of their responses, which are "
-        f"the last field of each line.",
+        instruction=f"Write a line METHOD COUNT BYTES for each HTTP method of the access log {log} to {out}, sorted by "
+        "method: the number of its requests and the sum of the sizes of their responses, which are the last field of "
+        "each line.",
         files={log: _access(draw, requests)},
         solution=f"""awk '{{ sub(/"/, "", $6); n[$6]++; size[$6] += $10 }}
 END {{ for (m in n) print m, n[m], size[m] }}' {log} | LC_ALL=C sort > {out}
@@ -227,9 +225,9 @@ def _levels(draw: Draw) -> DrawnTask:
     counts = Counter(entry.component for entries in logs.values() for entry in entries if entry.level == level)
     return DrawnTask(
         instruction=f"The logs {folder}/*.log have lines such as "
-        f"`{_application([next(iter(logs.values()))[0]], month).strip()}`. Write a line COMPONENT COUNT "
-        f"to {out} for each component (in brackets) that has lines with the level {level}: "
-        "the number of these lines in all logs. Sort by component.",
+        f"`{_application([next(iter(logs.values()))[0]], month).strip()}`. Write a line COMPONENT COUNT to {out} for "
+        f"each component (in brackets) that has lines with the level {level}: the number of these lines in all logs. "
+        "Sort by component.",
         files={f"{folder}/{name}": _application(entries, month) for name, entries in logs.items()},
         solution=f"cat {folder}/*.log | awk '$3 == \"{level}\" {{ print $4 }}' | tr -d '[]' | LC_ALL=C sort | uniq -c "
         f"| awk '{{ print $2, $1 }}' > {out}\n",
@@ -264,10 +262,9 @@ $2 == "{end}" {{ print $3, s - at[$3] }}' "$1" | LC_ALL=C sort -k2,2nr -k1,1
 """
     return DrawnTask(
         instruction=f"The lines of jobs.log are `TIME {begin} ID` and `TIME {end} ID`, all of one day. Write a script "
-        f"{script}, run as `bash {script} LOG`, as in `bash {script} jobs.log`, which prints a line ID "
-        f"SECONDS for each id that has both: the seconds between them. "
-        f"The longest comes first; equal ones are sorted by id. Ids without `{end}` are left out. The script is run "
-        f"on other logs too.",
+        f"{script}, run as `bash {script} LOG`, as in `bash {script} jobs.log`, which prints a line ID SECONDS for "
+        "each id that has both: the seconds between them. The longest comes first; equal ones are sorted by id. Ids "
+        f"without `{end}` are left out. The script is run on other logs too.",
         files={"jobs.log": visible[0]},
         solution=write_file(script, program),
         checks=[run_case("bash", script, "other.log", files={"other.log": hidden}, stdout=lines(found))],
@@ -289,12 +286,11 @@ awk '{{ n[$7]++; if ($9 >= {first}) bad[$7]++; if ($10 > most[$7]) most[$7] = $1
 END {{ for (path in n) print path, n[path], int(bad[path] * 100 / n[path]) "%", most[path] }}' "$1" | LC_ALL=C sort
 """
     return DrawnTask(
-        instruction=f"access.log is the log of a web server; the last two fields of a line are the status and the "
-        f"size of the response. Write a script {script}, run as `bash {script} LOG`, as in `bash {script} "
-        f"access.log`, which prints a line PATH COUNT ERRORS% LARGEST for each requested path, such as "
-        f"{visible[0].path} 40 12% 8123: the number of its requests, the percentage of those with a status of {first} "
-        f"or above, rounded down, and the largest size. Sort the lines by path, by bytes (LC_ALL=C). The script is "
-        f"run on other logs too.",
+        instruction="access.log is the log of a web server; the last two fields of a line are the status and the size "
+        f"of the response. Write a script {script}, run as `bash {script} LOG`, as in `bash {script} access.log`, "
+        f"which prints a line PATH COUNT ERRORS% LARGEST for each requested path, such as {visible[0].path} 40 12% "
+        f"8123: the number of its requests, the percentage of those with a status of {first} or above, rounded down, "
+        "and the largest size. Sort the lines by path, by bytes (LC_ALL=C). The script is run on other logs too.",
         files={"access.log": _access(draw, visible)},
         solution=write_file(script, program),
         checks=[
@@ -353,13 +349,12 @@ for line in open(sys.argv[1]):
 """
     return DrawnTask(
         instruction=f"auth.log has failed and accepted logins of one day, in order. Write a Python program {script}, "
-        f"run as `python3 {script} LOG`, as in `python3 {script} auth.log`, which finds guessed "
-        f"passwords: an accepted login with at least {least} failed logins from the same address (of any "
-        f"users) in the {window} "
-        f"seconds before it (exactly {window} seconds before counts). Print a line TIME ADDRESS USER FAILED for each: "
-        f"the time, address and user of the accepted login and the number of these failed logins. Failed logins that "
-        f"were counted for a printed line, and all earlier ones of the address, do not count again. "
-        "The program is run on other logs too.",
+        f"run as `python3 {script} LOG`, as in `python3 {script} auth.log`, which finds guessed passwords: an accepted "
+        f"login with at least {least} failed logins from the same address (of any users) in the {window} seconds "
+        f"before it (exactly {window} seconds before counts). Print a line TIME ADDRESS USER FAILED for each: the "
+        "time, address and user of the accepted login and the number of these failed logins. Failed logins that were "
+        "counted for a printed line, and all earlier ones of the address, do not count again. The program is run on "
+        "other logs too.",
         files={"auth.log": visible},
         solution=write_file(script, program),
         checks=[run_case("python3", script, "other.log", files={"other.log": hidden}, stdout=lines(alerts(hidden)))],
@@ -404,12 +399,11 @@ for request in read(sys.argv[1]):
 """
     return DrawnTask(
         instruction=f"{front}.log has the requests of a web server, {back}.log the calls of other services for these "
-        f"requests; id connects them. Write a Python program {script}, run as `python3 {script} REQUESTS "
-        f"CALLS`, as in `python3 {script} {front}.log {back}.log`, which prints a line PATH STATUS TOTAL "
-        f"SLOWEST for each request "
+        f"requests; id connects them. Write a Python program {script}, run as `python3 {script} REQUESTS CALLS`, as in "
+        f"`python3 {script} {front}.log {back}.log`, which prints a line PATH STATUS TOTAL SLOWEST for each request "
         f"with a status of 500 or above or whose calls took more than {limit} ms in total, in the order of the "
-        f"requests. TOTAL is the sum of ms of its calls (0 without calls), SLOWEST is the service of its slowest call "
-        f"(- without calls). The program is run on other logs too.",
+        "requests. TOTAL is the sum of ms of its calls (0 without calls), SLOWEST is the service of its slowest call "
+        "(- without calls). The program is run on other logs too.",
         files={f"{front}.log": visible[0], f"{back}.log": visible[1]},
         solution=write_file(script, program),
         checks=[

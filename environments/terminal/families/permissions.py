@@ -101,7 +101,7 @@ def _whole_tree(draw: Draw) -> DrawnTask:
         files=_files(paths, draw),
         setup=_chmod(dict.fromkeys(paths, "666")) + _chmod(dict.fromkeys(sorted(folders), "777")),
         solution=f"find {root} -type f -exec chmod {of_files} {{}} +\nfind {root} -type d -exec chmod {of_folders} "
-        f"{{}} +\n",
+        "{} +\n",
         checks=[modes_case(modes)],
     )
 
@@ -122,7 +122,7 @@ def _by_suffix(draw: Draw) -> DrawnTask:
         return _by_suffix(draw)
     return DrawnTask(
         instruction=f"Make all .{suffix} files below {root} (in subfolders too) {who}. Leave their other permissions "
-        f"and all other files as they are.",
+        "and all other files as they are.",
         files=_files(list(before), draw),
         setup=_chmod(before),
         solution=f"find {root} -type f -name '*.{suffix}' -exec chmod {change} {{}} +\n",
@@ -144,8 +144,7 @@ def _count_bit(draw: Draw) -> DrawnTask:
         modes[f"{root}/{path}"] = "".join(map(str, digits))
     return DrawnTask(
         instruction=f"Count the files below {root} (in subfolders too) for which "
-        f"{'the group has' if letter == 'g' else 'other users have'} "
-        f"{bit} permission. Write the number to {out}.",
+        f"{'the group has' if letter == 'g' else 'other users have'} {bit} permission. Write the number to {out}.",
         files=_files(list(modes), draw),
         setup=_chmod(modes),
         solution=f"find {root} -type f -perm -{value * 8 ** (2 - at):03o} | wc -l > {out}\n",
@@ -162,9 +161,8 @@ def _from_list(draw: Draw) -> DrawnTask:
     if not wanted or all(mode == "644" for mode in wanted.values()):
         return _from_list(draw)
     return DrawnTask(
-        instruction=f"The lines of {listing} are {'PATH MODE' if flipped else 'MODE PATH'}, with the mode in octal "
-        f"and the path relative to the folder {root}. "
-        "Set the modes of these files. Other files stay as they are.",
+        instruction=f"The lines of {listing} are {'PATH MODE' if flipped else 'MODE PATH'}, with the mode in octal and "
+        f"the path relative to the folder {root}. Set the modes of these files. Other files stay as they are.",
         files={
             **_files(list(before), draw),
             listing: lines(f"{path} {mode}" if flipped else f"{mode} {path}" for path, mode in wanted.items()),
@@ -216,8 +214,8 @@ def _list_bit(draw: Draw) -> DrawnTask:
     modes = {f"{root}/{path}": _mode(draw) for path in _paths(draw, 15, 30)}
     found = sorted(f"{path} {mode}" for path, mode in modes.items() if int(mode, 8) & mask)
     return DrawnTask(
-        instruction=f"Write a line PATH MODE to {out} for each file below {root} (in subfolders too) that {what}. "
-        f"PATH starts with {root}/, MODE is octal, such as 644. Sort the lines by bytes (LC_ALL=C sort).",
+        instruction=f"Write a line PATH MODE to {out} for each file below {root} (in subfolders too) that {what}. PATH "
+        f"starts with {root}/, MODE is octal, such as 644. Sort the lines by bytes (LC_ALL=C sort).",
         files=_files(list(modes), draw),
         setup=_chmod(modes),
         solution=f"find {root} -type f -perm {option} -printf '%p %m\\n' | LC_ALL=C sort > {out}\n",
@@ -249,14 +247,12 @@ BEGIN { while ((getline line < policy) > 0) { split(line, part, " "); want[part[
 { suffix = $1; sub(/.*[.]/, "", suffix); if (suffix in want && want[suffix] != $2) print $1, $2, want[suffix] }'
 """
     return DrawnTask(
-        instruction=f"The lines of {policy} are SUFFIX MODE: files whose names end with .SUFFIX should have this "
-        f"mode. Write a script {script}, run as "
-        f"`bash {script} FOLDER POLICY`, as in `bash {script} tree {policy}`, which prints a line PATH FOUND WANTED "
-        f"for each file below FOLDER "
-        "(in subfolders too) with another mode than it should have: its path relative to FOLDER, its mode and the "
-        "mode of the policy, "
-        "in octal. Sort the lines by path, by bytes (LC_ALL=C). Files with other suffixes are not printed. The script "
-        "is run on other folders and policies too.",
+        instruction=f"The lines of {policy} are SUFFIX MODE: files whose names end with .SUFFIX should have this mode. "
+        f"Write a script {script}, run as `bash {script} FOLDER POLICY`, as in `bash {script} tree {policy}`, which "
+        "prints a line PATH FOUND WANTED for each file below FOLDER (in subfolders too) with another mode than it "
+        "should have: its path relative to FOLDER, its mode and the mode of the policy, in octal. Sort the lines by "
+        "path, by bytes (LC_ALL=C). Files with other suffixes are not printed. The script is run on other folders and "
+        "policies too.",
         files={
             **_files([f"tree/{path}" for path in now], draw),
             policy: lines(f"{suffix} {mode}" for suffix, mode in policy_now.items()),
@@ -304,12 +300,10 @@ find . -type f | sed 's,^[.]/,,' | LC_ALL=C sort | while read -r path; do
 done
 """
     return DrawnTask(
-        instruction=f"Write a script {script}, run as `bash {script} FROM TO`, as in `bash {script} {first} "
-        f"{second}`, which gives each file below TO the mode of "
-        "the file with the same relative path below FROM. Files of TO that are not in FROM keep their mode; the "
-        "script prints their "
-        "relative paths, one a line, sorted by bytes (LC_ALL=C). Contents and the folder FROM do not change. It is "
-        "run on other folders too.",
+        instruction=f"Write a script {script}, run as `bash {script} FROM TO`, as in `bash {script} {first} {second}`, "
+        "which gives each file below TO the mode of the file with the same relative path below FROM. Files of TO that "
+        "are not in FROM keep their mode; the script prints their relative paths, one a line, sorted by bytes "
+        "(LC_ALL=C). Contents and the folder FROM do not change. It is run on other folders too.",
         files=_files([*(f"{first}/{path}" for path in visible[0]), *(f"{second}/{path}" for path in visible[1])], draw),
         setup=_chmod({f"{first}/{path}": mode for path, mode in visible[0].items()}),
         solution=write_file(script, program),
@@ -339,7 +333,7 @@ done
 
 
 def _rules(draw: Draw) -> DrawnTask:
-    script = draw.script("sh")
+    name = draw.script("py")
     last = draw.chance(0.5)
 
     def example() -> tuple[list[tuple[str, str]], list[str]]:
@@ -368,16 +362,13 @@ for parent, _, names in os.walk(sys.argv[1]):
         found = [mode for mode, pattern in rules if fnmatchcase(os.path.relpath(path, sys.argv[1]), pattern)]
         os.chmod(path, int(found[{-1 if last else 0}], 8) if found else 0o600)
 """
-    name = script.replace(".sh", ".py")
     return DrawnTask(
         instruction=f"Write a Python program {name}, run as `python3 {name} FOLDER RULES`, as in `python3 {name} site "
-        f"rules.txt`, which sets the "
-        "modes of all files below FOLDER. A line of RULES is MODE PATTERN, such as 640 *.txt; it holds for a file if "
-        "the pattern matches its "
-        f"whole path relative to FOLDER. In a pattern, * stands for any characters, slashes too. If several rules "
-        f"hold, the {'last' if last else 'first'} one "
-        "in RULES counts; if none holds, the mode is 600. The modes of folders do not change. The program is run on "
-        "other folders and rules too.",
+        "rules.txt`, which sets the modes of all files below FOLDER. A line of RULES is MODE PATTERN, such as 640 "
+        "*.txt; it holds for a file if the pattern matches its whole path relative to FOLDER. In a pattern, * stands "
+        f"for any characters, slashes too. If several rules hold, the {'last' if last else 'first'} one in RULES "
+        "counts; if none holds, the mode is 600. The modes of folders do not change. The program is run on other "
+        "folders and rules too.",
         files={
             **_files([f"site/{path}" for path in paths_now], draw),
             "rules.txt": lines(f"{mode} {pattern}" for pattern, mode in rules_now),
@@ -436,14 +427,12 @@ awk -v user="$3" 'NR == FNR {{
 """
     return DrawnTask(
         instruction=f"Write a script {script}, run as `bash {script} LISTING GROUPS USER`, as in `bash {script} "
-        f"files.txt groups.txt {visible[2]}`, which prints the "
-        f"paths of all files that USER may {bit}, in the order of LISTING, one a line. A line of LISTING is MODE "
-        f"OWNER GROUP PATH with three octal "
-        "digits; a line of GROUPS is GROUP: USER,USER,... Apply the rules of the Linux kernel for a user without "
-        "privileges: the owner's digit counts "
-        "for the owner, otherwise the group's digit for members of the group, otherwise the last digit. Only the "
-        "permission bits of the file itself "
-        "count, not those of folders. The script is run on other files and users too.",
+        f"files.txt groups.txt {visible[2]}`, which prints the paths of all files that USER may {bit}, in the order of "
+        "LISTING, one a line. A line of LISTING is MODE OWNER GROUP PATH with three octal digits; a line of GROUPS is "
+        "GROUP: USER,USER,... Apply the rules of the Linux kernel for a user without privileges: the owner's digit "
+        "counts for the owner, otherwise the group's digit for members of the group, otherwise the last digit. Only "
+        "the permission bits of the file itself count, not those of folders. The script is run on other files and "
+        "users too.",
         files={"files.txt": visible[0], "groups.txt": visible[1]},
         solution=write_file(script, program),
         checks=[run_case("bash", script, "l", "g", user, files={"l": listing, "g": groups}, stdout=lines(found))],

@@ -15,9 +15,9 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def _named(name: str) -> str:
-    """Return a shell command that starts a process with a name, which is shown in place of its program."""
-    return f"bash -c 'exec -a \"{name}\" sleep 86400' {_QUIET}\n"
+def _named(name: str, folder: str = ".") -> str:
+    """Return a shell command that starts a process in a folder, with a name that is shown in place of its program."""
+    return f"bash -c 'cd {folder} && exec -a \"{name}\" sleep 86400' {_QUIET}\n"
 
 
 def _output(draw: Draw) -> DrawnTask:
@@ -32,7 +32,7 @@ def _output(draw: Draw) -> DrawnTask:
         ),
         files={
             job: f"i=1\nwhile [ $i -le {count} ]; do\n  echo {word} $((i * {factor} + {offset}))\n  i=$((i + "
-            f"1))\ndone\n"
+            "1))\ndone\n"
         },
         solution=f"sh {job} > {out}\n",
         checks=[file_case(out, lines(f"{word} {i * factor + offset}" for i in range(1, count + 1)))],
@@ -62,8 +62,8 @@ def _variable(draw: Draw) -> DrawnTask:
     use = "$1" if by_argument else f"${name}"
     return DrawnTask(
         instruction=f"Run `sh {job}` with "
-        f"{'the argument' if by_argument else f'the environment variable {name} set to'} {value} and "
-        f"write its output to {out}.",
+        f"{'the argument' if by_argument else f'the environment variable {name} set to'} {value} and write its output "
+        f"to {out}.",
         files={job: f'printf %s "{use}-{salt}" | sha256sum | cut -c1-12\n'},
         solution=f"{'' if by_argument else f'{name}={value} '}sh {job}{f' {value}' if by_argument else ''} > {out}\n",
         checks=[file_case(out, _digest(f"{value}-{salt}"), "words")],
@@ -102,8 +102,7 @@ def _failed(draw: Draw) -> DrawnTask:
     found = sorted(name for name, code in codes.items() if bool(code) == wants_failed)
     return DrawnTask(
         instruction=f"Run each script in the folder {folder} with `sh`. Write the names of the scripts that "
-        f"{'fail (exit status not 0)' if wants_failed else 'succeed (exit status 0)'} to {out}, "
-        "one a line, sorted.",
+        f"{'fail (exit status not 0)' if wants_failed else 'succeed (exit status 0)'} to {out}, one a line, sorted.",
         files={
             f"{folder}/{name}": f"# {draw.sentence()}\nn=$(({code} + {(k := draw.number(10, 99))}))\nexit $((n - "
             f"{k}))\n"
@@ -140,9 +139,8 @@ def _workers(draw: Draw) -> DrawnTask:
     commands = [f"{kind}-worker --name={name} --port={port} --queue={queue}" for name, port, queue in workers]
     pattern = f"s/^{kind}-worker --name=\\([a-z]*\\) --port=\\([0-9]*\\) --queue={queues[0]}$/\\1 \\2/p"
     return DrawnTask(
-        instruction=f"Several processes {kind}-worker are running, with command lines such as `{commands[0]}`. Write "
-        f"a line NAME PORT to {out} for each one with the "
-        f"queue {queues[0]}, sorted by name.",
+        instruction=f"Several processes {kind}-worker are running, with command lines such as `{commands[0]}`. Write a "
+        f"line NAME PORT to {out} for each one with the queue {queues[0]}, sorted by name.",
         services="".join(map(_named, commands)) + "sleep 0.3\n",
         solution=f"{_READ_ARGUMENTS} | sed -n '{pattern}' | LC_ALL=C sort > {out}\n",
         checks=[file_case(out, lines(found))],
@@ -153,14 +151,11 @@ def _folders(draw: Draw) -> DrawnTask:
     out, root = draw.output(), draw.word()
     places = {f"{draw.word()}{draw.number(1, 99)}": place for place in draw.words(draw.number(4, 7))}
     found = sorted(f"{name} {place}" for name, place in places.items())
-    starts = [
-        f"(cd {root}/{place} && {_named(f'{root}-{name}').replace(chr(10), '')} )\n" for name, place in places.items()
-    ]
+    starts = [_named(f"{root}-{name}", f"{root}/{place}") for name, place in places.items()]
     return DrawnTask(
         instruction=f"Several processes {root}-NAME are running (NAME differs), each in another subfolder of the "
-        f"folder {root}. Write a line NAME FOLDER to {out} for each of "
-        f"them, sorted by NAME, where FOLDER is the name of the subfolder that is its current working directory. For "
-        f"example: {draw.word()}7 {draw.word()}",
+        f"folder {root}. Write a line NAME FOLDER to {out} for each of them, sorted by NAME, where FOLDER is the name "
+        f"of the subfolder that is its current working directory. For example: {draw.word()}7 {draw.word()}",
         setup=f"mkdir {root}\ncd {root}\nmkdir {' '.join(sorted({*places.values(), *draw.words(3)}))}\n",
         services="".join(starts) + "sleep 0.3\n",
         solution=f"""for process in /proc/[0-9]*; do
@@ -180,9 +175,8 @@ def _limits(draw: Draw) -> DrawnTask:
     found = sorted(f"{name} {word if name in names[:hanging] else code}" for name, code in codes.items())
     return DrawnTask(
         instruction=f"Run each script in the folder {folder} with `bash` and kill it if it has not ended after 2 "
-        f"seconds. Write a line NAME STATUS for each one to {out}, sorted by "
-        f"name: NAME is its file name without .sh, STATUS is its exit status, or the text {word} if it had to be "
-        f"killed.",
+        f"seconds. Write a line NAME STATUS for each one to {out}, sorted by name: NAME is its file name without .sh, "
+        f"STATUS is its exit status, or the text {word} if it had to be killed.",
         files={
             f"{folder}/{name}.sh": f"# {draw.sentence()}\n{'sleep 1000' if name in names[:hanging] else ':'}\nexit "
             f"{code}\n"
@@ -225,11 +219,11 @@ wait
 cat status-* | LC_ALL=C sort > {report}
 """
     return DrawnTask(
-        instruction=f"Write a script {script} that runs all scripts {folder}/*.sh with bash at the same time, from "
-        f"the current folder (they wait for each other, so one after the other does not work), "
-        f"and waits until all have ended. It then writes a line NAME STATUS for each to {report}, sorted by name: "
-        f"NAME is its file name without .sh and STATUS its exit status. "
-        f"It is run as `bash {script}`, also in copies of this folder with other scripts in {folder}.",
+        instruction=f"Write a script {script} that runs all scripts {folder}/*.sh with bash at the same time, from the "
+        "current folder (they wait for each other, so one after the other does not work), and waits until all have "
+        f"ended. It then writes a line NAME STATUS for each to {report}, sorted by name: NAME is its file name without "
+        f".sh and STATUS its exit status. It is run as `bash {script}`, also in copies of this folder with other "
+        f"scripts in {folder}.",
         files=visible[0],
         solution=write_file(script, program),
         checks=[
@@ -289,10 +283,10 @@ exit $code
     cases = [case(draw.number(4, 6), draw.number(2, 4)), case(draw.number(2, 4), draw.number(5, 9)), case(3, 1)]
     return DrawnTask(
         instruction=f"Write a script {script}, run as `bash {script} MOST COMMAND ARGUMENT...`, which runs COMMAND "
-        f"with its arguments until it succeeds (exit status 0), at most MOST times. "
-        f"After each attempt it prints the line `{word} NUMBER: STATUS` with the number of the attempt, from 1, and "
-        f"its exit status. The script ends with the status of the "
-        "last attempt. Arguments may contain spaces. An example of a command is `bash flaky.sh 3 7`.",
+        "with its arguments until it succeeds (exit status 0), at most MOST times. After each attempt it prints the "
+        f"line `{word} NUMBER: STATUS` with the number of the attempt, from 1, and its exit status. The script ends "
+        "with the status of the last attempt. Arguments may contain spaces. An example of a command is `bash flaky.sh "
+        "3 7`.",
         files={"flaky.sh": flaky},
         solution=write_file(script, program),
         checks=cases,  # type: ignore[arg-type]
@@ -364,12 +358,11 @@ done
     hidden = _digest(str(draw.number(0, 10**9))) + ".py"
     return DrawnTask(
         instruction=f"Write a script {script}, run as `bash {script} FOLDER`, which stops processes. The files "
-        f"NAME.pid in FOLDER have the ids of processes that may be running. Send SIGTERM to each; "
-        "if it has not ended 2 seconds later, send SIGKILL. Delete the file NAME.pid. Print a line for each file, in "
-        "the order of the names: "
-        f"`NAME {stopped}` if the process ended after SIGTERM, `NAME {killed}` if it needed SIGKILL, `NAME {stale}` "
-        f"if there was no such process. After the script, all of the "
-        f"processes must have ended. It is run with other processes in the folder {folder}.",
+        "NAME.pid in FOLDER have the ids of processes that may be running. Send SIGTERM to each; if it has not ended "
+        "2 seconds later, send SIGKILL. Delete the file NAME.pid. Print a line for each file, in the order of the "
+        f"names: `NAME {stopped}` if the process ended after SIGTERM, `NAME {killed}` if it needed SIGKILL, `NAME "
+        f"{stale}` if there was no such process. After the script, all of the processes must have ended. It is run "
+        f"with other processes in the folder {folder}.",
         solution=write_file(script, program),
         checks=[run_case("python3", hidden, argument, files={hidden: driver}, stdout=lines(expected), timeout_s=30)],
     )
@@ -401,13 +394,11 @@ for number, code in enumerate(results, 1):
     print(number, code, sep="{mark}")
 """
     return DrawnTask(
-        instruction=f"Write a script {script}, run as `bash {script} MOST FILE`, as in `bash {script} 2 "
-        f"commands.txt`, which runs each line of FILE as a command of `sh`, at most MOST of them at the "
-        f"same time. "
-        "Start them in the order of the lines, the next one as soon as a running one has ended, so that MOST are "
-        "running as long as there are enough. When all have ended, print "
-        f"a line NUMBER{mark}STATUS for each command, in the order of the lines: the number of its line, from 1, and "
-        f"its exit status. It is run with other commands too.",
+        instruction=f"Write a script {script}, run as `bash {script} MOST FILE`, as in `bash {script} 2 commands.txt`, "
+        "which runs each line of FILE as a command of `sh`, at most MOST of them at the same time. Start them in the "
+        "order of the lines, the next one as soon as a running one has ended, so that MOST are running as long as "
+        f"there are enough. When all have ended, print a line NUMBER{mark}STATUS for each command, in the order of the "
+        "lines: the number of its line, from 1, and its exit status. It is run with other commands too.",
         files={"commands.txt": lines(visible[0])},
         solution=f"cat > {script} <<'CONTENT'\n{python(program).replace('python3 -', 'python3 - $*')}CONTENT\n",
         checks=[

@@ -94,7 +94,7 @@ def _column_csv(draw: Draw) -> DrawnTask:
     name = ("id", "name", group, field)[column]
     return DrawnTask(
         instruction=f"Write the values of the column {name} of {data} to {out}, one a line, in the order of the rows "
-        f"and without the header.",
+        "and without the header.",
         files={data: _csv(("id", "name", group, field), rows)},
         solution=f"tail -n +2 {data} | cut -d, -f{column + 1} > {out}\n",
         checks=[file_case(out, lines(row[column] for row in rows))],
@@ -184,8 +184,8 @@ def _group_csv(draw: Draw) -> DrawnTask:
     order = sorted(totals, key=lambda key: (-totals[key] if by_total else 0, key))
     return DrawnTask(
         instruction=f"Group the rows of {data} by {group} (some fields are quoted). Write a CSV file {out} with the "
-        f"header {group},rows,total and a row for each {group}: its number of rows and the sum "
-        f"of their {field}, sorted by {f'total, the largest first, and then by {group}' if by_total else group}.",
+        f"header {group},rows,total and a row for each {group}: its number of rows and the sum of their {field}, "
+        f"sorted by {f'total, the largest first, and then by {group}' if by_total else group}.",
         files={data: _csv(("id", "name", group, field), rows)},
         solution=python(f"""
 import csv
@@ -258,8 +258,8 @@ def _join(draw: Draw) -> DrawnTask:
         )
     else:
         what = (
-            f"a line NAME TOTAL for each row of {items} that rows of {orders} refer to, sorted by name: the sum of "
-            f"the column {field}_count of these rows"
+            f"a line NAME TOTAL for each row of {items} that rows of {orders} refer to, sorted by name: the sum of the "
+            f"column {field}_count of these rows"
         )
         query, found = (
             "select name || ' ' || sum({2}_count) from {1} join {0} on {0}.id = item group by name order by name",
@@ -307,11 +307,11 @@ def _load(draw: Draw) -> DrawnTask:
             text.insert(draw.number(2, len(text)), draw.one(("", text[0])))
         files[f"{folder}/{name}.csv"] = lines(text)
     return DrawnTask(
-        instruction=f"Load the files {folder}/*.csv into a new SQLite file {path}: a table {table} with the columns "
-        f"id INTEGER, name TEXT, {group} TEXT and cents INTEGER, and a row for each row of the files. "
-        f"cents is the {field}, "
-        f"such as 1,234.50, in hundredths (123450). Some files use ; instead of , between their fields; the header "
-        f"may come again and lines may be empty: skip these. Store {group} in lower case and without blanks around it.",
+        instruction=f"Load the files {folder}/*.csv into a new SQLite file {path}: a table {table} with the columns id "
+        f"INTEGER, name TEXT, {group} TEXT and cents INTEGER, and a row for each row of the files. cents is the "
+        f"{field}, such as 1,234.50, in hundredths (123450). Some files use ; instead of , between their fields; the "
+        f"header may come again and lines may be empty: skip these. Store {group} in lower case and without blanks "
+        "around it.",
         files=files,
         solution=python(f"""
 import csv, glob, sqlite3
@@ -370,10 +370,9 @@ for name in sorted(totals, key=lambda name: (-totals[name], name)):
 """
     return DrawnTask(
         instruction=f"Each line of orders.jsonl is an order as a JSON object. Write a Python program {name}, run as "
-        f"`python3 {name} < orders.jsonl`, which prints a line NAME TOTAL for each {who} that has orders "
-        f"with "
-        f"the state {state}: the sum of price times count over all {goods} of these orders, 0 if they have none. Sort "
-        f"by total, the largest first, and then by name. It is run on other orders too.",
+        f"`python3 {name} < orders.jsonl`, which prints a line NAME TOTAL for each {who} that has orders with the "
+        f"state {state}: the sum of price times count over all {goods} of these orders, 0 if they have none. Sort by "
+        "total, the largest first, and then by name. It is run on other orders too.",
         files={"orders.jsonl": lines(json.dumps(order) for order in visible)},
         solution=write_file(name, program),
         checks=[run_case("python3", name, stdin=lines(json.dumps(order) for order in hidden), stdout=lines(found))],
@@ -425,12 +424,11 @@ writer.writerow(["total", *sums, sum(sums)])
 """
     return DrawnTask(
         instruction=f"Write a Python program {name}, run as `python3 {name} FILE`, as in `python3 {name} data.csv`, "
-        f"which prints a CSV table of the sums of {field} (an empty {field} is 0) by {group} and month. "
-        f"Its header is {group}, then all months "
-        f"of the data such as {years}-03 in order, then total; then comes a row for each {group}, sorted by {group}, "
-        f"with its sum for each month (0 if there is none) and over all months, and at last a row total with "
-        f"the sums over each column. Quote fields as in the input, only where necessary. It is run on other files "
-        f"with these columns too.",
+        f"which prints a CSV table of the sums of {field} (an empty {field} is 0) by {group} and month. Its header is "
+        f"{group}, then all months of the data such as {years}-03 in order, then total; then comes a row for each "
+        f"{group}, sorted by {group}, with its sum for each month (0 if there is none) and over all months, and at "
+        "last a row total with the sums over each column. Quote fields as in the input, only where necessary. It is "
+        "run on other files with these columns too.",
         files={"data.csv": _csv(("date", group, field), visible)},
         solution=write_file(name, program),
         checks=[
@@ -517,12 +515,11 @@ print("skipped", skipped)
     )
     return DrawnTask(
         instruction=f"Write a Python program {name}, run as `python3 {name} DATABASE CHANGES`, as in `python3 {name} "
-        f"data.db changes.jsonl`, which applies changes to the table {table} ({', '.join(header)}) of a "
-        f"SQLite file. Each line of CHANGES is a JSON object with the keys do and id. "
-        f"With do = set, it has the key {field} and may have the key {group}: they are the new values. With do = add, "
-        f"its {field} is added to that of the row. With do = delete, the row is deleted. {missing} Apply the changes "
-        f"in order and print `skipped N` with the number of skipped changes "
-        "at the end. It is run on other files too; do not change data.db yourself.",
+        f"data.db changes.jsonl`, which applies changes to the table {table} ({', '.join(header)}) of a SQLite file. "
+        f"Each line of CHANGES is a JSON object with the keys do and id. With do = set, it has the key {field} and may "
+        f"have the key {group}: they are the new values. With do = add, its {field} is added to that of the row. With "
+        f"do = delete, the row is deleted. {missing} Apply the changes in order and print `skipped N` with the number "
+        "of skipped changes at the end. It is run on other files too; do not change data.db yourself.",
         files={
             f"{table}.csv": _csv(header, visible[0]),
             "changes.jsonl": lines(json.dumps(change) for change in visible[1]),

@@ -119,9 +119,8 @@ else echo {words[2]}; fi
 """
     return _task(
         f"Write a shell script {name} with one argument, an integer. It prints {words[0]} if the number is below "
-        f"{limits[0]}, {words[1]} if it is from {limits[0]} to {limits[1]}, and {words[2]} if it is above "
-        f"{limits[1]}. Without arguments, or with more than one, it prints nothing and ends with the exit status "
-        f"{code}.",
+        f"{limits[0]}, {words[1]} if it is from {limits[0]} to {limits[1]}, and {words[2]} if it is above {limits[1]}. "
+        f"Without arguments, or with more than one, it prints nothing and ends with the exit status {code}.",
         name,
         program,
         [
@@ -148,9 +147,9 @@ for i in $(seq "$1"); do
 done
 """
     return _task(
-        f"Write a shell script {name}, run as `bash {name} N`, that prints a line for each number from 1 to N: "
-        f"{first} if it is a multiple of {a}, {second} if it is a multiple of {b}, {first}{second} if it is a "
-        f"multiple of both, and otherwise the number.",
+        f"Write a shell script {name}, run as `bash {name} N`, that prints a line for each number from 1 to N: {first} "
+        f"if it is a multiple of {a}, {second} if it is a multiple of {b}, {first}{second} if it is a multiple of "
+        "both, and otherwise the number.",
         name,
         program,
         [
@@ -194,7 +193,7 @@ for key in "{" ".join(chosen)}".split():
     return _task(
         f"Write a script {name}, run as `{run} {name} < FILE`, that reads integers separated by blanks and line ends, "
         f"and prints four lines KEY{mark}VALUE with these values of the numbers, in this order: {explained}. There is "
-        f"at least one number.",
+        "at least one number.",
         name,
         program,
         [
@@ -230,47 +229,16 @@ print(sys.stdin.read().translate(str.maketrans(letters + letters.upper(), moved 
 """
     plain, secret = lines(texts), lines(texts).translate(table)
     return _task(
-        f"Write a Python program {name} that replaces each letter of standard input by the letter {shift} places "
-        f"after it in the alphabet (z is followed by a), keeps upper and lower case and all other characters, and "
-        f"prints the result. With the option -d it goes {shift} places back instead. It is run as `python3 {name} < "
-        f"FILE` or `python3 {name} -d < FILE`.",
+        f"Write a Python program {name} that replaces each letter of standard input by the letter {shift} places after "
+        "it in the alphabet (z is followed by a), keeps upper and lower case and all other characters, and prints the "
+        f"result. With the option -d it goes {shift} places back instead. It is run as `python3 {name} < FILE` or "
+        f"`python3 {name} -d < FILE`.",
         name,
         program,
         [
             run_case("python3", name, stdin=plain, stdout=secret),
             run_case("python3", name, "-d", stdin=secret, stdout=plain),
         ],
-    )
-
-
-def _durations(draw: Draw) -> DrawnTask:
-    name = draw.script("sh")
-    values = [*_numbers(draw, 0, 400000, 4), 59, 3600, 86399]
-    day, hour, minute, second = draw.one(
-        (("d", "h", "m", "s"), (" days", " hours", " minutes", " seconds"), ("D", "H", "M", "S"))
-    )
-
-    def shown(value: int) -> str:
-        parts = ((value // 86400, day), (value // 3600 % 24, hour), (value // 60 % 60, minute), (value % 60, second))
-        return " ".join(f"{count}{unit}" for count, unit in parts if count) or f"0{second}"
-
-    program = f"""
-while read -r n; do
-  text=
-  for part in "$((n / 86400)){day}" "$((n / 3600 % 24)){hour}" "$((n / 60 % 60)){minute}" "$((n % 60)){second}"; do
-    case $part in 0[!0-9]*) ;; *) text="$text $part" ;; esac
-  done
-  text=${{text# }}
-  echo "${{text:-0{second}}}"
-done
-"""
-    return _task(
-        f"Write a shell script {name}, run as `bash {name} < FILE`, that reads a number of seconds from each line and "
-        f"prints it as days, hours, minutes and seconds. Parts that are 0 are left out, and parts are separated by a "
-        f"space: 90061 is printed as `{shown(90061)}`, 7205 as `{shown(7205)}`, and 0 as `{shown(0)}`.",
-        name,
-        program,
-        [run_case("bash", name, stdin=lines(values), stdout=lines(map(shown, values)))],
     )
 
 
@@ -347,12 +315,12 @@ sys.exit(code)
 """
     return _task(
         f"Write a Python program {name}, run as `python3 {name} < FILE`, that evaluates each line as an expression in "
-        f"postfix notation (reverse Polish notation) and prints its value. The words of a line are integers, which "
-        f"may be negative, and the operators {symbols['add']} (sum), {symbols['subtract']} (difference), "
-        f"{symbols['multiply']} (product) and {symbols['larger']} (the larger one); for example, "
-        f"`7 2 {symbols['subtract']} 3 {symbols['multiply']}` is 15. For an invalid line (unknown words, too few "
-        f"values for an operator, or not exactly one value at the end) print `{error}` instead and go on; the exit "
-        f"status at the end is then {code}, otherwise 0.",
+        "postfix notation (reverse Polish notation) and prints its value. The words of a line are integers, which may "
+        f"be negative, and the operators {symbols['add']} (sum), {symbols['subtract']} (difference), "
+        f"{symbols['multiply']} (product) and {symbols['larger']} (the larger one); for example, `7 2 "
+        f"{symbols['subtract']} 3 {symbols['multiply']}` is 15. For an invalid line (unknown words, too few values for "
+        f"an operator, or not exactly one value at the end) print `{error}` instead and go on; the exit status at the "
+        f"end is then {code}, otherwise 0.",
         name,
         program,
         [
@@ -414,9 +382,8 @@ for line in text:
         f"Write a Python program {name}, run as `python3 {name} [OPTION...] FILE`, that prints the lines of FILE. "
         f"Option -{take} N: only the first N lines. Option -{upper}: in reverse order, the last line first (of the "
         f"lines that -{take} selects). Option -{mark} TEXT: with TEXT before each line. Options may be combined and "
-        f"come in any order, before FILE. "
-        f"If there is another option or FILE cannot be read, print nothing to standard output and end with the exit "
-        f"status {code}.",
+        "come in any order, before FILE. If there is another option or FILE cannot be read, print nothing to standard "
+        f"output and end with the exit status {code}.",
         name,
         program,
         cases,
@@ -471,11 +438,10 @@ print(*done, sep="\\n")
     broken = graph(True)
     return DrawnTask(
         instruction=f"Write a Python program {name}, run as `python3 {name} < tasks.txt`, that prints the order in "
-        f"which tasks can be done, one a line. A line of the input is NAME: NEEDED NEEDED..., with the "
-        f"tasks that must be done before NAME; there may be none, and each task has a line. Whenever "
-        f"several tasks can come next, take the "
-        f"alphabetically {'last' if largest else 'first'} one. If there is no such order, print only `{word}` and end "
-        f"with the exit status {code}. It is run on other inputs too.",
+        "which tasks can be done, one a line. A line of the input is NAME: NEEDED NEEDED..., with the tasks that must "
+        "be done before NAME; there may be none, and each task has a line. Whenever several tasks can come next, take "
+        f"the alphabetically {'last' if largest else 'first'} one. If there is no such order, print only `{word}` and "
+        f"end with the exit status {code}. It is run on other inputs too.",
         files={"tasks.txt": text(plans[0])},
         solution=write_file(name, program),
         checks=[
@@ -541,11 +507,11 @@ json.dump(items, open("{store}", "w"))
 """
     return _task(
         f"Write a Python program {name} that keeps a list of tasks in the file {store} of the current folder, between "
-        f"its runs. `python3 {name} {add} TEXT` adds a task and prints its number; numbers start at 1. `python3 "
-        f"{name} {done} NUMBER` closes a task and prints nothing; if there is no such task or it is closed already, "
-        f"it changes nothing and ends with the exit status {code}. "
-        f"`python3 {name} {show}` prints all tasks in order as NUMBER MARK TEXT, where MARK is `{open_mark}` for open "
-        f"and `{closed_mark}` for closed tasks. A missing {store} is an empty list; leave none behind.",
+        f"its runs. `python3 {name} {add} TEXT` adds a task and prints its number; numbers start at 1. `python3 {name} "
+        f"{done} NUMBER` closes a task and prints nothing; if there is no such task or it is closed already, it "
+        f"changes nothing and ends with the exit status {code}. `python3 {name} {show}` prints all tasks in order as "
+        f"NUMBER MARK TEXT, where MARK is `{open_mark}` for open and `{closed_mark}` for closed tasks. A missing "
+        f"{store} is an empty list; leave none behind.",
         name,
         program,
         [
@@ -556,102 +522,14 @@ json.dump(items, open("{store}", "w"))
     )
 
 
-def _expressions(draw: Draw) -> DrawnTask:
-    name, (word, sign) = draw.script("py"), draw.one((("error", "="), ("undefined", ":="), ("unknown", "<-")))
-
-    def example() -> tuple[list[str], list[str]]:
-        names, known, text, found = draw.words(5), dict[str, int](), list[str](), list[str]()
-
-        def term(depth: int) -> str:
-            if depth == 0 or draw.chance(0.3):
-                return draw.one(
-                    (
-                        str(draw.number(0, 20)),
-                        draw.one(names[: max(1, len(known) + draw.number(0, 1))]),
-                        str(draw.number(0, 20)),
-                    )
-                )
-            left, right = term(depth - 1), term(depth - 1)
-            both = f"{left}{draw.one((' ', ''))}{draw.one('+-*')}{draw.one((' ', ''))}{right}"
-            return f"({both})" if draw.chance(0.6) else both
-
-        for target in [*names, *draw.some(names, 4)]:
-            expression = term(3)
-            text.append(f"{target} {sign} {expression}")
-            used = [item for item in names if item in expression]
-            if any(item not in known for item in used):
-                found.append(word)
-                continue
-            known[target] = _value(expression, known)
-            found.append(f"{target} {known[target]}")
-        return text, found
-
-    visible, (text, found) = example(), example()
-    if found.count(word) > 5:
-        return _expressions(draw)
-    program = f"""
-import re, sys
-known = {{}}
-for line in sys.stdin:
-    target, expression = line.strip().split(" {sign} ", 1)
-    try:
-        known[target] = eval(expression, {{"__builtins__": {{}}}}, known)
-        print(target, known[target])
-    except NameError:
-        print("{word}")
-"""
-    return DrawnTask(
-        instruction=f"Write a Python program {name}, run as `python3 {name} < input.txt`, that evaluates assignments. "
-        f"A line is NAME {sign} EXPRESSION. An expression has integers, names, the operators + - * and "
-        f"parentheses, with or without spaces; * binds more tightly than + and -, and operators of the "
-        f"same rank are evaluated from left to right. For each line print NAME VALUE. "
-        f"If the expression uses a name that has no value yet, print `{word}` and leave NAME as it was. A name may be "
-        f"assigned again. It is run on other inputs too.",
-        files={"input.txt": lines(visible[0])},
-        solution=write_file(name, program),
-        checks=[run_case("python3", name, stdin=lines(text), stdout=lines(found))],
-    )
-
-
-def _value(expression: str, known: dict[str, int]) -> int:
-    """Return the value of an expression with + - * and parentheses, by recursive descent."""
-    words = expression
-    for symbol in "+-*()":
-        words = words.replace(symbol, f" {symbol} ")
-    rest = words.split()[::-1]
-
-    def factor() -> int:
-        word = rest.pop()
-        if word != "(":
-            return known[word] if word in known else int(word)
-        inner = total()
-        rest.pop()
-        return inner
-
-    def product() -> int:
-        value = factor()
-        while rest and rest[-1] == "*":
-            rest.pop()
-            value *= factor()
-        return value
-
-    def total() -> int:
-        value = product()
-        while rest and rest[-1] in "+-":
-            value += product() if rest.pop() == "+" else -product()
-        return value
-
-    return total()
-
-
 FAMILY = Family(
     name="scripts",
     summary="Write small programs with arguments, standard input, options, exit statuses and state.",
     kinds={
         1: (_echo, _sequence, _arguments),
         2: (_each_line, _choose, _multiples),
-        3: (_statistics, _cipher, _durations),
+        3: (_statistics, _cipher),
         4: (_calculator, _options),
-        5: (_order, _todo, _expressions),
+        5: (_order, _todo),
     },
 )

@@ -57,21 +57,15 @@ def _some_lines(draw: Draw) -> DrawnTask:
     count = draw.number(3, 20)
     what, command, found = draw.one(
         (
-            (f"the first {count} lines", f"head -n {count}", text[:count]),
-            (f"the last {count} lines", f"tail -n {count}", text[-count:]),
-            ("the lines in alphabetical order", "LC_ALL=C sort", sorted(text)),
-            ("the lines in reverse order, last line first,", "tac", text[::-1]),
-            ("the text in upper case", "tr a-z A-Z <", [line.upper() for line in text]),
+            (f"the first {count} lines of {data}", f"head -n {count}", text[:count]),
+            (f"the last {count} lines of {data}", f"tail -n {count}", text[-count:]),
+            (f"the lines of {data}, sorted alphabetically,", "LC_ALL=C sort", sorted(text)),
+            (f"the lines of {data} in reverse order (the last one first)", "tac", text[::-1]),
+            (f"the text of {data} in upper case", "tr a-z A-Z <", [line.upper() for line in text]),
         )
     )
     return DrawnTask(
-        instruction=draw.saying(
-            "Write {what} of {data} to {out}.",
-            "Read {data}. Write {what} of this file to {out}.",
-            what=what.rstrip(","),
-            data=data,
-            out=out,
-        ),
+        instruction=draw.saying("Write {what} to {out}.", "Write {what} to the file {out}.", what=what, out=out),
         files={data: lines(text)},
         solution=f"{command} {data} > {out}\n",
         checks=[file_case(out, lines(found))],
@@ -145,11 +139,10 @@ def _frequent(draw: Draw) -> DrawnTask:
     counts = sorted(Counter(" ".join(text).split()).items(), key=lambda item: (-item[1], item[0]))[:top]
     return DrawnTask(
         instruction=f"Find the {top} most frequent words of {data}. Write them to {out}, one a line, as COUNT WORD "
-        f"with "
-        "one space between, the most frequent first. Sort words with the same count alphabetically.",
+        "with one space between, the most frequent first. Sort words with the same count alphabetically.",
         files={data: lines(text)},
-        solution=f"tr -s ' ' '\\n' < {data} | LC_ALL=C sort | uniq -c | LC_ALL=C sort -k1,1nr -k2,2 | head -n {top}"
-        f" | awk '{{print $1, $2}}' > {out}\n",
+        solution=f"tr -s ' ' '\\n' < {data} | LC_ALL=C sort | uniq -c | LC_ALL=C sort -k1,1nr -k2,2 | head -n {top} | "
+        f"awk '{{print $1, $2}}' > {out}\n",
         checks=[file_case(out, lines(f"{count} {word}" for word, count in counts))],
     )
 
@@ -177,8 +170,9 @@ def _distinct(draw: Draw) -> DrawnTask:
     found = list(dict.fromkeys(line.rstrip() for line in text))
     return DrawnTask(
         instruction=f"Write the lines of {data} to {out}, without spaces at their ends and without duplicates: of "
-        f"equal "
-        "lines, keep the first. Number them: each line of the output is NUMBER: TEXT, such as 1: " + found[0] + ".",
+        "equal lines, keep the first. Number them: each line of the output is NUMBER: TEXT, such as 1: "
+        + found[0]
+        + ".",
         files={data: lines(text)},
         solution=f"sed 's/ *$//' {data} | awk '!seen[$0]++ {{print ++n \": \" $0}}' > {out}\n",
         checks=[file_case(out, lines(f"{number}: {line}" for number, line in enumerate(found, 1)))],
@@ -257,9 +251,9 @@ END {{ for (key in total) print key, total[key] }}' {left}.txt {right}.txt | LC_
     return DrawnTask(
         instruction=f"The lines of {left}.txt are ID NAME; different ids may have the same name. The lines of "
         f"{right}.txt are AMOUNT ID. Write a script {script} that reads both files from the current folder and prints "
-        f"a "
-        "line NAME TOTAL for each name that has amounts, sorted by name, with the total of its amounts. Amounts whose "
-        f"id is not in {left}.txt count for the name unknown. It is run as `bash {script}`, also with other files.",
+        "a line NAME TOTAL for each name that has amounts, sorted by name, with the total of its amounts. Amounts "
+        f"whose id is not in {left}.txt count for the name unknown. It is run as `bash {script}`, also with other "
+        "files.",
         files=files(*visible),
         solution=write_file(script, program),
         checks=[
@@ -305,13 +299,11 @@ END {{ for (word in lines) if (count[word] >= {least}) print word ": " lines[wor
 """
     return DrawnTask(
         instruction=f"Write a script {script} that prints an index of a text. It is run as `bash {script} TEXT STOP`, "
-        f"as in "
-        f"`bash {script} book.txt {stop}`, also with other files. Words are separated by blanks. Upper and lower case "
-        "are equal, and the characters , . ! are not part of words. Print a line WORD: NUMBERS, such as "
+        f"as in `bash {script} book.txt {stop}`, also with other files. Words are separated by blanks. Upper and lower "
+        "case are equal, and the characters , . ! are not part of words. Print a line WORD: NUMBERS, such as "
         f"{draw.word()}: 3,8,21, for each word (in lower case) that is on at least {least} different lines: the "
-        f"numbers "
-        "of these lines in ascending order, each once. Words that are lines of the file STOP are left out. Sort the "
-        "index by word.",
+        "numbers of these lines in ascending order, each once. Words that are lines of the file STOP are left out. "
+        "Sort the index by word.",
         files=visible,
         solution=write_file(script, program),
         checks=[
@@ -355,10 +347,10 @@ kind[FNR] == "i" { print text[FNR] }
 kind[FNR] == "a" { print text[FNR] }' "$2" "$1"
 """
     return DrawnTask(
-        instruction=f"Write a script {script} that applies edits to a text and prints the result. It is run as "
-        f"`bash {script} TEXT EDITS`, also on other files; text.txt and edits.txt are examples. A line of EDITS is "
-        "`N d` (delete line N), `N c WORDS` (replace line N by WORDS), `N a WORDS` (add a line WORDS after line N) or "
-        "`N i WORDS` (insert a line WORDS before line N). N always counts the lines of the original text, from 1. The "
+        instruction=f"Write a script {script} that applies edits to a text and prints the result. It is run as `bash "
+        f"{script} TEXT EDITS`, also on other files; text.txt and edits.txt are examples. A line of EDITS is `N d` "
+        "(delete line N), `N c WORDS` (replace line N by WORDS), `N a WORDS` (add a line WORDS after line N) or `N i "
+        "WORDS` (insert a line WORDS before line N). N always counts the lines of the original text, from 1. The "
         "edits are in any order; no two of them have the same N.",
         files={"text.txt": lines(visible[0]), "edits.txt": lines(visible[1])},
         solution=write_file(script, program),

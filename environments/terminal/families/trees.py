@@ -104,8 +104,7 @@ def _collect(draw: Draw) -> DrawnTask:
     verb, command = ("Copy", "cp") if copies else ("Move", "mv")
     return DrawnTask(
         instruction=f"{verb} all .{suffixes[0]} files below {folder} (in subfolders too) into a new folder {target}, "
-        f"without "
-        "their subfolders. No two of them have the same name.",
+        "without their subfolders. No two of them have the same name.",
         files=_under(folder, files),
         solution=f"mkdir {target}\nfind {folder} -name '*.{suffixes[0]}' -exec {command} {{}} {target}/ \\;\n",
         checks=[
@@ -124,11 +123,10 @@ def _extreme(draw: Draw) -> DrawnTask:
     path = sorted(files, key=lambda path: len(files[path]), reverse=is_largest)[0]
     return DrawnTask(
         instruction=f"Find the {'largest' if is_largest else 'smallest'} file (by size in bytes) below {folder}, in "
-        f"subfolders too. "
-        f"Write its path, which starts with {folder}/, to {out}.",
+        f"subfolders too. Write its path, which starts with {folder}/, to {out}.",
         files=_under(folder, files),
-        solution=f"find {folder} -type f -printf '%s %p\\n' | sort -{'r' if is_largest else ''}n | head -n 1 | cut "
-        f"-d' ' -f2 > {out}\n",
+        solution=f"find {folder} -type f -printf '%s %p\\n' | sort -{'r' if is_largest else ''}n | head -n 1 | cut -d' "
+        f"' -f2 > {out}\n",
         checks=[file_case(out, f"{folder}/{path}")],
     )
 
@@ -186,8 +184,7 @@ def _large(draw: Draw) -> DrawnTask:
     found = sorted(f"{folder}/{path} {len(text)}" for path, text in files.items() if len(text) > limit)
     return DrawnTask(
         instruction=f"Write a line PATH SIZE to {out} for each file below {folder} (in subfolders too) that is larger "
-        f"than {limit} "
-        f"bytes. PATH starts with {folder}/, SIZE is in bytes. Sort the lines by bytes (LC_ALL=C sort).",
+        f"than {limit} bytes. PATH starts with {folder}/, SIZE is in bytes. Sort the lines by bytes (LC_ALL=C sort).",
         files=_under(folder, files),
         solution=f"find {folder} -type f -size +{limit}c -printf '%p %s\\n' | LC_ALL=C sort > {out}\n",
         checks=[file_case(out, lines(found))],
@@ -203,9 +200,8 @@ def _links(draw: Draw) -> DrawnTask:
         return _links(draw)
     return DrawnTask(
         instruction=f"Create a folder {target} with a symbolic link for each .{suffix} file below {folder} (in "
-        f"subfolders too). The link "
-        f"has the name of the file without .{suffix}; its target is the relative path of the file, such as "
-        f"../{folder}/a/b.{suffix}.",
+        f"subfolders too). The link has the name of the file without .{suffix}; its target is the relative path of the "
+        f"file, such as ../{folder}/a/b.{suffix}.",
         files=_under(folder, files),
         solution=f"""mkdir {target}
 find {folder} -type f -name '*.{suffix}' | while read -r path; do
@@ -257,11 +253,9 @@ done
 """
     return DrawnTask(
         instruction=f"Write a script {script} that moves the files of the folder {source} into a new folder {target}. "
-        f"A file "
-        f"YEAR-MONTH-DAY-NAME, such as 2021-03-09-plan.txt, becomes {target}/2021/03/plan.txt; a file without a date "
-        f"becomes {target}/undated/NAME. The folder {source} is empty afterwards, but still there. The script is run "
-        f"as "
-        f"`bash {script}` in a copy of this folder in which {source} has other files; do not run it here.",
+        f"A file YEAR-MONTH-DAY-NAME, such as 2021-03-09-plan.txt, becomes {target}/2021/03/plan.txt; a file without a "
+        f"date becomes {target}/undated/NAME. The folder {source} is empty afterwards, but still there. The script is "
+        f"run as `bash {script}` in a copy of this folder in which {source} has other files; do not run it here.",
         files=_under(source, visible),
         solution=write_file(script, program),
         checks=[
@@ -300,12 +294,9 @@ END { for (key in paths) if (count[key] > 1) print paths[key] }' | LC_ALL=C sort
 """
     return DrawnTask(
         instruction=f"Write a script {script} that finds files with equal content. `bash {script} FOLDER` prints a "
-        f"line for each group of "
-        "two or more files below FOLDER that have the same content: their paths relative to FOLDER, separated by "
-        "spaces. Sort "
-        "the paths of a line and then the lines by bytes (LC_ALL=C). Names have no spaces. The script is run on other "
-        "folders "
-        f"too; {folder} is an example.",
+        "line for each group of two or more files below FOLDER that have the same content: their paths relative to "
+        "FOLDER, separated by spaces. Sort the paths of a line and then the lines by bytes (LC_ALL=C). Names have no "
+        f"spaces. The script is run on other folders too; {folder} is an example.",
         files=_under(folder, visible),
         solution=write_file(script, program),
         checks=[run_case("bash", script, "hidden-files", files=_under("hidden-files", hidden), stdout=lines(found))],
@@ -313,7 +304,7 @@ END { for (key in paths) if (count[key] > 1) print paths[key] }' | LC_ALL=C sort
 
 
 def _mirror(draw: Draw) -> DrawnTask:
-    script = draw.script("sh")
+    script = draw.script("py")
     added, changed, removed = draw.one(
         (("+", "~", "-"), ("A", "M", "D"), ("new", "changed", "deleted"), ("add", "update", "remove"))
     )
@@ -349,21 +340,18 @@ shutil.rmtree(target)
 shutil.copytree(source, target)
 """
     return DrawnTask(
-        instruction=f"Write a Python program {script.replace('.sh', '.py')} that makes one folder equal to another. "
-        f"It is run as "
-        f"`python3 {script.replace('.sh', '.py')} SOURCE TARGET`, as in `... first second`, also on other folders; "
-        f"both exist. Afterwards "
-        "TARGET has the same files with the same content as SOURCE and nothing else, no other folders either, and "
-        "SOURCE is "
-        f"unchanged. It prints a line `{added} PATH` for each file that is new in TARGET, `{changed} PATH` for each "
-        f"file whose content "
-        f"changed and `{removed} PATH` for each deleted file, with paths relative to the folders, sorted by PATH.",
+        instruction=f"Write a Python program {script} that makes one folder equal to another. It is run as `python3 "
+        f"{script} SOURCE TARGET`, as in `python3 {script} first second`, also on other folders; both exist. "
+        "Afterwards TARGET has the same files with the same content as SOURCE and nothing else, no other folders "
+        f"either, and SOURCE is unchanged. It prints a line `{added} PATH` for each file that is new in TARGET, "
+        f"`{changed} PATH` for each file whose content changed and `{removed} PATH` for each deleted file, with paths "
+        "relative to the folders, sorted by PATH.",
         files={**_under("first", visible[0]), **_under("second", visible[1])},
-        solution=write_file(script.replace(".sh", ".py"), program),
+        solution=write_file(script, program),
         checks=[
             run_case(
                 "python3",
-                script.replace(".sh", ".py"),
+                script,
                 "h1",
                 "h2",
                 files={**_under("h1", source), **_under("h2", target)},
@@ -406,13 +394,10 @@ done
 """
     return DrawnTask(
         instruction=f"Write a script {script} that copies all files below a folder into one flat folder. It is run as "
-        f"`bash {script} FROM TO`, "
-        f"as in `bash {script} {folder} {target}`, also on other folders of the current folder; TO does not exist "
-        f"before. Take the files in "
-        "the order of their paths, sorted by bytes (LC_ALL=C). The first file with a name NAME.SUFFIX keeps it, the "
-        "second one "
-        f"becomes NAME{mark}2.SUFFIX, the third one NAME{mark}3.SUFFIX, and so on. Paths may have spaces. FROM stays "
-        f"as it is.",
+        f"`bash {script} FROM TO`, as in `bash {script} {folder} {target}`, also on other folders of the current "
+        "folder; TO does not exist before. Take the files in the order of their paths, sorted by bytes (LC_ALL=C). "
+        f"The first file with a name NAME.SUFFIX keeps it, the second one becomes NAME{mark}2.SUFFIX, the third one "
+        f"NAME{mark}3.SUFFIX, and so on. Paths may have spaces. FROM stays as it is.",
         files=_under(folder, visible),
         solution=write_file(script, program),
         checks=[
