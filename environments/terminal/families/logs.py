@@ -38,7 +38,7 @@ class _Request:
 
 def _entries(draw: Draw, low: int, high: int) -> list[_Entry]:
     components, day = draw.words(5), draw.number(1, 27)
-    seconds = sorted(draw.some(range(86400), draw.number(low, high)))
+    seconds = sorted({draw.number(0, 86399) for _ in range(draw.number(low, high))})
     return [_Entry(day, second, draw.one(_LEVELS), draw.one(components), draw.sentence(2, 5)) for second in seconds]
 
 
@@ -307,7 +307,7 @@ def _guesses(draw: Draw) -> DrawnTask:
     def log() -> str:
         addresses = [f"10.0.{draw.number(0, 255)}.{draw.number(1, 254)}" for _ in range(5)]
         users, events = draw.words(4), list[tuple[int, str]]()
-        for second in draw.some(range(3000), draw.number(60, 90)):
+        for second in sorted({draw.number(0, 2999) for _ in range(draw.number(60, 90))}):
             address = addresses[draw.number(0, draw.number(0, 4))]
             word = "accepted" if draw.chance(0.25) else "failed"
             events.append((second, f"{word} user={draw.one(users)} from={address}"))
@@ -367,7 +367,7 @@ def _trace(draw: Draw) -> DrawnTask:
 
     def logs() -> tuple[str, str, list[str]]:
         requests, calls, found = list[str](), list[tuple[int, str]](), list[str]()
-        for second in sorted(draw.some(range(10**5), draw.number(16, 26))):
+        for second in sorted({draw.number(0, 99999) for _ in range(draw.number(16, 26))}):
             id, path, status = (
                 f"{draw.number(0, 16**8 - 1):08x}",
                 f"/{draw.word()}",
