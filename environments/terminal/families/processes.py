@@ -17,7 +17,12 @@ def _digest(text: str) -> str:
 
 def _named(name: str, folder: str = ".") -> str:
     """Return a shell command that starts a process in a folder, with a name that is shown in place of its program."""
-    return f"bash -c 'cd {folder} && exec -a \"{name}\" sleep 86400' {_QUIET}\n"
+    return f"bash -c 'cd {folder} && exec -a \"{name}\" sleep 86400' {_QUIET}\n{_until('^' + name, 'cmdline')}"
+
+
+def _until(pattern: str, file: str) -> str:
+    """Return a shell command that waits until a file of the last background process matches a pattern."""
+    return f"until grep -q '{pattern}' /proc/$!/{file} 2>/dev/null; do sleep 0.05; done\n"
 
 
 def _output(draw: Draw) -> DrawnTask:
@@ -77,7 +82,7 @@ def _argument(draw: Draw) -> DrawnTask:
     return DrawnTask(
         instruction=f"A process {name} is running, with --{option}=NUMBER in its command line (see `ps` or "
         f"/proc/PID/cmdline). Write this number to {out}.",
-        services="".join(map(_named, draw.some([f"{name} --{option}={value}", *others], 4))) + "sleep 0.3\n",
+        services="".join(map(_named, draw.some([f"{name} --{option}={value}", *others], 4))),
         solution=f"{_READ_ARGUMENTS} | sed -n 's/^{name} --{option}=//p' > {out}\n",
         checks=[file_case(out, str(value), "words")],
     )
@@ -89,7 +94,8 @@ def _environment(draw: Draw) -> DrawnTask:
     return DrawnTask(
         instruction=f"A `sleep` process is running whose environment has the variable {name} (see /proc/PID/environ). "
         f"Write the value of the variable to {out}.",
-        services=f"{name}={value} sleep 86400 {_QUIET}\n{second.upper()}=none sleep 86400 {_QUIET}\nsleep 0.3\n",
+        services=f"{name}={value} sleep 86400 {_QUIET}\n{_until(f'{name}=', 'environ')}"
+        f"{second.upper()}=none sleep 86400 {_QUIET}\n",
         solution=f"{_READ_ENVIRONMENTS} | sed -n 's/^{name}=//p' | head -n 1 > {out}\n",
         checks=[file_case(out, value, "words")],
     )
@@ -120,11 +126,12 @@ def _signal(draw: Draw) -> DrawnTask:
     shifted = token.translate(str.maketrans("0123456789abcdef", "0123456789abcdef"[key:] + "0123456789abcdef"[:key]))
     hexadecimal = "0123456789abcdef"
     program = f"""trap "echo {shifted} | tr {hexadecimal[key:] + hexadecimal[:key]} {hexadecimal} > {out}" {signal}
+echo $$ > {name}.pid
 while :; do sleep 1000 & wait; done"""
     return DrawnTask(
         instruction=f"The process whose id is in {name}.pid writes a report to {out} when it receives the signal "
         f"SIG{signal}. Make it do so.",
-        services=f"sh -c '{program}' {_QUIET}\necho $! > {name}.pid\nsleep 0.3\n",
+        services=f"sh -c '{program}' {_QUIET}\nuntil [ -s {name}.pid ]; do sleep 0.05; done\n",
         solution=f"kill -{signal} $(cat {name}.pid)\nuntil [ -s {out} ]; do sleep 0.1; done\n",
         checks=[file_case(out, token, "words")],
     )
@@ -141,7 +148,7 @@ def _workers(draw: Draw) -> DrawnTask:
     return DrawnTask(
         instruction=f"Several processes {kind}-worker are running, with command lines such as `{commands[0]}`. Write a "
         f"line NAME PORT to {out} for each one with the queue {queues[0]}, sorted by name.",
-        services="".join(map(_named, commands)) + "sleep 0.3\n",
+        services="".join(map(_named, commands)),
         solution=f"{_READ_ARGUMENTS} | sed -n '{pattern}' | LC_ALL=C sort > {out}\n",
         checks=[file_case(out, lines(found))],
     )
@@ -157,7 +164,7 @@ def _folders(draw: Draw) -> DrawnTask:
         f"folder {root}. Write a line NAME FOLDER to {out} for each of them, sorted by NAME, where FOLDER is the name "
         f"of the subfolder that is its current working directory. For example: {draw.word()}7 {draw.word()}",
         setup=f"mkdir {root}\ncd {root}\nmkdir {' '.join(sorted({*places.values(), *draw.words(3)}))}\n",
-        services="".join(starts) + "sleep 0.3\n",
+        services="".join(starts),
         solution=f"""for process in /proc/[0-9]*; do
   name=$(cat $process/cmdline 2>/dev/null | tr '\\0' '\\n' | sed -n '1s/^{root}-//p')
   if [ -n "$name" ]; then echo "$name $(basename "$(readlink $process/cwd)")"; fi
@@ -309,7 +316,7 @@ def _stop(draw: Draw) -> DrawnTask:
     words = {"plain": stopped, "slow": stopped, "stubborn": killed, "gone": stale}
     ends = {"plain": -15, "slow": 0, "stubborn": -9}
     driver = f"""
-import json, os, pathlib, subprocess, sys, threading
+import json, os, pathlib, subprocess, sys, threading, time
 SLOW = "import signal, sys, time\\ndef end(*_):\\n time.sleep(0.7)\\n sys.exit(0)\\nsignal.signal(15, end)\\n"
 SLOW += "print(flush=True)\\ntime.sleep(60)"
 STUBBORN = "import signal, time\\nsignal.signal(15, signal.SIG_IGN)\\nprint(flush=True)\\ntime.sleep(60)"
@@ -330,7 +337,10 @@ for name, kind in kinds.items():
         started[name] = process
 print(subprocess.run(["bash", {script!r}, str(folder)], stdout=subprocess.PIPE, text=True).stdout, end="", flush=True)
 for name, process in started.items():
-    print(name, process.poll())
+    for _ in range(20):
+        if process.returncode is None:
+            time.sleep(0.1)
+    print(name, process.returncode)
 print(sorted(os.listdir(folder)), flush=True)
 os._exit(0)
 """
@@ -375,7 +385,7 @@ def _pool(draw: Draw) -> DrawnTask:
     def commands(count: int) -> tuple[list[str], list[str]]:
         codes = [(name, draw.number(0, 99)) for name in draw.words(count)]
         texts = [
-            f"echo + >> log; sleep 0.{draw.number(3, 5)}; echo - >> log; : {name}; exit {code}" for name, code in codes
+            f"echo + >> log; sleep 0.{draw.number(6, 9)}; echo - >> log; : {name}; exit {code}" for name, code in codes
         ]
         return texts, [f"{number}{mark}{code}" for number, (_, code) in enumerate(codes, 1)]
 
