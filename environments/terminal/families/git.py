@@ -113,18 +113,10 @@ def _name_commit(draw: Draw) -> DrawnTask:
 
 def _last_subject(draw: Draw) -> DrawnTask:
     repository, out, (subjects, changes) = draw.word(), draw.output(), _history(draw, draw.number(3, 5))
-    person = draw.one(_PEOPLE)
-    what, format, answer = draw.one(
-        (
-            ("message", "%s", subjects[-1]),
-            ("message", "%s", subjects[-1]),
-            ("author's e-mail address", "%ae", f"{person.lower()}{len(subjects[0])}@{subjects[1].split()[1]}.org"),
-        )
-    )
-    setup = (
-        _made(repository, subjects, changes) + f"git commit -q --amend --no-edit --author '{person} "
-        f"<{person.lower()}{len(subjects[0])}@{subjects[1].split()[1]}.org>'\n"
-    )
+    person, host = draw.one(_PEOPLE), draw.word()
+    email = f"{person.lower()}{draw.number(1, 99)}@{host}.example.com"
+    what, format, answer = draw.one((("message", "%s", subjects[-1]), ("author's e-mail address", "%ae", email)))
+    setup = _made(repository, subjects, changes) + f"git commit -q --amend --no-edit --author '{person} <{email}>'\n"
     return _task(
         draw.saying(
             "Write the {what} of the last commit of the git repository {repository} to {out}.",
