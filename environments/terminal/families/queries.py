@@ -310,7 +310,7 @@ def _load(draw: Draw) -> DrawnTask:
         instruction=f"Load the files {folder}/*.csv into a new SQLite file {path}: a table {table} with the columns id "
         f"INTEGER, name TEXT, {group} TEXT and cents INTEGER, and a row for each row of the files. cents is the "
         f"{field}, such as 1,234.50, in hundredths (123450). Some files use ; instead of , between their fields; the "
-        f"header may come again and lines may be empty: skip these. Store {group} in lower case and without blanks "
+        f"header may be repeated and lines may be empty: skip these. Store {group} in lower case and without blanks "
         "around it.",
         files=files,
         solution=python(f"""
@@ -426,9 +426,9 @@ writer.writerow(["total", *sums, sum(sums)])
         instruction=f"Write a Python program {name}, run as `python3 {name} FILE`, as in `python3 {name} data.csv`, "
         f"which prints a CSV table of the sums of {field} (an empty {field} is 0) by {group} and month. Its header is "
         f"{group}, then all months of the data such as {years}-03 in order, then total; then comes a row for each "
-        f"{group}, sorted by {group}, with its sum for each month (0 if there is none) and over all months, and at "
-        "last a row total with the sums over each column. Quote fields as in the input, only where necessary. It is "
-        "run on other files with these columns too.",
+        f"{group}, sorted by {group}, with its sum for each month (0 for a month without rows) and over all months, "
+        "and at last a row total with the sums over each column. Quote fields as in the input, only where necessary. "
+        "It is run on other files with these columns too.",
         files={"data.csv": _csv(("date", group, field), visible)},
         solution=write_file(name, program),
         checks=[

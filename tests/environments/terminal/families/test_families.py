@@ -22,7 +22,7 @@ DIGESTS = {
     "permissions": ["e64b210a560d73ea", "079e5b9dac88635f", "788ac96163de2f5b", "f30132798c4ea013", "e9ca049ba31a2b2e"],
     "processes": ["7161995db26c33b5", "82a7817bad4e5e30", "4b4ac5311ad2019e", "375f968eec8a3bfb", "385ae351e3ec21ac"],
     "archives": ["915a1a44a92a0ff7", "367454d06dbf1b3c", "07443f0dad072000", "600055839c47c757", "85dbceaabf10d903"],
-    "queries": ["4814630685bdc846", "2e6333dc0383eb64", "a1267d443414c4a1", "044620f18f047796", "125ad01e8af7fb8e"],
+    "queries": ["4814630685bdc846", "2e6333dc0383eb64", "a1267d443414c4a1", "54d24197eef4a97c", "88390325c051a2d6"],
     "logs": ["1d3cc9b452580a76", "84aca3ea28084c15", "cb94772bf2041e0b", "7220111cedcf87ae", "1331bd665ba3ee3e"],
     "git": ["f2d3cf8c8738ddee", "92125474f8b388d5", "f5297cb8e398a82f", "b467f79842d05e5c", "1297d5e55b72a35a"],
     "config": ["3895a5e05360f80f", "f47ccb1e7b832179", "46f76a22d635c399", "3e6b553ce33b0483", "671bc08c040f5fb2"],
