@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import stat
-import sys
 from pathlib import Path
 
 if __package__:
@@ -195,7 +194,7 @@ def _python(program: str, folder: Path, path: str, *arguments: str) -> str:
     """Return the output of a Python program that reads a file as the agent: its content may attack the reader."""
     with harness.as_agent():
         harness.require(stat.S_ISREG(_mode(folder / path)), f"{path} is not a regular file")
-    result = harness.run([sys.executable, "-I", "-c", program, str(folder / path), *arguments], cwd=folder)
+    result = harness.run(["python3", "-I", "-c", program, str(folder / path), *arguments], cwd=folder)
     harness.require(result.returncode == 0, f"{path} cannot be read: {_shown(result.stderr[-_SHOWN:])}")
     return result.stdout
 

@@ -110,6 +110,10 @@ class Draw:
         """Return a name for a file that the agent has to write."""
         return self.one(("answer", "result", "output", "report", "summary", f"{self.word()}-{self.word()}")) + suffix
 
+    def script(self, suffix: str) -> str:
+        """Return a name for a program that the agent has to write."""
+        return f"{self.word()}-{self.word()}.{suffix}"
+
     def saying(self, *templates: str, **values: object) -> str:
         """Return one of several texts with the same meaning, with values filled in as by `str.format`."""
         return self.one(templates).format(**values)
@@ -126,7 +130,7 @@ def absent_case(path: str) -> Case:
 
 
 def tree_case(path: str, entries: Mapping[str, JSON]) -> Case:
-    """Return the case of a folder's files with their content; ``{"link": target}`` for links, None for empty folders."""
+    """Return the case of a folder's files: content, or ``{"link": target}`` of links, or None for empty folders."""
     return {"kind": "tree", "path": path, "entries": dict(entries)}
 
 
@@ -193,19 +197,22 @@ def lines(items: Iterable[object]) -> str:
     return "".join(f"{item}\n" for item in items)
 
 
-WORDS = (
-    "acorn amber anchor apple apron arrow aspen autumn badge bamboo banjo barley basil beacon beaver birch bishop bison "
-    "blossom bobbin bonnet boulder bramble brick bridge bronze brook bucket buckle butter button cabin cable cactus "
-    "camel candle canoe canvas carbon carrot castle cedar cellar chalk cherry chisel cider cinder citrus clover cobalt "
-    "comet copper coral cotton cradle crayon cricket crystal cumin curtain cypress dahlia daisy dapper denim desert "
-    "diamond dolphin domino drum eagle ebony ember emerald falcon fabric feather fennel fern ferry fiddle flannel "
-    "flint forest fossil fountain fox garden garlic gecko ginger glacier goblet granite grape gravel guitar hammer "
-    "harbor harvest hazel heron hickory honey hornet indigo iris island ivory jacket jasmine jasper jungle kayak kettle "
-    "kiwi ladder lagoon lantern lark laurel lemon lentil lily linen lizard lobster lotus lumber magnet mango maple "
-    "marble meadow melon mint mirror mitten monsoon mosaic moss mustard needle nettle nickel nutmeg oak oasis olive "
-    "onion opal orbit orchard otter paddle panther papaya parsley pebble pelican pepper pewter pigeon pillow pine "
-    "planet plum pocket pollen poplar prairie prism pumpkin quartz quiver rabbit radish raven reef ribbon river robin "
-    "rocket saddle saffron sage salmon sandal sapphire satchel scarlet shadow shelter sierra silver sparrow spruce "
-    "squash starling summit sunset swallow tadpole tango teapot thistle thunder timber topaz tulip tunnel turnip "
-    "turtle valley vanilla velvet violet walnut walrus willow window winter yarrow zebra zenith zephyr"
-).split()
+_POOL = """
+acorn amber anchor apple apron arrow aspen autumn badge bamboo banjo barley basil beacon beaver birch bishop
+bison
+blossom bobbin bonnet boulder bramble brick bridge bronze brook bucket buckle butter button cabin cable cactus
+camel candle canoe canvas carbon carrot castle cedar cellar chalk cherry chisel cider cinder citrus clover cobalt
+comet copper coral cotton cradle crayon cricket crystal cumin curtain cypress dahlia daisy dapper denim desert
+diamond dolphin domino drum eagle ebony ember emerald falcon fabric feather fennel fern ferry fiddle flannel
+flint forest fossil fountain fox garden garlic gecko ginger glacier goblet granite grape gravel guitar hammer
+harbor harvest hazel heron hickory honey hornet indigo iris island ivory jacket jasmine jasper jungle kayak
+kettle
+kiwi ladder lagoon lantern lark laurel lemon lentil lily linen lizard lobster lotus lumber magnet mango maple
+marble meadow melon mint mirror mitten monsoon mosaic moss mustard needle nettle nickel nutmeg oak oasis olive
+onion opal orbit orchard otter paddle panther papaya parsley pebble pelican pepper pewter pigeon pillow pine
+planet plum pocket pollen poplar prairie prism pumpkin quartz quiver rabbit radish raven reef ribbon river robin
+rocket saddle saffron sage salmon sandal sapphire satchel scarlet shadow shelter sierra silver sphinx spruce
+squash starling summit sunset swallow tadpole tango teapot thistle thunder timber topaz tulip tunnel turnip
+turtle valley vanilla velvet violet walnut walrus willow window winter yonder zebra zenith zephyr
+"""
+WORDS = tuple(_POOL.split())

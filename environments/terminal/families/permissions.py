@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from .family import Draw, DrawnTask, Family, file_case, lines, modes_case, run_case, write_file
 
-_CLASSES = {"user": "u", "group": "g", "other users": "o"}
+_CLASSES = {"the owner": "u", "the group": "g", "other users (neither owner nor group)": "o"}
 _BITS = {"read": ("r", 4), "write": ("w", 2), "execute": ("x", 1)}
 _SUFFIXES = ("txt", "sh", "cfg", "key", "log", "py", "html", "pem")
 
@@ -62,10 +62,8 @@ def _change_bit(draw: Draw) -> DrawnTask:
     if not digits[0] & 4:
         return _change_bit(draw)
     return DrawnTask(
-        instruction=f"{'Give' if is_given else 'Take'} the {who.replace('user', 'owner', 1) if letter == 'u' else who} of {path} "
-        f"{'' if is_given else 'the '}{bit} permission{'' if is_given else ' away'}. Leave its other permissions as they are."
-        if letter != "o"
-        else f"{'Let' if is_given else 'Do not let'} other users (neither owner nor group) {bit} {path}. Leave its other permissions as they are.",
+        instruction=f"{'Give' if is_given else 'Do not give'} {who} the {bit} permission for {path}. Leave its other "
+        "permissions as they are.",
         files=_files([path], draw),
         setup=f"chmod {before} {path}\n",
         solution=f"chmod {letter}{'+' if is_given else '-'}{sign} {path}\n",
@@ -96,12 +94,14 @@ def _whole_tree(draw: Draw) -> DrawnTask:
     paths = [f"{root}/{path}" for path in paths]
     folders = {root, *(path.rpartition("/")[0] for path in paths)}
     folders |= {folder.rpartition("/")[0] for folder in folders if "/" in folder}
-    modes = {path: of_files for path in paths} | {folder: of_folders for folder in sorted(folders)}
+    modes = dict.fromkeys(paths, of_files) | dict.fromkeys(sorted(folders), of_folders)
     return DrawnTask(
-        instruction=f"Set the mode of all files below {root} to {of_files}, and the mode of {root} and all folders below it to {of_folders}.",
+        instruction=f"Set the mode of all files below {root} to {of_files}, and the mode of {root} and all folders "
+        f"below it to {of_folders}.",
         files=_files(paths, draw),
-        setup=_chmod({path: "666" for path in paths}) + _chmod({folder: "777" for folder in sorted(folders)}),
-        solution=f"find {root} -type f -exec chmod {of_files} {{}} +\nfind {root} -type d -exec chmod {of_folders} {{}} +\n",
+        setup=_chmod(dict.fromkeys(paths, "666")) + _chmod(dict.fromkeys(sorted(folders), "777")),
+        solution=f"find {root} -type f -exec chmod {of_files} {{}} +\nfind {root} -type d -exec chmod {of_folders} "
+        f"{{}} +\n",
         checks=[modes_case(modes)],
     )
 
@@ -121,7 +121,8 @@ def _by_suffix(draw: Draw) -> DrawnTask:
     if modes == before:
         return _by_suffix(draw)
     return DrawnTask(
-        instruction=f"Make all .{suffix} files below {root} (in subfolders too) {who}. Leave their other permissions and all other files as they are.",
+        instruction=f"Make all .{suffix} files below {root} (in subfolders too) {who}. Leave their other permissions "
+        f"and all other files as they are.",
         files=_files(list(before), draw),
         setup=_chmod(before),
         solution=f"find {root} -type f -name '*.{suffix}' -exec chmod {change} {{}} +\n",
@@ -131,7 +132,7 @@ def _by_suffix(draw: Draw) -> DrawnTask:
 
 def _count_bit(draw: Draw) -> DrawnTask:
     root, out = draw.word(), draw.output()
-    (who, letter), (bit, (_, value)) = draw.one(list(_CLASSES.items())[1:]), draw.one(list(_BITS.items()))
+    letter, (bit, (_, value)) = draw.one("go"), draw.one(list(_BITS.items()))
     share = draw.number(1, 9) / 10
     at = "ugo".index(letter)
     count, modes = 0, {}
@@ -142,7 +143,8 @@ def _count_bit(draw: Draw) -> DrawnTask:
         count += has
         modes[f"{root}/{path}"] = "".join(map(str, digits))
     return DrawnTask(
-        instruction=f"Count the files below {root} (in subfolders too) for which {'the group has' if letter == 'g' else 'other users have'} "
+        instruction=f"Count the files below {root} (in subfolders too) for which "
+        f"{'the group has' if letter == 'g' else 'other users have'} "
         f"{bit} permission. Write the number to {out}.",
         files=_files(list(modes), draw),
         setup=_chmod(modes),
@@ -160,14 +162,16 @@ def _from_list(draw: Draw) -> DrawnTask:
     if not wanted or all(mode == "644" for mode in wanted.values()):
         return _from_list(draw)
     return DrawnTask(
-        instruction=f"The lines of {listing} are {'PATH MODE' if flipped else 'MODE PATH'}, with the mode in octal and the path relative to the folder {root}. "
+        instruction=f"The lines of {listing} are {'PATH MODE' if flipped else 'MODE PATH'}, with the mode in octal "
+        f"and the path relative to the folder {root}. "
         "Set the modes of these files. Other files stay as they are.",
         files={
             **_files(list(before), draw),
             listing: lines(f"{path} {mode}" if flipped else f"{mode} {path}" for path, mode in wanted.items()),
         },
         setup=_chmod(before),
-        solution=f'cd {root}\nwhile read -r {"path mode" if flipped else "mode path"}; do chmod "$mode" "$path"; done < ../{listing}\n',
+        solution=f'cd {root}\nwhile read -r {"path mode" if flipped else "mode path"}; do chmod "$mode" "$path"; done '
+        f"< ../{listing}\n",
         checks=[modes_case({**before, **{f"{root}/{path}": mode for path, mode in wanted.items()}})],
     )
 
@@ -188,11 +192,13 @@ def _protect(draw: Draw) -> DrawnTask:
     if not modes:
         return _protect(draw)
     return DrawnTask(
-        instruction=f"Take all permissions of {'other users' if keep_group else 'the group and of other users'} away from each file below {root} whose "
+        instruction=f"Take all permissions of {'other users' if keep_group else 'the group and of other users'} away "
+        f"from each file below {root} whose "
         f'content contains "{mark}". Leave the other permissions and the other files as they are.',
         files=files,
         setup=_chmod(before),
-        solution=f"grep -rlF '{mark}' {root} | while read -r path; do chmod {'o=' if keep_group else 'go='} \"$path\"; done\n",
+        solution=f"grep -rlF '{mark}' {root} | while read -r path; do chmod {'o=' if keep_group else 'go='} "
+        f'"$path"; done\n',
         checks=[modes_case({**before, **modes})],
     )
 
@@ -210,8 +216,8 @@ def _list_bit(draw: Draw) -> DrawnTask:
     modes = {f"{root}/{path}": _mode(draw) for path in _paths(draw, 15, 30)}
     found = sorted(f"{path} {mode}" for path, mode in modes.items() if int(mode, 8) & mask)
     return DrawnTask(
-        instruction=f"Write a line PATH MODE to {out} for each file below {root} (in subfolders too) that {what}. PATH starts with {root}/, MODE is "
-        "octal, such as 644. Sort the lines by bytes (LC_ALL=C sort).".replace(f"that {what}", f"that {what}"),
+        instruction=f"Write a line PATH MODE to {out} for each file below {root} (in subfolders too) that {what}. "
+        f"PATH starts with {root}/, MODE is octal, such as 644. Sort the lines by bytes (LC_ALL=C sort).",
         files=_files(list(modes), draw),
         setup=_chmod(modes),
         solution=f"find {root} -type f -perm {option} -printf '%p %m\\n' | LC_ALL=C sort > {out}\n",
@@ -220,7 +226,7 @@ def _list_bit(draw: Draw) -> DrawnTask:
 
 
 def _audit(draw: Draw) -> DrawnTask:
-    script, policy = f"{draw.word()}.sh", f"{draw.word()}.policy"
+    script, policy = draw.script("sh"), f"{draw.word()}.policy"
 
     def example() -> tuple[dict[str, str], dict[str, str]]:
         wanted = {suffix: _mode(draw) for suffix in draw.some(_SUFFIXES, 4)}
@@ -243,10 +249,14 @@ BEGIN { while ((getline line < policy) > 0) { split(line, part, " "); want[part[
 { suffix = $1; sub(/.*[.]/, "", suffix); if (suffix in want && want[suffix] != $2) print $1, $2, want[suffix] }'
 """
     return DrawnTask(
-        instruction=f"The lines of {policy} are SUFFIX MODE: files whose names end with .SUFFIX should have this mode. Write a script {script}, run as "
-        f"`bash {script} FOLDER POLICY`, as in `bash {script} tree {policy}`, which prints a line PATH FOUND WANTED for each file below FOLDER "
-        "(in subfolders too) with another mode than it should have: its path relative to FOLDER, its mode and the mode of the policy, "
-        "in octal. Sort the lines by path, by bytes (LC_ALL=C). Files with other suffixes are not printed. The script is run on other folders and policies too.",
+        instruction=f"The lines of {policy} are SUFFIX MODE: files whose names end with .SUFFIX should have this "
+        f"mode. Write a script {script}, run as "
+        f"`bash {script} FOLDER POLICY`, as in `bash {script} tree {policy}`, which prints a line PATH FOUND WANTED "
+        f"for each file below FOLDER "
+        "(in subfolders too) with another mode than it should have: its path relative to FOLDER, its mode and the "
+        "mode of the policy, "
+        "in octal. Sort the lines by path, by bytes (LC_ALL=C). Files with other suffixes are not printed. The script "
+        "is run on other folders and policies too.",
         files={
             **_files([f"tree/{path}" for path in now], draw),
             policy: lines(f"{suffix} {mode}" for suffix, mode in policy_now.items()),
@@ -271,7 +281,7 @@ BEGIN { while ((getline line < policy) > 0) { split(line, part, " "); want[part[
 
 
 def _copy_modes(draw: Draw) -> DrawnTask:
-    script = f"{draw.word()}.sh"
+    script = draw.script("sh")
     first, second = draw.words(2)
 
     def example() -> tuple[dict[str, str], dict[str, str]]:
@@ -294,9 +304,12 @@ find . -type f | sed 's,^[.]/,,' | LC_ALL=C sort | while read -r path; do
 done
 """
     return DrawnTask(
-        instruction=f"Write a script {script}, run as `bash {script} FROM TO`, as in `bash {script} {first} {second}`, which gives each file below TO the mode of "
-        "the file with the same relative path below FROM. Files of TO that are not in FROM keep their mode; the script prints their "
-        "relative paths, one a line, sorted by bytes (LC_ALL=C). Contents and the folder FROM do not change. It is run on other folders too.",
+        instruction=f"Write a script {script}, run as `bash {script} FROM TO`, as in `bash {script} {first} "
+        f"{second}`, which gives each file below TO the mode of "
+        "the file with the same relative path below FROM. Files of TO that are not in FROM keep their mode; the "
+        "script prints their "
+        "relative paths, one a line, sorted by bytes (LC_ALL=C). Contents and the folder FROM do not change. It is "
+        "run on other folders too.",
         files=_files([*(f"{first}/{path}" for path in visible[0]), *(f"{second}/{path}" for path in visible[1])], draw),
         setup=_chmod({f"{first}/{path}": mode for path, mode in visible[0].items()}),
         solution=write_file(script, program),
@@ -326,7 +339,7 @@ done
 
 
 def _rules(draw: Draw) -> DrawnTask:
-    script = f"{draw.word()}.sh"
+    script = draw.script("sh")
     last = draw.chance(0.5)
 
     def example() -> tuple[list[tuple[str, str]], list[str]]:
@@ -357,10 +370,14 @@ for parent, _, names in os.walk(sys.argv[1]):
 """
     name = script.replace(".sh", ".py")
     return DrawnTask(
-        instruction=f"Write a Python program {name}, run as `python3 {name} FOLDER RULES`, as in `python3 {name} site rules.txt`, which sets the "
-        "modes of all files below FOLDER. A line of RULES is MODE PATTERN, such as 640 *.txt; it holds for a file if the pattern matches its "
-        f"whole path relative to FOLDER. In a pattern, * stands for any characters, slashes too. If several rules hold, the {'last' if last else 'first'} one "
-        "in RULES counts; if none holds, the mode is 600. The modes of folders do not change. The program is run on other folders and rules too.",
+        instruction=f"Write a Python program {name}, run as `python3 {name} FOLDER RULES`, as in `python3 {name} site "
+        f"rules.txt`, which sets the "
+        "modes of all files below FOLDER. A line of RULES is MODE PATTERN, such as 640 *.txt; it holds for a file if "
+        "the pattern matches its "
+        f"whole path relative to FOLDER. In a pattern, * stands for any characters, slashes too. If several rules "
+        f"hold, the {'last' if last else 'first'} one "
+        "in RULES counts; if none holds, the mode is 600. The modes of folders do not change. The program is run on "
+        "other folders and rules too.",
         files={
             **_files([f"site/{path}" for path in paths_now], draw),
             "rules.txt": lines(f"{mode} {pattern}" for pattern, mode in rules_now),
@@ -383,8 +400,8 @@ for parent, _, names in os.walk(sys.argv[1]):
 
 
 def _access(draw: Draw) -> DrawnTask:
-    script = f"{draw.word()}.sh"
-    bit, (letter, value) = draw.one(list(_BITS.items()))
+    script = draw.script("sh")
+    bit, (_, value) = draw.one(list(_BITS.items()))
 
     def example() -> tuple[str, str, str, list[str]]:
         users, groups = draw.words(5), draw.words(4)
@@ -418,10 +435,14 @@ awk -v user="$3" 'NR == FNR {{
 }}' "$2" "$1"
 """
     return DrawnTask(
-        instruction=f"Write a script {script}, run as `bash {script} LISTING GROUPS USER`, as in `bash {script} files.txt groups.txt {visible[2]}`, which prints the "
-        f"paths of all files that USER may {bit}, in the order of LISTING, one a line. A line of LISTING is MODE OWNER GROUP PATH with three octal "
-        "digits; a line of GROUPS is GROUP: USER,USER,... Apply the rules of the Linux kernel for a user without privileges: the owner's digit counts "
-        "for the owner, otherwise the group's digit for members of the group, otherwise the last digit. Only the permission bits of the file itself "
+        instruction=f"Write a script {script}, run as `bash {script} LISTING GROUPS USER`, as in `bash {script} "
+        f"files.txt groups.txt {visible[2]}`, which prints the "
+        f"paths of all files that USER may {bit}, in the order of LISTING, one a line. A line of LISTING is MODE "
+        f"OWNER GROUP PATH with three octal "
+        "digits; a line of GROUPS is GROUP: USER,USER,... Apply the rules of the Linux kernel for a user without "
+        "privileges: the owner's digit counts "
+        "for the owner, otherwise the group's digit for members of the group, otherwise the last digit. Only the "
+        "permission bits of the file itself "
         "count, not those of folders. The script is run on other files and users too.",
         files={"files.txt": visible[0], "groups.txt": visible[1]},
         solution=write_file(script, program),

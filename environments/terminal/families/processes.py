@@ -31,7 +31,8 @@ def _output(draw: Draw) -> DrawnTask:
             out=out,
         ),
         files={
-            job: f"i=1\nwhile [ $i -le {count} ]; do\n  echo {word} $((i * {factor} + {offset}))\n  i=$((i + 1))\ndone\n"
+            job: f"i=1\nwhile [ $i -le {count} ]; do\n  echo {word} $((i * {factor} + {offset}))\n  i=$((i + "
+            f"1))\ndone\n"
         },
         solution=f"sh {job} > {out}\n",
         checks=[file_case(out, lines(f"{word} {i * factor + offset}" for i in range(1, count + 1)))],
@@ -60,7 +61,9 @@ def _variable(draw: Draw) -> DrawnTask:
     by_argument = draw.chance(0.5)
     use = "$1" if by_argument else f"${name}"
     return DrawnTask(
-        instruction=f"Run `sh {job}` with {'the argument' if by_argument else f'the environment variable {name} set to'} {value} and write its output to {out}.",
+        instruction=f"Run `sh {job}` with "
+        f"{'the argument' if by_argument else f'the environment variable {name} set to'} {value} and "
+        f"write its output to {out}.",
         files={job: f'printf %s "{use}-{salt}" | sha256sum | cut -c1-12\n'},
         solution=f"{'' if by_argument else f'{name}={value} '}sh {job}{f' {value}' if by_argument else ''} > {out}\n",
         checks=[file_case(out, _digest(f"{value}-{salt}"), "words")],
@@ -72,7 +75,8 @@ def _argument(draw: Draw) -> DrawnTask:
     value = draw.number(1024, 65000)
     others = [f"{other} --{option}={draw.number(1024, 65000)}" for other in draw.words(3)]
     return DrawnTask(
-        instruction=f"A process {name} is running, with --{option}=NUMBER in its command line (see `ps` or /proc/PID/cmdline). Write this number to {out}.",
+        instruction=f"A process {name} is running, with --{option}=NUMBER in its command line (see `ps` or "
+        f"/proc/PID/cmdline). Write this number to {out}.",
         services="".join(map(_named, draw.some([f"{name} --{option}={value}", *others], 4))) + "sleep 0.3\n",
         solution=f"{_READ_ARGUMENTS} | sed -n 's/^{name} --{option}=//p' > {out}\n",
         checks=[file_case(out, str(value), "words")],
@@ -83,7 +87,8 @@ def _environment(draw: Draw) -> DrawnTask:
     out, (first, second) = draw.output(), draw.words(2)
     name, value = f"{first}_{second}".upper(), f"{draw.word()}{draw.number(100, 99999)}"
     return DrawnTask(
-        instruction=f"A `sleep` process is running whose environment has the variable {name} (see /proc/PID/environ). Write the value of the variable to {out}.",
+        instruction=f"A `sleep` process is running whose environment has the variable {name} (see /proc/PID/environ). "
+        f"Write the value of the variable to {out}.",
         services=f"{name}={value} sleep 86400 {_QUIET}\n{second.upper()}=none sleep 86400 {_QUIET}\nsleep 0.3\n",
         solution=f"{_READ_ENVIRONMENTS} | sed -n 's/^{name}=//p' | head -n 1 > {out}\n",
         checks=[file_case(out, value, "words")],
@@ -96,13 +101,16 @@ def _failed(draw: Draw) -> DrawnTask:
     wants_failed = draw.chance(0.5)
     found = sorted(name for name, code in codes.items() if bool(code) == wants_failed)
     return DrawnTask(
-        instruction=f"Run each script in the folder {folder} with `sh`. Write the names of the scripts that {'fail (exit status not 0)' if wants_failed else 'succeed (exit status 0)'} to {out}, "
+        instruction=f"Run each script in the folder {folder} with `sh`. Write the names of the scripts that "
+        f"{'fail (exit status not 0)' if wants_failed else 'succeed (exit status 0)'} to {out}, "
         "one a line, sorted.",
         files={
-            f"{folder}/{name}": f"# {draw.sentence()}\nn=$(({code} + {(k := draw.number(10, 99))}))\nexit $((n - {k}))\n"
+            f"{folder}/{name}": f"# {draw.sentence()}\nn=$(({code} + {(k := draw.number(10, 99))}))\nexit $((n - "
+            f"{k}))\n"
             for name, code in codes.items()
         },
-        solution=f"cd {folder}\nfor job in *.sh; do\n  if {'! ' if wants_failed else ''}sh $job; then echo $job; fi\ndone | LC_ALL=C sort > ../{out}\n",
+        solution=f"cd {folder}\nfor job in *.sh; do\n  if {'! ' if wants_failed else ''}sh $job; then echo $job; "
+        f"fi\ndone | LC_ALL=C sort > ../{out}\n",
         checks=[file_case(out, lines(found))],
     )
 
@@ -115,7 +123,8 @@ def _signal(draw: Draw) -> DrawnTask:
     program = f"""trap "echo {shifted} | tr {hexadecimal[key:] + hexadecimal[:key]} {hexadecimal} > {out}" {signal}
 while :; do sleep 1000 & wait; done"""
     return DrawnTask(
-        instruction=f"The process whose id is in {name}.pid writes a report to {out} when it receives the signal SIG{signal}. Make it do so.",
+        instruction=f"The process whose id is in {name}.pid writes a report to {out} when it receives the signal "
+        f"SIG{signal}. Make it do so.",
         services=f"sh -c '{program}' {_QUIET}\necho $! > {name}.pid\nsleep 0.3\n",
         solution=f"kill -{signal} $(cat {name}.pid)\nuntil [ -s {out} ]; do sleep 0.1; done\n",
         checks=[file_case(out, token, "words")],
@@ -131,7 +140,8 @@ def _workers(draw: Draw) -> DrawnTask:
     commands = [f"{kind}-worker --name={name} --port={port} --queue={queue}" for name, port, queue in workers]
     pattern = f"s/^{kind}-worker --name=\\([a-z]*\\) --port=\\([0-9]*\\) --queue={queues[0]}$/\\1 \\2/p"
     return DrawnTask(
-        instruction=f"Several processes {kind}-worker are running, with command lines such as `{commands[0]}`. Write a line NAME PORT to {out} for each one with the "
+        instruction=f"Several processes {kind}-worker are running, with command lines such as `{commands[0]}`. Write "
+        f"a line NAME PORT to {out} for each one with the "
         f"queue {queues[0]}, sorted by name.",
         services="".join(map(_named, commands)) + "sleep 0.3\n",
         solution=f"{_READ_ARGUMENTS} | sed -n '{pattern}' | LC_ALL=C sort > {out}\n",
@@ -147,8 +157,10 @@ def _folders(draw: Draw) -> DrawnTask:
         f"(cd {root}/{place} && {_named(f'{root}-{name}').replace(chr(10), '')} )\n" for name, place in places.items()
     ]
     return DrawnTask(
-        instruction=f"Several processes {root}-NAME are running (NAME differs), each in another subfolder of the folder {root}. Write a line NAME FOLDER to {out} for each of "
-        f"them, sorted by NAME, where FOLDER is the name of the subfolder that is its current working directory. For example: {draw.word()}7 {draw.word()}",
+        instruction=f"Several processes {root}-NAME are running (NAME differs), each in another subfolder of the "
+        f"folder {root}. Write a line NAME FOLDER to {out} for each of "
+        f"them, sorted by NAME, where FOLDER is the name of the subfolder that is its current working directory. For "
+        f"example: {draw.word()}7 {draw.word()}",
         setup=f"mkdir {root}\ncd {root}\nmkdir {' '.join(sorted({*places.values(), *draw.words(3)}))}\n",
         services="".join(starts) + "sleep 0.3\n",
         solution=f"""for process in /proc/[0-9]*; do
@@ -167,10 +179,13 @@ def _limits(draw: Draw) -> DrawnTask:
     codes = {name: draw.number(0, 99) for name in names}
     found = sorted(f"{name} {word if name in names[:hanging] else code}" for name, code in codes.items())
     return DrawnTask(
-        instruction=f"Run each script in the folder {folder} with `bash` and kill it if it has not ended after 2 seconds. Write a line NAME STATUS for each one to {out}, sorted by "
-        f"name: NAME is its file name without .sh, STATUS is its exit status, or the text {word} if it had to be killed.",
+        instruction=f"Run each script in the folder {folder} with `bash` and kill it if it has not ended after 2 "
+        f"seconds. Write a line NAME STATUS for each one to {out}, sorted by "
+        f"name: NAME is its file name without .sh, STATUS is its exit status, or the text {word} if it had to be "
+        f"killed.",
         files={
-            f"{folder}/{name}.sh": f"# {draw.sentence()}\n{'sleep 1000' if name in names[:hanging] else ':'}\nexit {code}\n"
+            f"{folder}/{name}.sh": f"# {draw.sentence()}\n{'sleep 1000' if name in names[:hanging] else ':'}\nexit "
+            f"{code}\n"
             for name, code in codes.items()
         },
         solution=f"""cd {folder}
@@ -210,8 +225,10 @@ wait
 cat status-* | LC_ALL=C sort > {report}
 """
     return DrawnTask(
-        instruction=f"Write a script {script} that runs all scripts {folder}/*.sh with bash at the same time, from the current folder (they wait for each other, so one after the other does not work), "
-        f"and waits until all have ended. It then writes a line NAME STATUS for each to {report}, sorted by name: NAME is its file name without .sh and STATUS its exit status. "
+        instruction=f"Write a script {script} that runs all scripts {folder}/*.sh with bash at the same time, from "
+        f"the current folder (they wait for each other, so one after the other does not work), "
+        f"and waits until all have ended. It then writes a line NAME STATUS for each to {report}, sorted by name: "
+        f"NAME is its file name without .sh and STATUS its exit status. "
         f"It is run as `bash {script}`, also in copies of this folder with other scripts in {folder}.",
         files=visible[0],
         solution=write_file(script, program),
@@ -229,7 +246,7 @@ cat status-* | LC_ALL=C sort > {report}
 
 
 def _retry(draw: Draw) -> DrawnTask:
-    script, word = f"{draw.word()}.sh", draw.word()
+    script, word = draw.script("sh"), draw.word()
     flaky = """echo "$*" >> calls
 if [ "$(wc -l < calls)" -ge "$1" ]; then exit 0; fi
 exit "$2"
@@ -271,8 +288,10 @@ exit $code
 """
     cases = [case(draw.number(4, 6), draw.number(2, 4)), case(draw.number(2, 4), draw.number(5, 9)), case(3, 1)]
     return DrawnTask(
-        instruction=f"Write a script {script}, run as `bash {script} MOST COMMAND ARGUMENT...`, which runs COMMAND with its arguments until it succeeds (exit status 0), at most MOST times. "
-        f"After each attempt it prints the line `{word} NUMBER: STATUS` with the number of the attempt, from 1, and its exit status. The script ends with the status of the "
+        instruction=f"Write a script {script}, run as `bash {script} MOST COMMAND ARGUMENT...`, which runs COMMAND "
+        f"with its arguments until it succeeds (exit status 0), at most MOST times. "
+        f"After each attempt it prints the line `{word} NUMBER: STATUS` with the number of the attempt, from 1, and "
+        f"its exit status. The script ends with the status of the "
         "last attempt. Arguments may contain spaces. An example of a command is `bash flaky.sh 3 7`.",
         files={"flaky.sh": flaky},
         solution=write_file(script, program),
@@ -281,7 +300,7 @@ exit $code
 
 
 def _stop(draw: Draw) -> DrawnTask:
-    script, folder = f"{draw.word()}.sh", draw.word()
+    script, folder = draw.script("sh"), draw.word()
     stopped, killed, stale = draw.one(
         (("stopped", "killed", "stale"), ("terminated", "killed", "gone"), ("ok", "forced", "dead"))
     )
@@ -297,7 +316,8 @@ def _stop(draw: Draw) -> DrawnTask:
     ends = {"plain": -15, "slow": 0, "stubborn": -9}
     driver = f"""
 import json, os, pathlib, subprocess, sys, threading
-SLOW = "import signal, sys, time\\ndef end(*_):\\n time.sleep(0.7)\\n sys.exit(0)\\nsignal.signal(15, end)\\nprint(flush=True)\\ntime.sleep(60)"
+SLOW = "import signal, sys, time\\ndef end(*_):\\n time.sleep(0.7)\\n sys.exit(0)\\nsignal.signal(15, end)\\n"
+SLOW += "print(flush=True)\\ntime.sleep(60)"
 STUBBORN = "import signal, time\\nsignal.signal(15, signal.SIG_IGN)\\nprint(flush=True)\\ntime.sleep(60)"
 kinds = json.loads('{{}}' if len(sys.argv) < 2 else sys.argv[1])
 folder = pathlib.Path({folder!r})
@@ -343,9 +363,12 @@ done
     argument = "{" + ", ".join(f'"{name}": "{kind}"' for name, kind in kinds.items()) + "}"
     hidden = _digest(str(draw.number(0, 10**9))) + ".py"
     return DrawnTask(
-        instruction=f"Write a script {script}, run as `bash {script} FOLDER`, which stops processes. The files NAME.pid in FOLDER have the ids of processes that may be running. Send SIGTERM to each; "
-        "if it has not ended 2 seconds later, send SIGKILL. Delete the file NAME.pid. Print a line for each file, in the order of the names: "
-        f"`NAME {stopped}` if the process ended after SIGTERM, `NAME {killed}` if it needed SIGKILL, `NAME {stale}` if there was no such process. After the script, all of the "
+        instruction=f"Write a script {script}, run as `bash {script} FOLDER`, which stops processes. The files "
+        f"NAME.pid in FOLDER have the ids of processes that may be running. Send SIGTERM to each; "
+        "if it has not ended 2 seconds later, send SIGKILL. Delete the file NAME.pid. Print a line for each file, in "
+        "the order of the names: "
+        f"`NAME {stopped}` if the process ended after SIGTERM, `NAME {killed}` if it needed SIGKILL, `NAME {stale}` "
+        f"if there was no such process. After the script, all of the "
         f"processes must have ended. It is run with other processes in the folder {folder}.",
         solution=write_file(script, program),
         checks=[run_case("python3", hidden, argument, files={hidden: driver}, stdout=lines(expected), timeout_s=30)],
@@ -353,7 +376,7 @@ done
 
 
 def _pool(draw: Draw) -> DrawnTask:
-    script, hidden = f"{draw.word()}.sh", _digest(str(draw.number(0, 10**9)))
+    script, hidden = draw.script("sh"), _digest(str(draw.number(0, 10**9)))
     most, mark = draw.number(2, 4), draw.one((":", " ", ";"))
 
     def commands(count: int) -> tuple[list[str], list[str]]:
@@ -378,9 +401,13 @@ for number, code in enumerate(results, 1):
     print(number, code, sep="{mark}")
 """
     return DrawnTask(
-        instruction=f"Write a script {script}, run as `bash {script} MOST FILE`, as in `bash {script} 2 commands.txt`, which runs each line of FILE as a command of `sh`, at most MOST of them at the same time. "
-        "Start them in the order of the lines, the next one as soon as a running one has ended, so that MOST are running as long as there are enough. When all have ended, print "
-        f"a line NUMBER{mark}STATUS for each command, in the order of the lines: the number of its line, from 1, and its exit status. It is run with other commands too.",
+        instruction=f"Write a script {script}, run as `bash {script} MOST FILE`, as in `bash {script} 2 "
+        f"commands.txt`, which runs each line of FILE as a command of `sh`, at most MOST of them at the "
+        f"same time. "
+        "Start them in the order of the lines, the next one as soon as a running one has ended, so that MOST are "
+        "running as long as there are enough. When all have ended, print "
+        f"a line NUMBER{mark}STATUS for each command, in the order of the lines: the number of its line, from 1, and "
+        f"its exit status. It is run with other commands too.",
         files={"commands.txt": lines(visible[0])},
         solution=f"cat > {script} <<'CONTENT'\n{python(program).replace('python3 -', 'python3 - $*')}CONTENT\n",
         checks=[

@@ -127,7 +127,8 @@ def _replace(draw: Draw) -> DrawnTask:
     ]
     pattern = rf"\b{old}\b" if whole else old
     return DrawnTask(
-        instruction=f'Replace every {"whole word" if whole else "occurrence of"} "{old}" in {data} by "{new}", in place.'
+        instruction=f'Replace every {"whole word" if whole else "occurrence of"} "{old}" in {data} by "{new}", in '
+        f"place."
         + (
             f' Longer words that contain "{old}" stay as they are.' if whole else " Replace it inside longer words too."
         ),
@@ -143,7 +144,8 @@ def _frequent(draw: Draw) -> DrawnTask:
     data, out, top = f"{draw.word()}.txt", draw.output(), draw.number(4, 12)
     counts = sorted(Counter(" ".join(text).split()).items(), key=lambda item: (-item[1], item[0]))[:top]
     return DrawnTask(
-        instruction=f"Find the {top} most frequent words of {data}. Write them to {out}, one a line, as COUNT WORD with "
+        instruction=f"Find the {top} most frequent words of {data}. Write them to {out}, one a line, as COUNT WORD "
+        f"with "
         "one space between, the most frequent first. Sort words with the same count alphabetically.",
         files={data: lines(text)},
         solution=f"tr -s ' ' '\\n' < {data} | LC_ALL=C sort | uniq -c | LC_ALL=C sort -k1,1nr -k2,2 | head -n {top}"
@@ -174,7 +176,8 @@ def _distinct(draw: Draw) -> DrawnTask:
     data, out = f"{draw.word()}.txt", draw.output()
     found = list(dict.fromkeys(line.rstrip() for line in text))
     return DrawnTask(
-        instruction=f"Write the lines of {data} to {out}, without spaces at their ends and without duplicates: of equal "
+        instruction=f"Write the lines of {data} to {out}, without spaces at their ends and without duplicates: of "
+        f"equal "
         "lines, keep the first. Number them: each line of the output is NUMBER: TEXT, such as 1: " + found[0] + ".",
         files={data: lines(text)},
         solution=f"sed 's/ *$//' {data} | awk '!seen[$0]++ {{print ++n \": \" $0}}' > {out}\n",
@@ -184,7 +187,7 @@ def _distinct(draw: Draw) -> DrawnTask:
 
 def _blocks(draw: Draw) -> DrawnTask:
     keys = draw.words(3)
-    script, mark = f"{draw.word()}.sh", draw.one((",", ";", "|"))
+    script, mark = draw.script("sh"), draw.one((",", ";", "|"))
 
     def records() -> list[dict[str, str]]:
         found = []
@@ -229,7 +232,7 @@ awk -v RS= -F'\\n' 'BEGIN {{ print "{mark.join(keys)}" }} {{
 
 def _joined(draw: Draw) -> DrawnTask:
     left, right = draw.words(2)
-    script = f"{draw.word()}.sh"
+    script = draw.script("sh")
 
     def tables() -> tuple[dict[str, str], list[tuple[str, int]]]:
         names = {f"{draw.word()[:2]}{draw.number(10, 99)}": draw.word() for _ in range(draw.number(6, 15))}
@@ -253,7 +256,8 @@ END {{ for (key in total) print key, total[key] }}' {left}.txt {right}.txt | LC_
 """
     return DrawnTask(
         instruction=f"The lines of {left}.txt are ID NAME; different ids may have the same name. The lines of "
-        f"{right}.txt are AMOUNT ID. Write a script {script} that reads both files from the current folder and prints a "
+        f"{right}.txt are AMOUNT ID. Write a script {script} that reads both files from the current folder and prints "
+        f"a "
         "line NAME TOTAL for each name that has amounts, sorted by name, with the total of its amounts. Amounts whose "
         f"id is not in {left}.txt count for the name unknown. It is run as `bash {script}`, also with other files.",
         files=files(*visible),
@@ -267,7 +271,7 @@ END {{ for (key in total) print key, total[key] }}' {left}.txt {right}.txt | LC_
 
 
 def _index(draw: Draw) -> DrawnTask:
-    script, stop = f"{draw.word()}.sh", f"{draw.word()}.stop"
+    script, stop = draw.script("sh"), f"{draw.word()}.stop"
     least = draw.number(2, 3)
 
     def files() -> dict[str, str]:
@@ -300,10 +304,12 @@ BEGIN {{ while ((getline word < stop) > 0) ignored[word] = 1 }}
 END {{ for (word in lines) if (count[word] >= {least}) print word ": " lines[word] }}' | LC_ALL=C sort -t: -k1,1
 """
     return DrawnTask(
-        instruction=f"Write a script {script} that prints an index of a text. It is run as `bash {script} TEXT STOP`, as in "
+        instruction=f"Write a script {script} that prints an index of a text. It is run as `bash {script} TEXT STOP`, "
+        f"as in "
         f"`bash {script} book.txt {stop}`, also with other files. Words are separated by blanks. Upper and lower case "
         "are equal, and the characters , . ! are not part of words. Print a line WORD: NUMBERS, such as "
-        f"{draw.word()}: 3,8,21, for each word (in lower case) that is on at least {least} different lines: the numbers "
+        f"{draw.word()}: 3,8,21, for each word (in lower case) that is on at least {least} different lines: the "
+        f"numbers "
         "of these lines in ascending order, each once. Words that are lines of the file STOP are left out. Sort the "
         "index by word.",
         files=visible,
@@ -322,7 +328,7 @@ END {{ for (word in lines) if (count[word] >= {least}) print word ": " lines[wor
 
 
 def _edits(draw: Draw) -> DrawnTask:
-    script = f"{draw.word()}.sh"
+    script = draw.script("sh")
 
     def example() -> tuple[list[str], list[str], list[str]]:
         text = [draw.sentence(2, 4) for _ in range(draw.number(20, 40))]

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 
-from .family import JSON, Draw, DrawnTask, Family, absent_case, file_case, lines, run_case, tree_case, write_file
+from envkit.types import JSON
+
+from .family import Draw, DrawnTask, Family, absent_case, file_case, lines, run_case, tree_case, write_file
 
 _SUFFIXES = ("txt", "md", "csv", "log", "json", "cfg", "html", "dat")
 
@@ -76,8 +78,10 @@ def _count_files(draw: Draw) -> DrawnTask:
     count = sum(path.endswith(f".{suffix}") for path in files)
     return DrawnTask(
         instruction=draw.saying(
-            "Count the files below {folder}, in all of its subfolders too, whose names end with .{suffix}. Write the number to {out}.",
-            "How many files with the suffix .{suffix} are in {folder} and its subfolders? Write only the number to {out}.",
+            "Count the files below {folder}, in all of its subfolders too, whose names end with .{suffix}. Write the "
+            "number to {out}.",
+            "How many files with the suffix .{suffix} are in {folder} and its subfolders? Write only the number to "
+            "{out}.",
             folder=folder,
             suffix=suffix,
             out=out,
@@ -99,7 +103,8 @@ def _collect(draw: Draw) -> DrawnTask:
     rest = files if copies else {path: content for path, content in files.items() if path not in found}
     verb, command = ("Copy", "cp") if copies else ("Move", "mv")
     return DrawnTask(
-        instruction=f"{verb} all .{suffixes[0]} files below {folder} (in subfolders too) into a new folder {target}, without "
+        instruction=f"{verb} all .{suffixes[0]} files below {folder} (in subfolders too) into a new folder {target}, "
+        f"without "
         "their subfolders. No two of them have the same name.",
         files=_under(folder, files),
         solution=f"mkdir {target}\nfind {folder} -name '*.{suffixes[0]}' -exec {command} {{}} {target}/ \\;\n",
@@ -118,10 +123,12 @@ def _extreme(draw: Draw) -> DrawnTask:
     is_largest = draw.chance(0.5)
     path = sorted(files, key=lambda path: len(files[path]), reverse=is_largest)[0]
     return DrawnTask(
-        instruction=f"Find the {'largest' if is_largest else 'smallest'} file (by size in bytes) below {folder}, in subfolders too. "
+        instruction=f"Find the {'largest' if is_largest else 'smallest'} file (by size in bytes) below {folder}, in "
+        f"subfolders too. "
         f"Write its path, which starts with {folder}/, to {out}.",
         files=_under(folder, files),
-        solution=f"find {folder} -type f -printf '%s %p\\n' | sort -{'r' if is_largest else ''}n | head -n 1 | cut -d' ' -f2 > {out}\n",
+        solution=f"find {folder} -type f -printf '%s %p\\n' | sort -{'r' if is_largest else ''}n | head -n 1 | cut "
+        f"-d' ' -f2 > {out}\n",
         checks=[file_case(out, f"{folder}/{path}")],
     )
 
@@ -142,7 +149,8 @@ def _rename(draw: Draw) -> DrawnTask:
         )
 
     return DrawnTask(
-        instruction=f"Rename all files below {folder} (in subfolders too) that end with .{old}: they must end with .{new} instead"
+        instruction=f"Rename all files below {folder} (in subfolders too) that end with .{old}: they must end with "
+        f".{new} instead"
         + (f", and their names must begin with {prefix} in addition" if prefix else "")
         + f". For example, a/b.{old} becomes a/{prefix}b.{new}. Change nothing else.",
         files=_under(folder, files),
@@ -162,7 +170,8 @@ def _clean(draw: Draw) -> DrawnTask:
     empty = draw.words(4)
     lost[f"{empty[0]}/{empty[1]}/{draw.word()}{mark}"] = "old\n"
     return DrawnTask(
-        instruction=f'Clean up {folder}: delete all files below it whose names end with "{mark}", and then all folders below it that '
+        instruction=f'Clean up {folder}: delete all files below it whose names end with "{mark}", and then all '
+        f"folders below it that "
         "contain no files, not even in their subfolders. Change nothing else.",
         files=_under(folder, {**kept, **lost}),
         setup=f"mkdir -p {folder}/{empty[2]}/{empty[3]}\n",
@@ -176,7 +185,8 @@ def _large(draw: Draw) -> DrawnTask:
     files = {path: "x" * draw.number(1, 250) for path in _tree(draw, 20, 40, draw.some(_SUFFIXES, 2))}
     found = sorted(f"{folder}/{path} {len(text)}" for path, text in files.items() if len(text) > limit)
     return DrawnTask(
-        instruction=f"Write a line PATH SIZE to {out} for each file below {folder} (in subfolders too) that is larger than {limit} "
+        instruction=f"Write a line PATH SIZE to {out} for each file below {folder} (in subfolders too) that is larger "
+        f"than {limit} "
         f"bytes. PATH starts with {folder}/, SIZE is in bytes. Sort the lines by bytes (LC_ALL=C sort).",
         files=_under(folder, files),
         solution=f"find {folder} -type f -size +{limit}c -printf '%p %s\\n' | LC_ALL=C sort > {out}\n",
@@ -192,8 +202,10 @@ def _links(draw: Draw) -> DrawnTask:
     if not found:
         return _links(draw)
     return DrawnTask(
-        instruction=f"Create a folder {target} with a symbolic link for each .{suffix} file below {folder} (in subfolders too). The link "
-        f"has the name of the file without .{suffix}; its target is the relative path of the file, such as ../{folder}/a/b.{suffix}.",
+        instruction=f"Create a folder {target} with a symbolic link for each .{suffix} file below {folder} (in "
+        f"subfolders too). The link "
+        f"has the name of the file without .{suffix}; its target is the relative path of the file, such as "
+        f"../{folder}/a/b.{suffix}.",
         files=_under(folder, files),
         solution=f"""mkdir {target}
 find {folder} -type f -name '*.{suffix}' | while read -r path; do
@@ -214,7 +226,7 @@ done
 
 def _organize(draw: Draw) -> DrawnTask:
     source, target = draw.words(2)
-    script = f"{draw.word()}.sh"
+    script = draw.script("sh")
 
     def inbox() -> dict[str, str]:
         found = {}
@@ -244,9 +256,11 @@ for name in *; do
 done
 """
     return DrawnTask(
-        instruction=f"Write a script {script} that moves the files of the folder {source} into a new folder {target}. A file "
+        instruction=f"Write a script {script} that moves the files of the folder {source} into a new folder {target}. "
+        f"A file "
         f"YEAR-MONTH-DAY-NAME, such as 2021-03-09-plan.txt, becomes {target}/2021/03/plan.txt; a file without a date "
-        f"becomes {target}/undated/NAME. The folder {source} is empty afterwards, but still there. The script is run as "
+        f"becomes {target}/undated/NAME. The folder {source} is empty afterwards, but still there. The script is run "
+        f"as "
         f"`bash {script}` in a copy of this folder in which {source} has other files; do not run it here.",
         files=_under(source, visible),
         solution=write_file(script, program),
@@ -285,9 +299,12 @@ done | awk '{ count[$1]++; paths[$1] = paths[$1] (count[$1] > 1 ? " " : "") $2 }
 END { for (key in paths) if (count[key] > 1) print paths[key] }' | LC_ALL=C sort
 """
     return DrawnTask(
-        instruction=f"Write a script {script} that finds files with equal content. `bash {script} FOLDER` prints a line for each group of "
-        "two or more files below FOLDER that have the same content: their paths relative to FOLDER, separated by spaces. Sort "
-        "the paths of a line and then the lines by bytes (LC_ALL=C). Names have no spaces. The script is run on other folders "
+        instruction=f"Write a script {script} that finds files with equal content. `bash {script} FOLDER` prints a "
+        f"line for each group of "
+        "two or more files below FOLDER that have the same content: their paths relative to FOLDER, separated by "
+        "spaces. Sort "
+        "the paths of a line and then the lines by bytes (LC_ALL=C). Names have no spaces. The script is run on other "
+        "folders "
         f"too; {folder} is an example.",
         files=_under(folder, visible),
         solution=write_file(script, program),
@@ -296,7 +313,7 @@ END { for (key in paths) if (count[key] > 1) print paths[key] }' | LC_ALL=C sort
 
 
 def _mirror(draw: Draw) -> DrawnTask:
-    script = f"{draw.word()}.sh"
+    script = draw.script("sh")
     added, changed, removed = draw.one(
         (("+", "~", "-"), ("A", "M", "D"), ("new", "changed", "deleted"), ("add", "update", "remove"))
     )
@@ -332,10 +349,14 @@ shutil.rmtree(target)
 shutil.copytree(source, target)
 """
     return DrawnTask(
-        instruction=f"Write a Python program {script.replace('.sh', '.py')} that makes one folder equal to another. It is run as "
-        f"`python3 {script.replace('.sh', '.py')} SOURCE TARGET`, as in `... first second`, also on other folders; both exist. Afterwards "
-        "TARGET has the same files with the same content as SOURCE and nothing else, no other folders either, and SOURCE is "
-        f"unchanged. It prints a line `{added} PATH` for each file that is new in TARGET, `{changed} PATH` for each file whose content "
+        instruction=f"Write a Python program {script.replace('.sh', '.py')} that makes one folder equal to another. "
+        f"It is run as "
+        f"`python3 {script.replace('.sh', '.py')} SOURCE TARGET`, as in `... first second`, also on other folders; "
+        f"both exist. Afterwards "
+        "TARGET has the same files with the same content as SOURCE and nothing else, no other folders either, and "
+        "SOURCE is "
+        f"unchanged. It prints a line `{added} PATH` for each file that is new in TARGET, `{changed} PATH` for each "
+        f"file whose content "
         f"changed and `{removed} PATH` for each deleted file, with paths relative to the folders, sorted by PATH.",
         files={**_under("first", visible[0]), **_under("second", visible[1])},
         solution=write_file(script.replace(".sh", ".py"), program),
@@ -355,7 +376,7 @@ shutil.copytree(source, target)
 
 def _flatten(draw: Draw) -> DrawnTask:
     folder, target = draw.words(2)
-    script, mark = f"{draw.word()}.sh", draw.one(("-", "_", "."))
+    script, mark = draw.script("sh"), draw.one(("-", "_", "."))
 
     def files() -> dict[str, str]:
         names = [f"{name}.{draw.one(_SUFFIXES)}" for name in (*draw.words(3), f"{draw.word()} {draw.word()}")]
@@ -384,10 +405,14 @@ find . -type f | sed 's,^[.]/,,' | LC_ALL=C sort | while IFS= read -r path; do
 done
 """
     return DrawnTask(
-        instruction=f"Write a script {script} that copies all files below a folder into one flat folder. It is run as `bash {script} FROM TO`, "
-        f"as in `bash {script} {folder} {target}`, also on other folders of the current folder; TO does not exist before. Take the files in "
-        "the order of their paths, sorted by bytes (LC_ALL=C). The first file with a name NAME.SUFFIX keeps it, the second one "
-        f"becomes NAME{mark}2.SUFFIX, the third one NAME{mark}3.SUFFIX, and so on. Paths may have spaces. FROM stays as it is.",
+        instruction=f"Write a script {script} that copies all files below a folder into one flat folder. It is run as "
+        f"`bash {script} FROM TO`, "
+        f"as in `bash {script} {folder} {target}`, also on other folders of the current folder; TO does not exist "
+        f"before. Take the files in "
+        "the order of their paths, sorted by bytes (LC_ALL=C). The first file with a name NAME.SUFFIX keeps it, the "
+        "second one "
+        f"becomes NAME{mark}2.SUFFIX, the third one NAME{mark}3.SUFFIX, and so on. Paths may have spaces. FROM stays "
+        f"as it is.",
         files=_under(folder, visible),
         solution=write_file(script, program),
         checks=[
