@@ -3,7 +3,7 @@
     envkit model get smollm2-135m
     python benchmarks/evidence/environments/terminal_policy.py
 
-Trains ``examples/llm-terminal.yaml`` with one thread: imitation of the solutions of 1,500 training tasks, then GRPO.
+Trains ``examples/llm-terminal.yaml`` with one thread: imitation of the solutions of 1,000 training tasks, then GRPO.
 Before and after, the model plays tasks of the same families with held-out seeds, and tasks of the held-out families,
 eight times each, sampled at temperature 1. All answers are scripts (``mode="script"``) of difficulty 1. The learning
 curve begins after the imitation. Takes about an hour on one quiet core.
@@ -38,7 +38,7 @@ STALE_AFTER = (
 )
 TWIN = "tests/environments/terminal/test_env.py::test_a_script_is_the_whole_episode"
 EXAMPLE = ROOT / "examples" / "llm-terminal.yaml"
-TASKS, ATTEMPTS, DIALOGUES = 64, 8, 1500
+TASKS, ATTEMPTS, DIALOGUES = 64, 8, 1000
 
 
 def play(policy: str, families: Any, turn_tokens: int, folder: Path) -> dict[str, Any]:
