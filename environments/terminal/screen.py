@@ -87,9 +87,9 @@ def encode_keys(keys: str | Sequence[str], *, application: bool = False) -> byte
 
     Args:
         keys: Names of keys and texts, or only one. A name is one of ``Enter``, ``Escape``, ``Tab``, ``BTab``,
-            ``Space``, ``BSpace``, ``Up``, ``Down``, ``Left``, ``Right``, ``Home``, ``End``, ``Insert``, ``Delete``, ``PageUp``,
-            ``PageDown``, ``F1`` to ``F12``, ``C-x`` for Ctrl and a character, and ``M-x`` for Alt and a character. All
-            other text is typed as it is, and a line end is the key Enter.
+            ``Space``, ``BSpace``, ``Up``, ``Down``, ``Left``, ``Right``, ``Home``, ``End``, ``Insert``, ``Delete``,
+            ``PageUp``, ``PageDown``, ``F1`` to ``F12``, ``C-x`` for Ctrl and a character, and ``M-x`` for Alt and a
+            character. All other text is typed as it is, and a line end is the key Enter.
         application: Whether the arrow keys send the sequences of the application mode.
 
     Raises:
