@@ -145,8 +145,9 @@ class Screen:
             ValueError: There are too many keys.
             SandboxLostError: The sandbox was lost.
         """
-        if keys and self._shell is not None and not self._shell.is_idle:
-            await self._shell.receive(_SETTLE_S)  # an older prompt must not count as the answer to these keys
+        if keys and self._shell is not None:
+            # An older prompt must not count as the answer to these keys.
+            await self._shell.receive(0 if self._shell.is_idle else _SETTLE_S)
             if self._shell.has_ended:
                 text = await self._ended()
                 return f"{text}\n{_NOT_SENT}"
@@ -221,13 +222,11 @@ class _Shell:
             if at_prompt and _PROMPT in marks.rpartition(_IDLE)[2]:
                 break
             if at_prompt:
-                left_s = _SETTLE_S
+                left_s = min(left_s, _SETTLE_S)
             elif quiet_s is not None and self.emulator.is_full_screen:
                 left_s = min(left_s, quiet_s)
-            if left_s <= 0:
-                break
             piece: tuple[str, bytes] | None = None
-            with anyio.move_on_after(left_s) as scope:
+            with anyio.move_on_after(max(left_s, 0)) as scope:
                 piece = await self._received()
             if piece is None and scope.cancelled_caught:
                 break
