@@ -291,11 +291,12 @@ class ScreenTools:
 
     Attributes:
         tools: Functions that become the tools: `type_keys` and ``submit``.
+        cwd: Working directory of the shell; None for the default.
     """
 
-    def __init__(self, *, cwd: str | None = None) -> None:
+    def __init__(self) -> None:
         self.tools: Sequence[ToolFunction] = (self.type_keys, submit)
-        self._cwd = cwd
+        self.cwd: str | None = None
         self._screen: Screen | None = None
 
     async def type_keys(self, keys: str | list[str], sandbox: Sandbox, timeout_s: float, wait_s: float = 10.0) -> str:
@@ -308,7 +309,7 @@ class ScreenTools:
             wait_s: Maximum seconds to wait.
         """
         if self._screen is None:
-            self._screen = Screen(sandbox, cwd=self._cwd)
+            self._screen = Screen(sandbox, cwd=self.cwd)
         return await self._screen.type(keys, min(max(wait_s, 0.0), timeout_s))
 
     async def close(self) -> None:
