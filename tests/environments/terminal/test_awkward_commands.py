@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import anyio
 import pytest
 
 from envkit import clock
-from envkit.environments.terminal.screen import ScreenTools
-from envkit.environments.tools import ToolEnv, bash, submit
+from envkit.environments.terminal import Terminal
+from envkit.environments.terminal.formats import write_task
+from envkit.environments.tools import write_call
 from envkit.sandbox.docker.images import OFFLINE_BASE
-from envkit.types import Options
 from envkit.wiring.sandboxes.tool_pool import open_tool_pool
-
-from .screens import SPEC
 
 Way = Literal["bash", "screen"]
 
@@ -43,18 +41,26 @@ for attempt in range(50):
 """
 TIMED_OUT = r"\[stopped after 2 s, the time limit of a command\]"
 NEW_SHELL = r"\[the shell has ended; the next (command starts|keys go to) a new one, without its folder and variables\]"
-BUSY = r"\[no prompt after 1 s: a program still runs, or waits for input\]"
+BUSY = r"\[no prompt after 0\.4 s: a program still runs, or waits for input\]"
 
 
 @dataclass(frozen=True)
 class Case:
-    """A command, what its result contains in each way, and what ends it in a terminal."""
+    """A command.
+
+    Attributes:
+        command: The command.
+        bash: Pattern of the result of the bash tool.
+        screen: Pattern of what a terminal shows.
+        keys: Keys that end it in a terminal.
+        commands: What the bash tool runs afterwards.
+    """
 
     command: str
     bash: str
     screen: str
     keys: Sequence[str] = ()
-    then: str = ""
+    commands: Sequence[str] = ()
 
 
 CASES = {
@@ -67,66 +73,79 @@ CASES = {
         r"[\d,]{10,} bytes of output dropped",
         r"[\d,]{7,} earlier lines are not shown \([\d,]{10,} bytes of output were skipped\)",
     ),
-    "binary output": Case("head -c 3000 /dev/urandom", r"\[exit code 0\]$", r"\$$", ["reset\n"]),
+    "binary output": Case("head -c 20000 /bin/bash", r"\[exit code 0\]$", r"", ["reset\n"]),
     "exit": Case("exit 3", NEW_SHELL, NEW_SHELL),
     "exec": Case("exec sleep 1000", TIMED_OUT, BUSY, ["C-c"]),
     "kill": Case("kill -9 -1", rf"{NEW_SHELL}|^\[exit code 0\]$", rf"{NEW_SHELL}|\$$"),
     "closed stdin": Case("exec <&-", r"^\[exit code 0\]$", r"\$", ["\n"]),
-    "closed stdout": Case("exec >&- 2>&-", r"\[exit code 0\]", r"exec", ["exit\n"], then="exit"),
+    "closed stdout": Case("exec >&- 2>&-", r"\[exit code 0\]", r"exec", ["exit\n"], commands=["exit"]),
     "stty": Case("stty -echo", r"Inappropriate ioctl", r"\$$", ["stty echo\n"]),
     "full disk": Case("dd if=/dev/zero of=big bs=1M count=500; rm big", r"No space left", r"No space left"),
-    "fork bomb": Case(":(){ :|:& };:", r"exit code 0", r"", ["kill -9 -1\n"], then="kill -9 -1"),
+    "fork bomb": Case(":(){ :|:& };:", r"exit code 0", r"", ["kill -9 -1\n"], commands=["kill -9 -1"]),
 }
 
 
-class Awkward(ToolEnv):
-    episode_timeout_s = 600.0
-    max_output = 4000
-    max_turns = 500
-
-    def __init__(self, way: Way, **more: Any) -> None:
-        self.screen = ScreenTools()
-        self.tools = self.screen.tools if way == "screen" else (bash, submit)
-        super().__init__(**more)
-
-    async def start(self, seed: int, options: Options) -> str:
-        await self.sandbox.write("editor.py", EDITOR.encode())
-        await self.sandbox.write("fetch.py", FETCH.encode())
-        return "work"
-
-    async def close(self) -> None:
-        await self.screen.close()
-        await super().close()
+CHECK = """
+from harness import read, require
+def verify(): require(read("/workspace/done") == "1\\n", "not done")
+"""
 
 
-async def problems(way: Way, kind: str) -> dict[str, str]:
-    """Play all cases in one episode. Return what was wrong by the name of the case."""
+def write_awkward(folder: Path) -> Path:
+    """Write a task with the programs of the cases, and return its folder."""
+    path = folder / "awkward"
+    write_task(
+        path,
+        name="awkward",
+        instruction="Write 1 to the file done.",
+        files={"editor.py": EDITOR, "fetch.py": FETCH},
+        solution="echo 1 > done",
+        check={"check.py": CHECK},
+    )
+    return path
+
+
+async def problems(folder: Path, way: Way, kind: str) -> dict[str, str]:
+    """Play all cases in one episode, then solve its task. Return what was wrong by the name of the case."""
     found = {}
+    options: dict[str, Any] = {
+        "mode": way,
+        "command_timeout_s": 2.0 if way == "bash" else 60.0,
+        "max_turns": 500,
+        "logs": str(folder / "logs"),
+    }
+    if kind == "docker":
+        options |= {"image": OFFLINE_BASE}
     async with open_tool_pool(kind) as pool:
-        env = Awkward(way, sandboxes=pool, command_timeout_s=2.0 if way == "bash" else 60.0)
-        env.spec = replace(SPEC, image=OFFLINE_BASE) if kind == "docker" else SPEC
+        env = Terminal(sandboxes=pool, tasks=str(write_awkward(folder)), **options)
 
-        async def use(command: str, wait_s: float = 1.0) -> str:
-            arguments: dict[str, object] = {"command": command}
+        async def use(command: str, wait_s: float = 20.0) -> str:
+            call = write_call("bash", command=command)
             if way == "screen":
-                arguments = {"keys": command, "wait_s": wait_s}
-            step = await env.step(json.dumps({"name": env.tools[0].__name__, "arguments": arguments}))
+                call = write_call("type_keys", keys=command, wait_s=wait_s)
+            step = await env.step(call)
             assert not step.ended, step
             return step.observation.text
 
+        end = "\n" if way == "screen" else ""
         await env.reset(seed=1, options={})
         for name, case in CASES.items():
-            result = await use(f"{case.command}\n" if way == "screen" else case.command, 60 if name == "100 MB" else 1)
+            result = await use(case.command + end, 0.4 if case.screen == BUSY else 60)
             if not re.search(case.screen if way == "screen" else case.bash, result, re.MULTILINE):
                 found[name] = result
-            for keys in case.keys if way == "screen" else [case.then] if case.then else ():
-                await use(keys)
-            again = "echo alive $((1 + 1))\n" if way == "screen" else "echo alive $((1 + 1)); ls"
+            rest = case.keys if way == "screen" else case.commands
+            for keys in rest:
+                await use(keys, 20 if keys == rest[-1] else 0.4)
+            again = f"echo alive $((1 + 1)){end}"
             following = await use(again)
             if "the shell ha" in following:  # it ended only now, so the command was not run
                 following = await use(again)
-            if "\nalive 2\n" not in f"\n{following}\n" or (way == "bash" and "editor.py" not in following):
+            if "\nalive 2\n" not in f"\n{following}\n":
                 found[f"after {name}"] = following
+        await use(f"echo 1 > done{end}")
+        await env.step(write_call("submit"))
+        if await env.grade() != 1.0:
+            found["grade"] = next((folder / "logs").iterdir()).read_text()
         await env.close()
         assert pool.counts().losses == {}
     return found
@@ -140,9 +159,11 @@ async def problems(way: Way, kind: str) -> dict[str, str]:
         pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.slow]),
     ],
 )
-def test_after_each_awkward_command_the_episode_goes_on_and_the_next_command_works(kind: str, way: Way) -> None:
+def test_after_each_awkward_command_the_episode_goes_on_and_the_next_command_works(
+    kind: str, way: Way, tmp_path: Path
+) -> None:
     async def main() -> dict[str, str]:
         with anyio.fail_after(120):
-            return await problems(way, kind)
+            return await problems(tmp_path, way, kind)
 
     assert clock.run(main) == {}
