@@ -27,7 +27,9 @@ from tests.sandbox.containers import docker
 
 NAME = "killed-episodes"
 STALE_AFTER = (
-    "environments/terminal",
+    "environments/terminal/env.py",
+    "environments/terminal/screen.py",
+    "environments/terminal/verifier.py",
     "envkit/fleet",
     "envkit/http",
     "sandbox",
