@@ -1,7 +1,7 @@
 """A terminal in a sandbox that is used by typing keys and reading what is new on its screen.
 
 The terminal runs bash. Its prompt contains two invisible marks, by which `Screen.type` notices that the typed commands
-have ended. A full-screen program has ended its work when it has printed nothing for a moment.
+have ended. The screen of a full-screen program counts as complete when it has printed nothing for a moment.
 """
 
 from __future__ import annotations
@@ -53,6 +53,9 @@ _KEYS = {
 _CHORD = re.compile(r"([CM])-(.)")
 _ARROWS = ("Up", "Down", "Right", "Left")
 
+_ENTERING = frozenset(b"\r\n\x03\x04\x0f")
+"""Bytes after which bash shows a new prompt: Enter, Ctrl-C, Ctrl-D and Ctrl-O."""
+
 _IDLE, _PROMPT = b"\x1b]133;A\a", b"\x1b]133;B\a"
 """What bash prints before a prompt if no typed line is left to run, and at the end of each prompt."""
 _ENV = {
@@ -69,7 +72,7 @@ _LIFETIME_S = 3600.0
 _START_S = 5.0
 """Maximum seconds to wait for the first prompt of a shell."""
 _QUIET_S = 0.3
-"""Seconds without output after which the screen of a full-screen program is complete."""
+"""Seconds without output after which the screen of a full-screen program, or an edited command, is complete."""
 _SETTLE_S = 0.05
 """Seconds to wait for output that has been sent already, and for a prompt without its mark."""
 _MAX_FED = 64 << 10
@@ -204,15 +207,17 @@ class _Shell:
         await self.receive(_START_S)
 
     async def send(self, content: bytes) -> None:
+        """Type `content`. Unless this runs a command or ends it, an idle shell remains idle: it only edits its line."""
         if content:
             assert self._program is not None
-            self.is_idle = False
+            self.is_idle = self.is_idle and not _ENTERING.intersection(content)
             await self._program.send(content)
 
     async def receive(self, wait_s: float, *, quiet_s: float | None = None) -> None:
         """Process output until bash is idle, has ended, or `wait_s` seconds have passed.
 
-        With `quiet_s`, the call also returns when a full-screen program has printed nothing for this time.
+        With `quiet_s`, the call also returns when a full-screen program or an idle shell has printed nothing for this
+        time.
         """
         assert self._program is not None
         until, fed, marks, tail = clock.now() + wait_s, 0, b"", bytearray()
@@ -223,7 +228,7 @@ class _Shell:
                 break
             if at_prompt:
                 left_s = min(left_s, _SETTLE_S)
-            elif quiet_s is not None and self.emulator.is_full_screen:
+            elif quiet_s is not None and (self.is_idle or self.emulator.is_full_screen):
                 left_s = min(left_s, quiet_s)
             piece: tuple[str, bytes] | None = None
             with anyio.move_on_after(max(left_s, 0)) as scope:

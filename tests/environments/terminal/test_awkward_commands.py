@@ -127,6 +127,11 @@ async def problems(folder: Path, way: Way, kind: str) -> dict[str, str]:
             assert not step.ended, step
             return step.observation.text
 
+        async def surely(command: str) -> str:
+            """Repeat a command that was not run, because it was noticed only then that the shell had ended."""
+            result = await use(command)
+            return await use(command) if "the shell ha" in result else result
+
         end = "\n" if way == "screen" else ""
         await env.reset(seed=1, options={})
         for name, case in CASES.items():
@@ -136,13 +141,10 @@ async def problems(folder: Path, way: Way, kind: str) -> dict[str, str]:
             rest = case.keys if way == "screen" else case.commands
             for keys in rest:
                 await use(keys, 20 if keys == rest[-1] else 0.4)
-            again = f"echo alive $((1 + 1)){end}"
-            following = await use(again)
-            if "the shell ha" in following:  # it ended only now, so the command was not run
-                following = await use(again)
+            following = await surely(f"echo alive $((1 + 1)){end}")
             if "\nalive 2\n" not in f"\n{following}\n":
                 found[f"after {name}"] = following
-        await use(f"echo 1 > done{end}")
+        await surely(f"echo 1 > done{end}")
         await env.step(write_call("submit"))
         if await env.grade() != 1.0:
             found["grade"] = next((folder / "logs").iterdir()).read_text()

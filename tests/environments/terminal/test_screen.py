@@ -137,6 +137,38 @@ def test_a_turn_in_a_terminal_takes_at_most_some_milliseconds_beside_the_command
 
 
 @pytest.mark.bwrap
+def test_a_command_that_is_only_edited_and_a_full_screen_program_need_no_prompt() -> None:
+    async def main(screen: Screen, sandbox: Sandbox) -> None:
+        began = clock.now()
+        assert await screen.type("ech", 20) == "~$ ech"
+        assert await screen.type(["Tab", "Left", "C-e", "a"], 20) == "~$ echo a"
+        assert await screen.type("\n", 20) == "~$ echo a\na\n~$"
+        await sandbox.write("page", b"\x1b[?1049h\x1b[H\x1b[2J\x1b[3;3Hpage")
+        assert await screen.type("cat page; read -n1; printf '\\e[?1049l'\n", 20) == "\n\n  page"
+        assert (await screen.type("q", 20)).endswith("~$")
+        assert clock.now() - began < 10
+        assert await screen.type("read\n", 0.2) == f"~$ read{NO_PROMPT.format('0.2')}"
+        assert await screen.type("", 0.2) == NO_PROMPT.format("0.2")
+
+    on_screen(main)
+
+
+@pytest.mark.bwrap
+def test_keys_for_a_shell_that_has_ended_meanwhile_are_not_sent_to_another_one() -> None:
+    async def main(screen: Screen, sandbox: Sandbox) -> None:
+        assert (await screen.type("exit\n", 20)) == f"~$ exit\nexit{ENDED}"
+        await screen.type("sleep 0.3; echo bye; exit\n", 0)
+        await anyio.sleep(1)
+        assert await screen.type("rm -r important\n", 20) == (
+            "~$ sleep 0.3; echo bye; exit\nbye\nexit\n"
+            "[the shell had ended, so the keys were not sent; the next keys go to a new one]"
+        )
+        assert await screen.type("echo new\n", 20) == "~$ echo new\nnew\n~$"
+
+    on_screen(main)
+
+
+@pytest.mark.bwrap
 def test_calls_may_come_from_different_tasks() -> None:
     async def main(screen: Screen, sandbox: Sandbox) -> None:
         async with anyio.create_task_group() as tasks:
