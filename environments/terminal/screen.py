@@ -69,12 +69,14 @@ _ENV = {
 _SHELL = ("bash", "--noprofile", "--norc")
 _LIFETIME_S = 3600.0
 """Maximum seconds of a shell; servers refuse longer ones by default."""
-_START_S = 5.0
+_START_S = 10.0
 """Maximum seconds to wait for the first prompt of a shell."""
 _QUIET_S = 0.3
 """Seconds without output after which the screen of a full-screen program, or an edited command, is complete."""
 _SETTLE_S = 0.05
-"""Seconds to wait for output that has been sent already, and for a prompt without its mark."""
+"""Seconds to wait for output that has been sent already."""
+_PROMPT_S = 0.3
+"""Maximum seconds to wait for the end of a prompt, which has no mark if the prompt was replaced."""
 _MAX_FED = 64 << 10
 """Maximum bytes of a call's output that are processed as they come. Of what follows, the last `_MAX_TAIL` are."""
 _MAX_TAIL = 64 << 10
@@ -227,7 +229,7 @@ class _Shell:
             if at_prompt and _PROMPT in marks.rpartition(_IDLE)[2]:
                 break
             if at_prompt:
-                left_s = min(left_s, _SETTLE_S)
+                left_s = min(left_s, _PROMPT_S)
             elif quiet_s is not None and (self.is_idle or self.emulator.is_full_screen):
                 left_s = min(left_s, quiet_s)
             piece: tuple[str, bytes] | None = None
