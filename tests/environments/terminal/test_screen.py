@@ -9,6 +9,7 @@ import anyio
 import pytest
 
 from envkit import clock
+from envkit.environments.terminal import Terminal
 from envkit.environments.terminal.emulator import MAX_SCROLLBACK, Emulator
 from envkit.environments.terminal.screen import MAX_KEYS, Screen, ScreenTools, encode_keys
 from envkit.environments.tools.tool import tool_of
@@ -62,7 +63,7 @@ def test_arrows_follow_the_mode_of_the_terminal_and_too_many_keys_are_refused() 
 def test_a_missing_library_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("envkit.installation.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r'pyte is not installed; install it: pip install "envkit\[terminal\]"'):
-        Screen.__init__(object.__new__(Screen), None)  # type: ignore[arg-type]
+        Terminal(sandboxes=object(), mode="screen")  # type: ignore[arg-type]
 
 
 def test_an_emulator_reports_the_new_part_and_counts_what_it_did_not_keep() -> None:
