@@ -157,8 +157,10 @@ class Screen:
                 text = await self._ended()
                 return f"{text}\n{_NOT_SENT}"
         if self._shell is None:
-            self._shell = _Shell()
-            await self._shell.start(self._sandbox, self._cwd)
+            shell = _Shell()
+            await shell.start(self._sandbox, self._cwd)
+            self._shell = shell
+            await shell.receive(_START_S)
         shell = self._shell
         await shell.send(encode_keys(keys, application=shell.emulator.has_application_keys))
         await shell.receive(wait_s, quiet_s=_QUIET_S if keys else None)
@@ -206,7 +208,6 @@ class _Shell:
     async def start(self, sandbox: Sandbox, cwd: str | None) -> None:
         program = sandbox.program(_SHELL, timeout_s=_LIFETIME_S, env=_ENV, cwd=cwd, terminal=(ROWS, COLUMNS))
         self._program = await self._stack.enter_async_context(program)
-        await self.receive(_START_S)
 
     async def send(self, content: bytes) -> None:
         """Type `content`. Unless this runs a command or ends it, an idle shell remains idle: it only edits its line."""
@@ -290,7 +291,7 @@ class _Shell:
         self._skipped_bytes += cut
         self._skipped_lines += tail.count(b"\n", 0, cut)
         del tail[:cut]
-        self.emulator.skip()
+        self._skipped_lines += self.emulator.skip()
 
 
 class ScreenTools:

@@ -81,6 +81,14 @@ def test_an_emulator_reports_the_new_part_and_counts_what_it_did_not_keep() -> N
     assert (text.split("\n")[0], text.split("\n")[-1], lost) == ("6", "1009", 6)
 
 
+def test_lines_before_a_part_that_was_skipped_are_not_shown_as_if_they_were_its_neighbours() -> None:
+    emulator = Emulator(4, 20)
+    emulator.feed(b"one\r\ntwo\r\n\x1b[3")
+    assert emulator.skip() == 2
+    emulator.feed(b"8;three\r\n$ ")
+    assert emulator.take() == ("8;three\n$", 0)
+
+
 def test_the_alternate_screen_hides_the_main_one_which_is_shown_again_whole() -> None:
     emulator = Emulator(4, 20)
     emulator.feed(b"one\r\ntwo\r\n$ ")
