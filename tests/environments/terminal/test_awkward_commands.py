@@ -165,7 +165,7 @@ def test_after_each_awkward_command_the_episode_goes_on_and_the_next_command_wor
     kind: str, way: Way, tmp_path: Path
 ) -> None:
     async def main() -> dict[str, str]:
-        with anyio.fail_after(120):
+        with anyio.fail_after(300):
             return await problems(tmp_path, way, kind)
 
     assert clock.run(main) == {}
