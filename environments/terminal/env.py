@@ -31,6 +31,7 @@ import msgspec
 
 from envkit import clock
 from envkit.errors import SandboxError, UsageError
+from envkit.installation import load
 from envkit.protocols import Judge, Sandbox, SandboxPool
 from envkit.types import JSON, Info, Observation, Options, Reset, SandboxSpec, Step
 
@@ -60,6 +61,7 @@ class Terminal(ToolEnv):
 
     Raises:
         OptionError: An option is unknown or its value is invalid.
+        UsageError: The mode is "screen", and the package pyte is not installed.
     """
 
     options: ClassVar[Options] = asdict(TerminalOptions())
@@ -77,6 +79,8 @@ class Terminal(ToolEnv):
     ) -> None:
         self._screen = ScreenTools()
         self._mode = options_of(options).mode  # rejects wrong values
+        if self._mode == "screen":
+            load("pyte")  # an error of the first step would be too late
         tools: Mapping[str, Sequence[ToolFunction]] = {
             "bash": (bash, view_file, edit_file, submit),
             "screen": self._screen.tools,
