@@ -50,11 +50,7 @@ def evaluate(
     option: EnvOptions = None,
     tasks: Annotated[
         Path | None,
-        typer.Option(
-            exists=True,
-            metavar="DIR",
-            help="Folder of tasks, of an environment that plays such folders: all its tasks.",
-        ),
+        typer.Option(metavar="DIR", help="Folder of tasks, for environments that play such folders: all its tasks."),
     ] = None,
     split: Annotated[
         str | None,
