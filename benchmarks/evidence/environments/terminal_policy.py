@@ -38,7 +38,7 @@ STALE_AFTER = (
 )
 TWIN = "tests/environments/terminal/test_env.py::test_a_script_is_the_whole_episode"
 EXAMPLE = ROOT / "examples" / "llm-terminal.yaml"
-TASKS, ATTEMPTS, DIALOGUES = 64, 8, 1000
+TASKS, ATTEMPTS, DIALOGUES = 24, 8, 1000
 
 
 def play(policy: str, families: Any, turn_tokens: int, folder: Path) -> dict[str, Any]:
