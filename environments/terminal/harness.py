@@ -93,7 +93,7 @@ def run(
         given.write(stdin.encode())
         given.seek(0)
         try:
-            process = subprocess.Popen(words, stdin=given, stdout=out, stderr=err, **_options(cwd, env))
+            process = _popen(words, stdin=given, stdout=out, stderr=err, cwd=cwd, env=env)
         except OSError as error:
             raise AssertionError(f"{words[0]} cannot be started: {error.strerror}") from None
         try:
@@ -116,7 +116,7 @@ def run(
 def start(argv: Sequence[str | Path], *, cwd: str | Path = WORK, env: Mapping[str, str] | None = None) -> None:
     """Start a server as the agent's user, in the background. It is killed at the end of the check."""
     with Path(os.devnull).open("r+b") as null:
-        subprocess.Popen([str(word) for word in argv], stdin=null, stdout=null, stderr=null, **_options(cwd, env))
+        _popen([str(word) for word in argv], stdin=null, stdout=null, stderr=null, cwd=cwd, env=env)
 
 
 def private_folder() -> Path:
@@ -149,12 +149,17 @@ def end_agent() -> None:
     """Kill all processes of the agent's user."""
     if os.geteuid() == 0:
         kill = "import os; os.kill(-1, 9)"
-        subprocess.run([sys.executable, "-I", "-c", kill], check=False, **_options("/", None))
+        _popen([sys.executable, "-I", "-c", kill], cwd="/", env=None).wait()
 
 
-def _options(cwd: str | Path, env: Mapping[str, str] | None) -> dict[str, Any]:
-    user = {"user": AGENT, "group": AGENT, "extra_groups": []} if os.geteuid() == 0 else {}
-    return {"cwd": cwd, "env": _environment(env), "start_new_session": True, **user}
+def _popen(
+    argv: Sequence[str], *, cwd: str | Path, env: Mapping[str, str] | None, **streams: Any
+) -> subprocess.Popen[bytes]:
+    user = AGENT if os.geteuid() == 0 else None
+    with as_agent():  # a child changes its folder before its user
+        return subprocess.Popen(
+            argv, cwd=cwd, env=_environment(env), user=user, group=user, start_new_session=True, **streams
+        )
 
 
 def _environment(more: Mapping[str, str] | None) -> dict[str, str]:
