@@ -11,7 +11,8 @@ from harness import WORK, private_folder, read, require, run, write
 REGIONS = ("north", "south", "east", "west", "centre")
 VISIBLE, HIDDEN = 11, 4207
 QUERY = """import json, sqlite3, sys
-rows = sqlite3.connect(f"file:{sys.argv[1]}?mode=ro", uri=True).execute("select date, region, round(amount, 2) from sales")
+select = "select date, region, round(amount, 2) from sales"
+rows = sqlite3.connect(f"file:{sys.argv[1]}?mode=ro", uri=True).execute(select)
 print(json.dumps(rows.fetchall()))"""
 
 
