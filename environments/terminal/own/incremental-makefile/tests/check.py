@@ -4,22 +4,16 @@ import os
 
 from harness import WORK, as_agent, private_folder, read, require, run, write
 
-FILES = (
-    "src/area.c",
-    "src/border.c",
-    "src/main.c",
-    "src/text.c",
-    "include/shape.h",
-    "include/text.h",
-    "include/units.h",
-)
+SOURCES = ("src/area.c", "src/border.c", "src/main.c", "src/text.c")
+HEADERS = ("include/shape.h", "include/text.h", "include/units.h")
+TWIST = '#include "text.h"\n\nint twist(int n)\n{\n    print_value("twist", n);\n    return n;\n}\n'
 
 
 class Project:
     def __init__(self):
         self.folder = private_folder()
         self.clock = 10**9
-        for name in (*FILES, "Makefile"):
+        for name in (*SOURCES, *HEADERS, "Makefile"):
             self.write(name, read(WORK / name))
 
     def write(self, name, content):
@@ -70,13 +64,9 @@ def verify():
     project.write("include/extra.h", '#include "shape.h"\n#define EXTRA 5\n')
     project.expect("extra.h changed", "border", "shapes")
     require(project.output() == "area=315\nborder=180\n", "bin/shapes does not have the new border")
-    project.write(
-        "src/twist.c", '#include "text.h"\n\nint twist(int n)\n{\n    print_value("twist", n);\n    return n;\n}\n'
-    )
-    main = (
-        read(WORK / "src/main.c").replace("int main", "int twist(int n);\nint main").replace("area(shape)", "twist(9)")
-    )
-    project.write("src/main.c", main)
+    project.write("src/twist.c", TWIST)
+    main = read(WORK / "src/main.c").replace("int main", "int twist(int n);\nint main")
+    project.write("src/main.c", main.replace("area(shape)", "twist(9)"))
     project.expect("twist.c added", "twist", "main", "shapes")
     require(project.output().startswith("twist=9\narea=9\n"), "bin/shapes does not have the new file")
     project.write("src/border.c", read(WORK / "src/border.c"))
@@ -95,4 +85,6 @@ def verify():
     project.write("Makefile", read(WORK / "Makefile"))
     project.expect("Makefile changed", "area", "border", "main", "text", "shapes", arguments=("CFLAGS=-DSCALE_UNUSED",))
     project.expect("make clean", arguments=("clean",))
-    require(not (project.folder / "bin").exists() and not (project.folder / "build").exists(), "clean leaves files")
+    with as_agent():
+        names = {file.name for file in project.folder.iterdir()}
+    require(names == {"Makefile", "include", "src"}, f"clean leaves {sorted(names)}")
