@@ -21,6 +21,7 @@ SEPARATOR = "||"
 _OPEN = "<answer>"
 _CLOSE = "</answer>"
 _BOXED = "\\boxed{"
+_BLOCK = re.compile(r"^ *```([^\n`]*)\n(.*?)(?:^ *```|\Z)", re.MULTILINE | re.DOTALL)
 _NUMBER = re.compile(r"(?:(?<![0-9])[-−])?[0-9]+(?:,[0-9]{3}(?![0-9]))*(?:\.[0-9]+)?")
 
 
@@ -67,3 +68,19 @@ def answer_text(text: str) -> str:
         return text[text.rfind(_OPEN, start, end) + len(_OPEN) : end]
     start = text.rfind(_BOXED, 0, text.rfind("}") + 1)
     return text if start < 0 else text[start + len(_BOXED) : text.find("}", start)]
+
+
+def code_block(text: str, languages: Collection[str]) -> tuple[str, bool]:
+    """Return the program in a model's answer, and whether it is in a block of one of the `languages`.
+
+    The last such block counts; without one the last block, and without any block the whole text.
+
+    Args:
+        text: Any output of a model.
+        languages: Names of the language after the opening of a block, in lower case.
+    """
+    blocks = [(tag.strip().lower(), code) for tag, code in _BLOCK.findall(text)]
+    found = [code for tag, code in blocks if tag in languages]
+    if found:
+        return found[-1], True
+    return (blocks[-1][1] if blocks else text), False

@@ -85,6 +85,12 @@ _SWE_CHEATS = (
     ),
 )
 """Names of the cheats in `envkit.environments.swe.cheats`."""
+_TERMINAL_CHEATS = (
+    *("reward_files", "reward_daemon", "tests_folder", "python_modules", "path_programs", "system_programs"),
+    *("kill_all", "leave_shell", "links", "special_files", "modes", "large_files", "many_files", "git_config"),
+    *("search_tests", "own_first", "own_second"),
+)
+"""Names of the cheats in `envkit.environments.terminal.cheats`."""
 
 CATALOG: tuple[Mapping[str, object], ...] = (
     {
@@ -218,5 +224,19 @@ CATALOG: tuple[Mapping[str, object], ...] = (
         "task_set": "envkit.environments.swe:SweTasks",
         "data": {"swe": "envkit.environments.swe.packages:prepare"},
         "summary": "Find and fix a bug in a Python package, with tools in a sandbox; its own tests decide.",
+    },
+    {
+        "id": "Terminal-v0",
+        "entry_point": "envkit.environments.terminal:Terminal",
+        "splits": ("train", "validation", "eval"),
+        "needs": ("sandbox",),
+        "replayable": False,  # what commands print may differ
+        "players": {
+            "oracle": "envkit.environments.terminal:TerminalOracle",
+            "nop": "envkit.environments.terminal:TerminalNop",
+            **{f"cheat:{name}": f"envkit.environments.terminal.cheats:{name}" for name in _TERMINAL_CHEATS},
+        },
+        "task_set": "envkit.environments.terminal:TerminalTasks",
+        "summary": "Work on a task in a shell: generated tasks, fifteen of envkit, or folders of Harbor; tests decide.",
     },
 )

@@ -14,8 +14,6 @@ Info         ``action_is_valid``: whether the answer has a block of Python, or t
 
 from __future__ import annotations
 
-import re
-
 import msgspec
 
 from envkit.env import AsyncEnv
@@ -23,25 +21,19 @@ from envkit.errors import StepOrderError
 from envkit.protocols import SandboxPool
 from envkit.types import JSON, Info, Observation, Options, Reset, Step
 
+from ..answer import code_block
 from ..options import override
 from ..tools import ToolEnv
 from .grading import SOLUTION, adaptive_timeout, grade
 from .task_set import CodeOptions
 from .tasks import Problem
 
-_BLOCK = re.compile(r"^ *```([^\n`]*)\n(.*?)(?:^ *```|\Z)", re.MULTILINE | re.DOTALL)
+_PYTHON = ("python", "py", "python3")
 
 
 def submission_of(answer: str) -> tuple[str, bool]:
-    """Return the program in a model's answer, and whether it is in a block of Python.
-
-    The last block of Python counts; without one the last block, and without any block the whole text.
-    """
-    blocks = [(tag.strip().lower(), code) for tag, code in _BLOCK.findall(answer)]
-    python = [code for tag, code in blocks if tag in ("python", "py", "python3")]
-    if python:
-        return python[-1], True
-    return (blocks[-1][1] if blocks else answer), False
+    """Return the program in a model's answer, and whether it is in a block of Python; see `code_block`."""
+    return code_block(answer, _PYTHON)
 
 
 class Code(AsyncEnv):

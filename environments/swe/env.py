@@ -143,23 +143,26 @@ def _group(task: SweTask) -> str:
 
 
 class SweTasks:
-    """The tasks of the environment; see `envkit.protocols.TaskSet`.
+    """The tasks of the environment; see `envkit.protocols.TaskSet`. The split ``any`` has all of them.
 
     Args:
         options: Options of the environment.
     """
 
-    splits: Sequence[str] = SPLITS
+    splits: Sequence[str] = (*SPLITS, "any")
 
     def __init__(self, **options: JSON) -> None:
         self._options: Options = options
         options_of(options)  # rejects wrong options
 
     def count(self, split: str) -> int:
-        return len(options_of({**self._options, "split": split}).all())
+        return len(options_of(self._with(split)).all())
 
     def task(self, split: str, index: int) -> Task:
-        return Task("SWE-v0", index, {**self._options, "split": split})
+        return Task("SWE-v0", index, self._with(split))
+
+    def _with(self, split: str) -> Options:
+        return {**self._options, "split": None if split == "any" else split}
 
 
 def options_of(options: Options) -> SweOptions:

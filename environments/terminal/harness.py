@@ -86,20 +86,18 @@ def run(
     """Run a program as the agent's user and return its result. Afterwards, its process group is killed.
 
     Raises:
-        AssertionError: It cannot be started, exceeds `timeout_s`, or prints more than `MAX_OUTPUT` bytes.
+        AssertionError: It exceeds `timeout_s`, or prints more than `MAX_OUTPUT` bytes. If it cannot be started, the
+            result has the exit code 126 or 127.
     """
-    words = [str(word) for word in argv]
+    words = _command(argv, cwd)
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         given.write(stdin.encode())
         given.seek(0)
-        try:
-            process = _popen(words, stdin=given, stdout=out, stderr=err, cwd=cwd, env=env)
-        except OSError as error:
-            raise AssertionError(f"{words[0]} cannot be started: {error.strerror}") from None
+        process = subprocess.Popen(words, stdin=given, stdout=out, stderr=err, **_options(env))
         try:
             code = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"{words[0]} did not end within {timeout_s:g} s") from None
+            raise AssertionError(f"{argv[0]} did not end within {timeout_s:g} s") from None
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -108,7 +106,7 @@ def run(
         for file in (out, err):
             file.seek(0)
             content = file.read(MAX_OUTPUT + 1)
-            require(len(content) <= MAX_OUTPUT, f"{words[0]} printed more than {MAX_OUTPUT} bytes")
+            require(len(content) <= MAX_OUTPUT, f"{argv[0]} printed more than {MAX_OUTPUT} bytes")
             texts.append(content.decode(errors="replace"))
     return subprocess.CompletedProcess(words, code, texts[0], texts[1])
 
@@ -116,7 +114,7 @@ def run(
 def start(argv: Sequence[str | Path], *, cwd: str | Path = WORK, env: Mapping[str, str] | None = None) -> None:
     """Start a server as the agent's user, in the background. It is killed at the end of the check."""
     with Path(os.devnull).open("r+b") as null:
-        _popen([str(word) for word in argv], stdin=null, stdout=null, stderr=null, cwd=cwd, env=env)
+        subprocess.Popen(_command(argv, cwd), stdin=null, stdout=null, stderr=null, **_options(env))
 
 
 def private_folder() -> Path:
@@ -149,17 +147,17 @@ def end_agent() -> None:
     """Kill all processes of the agent's user."""
     if os.geteuid() == 0:
         kill = "import os; os.kill(-1, 9)"
-        _popen([sys.executable, "-I", "-c", kill], cwd="/", env=None).wait()
+        subprocess.run([sys.executable, "-I", "-c", kill], check=False, **_options(None))
 
 
-def _popen(
-    argv: Sequence[str], *, cwd: str | Path, env: Mapping[str, str] | None, **streams: Any
-) -> subprocess.Popen[bytes]:
-    user = AGENT if os.geteuid() == 0 else None
-    with as_agent():  # a child changes its folder before its user
-        return subprocess.Popen(
-            argv, cwd=cwd, env=_environment(env), user=user, group=user, start_new_session=True, **streams
-        )
+def _command(argv: Sequence[str | Path], cwd: str | Path) -> list[str]:
+    """Return a command that enters `cwd` with the rights of the agent's user; root may have no right to do so."""
+    return ["/bin/sh", "-c", 'cd "$0" && exec "$@"', str(cwd), *map(str, argv)]
+
+
+def _options(env: Mapping[str, str] | None) -> dict[str, Any]:
+    user = {"user": AGENT, "group": AGENT, "extra_groups": []} if os.geteuid() == 0 else {}
+    return {"cwd": "/", "env": _environment(env), "start_new_session": True, **user}
 
 
 def _environment(more: Mapping[str, str] | None) -> dict[str, str]:

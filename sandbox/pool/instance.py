@@ -122,6 +122,7 @@ class Instance:
         self.on_end: Callable[[Cause], None] = _ignore
         self._notify = notify
         self._calls: set[anyio.CancelScope] = set()
+        self._open_programs = 0
 
     @property
     def id(self) -> str:
@@ -142,14 +143,14 @@ class Instance:
 
     @property
     def is_in_use(self) -> bool:
-        """Whether a call to the sandbox is under way."""
-        return bool(self._calls)
+        """Whether a call to the sandbox is under way, or a program with streamed output runs in it."""
+        return bool(self._calls) or self._open_programs > 0
 
     def view(self) -> SandboxView:
         """Return a view of the current state, with a lease that expires `ttl_s` after the last use."""
         expires = None
         if self.ttl_s is not None and not self.is_over:
-            used_at = clock.now() if self._calls else self.used_at
+            used_at = clock.now() if self.is_in_use else self.used_at
             expires = clock.wall() + used_at - clock.now() + self.ttl_s
         return self._view(expires)
 
@@ -243,21 +244,23 @@ class Instance:
         raise self.lost()
 
     @contextmanager
-    def within(self) -> Iterator[None]:
-        """Cancel the ``with`` block when the sandbox ends; raises the same errors as `call`."""
+    def in_use(self) -> Iterator[None]:
+        """Count the ``with`` block as a use of the sandbox; it may begin and end in different tasks.
+
+        Raises:
+            SandboxLostError: The sandbox has ended, or the block raised this error.
+        """
         if self.gone.is_set():
             raise self.lost()
-        with anyio.CancelScope() as scope:
-            self._calls.add(scope)
-            try:
-                yield
-                return
-            except SandboxLostError as error:
-                self.lose(error.cause)
-            finally:
-                self._calls.discard(scope)
-                self.used_at = clock.now()
-        raise self.lost()
+        self._open_programs += 1
+        try:
+            yield
+        except SandboxLostError as error:
+            self.lose(error.cause)
+            raise self.lost() from None
+        finally:
+            self._open_programs -= 1
+            self.used_at = clock.now()
 
     def _view(self, expires_at_s: float | None) -> SandboxView:
         sandbox_id = "" if self.sandbox is None else self.sandbox.id

@@ -70,13 +70,13 @@ class Lease:
         cwd: str | None = None,
         user: SandboxUser = "agent",
         terminal: tuple[int, int] | None = None,
-    ) -> AsyncIterator[Program]:
+    ) -> AsyncIterator[WatchedProgram]:
         """Run a program with streamed input and output; see `envkit.protocols.Sandbox.program`."""
-        with self._instance.within():
+        with self._instance.in_use():
             async with self._sandbox.program(
                 argv, timeout_s=timeout_s, env=env, cwd=cwd, user=user, terminal=terminal
             ) as program:
-                yield program
+                yield WatchedProgram(self._instance, program)
 
     def shell(self, name: str = "main", *, user: SandboxUser = "agent") -> WatchedShell:
         """Return the shell `name`, which starts when it runs its first command."""
@@ -120,3 +120,26 @@ class WatchedShell:
 
     async def close(self) -> None:
         await self._instance.call(self._shell.close)
+
+
+class WatchedProgram:
+    """A program in a leased sandbox; implements `envkit.protocols.Program`. Its methods may run in different tasks."""
+
+    def __init__(self, instance: Instance, program: Program) -> None:
+        self._instance = instance
+        self._program = program
+
+    async def receive(self) -> tuple[str, bytes] | None:
+        return await self._instance.call(self._program.receive)
+
+    async def send(self, content: bytes) -> None:
+        await self._instance.call(self._program.send, content)
+
+    async def send_eof(self) -> None:
+        await self._instance.call(self._program.send_eof)
+
+    async def resize(self, rows: int, columns: int) -> None:
+        await self._instance.call(self._program.resize, rows, columns)
+
+    async def result(self) -> ExecResult:
+        return await self._instance.call(self._program.result)

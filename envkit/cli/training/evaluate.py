@@ -48,9 +48,21 @@ def evaluate(
         int, typer.Option(min=0, metavar="SEED", help="Seed of the tasks; by default the same as in training files.")
     ] = (1_000_003),
     option: EnvOptions = None,
+    tasks: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            metavar="DIR",
+            help="Folder of tasks, of an environment that plays such folders: all its tasks.",
+        ),
+    ] = None,
     split: Annotated[
-        str, typer.Option(metavar="train|validation|eval|any", help="Play only levels of this split.")
-    ] = "eval",
+        str | None,
+        typer.Option(
+            metavar="train|validation|eval|any",
+            help="Play only levels of this split.  [default: eval; any with --tasks]",
+        ),
+    ] = None,
     url: Annotated[
         str | None, typer.Option(metavar="URL", help="Play on the server (envkit serve) at this address.")
     ] = None,
@@ -125,6 +137,9 @@ def evaluate(
     from envkit.wiring import api
 
     options = read_options(option or ())
+    if tasks is not None:
+        options["tasks"] = str(tasks)
+    split = split or ("eval" if tasks is None else "any")
     folder = None
     if output is not None:
         from envkit.wiring.evaluation.report import EvaluationFolder

@@ -54,11 +54,8 @@ def check_lock(log):
     with as_agent():
         lock = os.open(log.with_name(f"{log.name}.lock"), os.O_RDWR)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    user = AGENT if os.geteuid() == 0 else None
-    waiting = [
-        subprocess.Popen([WORK / "rotate", str(log), "9"], user=user, group=user, stdin=subprocess.DEVNULL)
-        for _ in range(6)
-    ]
+    user = {"user": AGENT, "group": AGENT, "extra_groups": []} if os.geteuid() == 0 else {}
+    waiting = [subprocess.Popen([WORK / "rotate", str(log), "9"], stdin=subprocess.DEVNULL, **user) for _ in range(6)]
     time.sleep(0.7)
     require(read(log) == "waits\n" and archives(log) == [], "a run did not wait for the lock")
     require(all(process.poll() is None for process in waiting), "a run ended before the lock was free")

@@ -1,0 +1,315 @@
+"""Tasks in the format of Harbor: folders with ``task.toml``, ``instruction.md``, ``environment``, ``tests`` and more.
+
+envkit's own keys are in the table ``[metadata.envkit]``, and a folder ``cheats`` may have scripts beside ``solution``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
+
+import yaml
+
+from envkit.errors import ConfigError
+
+from ..tasks import WORK, Artifact, Collect, Healthcheck, Profile, TaskStep, TerminalTask, Verifier
+from . import schema
+from .writing import write_task
+
+__all__ = ["read_task", "write_task"]
+
+_CANARY = re.compile(r"\s*(<!--.*canary.*-->|#.*canary.*)", re.IGNORECASE)
+_PUBLISHED = "/logs/artifacts"
+"""Folder that Harbor collects as an artifact of every task."""
+_NO_GPU = "environment.{}: sandboxes of envkit have no accelerators"
+_SERVICE_KEYS = {"build", "image", "container_name", "command", "entrypoint", "init", "stdin_open", "tty", "restart"}
+
+
+def read_task(folder: Path) -> TerminalTask:
+    """Read a task.
+
+    Values such as ``${NAME:-default}`` come from the environment variables of this process. What envkit does not
+    support, but can play without, is in the notes of the task.
+
+    Raises:
+        ConfigError: A file is missing or malformed, or envkit cannot play the task. The message names file and key.
+    """
+    file = folder / "task.toml"
+    found = schema.read_file(file)
+    own, settings = found.metadata.envkit, found.environment
+    notes: list[str] = []
+    environment = folder / "environment"
+    _require_playable(file, found, environment, notes)
+    profile: Profile = own.profile or ("strict" if own.portable else "system")
+    network = found.agent.network(_network(settings))
+    artifacts = _artifacts(f"{file}: artifacts", found.artifacts)
+    if own.portable:
+        workdir = settings.workdir or WORK
+        if workdir != WORK or profile != "strict" or settings.docker_image:
+            raise ConfigError(
+                [f"{file}: metadata.envkit.portable: such a task has no image, the profile strict and workdir {WORK}"]
+            )
+        if own.setup and not (environment / own.setup).is_file():
+            raise ConfigError([f"{file}: metadata.envkit.setup: environment/{own.setup} is missing"])
+    else:
+        workdir = settings.workdir
+        _note_users(found, profile, notes)
+    steps = tuple(_steps(folder, file, found, network, notes))
+    is_separate = any(step.verifier.is_separate for step in steps)
+    if is_separate and not own.portable and _PUBLISHED not in {artifact.source for artifact in artifacts}:
+        artifacts = (Artifact(source=_PUBLISHED), *artifacts)
+    return TerminalTask(
+        name=found.task.name if found.task else folder.resolve().name,
+        folder=folder,
+        steps=steps,
+        environment=environment,
+        image=settings.docker_image,
+        is_portable=own.portable,
+        setup=own.setup,
+        programs=own.programs,
+        packages=own.packages,
+        profile=profile,
+        workdir=workdir,
+        env=schema.resolved(f"{file}: environment.env", settings.env),
+        cpus=settings.cpus,
+        memory_mib=_size(file, "memory", settings.memory_mb, settings.memory),
+        disk_mib=_size(file, "storage", settings.storage_mb, settings.storage),
+        pids=own.pids,
+        network=network,
+        healthcheck=_healthcheck(settings.healthcheck),
+        solution_env=schema.resolved(f"{file}: solution.env", found.solution.env),
+        artifacts=artifacts,
+        reward=found.multi_step_reward_strategy,
+        difficulty=str(found.metadata.difficulty),
+        category=str(found.metadata.category),
+        cheats={path.stem: path for path in sorted((folder / "cheats").glob("*.sh"))},
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def _steps(
+    folder: Path,
+    file: Path,
+    found: schema.TaskFile,
+    network: str | tuple[str, ...],
+    notes: list[str],
+) -> Iterator[TaskStep]:
+    if not found.steps:
+        yield TaskStep(
+            instruction=_instruction(folder),
+            verifier=_verifier(folder, file, "verifier", found.verifier, None, network, notes),
+            solution=_solution(folder),
+            timeout_s=found.agent.timeout_sec,
+        )
+        return
+    if len({step.name for step in found.steps}) < len(found.steps):
+        raise ConfigError([f"{file}: steps: names must be different"])
+    for step in found.steps:
+        place = f"steps.{step.name}"
+        if not step.name or step.name in (".", "..") or "/" in step.name:
+            raise ConfigError([f"{file}: steps.name: must be the name of a folder in steps, got {step.name!r}"])
+        part = folder / "steps" / step.name
+        if step.agent.network_mode is not None and step.agent.network(network) != network:
+            notes.append(f"{place}.agent.network_mode: all steps have the network of the environment")
+        yield TaskStep(
+            name=step.name,
+            instruction=_instruction(part),
+            verifier=_verifier(
+                folder, file, place + ".verifier", step.verifier, (part, found.verifier), network, notes
+            ),
+            solution=_solution(part),
+            setup=_setup(part, place, notes),
+            timeout_s=step.agent.timeout_sec or found.agent.timeout_sec,
+            min_reward=_min_reward(file, place, step.min_reward),
+            artifacts=_artifacts(f"{file}: {place}.artifacts", step.artifacts),
+            healthcheck=_healthcheck(step.healthcheck),
+        )
+
+
+def _verifier(
+    folder: Path,
+    file: Path,
+    key: str,
+    table: schema.VerifierTable,
+    step: tuple[Path, schema.VerifierTable] | None,
+    network: str | tuple[str, ...],
+    notes: list[str],
+) -> Verifier:
+    """Return the verifier of a table; that of a step takes what it does not say from the task's (the second of `step`).
+
+    The tests of a step are in its own folder, or else in that of the task.
+    """
+    tests, mode, environment, collect = folder / "tests", table.mode, table.environment, table.collect
+    env = table.env
+    if step is not None:
+        part, shared = step
+        mode, environment = mode or shared.mode, environment or shared.environment
+        env, collect = {**shared.env, **env}, (*shared.collect, *collect)
+        if (part / "tests" / "test.sh").is_file():
+            if tests.is_dir():
+                notes.append(f"{key}: of the folders tests and {part.name}/tests, only the second one is used")
+            tests = part / "tests"
+    if not (tests / "test.sh").is_file():
+        raise ConfigError([f"{file}: {key}: {tests / 'test.sh'} is missing"])
+    if table.environment_mode == "shared" and table.environment is not None:
+        raise ConfigError([f'{file}: {key}.environment: needs environment_mode = "separate"'])
+    if table.network(network) not in (network, "none"):
+        notes.append(f"{key}.network_mode: the tests have the network of the environment")
+    is_separate = mode == "separate"
+    image, dockerfile = "", None
+    if is_separate:
+        image = environment.docker_image if environment else ""
+        if not image and (tests / "Dockerfile").is_file():
+            dockerfile = tests / "Dockerfile"
+        if environment:
+            _require_linux(file, f"{key}.environment", environment)
+            env = {**environment.env, **env}
+            rest = [name for name in ("cpus", "memory_mb", "storage_mb", "healthcheck") if getattr(environment, name)]
+            if rest:
+                notes.append(f"{key}.environment: {', '.join(rest)}: the verifier has the limits of the environment")
+    for one in collect:
+        _require_main(file, f"{key}.collect.service", one.service)
+    return Verifier(
+        tests=tests,
+        timeout_s=table.timeout_sec,
+        env=schema.resolved(f"{file}: {key}.env", env),
+        is_separate=is_separate,
+        dockerfile=dockerfile,
+        image=image,
+        collect=tuple(Collect(command=one.command, timeout_s=one.timeout_sec) for one in collect),
+    )
+
+
+def _require_playable(file: Path, found: schema.TaskFile, environment: Path, notes: list[str]) -> None:
+    """Raise an error if envkit cannot play the task; add a note for what it ignores."""
+    settings = found.environment
+    _require_linux(file, "environment", settings)
+    for key in ("gpus", "gpu_types", "tpu"):
+        if getattr(settings, key):
+            notes.append(_NO_GPU.format(key))
+    if settings.mcp_servers:
+        notes.append("environment.mcp_servers: the agent does not get the tools of MCP servers")
+    if settings.skills_dir:
+        notes.append("environment.skills_dir: the agent does not get skills")
+    for compose in (environment / "docker-compose.yaml", environment / "docker-compose.yml"):
+        if compose.is_file():
+            notes.extend(compose_notes(compose))
+    if not settings.docker_image and not (environment / "Dockerfile").is_file() and not found.metadata.envkit.portable:
+        raise ConfigError([f"{file}: environment.docker_image: is not set, and environment/Dockerfile is missing"])
+
+
+def compose_notes(file: Path) -> list[str]:
+    """Return what envkit ignores in a docker-compose file with one service.
+
+    Raises:
+        ConfigError: It is malformed, or has several services.
+    """
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError([f"{file}: not valid YAML: {' '.join(str(error).split())}"]) from None
+    services = content.get("services") if isinstance(content, dict) else None
+    if not isinstance(services, dict) or not all(isinstance(service, dict) for service in services.values()):
+        raise ConfigError([f"{file}: services: must be a mapping of services"])
+    if len(services) > 1:
+        names = ", ".join(map(str, services))
+        raise ConfigError([f"{file}: services: envkit plays tasks with one container; this one has {names}"])
+    return [
+        f"{file.name}: {key}: is ignored"
+        for service in services.values()
+        for key in service
+        if key not in _SERVICE_KEYS
+    ]
+
+
+def _require_linux(file: Path, key: str, table: schema.EnvironmentTable) -> None:
+    if table.os.lower() != "linux":
+        raise ConfigError([f"{file}: {key}.os: envkit has only Linux sandboxes, got {table.os!r}"])
+
+
+def _require_main(file: Path, key: str, service: str | None) -> None:
+    if service not in (None, "", "main"):
+        raise ConfigError([f"{file}: {key}: envkit plays tasks with one container, main; got {service!r}"])
+
+
+def _note_users(found: schema.TaskFile, profile: Profile, notes: list[str]) -> None:
+    runs_as = "root" if profile == "system" else "the user agent"
+    users = {"agent.user": found.agent.user, **{f"steps.{one.name}.agent.user": one.agent.user for one in found.steps}}
+    for key, user in users.items():
+        if user is not None and (user in ("root", 0)) != (profile == "system"):
+            notes.append(f"{key}: {user}: programs of the agent run as {runs_as}")
+    if found.verifier.user not in (None, "root", 0):
+        notes.append(f"verifier.user: {found.verifier.user}: tests run as root")
+
+
+def _network(table: schema.EnvironmentTable) -> str | tuple[str, ...]:
+    if table.network_mode is None and table.allow_internet is not None:
+        return "open" if table.allow_internet else "none"
+    return table.network("open")
+
+
+def _size(file: Path, name: str, mib: int | None, text: str) -> int | None:
+    return schema.size_mib(f"{file}: environment.{name}", text) if mib is None and text else mib
+
+
+def _instruction(folder: Path) -> str:
+    """Return the instruction without the marks that some data sets put at its top to find copies of them."""
+    file = folder / "instruction.md"
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+    except (OSError, ValueError) as error:
+        raise ConfigError([f"{file}: cannot be read: {error}"]) from None
+    start = 0
+    while start < len(lines) and _CANARY.match(lines[start]):
+        start += 1
+    text = "".join(lines[start:])
+    return text.lstrip("\n") if start else text
+
+
+def _solution(folder: Path) -> Path | None:
+    return folder / "solution" if (folder / "solution" / "solve.sh").is_file() else None
+
+
+def _setup(part: Path, place: str, notes: list[str]) -> Path | None:
+    work = part / "workdir"
+    if not work.is_dir():
+        return None
+    if any(path.name != "setup.sh" for path in work.iterdir()):
+        notes.append(f"{place}: of the folder workdir, only setup.sh is used")
+    return work / "setup.sh" if (work / "setup.sh").is_file() else None
+
+
+def _min_reward(file: Path, place: str, value: float | dict[str, float] | None) -> float | None:
+    if not isinstance(value, dict):
+        return value
+    if value.keys() != {"reward"}:
+        raise ConfigError([f"{file}: {place}.min_reward: envkit has one reward; give a number"])
+    return value["reward"]
+
+
+def _artifacts(place: str, entries: Sequence[str | schema.ArtifactTable]) -> tuple[Artifact, ...]:
+    """Return artifacts; the destination of Harbor is a folder on the host, which envkit does not use."""
+    found = []
+    for entry in entries:
+        table = schema.ArtifactTable(source=entry) if isinstance(entry, str) else entry
+        if table.service not in (None, "", "main"):
+            raise ConfigError([f"{place}: envkit plays tasks with one container, main; got {table.service!r}"])
+        path = PurePosixPath(table.source)
+        if not path.is_absolute() or ".." in path.parts:
+            raise ConfigError([f"{place}: must be an absolute path without .., got {table.source!r}"])
+        found.append(Artifact(source=str(path), exclude=table.exclude))
+    return tuple(found)
+
+
+def _healthcheck(table: schema.HealthcheckTable | None) -> Healthcheck | None:
+    if table is None:
+        return None
+    return Healthcheck(
+        command=table.command,
+        interval_s=table.interval_sec,
+        timeout_s=table.timeout_sec,
+        start_period_s=table.start_period_sec,
+        start_interval_s=table.start_interval_sec,
+        retries=table.retries,
+    )

@@ -1,0 +1,169 @@
+"""Tasks of Terminal-Bench 1: folders with ``task.yaml``, ``Dockerfile``, ``run-tests.sh``, ``tests`` and a solution.
+
+The tests of such a task print a summary of pytest. Its solution and tests are copied into a temporary folder of this
+process, in the form that other tasks have.
+"""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import yaml
+
+from envkit.errors import ConfigError, UsageError
+
+from ..tasks import TaskStep, TerminalTask, Verifier
+from .harbor import compose_notes, read_task
+
+T = TypeVar("T")
+TESTS = "/tests"
+"""Folder of the tests in the sandbox, which they find in the variable ``TEST_DIR``."""
+
+
+class _TaskFile(msgspec.Struct, frozen=True, kw_only=True):
+    """The keys of ``task.yaml`` that envkit uses."""
+
+    instruction: str
+    difficulty: str = ""
+    category: str = ""
+    parser_name: str = "pytest"
+    max_agent_timeout_sec: float = 360.0
+    max_test_timeout_sec: float = 60.0
+    run_tests_in_same_shell: bool = False
+
+
+class _Command(msgspec.Struct, frozen=True, kw_only=True):
+    """A command of ``solution.yaml``, typed into a terminal."""
+
+    command: str
+    append_enter: bool = True
+
+
+def read_tasks(folder: Path) -> list[TerminalTask]:
+    """Read a task of Harbor or Terminal-Bench 1, or all tasks in the subfolders of a folder, ordered by name.
+
+    Raises:
+        UsageError: There are no tasks.
+        ConfigError: Tasks are malformed, or envkit cannot play them; with one line or more for each.
+    """
+    tasks, problems = [], list[str]()
+    for one in task_folders(folder):
+        try:
+            tasks.append(read_terminal_bench(one) if is_terminal_bench(one) else read_task(one))
+        except ConfigError as error:
+            problems.extend(error.problems)
+    if problems:
+        raise ConfigError(problems)
+    return tasks
+
+
+def task_folders(folder: Path) -> list[Path]:
+    """Return the folder itself if it is a task; otherwise its subfolders that are, ordered by name.
+
+    Raises:
+        UsageError: There are none.
+    """
+    if _is_task(folder):
+        return [folder]
+    found = sorted(path for path in folder.iterdir() if _is_task(path)) if folder.is_dir() else []
+    if not found:
+        raise UsageError(
+            f"{folder} has no tasks; choose a folder with task.toml or task.yaml, or one with such folders"
+        )
+    return found
+
+
+def is_terminal_bench(folder: Path) -> bool:
+    """Return whether a folder is a task of Terminal-Bench 1."""
+    return (folder / "task.yaml").is_file() and not (folder / "task.toml").is_file()
+
+
+def read_terminal_bench(folder: Path) -> TerminalTask:
+    """Read a task of Terminal-Bench 1.
+
+    Raises:
+        ConfigError: A file is missing or malformed, or envkit cannot play the task. The message names file and key.
+    """
+    file = folder / "task.yaml"
+    found = _converted(file, _TaskFile)
+    if found.parser_name != "pytest":
+        raise ConfigError([f"{file}: parser_name: envkit reads only summaries of pytest, got {found.parser_name!r}"])
+    for name in ("Dockerfile", "run-tests.sh"):
+        if not (folder / name).is_file():
+            raise ConfigError([f"{file}: {folder / name} is missing"])
+    compose = folder / "docker-compose.yaml"
+    notes = compose_notes(compose) if compose.is_file() else []
+    notes = [note for note in notes if not note.endswith((": environment: is ignored", ": volumes: is ignored"))]
+    if found.run_tests_in_same_shell:
+        notes.append("run_tests_in_same_shell: the tests have a shell of their own")
+    copies = Path(tempfile.mkdtemp(dir=_copies()))
+    tests = copies / "tests"
+    if (folder / "tests").is_dir():
+        shutil.copytree(folder / "tests", tests, symlinks=True)
+    tests.mkdir(exist_ok=True)
+    shutil.copyfile(folder / "run-tests.sh", tests / "test.sh")
+    step = TaskStep(
+        instruction=found.instruction,
+        verifier=Verifier(
+            tests=tests,
+            timeout_s=found.max_test_timeout_sec,
+            env={"TEST_DIR": TESTS},
+            is_separate=False,
+            reads="pytest",
+        ),
+        solution=_solution(folder, copies / "solution"),
+        timeout_s=found.max_agent_timeout_sec,
+    )
+    return TerminalTask(
+        name=folder.resolve().name,
+        folder=folder,
+        steps=(step,),
+        environment=folder,
+        network="open",
+        difficulty=found.difficulty,
+        category=found.category,
+        notes=tuple(notes),
+    )
+
+
+def _solution(folder: Path, target: Path) -> Path | None:
+    """Write the solution of a task as ``solve.sh``, and return its folder; None if the task has no solution."""
+    script, commands = folder / "solution.sh", folder / "solution.yaml"
+    if script.is_file():
+        target.mkdir()
+        shutil.copyfile(script, target / "solve.sh")
+        return target
+    if not commands.is_file():
+        return None
+    lines = _converted(commands, list[_Command])
+    if any(not line.append_enter for line in lines):
+        raise ConfigError([f"{commands}: append_enter: envkit runs the solution as a script, so it must be true"])
+    target.mkdir()
+    (target / "solve.sh").write_text("".join(f"{line.command}\n" for line in lines), encoding="utf-8")
+    return target
+
+
+def _converted(file: Path, kind: type[T]) -> T:
+    try:
+        return msgspec.convert(yaml.safe_load(file.read_text(encoding="utf-8")), kind)
+    except OSError as error:
+        raise ConfigError([f"{file}: {error.strerror}"]) from None
+    except (ValueError, yaml.YAMLError) as error:  # msgspec's errors are ValueErrors
+        raise ConfigError([f"{file}: {' '.join(str(error).split())}"]) from None
+
+
+def _is_task(folder: Path) -> bool:
+    return (folder / "task.toml").is_file() or (folder / "task.yaml").is_file()
+
+
+@lru_cache(maxsize=1)
+def _copies() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="envkit-terminal-bench-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder

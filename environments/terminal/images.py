@@ -1,0 +1,100 @@
+"""Docker images of tasks: their tags, which are hashes of what the image is built from, and what that is."""
+
+from __future__ import annotations
+
+import hashlib
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .tasks import TaskStep, TerminalTask
+
+BASE = "debian:bookworm-slim"
+"""Base image of portable tasks."""
+_REPOSITORY = "envkit/terminal"
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """How to build an image.
+
+    Attributes:
+        tag: Tag of the image.
+        dockerfile: Content of the Dockerfile.
+        context: Folder whose files the Dockerfile can copy; None if it copies none.
+    """
+
+    tag: str
+    dockerfile: str
+    context: Path | None = None
+
+
+def recipe(packages: Sequence[str]) -> str:
+    """Return the Dockerfile of a portable task without its files."""
+    names = " ".join(["python3", *(one for one in packages if one != "python3")])
+    return (
+        f"ARG BASE={BASE}\n"
+        "FROM ${BASE}\n"
+        f"RUN apt-get update && apt-get install -y --no-install-recommends {names} && rm -rf /var/lib/apt/lists/*\n"
+        "RUN useradd -m -u 1000 -s /bin/bash agent && mkdir /workspace && chown agent:agent /workspace\n"
+        "WORKDIR /workspace\n"
+        "USER agent\n"
+    )
+
+
+def image_of(task: TerminalTask) -> str:
+    """Return the name of the image of a task's environment."""
+    build = build_of(task)
+    return task.image if build is None else build.tag
+
+
+def verifier_image_of(task: TerminalTask, step: TaskStep) -> str:
+    """Return the name of the image of a step's verifier: its own one, or that of the environment."""
+    build = _verifier_build(step)
+    return step.verifier.image or (image_of(task) if build is None else build.tag)
+
+
+def builds(task: TerminalTask) -> Iterator[Build]:
+    """Yield how to build each image of a task that is not pulled from a registry."""
+    found = [build_of(task), *map(_verifier_build, task.steps)]
+    yield from {build.tag: build for build in found if build is not None}.values()
+
+
+def build_of(task: TerminalTask) -> Build | None:
+    """Return how to build the image of a task's environment; None if the task names an image."""
+    if task.image:
+        return None
+    if task.is_portable:
+        content = recipe(sorted(task.packages))
+        return Build(f"{_REPOSITORY}:packages-{_hash(content.encode())}", content)
+    return _folder_build(task.environment, task.folder.resolve().name)
+
+
+def _verifier_build(step: TaskStep) -> Build | None:
+    file = step.verifier.dockerfile
+    return None if file is None or step.verifier.image else _folder_build(file.parent, "verifier")
+
+
+def _folder_build(context: Path, name: str) -> Build:
+    content = (context / "Dockerfile").read_text(encoding="utf-8")
+    name = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "-_") else "-" for letter in name)
+    return Build(f"{_REPOSITORY}:{name[:80].strip('-') or 'task'}-{_hash(*_state(context))}", content, context)
+
+
+def _state(folder: Path) -> Iterator[bytes]:
+    """Yield the paths, modes and contents of all files below a folder."""
+    for path in sorted(folder.rglob("*")):
+        mode = path.lstat().st_mode
+        yield f"{path.relative_to(folder).as_posix()}\0{stat.S_IFMT(mode) | (mode & 0o111):o}".encode()
+        if path.is_symlink():
+            yield str(path.readlink()).encode()
+        elif stat.S_ISREG(mode):
+            yield path.read_bytes()
+
+
+def _hash(*parts: bytes) -> str:
+    state = hashlib.sha256()
+    for part in parts:
+        state.update(len(part).to_bytes(8) + part)
+    return state.hexdigest()[:16]

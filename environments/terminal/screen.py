@@ -1,0 +1,320 @@
+"""A terminal in a sandbox that is used by typing keys and reading what is new on its screen.
+
+The terminal runs bash. Its prompt contains two invisible marks, by which `Screen.type` notices that the typed commands
+have ended. A full-screen program has ended its work when it has printed nothing for a moment.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.lowlevel
+
+from envkit import clock
+from envkit.installation import load
+from envkit.protocols import Program, Sandbox
+
+from ..tools.shell_tools import submit
+from ..tools.tool import ToolFunction
+
+if TYPE_CHECKING:
+    from .emulator import Emulator
+
+ROWS, COLUMNS = 40, 160
+
+MAX_KEYS = 1 << 16
+"""Maximum characters of the keys of one call."""
+
+_KEYS = {
+    "Enter": "\r",
+    "Escape": "\x1b",
+    "Tab": "\t",
+    "BTab": "\x1b[Z",
+    "Space": " ",
+    "BSpace": "\x7f",
+    "Backspace": "\x7f",
+    "Up": "\x1b[A",
+    "Down": "\x1b[B",
+    "Right": "\x1b[C",
+    "Left": "\x1b[D",
+    "Home": "\x1b[1~",
+    "End": "\x1b[4~",
+    "Insert": "\x1b[2~",
+    "Delete": "\x1b[3~",
+    "PageUp": "\x1b[5~",
+    "PageDown": "\x1b[6~",
+    **{f"F{number}": f"\x1bO{final}" for number, final in enumerate("PQRS", 1)},
+    **{f"F{number}": f"\x1b[{code}~" for number, code in enumerate((15, 17, 18, 19, 20, 21, 23, 24), 5)},
+}
+_CHORD = re.compile(r"([CM])-(.)")
+_ARROWS = ("Up", "Down", "Right", "Left")
+
+_IDLE, _PROMPT = b"\x1b]133;A\a", b"\x1b]133;B\a"
+"""What bash prints before a prompt if no typed line is left to run, and at the end of each prompt."""
+_ENV = {
+    "PROMPT_COMMAND": r"builtin read -t 0 || builtin printf '\033]133;A\a' >/dev/tty",
+    "PS1": r"\w\$ \[\e]133;B\a\]",
+    "TERM": "screen",
+    "LANG": "C.UTF-8",
+    "HISTFILE": "",
+    "NCURSES_NO_UTF8_ACS": "1",
+}
+_SHELL = ("bash", "--noprofile", "--norc")
+_LIFETIME_S = 3600.0
+"""Maximum seconds of a shell; servers refuse longer ones by default."""
+_START_S = 5.0
+"""Maximum seconds to wait for the first prompt of a shell."""
+_QUIET_S = 0.3
+"""Seconds without output after which the screen of a full-screen program is complete."""
+_SETTLE_S = 0.05
+"""Seconds to wait for output that has been sent already, and for a prompt without its mark."""
+_MAX_FED = 64 << 10
+"""Maximum bytes of a call's output that are processed as they come. Of what follows, the last `_MAX_TAIL` are."""
+_MAX_TAIL = 64 << 10
+_PIECE = 4 << 10
+"""Bytes that are processed before other tasks run."""
+
+_ENDED = "[the shell has ended; the next keys go to a new one, without its folder and variables]"
+_NOT_SENT = "[the shell had ended, so the keys were not sent; the next keys go to a new one]"
+
+
+def encode_keys(keys: str | Sequence[str], *, application: bool = False) -> bytes:
+    """Return what a terminal sends for keys.
+
+    Args:
+        keys: Names of keys and texts, or only one. A name is one of ``Enter``, ``Escape``, ``Tab``, ``BTab``,
+            ``Space``, ``BSpace``, ``Up``, ``Down``, ``Left``, ``Right``, ``Home``, ``End``, ``Insert``, ``Delete``,
+            ``PageUp``, ``PageDown``, ``F1`` to ``F12``, ``C-x`` for Ctrl and a character, and ``M-x`` for Alt and a
+            character. All other text is typed as it is, and a line end is the key Enter.
+        application: Whether the arrow keys send the sequences of the application mode.
+
+    Raises:
+        ValueError: There are more than `MAX_KEYS` characters.
+    """
+    parts = [keys] if isinstance(keys, str) else keys
+    if sum(map(len, parts)) > MAX_KEYS:
+        raise ValueError(f"more than {MAX_KEYS:,} characters of keys; send them in several calls")
+    return b"".join(_sequence(part, application).encode(errors="replace") for part in parts)
+
+
+def _sequence(part: str, application: bool) -> str:
+    if part in _KEYS:
+        return _KEYS[part].replace("[", "O") if application and part in _ARROWS else _KEYS[part]
+    chord = _CHORD.fullmatch(part)
+    if chord is not None and chord[1] == "M":
+        return "\x1b" + chord[2]
+    if chord is not None and chord[2].upper() in "@ABCDEFGHIJKLMNOPQRSTUVWXYZ[\\]^_":
+        return chr(ord(chord[2].upper()) & 0x1F)
+    return part.replace("\r\n", "\r").replace("\n", "\r")
+
+
+class Screen:
+    """A terminal with bash in a sandbox. Its shell starts with the first call, and again after the shell has ended.
+
+    Output is read only during calls. While more than about 1 MiB of it is unread, the programs in the terminal wait,
+    and so do all other calls to the sandbox, so close the screen before you use the sandbox otherwise.
+
+    Args:
+        sandbox: The sandbox.
+        cwd: Folder in which shells start; None for the default of the sandbox.
+
+    Raises:
+        UsageError: The package pyte is not installed.
+    """
+
+    def __init__(self, sandbox: Sandbox, *, cwd: str | None = None) -> None:
+        load("pyte")
+        self._sandbox, self._cwd = sandbox, cwd
+        self._shell: _Shell | None = None
+
+    async def type(self, keys: str | Sequence[str], wait_s: float) -> str:
+        """Type keys and return what is new on the screen.
+
+        That is the line of the cursor and what follows, with up to 1,000 lines that have scrolled off; after a
+        full-screen program, and after the screen was cleared, it is the whole screen.
+
+        Args:
+            keys: The keys; see `encode_keys`. Empty to only wait.
+            wait_s: Maximum seconds to wait for the prompt of the shell.
+
+        Raises:
+            ValueError: There are too many keys.
+            SandboxLostError: The sandbox was lost.
+        """
+        if keys and self._shell is not None and not self._shell.is_idle:
+            await self._shell.receive(_SETTLE_S)  # an older prompt must not count as the answer to these keys
+            if self._shell.has_ended:
+                text = await self._ended()
+                return f"{text}\n{_NOT_SENT}"
+        if self._shell is None:
+            self._shell = _Shell()
+            await self._shell.start(self._sandbox, self._cwd)
+        shell = self._shell
+        await shell.send(encode_keys(keys, application=shell.emulator.has_application_keys))
+        await shell.receive(wait_s, quiet_s=_QUIET_S if keys else None)
+        if shell.has_ended:
+            return f"{await self._ended()}\n{_ENDED}"
+        text = shell.new_text()
+        if not shell.is_idle and not shell.emulator.is_full_screen:
+            text += f"\n[no prompt after {wait_s:g} s: a program still runs, or waits for input]"
+        return text
+
+    async def close(self) -> None:
+        """End the shell and all programs that were started in it; idempotent."""
+        if self._shell is not None:
+            shell, self._shell = self._shell, None
+            await shell.close()
+
+    async def _ended(self) -> str:
+        """Forget the shell, which has ended, and return its last output."""
+        assert self._shell is not None
+        text = self._shell.new_text()
+        await self.close()
+        return text
+
+
+class _Shell:
+    """One bash in a terminal.
+
+    Attributes:
+        emulator: The screen.
+        is_idle: Whether bash was last seen waiting for a command.
+        has_ended: Whether bash has ended.
+    """
+
+    emulator: Emulator
+
+    def __init__(self) -> None:
+        from .emulator import Emulator
+
+        self.emulator = Emulator(ROWS, COLUMNS)
+        self.is_idle = self.has_ended = False
+        self._stack = AsyncExitStack()
+        self._program: Program | None = None
+        self._skipped_bytes = self._skipped_lines = 0
+
+    async def start(self, sandbox: Sandbox, cwd: str | None) -> None:
+        program = sandbox.program(_SHELL, timeout_s=_LIFETIME_S, env=_ENV, cwd=cwd, terminal=(ROWS, COLUMNS))
+        self._program = await self._stack.enter_async_context(program)
+        await self.receive(_START_S)
+
+    async def send(self, content: bytes) -> None:
+        if content:
+            assert self._program is not None
+            self.is_idle = False
+            await self._program.send(content)
+
+    async def receive(self, wait_s: float, *, quiet_s: float | None = None) -> None:
+        """Process output until bash is idle, has ended, or `wait_s` seconds have passed.
+
+        With `quiet_s`, the call also returns when a full-screen program has printed nothing for this time.
+        """
+        assert self._program is not None
+        until, fed, marks, tail = clock.now() + wait_s, 0, b"", bytearray()
+        while not self.has_ended:
+            left_s = until - clock.now()
+            at_prompt = _IDLE in marks
+            if at_prompt and _PROMPT in marks.rpartition(_IDLE)[2]:
+                break
+            if at_prompt:
+                left_s = _SETTLE_S
+            elif quiet_s is not None and self.emulator.is_full_screen:
+                left_s = min(left_s, quiet_s)
+            if left_s <= 0:
+                break
+            piece: tuple[str, bytes] | None = None
+            with anyio.move_on_after(left_s) as scope:
+                piece = await self._received()
+            if piece is None and scope.cancelled_caught:
+                break
+            if piece is None:
+                self.has_ended = True
+                break
+            content = piece[1]
+            marks = (marks + content)[-_MAX_TAIL:] if _IDLE in marks else (marks[-len(_IDLE) :] + content)
+            if fed < _MAX_FED:
+                fed += len(content)
+                await self._feed(content)
+            else:
+                tail += content
+                if len(tail) > 2 * _MAX_TAIL:
+                    self._skip(tail)
+        self.is_idle = self.is_idle or _IDLE in marks
+        if tail:
+            self._skip(tail)
+            await self._feed(bytes(tail))
+
+    def new_text(self) -> str:
+        """Return what is new on the screen, after a line that says how much of it is missing."""
+        text, lost = self.emulator.take()
+        lost += self._skipped_lines
+        if lost or self._skipped_bytes:
+            size = f" ({self._skipped_bytes:,} bytes of output were skipped)" if self._skipped_bytes else ""
+            text = f"... {lost:,} earlier lines are not shown{size} ...\n{text}"
+        self._skipped_bytes = self._skipped_lines = 0
+        return text
+
+    async def close(self) -> None:
+        await self._stack.aclose()
+
+    async def _received(self) -> tuple[str, bytes] | None:
+        assert self._program is not None
+        try:
+            return await self._program.receive()
+        except Exception as error:
+            await self._stack.__aexit__(type(error), error, error.__traceback__)  # raises the public exception
+            raise
+
+    async def _feed(self, content: bytes) -> None:
+        for start in range(0, len(content), _PIECE):
+            self.emulator.feed(content[start : start + _PIECE])
+            await anyio.lowlevel.checkpoint()
+
+    def _skip(self, tail: bytearray) -> None:
+        """Drop all of `tail` but the last `_MAX_TAIL` bytes, at the end of a line if it has one."""
+        excess = len(tail) - _MAX_TAIL
+        if excess <= 0:
+            return
+        line_end = tail.find(b"\n", excess)
+        cut = excess if line_end < 0 else line_end + 1
+        self._skipped_bytes += cut
+        self._skipped_lines += tail.count(b"\n", 0, cut)
+        del tail[:cut]
+        self.emulator.skip()
+
+
+class ScreenTools:
+    """The tools of an episode with a terminal.
+
+    Attributes:
+        tools: Functions that become the tools: `type_keys` and ``submit``.
+        cwd: Working directory of the shell; None for the default.
+    """
+
+    def __init__(self) -> None:
+        self.tools: Sequence[ToolFunction] = (self.type_keys, submit)
+        self.cwd: str | None = None
+        self._screen: Screen | None = None
+
+    async def type_keys(self, keys: str | list[str], sandbox: Sandbox, timeout_s: float, wait_s: float = 10.0) -> str:
+        """Type keys in a terminal with bash, and return what is new on its screen. The result comes as soon as the
+        shell's prompt is back, or after wait_s seconds. Programs keep running; type nothing to wait for them longer.
+
+        Args:
+            keys: Text to type, in which a line end is the Enter key; or the name of a key, such as Escape, Up,
+                PageDown, C-c or F1. A list types several of these in order, such as ["Escape", ":wq", "Enter"].
+            wait_s: Maximum seconds to wait.
+        """
+        if self._screen is None:
+            self._screen = Screen(sandbox, cwd=self.cwd)
+        return await self._screen.type(keys, min(max(wait_s, 0.0), timeout_s))
+
+    async def close(self) -> None:
+        """Close the terminal, before the sandbox is used for something else or released."""
+        if self._screen is not None:
+            screen, self._screen = self._screen, None
+            await screen.close()

@@ -1,0 +1,231 @@
+"""Verify the result of a step: run its tests, in a sandbox of their own or in that of the agent, and read the reward.
+
+The agent's processes are ended first. A sandbox of the tests' own sees only the artifacts, which are unpacked with the
+rights of the agent's user. The tests run as root where the sandbox has root, in a folder that only root can enter, so
+that programs of the agent, which the tests run as another user, can neither read the tests nor write the reward.
+"""
+
+from __future__ import annotations
+
+import io
+import posixpath
+import re
+import tarfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from envkit.errors import CapacityError, SandboxLostError, SandboxStartError, UnsupportedError
+from envkit.protocols import Sandbox, SandboxPool
+from envkit.types import GRADER_HOME, SandboxSpec, SandboxUser
+
+from ..tools.limits import LEASE_S, cut_middle
+from .formats import RewardFileError, read_reward
+from .tasks import WORK, Artifact, TaskStep, TerminalTask
+
+MAX_ARTIFACTS = 64 << 20
+"""Maximum bytes of all artifacts of a step together, as tar archives."""
+_MAX_REWARD = 1 << 16
+_MAX_LOG = 4000
+_SETUP_S = 60.0
+_ATTEMPTS = 2
+_HARNESS = Path(__file__).with_name("harness.py")
+_KILL = "import os; os.kill(-1, 9)"
+_SUMMARY = re.compile(
+    r"^=+ (.*\b(?:passed|failed|error|errors|skipped|xfailed|xpassed|deselected)\b.*) in [\d.]+s.*=+$"
+)
+
+
+class VerifierError(Exception):
+    """The tests of a task wrote no valid reward. That is a fault of the task, and not a reward of 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The result of a verification.
+
+    Attributes:
+        reward: The reward.
+        log: The end of what the tests printed, or why they did not run.
+    """
+
+    reward: float
+    log: str
+
+
+async def end_processes(sandbox: Sandbox, task: TerminalTask) -> None:
+    """End all processes of the agent, including those that it has put into the background."""
+    if task.profile == "strict":
+        await sandbox.exec(["python3", "-I", "-c", _KILL], cwd="/")
+    await sandbox.shell().close()
+
+
+async def pack(sandbox: Sandbox, task: TerminalTask, step: TaskStep) -> Sequence[tuple[Artifact, bytes]] | str:
+    """Return the artifacts of a step as tar archives; or why they cannot be taken, which is the agent's fault."""
+    wanted = [*task.artifacts, *step.artifacts] or [Artifact(source=task.workdir or WORK)]
+    found: list[tuple[Artifact, bytes]] = []
+    left = MAX_ARTIFACTS
+    for one in wanted:
+        folder, name = posixpath.split(one.source.rstrip("/"))
+        excluded = [f"--exclude={pattern}" for pattern in one.exclude]
+        argv = ["tar", "--numeric-owner", "--sparse", *excluded, "-C", folder or "/", "-cf", "-", "--", name or "."]
+        result = await sandbox.exec(argv, cwd="/", timeout_s=_SETUP_S, max_output_bytes=left + 1)
+        if result.timed_out or result.truncated_bytes or len(result.stdout_bytes) > left:
+            return f"the artifact {one.source} is larger than {MAX_ARTIFACTS >> 20} MiB, or cannot be read"
+        if b"Cannot stat" in result.stderr_bytes and result.exit_code:
+            continue  # it does not exist; the tests decide what that means
+        left -= len(result.stdout_bytes)
+        try:
+            _check(result.stdout_bytes, name or ".")
+        except (tarfile.TarError, ValueError, OSError) as error:
+            return f"the artifact {one.source} is refused: {error}"
+        found.append((one, result.stdout_bytes))
+    return found
+
+
+def _check(archive: bytes, name: str) -> None:
+    """Raise `ValueError` unless all members of an archive are below `name`, and none is below a link."""
+    links: set[str] = set()
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        for member in tar:
+            parts = Path(member.name).parts
+            parents = {str(Path(*parts[:end])) for end in range(1, len(parts))}
+            if name != "." and (not parts or parts[0] != name or ".." in parts):
+                raise ValueError(f"it has {member.name[:100]!r}")
+            is_outside = member.islnk() and ".." in Path(member.linkname).parts
+            if parents & links or is_outside or member.ischr() or member.isblk():
+                raise ValueError(f"{member.name[:100]!r} is a device, or leads outside of it")
+            if member.issym():
+                links.add(str(Path(member.name)))
+
+
+async def verify(
+    sandboxes: SandboxPool,
+    spec: SandboxSpec,
+    task: TerminalTask,
+    step: TaskStep,
+    artifacts: Sequence[tuple[Artifact, bytes]],
+    tests: bytes,
+) -> Verdict:
+    """Verify a step in a new sandbox.
+
+    Args:
+        sandboxes: Leases the sandbox.
+        spec: Spec of the sandbox.
+        task: The task.
+        step: The step.
+        artifacts: What the sandbox sees of the agent's sandbox; see `pack`.
+        tests: The tests; see `pack_tests`.
+
+    Raises:
+        VerifierError: The tests wrote no valid reward.
+        SandboxStartError, CapacityError, SandboxLostError: The sandbox failed twice.
+    """
+    for attempt in range(_ATTEMPTS):
+        try:
+            async with sandboxes.lease(spec, wait_s=LEASE_S) as sandbox:
+                for one, archive in artifacts:
+                    if (problem := await _unpack(sandbox, one, archive)) is not None:
+                        return Verdict(0.0, problem)
+                return await run_tests(sandbox, task, step, tests)
+        except SandboxLostError as error:
+            if error.cause.by_agent:  # its programs have used up the memory, for example
+                return Verdict(0.0, f"the verifier's sandbox has ended: {error.cause}")
+            if attempt + 1 == _ATTEMPTS:
+                raise
+        except (SandboxStartError, CapacityError):
+            if attempt + 1 == _ATTEMPTS:
+                raise
+    raise AssertionError("unreachable")
+
+
+async def _unpack(sandbox: Sandbox, artifact: Artifact, archive: bytes) -> str | None:
+    """Unpack an artifact; return why that failed, or None."""
+    target = (artifact.destination or artifact.source).rstrip("/") or "/"
+    folder, name = posixpath.split(target)
+    old = posixpath.basename(artifact.source.rstrip("/"))
+    renamed = [f"--transform=s,^{re.escape(old)},{name},"] if old and name and old != name else []
+    argv = ["tar", "--numeric-owner", "-C", folder or "/", *renamed, "--no-overwrite-dir", "-xpf", "-"]
+    await sandbox.exec(["mkdir", "-p", folder or "/"], cwd="/")
+    result = await sandbox.exec(argv, cwd="/", stdin=archive, timeout_s=_SETUP_S)
+    if result.exit_code != 0:
+        return f"the artifact {artifact.source} cannot be unpacked: {cut_middle(result.stderr, 500)}"
+    return None
+
+
+async def run_tests(sandbox: Sandbox, task: TerminalTask, step: TaskStep, tests: bytes) -> Verdict:
+    """Run the tests of a step in a sandbox, in which the agent's processes have ended.
+
+    Raises:
+        VerifierError: The tests wrote no valid reward.
+    """
+    verifier = step.verifier
+    user = await _prepare(sandbox, task, tests)
+    folder, logs = places(task)
+    env = {**verifier.env, "ENVKIT_LOGS": logs} if task.is_portable else dict(verifier.env)
+    cwd = "/" if task.is_portable or not task.workdir else task.workdir
+    result = await sandbox.exec(
+        [f"{folder}/test.sh"], cwd=cwd, env=env, user=user, timeout_s=verifier.timeout_s, max_output_bytes=1 << 18
+    )
+    log = cut_middle("\n".join(filter(None, [result.stdout.strip(), result.stderr.strip()])), _MAX_LOG)
+    if result.timed_out:
+        return Verdict(0.0, f"{log}\nthe tests did not end within {verifier.timeout_s:g} s")
+    found: list[bytes | None] = []
+    for name in ("reward.json", "reward.txt") if verifier.reads == "reward" else ():
+        path = f"{logs}/verifier/{name}"
+        shown = await sandbox.exec(["cat", "--", path], cwd="/", user=user, max_output_bytes=_MAX_REWARD)
+        found.append(shown.stdout_bytes if shown.exit_code == 0 else None)
+    try:
+        return Verdict(read_reward(*found) if found else _pytest_reward(result.stdout), log)
+    except RewardFileError as error:
+        name = f"{task.name}{f' ({step.name})' if step.name else ''}"
+        raise VerifierError(f"{name}: {error}; the tests ended with exit code {result.exit_code}: {log}") from None
+
+
+def places(task: TerminalTask) -> tuple[str, str]:
+    """Return the folders of the tests and of their logs in the verifier's sandbox."""
+    return (f"{GRADER_HOME}/tests", f"{GRADER_HOME}/logs") if task.is_portable else ("/tests", "/logs")
+
+
+async def _prepare(sandbox: Sandbox, task: TerminalTask, archive: bytes) -> SandboxUser:
+    """Write the tests, remove stale rewards, and return the user that runs the tests."""
+    tests, logs = places(task)
+    script = (
+        f"umask 077; rm -rf {tests} {logs}/verifier && mkdir -p {tests} {logs}/verifier"
+        f" && tar -xpf - --no-same-owner -C {tests} && chmod -R u+rwX {tests} && chmod u+x {tests}/test.sh"
+    )
+    user: SandboxUser = "root"
+    if task.is_portable:
+        script = f"chown 0:0 {GRADER_HOME} && {script}"
+        await sandbox.exec(["chmod", "u+rwx,go+rx", WORK], cwd="/")  # root has no right to enter private folders
+    try:
+        done = await sandbox.exec(["sh", "-c", script], cwd="/", user=user, stdin=archive, timeout_s=_SETUP_S)
+    except UnsupportedError:  # this machine's sandboxes have one user
+        user = "grader"
+        script = script.removeprefix(f"chown 0:0 {GRADER_HOME} && ")
+        done = await sandbox.exec(["sh", "-c", script], cwd="/", user=user, stdin=archive, timeout_s=_SETUP_S)
+    if done.exit_code != 0:
+        raise VerifierError(f"{task.name}: the tests cannot be written: {cut_middle(done.stderr, 500)}")
+    return user
+
+
+def pack_tests(step: TaskStep) -> bytes:
+    """Return the tests of a step as a tar archive, with the harness if they have a check and no harness."""
+    tests = step.verifier.tests
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as tar:
+        for path in sorted(tests.iterdir()):
+            if path.name != "__pycache__":
+                tar.add(path, path.name)
+        if (tests / "check.py").is_file() and not (tests / _HARNESS.name).exists():
+            tar.add(_HARNESS, _HARNESS.name)
+    return content.getvalue()
+
+
+def _pytest_reward(output: str) -> float:
+    """Return 1.0 if the last summary of pytest in an output says that tests passed, and says nothing else."""
+    summaries = [found[1] for line in output.splitlines() if (found := _SUMMARY.match(line.strip()))]
+    if not summaries:
+        raise RewardFileError("the tests printed no summary of pytest")
+    words = set(re.findall(r"\d+ ([a-z]+)", summaries[-1])) - {"warning", "warnings"}
+    return float(words == {"passed"})

@@ -1,0 +1,297 @@
+"""Tasks of Harbor are read with all that envkit supports; what it does not support is a note or an error."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from envkit.environments.terminal.formats import read_task, write_task
+from envkit.environments.terminal.tasks import Artifact, Collect, Healthcheck
+from envkit.errors import ConfigError, UsageError
+from tests.environments.terminal.formats.folders import harbor, portable, write_files
+
+KEYS = {
+    "": {"schema_version", "task", "metadata", "verifier", "agent", "environment", "solution", "source", "artifacts"},
+    "task": {"name", "version", "description", "authors", "keywords"},
+    "agent": {"timeout_sec", "user", "network_mode", "allowed_hosts"},
+    "verifier": {
+        "timeout_sec",
+        "env",
+        "user",
+        "network_mode",
+        "allowed_hosts",
+        "environment_mode",
+        "environment",
+        "collect",
+    },
+    "environment": {"build_timeout_sec", "docker_image", "os", "cpus", "memory_mb", "storage_mb", "gpus", "gpu_types"}
+    | {"tpu", "env", "workdir", "skills_dir", "network_mode", "allowed_hosts", "healthcheck", "mcp_servers"},
+}
+"""The keys of schema 1.4, by table."""
+
+
+def test_a_task_of_schema_1_4_keeps_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENVKIT_TEST_TOKEN", "abc")
+    monkeypatch.delenv("ENVKIT_TEST_PORT", raising=False)
+    toml = """
+        schema_version = "1.4"
+        artifacts = ["/app/out", {source = "/srv", destination = "srv", exclude = ["*.log"]}]
+        [task]
+        name = "org/one"
+        [metadata]
+        difficulty = "hard"
+        category = "files"
+        something = [1, 2]
+        [agent]
+        timeout_sec = 100
+        [verifier]
+        timeout_sec = 20.5
+        environment_mode = "separate"
+        env = {TOKEN = "${ENVKIT_TEST_TOKEN}"}
+        [[verifier.collect]]
+        command = "dump"
+        [environment]
+        cpus = 2
+        memory_mb = 2048
+        storage_mb = 4096
+        network_mode = "allowlist"
+        allowed_hosts = ["pypi.org"]
+        workdir = "/app"
+        env = {PORT = "${ENVKIT_TEST_PORT:-80:80}", MODE = "x"}
+        [environment.healthcheck]
+        command = "ready"
+        retries = 5
+        start_period_sec = 2
+        [solution]
+        env = {FAST = "1"}
+    """
+    task = read_task(harbor(tmp_path, toml, {"cheats/early.sh": "true\n"}))
+    (step,) = task.steps
+
+    assert (task.name, task.difficulty, task.category, task.profile) == ("org/one", "hard", "files", "system")
+    assert (task.cpus, task.memory_mib, task.disk_mib, task.network) == (2, 2048, 4096, ("pypi.org",))
+    assert (task.workdir, task.env, task.solution_env) == ("/app", {"PORT": "80:80", "MODE": "x"}, {"FAST": "1"})
+    assert task.healthcheck == Healthcheck(command="ready", retries=5, start_period_s=2)
+    assert task.artifacts == (
+        Artifact(source="/logs/artifacts"),
+        Artifact(source="/app/out"),
+        Artifact(source="/srv", exclude=("*.log",)),
+    )
+    assert task.cheats == {"early": tmp_path / "cheats" / "early.sh"}
+    assert (step.instruction, step.timeout_s, step.solution) == ("Do it.\n", 100, tmp_path / "solution")
+    assert (step.verifier.tests, step.verifier.timeout_s, step.verifier.env) == (
+        tmp_path / "tests",
+        20.5,
+        {"TOKEN": "abc"},
+    )
+    assert step.verifier.is_separate
+    assert step.verifier.collect == (Collect(command="dump"),)
+    assert task.notes == ()
+
+
+def test_an_empty_file_has_the_defaults_of_harbor(tmp_path: Path) -> None:
+    task = read_task(harbor(tmp_path / "name"))
+
+    assert (task.name, task.network, task.workdir, task.cpus) == ("name", "open", "", None)
+    assert not task.is_portable
+    assert not task.steps[0].verifier.is_separate
+    assert task.steps[0].verifier.timeout_s == 600
+    assert task.artifacts == ()
+
+
+def test_older_keys_mean_the_same(tmp_path: Path) -> None:
+    toml = 'version = "1.0"\n[environment]\nmemory = "2G"\nstorage = "512M"\nallow_internet = false\n'
+    task = read_task(harbor(tmp_path, toml))
+
+    assert (task.memory_mib, task.disk_mib, task.network) == (2048, 512, "none")
+
+
+@pytest.mark.parametrize(
+    ("toml", "image", "has_dockerfile"),
+    [
+        ('[verifier]\nenvironment_mode = "separate"\n', "", True),
+        ('[verifier.environment]\ndocker_image = "tests:1"\n', "tests:1", False),
+    ],
+)
+def test_a_separate_verifier_has_the_image_that_the_task_names(
+    toml: str, image: str, has_dockerfile: bool, tmp_path: Path
+) -> None:
+    verifier = read_task(harbor(tmp_path, toml, {"tests/Dockerfile": "FROM debian\n"})).steps[0].verifier
+
+    assert verifier.is_separate
+    assert (verifier.image, verifier.dockerfile is not None) == (image, has_dockerfile)
+
+
+def test_steps_have_their_own_tests_and_inherit_the_rest(tmp_path: Path) -> None:
+    toml = """
+        multi_step_reward_strategy = "final"
+        [agent]
+        timeout_sec = 50
+        [verifier]
+        environment_mode = "separate"
+        env = {A = "1", B = "1"}
+        [[steps]]
+        name = "first"
+        min_reward = 0.5
+        artifacts = ["/data"]
+        [steps.verifier]
+        env = {B = "2"}
+        environment_mode = "shared"
+        [[steps]]
+        name = "second"
+        min_reward = {reward = 1.0}
+        [steps.agent]
+        timeout_sec = 5
+        [steps.healthcheck]
+        command = "up"
+    """
+    files = {f"steps/{name}/instruction.md": f"{name}\n" for name in ("first", "second")}
+    own = {"steps/first/tests/test.sh": "", "steps/first/workdir/setup.sh": "", "steps/second/solution/solve.sh": ""}
+    task = read_task(harbor(tmp_path, toml, {**files, **own}))
+    first, second = task.steps
+
+    assert (task.reward, first.name, first.instruction, second.instruction) == ("final", "first", "first\n", "second\n")
+    assert first.verifier.tests == tmp_path / "steps/first/tests"
+    assert second.verifier.tests == tmp_path / "tests"
+    assert (first.verifier.env, first.verifier.is_separate) == ({"A": "1", "B": "2"}, False)
+    assert (second.verifier.env, second.verifier.is_separate) == ({"A": "1", "B": "1"}, True)
+    assert (first.timeout_s, second.timeout_s, first.min_reward, second.min_reward) == (50, 5, 0.5, 1)
+    assert (first.setup, second.setup) == (tmp_path / "steps/first/workdir/setup.sh", None)
+    assert (first.solution, second.solution) == (None, tmp_path / "steps/second/solution")
+    assert (first.artifacts, second.healthcheck) == ((Artifact(source="/data"),), Healthcheck(command="up"))
+
+
+def test_marks_at_the_top_of_an_instruction_are_not_shown(tmp_path: Path) -> None:
+    text = "<!-- data CANARY GUID 1 -->\n# canary 2\n\n# Title\ncanary\n"
+    assert read_task(harbor(tmp_path, "", {"instruction.md": text})).steps[0].instruction == "# Title\ncanary\n"
+
+
+@pytest.mark.parametrize(
+    ("toml", "note"),
+    [
+        ("[environment]\ngpus = 1\n", "environment.gpus: "),
+        ('[environment]\ngpu_types = ["H100"]\n', "environment.gpu_types: "),
+        ('[environment.tpu]\ntype = "v6e"\ntopology = "2x2"\n', "environment.tpu: "),
+        ('[[environment.mcp_servers]]\nname = "a"\n', "environment.mcp_servers: "),
+        ('[environment]\nskills_dir = "/skills"\n', "environment.skills_dir: "),
+        ('[agent]\nuser = "me"\n', "agent.user: me"),
+        ('[verifier]\nuser = "me"\n', "verifier.user: me"),
+        (
+            '[verifier]\nnetwork_mode = "public"\n[environment]\nnetwork_mode = "no-network"\n',
+            "verifier.network_mode: ",
+        ),
+    ],
+)
+def test_what_envkit_ignores_is_a_note(toml: str, note: str, tmp_path: Path) -> None:
+    (found,) = read_task(harbor(tmp_path, toml)).notes
+    assert found.startswith(note)
+
+
+def test_unknown_keys_are_ignored(tmp_path: Path) -> None:
+    assert read_task(harbor(tmp_path, "new = 1\n[environment]\nnewer = 2\n[other]\nx = 1\n")).notes == ()
+
+
+COMPOSE = "services:\n  main:\n    build: .\n  db:\n    image: postgres\n"
+
+
+@pytest.mark.parametrize(
+    ("toml", "problem"),
+    [
+        ("[environment", "not valid TOML"),
+        ('[environment]\ncpus = "two"\n', "environment.cpus: Expected `float | null`, got `str`"),
+        ('[environment]\nnetwork_mode = "some"\n', "environment.network_mode: Invalid enum value 'some'"),
+        ('[environment]\nmemory = "2 apples"\n', "environment.memory: must be a size like 2G or 512M"),
+        ('[environment]\nos = "windows"\n', "environment.os: envkit has only Linux sandboxes"),
+        ('[environment.env]\nA = "${ENVKIT_TEST_UNSET}"\n', "environment.env.A: the environment variable"),
+        (
+            '[[environment.healthcheck]]\ncommand = "x"\n',
+            "environment.healthcheck: Expected `object",
+        ),
+        (
+            "[environment.healthcheck]\nretries = 1\n",
+            "environment.healthcheck: Object missing required",
+        ),
+        ('schema_version = "2.0"\n', "schema_version: version '2.0' is not supported"),
+        ('artifacts = ["out"]\n', "artifacts: must be an absolute path without .., got 'out'"),
+        ('artifacts = [{source = "/x", service = "db"}]\n', "artifacts: envkit plays tasks with one container"),
+        ('[[verifier.collect]]\ncommand = "x"\nservice = "db"\n', "verifier.collect.service: envkit plays"),
+        ('[verifier]\nenvironment_mode = "shared"\n[verifier.environment]\ncpus = 1\n', "verifier.environment: needs"),
+        ('[[steps]]\nname = "../x"\n', "steps.name: must be the name of a folder in steps, got '../x'"),
+        ('[[steps]]\nname = "x"\n', "steps/x/instruction.md: cannot be read"),
+        ('[metadata.envkit]\nportable = true\nprofile = "system"\n', "metadata.envkit.portable: such a task has"),
+        (
+            '[metadata.envkit]\nportable = true\nsetup = "setup.sh"\n',
+            "metadata.envkit.setup: environment/",
+        ),
+    ],
+)
+def test_an_error_names_the_file_and_the_key(toml: str, problem: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        read_task(harbor(tmp_path, toml))
+
+    assert str(error.value).startswith(str(tmp_path))
+    assert problem in str(error.value)
+
+
+def test_a_task_with_several_services_cannot_be_played(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"services: envkit plays tasks with one container; this one has main, db"):
+        read_task(harbor(tmp_path, "", {"environment/docker-compose.yaml": COMPOSE}))
+
+
+@pytest.mark.parametrize("missing", ["tests/test.sh", "environment/Dockerfile", "instruction.md"])
+def test_a_missing_file_is_named(missing: str, tmp_path: Path) -> None:
+    harbor(tmp_path)
+    (tmp_path / missing).unlink()
+    with pytest.raises(ConfigError, match=re.escape(missing)):
+        read_task(tmp_path)
+
+
+def test_a_written_task_is_read_as_it_was_written(tmp_path: Path) -> None:
+    task = read_task(portable(tmp_path / "task"))
+    (step,) = task.steps
+
+    assert (task.name, task.difficulty, task.category, task.profile) == ("envkit/sum", "easy", "text", "strict")
+    assert (task.is_portable, task.setup, task.programs, task.packages) == (True, "setup.sh", ("awk",), ("gawk",))
+    assert (task.workdir, task.network, task.artifacts) == ("/workspace", "none", (Artifact(source="/workspace"),))
+    assert task.healthcheck is not None
+    assert task.healthcheck.command == "(sleep 300 >/dev/null 2>&1 &)\necho 'a \"quoted\" $word'\n"
+    assert step.instruction == "Add the numbers in numbers.txt and write the sum to sum.txt.\n"
+    assert (step.verifier.is_separate, step.verifier.timeout_s) == (True, 30)
+    assert (step.verifier.tests / "data/one.bin").read_bytes() == b"\0\xff"
+    assert list(task.cheats) == ["empty"]
+    assert task.notes == ()
+
+
+def test_a_written_task_has_only_keys_of_the_schema_and_all_files_that_harbor_needs(tmp_path: Path) -> None:
+    folder = portable(tmp_path / "task")
+    content = tomllib.loads((folder / "task.toml").read_text())
+    files = ["instruction.md", "environment/Dockerfile", "tests/test.sh", "tests/harness.py", "solution/solve.sh"]
+
+    assert content["schema_version"] == "1.4"
+    assert content["task"]["description"] == 'Add "numbers"\nof a file \\ and more \x7f é'
+    for name, known in KEYS.items():
+        assert set(content[name] if name else content) <= known, name
+    assert [name for name in files if not (folder / name).is_file()] == []
+    assert os.access(folder / "tests/test.sh", os.X_OK)
+
+
+def test_a_written_file_with_a_hash_bang_is_executable_and_another_is_not(tmp_path: Path) -> None:
+    environment = portable(tmp_path / "task") / "environment"
+
+    assert os.access(environment / "bin/add", os.X_OK)
+    assert (environment / "numbers.txt").stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize("path", ["../out", "/etc/out", "Dockerfile", "setup.sh"])
+def test_a_file_outside_the_environment_or_with_the_name_of_a_made_one_is_refused(path: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError):
+        write_task(tmp_path / "a", name="a", instruction="", files={path: ""}, solution="", check={"check.py": ""})
+
+
+def test_a_task_is_not_written_over_other_files(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is not empty"):
+        portable(write_files(tmp_path, {"mine.txt": ""}))

@@ -1,0 +1,94 @@
+"""Tasks of Terminal-Bench 1, and folders with tasks of both formats."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from envkit.environments.terminal.formats import read_tasks
+from envkit.errors import ConfigError, UsageError
+from tests.environments.terminal.formats.folders import harbor, terminal_bench, write_files
+
+YAML = "instruction: |-\n  Do it.\ndifficulty: easy\ncategory: files\nmax_agent_timeout_sec: 90\ntags: [a]\n"
+
+
+def test_a_task_is_read_with_its_tests_and_solution(tmp_path: Path) -> None:
+    (task,) = read_tasks(terminal_bench(tmp_path / "first", YAML))
+    (step,) = task.steps
+    verifier = step.verifier
+
+    assert (task.name, task.difficulty, task.category, task.network) == ("first", "easy", "files", "open")
+    assert task.dockerfile == tmp_path / "first" / "Dockerfile"
+    assert (step.instruction, step.timeout_s) == ("Do it.", 90)
+    assert step.solution is not None
+    assert (step.solution / "solve.sh").read_text() == "touch done\n"
+    assert (verifier.tests / "test.sh").read_text() == "pytest $TEST_DIR\n"
+    assert (verifier.tests / "test_outputs.py").is_file()
+    assert (verifier.reads, verifier.is_separate, verifier.timeout_s) == ("pytest", False, 60)
+    assert verifier.env == {"TEST_DIR": "/tests"}
+    assert task.notes == ()
+
+
+def test_the_commands_of_a_typed_solution_become_a_script(tmp_path: Path) -> None:
+    typed = "- command: cd /app\n  min_timeout_sec: 1\n- command: |-\n    touch a\n    touch b\n  block: true\n"
+    folder = terminal_bench(tmp_path, files={"solution.yaml": typed})
+    (folder / "solution.sh").unlink()
+    (task,) = read_tasks(folder)
+
+    assert task.steps[0].solution is not None
+    assert (task.steps[0].solution / "solve.sh").read_text() == "cd /app\ntouch a\ntouch b\n"
+
+
+@pytest.mark.parametrize(
+    ("yaml", "files", "problem"),
+    [
+        (
+            "instruction: x\nparser_name: swebench\n",
+            {},
+            "task.yaml: parser_name: envkit reads only",
+        ),
+        ("difficulty: easy\n", {}, "task.yaml: Object missing required field `instruction`"),
+        ("instruction: [", {}, "task.yaml: while parsing"),
+        ("instruction: x\n", {"docker-compose.yaml": "services:\n  client: {}\n  db: {}\n"}, "has client, db"),
+        ("instruction: x\n", {"docker-compose.yaml": "services: 1\n"}, "services: must be a mapping of services"),
+    ],
+)
+def test_a_task_that_cannot_be_played_is_an_error(
+    yaml: str, files: dict[str, str], problem: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(problem)):
+        read_tasks(terminal_bench(tmp_path, yaml, files))
+
+
+def test_options_of_the_container_that_envkit_ignores_are_notes(tmp_path: Path) -> None:
+    compose = "services:\n  client:\n    build: .\n    privileged: true\n    volumes: [a]\n    environment: [B=1]\n"
+    (task,) = read_tasks(terminal_bench(tmp_path, files={"docker-compose.yaml": compose}))
+
+    assert task.notes == ("docker-compose.yaml: privileged: is ignored",)
+
+
+def test_a_folder_of_tasks_is_read_in_the_order_of_names(tmp_path: Path) -> None:
+    harbor(tmp_path / "b")
+    terminal_bench(tmp_path / "a")
+    write_files(tmp_path, {"notes/x.txt": "", "README.md": ""})
+
+    assert [task.name for task in read_tasks(tmp_path)] == ["a", "b"]
+
+
+def test_the_problems_of_all_tasks_of_a_folder_are_reported(tmp_path: Path) -> None:
+    harbor(tmp_path / "a", "[environment]\ncpus = true\n")
+    harbor(tmp_path / "b", 'artifacts = ["x"]\n')
+
+    with pytest.raises(ConfigError) as error:
+        read_tasks(tmp_path)
+    assert [problem.removeprefix(f"{tmp_path}/")[:12] for problem in error.value.problems] == [
+        "a/task.toml:",
+        "b/task.toml:",
+    ]
+
+
+def test_a_folder_without_tasks_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="has no tasks"):
+        read_tasks(tmp_path)

@@ -1,0 +1,227 @@
+"""Episodes: preparation of the sandbox, steps, submission, verification, and which task belongs to a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envkit import clock
+from envkit.environments.terminal import Terminal, TerminalTasks
+from envkit.environments.terminal.options import options_of
+from envkit.environments.terminal.verifier import VerifierError
+from envkit.environments.tools import write_call
+from envkit.errors import OptionError, SandboxError, UsageError
+from envkit.types import JSON
+from envkit.wiring.sandboxes.tool_pool import open_tool_pool
+
+from .tiny import SOLUTION, write_steps, write_tiny
+
+SUBMIT = write_call("submit")
+
+
+def bash(command: str) -> str:
+    return write_call("bash", command=command)
+
+
+def played(folder: Path, *actions: str, **options: Any) -> tuple[list[str], float | None]:
+    """Play an episode of a folder of tasks; return what was observed and the grade."""
+
+    async def main() -> tuple[list[str], float | None]:
+        async with open_tool_pool("local") as pool:
+            env = Terminal(sandboxes=pool, tasks=str(folder), **options)
+            start = await env.reset(seed=0, options={})
+            seen = [start.observation.text]
+            try:
+                for action in actions:
+                    seen.append((await env.step(action)).observation.text)
+                return seen, await env.grade()
+            finally:
+                await env.close()
+
+    return clock.run(main)
+
+
+@pytest.mark.bwrap
+def test_the_sandbox_holds_the_prepared_files_and_no_tests(tmp_path: Path) -> None:
+    seen, reward = played(write_tiny(tmp_path), bash("ls -A; cat data.txt; id -u; ls /tmp /run/envkit-grader"), SUBMIT)
+    assert "Count the lines of data.txt." in seen[0]
+    assert seen[1].split()[:5] == ["data.txt", "1", "2", "3", "1000"]
+    assert "check" not in seen[1]
+    assert reward == 0.0
+
+
+@pytest.mark.bwrap
+def test_a_truncated_episode_is_verified(tmp_path: Path) -> None:
+    seen, reward = played(write_tiny(tmp_path), bash(SOLUTION), max_turns=1)
+    assert "limit is 1 turns" in seen[1]
+    assert reward == 1.0
+
+
+@pytest.mark.bwrap
+def test_a_script_is_the_whole_episode(tmp_path: Path) -> None:
+    seen, reward = played(write_tiny(tmp_path), f"I would run this:\n```bash\n{SOLUTION}```", mode="script")
+    assert "```bash block" in seen[0]
+    assert reward == 1.0
+
+
+@pytest.mark.bwrap
+def test_services_run_from_the_start_of_an_episode(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path, services="nohup sh -c 'while :; do date > beat; sleep 0.1; done' > /dev/null 2>&1 &\n")
+    seen, _ = played(path, bash("sleep 0.3; rm beat; sleep 0.3; ls beat"))
+    assert seen[1].startswith("beat")
+
+
+@pytest.mark.bwrap
+def test_a_failing_healthcheck_names_the_task(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path, services="echo no port >&2; exit 1")
+    with pytest.raises(SandboxError, match="envkit/tiny: its healthcheck failed 1 times: no port"):
+        played(path, SUBMIT)
+
+
+@pytest.mark.bwrap
+def test_a_missing_program_is_named(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path, programs=("no-such-program",))
+    with pytest.raises(UsageError, match="envkit/tiny needs no-such-program in the sandbox"):
+        played(path, SUBMIT)
+
+
+@pytest.mark.bwrap
+@pytest.mark.parametrize("check", ["def verify(): raise SystemExit", "import os\ndef verify(): os._exit(0)"])
+def test_a_missing_reward_is_an_error_and_a_failing_check_is_0(tmp_path: Path, check: str) -> None:
+    path = write_tiny(tmp_path, check=check)
+    if "_exit" in check:
+        with pytest.raises(VerifierError, match=r"envkit/tiny: .*reward"):
+            played(path, SUBMIT)
+    else:
+        assert played(path, SUBMIT)[1] == 0.0
+
+
+@pytest.mark.bwrap
+def test_programs_of_the_agent_cannot_reach_tests_or_reward(tmp_path: Path) -> None:
+    check = """
+from harness import require, run
+def verify():
+    done = run(["sh", "tool.sh"])
+    require(done.stdout.split() == ["1000", "denied"] and done.stderr.count("denied") == 2, str(done))
+"""
+    folder = "/run/envkit-grader"
+    tool = (
+        f"id -u; cat {folder}/tests/check.py; echo 1 > {folder}/logs/verifier/reward.txt; kill -9 $PPID || echo denied"
+    )
+    seen, reward = played(write_tiny(tmp_path, check=check), bash(f"echo '{tool}' > tool.sh"), SUBMIT)
+    assert reward == 1.0, seen
+
+
+@pytest.mark.bwrap
+def test_a_shared_verifier_sees_the_sandbox_without_the_agents_processes(tmp_path: Path) -> None:
+    check = """
+from harness import read, require
+import os, subprocess
+def verify():
+    require(read("/tmp/outside") == "seen\\n", "no file")
+    names = [open(f"/proc/{pid}/cmdline").read() for pid in os.listdir("/proc") if pid.isdecimal()]
+    require(not any("1234" in name for name in names), "a process is left")
+"""
+    path = write_tiny(tmp_path, check=check)
+    command = bash(
+        "echo seen > /tmp/outside; (setsid sleep 1234 &) > /dev/null 2>&1; nohup sleep 1234 > /dev/null 2>&1 &"
+    )
+    assert played(path, command, SUBMIT)[1] == 0.0  # by default, only the working directory is seen
+    shared = path.rename(tmp_path / "shared")
+    _replace(shared / "task.toml", '"separate"', '"shared"')
+    assert played(shared, command, SUBMIT)[1] == 1.0
+
+
+@pytest.mark.bwrap
+def test_each_step_is_verified_and_the_reward_is_their_mean(tmp_path: Path) -> None:
+    path = write_steps(tmp_path)
+    seen, reward = played(path, bash("touch one"), SUBMIT, bash("ls; touch two"), SUBMIT)
+    assert "Make the file two." in seen[2]
+    assert "one" in seen[3].split()
+    assert reward == 1.0
+    assert played(path, bash("touch one"), SUBMIT, SUBMIT)[1] == 0.5
+
+
+@pytest.mark.bwrap
+def test_a_step_below_its_minimum_ends_the_episode(tmp_path: Path) -> None:
+    path = write_steps(tmp_path, min_reward=1.0)
+    seen, reward = played(path, SUBMIT)
+    assert len(seen) == 2
+    assert reward == 0.0
+
+
+@pytest.mark.bwrap
+def test_the_log_of_a_verification_is_kept(tmp_path: Path) -> None:
+    played(write_tiny(tmp_path), SUBMIT, logs=str(tmp_path / "logs"))
+    (log,) = (tmp_path / "logs").iterdir()
+    assert log.name.startswith("envkit-tiny-")
+    assert log.read_text().startswith("reward 0\nnot solved: /workspace/answer.txt cannot be read")
+
+
+@pytest.mark.bwrap
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        ("head -c 70M /dev/zero > large", "larger than 64 MiB"),
+        ("ln -s /etc x; ln -s / y", "answer.txt cannot be read"),
+    ],
+)
+def test_artifacts_that_cannot_be_taken_earn_0(tmp_path: Path, command: str, reason: str) -> None:
+    assert played(write_tiny(tmp_path), bash(command), SUBMIT, logs=str(tmp_path / "logs"))[1] == 0.0
+    (log,) = (tmp_path / "logs").iterdir()
+    assert reason in log.read_text()
+
+
+def test_the_own_tasks_are_a_test_set() -> None:
+    assert TerminalTasks(tasks="own").splits == ("eval", "any")
+    with pytest.raises(OptionError, match="test set"):
+        options_of({"tasks": "own", "split": "train"}).all()
+
+
+def test_generated_tasks_of_a_split_are_in_no_other() -> None:
+    def instructions(split: str) -> set[str]:
+        chosen = options_of({"split": split, "difficulty": 2})
+        return {chosen.task(seed).steps[0].instruction for seed in range(40)}
+
+    train, held_out = instructions("train"), instructions("eval")
+    assert len(train) >= 30
+    assert not train & held_out
+
+
+def test_families_are_split_too() -> None:
+    train = set(options_of({"families": "train"}).family_names)
+    held_out = set(options_of({"families": "held_out"}).family_names)
+    assert train
+    assert held_out
+    assert not train & held_out
+    assert train | held_out == set(options_of({"families": "all"}).family_names)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"families": "txet"}, "there is no family 'txet'"),
+        ({"families": []}, "at least one"),
+        ({"difficulty": 6}, "from 1 to 5"),
+        ({"mode": "key"}, "'key' is not a known value"),
+        ({"image": 3}, "must be 'task' or the name of an image"),
+        ({"tasks": 3}, "must be the path"),
+    ],
+)
+def test_wrong_options_are_rejected(options: Mapping[str, JSON], reason: str) -> None:
+    with pytest.raises(OptionError, match=reason):
+        options_of(options)
+
+
+def test_a_folder_without_tasks_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no task"):
+        options_of({"tasks": str(tmp_path)}).all()
+
+
+def _replace(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
