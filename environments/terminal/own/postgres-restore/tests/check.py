@@ -78,7 +78,8 @@ def verify():
         "copy orders to program 'true'",
     ):  # fmt: skip
         denied = psql(query, "report")
-        require(denied.returncode != 0 and "permission denied" in denied.stderr, f"report can {query}")
+        is_denied = "permission denied" in denied.stderr or "must be superuser" in denied.stderr
+        require(denied.returncode != 0 and is_denied, f"report can {query}")
     (role,) = ask(
         "select rolcanlogin, rolsuper or rolcreatedb or rolcreaterole or rolbypassrls or rolreplication as power,"
         " rolconnlimit, (select count(*) from pg_auth_members where member = pg_roles.oid) as groups from pg_roles"
