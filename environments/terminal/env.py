@@ -84,6 +84,8 @@ class Terminal(ToolEnv):
         }
         self.tools = tools[self._mode]
         super().__init__(sandboxes=sandboxes, judge=judge, data=data, **options)
+        if self._mode == "script":
+            self.metrics = {"action_is_valid": "mean"}  # type: ignore[misc]  # those of the mode
         self._at = 0
         self._verdicts: list[Verdict] = []
 
@@ -136,13 +138,14 @@ class Terminal(ToolEnv):
             script, is_valid = code_block(action, _SHELLS)
             step = await super().step(write_call("bash", command=script))
             self.submitted, self._running = "", False
-            info = {**step.info, "action_is_valid": is_valid}
+            info: Info = {name: value for name, value in step.info.items() if not name.startswith("tool_call_")}
+            info["action_is_valid"] = is_valid
             observation = msgspec.structs.replace(step.observation, role="user")
             step = msgspec.structs.replace(step, observation=observation, terminated=True, truncated=False, info=info)
         else:
             step = await super().step(action)
         steps = self._task.steps
-        if self.submitted is None or self._at + 1 == len(steps):
+        if self.submitted is None or self.sandbox_ended is not None or self._at + 1 == len(steps):
             return step
         verdict = await self._verify(is_last=False)
         self._verdicts.append(verdict)

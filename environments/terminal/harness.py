@@ -172,6 +172,7 @@ def main(verify: Callable[[], None]) -> None:
     """Run `verify` and write the reward, whatever happens."""
     reward = "0"
     try:
+        end_agent()  # Harbor leaves them running
         verify()
         reward = "1"
     except AssertionError as error:

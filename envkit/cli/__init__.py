@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from envkit import __version__
-from envkit.cli.environments import swe
 from envkit.cli.environments.check_env import check_env
 from envkit.cli.environments.check_task import check_task
 from envkit.cli.environments.data import data
@@ -20,6 +19,7 @@ from envkit.cli.exits import as_exit_code
 from envkit.cli.fleet import image, sandbox, token
 from envkit.cli.fleet.doctor import doctor
 from envkit.cli.fleet.serve import serve
+from envkit.cli.tasks import swe, terminal
 from envkit.cli.training import model
 from envkit.cli.training.check import check
 from envkit.cli.training.check_template import check_template
@@ -52,6 +52,7 @@ app.add_typer(image.app, name="image")
 app.add_typer(model.app, name="model")
 app.add_typer(token.app, name="token")
 app.add_typer(swe.app, name="swe")
+app.add_typer(terminal.app, name="terminal")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

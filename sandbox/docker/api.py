@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import signal
 from collections import deque
@@ -223,15 +224,25 @@ class Daemon:
                 raise
 
     async def build(
-        self, context: IO[bytes], *, tag: str, arguments: Mapping[str, str], report: Callable[[str], None]
+        self,
+        context: IO[bytes],
+        *,
+        tag: str,
+        arguments: Mapping[str, str],
+        report: Callable[[str], None],
+        network: str = "none",
+        timeout_s: float | None = None,
     ) -> None:
-        """Build an image without network access.
+        """Build an image.
 
         Args:
             context: The build context: a tar archive that contains a Dockerfile.
             tag: Tag of the image.
             arguments: Build arguments of the Dockerfile.
             report: Called with a line of text when a build step begins.
+            network: Network of the build steps: ``"none"`` or ``"host"``.
+            timeout_s: Seconds after which the build fails, at most twice as many if a step prints nothing; None for
+                no limit.
 
         Raises:
             DaemonError: A build step failed.
@@ -240,7 +251,8 @@ class Daemon:
         def report_from_thread(line: str) -> None:
             anyio.from_thread.run_sync(report, line)
 
-        await self._call(_build, self._api, context, tag, dict(arguments), report_from_thread)
+        options = {"buildargs": dict(arguments), "network_mode": network, "timeout": timeout_s}
+        await self._call(_build, self._api, context, tag, options, report_from_thread)
 
     async def _refusal_to_remove(self, container: str) -> DaemonError | None:
         """Try to remove a container; return an error if a retry may help, e.g. because the container is starting."""
@@ -341,22 +353,17 @@ def _end_since(api: Any, container: str, since: float) -> tuple[bool, int | None
     return is_out_of_memory, code
 
 
-def _build(api: Any, context: IO[bytes], tag: str, arguments: Mapping[str, str], report: Callable[[str], None]) -> None:
-    lines = api.build(
-        fileobj=context,
-        custom_context=True,
-        tag=tag,
-        buildargs=arguments,
-        network_mode="none",
-        rm=True,
-        forcerm=True,
-        decode=True,
-    )
+def _build(api: Any, context: IO[bytes], tag: str, options: Mapping[str, Any], report: Callable[[str], None]) -> None:
+    lines = api.build(fileobj=context, custom_context=True, tag=tag, rm=True, forcerm=True, decode=True, **options)
     output: deque[str] = deque(maxlen=_LINES_SHOWN)
-    for line in lines:
-        if "error" in line:
-            raise DaemonError("\n".join((*output, str(line["error"]).strip())))
-        if text := _COLOURS.sub("", str(line.get("stream", ""))).strip():
-            output.append(text)
-            if text.startswith("Step "):
-                report(text)
+    latest = clock.wall() + (options["timeout"] or math.inf)
+    try:
+        for line in lines:
+            if "error" in line or clock.wall() > latest:
+                raise DaemonError("\n".join((*output, str(line.get("error", "the build was ended")).strip())))
+            if text := _COLOURS.sub("", str(line.get("stream", ""))).strip():
+                output.append(text)
+                if text.startswith("Step "):
+                    report(text)
+    except load("urllib3.exceptions").HTTPError as error:  # the package leaves errors of a stream as they are
+        raise DaemonError("\n".join((*output, f"the build was ended: {error}"))) from None

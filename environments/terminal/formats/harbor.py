@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 import yaml
+from msgspec.structs import replace
 
 from envkit.errors import ConfigError
 
@@ -30,14 +31,18 @@ def read_task(folder: Path) -> TerminalTask:
     """Read a task.
 
     Values such as ``${NAME:-default}`` come from the environment variables of this process. What envkit does not
-    support, but can play without, is in the notes of the task.
+    support, but can play without, is in the notes of the task. If a file with the table ``[metadata.envkit]`` does not
+    say where the tests run, they have a sandbox of their own.
 
     Raises:
         ConfigError: A file is missing or malformed, or envkit cannot play the task. The message names file and key.
     """
     file = folder / "task.toml"
     found = schema.read_file(file)
-    own, settings = found.metadata.envkit, found.environment
+    own, settings = found.metadata.envkit or schema.EnvkitTable(), found.environment
+    is_own = found.metadata.envkit is not None
+    if is_own and found.verifier.mode is None:
+        found = replace(found, verifier=replace(found.verifier, environment_mode="separate"))
     notes: list[str] = []
     environment = folder / "environment"
     _require_playable(file, found, environment, notes)
@@ -57,7 +62,7 @@ def read_task(folder: Path) -> TerminalTask:
         _note_users(found, profile, notes)
     steps = tuple(_steps(folder, file, found, network, notes))
     is_separate = any(step.verifier.is_separate for step in steps)
-    if is_separate and not own.portable and _PUBLISHED not in {artifact.source for artifact in artifacts}:
+    if is_separate and not is_own and _PUBLISHED not in {artifact.source for artifact in artifacts}:
         artifacts = (Artifact(source=_PUBLISHED), *artifacts)
     return TerminalTask(
         name=found.task.name if found.task else folder.resolve().name,
@@ -195,7 +200,8 @@ def _require_playable(file: Path, found: schema.TaskFile, environment: Path, not
     for compose in (environment / "docker-compose.yaml", environment / "docker-compose.yml"):
         if compose.is_file():
             notes.extend(compose_notes(compose))
-    if not settings.docker_image and not (environment / "Dockerfile").is_file() and not found.metadata.envkit.portable:
+    is_portable = found.metadata.envkit is not None and found.metadata.envkit.portable
+    if not settings.docker_image and not (environment / "Dockerfile").is_file() and not is_portable:
         raise ConfigError([f"{file}: environment.docker_image: is not set, and environment/Dockerfile is missing"])
 
 

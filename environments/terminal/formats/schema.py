@@ -124,7 +124,7 @@ class EnvkitTable(msgspec.Struct, frozen=True, kw_only=True):
 class MetadataTable(msgspec.Struct, frozen=True, kw_only=True):
     difficulty: Any = ""
     category: Any = ""
-    envkit: EnvkitTable = EnvkitTable()
+    envkit: EnvkitTable | None = None
 
 
 class TaskFile(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -17,6 +18,8 @@ TEST = '#!/bin/sh\nexec python3 -I "$(dirname "$0")/harness.py"\n'
 """The file ``test.sh`` of all tasks with a check that uses `envkit.environments.terminal.harness`."""
 _FROM_ENVIRONMENT = "COPY --chown=agent:agent . /workspace/\n"
 _SET_UP = f"RUN sh ./{SETUP} && rm {SETUP}\n"
+_AS_ROOT = "USER root\n"
+"""Last line: the first process of Harbor's containers must not be the agent's, whose processes the harness kills."""
 _IGNORED = "Dockerfile\n.dockerignore\n"
 _CPUS, _MEMORY_MIB = 1, 512
 
@@ -41,7 +44,8 @@ def write_task(
 ) -> None:
     """Write a portable task; see `TerminalTask.is_portable`.
 
-    A file whose content begins with ``#!`` becomes executable.
+    A file whose content begins with ``#!`` becomes executable. The file does not say where the tests run: envkit then
+    runs them in a sandbox of their own, and Harbor in that of the agent, since artifacts lose their owners there.
 
     Args:
         folder: Folder of the task, which is made. It must be missing or empty.
@@ -75,16 +79,16 @@ def write_task(
     table: dict[str, str | float | list[str]] = {"portable": True, **({"setup": SETUP} if setup else {})}
     table |= {"programs": list(programs), "packages": list(packages), "profile": "strict"}
     content = [
-        _table("", {"schema_version": "1.4", "artifacts": ["/workspace"]}),
+        _table("", {"schema_version": "1.4"}),
         _table("task", {"name": f"envkit/{name}", "description": description}),
         _table("metadata", {"difficulty": difficulty, "category": category}),
         _table("metadata.envkit", table),
         _table("agent", {"user": "agent"}),
-        _table("verifier", {"environment_mode": "separate", "timeout_sec": timeout_s, "user": "root"}),
+        _table("verifier", {"timeout_sec": timeout_s, "user": "root"}),
         _table("environment", {"network_mode": "no-network", "cpus": _CPUS, "memory_mb": _MEMORY_MIB}),
     ]
     if services:
-        content.append(_table("environment.healthcheck", {"command": services, "retries": 1}))
+        content.append(_table("environment.healthcheck", {"command": _as_agent(services), "retries": 1}))
     parts: dict[str, Mapping[str, str | bytes]] = {
         "": {"task.toml": "\n".join(content), "instruction.md": instruction.rstrip("\n") + "\n"},
         "environment": environment,
@@ -106,7 +110,16 @@ def write_task(
 
 def dockerfile(packages: Sequence[str], *, has_setup: bool) -> str:
     """Return the Dockerfile of a portable task: that of its packages, with its files."""
-    return recipe(packages) + _FROM_ENVIRONMENT + (_SET_UP if has_setup else "")
+    return recipe(packages) + _FROM_ENVIRONMENT + (_SET_UP if has_setup else "") + _AS_ROOT
+
+
+def _as_agent(script: str) -> str:
+    """Return a script that runs another one as the agent's user, also where Harbor runs it as root."""
+    return (
+        f"script={shlex.quote(script)}\n"
+        'if [ "$(id -u)" = 0 ]; then exec su agent -s /bin/sh -c "$script"; fi\n'
+        'eval "$script"\n'
+    )
 
 
 def add_harness(tests: Path) -> None:

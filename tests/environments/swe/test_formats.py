@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from envkit import clock
-from envkit.cli.environments.swe import app
+from envkit.cli.tasks.swe import app
 from envkit.environments.swe.checkout import source_of
 from envkit.environments.swe.formats import read_tasks, write_folder_of
 from envkit.environments.swe.formats.diffs import reverse

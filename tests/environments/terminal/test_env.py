@@ -131,7 +131,7 @@ def verify():
     )
     assert played(path, command, SUBMIT)[1] == 0.0  # by default, only the working directory is seen
     shared = path.rename(tmp_path / "shared")
-    _replace(shared / "task.toml", '"separate"', '"shared"')
+    _replace(shared / "task.toml", "[verifier]\n", '[verifier]\nenvironment_mode = "shared"\n')
     assert played(shared, command, SUBMIT)[1] == 1.0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -256,9 +257,9 @@ def test_a_written_task_is_read_as_it_was_written(tmp_path: Path) -> None:
 
     assert (task.name, task.difficulty, task.category, task.profile) == ("envkit/sum", "easy", "text", "strict")
     assert (task.is_portable, task.setup, task.programs, task.packages) == (True, "setup.sh", ("awk",), ("gawk",))
-    assert (task.workdir, task.network, task.artifacts) == ("/workspace", "none", (Artifact(source="/workspace"),))
+    assert (task.workdir, task.network, task.artifacts) == ("/workspace", "none", ())
     assert task.healthcheck is not None
-    assert task.healthcheck.command == "(sleep 300 >/dev/null 2>&1 &)\necho 'a \"quoted\" $word'\n"
+    assert task.healthcheck.retries == 1
     assert step.instruction == "Add the numbers in numbers.txt and write the sum to sum.txt.\n"
     assert (step.verifier.is_separate, step.verifier.timeout_s) == (True, 30)
     assert (step.verifier.tests / "data/one.bin").read_bytes() == b"\0\xff"
@@ -266,7 +267,8 @@ def test_a_written_task_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert task.notes == ()
 
 
-def test_a_written_task_has_only_keys_of_the_schema_and_all_files_that_harbor_needs(tmp_path: Path) -> None:
+def test_a_written_task_has_what_harbor_needs(tmp_path: Path) -> None:
+    """It has only keys of the schema, and all files."""
     folder = portable(tmp_path / "task")
     content = tomllib.loads((folder / "task.toml").read_text())
     files = ["instruction.md", "environment/Dockerfile", "tests/test.sh", "tests/harness.py", "solution/solve.sh"]
@@ -277,6 +279,27 @@ def test_a_written_task_has_only_keys_of_the_schema_and_all_files_that_harbor_ne
         assert set(content[name] if name else content) <= known, name
     assert [name for name in files if not (folder / name).is_file()] == []
     assert os.access(folder / "tests/test.sh", os.X_OK)
+
+
+def test_services_run_as_they_were_written(tmp_path: Path) -> None:
+    script = 'word=it; echo \'"quoted"\' "$word\'s"; (sleep 0 &) # done\n'
+    write_task(tmp_path / "a", name="a", instruction="", files={}, solution="", check={"check.py": ""}, services=script)
+    healthcheck = read_task(tmp_path / "a").healthcheck
+
+    assert healthcheck is not None
+    # In place of su, which root runs and which changes the user
+    command = healthcheck.command.replace("exec su agent -s /bin/sh -c", "exec sh -c")
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
+    assert done.stdout == '"quoted" it\'s\n'
+
+
+def test_a_task_of_envkit_is_verified_in_a_sandbox_of_its_own_unless_it_says_otherwise(tmp_path: Path) -> None:
+    own = "[metadata.envkit]\npids = 100\n"
+    silent = read_task(harbor(tmp_path / "a", own))
+    shared = read_task(harbor(tmp_path / "b", f'{own}[verifier]\nenvironment_mode = "shared"\n'))
+
+    assert [task.steps[0].verifier.is_separate for task in (silent, shared)] == [True, False]
+    assert silent.artifacts == ()
 
 
 def test_a_written_file_with_a_hash_bang_is_executable_and_another_is_not(tmp_path: Path) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +11,7 @@ import typer
 
 from envkit.cli.exits import FAILED
 from envkit.cli.tables import print_table
+from envkit.cli.tasks.progress import progress_bar
 
 app = typer.Typer(no_args_is_help=True, help="Make, verify and grade tasks of SWE-v0.", rich_markup_mode=None)
 
@@ -61,7 +60,7 @@ def build(
     chosen = swe.packages_of(package)
     words = ["envkit", "swe", "build", *package, f"--want={want}", f"--combine={combine}", f"--seed={seed}"]
     done: dict[str, int] = {}
-    with _bar("making tasks", want * len(chosen)) as (announce, move):
+    with progress_bar("making tasks", want * len(chosen)) as (announce, move):
 
         def on_task(name: str, count: int) -> None:
             done[name] = count
@@ -146,7 +145,7 @@ def verify(
     from envkit.wiring import swe
 
     located = [one for file in path for one in swe.read_tasks(file)]
-    with _bar("verifying", len(located)) as (announce, move):
+    with progress_bar("verifying", len(located)) as (announce, move):
         done: list[str] = []
 
         def on_check(check: swe.Check) -> None:
@@ -187,22 +186,6 @@ def import_tasks(
     if count := sum(not task.base for task in tasks):
         need = "needs" if count == 1 else "need"
         typer.echo(f"{count} of them {need} an image of the data set: SWE-v0 plays only tasks of source distributions")
-
-
-@contextmanager
-def _bar(title: str, total: int) -> Iterator[tuple[Callable[[str], None], Callable[[int], None]]]:
-    """Show a progress bar on a terminal; yield functions that print a line, and that set the progress."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = Console(stderr=True, soft_wrap=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task(title, total=total)
-        yield (
-            lambda line: console.print(line, markup=False, highlight=False),
-            lambda completed: progress.update(bar, completed=completed),
-        )
 
 
 def _log(line: str) -> None:

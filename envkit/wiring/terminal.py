@@ -1,0 +1,200 @@
+"""Tasks of Terminal-v0: list, check and export them, and build their images."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from envkit import clock
+from envkit.environments import terminal
+from envkit.environments.terminal import images
+from envkit.environments.terminal.formats import network_uses, read_tasks, task_folders
+from envkit.environments.terminal.formats.writing import add_harness
+from envkit.environments.terminal.tasks import TIMEOUT_S, TerminalTask
+from envkit.errors import ConfigError, UsageError, did_you_mean
+from envkit.sandbox.docker.api import Daemon
+from envkit.sandbox.docker.folder_build import build_folder
+
+OWN_TASKS = Path(terminal.__file__).with_name("own")
+"""Folder with the tasks that envkit has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What is known about the folder of a task.
+
+    Attributes:
+        folder: The folder.
+        problems: Why the task cannot be read; empty if it can.
+        notes: What envkit does not support in the task, and commands of its tests that need the network.
+    """
+
+    folder: Path
+    problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """An image of tasks.
+
+    Attributes:
+        tag: Tag of the image.
+        tasks: Names of the tasks that use it.
+        seconds: Seconds that the build took; None if the image existed.
+    """
+
+    tag: str
+    tasks: tuple[str, ...]
+    seconds: float | None
+
+
+def own_tasks(names: Sequence[str] = (), folder: Path | None = None) -> list[TerminalTask]:
+    """Return tasks of a folder, by default of envkit's own one.
+
+    Args:
+        names: Names of tasks or of their folders; empty for all.
+        folder: Folder of tasks or of one task; None for the tasks that envkit has.
+
+    Raises:
+        UsageError: There is no task of this name, or there are no tasks.
+        ConfigError: A task is malformed.
+    """
+    tasks = read_tasks(folder or OWN_TASKS)
+    known = {one.folder.name: one for one in tasks} | {one.name: one for one in tasks}
+    for name in names:
+        if name not in known:
+            raise UsageError(f"there is no task {name!r}{did_you_mean(name, known)}")
+    return [known[name] for name in names] or tasks
+
+
+def image_count(tasks: Sequence[TerminalTask]) -> int:
+    """Return the number of images that the tasks use and that are built from Dockerfiles."""
+    return len(_plan(tasks))
+
+
+def build(
+    tasks: Sequence[TerminalTask],
+    *,
+    base: str | None = None,
+    announce: Callable[[str], None],
+    on_image: Callable[[Built], None],
+) -> list[Built]:
+    """Build the images of tasks that do not exist yet, one after the other.
+
+    Args:
+        tasks: The tasks.
+        base: Base image of Dockerfiles with ``ARG BASE``; None for the default, or without a registry for that of
+            ``docker/base-from-debootstrap``.
+        announce: Called with lines about progress.
+        on_image: Called when an image exists.
+
+    Raises:
+        SandboxError: A build failed; the message names the line of the Dockerfile.
+        DaemonError: No Docker daemon answers.
+    """
+
+    async def main() -> list[Built]:
+        done: list[Built] = []
+        daemon = await Daemon.connect()
+        try:
+            for tag, (one, names) in _plan(tasks).items():
+                seconds = None
+                if await daemon.image(tag) is None:
+                    announce(f"building {tag} for {', '.join(names)}")
+                    start = clock.now()
+                    await build_folder(
+                        daemon, tag, one.dockerfile, one.context, base=base, timeout_s=TIMEOUT_S, report=announce
+                    )
+                    seconds = clock.now() - start
+                done.append(Built(tag, tuple(names), seconds))
+                on_image(done[-1])
+        finally:
+            await daemon.close()
+        return done
+
+    return clock.run(main)
+
+
+def check(folder: Path) -> list[Checked]:
+    """Read the tasks of a folder, or one task, and report what a user should know about each.
+
+    Raises:
+        UsageError: There are no tasks.
+    """
+    return [_checked(one) for one in task_folders(folder)]
+
+
+def export(tasks: Sequence[TerminalTask], folder: Path) -> list[Path]:
+    """Copy tasks as folders that Harbor can play, and return these folders.
+
+    Raises:
+        UsageError: A folder exists already, or cannot be written.
+    """
+    made = []
+    for task in tasks:
+        target = folder / task.folder.resolve().name
+        _require_free(target)
+        try:
+            shutil.copytree(task.folder, target, ignore=shutil.ignore_patterns("__pycache__"))
+            for tests in {step.verifier.tests for step in task.steps}:
+                add_harness(target / tests.relative_to(task.folder))
+        except OSError as error:
+            raise UsageError(f"{target}: {error.strerror}; choose a folder that can be written") from None
+        made.append(target)
+    return made
+
+
+def export_family(family: str, seeds: range, difficulty: int, folder: Path) -> Iterator[Path]:
+    """Write generated tasks as folders that Harbor can play, and yield these folders.
+
+    Raises:
+        UsageError: There is no such family, or a folder exists already.
+    """
+    known = families()
+    if family not in known:
+        raise UsageError(f"there is no family {family!r}{did_you_mean(family, known)}")
+    for seed in seeds:
+        target = folder / f"{family}-{difficulty}-{seed}"
+        _require_free(target)
+        _families().write_drawn(known[family], seed, difficulty, target)
+        yield target
+
+
+def families() -> Mapping[str, Any]:
+    """Return the families of generated tasks by name."""
+    found: Mapping[str, Any] = _families().FAMILIES
+    return found
+
+
+def _families() -> Any:
+    return importlib.import_module("envkit.environments.terminal.families")
+
+
+def _plan(tasks: Sequence[TerminalTask]) -> dict[str, tuple[images.Build, list[str]]]:
+    """Return the images of tasks by tag, each with the names of its tasks."""
+    found: dict[str, tuple[images.Build, list[str]]] = {}
+    for task in tasks:
+        for one in images.builds(task):
+            found.setdefault(one.tag, (one, []))[1].append(task.name)
+    return found
+
+
+def _checked(folder: Path) -> Checked:
+    try:
+        (task,) = read_tasks(folder)
+    except ConfigError as error:
+        return Checked(folder, problems=error.problems)
+    needs = [
+        f"{use.file.name}:{use.line}: needs the network at grading: {use.command[:80]}" for use in network_uses(task)
+    ]
+    return Checked(folder, notes=(*task.notes, *needs))
+
+
+def _require_free(folder: Path) -> None:
+    if folder.exists():
+        raise UsageError(f"{folder} exists already; choose another folder")

@@ -1,0 +1,64 @@
+"""Images of tasks are built once; an error names the line of the Dockerfile."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from envkit.environments.terminal.formats import read_task
+from envkit.environments.terminal.images import image_of
+from envkit.environments.terminal.tasks import TerminalTask
+from envkit.errors import SandboxError
+from envkit.wiring import terminal
+from tests.environments.terminal.formats.folders import harbor
+from tests.sandbox.containers import docker
+
+pytestmark = pytest.mark.docker
+
+BASE = "ARG BASE=no/such:image\nFROM ${BASE}\n"
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Iterator[TerminalTask]:
+    files = {"environment/Dockerfile": BASE + "COPY . /data/\nRUN test -e /data/kept && test ! -e /data/left-out\n"}
+    ignored = {"environment/.dockerignore": "# a comment\nleft-*\n", "environment/left-out": "", "environment/kept": ""}
+    found = read_task(harbor(tmp_path / "a", files={**files, **ignored}))
+    yield found
+    if docker("images", "--quiet", image_of(found)):
+        docker("rmi", image_of(found))
+
+
+def build(task: TerminalTask) -> list[terminal.Built]:
+    return terminal.build([task], announce=lambda line: None, on_image=lambda built: None)
+
+
+def test_an_image_is_built_once_on_the_base_that_is_here(task: TerminalTask) -> None:
+    first, second = build(task), build(task)
+
+    assert [(one.tag, one.tasks) for one in first] == [(image_of(task), ("a",))]
+    assert first[0].seconds is not None
+    assert second[0].seconds is None
+
+
+def test_an_error_names_the_line_of_the_dockerfile_and_has_its_output(tmp_path: Path) -> None:
+    content = f"# a comment\n{BASE}\nRUN true && \\\n    true\nRUN echo made-it-here; false\n"
+    broken = read_task(harbor(tmp_path, files={"environment/Dockerfile": content}))
+
+    with pytest.raises(
+        SandboxError, match=re.escape("line 7 of the Dockerfile, `RUN echo made-it-here; false`")
+    ) as error:
+        build(broken)
+    assert "returned a non-zero code: 1" in str(error.value)
+
+
+def test_a_build_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(terminal, "TIMEOUT_S", 1.0)
+    slow = read_task(harbor(tmp_path, files={"environment/Dockerfile": f"{BASE}RUN sleep 60\n"}))
+
+    with pytest.raises(
+        SandboxError, match=r"line 3 of the Dockerfile, `RUN sleep 60`, failed \(after the timeout of 1 s\)"
+    ):
+        build(slow)
