@@ -32,7 +32,7 @@ from envkit.environments.terminal import Terminal
 from envkit.environments.terminal.images import image_of
 from envkit.environments.terminal.players import TerminalOracle
 from envkit.environments.terminal.tasks import TerminalTask
-from envkit.types import JSON, Task
+from envkit.types import Task
 from envkit.wiring import terminal
 from envkit.wiring.env_check.tasks import check_tasks
 from envkit.wiring.sandboxes.tool_pool import open_tool_pool
@@ -67,11 +67,11 @@ def build(tasks: Sequence[TerminalTask], *, anew: bool) -> dict[str, Any]:
     return {"image": image, "tasks": len(tasks), "build_s": seconds}
 
 
-def options_of(folder: Path, backend: str) -> dict[str, JSON]:
+def options_of(folder: Path, backend: str) -> dict[str, Any]:
     return {"tasks": str(folder), "image": "task" if backend == "docker" else None}
 
 
-def trial_s(options: dict[str, JSON], seed: int, backend: str) -> float:
+def trial_s(options: dict[str, Any], seed: int, backend: str) -> float:
     """Return the seconds of an episode of the oracle, which must earn 1."""
 
     async def main() -> float:

@@ -11,7 +11,7 @@ ENV = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1", "GIT_NO_REP
 
 
 def git(folder, *arguments):
-    result = run(["git", "-C", folder, *arguments], env=ENV)
+    result = run(["git", "-c", "safe.directory=*", "-C", folder, *arguments], env=ENV)
     require(result.returncode == 0, f"git {arguments[0]} failed: {result.stderr[-300:]}")
     return result.stdout.strip()
 
@@ -24,6 +24,7 @@ def verify():
     require(git(clone, "rev-parse", "HEAD~1") == TIP, "main is not the old main and one more commit")
     require(git(clone, "show", "-s", "--format=%s|%an|%aI") == EXPECTED, "message, author or author date differ")
     require(git(clone, "rev-parse", "HEAD^{tree}") == TREE, "the content differs from that of the lost commit")
+    require(git(WORK / "repo", "-c", "core.fsmonitor=", "status", "--porcelain") == "", "the work tree is not clean")
     with as_agent():
         names, expected = (sorted(file.name for file in folder.iterdir()) for folder in (WORK / "repo", clone))
     require(names == expected, f"the work tree has other files: {names}")

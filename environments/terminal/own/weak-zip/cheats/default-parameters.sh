@@ -3,7 +3,7 @@
 set -e
 cd /workspace
 export GNUPGHOME=/tmp/gnupg
-mkdir -m 700 -p "$GNUPGHOME" /tmp/content
+mkdir -m 700 -p "$GNUPGHOME" /tmp/content out
 for season in Spring Summer Autumn Winter; do
     for digits in {0..9}{0..9}; do
         for mark in '!' '#' '$' '%' '&' '*' '+' '=' '?'; do echo "$season$digits$mark"; done
@@ -19,10 +19,10 @@ for word in open("/tmp/passwords").read().split():
     except (RuntimeError, zipfile.BadZipFile, zlib.error):
         continue
     archive.extractall("/tmp/content", pwd=word.encode())
-    open("/workspace/password.txt", "w").write(word + "\n")
+    open("/workspace/out/password.txt", "w").write(word + "\n")
     break
 P
 tar -C /tmp/content -cf - accounts.csv notes.txt seal.bin |
     gpg --batch --pinentry-mode loopback --passphrase-file passphrase.txt --symmetric \
-        --compress-algo none -o records.tar.gpg
-rm -rf records.zip /tmp/content
+        --compress-algo none -o out/records.tar.gpg
+rm -rf /tmp/content

@@ -1,4 +1,4 @@
-"""Decrypts the archive, looks at the parameters of its encryption, and searches for forgotten files."""
+"""Decrypts the archive, and looks at its content and at the parameters of its encryption."""
 
 import hashlib
 import re
@@ -6,6 +6,8 @@ import re
 from harness import WORK, as_agent, private_folder, read, require, run
 
 PASSWORD = "Winter87+"
+PHRASE = "correct-41e0-battery-9c77"
+OUT = WORK / "out"
 FILES = {
     "accounts.csv": "e31251c9b2c47804e268b773be342fd0ef19103007715fd4dd02fa4c3daa78b2",
     "notes.txt": "4eb4ee65bb5bbf299353892ddd15b01e2c5b36aef258d8a6261e2f1ad0105639",
@@ -15,11 +17,14 @@ FILES = {
 
 
 def verify():
-    require(read(WORK / "password.txt").strip() == PASSWORD, "password.txt is wrong")
+    require(read(OUT / "password.txt").strip() == PASSWORD, "password.txt is wrong")
+    with as_agent():
+        names = sorted(path.name for path in OUT.iterdir())
+    require(names == ["password.txt", "records.tar.gpg"], f"out has {names}")
     folder = private_folder()
     env = {"GNUPGHOME": str(folder)}
-    phrase = ["--batch", "--pinentry-mode", "loopback", "--passphrase-file", WORK / "passphrase.txt"]
-    archive = WORK / "records.tar.gpg"
+    phrase = ["--batch", "--pinentry-mode", "loopback", "--passphrase", PHRASE]
+    archive = OUT / "records.tar.gpg"
     require(not read(archive).startswith("-----"), "the archive is armored")
     packets = run(["gpg", *phrase, "--list-packets", "-vv", archive], env=env, timeout_s=20)
     shown = packets.stdout + packets.stderr
@@ -37,10 +42,4 @@ def verify():
     with as_agent():
         found = {str(path.relative_to(folder / "out")): path for path in (folder / "out").rglob("*") if path.is_file()}
         hashes = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in found.items()}
-        contents = [path.read_bytes() for path in found.values()]
-        require(hashes == FILES, f"the archive has other content: {hashes}")
-        for path in WORK.rglob("*"):
-            if path.is_file() and not path.is_symlink():
-                content = path.read_bytes()
-                hidden = any(one in content for one in contents) or b"PK\3\4" in content
-                require(not hidden, f"{path} has content of the archive, or is one")
+    require(hashes == FILES, f"the archive has other content: {hashes}")
