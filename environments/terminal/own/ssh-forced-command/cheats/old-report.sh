@@ -32,4 +32,4 @@ C
 echo "[127.0.0.1]:2222 $(cut -d' ' -f1,2 /home/deploy/sshd/host_key.pub)" >/home/reader/.ssh/known_hosts
 chown -R deploy:deploy /home/deploy/sshd
 chown -R reader:reader /home/reader/.ssh
-echo "stock of deploy: 17 boxes" >/home/deploy/report.txt; chown deploy:deploy /home/deploy/report.txt
+echo "stock of deploy: 17 crates" >/home/deploy/report.txt; chown deploy:deploy /home/deploy/report.txt

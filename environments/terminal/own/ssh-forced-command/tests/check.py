@@ -24,7 +24,7 @@ def ssh(*arguments, stdin=""):
 
 
 def verify():
-    count = f"{secrets.token_hex(4)} boxes"
+    count = f"{secrets.token_hex(4)} crates"
     (HOMES[1000] / "stock.txt").write_text(f"{count}\n")
     shown = f"stock of deploy: {count}\n"
     for path in (HOMES[1000] / "sshd/host_key", HOMES[1001] / ".ssh/id_ed25519"):
