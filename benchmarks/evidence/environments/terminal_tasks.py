@@ -71,10 +71,10 @@ def options_of(folder: Path, backend: str) -> dict[str, Any]:
     return {"tasks": str(folder), "image": "task" if backend == "docker" else None}
 
 
-def trial_s(options: dict[str, Any], seed: int, backend: str) -> float:
-    """Return the seconds of an episode of the oracle, which must earn 1."""
+def trial(options: dict[str, Any], seed: int, backend: str) -> tuple[float | None, float]:
+    """Return the reward and the seconds of an episode of the oracle."""
 
-    async def main() -> float:
+    async def main() -> tuple[float | None, float]:
         async with open_tool_pool(backend) as pool:
             env = Terminal(sandboxes=pool, **options)
             began = clock.stopwatch()
@@ -87,8 +87,7 @@ def trial_s(options: dict[str, Any], seed: int, backend: str) -> float:
             reward = await env.grade()
             seconds = clock.stopwatch() - began
             await env.close()
-            assert reward == 1.0, f"{options['tasks']}: the oracle has earned {reward}"
-            return seconds
+            return reward, seconds
 
     return clock.run(main)
 
@@ -103,9 +102,10 @@ def play(folder: Path, count: int, backend: str) -> dict[str, Any]:
         kind["players"] += 1
         kind["episodes"] += len(one.episodes)
         kind["successes"] += one.successes
-    trials = [trial_s(options, number % count, backend) for number in range(TRIALS)]
+    trials = [trial(options, number % count, backend) for number in range(TRIALS)]
     problems = [line for one in results for line in one.problems()]
-    return {**figures, "trial_s": round(median(trials), 1), "problems": problems}
+    problems += [f"the oracle has earned {reward} in a trial" for reward, _ in trials if reward != 1.0]
+    return {**figures, "trial_s": round(median(seconds for _, seconds in trials), 1), "problems": problems}
 
 
 def images(tasks: Sequence[TerminalTask]) -> list[list[TerminalTask]]:

@@ -43,9 +43,9 @@ def verify():
     write(folder / "columns.c", read(WORK / "columns.c"))
     built = run(["gcc", "-std=gnu11", "-g", "-O1", "-o", folder / "columns", folder / "columns.c"], cwd=folder)
     require(built.returncode == 0, f"columns.c does not compile: {built.stderr[-500:]}")
-    texts = ["", "\n\n", "one", "a " * 5000, "x" * 100000 + " y\n", *(text_of(seed) for seed in range(30))]
+    texts = ["", "\n\n", "one", "a " * 3000, "x" * 100000 + " y\n", *(text_of(seed) for seed in range(15))]
     for number, text in enumerate(texts):
-        for prefix in ([], VALGRIND) if number < 8 else ([],):
-            result = run([*prefix, folder / "columns"], stdin=text, cwd=folder, timeout_s=20)
+        for prefix in ([], VALGRIND) if 2 <= number < 8 else ([],):
+            result = run([*prefix, folder / "columns"], stdin=text, cwd=folder, timeout_s=40)
             require(result.returncode == 0, f"exit code {result.returncode} for {text[:200]!r}: {result.stderr[-500:]}")
             require(result.stdout.splitlines() == expected(text), f"wrong output for {text[:200]!r}")
