@@ -14,10 +14,14 @@ def rotate(log, keep, code=0):
     require(result.returncode == code, f"rotate {keep} has exit code {result.returncode}: {result.stderr[-500:]}")
 
 
+def lock_of(log):
+    return log.with_name(log.name + ".lock")
+
+
 def archives(log):
     """Return the contents of the archives, newest first."""
     with as_agent():
-        names = {file.name for file in log.parent.iterdir()} - {log.name, f"{log.name}.lock"}
+        names = {file.name for file in log.parent.iterdir()} - {log.name, lock_of(log).name}
         expected = [f"{log.name}.{number}.gz" for number in range(1, len(names) + 1)]
         require(names == set(expected), f"there are other files than archives: {sorted(names)}")
         return [gzip.decompress((log.parent / name).read_bytes()).decode() for name in expected]
@@ -50,9 +54,9 @@ def check_one_by_one(log):
 
 def check_lock(log):
     write(log, "waits\n")
-    write(log.with_name(f"{log.name}.lock"), "")
+    write(lock_of(log), "")
     with as_agent():
-        lock = os.open(log.with_name(f"{log.name}.lock"), os.O_RDWR)
+        lock = os.open(lock_of(log), os.O_RDWR)
     fcntl.flock(lock, fcntl.LOCK_EX)
     user = {"user": AGENT, "group": AGENT, "extra_groups": []} if os.geteuid() == 0 else {}
     waiting = [subprocess.Popen([WORK / "rotate", str(log), "9"], stdin=subprocess.DEVNULL, **user) for _ in range(6)]
