@@ -58,5 +58,6 @@ def verify():
     require("will not expire" in lasting, "the certificate is not valid for 90 days")
     with as_agent():
         require((WEB / "key.pem").stat().st_mode & 0o077 == 0, "others can read key.pem")
-    listening = [line.split()[1] for line in read("/proc/net/tcp").splitlines() if line.split()[3] == "0A"]
-    require(sorted(listening) == ["0100007F:1F90", "0100007F:20FB"], f"sockets that listen: {listening}")
+    rows = [line.split() for line in read("/proc/net/tcp").splitlines() + read("/proc/net/tcp6").splitlines()]
+    listening = {row[1] for row in rows if row[3] == "0A" and row[1].endswith((":1F90", ":20FB"))}
+    require(listening == {"0100007F:1F90", "0100007F:20FB"}, f"sockets that listen: {sorted(listening)}")
