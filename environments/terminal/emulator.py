@@ -45,10 +45,17 @@ class Emulator:
         """Process output. It takes at most some milliseconds per KiB."""
         self._stream.feed(self._decoder.decode(content))
 
-    def skip(self) -> None:
-        """Prepare for output from which a part is missing: the next byte begins outside of any escape sequence."""
+    def skip(self) -> int:
+        """Prepare for output from which a part is missing: the next byte begins outside of any escape sequence.
+
+        Lines before the missing part are not new any more; their number is returned.
+        """
         self._decoder.reset()
         self._stream = _Stream(self._screen)
+        if self.is_full_screen:
+            return 0
+        before, self._screen.first_new = self._screen.first_new, self._screen.scrolled + self._screen.cursor.y
+        return self._screen.first_new - before
 
     def take(self) -> tuple[str, int]:
         """Return what is new since the last call, and the number of new lines that are not kept.

@@ -31,6 +31,7 @@ import msgspec
 
 from envkit import clock
 from envkit.errors import SandboxError, UsageError
+from envkit.installation import load
 from envkit.protocols import Judge, Sandbox, SandboxPool
 from envkit.types import JSON, Info, Observation, Options, Reset, SandboxSpec, Step
 
@@ -60,6 +61,7 @@ class Terminal(ToolEnv):
 
     Raises:
         OptionError: An option is unknown or its value is invalid.
+        UsageError: The mode is "screen", and the package pyte is not installed.
     """
 
     options: ClassVar[Options] = asdict(TerminalOptions())
@@ -77,6 +79,8 @@ class Terminal(ToolEnv):
     ) -> None:
         self._screen = ScreenTools()
         self._mode = options_of(options).mode  # rejects wrong values
+        if self._mode == "screen":
+            load("pyte")  # an error of the first step would be too late
         tools: Mapping[str, Sequence[ToolFunction]] = {
             "bash": (bash, view_file, edit_file, submit),
             "screen": self._screen.tools,
@@ -121,10 +125,8 @@ class Terminal(ToolEnv):
         return msgspec.structs.replace(start, info=info, tools=() if self._mode == "script" else start.tools)
 
     async def start(self, seed: int, options: Options) -> str:
-        task, shell = self._task, self.sandbox.shell()
+        task = self._task
         self._screen.cwd = task.workdir or None
-        if task.workdir:
-            await shell.run(f"cd -- {shlex.quote(task.workdir)}")
         if not task.is_portable:
             await self.sandbox.exec(["mkdir", "-p", "/logs/agent", "/logs/artifacts", "/logs/verifier"], cwd="/")
         if task.healthcheck is not None:
@@ -178,7 +180,9 @@ class Terminal(ToolEnv):
         await super().close()
 
     async def _begin(self, step: TaskStep) -> None:
-        """Prepare the sandbox for a step."""
+        """Prepare the sandbox for a step; the shell is a new one."""
+        if self._task.workdir:
+            await self.sandbox.shell().run(f"cd -- {shlex.quote(self._task.workdir)}")
         if step.setup is not None:
             await self.sandbox.upload(step.setup, "/tmp/setup.sh")
             await _run_setup(self.sandbox, self._task, "/tmp/setup.sh")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import posixpath
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -41,6 +42,18 @@ def recipe(packages: Sequence[str]) -> str:
         "WORKDIR /workspace\n"
         "USER agent\n"
     )
+
+
+def workdir_of(dockerfile: Path) -> str:
+    """Return the working directory that a Dockerfile sets; if it sets none, ``/``, as in most base images."""
+    found = "/"
+    for line in dockerfile.read_text(encoding="utf-8", errors="replace").splitlines():
+        keyword, _, value = line.strip().partition(" ")
+        if keyword.upper() == "FROM":
+            found = "/"
+        elif keyword.upper() == "WORKDIR":
+            found = posixpath.join(found, value.strip().strip("\"'"))
+    return posixpath.normpath(found)
 
 
 def image_of(task: TerminalTask) -> str:

@@ -1,7 +1,7 @@
 """A terminal in a sandbox that is used by typing keys and reading what is new on its screen.
 
 The terminal runs bash. Its prompt contains two invisible marks, by which `Screen.type` notices that the typed commands
-have ended. A full-screen program has ended its work when it has printed nothing for a moment.
+have ended. The screen of a full-screen program counts as complete when it has printed nothing for a moment.
 """
 
 from __future__ import annotations
@@ -53,6 +53,9 @@ _KEYS = {
 _CHORD = re.compile(r"([CM])-(.)")
 _ARROWS = ("Up", "Down", "Right", "Left")
 
+_ENTERING = frozenset(b"\r\n\x03\x04\x0f")
+"""Bytes after which bash shows a new prompt: Enter, Ctrl-C, Ctrl-D and Ctrl-O."""
+
 _IDLE, _PROMPT = b"\x1b]133;A\a", b"\x1b]133;B\a"
 """What bash prints before a prompt if no typed line is left to run, and at the end of each prompt."""
 _ENV = {
@@ -66,12 +69,14 @@ _ENV = {
 _SHELL = ("bash", "--noprofile", "--norc")
 _LIFETIME_S = 3600.0
 """Maximum seconds of a shell; servers refuse longer ones by default."""
-_START_S = 5.0
+_START_S = 10.0
 """Maximum seconds to wait for the first prompt of a shell."""
 _QUIET_S = 0.3
-"""Seconds without output after which the screen of a full-screen program is complete."""
+"""Seconds without output after which the screen of a full-screen program, or an edited command, is complete."""
 _SETTLE_S = 0.05
-"""Seconds to wait for output that has been sent already, and for a prompt without its mark."""
+"""Seconds to wait for output that has been sent already."""
+_PROMPT_S = 0.3
+"""Maximum seconds to wait for the end of a prompt, which has no mark if the prompt was replaced."""
 _MAX_FED = 64 << 10
 """Maximum bytes of a call's output that are processed as they come. Of what follows, the last `_MAX_TAIL` are."""
 _MAX_TAIL = 64 << 10
@@ -145,14 +150,17 @@ class Screen:
             ValueError: There are too many keys.
             SandboxLostError: The sandbox was lost.
         """
-        if keys and self._shell is not None and not self._shell.is_idle:
-            await self._shell.receive(_SETTLE_S)  # an older prompt must not count as the answer to these keys
+        if keys and self._shell is not None:
+            # An older prompt must not count as the answer to these keys.
+            await self._shell.receive(0 if self._shell.is_idle else _SETTLE_S)
             if self._shell.has_ended:
                 text = await self._ended()
                 return f"{text}\n{_NOT_SENT}"
         if self._shell is None:
-            self._shell = _Shell()
-            await self._shell.start(self._sandbox, self._cwd)
+            shell = _Shell()
+            await shell.start(self._sandbox, self._cwd)
+            self._shell = shell
+            await shell.receive(_START_S)
         shell = self._shell
         await shell.send(encode_keys(keys, application=shell.emulator.has_application_keys))
         await shell.receive(wait_s, quiet_s=_QUIET_S if keys else None)
@@ -200,18 +208,19 @@ class _Shell:
     async def start(self, sandbox: Sandbox, cwd: str | None) -> None:
         program = sandbox.program(_SHELL, timeout_s=_LIFETIME_S, env=_ENV, cwd=cwd, terminal=(ROWS, COLUMNS))
         self._program = await self._stack.enter_async_context(program)
-        await self.receive(_START_S)
 
     async def send(self, content: bytes) -> None:
+        """Type `content`. Unless this runs a command or ends it, an idle shell remains idle: it only edits its line."""
         if content:
             assert self._program is not None
-            self.is_idle = False
+            self.is_idle = self.is_idle and not _ENTERING.intersection(content)
             await self._program.send(content)
 
     async def receive(self, wait_s: float, *, quiet_s: float | None = None) -> None:
         """Process output until bash is idle, has ended, or `wait_s` seconds have passed.
 
-        With `quiet_s`, the call also returns when a full-screen program has printed nothing for this time.
+        With `quiet_s`, the call also returns when a full-screen program or an idle shell has printed nothing for this
+        time.
         """
         assert self._program is not None
         until, fed, marks, tail = clock.now() + wait_s, 0, b"", bytearray()
@@ -221,13 +230,11 @@ class _Shell:
             if at_prompt and _PROMPT in marks.rpartition(_IDLE)[2]:
                 break
             if at_prompt:
-                left_s = _SETTLE_S
-            elif quiet_s is not None and self.emulator.is_full_screen:
+                left_s = min(left_s, _PROMPT_S)
+            elif quiet_s is not None and (self.is_idle or self.emulator.is_full_screen):
                 left_s = min(left_s, quiet_s)
-            if left_s <= 0:
-                break
             piece: tuple[str, bytes] | None = None
-            with anyio.move_on_after(left_s) as scope:
+            with anyio.move_on_after(max(left_s, 0)) as scope:
                 piece = await self._received()
             if piece is None and scope.cancelled_caught:
                 break
@@ -284,7 +291,7 @@ class _Shell:
         self._skipped_bytes += cut
         self._skipped_lines += tail.count(b"\n", 0, cut)
         del tail[:cut]
-        self.emulator.skip()
+        self._skipped_lines += self.emulator.skip()
 
 
 class ScreenTools:

@@ -178,6 +178,6 @@ class TerminalTask:
 
     @property
     def dockerfile(self) -> Path | None:
-        """The Dockerfile of the environment; None if there is none."""
+        """The Dockerfile of the environment; None if it has no Dockerfile."""
         path = self.environment / "Dockerfile"
         return path if path.is_file() else None

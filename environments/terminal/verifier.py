@@ -69,7 +69,7 @@ async def pack(sandbox: Sandbox, task: TerminalTask, step: TaskStep) -> Sequence
         folder, name = posixpath.split(one.source.rstrip("/"))
         excluded = [f"--exclude={pattern}" for pattern in one.exclude]
         argv = ["tar", "--numeric-owner", "--sparse", *excluded, "-C", folder or "/", "-cf", "-", "--", name or "."]
-        result = await sandbox.exec(argv, cwd="/", timeout_s=_SETUP_S, max_output_bytes=left + 1)
+        result = await sandbox.exec(argv, cwd="/", timeout_s=_SETUP_S, max_output_bytes=left)
         if result.timed_out or result.truncated_bytes or len(result.stdout_bytes) > left:
             return f"the artifact {one.source} is larger than {MAX_ARTIFACTS >> 20} MiB, or cannot be read"
         if b"Cannot stat" in result.stderr_bytes and result.exit_code:

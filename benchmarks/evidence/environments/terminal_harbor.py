@@ -134,7 +134,7 @@ def play(container: str, folder: Path) -> dict[str, Any]:
         for name in TRIALS:
             words = ("eval", "Terminal-v0", "--tasks", tasks / name, "--policy", agent, "--backend", "docker", "--json")
             result = json.loads(run(sys.executable, "-m", "envkit", *words, "--option", "image=task"))
-            figures.setdefault(f"envkit {agent}", {})[name] = result["mean_reward"]
+            figures.setdefault(f"envkit {agent}", {})[name] = result["metrics"]["return"]["mean"]
     return figures
 
 

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from envkit.errors import ConfigError
 
+from ..images import workdir_of
 from ..tasks import WORK, Artifact, Collect, Healthcheck, Profile, TaskStep, TerminalTask, Verifier
 from . import schema
 from .writing import write_task
@@ -58,7 +59,7 @@ def read_task(folder: Path) -> TerminalTask:
         if own.setup and not (environment / own.setup).is_file():
             raise ConfigError([f"{file}: metadata.envkit.setup: environment/{own.setup} is missing"])
     else:
-        workdir = settings.workdir
+        workdir = settings.workdir or _workdir(environment, settings, notes)
         _note_users(found, profile, notes)
     steps = tuple(_steps(folder, file, found, network, notes))
     is_separate = any(step.verifier.is_separate for step in steps)
@@ -247,6 +248,13 @@ def _note_users(found: schema.TaskFile, profile: Profile, notes: list[str]) -> N
             notes.append(f"{key}: {user}: programs of the agent run as {runs_as}")
     if found.verifier.user not in (None, "root", 0):
         notes.append(f"verifier.user: {found.verifier.user}: tests run as root")
+
+
+def _workdir(environment: Path, settings: schema.EnvironmentTable, notes: list[str]) -> str:
+    if not settings.docker_image:
+        return workdir_of(environment / "Dockerfile")
+    notes.append("environment.workdir: is not set, so programs start in /workspace, whatever the image says")
+    return ""
 
 
 def _network(table: schema.EnvironmentTable) -> str | tuple[str, ...]:

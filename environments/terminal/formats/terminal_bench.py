@@ -18,6 +18,7 @@ import yaml
 
 from envkit.errors import ConfigError, UsageError
 
+from ..images import workdir_of
 from ..tasks import TaskStep, TerminalTask, Verifier
 from .harbor import compose_notes, read_task
 
@@ -125,6 +126,7 @@ def read_terminal_bench(folder: Path) -> TerminalTask:
         folder=folder,
         steps=(step,),
         environment=folder,
+        workdir=workdir_of(folder / "Dockerfile"),
         network="open",
         difficulty=found.difficulty,
         category=found.category,

@@ -24,10 +24,10 @@ def list_tasks() -> None:
     from envkit.wiring import terminal
 
     rows = [
-        (task.folder.name, task.difficulty, task.profile, " ".join((*task.programs, *task.packages)) or "-")
+        (task.folder.name, task.difficulty, task.profile, " ".join(task.programs) or "-")
         for task in terminal.own_tasks()
     ]
-    print_table(("TASK", "DIFFICULTY", "PROFILE", "NEEDS"), rows)
+    print_table(("TASK", "DIFFICULTY", "PROFILE", "PROGRAMS"), rows)
     typer.echo("")
     families = terminal.families().values()
     print_table(("FAMILY", "HELD OUT", "TASKS"), [(f.name, "yes" if f.held_out else "no", f.summary) for f in families])

@@ -97,11 +97,25 @@ def test_a_task_of_schema_1_4_keeps_what_it_says(tmp_path: Path, monkeypatch: py
 def test_an_empty_file_has_the_defaults_of_harbor(tmp_path: Path) -> None:
     task = read_task(harbor(tmp_path / "name"))
 
-    assert (task.name, task.network, task.workdir, task.cpus) == ("name", "open", "", None)
+    assert (task.name, task.network, task.workdir, task.cpus) == ("name", "open", "/", None)
     assert not task.is_portable
     assert not task.steps[0].verifier.is_separate
     assert task.steps[0].verifier.timeout_s == 600
     assert task.artifacts == ()
+
+
+@pytest.mark.parametrize(
+    ("dockerfile", "workdir"),
+    [
+        ("FROM debian\nWORKDIR /app\n", "/app"),
+        ("FROM a AS b\nWORKDIR /app\nFROM debian\nRUN x\n", "/"),
+        ("FROM debian\nWORKDIR /app\nworkdir src/\n", "/app/src"),
+    ],
+)
+def test_programs_start_where_the_dockerfile_says(dockerfile: str, workdir: str, tmp_path: Path) -> None:
+    assert read_task(harbor(tmp_path, files={"environment/Dockerfile": dockerfile})).workdir == workdir
+    toml = '[environment]\nworkdir = "/srv"\n'
+    assert read_task(harbor(tmp_path, toml, {"environment/Dockerfile": dockerfile})).workdir == "/srv"
 
 
 def test_older_keys_mean_the_same(tmp_path: Path) -> None:
@@ -179,6 +193,7 @@ def test_marks_at_the_top_of_an_instruction_are_not_shown(tmp_path: Path) -> Non
         ('[environment.tpu]\ntype = "v6e"\ntopology = "2x2"\n', "environment.tpu: "),
         ('[[environment.mcp_servers]]\nname = "a"\n', "environment.mcp_servers: "),
         ('[environment]\nskills_dir = "/skills"\n', "environment.skills_dir: "),
+        ('[environment]\ndocker_image = "a:1"\n', "environment.workdir: is not set"),
         ('[agent]\nuser = "me"\n', "agent.user: me"),
         ('[verifier]\nuser = "me"\n', "verifier.user: me"),
         (

@@ -1,0 +1,212 @@
+"""A terminal that is used by typing keys and reading what is new on its screen."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Awaitable, Callable
+
+import anyio
+import pytest
+
+from envkit import clock
+from envkit.environments.terminal import Terminal
+from envkit.environments.terminal.emulator import MAX_SCROLLBACK, Emulator
+from envkit.environments.terminal.screen import MAX_KEYS, Screen, ScreenTools, encode_keys
+from envkit.environments.tools.tool import tool_of
+from envkit.errors import UsageError
+from envkit.protocols import Sandbox
+
+from .screens import TARGET_S, sandbox_of, turn_times
+
+MARGIN = 10
+"""Factor on the promised time on a busy machine."""
+NO_PROMPT = "\n[no prompt after {} s: a program still runs, or waits for input]"
+ENDED = "\n[the shell has ended; the next keys go to a new one, without its folder and variables]"
+Main = Callable[[Screen, Sandbox], Awaitable[None]]
+
+
+def on_screen(main: Main, kind: str = "local") -> None:
+    async def run() -> None:
+        with anyio.fail_after(60):
+            async with sandbox_of(kind) as sandbox:
+                screen = Screen(sandbox)
+                await main(screen, sandbox)
+                await screen.close()
+
+    clock.run(run)
+
+
+@pytest.mark.parametrize(
+    ("keys", "sent"),
+    [
+        ("ls\n", b"ls\r"),
+        ("C-c", b"\x03"),
+        ("C-C", b"\x03"),
+        ("press C-c", b"press C-c"),
+        ("Up", b"\x1b[A"),
+        ("M-x", b"\x1bx"),
+        (["Escape", ":wq", "Enter"], b"\x1b:wq\r"),
+        (["F1", "F5", "F12", "C-[", "C-@", "\u6f22"], b"\x1bOP\x1b[15~\x1b[24~\x1b\x00\xe6\xbc\xa2"),
+        ([], b""),
+    ],
+)
+def test_a_name_alone_is_a_key_and_all_else_is_text(keys: str | list[str], sent: bytes) -> None:
+    assert encode_keys(keys) == sent
+
+
+def test_arrows_follow_the_mode_of_the_terminal_and_too_many_keys_are_refused() -> None:
+    assert encode_keys(["Up", "Home"], application=True) == b"\x1bOA\x1b[1~"
+    with pytest.raises(ValueError, match="more than 65,536 characters of keys; send them in several calls"):
+        encode_keys("x" * (MAX_KEYS + 1))
+
+
+def test_a_missing_library_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("envkit.installation.find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r'pyte is not installed; install it: pip install "envkit\[terminal\]"'):
+        Terminal(sandboxes=object(), mode="screen")  # type: ignore[arg-type]
+
+
+def test_an_emulator_reports_the_new_part_and_counts_what_it_did_not_keep() -> None:
+    emulator = Emulator(4, 20)
+    emulator.feed(b"one\r\ntwo\r\n$ ")
+    assert emulator.take() == ("one\ntwo\n$", 0)
+    emulator.feed(b"ls\r\nthree\r\nfour\r\nfive\r\nsix\r\n$ ")
+    assert emulator.take() == ("$ ls\nthree\nfour\nfive\nsix\n$", 0)
+    emulator.feed(b"\x1b[2A\rFIVE\x1b[2B")  # a program redraws a line above the cursor
+    assert emulator.take() == ("FIVE\nsix\n$", 0)
+    emulator.feed(b"\x1b[H\x1b[2Jclean")
+    assert emulator.take() == ("clean", 0)
+    emulator.feed(b"\r\n".join(b"%d" % number for number in range(MAX_SCROLLBACK + 10)))
+    text, lost = emulator.take()
+    assert (text.split("\n")[0], text.split("\n")[-1], lost) == ("6", "1009", 6)
+
+
+def test_lines_before_a_part_that_was_skipped_are_not_shown_as_if_they_were_its_neighbours() -> None:
+    emulator = Emulator(4, 20)
+    emulator.feed(b"one\r\ntwo\r\n\x1b[3")
+    assert emulator.skip() == 2
+    emulator.feed(b"8;three\r\n$ ")
+    assert emulator.take() == ("8;three\n$", 0)
+
+
+def test_the_alternate_screen_hides_the_main_one_which_is_shown_again_whole() -> None:
+    emulator = Emulator(4, 20)
+    emulator.feed(b"one\r\ntwo\r\n$ ")
+    emulator.take()
+    emulator.feed(b"\x1b[?1049h\x1b[H\x1b[2Jtext\x1b[?1h")
+    assert (emulator.take(), emulator.is_full_screen, emulator.has_application_keys) == (("text", 0), True, True)
+    emulator.feed(b"\x1b[?1l\x1b[?1049ldone")
+    assert (emulator.take(), emulator.is_full_screen) == (("one\ntwo\n$ done", 0), False)
+
+
+def test_garbage_never_raises_and_leaves_a_usable_terminal() -> None:
+    emulator = Emulator(4, 20)
+    garbage = bytes(range(256)) + b"\x1b[1;2;3;4A\x1b[?1A\x1b[9K\x1b[\xc2\xb2A\x1b[?6h\x1b[3d\x1b#8\x1b[?3h\x1b7" * 50
+    for start in range(0, len(garbage), 7):
+        emulator.feed(garbage[start : start + 7])
+    emulator.feed(b"\x1bc\xe6\xbc\xa2\xe5\xad\x97 e\xcc\x81 end")
+    assert emulator.take() == ("\u6f22\u5b57 \u00e9 end", 0)
+
+
+def test_type_keys_is_a_tool_of_which_the_model_sees_keys_and_time() -> None:
+    schema = tool_of(ScreenTools().tools[0]).schema["function"]
+    assert schema["name"] == "type_keys"
+    assert list(schema["parameters"]["properties"]) == ["keys", "wait_s"]
+    assert schema["parameters"]["required"] == ["keys"]
+
+
+@pytest.mark.bwrap
+@pytest.mark.parametrize("kind", ["local", "served"])
+def test_commands_return_as_soon_as_the_prompt_is_back_and_show_only_what_is_new(kind: str) -> None:
+    async def main(screen: Screen, sandbox: Sandbox) -> None:
+        assert await screen.type("cd /tmp; x=5\n", 20) == "~$ cd /tmp; x=5\n/tmp$"
+        assert await screen.type("echo $x\n", 20) == "/tmp$ echo $x\n5\n/tmp$"
+        assert await screen.type("sleep 0.2\necho 1\nsleep 0.2\necho 2\n", 20) == (
+            "/tmp$ sleep 0.2\n/tmp$ echo 1\n1\n/tmp$ sleep 0.2\n/tmp$ echo 2\n2\n/tmp$"
+        )
+        assert await screen.type("cat <<END\n\u6f22\u5b57\nEND\n", 20) == (
+            "/tmp$ cat <<END\n> \u6f22\u5b57\n> END\n\u6f22\u5b57\n/tmp$"
+        )
+        assert (await screen.type("clear; seq 3\n", 20)) == "1\n2\n3\n/tmp$"
+        long = await screen.type("seq 2000\n", 20)
+        assert long.startswith(f"... {2002 - MAX_SCROLLBACK - 40} earlier lines are not shown ...\n962\n")
+        assert long.endswith("\n2000\n/tmp$")
+
+    on_screen(main, kind)
+
+
+@pytest.mark.bwrap
+@pytest.mark.parametrize("kind", ["local", "served"])
+def test_a_turn_in_a_terminal_takes_at_most_some_milliseconds_beside_the_command(kind: str) -> None:
+    async def main(screen: Screen, sandbox: Sandbox) -> None:
+        times = await turn_times(lambda command: screen.type(f"{command}\n", 20), 30)
+        assert statistics.median(times) < TARGET_S * MARGIN
+
+    on_screen(main, kind)
+
+
+@pytest.mark.bwrap
+def test_a_command_that_is_only_edited_and_a_full_screen_program_need_no_prompt() -> None:
+    async def main(screen: Screen, sandbox: Sandbox) -> None:
+        began = clock.now()
+        assert await screen.type("ech", 20) == "~$ ech"
+        assert await screen.type(["Tab", "Left", "C-e", "a"], 20) == "~$ echo a"
+        assert await screen.type("\n", 20) == "~$ echo a\na\n~$"
+        await sandbox.write("page", b"\x1b[?1049h\x1b[H\x1b[2J\x1b[3;3Hpage")
+        assert await screen.type("cat page; read -n1; printf '\\e[?1049l'\n", 20) == "\n\n  page"
+        assert (await screen.type("q", 20)).endswith("~$")
+        assert clock.now() - began < 10
+        assert await screen.type("read\n", 0.2) == f"~$ read{NO_PROMPT.format('0.2')}"
+        assert await screen.type("", 0.2) == NO_PROMPT.format("0.2")
+
+    on_screen(main)
+
+
+@pytest.mark.bwrap
+def test_keys_for_a_shell_that_has_ended_meanwhile_are_not_sent_to_another_one() -> None:
+    async def main(screen: Screen, sandbox: Sandbox) -> None:
+        assert (await screen.type("exit\n", 20)) == f"~$ exit\nexit{ENDED}"
+        await screen.type("sleep 0.3; echo bye; exit\n", 0)
+        await anyio.sleep(1)
+        assert await screen.type("rm -r important\n", 20) == (
+            "~$ sleep 0.3; echo bye; exit\nbye\nexit\n"
+            "[the shell had ended, so the keys were not sent; the next keys go to a new one]"
+        )
+        assert await screen.type("echo new\n", 20) == "~$ echo new\nnew\n~$"
+
+    on_screen(main)
+
+
+@pytest.mark.bwrap
+def test_calls_may_come_from_different_tasks() -> None:
+    async def main(screen: Screen, sandbox: Sandbox) -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(screen.type, "x=1\n", 20)
+        assert await screen.type("echo $x\n", 20) == "~$ echo $x\n1\n~$"
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(screen.close)
+        assert await screen.type("echo $x\n", 20) == "~$ echo $x\n\n~$"
+
+    on_screen(main)
+
+
+@pytest.mark.bwrap
+@pytest.mark.parametrize("kind", ["local", "served"])
+def test_receiving_can_be_cancelled_without_losing_a_byte(kind: str) -> None:
+    async def main() -> None:
+        script = "i=0; while [ $i -lt 3000 ]; do echo $i; i=$((i+1)); [ $((i%50)) = 0 ] && sleep 0.002; done"
+        async with sandbox_of(kind) as sandbox, sandbox.program(["sh", "-c", script], timeout_s=30) as program:
+            found, cancelled = b"", 0
+            while True:
+                piece: tuple[str, bytes] | None = None
+                with anyio.move_on_after(0.0005) as scope:
+                    piece = await program.receive()
+                    if piece is None:
+                        break
+                if piece is not None:
+                    found += piece[1]
+                cancelled += scope.cancelled_caught
+            assert cancelled > 20
+            assert found == b"".join(b"%d\n" % number for number in range(3000))
+
+    clock.run(main)
