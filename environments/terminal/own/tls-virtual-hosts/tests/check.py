@@ -1,8 +1,11 @@
 """Starts the server, and sends requests for pages that the agent has not seen."""
 
+import contextlib
 import secrets
+import socket
+import time
 
-from harness import WORK, as_agent, read, require, run, write
+from harness import WORK, as_agent, read, require, run, start, write
 
 WEB = WORK / "web"
 HOSTS = ("tea.test", "cocoa.test", "milk.test")
@@ -23,9 +26,19 @@ def openssl(*arguments, stdin=""):
     return result.stdout
 
 
+def listens(port):
+    """Wait until a server accepts connections; return whether it does."""
+    for _ in range(50):
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5):
+            return True
+        time.sleep(0.1)
+    return False
+
+
 def verify():
-    result = run([WEB / "start"], timeout_s=15)
-    require(result.returncode == 0, f"start failed: {result.stderr[-500:]}")
+    start([WEB / "start"])
+    for port in (8080, 8443):
+        require(listens(port), f"nothing listens on port {port} 5 s after the start")
     trust = ("--cacert", str(WEB / "cert.pem"))
     page = secrets.token_hex(8)
     write(WORK / "sites/tea/new/page.txt", page)
