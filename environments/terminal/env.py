@@ -196,7 +196,7 @@ class Terminal(ToolEnv):
             await end_processes(self.sandbox, task)
         for one in step.verifier.collect:
             await self.sandbox.exec(["sh", "-c", one.command], timeout_s=one.timeout_s, cwd=task.workdir or None)
-        tests = await clock.to_thread(pack_tests, task, step)
+        tests = await clock.to_thread(pack_tests, step)
         if not step.verifier.is_separate:
             return await self._logged(await run_tests(self.sandbox, task, step, tests))
         artifacts = await pack(self.sandbox, task, step)

@@ -125,7 +125,7 @@ async def verify(
         try:
             async with sandboxes.lease(spec, wait_s=LEASE_S) as sandbox:
                 for one, archive in artifacts:
-                    if (problem := await _unpack(sandbox, one, archive)) is not None:
+                    if (problem := await _unpack(sandbox, task, one, archive)) is not None:
                         return Verdict(0.0, problem)
                 return await run_tests(sandbox, task, step, tests)
         except SandboxLostError as error:
@@ -139,13 +139,14 @@ async def verify(
     raise AssertionError("unreachable")
 
 
-async def _unpack(sandbox: Sandbox, artifact: Artifact, archive: bytes) -> str | None:
+async def _unpack(sandbox: Sandbox, task: TerminalTask, artifact: Artifact, archive: bytes) -> str | None:
     """Unpack an artifact; return why that failed, or None."""
     target = (artifact.destination or artifact.source).rstrip("/") or "/"
     folder, name = posixpath.split(target)
     old = posixpath.basename(artifact.source.rstrip("/"))
     renamed = [f"--transform=s,^{re.escape(old)},{name},"] if old and name and old != name else []
-    argv = ["tar", "--numeric-owner", "-C", folder or "/", *renamed, "--no-overwrite-dir", "-xpf", "-"]
+    kept = ["--no-overwrite-dir"] if task.profile == "strict" else []  # owners and modes of folders
+    argv = ["tar", "--numeric-owner", "-C", folder or "/", *renamed, *kept, "-xpf", "-"]
     await sandbox.exec(["mkdir", "-p", folder or "/"], cwd="/")
     result = await sandbox.exec(argv, cwd="/", stdin=archive, timeout_s=_SETUP_S)
     if result.exit_code != 0:
@@ -209,15 +210,15 @@ async def _prepare(sandbox: Sandbox, task: TerminalTask, archive: bytes) -> Sand
     return user
 
 
-def pack_tests(task: TerminalTask, step: TaskStep) -> bytes:
-    """Return the tests of a step as a tar archive, with the harness if the task is portable and has none."""
+def pack_tests(step: TaskStep) -> bytes:
+    """Return the tests of a step as a tar archive, with the harness if they have a check and no harness."""
     tests = step.verifier.tests
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w") as tar:
         for path in sorted(tests.iterdir()):
             if path.name != "__pycache__":
                 tar.add(path, path.name)
-        if task.is_portable and not (tests / _HARNESS.name).exists():
+        if (tests / "check.py").is_file() and not (tests / _HARNESS.name).exists():
             tar.add(_HARNESS, _HARNESS.name)
     return content.getvalue()
 
