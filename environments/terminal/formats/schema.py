@@ -158,7 +158,7 @@ def read_file(file: Path) -> TaskFile:
     try:
         found = msgspec.convert(content, TaskFile)
     except msgspec.ValidationError as error:
-        match = _AT.fullmatch(str(error))
+        match = _AT.fullmatch(str(error))  # library's message: msgspec
         raise ConfigError([f"{file}: {match['key']}: {match['problem']}" if match else f"{file}: {error}"]) from None
     version = found.schema_version or found.version or "1.0"
     if not _VERSIONS.fullmatch(version):
