@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-import importlib
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from envkit import clock
-from envkit.environments import terminal
 from envkit.environments.terminal import images
+from envkit.environments.terminal.families import FAMILIES, write_drawn
 from envkit.environments.terminal.formats import network_uses, read_tasks, task_folders
 from envkit.environments.terminal.formats.writing import add_harness
+from envkit.environments.terminal.options import OWN_TASKS
 from envkit.environments.terminal.tasks import TIMEOUT_S, TerminalTask
 from envkit.errors import ConfigError, UsageError, did_you_mean
 from envkit.sandbox.docker.api import Daemon
 from envkit.sandbox.docker.folder_build import build_folder
 
-OWN_TASKS = Path(terminal.__file__).with_name("own")
-"""Folder with the tasks that envkit has."""
+__all__ = [
+    "FAMILIES",
+    "Built",
+    "Checked",
+    "build",
+    "check",
+    "export",
+    "export_family",
+    "image_count",
+    "own_tasks",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,24 +163,13 @@ def export_family(family: str, seeds: range, difficulty: int, folder: Path) -> I
     Raises:
         UsageError: There is no such family, or a folder exists already.
     """
-    known = families()
-    if family not in known:
-        raise UsageError(f"there is no family {family!r}{did_you_mean(family, known)}")
+    if family not in FAMILIES:
+        raise UsageError(f"there is no family {family!r}{did_you_mean(family, FAMILIES)}")
     for seed in seeds:
         target = folder / f"{family}-{difficulty}-{seed}"
         _require_free(target)
-        _families().write_drawn(known[family], seed, difficulty, target)
+        write_drawn(FAMILIES[family], seed, difficulty, target)
         yield target
-
-
-def families() -> Mapping[str, Any]:
-    """Return the families of generated tasks by name."""
-    found: Mapping[str, Any] = _families().FAMILIES
-    return found
-
-
-def _families() -> Any:
-    return importlib.import_module("envkit.environments.terminal.families")
 
 
 def _plan(tasks: Sequence[TerminalTask]) -> dict[str, tuple[images.Build, list[str]]]:

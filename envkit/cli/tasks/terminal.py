@@ -29,8 +29,10 @@ def list_tasks() -> None:
     ]
     print_table(("TASK", "DIFFICULTY", "PROFILE", "PROGRAMS"), rows)
     typer.echo("")
-    families = terminal.families().values()
-    print_table(("FAMILY", "HELD OUT", "TASKS"), [(f.name, "yes" if f.held_out else "no", f.summary) for f in families])
+    print_table(
+        ("FAMILY", "HELD OUT", "TASKS, DIFFICULTY 1 TO 5"),
+        [(one.name, "yes" if one.held_out else "no", one.summary) for one in terminal.FAMILIES.values()],
+    )
 
 
 @app.command()
