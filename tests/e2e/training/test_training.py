@@ -26,7 +26,7 @@ pytestmark = pytest.mark.xdist_group("training")
 PATIENCE_S = 400
 """After which a program hangs; on a machine where much else runs, training takes many times as long."""
 
-SMALL = {
+SMALL: dict[str, Any] = {
     "seed": 3,
     "env": {"id": "FrozenLake-v0", "num_envs": 16, "options": {"size": 3}},
     "engine": {"hidden_size": 16, "layers": 1, "heads": 1},
