@@ -100,6 +100,16 @@ def test_a_missing_reward_is_an_error_and_a_failing_check_is_0(tmp_path: Path, c
 
 
 @pytest.mark.bwrap
+def test_processes_that_cannot_be_ended_after_a_check_earn_0(tmp_path: Path) -> None:
+    check = """
+import __main__
+def fail(): raise BlockingIOError("there are too many processes")
+def verify(): __main__.end_agent = fail
+"""
+    assert played(write_tiny(tmp_path, check=check), SUBMIT)[1] == 0.0
+
+
+@pytest.mark.bwrap
 def test_programs_of_the_agent_cannot_reach_tests_or_reward(tmp_path: Path) -> None:
     check = """
 from harness import require, run
