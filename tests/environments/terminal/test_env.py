@@ -185,6 +185,27 @@ def test_artifacts_that_cannot_be_taken_earn_0(tmp_path: Path, command: str, rea
     assert reason in log.read_text()
 
 
+@pytest.mark.bwrap
+def test_artifacts_are_not_unpacked_below_links_of_others(tmp_path: Path) -> None:
+    check = "import os\nfrom harness import require\ndef verify(): require(not os.path.exists('/tmp/bin/x'), 'it is')\n"
+    path = write_tiny(tmp_path, check=check)
+    _replace(path / "task.toml", '"1.4"\n', '"1.4"\nartifacts = ["/workspace", "/workspace/out/bin"]\n')
+    assert played(path, bash("mkdir /tmp/bin; touch /tmp/bin/x; ln -s /tmp out"), SUBMIT)[1] == 1.0
+
+
+@pytest.mark.bwrap
+def test_missing_artifacts_do_not_hide_others(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path)
+    _replace(path / "task.toml", '"1.4"\n', '"1.4"\nartifacts = ["/tmp/x", "/tmp/no/folder", "/workspace"]\n')
+    assert played(path, bash(SOLUTION), SUBMIT)[1] == 1.0
+
+
+@pytest.mark.bwrap
+def test_files_that_cannot_be_read_do_not_hide_others(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path)
+    assert played(path, bash(f"{SOLUTION}mkdir d; touch d/x; chmod 644 d"), SUBMIT)[1] == 1.0
+
+
 def test_the_own_tasks_are_a_test_set() -> None:
     assert TerminalTasks(tasks="own").splits == ("eval", "any")
     with pytest.raises(OptionError, match="test set"):
