@@ -156,6 +156,17 @@ def test_each_step_is_verified_and_the_reward_is_their_mean(tmp_path: Path) -> N
 
 
 @pytest.mark.bwrap
+def test_each_step_has_its_own_time(tmp_path: Path) -> None:
+    path = write_steps(tmp_path)
+    with (path / "task.toml").open("a") as file:
+        file.write("[steps.agent]\ntimeout_sec = 1.5\n")  # of the second step
+    seen, _ = played(path, bash("sleep 2; echo first"), SUBMIT, bash("echo second"), bash("sleep 5"))
+    assert seen[1].startswith("first")
+    assert seen[3].startswith("second")
+    assert "used up" in seen[4]
+
+
+@pytest.mark.bwrap
 def test_a_step_below_its_minimum_ends_the_episode(tmp_path: Path) -> None:
     path = write_steps(tmp_path, min_reward=1.0)
     seen, reward = played(path, SUBMIT)
