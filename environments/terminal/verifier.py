@@ -194,6 +194,8 @@ async def run_tests(sandbox: Sandbox, task: TerminalTask, step: TaskStep, tests:
     try:
         return Verdict(read_reward(*found) if found else _pytest_reward(result.stdout), log)
     except RewardFileError as error:
+        if result.is_out_of_memory:
+            return Verdict(0.0, f"{log}\nthe tests were ended, because the memory is full")
         name = f"{task.name}{f' ({step.name})' if step.name else ''}"
         raise VerifierError(f"{name}: {error}; the tests ended with exit code {result.exit_code}: {log}") from None
 

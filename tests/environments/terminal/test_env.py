@@ -110,6 +110,12 @@ def verify(): __main__.end_agent = fail
 
 
 @pytest.mark.bwrap
+def test_tests_that_exceed_the_memory_earn_0(tmp_path: Path) -> None:
+    check = "def verify():\n    parts = []\n    while True: parts.append(b'x' * (16 << 20))\n"
+    assert played(write_tiny(tmp_path, check=check), SUBMIT)[1] == 0.0
+
+
+@pytest.mark.bwrap
 def test_programs_of_the_agent_cannot_reach_tests_or_reward(tmp_path: Path) -> None:
     check = """
 from harness import require, run
