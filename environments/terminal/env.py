@@ -91,6 +91,7 @@ class Terminal(ToolEnv):
         if self._mode == "script":
             self.metrics = {"action_is_valid": "mean"}  # type: ignore[misc]  # those of the mode
         self._at = 0
+        self._episode_s = math.inf
         self._verdicts: list[Verdict] = []
 
     @asynccontextmanager
@@ -103,7 +104,7 @@ class Terminal(ToolEnv):
             )
         with TemporaryDirectory(prefix="envkit-task-") as scratch:
             self._task = task = await clock.to_thread(chosen.task, seed, Path(scratch))
-            self._spec = spec_of(task, chosen)
+            self._spec = await clock.to_thread(spec_of, task, chosen)  # reads the files of an image
             prepare = partial(_prepare, task=task)
             if not task.is_portable or chosen.folder is None:
                 leased = self.sandboxes.lease(self._spec, wait_s=LEASE_S)
@@ -118,8 +119,6 @@ class Terminal(ToolEnv):
         """Start an episode; see `ToolEnv.reset`."""
         self._at, self._verdicts = 0, []
         start = await super().reset(seed=seed, options=options)
-        limit_s = self._task.steps[0].timeout_s or math.inf
-        self._limits = replace(self._limits, episode_timeout_s=min(self._limits.episode_timeout_s, limit_s))
         more: dict[str, JSON] = {"task": self._task.name, "category": self._task.category}
         info: Info = {**start.info, **more, "level": _level(self._task)}
         return msgspec.structs.replace(start, info=info, tools=() if self._mode == "script" else start.tools)
@@ -127,6 +126,7 @@ class Terminal(ToolEnv):
     async def start(self, seed: int, options: Options) -> str:
         task = self._task
         self._screen.cwd = task.workdir or None
+        self._episode_s = self._limits.episode_timeout_s
         if not task.is_portable:
             await self.sandbox.exec(["mkdir", "-p", "/logs/agent", "/logs/artifacts", "/logs/verifier"], cwd="/")
         if task.healthcheck is not None:
@@ -176,11 +176,15 @@ class Terminal(ToolEnv):
 
     async def close(self) -> None:
         """Release the sandbox."""
-        await self._screen.close()
-        await super().close()
+        try:
+            await self._screen.close()
+        finally:
+            await super().close()
 
     async def _begin(self, step: TaskStep) -> None:
-        """Prepare the sandbox for a step; the shell is a new one."""
+        """Prepare the sandbox and the time limit for a step; the shell is a new one."""
+        limit_s = self._used_s + (step.timeout_s or math.inf)
+        self._limits = replace(self._limits, episode_timeout_s=min(self._episode_s, limit_s))
         if self._task.workdir:
             await self.sandbox.shell().run(f"cd -- {shlex.quote(self._task.workdir)}")
         if step.setup is not None:
@@ -204,7 +208,7 @@ class Terminal(ToolEnv):
             return await self._logged(Verdict(0.0, artifacts))
         spec = self._spec
         if step.verifier.image or step.verifier.dockerfile is not None:
-            spec = replace(spec, image=verifier_image_of(task, step))
+            spec = replace(spec, image=await clock.to_thread(verifier_image_of, task, step))
         if is_last:
             await self.close()  # the verifier's sandbox needs its room
         return await self._logged(await verify(self.sandboxes, spec, task, step, artifacts, tests))

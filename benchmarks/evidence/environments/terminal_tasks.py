@@ -29,6 +29,7 @@ from record import Evidence, parser
 
 from envkit import clock
 from envkit.environments.terminal import Terminal
+from envkit.environments.terminal.families import FAMILIES
 from envkit.environments.terminal.images import image_of
 from envkit.environments.terminal.players import TerminalOracle
 from envkit.environments.terminal.tasks import TerminalTask
@@ -143,7 +144,7 @@ def main() -> int:
                 continue
             call = partial(play, task.folder, 1, backend)
             print(task.name, backend, evidence.part(f"{backend}, {task.folder.name}", call), flush=True)
-    for family in () if asked.task else terminal.families():
+    for family in () if asked.task else FAMILIES:
         for backend in backends:
             call = partial(play_family, family, backend)
             print(family, backend, evidence.part(f"{backend}, family {family}", call), flush=True)

@@ -100,6 +100,22 @@ def test_a_missing_reward_is_an_error_and_a_failing_check_is_0(tmp_path: Path, c
 
 
 @pytest.mark.bwrap
+def test_processes_that_cannot_be_ended_after_a_check_earn_0(tmp_path: Path) -> None:
+    check = """
+import __main__
+def fail(): raise BlockingIOError("there are too many processes")
+def verify(): __main__.end_agent = fail
+"""
+    assert played(write_tiny(tmp_path, check=check), SUBMIT)[1] == 0.0
+
+
+@pytest.mark.bwrap
+def test_tests_that_exceed_the_memory_earn_0(tmp_path: Path) -> None:
+    check = "def verify():\n    parts = []\n    while True: parts.append(b'x' * (16 << 20))\n"
+    assert played(write_tiny(tmp_path, check=check), SUBMIT)[1] == 0.0
+
+
+@pytest.mark.bwrap
 def test_programs_of_the_agent_cannot_reach_tests_or_reward(tmp_path: Path) -> None:
     check = """
 from harness import require, run
@@ -146,6 +162,17 @@ def test_each_step_is_verified_and_the_reward_is_their_mean(tmp_path: Path) -> N
 
 
 @pytest.mark.bwrap
+def test_each_step_has_its_own_time(tmp_path: Path) -> None:
+    path = write_steps(tmp_path)
+    with (path / "task.toml").open("a") as file:
+        file.write("[steps.agent]\ntimeout_sec = 1.5\n")  # of the second step
+    seen, _ = played(path, bash("sleep 2; echo first"), SUBMIT, bash("echo second"), bash("sleep 5"))
+    assert seen[1].startswith("first")
+    assert seen[3].startswith("second")
+    assert "used up" in seen[4]
+
+
+@pytest.mark.bwrap
 def test_a_step_below_its_minimum_ends_the_episode(tmp_path: Path) -> None:
     path = write_steps(tmp_path, min_reward=1.0)
     seen, reward = played(path, SUBMIT)
@@ -173,6 +200,27 @@ def test_artifacts_that_cannot_be_taken_earn_0(tmp_path: Path, command: str, rea
     assert played(write_tiny(tmp_path), bash(command), SUBMIT, logs=str(tmp_path / "logs"))[1] == 0.0
     (log,) = (tmp_path / "logs").iterdir()
     assert reason in log.read_text()
+
+
+@pytest.mark.bwrap
+def test_artifacts_are_not_unpacked_below_links_of_others(tmp_path: Path) -> None:
+    check = "import os\nfrom harness import require\ndef verify(): require(not os.path.exists('/tmp/bin/x'), 'it is')\n"
+    path = write_tiny(tmp_path, check=check)
+    _replace(path / "task.toml", '"1.4"\n', '"1.4"\nartifacts = ["/workspace", "/workspace/out/bin"]\n')
+    assert played(path, bash("mkdir /tmp/bin; touch /tmp/bin/x; ln -s /tmp out"), SUBMIT)[1] == 1.0
+
+
+@pytest.mark.bwrap
+def test_missing_artifacts_do_not_hide_others(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path)
+    _replace(path / "task.toml", '"1.4"\n', '"1.4"\nartifacts = ["/tmp/x", "/tmp/no/folder", "/workspace"]\n')
+    assert played(path, bash(SOLUTION), SUBMIT)[1] == 1.0
+
+
+@pytest.mark.bwrap
+def test_files_that_cannot_be_read_do_not_hide_others(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path)
+    assert played(path, bash(f"{SOLUTION}mkdir d; touch d/x; chmod 644 d"), SUBMIT)[1] == 1.0
 
 
 def test_the_own_tasks_are_a_test_set() -> None:
