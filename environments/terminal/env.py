@@ -32,6 +32,7 @@ import msgspec
 from envkit import clock
 from envkit.errors import SandboxError, UsageError
 from envkit.installation import load
+from envkit.metrics import Fold
 from envkit.protocols import Judge, Sandbox, SandboxPool
 from envkit.types import JSON, Info, Observation, Options, Reset, SandboxSpec, Step
 
@@ -77,19 +78,9 @@ class Terminal(ToolEnv):
         data: Mapping[str, Path] | None = None,
         **options: JSON,
     ) -> None:
-        self._screen = ScreenTools()
-        self._mode = options_of(options).mode  # rejects wrong values
-        if self._mode == "screen":
-            load("pyte")  # an error of the first step would be too late
-        tools: Mapping[str, Sequence[ToolFunction]] = {
-            "bash": (bash, view_file, edit_file, submit),
-            "screen": self._screen.tools,
-            "script": (bash,),
-        }
-        self.tools = tools[self._mode]
         super().__init__(sandboxes=sandboxes, judge=judge, data=data, **options)
-        if self._mode == "script":
-            self.metrics = {"action_is_valid": "mean"}  # type: ignore[misc]  # those of the mode
+        self._screen = ScreenTools()
+        self._use(options_of(options).mode)  # rejects wrong values
         self._at = 0
         self._verdicts: list[Verdict] = []
 
@@ -98,9 +89,7 @@ class Terminal(ToolEnv):
         """Lease a sandbox with the environment of a task."""
         self._chosen = chosen = options_of(options)
         if chosen.mode != self._mode:
-            raise UsageError(
-                f"mode: this environment was made with {self._mode!r}; make another one for {chosen.mode!r}"
-            )
+            self._use(chosen.mode)
         with TemporaryDirectory(prefix="envkit-task-") as scratch:
             self._task = task = await clock.to_thread(chosen.task, seed, Path(scratch))
             self._spec = spec_of(task, chosen)
@@ -178,6 +167,20 @@ class Terminal(ToolEnv):
         """Release the sandbox."""
         await self._screen.close()
         await super().close()
+
+    def _use(self, mode: str) -> None:
+        """Have the tools and the metrics of a mode."""
+        if mode == "screen":
+            load("pyte")  # an error of the first step would be too late
+        tools: Mapping[str, Sequence[ToolFunction]] = {
+            "bash": (bash, view_file, edit_file, submit),
+            "screen": self._screen.tools,
+            "script": (bash,),
+        }
+        self.use_tools(tools[mode])
+        self._mode = mode
+        metrics: Mapping[str, Fold] = {"action_is_valid": "mean"} if mode == "script" else ToolEnv.metrics
+        self.metrics = metrics  # type: ignore[misc]  # those of the mode
 
     async def _begin(self, step: TaskStep) -> None:
         """Prepare the sandbox for a step; the shell is a new one."""
