@@ -246,6 +246,8 @@ class Daemon:
 
         Raises:
             DaemonError: A build step failed.
+
+        A cancelled build ends at the next line that it prints.
         """
 
         def report_from_thread(line: str) -> None:
@@ -359,6 +361,7 @@ def _build(api: Any, context: IO[bytes], tag: str, options: Mapping[str, Any], r
     latest = clock.wall() + (options["timeout"] or math.inf)
     try:
         for line in lines:
+            anyio.from_thread.check_cancelled()
             if "error" in line or clock.wall() > latest:
                 raise DaemonError("\n".join((*output, str(line.get("error", "the build was ended")).strip())))
             if text := _COLOURS.sub("", str(line.get("stream", ""))).strip():
