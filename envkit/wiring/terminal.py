@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from envkit import clock
@@ -12,7 +12,7 @@ from envkit.environments.terminal import images
 from envkit.environments.terminal.families import FAMILIES, write_drawn
 from envkit.environments.terminal.formats import network_uses, read_tasks, task_folders
 from envkit.environments.terminal.formats.writing import add_harness
-from envkit.environments.terminal.options import OWN_TASKS
+from envkit.environments.terminal.options import OWN_TASKS, TerminalOptions
 from envkit.environments.terminal.tasks import TIMEOUT_S, TerminalTask
 from envkit.errors import ConfigError, UsageError, did_you_mean
 from envkit.sandbox.docker.api import Daemon
@@ -76,8 +76,13 @@ def own_tasks(names: Sequence[str] = (), folder: Path | None = None) -> list[Ter
     known = {one.folder.name: one for one in tasks} | {one.name: one for one in tasks}
     for name in names:
         if name not in known:
-            raise UsageError(f"there is no task {name!r}{did_you_mean(name, known)}")
+            raise UsageError(f"there is no task {name!r}{did_you_mean(name, [one.folder.name for one in tasks])}")
     return [known[name] for name in names] or tasks
+
+
+def family_tasks() -> list[TerminalTask]:
+    """Return a generated task of each family, for its image; the folders of these tasks do not exist."""
+    return [replace(TerminalOptions(families=one).task(0), name=f"family {one}") for one in FAMILIES]
 
 
 def image_count(tasks: Sequence[TerminalTask]) -> int:
