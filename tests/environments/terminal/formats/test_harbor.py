@@ -239,6 +239,7 @@ COMPOSE = "services:\n  main:\n    build: .\n  db:\n    image: postgres\n"
         ('[[steps]]\nname = "../x"\n', "steps.name: must be the name of a folder in steps, got '../x'"),
         ('[[steps]]\nname = "x"\n', "steps/x/instruction.md: cannot be read"),
         ('[metadata.envkit]\nportable = true\nprofile = "system"\n', "metadata.envkit.portable: such a task has"),
+        ("[metadata.envkit]\nportabel = true\n", "metadata.envkit: Object contains unknown field `portabel`"),
         (
             '[metadata.envkit]\nportable = true\nsetup = "setup.sh"\n',
             "metadata.envkit.setup: environment/",
