@@ -106,7 +106,7 @@ class Terminal(ToolEnv):
             except SandboxRefusedError as error:
                 if task.is_portable and chosen.image != OF_TASK:
                     raise
-                raise SandboxRefusedError(error.sandbox_id, f"{error.cause}; {_how_to_build(chosen)}") from None
+                raise SandboxRefusedError(error.sandbox_id, f"{error.cause} ({_how_to_build(chosen)})") from None
 
     async def reset(self, *, seed: int, options: Options) -> Reset:
         """Start an episode; see `ToolEnv.reset`."""
