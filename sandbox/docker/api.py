@@ -377,3 +377,5 @@ def _build(api: Any, context: IO[bytes], tag: str, options: Mapping[str, Any], o
                 on_line(text)
     except load("urllib3.exceptions").HTTPError as error:  # the package leaves errors of a stream as they are
         raise DaemonError("\n".join((*output, f"the build was ended: {error}"))) from None
+    finally:
+        api_patches.close_stream(lines)
