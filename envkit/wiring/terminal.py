@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -148,17 +148,15 @@ def export(tasks: Sequence[TerminalTask], folder: Path) -> list[Path]:
     Raises:
         UsageError: A folder exists already, or cannot be written.
     """
-    made = []
-    for task in tasks:
-        target = folder / task.folder.resolve().name
-        _require_free(target)
+    made = [folder / task.folder.resolve().name for task in tasks]
+    _require_free(made)
+    for task, target in zip(tasks, made, strict=True):
         try:
             shutil.copytree(task.folder, target, ignore=shutil.ignore_patterns("__pycache__"))
             for tests in {step.verifier.tests for step in task.steps}:
                 add_harness(target / tests.relative_to(task.folder))
         except OSError as error:
             raise UsageError(f"{target}: {error.strerror}; choose a folder that can be written") from None
-        made.append(target)
     return made
 
 
@@ -170,9 +168,9 @@ def export_family(family: str, seeds: range, difficulty: int, folder: Path) -> I
     """
     if family not in FAMILIES:
         raise UsageError(f"there is no family {family!r}{did_you_mean(family, FAMILIES)}")
-    for seed in seeds:
-        target = folder / f"{family}-{difficulty}-{seed}"
-        _require_free(target)
+    targets = {seed: folder / f"{family}-{difficulty}-{seed}" for seed in seeds}
+    _require_free(targets.values())
+    for seed, target in targets.items():
         write_drawn(FAMILIES[family], seed, difficulty, target)
         yield target
 
@@ -197,6 +195,7 @@ def _checked(folder: Path) -> Checked:
     return Checked(folder, notes=(*task.notes, *needs))
 
 
-def _require_free(folder: Path) -> None:
-    if folder.exists():
-        raise UsageError(f"{folder} exists already; choose another folder")
+def _require_free(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        if folder.exists():
+            raise UsageError(f"{folder} exists already; choose another folder")

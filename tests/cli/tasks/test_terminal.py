@@ -83,10 +83,11 @@ def test_the_images_of_all_generated_tasks_are_built() -> None:
     assert {image_of(drawn.task(seed)) for seed in range(60)} == built
 
 
-@pytest.mark.usefixtures("own")
-def test_a_task_is_not_exported_over_a_folder(tmp_path: Path) -> None:
+def test_a_task_is_not_exported_over_a_folder(own: Path, tmp_path: Path) -> None:
+    portable(own / "first")
     (tmp_path / "out" / "sum").mkdir(parents=True)
     code, _, errors = called("terminal", "export", tmp_path / "out")
 
     assert code == 2
     assert "exists already; choose another folder" in errors
+    assert not (tmp_path / "out" / "first").exists()
