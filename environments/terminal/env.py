@@ -30,8 +30,9 @@ import anyio
 import msgspec
 
 from envkit import clock
-from envkit.errors import SandboxError, UsageError
+from envkit.errors import SandboxError, SandboxRefusedError, UsageError
 from envkit.installation import load
+from envkit.metrics import Fold
 from envkit.protocols import Judge, Sandbox, SandboxPool
 from envkit.types import JSON, Info, Observation, Options, Reset, SandboxSpec, Step
 
@@ -40,7 +41,7 @@ from ..tools import ToolEnv, ToolFunction, bash, edit_file, submit, view_file, w
 from ..tools.limits import LEASE_S, cut_middle
 from ..tools.prepared import lease_prepared
 from .images import image_of, verifier_image_of
-from .options import OF_TASK, TerminalOptions, options_of
+from .options import OF_TASK, OWN, TerminalOptions, options_of
 from .screen import ScreenTools
 from .tasks import WORK, Healthcheck, TaskStep, TerminalTask
 from .verifier import Verdict, end_processes, pack, pack_tests, run_tests, verify
@@ -77,19 +78,9 @@ class Terminal(ToolEnv):
         data: Mapping[str, Path] | None = None,
         **options: JSON,
     ) -> None:
-        self._screen = ScreenTools()
-        self._mode = options_of(options).mode  # rejects wrong values
-        if self._mode == "screen":
-            load("pyte")  # an error of the first step would be too late
-        tools: Mapping[str, Sequence[ToolFunction]] = {
-            "bash": (bash, view_file, edit_file, submit),
-            "screen": self._screen.tools,
-            "script": (bash,),
-        }
-        self.tools = tools[self._mode]
         super().__init__(sandboxes=sandboxes, judge=judge, data=data, **options)
-        if self._mode == "script":
-            self.metrics = {"action_is_valid": "mean"}  # type: ignore[misc]  # those of the mode
+        self._screen = ScreenTools()
+        self._use(options_of(options).mode)  # rejects wrong values
         self._at = 0
         self._episode_s = math.inf
         self._verdicts: list[Verdict] = []
@@ -99,21 +90,24 @@ class Terminal(ToolEnv):
         """Lease a sandbox with the environment of a task."""
         self._chosen = chosen = options_of(options)
         if chosen.mode != self._mode:
-            raise UsageError(
-                f"mode: this environment was made with {self._mode!r}; make another one for {chosen.mode!r}"
-            )
+            self._use(chosen.mode)
         with TemporaryDirectory(prefix="envkit-task-") as scratch:
             self._task = task = await clock.to_thread(chosen.task, seed, Path(scratch))
             self._spec = await clock.to_thread(spec_of, task, chosen)  # reads the files of an image
-            prepare = partial(_prepare, task=task)
+            prepare = partial(_prepare, task=task, how_to_build=_how_to_build(chosen))
             if not task.is_portable or chosen.folder is None:
                 leased = self.sandboxes.lease(self._spec, wait_s=LEASE_S)
             else:
                 leased = lease_prepared(self.sandboxes, self._spec, task.folder, prepare)
-            async with leased as sandbox:
-                if task.is_portable and chosen.folder is None:
-                    await prepare(sandbox)
-                yield sandbox
+            try:
+                async with leased as sandbox:
+                    if task.is_portable and chosen.folder is None:
+                        await prepare(sandbox)
+                    yield sandbox
+            except SandboxRefusedError as error:
+                if task.is_portable and chosen.image != OF_TASK:
+                    raise
+                raise SandboxRefusedError(error.sandbox_id, f"{error.cause} ({_how_to_build(chosen)})") from None
 
     async def reset(self, *, seed: int, options: Options) -> Reset:
         """Start an episode; see `ToolEnv.reset`."""
@@ -181,6 +175,20 @@ class Terminal(ToolEnv):
         finally:
             await super().close()
 
+    def _use(self, mode: str) -> None:
+        """Have the tools and the metrics of a mode."""
+        if mode == "screen":
+            load("pyte")  # an error of the first step would be too late
+        tools: Mapping[str, Sequence[ToolFunction]] = {
+            "bash": (bash, view_file, edit_file, submit),
+            "screen": self._screen.tools,
+            "script": (bash,),
+        }
+        self.use_tools(tools[mode])
+        self._mode = mode
+        metrics: Mapping[str, Fold] = {"action_is_valid": "mean"} if mode == "script" else ToolEnv.metrics
+        self.metrics = metrics  # type: ignore[misc]  # those of the mode
+
     async def _begin(self, step: TaskStep) -> None:
         """Prepare the sandbox and the time limit for a step; the shell is a new one."""
         limit_s = self._used_s + (step.timeout_s or math.inf)
@@ -239,8 +247,11 @@ def spec_of(task: TerminalTask, options: TerminalOptions) -> SandboxSpec:
 
 def _write(path: Path, text: str) -> None:
     path = path.expanduser()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"logs: {path}: {error.strerror}; choose a folder that can be written") from None
 
 
 def _introduction(mode: str, workdir: str) -> str:
@@ -251,11 +262,16 @@ def _introduction(mode: str, workdir: str) -> str:
     return f"Work on this task{where} {how}, and call submit when you are done."
 
 
+def _how_to_build(options: TerminalOptions) -> str:
+    folder = "" if options.tasks in (None, OWN) else f" --tasks {options.tasks}"
+    return f"build its image with `envkit terminal build{folder}`, and add --backend docker"
+
+
 def _level(task: TerminalTask) -> dict[str, JSON]:
     return {"difficulty": int(task.difficulty)} if task.difficulty.isdecimal() else {}
 
 
-async def _prepare(sandbox: Sandbox, *, task: TerminalTask) -> None:
+async def _prepare(sandbox: Sandbox, *, task: TerminalTask, how_to_build: str) -> None:
     """Write the environment of a portable task into a sandbox.
 
     Raises:
@@ -266,8 +282,8 @@ async def _prepare(sandbox: Sandbox, *, task: TerminalTask) -> None:
     missing = (await sandbox.exec(["sh", "-c", "; ".join(checks)])).stdout.split() if checks else []
     if missing:
         raise UsageError(
-            f"{task.name} needs {', '.join(missing)} in the sandbox; install it on this machine (local), or use "
-            "its image (docker): run `envkit terminal build`, and add --option image=task"
+            f"{task.name} needs {', '.join(missing)} in the sandbox; install it on this machine (local), or use the "
+            f"task's image: {how_to_build} --option image=task"
         )
     if task.environment.is_dir():
         await sandbox.upload(task.environment, WORK)

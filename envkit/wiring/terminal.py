@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from envkit import clock
@@ -12,7 +12,7 @@ from envkit.environments.terminal import images
 from envkit.environments.terminal.families import FAMILIES, write_drawn
 from envkit.environments.terminal.formats import network_uses, read_tasks, task_folders
 from envkit.environments.terminal.formats.writing import add_harness
-from envkit.environments.terminal.options import OWN_TASKS
+from envkit.environments.terminal.options import OWN_TASKS, TerminalOptions
 from envkit.environments.terminal.tasks import TIMEOUT_S, TerminalTask
 from envkit.errors import ConfigError, UsageError, did_you_mean
 from envkit.sandbox.docker.api import Daemon
@@ -76,8 +76,13 @@ def own_tasks(names: Sequence[str] = (), folder: Path | None = None) -> list[Ter
     known = {one.folder.name: one for one in tasks} | {one.name: one for one in tasks}
     for name in names:
         if name not in known:
-            raise UsageError(f"there is no task {name!r}{did_you_mean(name, known)}")
+            raise UsageError(f"there is no task {name!r}{did_you_mean(name, [one.folder.name for one in tasks])}")
     return [known[name] for name in names] or tasks
+
+
+def family_tasks() -> list[TerminalTask]:
+    """Return a generated task of each family, for its image; the folders of these tasks do not exist."""
+    return [replace(TerminalOptions(families=one).task(0), name=f"family {one}") for one in FAMILIES]
 
 
 def image_count(tasks: Sequence[TerminalTask]) -> int:
@@ -143,17 +148,15 @@ def export(tasks: Sequence[TerminalTask], folder: Path) -> list[Path]:
     Raises:
         UsageError: A folder exists already, or cannot be written.
     """
-    made = []
-    for task in tasks:
-        target = folder / task.folder.resolve().name
-        _require_free(target)
+    made = [folder / task.folder.resolve().name for task in tasks]
+    _require_free(made)
+    for task, target in zip(tasks, made, strict=True):
         try:
             shutil.copytree(task.folder, target, ignore=shutil.ignore_patterns("__pycache__"))
             for tests in {step.verifier.tests for step in task.steps}:
                 add_harness(target / tests.relative_to(task.folder))
         except OSError as error:
             raise UsageError(f"{target}: {error.strerror}; choose a folder that can be written") from None
-        made.append(target)
     return made
 
 
@@ -165,9 +168,9 @@ def export_family(family: str, seeds: range, difficulty: int, folder: Path) -> I
     """
     if family not in FAMILIES:
         raise UsageError(f"there is no family {family!r}{did_you_mean(family, FAMILIES)}")
-    for seed in seeds:
-        target = folder / f"{family}-{difficulty}-{seed}"
-        _require_free(target)
+    targets = {seed: folder / f"{family}-{difficulty}-{seed}" for seed in seeds}
+    _require_free(targets.values())
+    for seed, target in targets.items():
         write_drawn(FAMILIES[family], seed, difficulty, target)
         yield target
 
@@ -192,6 +195,7 @@ def _checked(folder: Path) -> Checked:
     return Checked(folder, notes=(*task.notes, *needs))
 
 
-def _require_free(folder: Path) -> None:
-    if folder.exists():
-        raise UsageError(f"{folder} exists already; choose another folder")
+def _require_free(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        if folder.exists():
+            raise UsageError(f"{folder} exists already; choose another folder")

@@ -1,4 +1,4 @@
-"""The keys of ``task.toml``, schema 1.4 of Harbor and older ones. Unknown keys are ignored."""
+"""The keys of ``task.toml``, schema 1.4 of Harbor and older ones. Unknown keys are ignored, except envkit's own."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class NameTable(msgspec.Struct, frozen=True, kw_only=True):
     name: str
 
 
-class EnvkitTable(msgspec.Struct, frozen=True, kw_only=True):
+class EnvkitTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """envkit's own keys, in ``[metadata.envkit]``."""
 
     portable: bool = False

@@ -68,6 +68,23 @@ def test_a_script_is_the_whole_episode(tmp_path: Path) -> None:
 
 
 @pytest.mark.bwrap
+def test_an_episode_chooses_the_mode(tmp_path: Path) -> None:
+    async def main() -> list[tuple[list[str], bool]]:
+        async with open_tool_pool("local") as pool:
+            env = Terminal(sandboxes=pool, tasks=str(write_tiny(tmp_path)))
+            found = []
+            for mode in ("screen", "script", "bash"):
+                start = await env.reset(seed=0, options={"mode": mode})
+                names = [tool["function"]["name"] for tool in start.tools]
+                found.append((names, "tool_call_ok" in env.metrics))
+                await env.close()
+            return found
+
+    names = ["bash", "view_file", "edit_file", "submit"]
+    assert clock.run(main) == [(["type_keys", "submit"], True), ([], False), (names, True)]
+
+
+@pytest.mark.bwrap
 def test_services_run_from_the_start_of_an_episode(tmp_path: Path) -> None:
     path = write_tiny(tmp_path, services="nohup sh -c 'while :; do date > beat; sleep 0.1; done' > /dev/null 2>&1 &\n")
     seen, _ = played(path, bash("sleep 0.3; rm beat; sleep 0.3; ls beat"))
