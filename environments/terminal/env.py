@@ -19,7 +19,7 @@ import math
 import secrets
 import shlex
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -69,6 +69,8 @@ class Terminal(ToolEnv):
     _task: TerminalTask
     _chosen: TerminalOptions
     _spec: SandboxSpec
+    _tests: Sequence[bytes] | None = None
+    """The tests of a generated task, whose folder is removed before the episode begins."""
 
     def __init__(
         self,
@@ -91,23 +93,28 @@ class Terminal(ToolEnv):
         self._chosen = chosen = options_of(options)
         if chosen.mode != self._mode:
             self._use(chosen.mode)
-        with TemporaryDirectory(prefix="envkit-task-") as scratch:
-            self._task = task = await clock.to_thread(chosen.task, seed, Path(scratch))
-            self._spec = await clock.to_thread(spec_of, task, chosen)  # reads the files of an image
-            prepare = partial(_prepare, task=task, how_to_build=_how_to_build(chosen))
-            if not task.is_portable or chosen.folder is None:
-                leased = self.sandboxes.lease(self._spec, wait_s=LEASE_S)
-            else:
-                leased = lease_prepared(self.sandboxes, self._spec, task.folder, prepare)
-            try:
-                async with leased as sandbox:
-                    if task.is_portable and chosen.folder is None:
-                        await prepare(sandbox)
-                    yield sandbox
-            except SandboxRefusedError as error:
-                if task.is_portable and chosen.image != OF_TASK:
-                    raise
-                raise SandboxRefusedError(error.sandbox_id, f"{error.cause} ({_how_to_build(chosen)})") from None
+        try:
+            async with AsyncExitStack() as stack:
+                with TemporaryDirectory(prefix="envkit-task-") as scratch:
+                    sandbox = await stack.enter_async_context(await self._prepared(seed, Path(scratch)))
+                    if chosen.folder is None:
+                        await _prepare(sandbox, task=self._task, how_to_build=_how_to_build(chosen))
+                        self._tests = [pack_tests(step) for step in self._task.steps]
+                yield sandbox
+        except SandboxRefusedError as error:
+            if self._task.is_portable and chosen.image != OF_TASK:
+                raise
+            raise SandboxRefusedError(error.sandbox_id, f"{error.cause} ({_how_to_build(chosen)})") from None
+
+    async def _prepared(self, seed: int, scratch: Path) -> AbstractAsyncContextManager[Sandbox]:
+        """Return the lease of a sandbox for a task; a generated task is written to `scratch`, and not yet prepared."""
+        self._tests = None
+        self._task = task = await clock.to_thread(self._chosen.task, seed, scratch)
+        self._spec = await clock.to_thread(spec_of, task, self._chosen)  # reads the files of an image
+        if not task.is_portable or self._chosen.folder is None:
+            return self.sandboxes.lease(self._spec, wait_s=LEASE_S)
+        prepare = partial(_prepare, task=task, how_to_build=_how_to_build(self._chosen))
+        return lease_prepared(self.sandboxes, self._spec, task.folder, prepare)
 
     async def reset(self, *, seed: int, options: Options) -> Reset:
         """Start an episode; see `ToolEnv.reset`."""
@@ -208,7 +215,7 @@ class Terminal(ToolEnv):
             await end_processes(self.sandbox, task)
         for one in step.verifier.collect:
             await self.sandbox.exec(["sh", "-c", one.command], timeout_s=one.timeout_s, cwd=task.workdir or None)
-        tests = await clock.to_thread(pack_tests, step)
+        tests = self._tests[self._at] if self._tests else await clock.to_thread(pack_tests, step)
         if not step.verifier.is_separate:
             return await self._logged(await run_tests(self.sandbox, task, step, tests))
         artifacts = await pack(self.sandbox, task, step)
@@ -275,15 +282,16 @@ async def _prepare(sandbox: Sandbox, *, task: TerminalTask, how_to_build: str) -
     """Write the environment of a portable task into a sandbox.
 
     Raises:
-        UsageError: A program is missing in the sandbox.
+        SandboxRefusedError: A program is missing in the sandbox.
         SandboxError: The task's setup failed.
     """
     checks = [f"command -v {name} >/dev/null || echo {name}" for name in task.programs]
     missing = (await sandbox.exec(["sh", "-c", "; ".join(checks)])).stdout.split() if checks else []
     if missing:
-        raise UsageError(
+        raise SandboxRefusedError(
+            sandbox.id,
             f"{task.name} needs {', '.join(missing)} in the sandbox; install it on this machine (local), or use the "
-            f"task's image: {how_to_build} --option image=task"
+            f"task's image: {how_to_build} --option image=task",
         )
     if task.environment.is_dir():
         await sandbox.upload(task.environment, WORK)

@@ -8,6 +8,7 @@ that programs of the agent, which the tests run as another user, can neither rea
 from __future__ import annotations
 
 import io
+import itertools
 import posixpath
 import re
 import tarfile
@@ -65,11 +66,17 @@ async def pack(sandbox: Sandbox, task: TerminalTask, step: TaskStep) -> Sequence
     """Return the artifacts of a step as tar archives; or why they cannot be taken, which is the agent's fault.
 
     What does not exist or cannot be read is missing in the archives. The tests decide what that means.
+
+    Raises:
+        VerifierError: An artifact lies in another one with excluded names.
     """
     every = [*task.artifacts, *step.artifacts] or [Artifact(source=task.workdir or WORK)]
     # One inside of another is packed with it. By itself, it could be unpacked below a link of the other.
     whole = tuple(one.source.rstrip("/") + "/" for one in every if not one.exclude)
     wanted = [one for one in every if not one.source.rstrip("/").startswith(whole)]
+    for one, outer in itertools.permutations(wanted, 2):
+        if one.source.startswith(outer.source.rstrip("/") + "/"):
+            raise VerifierError(f"{task.name}: the artifact {one.source} lies in {outer.source}, which excludes names")
     found: list[tuple[Artifact, bytes]] = []
     left = MAX_ARTIFACTS
     for one in wanted:
@@ -154,13 +161,10 @@ async def _unpack(sandbox: Sandbox, task: TerminalTask, artifact: Artifact, arch
     Raises:
         VerifierError: The sandbox has no program tar.
     """
-    target = (artifact.destination or artifact.source).rstrip("/") or "/"
-    folder, name = posixpath.split(target)
-    old = posixpath.basename(artifact.source.rstrip("/"))
-    renamed = [f"--transform=s,^{re.escape(old)},{name},"] if old and name and old != name else []
+    folder = posixpath.dirname(artifact.source.rstrip("/")) or "/"
     kept = ["--no-overwrite-dir"] if task.profile == "strict" else []  # owners and modes of folders
-    argv = ["tar", "--numeric-owner", "-C", folder or "/", *renamed, *kept, "-xpf", "-"]
-    await sandbox.exec(["mkdir", "-p", folder or "/"], cwd="/")
+    argv = ["tar", "--numeric-owner", "-C", folder, *kept, "-xpf", "-"]
+    await sandbox.exec(["mkdir", "-p", folder], cwd="/")
     result = await sandbox.exec(argv, cwd="/", stdin=archive, timeout_s=_SETUP_S)
     if result.exit_code == 127:
         raise VerifierError(f"{task.name}: the artifacts cannot be unpacked, because the verifier's image has no tar")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from envkit.environments.terminal import Terminal, TerminalTasks
 from envkit.environments.terminal.options import options_of
 from envkit.environments.terminal.verifier import VerifierError
 from envkit.environments.tools import write_call
-from envkit.errors import OptionError, SandboxError, UsageError
+from envkit.errors import OptionError, SandboxError, SandboxRefusedError, UsageError
 from envkit.types import JSON
 from envkit.wiring.sandboxes.tool_pool import open_tool_pool
 
@@ -51,6 +53,21 @@ def test_the_sandbox_holds_the_prepared_files_and_no_tests(tmp_path: Path) -> No
     assert seen[1].split()[:5] == ["data.txt", "1", "2", "3", "1000"]
     assert "check" not in seen[1]
     assert reward == 0.0
+
+
+@pytest.mark.bwrap
+def test_a_generated_task_leaves_no_folder_while_it_is_played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    async def main() -> tuple[list[str], float | None]:
+        async with open_tool_pool("local") as pool:
+            env = Terminal(sandboxes=pool, families=["text"], difficulty=1)
+            await env.reset(seed=0, options={})
+            left = [name for name in os.listdir(tmp_path) if name.startswith("envkit-task-")]
+            await env.step(SUBMIT)
+            return left, await env.grade()
+
+    assert clock.run(main) == ([], 0.0)
 
 
 @pytest.mark.bwrap
@@ -101,7 +118,7 @@ def test_a_failing_healthcheck_names_the_task(tmp_path: Path) -> None:
 @pytest.mark.bwrap
 def test_a_missing_program_is_named(tmp_path: Path) -> None:
     path = write_tiny(tmp_path, programs=("no-such-program",))
-    with pytest.raises(UsageError, match="envkit/tiny needs no-such-program in the sandbox"):
+    with pytest.raises(SandboxRefusedError, match="envkit/tiny needs no-such-program in the sandbox"):
         played(path, SUBMIT)
 
 
