@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -59,11 +58,14 @@ def test_the_sandbox_holds_the_prepared_files_and_no_tests(tmp_path: Path) -> No
 def test_a_generated_task_leaves_no_folder_while_it_is_played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
-    async def main() -> tuple[list[str], float | None]:
+    def folders() -> list[Path]:
+        return list(tmp_path.glob("envkit-task-*"))
+
+    async def main() -> tuple[list[Path], float | None]:
         async with open_tool_pool("local") as pool:
             env = Terminal(sandboxes=pool, families=["text"], difficulty=1)
             await env.reset(seed=0, options={})
-            left = [name for name in os.listdir(tmp_path) if name.startswith("envkit-task-")]
+            left = folders()
             await env.step(SUBMIT)
             return left, await env.grade()
 
