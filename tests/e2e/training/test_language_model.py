@@ -12,17 +12,15 @@ from tests.cli.commands import called
 from tests.trainer_bridge.models import write_chat
 
 ROOT = Path(__file__).parents[3]
-SANDBOXED = "llm-code"
-"""The example whose environment needs sandboxes."""
+SANDBOXED = ("llm-code", "llm-terminal")
+"""The examples whose environment needs sandboxes."""
 EXAMPLES = [
-    pytest.param(path.stem, marks=[pytest.mark.bwrap] if path.stem == SANDBOXED else [])
+    pytest.param(path.stem, marks=[pytest.mark.bwrap] if path.stem in SANDBOXED else [])
     for path in sorted((ROOT / "examples").glob("llm-*.yaml"))
 ]
+DIALOGUES = [{"messages": [{"role": role, "content": "up"} for role in ("user", "assistant")]}] * 40
 FILES: dict[str, tuple[str, list[dict[str, Any]]]] = {
-    "llm-code": (
-        "warmup.file",
-        [{"messages": [{"role": role, "content": "up"} for role in ("user", "assistant")]}] * 40,
-    ),
+    **dict.fromkeys(SANDBOXED, ("warmup.file", DIALOGUES)),
     "llm-questions": ("env.options.file", [{"prompt": f"What is {n} * 3?", "answer": 3 * n} for n in range(40)]),
 }
 """Examples that read a file of JSON lines: the key that names it, and its lines."""
@@ -72,7 +70,7 @@ def test_an_example_of_a_language_model_runs_with_any_model_that_chats(example: 
         changes.append(f"{key}={tmp_path / 'lines.jsonl'}")
     elif "arithmetic" not in example:
         changes += ["warmup.single_turn_states=16", "warmup.single_turn_updates=1", "warmup.single_turn_batch=4"]
-    if example == SANDBOXED:
+    if example in SANDBOXED:
         changes.append("sandbox.kind=local")
     summary = train(example, tmp_path / "run", *changes)
 

@@ -13,6 +13,7 @@ import anyio
 import pytest
 
 from envkit import clock
+from envkit.environments.split import SPLITS
 from envkit.environments.swe import Swe, SweTasks
 from envkit.environments.swe.checkout import diff_of
 from envkit.environments.swe.env import options_of
@@ -156,7 +157,8 @@ def test_each_task_is_in_one_split_and_a_function_is_not_in_two(tmp_path: Path) 
     tasks = [task(id=f"tiny.{number}", function=f"f{number // 2}") for number in range(20)]
     found = SweTasks(tasks=str(task_folder(tmp_path, *tasks)))
     ids: dict[str, list[int]] = {}
-    for split in found.splits:
+    assert found.count("any") == 20
+    for split in SPLITS:
         chosen = [found.task(split, index) for index in range(found.count(split))]
         ids[split] = [tasks.index(options_of(one.options).task(one.seed)) for one in chosen]
     assert sorted(chain(*ids.values())) == list(range(20))
