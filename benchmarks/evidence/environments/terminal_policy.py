@@ -63,7 +63,7 @@ def train(families: Any, folder: Path) -> dict[str, Any]:
     envkit = [sys.executable, "-m", "envkit"]
     options = ["mode=script", "difficulty=1", f"families={json.dumps(families)}"]
     if not dialogues.exists():
-        words = ["eval", "Terminal-v0", "--policy", "oracle", "--split", "train", "--episodes", DIALOGUES]
+        words = ["eval", "Terminal-v0", "--policy", "oracle", "--split", "train", "--episodes", str(DIALOGUES)]
         more = [word for option in options for word in ("--option", option)]
         if run([*envkit, *words, *more, "--backend", "local", "--dialogues", dialogues], ROOT)["exit_code"]:
             raise SystemExit("the oracle did not play")
