@@ -55,7 +55,7 @@ STALE_AFTER = (
     "trainer_bridge/trainers/torch_local.py",
     "trainer_bridge/warmup/warmup.py",
 )
-TWIN = "tests/e2e/training/test_language_model.py::test_a_language_model_learns_from_reward"
+TWIN = "tests/e2e/training/test_language_model.py::test_a_language_model_imitates_and_then_learns_from_reward"
 SEEDS = (3, 7, 11)
 MINUTES = 20
 PROMPTS = {

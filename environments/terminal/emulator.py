@@ -6,11 +6,13 @@ Output that is not valid, such as that of binary files, never raises. Terminal q
 from __future__ import annotations
 
 import codecs
+import unicodedata
 from collections import deque
 from typing import Any
 
 from pyte import Screen, Stream
 from pyte.modes import DECCOLM, DECSCNM
+from wcwidth import wcwidth
 
 MAX_SCROLLBACK = 1000
 """Maximum number of lines that are kept above the screen."""
@@ -21,6 +23,9 @@ _CURSOR_KEYS = 1 << 5
 """The private mode 1, as pyte stores it: the arrow keys send the sequences of the application mode."""
 _IGNORED = frozenset({DECCOLM >> 5, DECSCNM >> 5})
 """Private modes that are ignored: 132 columns, and reverse video."""
+
+_MAX_MARKS = 4
+"""Maximum number of combining characters, such as accents, that are kept of one character."""
 
 
 class Emulator:
@@ -99,7 +104,7 @@ class _Screen(Screen):
 
     def draw(self, data: str) -> None:
         self.first_new = min(self.first_new, self.scrolled + self.cursor.y)
-        super().draw(data)
+        super().draw(data if data.isascii() else _drawable(data))
 
     def index(self) -> None:
         is_scrolling = self.cursor.y == (self.margins.bottom if self.margins else self.lines - 1)
@@ -154,3 +159,18 @@ class _Stream(Stream):
             return super()._send_to_parser(data)
         except Exception:  # the library raises various ones, and has then reset itself
             return True
+
+
+def _drawable(text: str) -> str:
+    """Drop what the library cannot draw.
+
+    That are characters without width, such as emoji selectors, after which it would drop the rest of the text; and
+    combining characters at the start or beyond `_MAX_MARKS`, since thousands on one character would take minutes.
+    """
+    kept, marks = [], _MAX_MARKS
+    for char in text:
+        is_mark = unicodedata.combining(char) > 0
+        marks = marks + 1 if is_mark else 0
+        if wcwidth(char) > 0 or (is_mark and marks <= _MAX_MARKS):
+            kept.append(char)
+    return "".join(kept)

@@ -19,7 +19,7 @@ import math
 import secrets
 import shlex
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -30,8 +30,9 @@ import anyio
 import msgspec
 
 from envkit import clock
-from envkit.errors import SandboxError, UsageError
+from envkit.errors import SandboxError, SandboxRefusedError, UsageError
 from envkit.installation import load
+from envkit.metrics import Fold
 from envkit.protocols import Judge, Sandbox, SandboxPool
 from envkit.types import JSON, Info, Observation, Options, Reset, SandboxSpec, Step
 
@@ -40,7 +41,7 @@ from ..tools import ToolEnv, ToolFunction, bash, edit_file, submit, view_file, w
 from ..tools.limits import LEASE_S, cut_middle
 from ..tools.prepared import lease_prepared
 from .images import image_of, verifier_image_of
-from .options import OF_TASK, TerminalOptions, options_of
+from .options import OF_TASK, OWN, TerminalOptions, options_of
 from .screen import ScreenTools
 from .tasks import WORK, Healthcheck, TaskStep, TerminalTask
 from .verifier import Verdict, end_processes, pack, pack_tests, run_tests, verify
@@ -68,6 +69,8 @@ class Terminal(ToolEnv):
     _task: TerminalTask
     _chosen: TerminalOptions
     _spec: SandboxSpec
+    _tests: Sequence[bytes] | None = None
+    """The tests of a generated task, whose folder is removed before the episode begins."""
 
     def __init__(
         self,
@@ -77,20 +80,11 @@ class Terminal(ToolEnv):
         data: Mapping[str, Path] | None = None,
         **options: JSON,
     ) -> None:
-        self._screen = ScreenTools()
-        self._mode = options_of(options).mode  # rejects wrong values
-        if self._mode == "screen":
-            load("pyte")  # an error of the first step would be too late
-        tools: Mapping[str, Sequence[ToolFunction]] = {
-            "bash": (bash, view_file, edit_file, submit),
-            "screen": self._screen.tools,
-            "script": (bash,),
-        }
-        self.tools = tools[self._mode]
         super().__init__(sandboxes=sandboxes, judge=judge, data=data, **options)
-        if self._mode == "script":
-            self.metrics = {"action_is_valid": "mean"}  # type: ignore[misc]  # those of the mode
+        self._screen = ScreenTools()
+        self._use(options_of(options).mode)  # rejects wrong values
         self._at = 0
+        self._episode_s = math.inf
         self._verdicts: list[Verdict] = []
 
     @asynccontextmanager
@@ -98,28 +92,34 @@ class Terminal(ToolEnv):
         """Lease a sandbox with the environment of a task."""
         self._chosen = chosen = options_of(options)
         if chosen.mode != self._mode:
-            raise UsageError(
-                f"mode: this environment was made with {self._mode!r}; make another one for {chosen.mode!r}"
-            )
-        with TemporaryDirectory(prefix="envkit-task-") as scratch:
-            self._task = task = await clock.to_thread(chosen.task, seed, Path(scratch))
-            self._spec = spec_of(task, chosen)
-            prepare = partial(_prepare, task=task)
-            if not task.is_portable or chosen.folder is None:
-                leased = self.sandboxes.lease(self._spec, wait_s=LEASE_S)
-            else:
-                leased = lease_prepared(self.sandboxes, self._spec, task.folder, prepare)
-            async with leased as sandbox:
-                if task.is_portable and chosen.folder is None:
-                    await prepare(sandbox)
+            self._use(chosen.mode)
+        try:
+            async with AsyncExitStack() as stack:
+                with TemporaryDirectory(prefix="envkit-task-") as scratch:
+                    sandbox = await stack.enter_async_context(await self._prepared(seed, Path(scratch)))
+                    if chosen.folder is None:
+                        await _prepare(sandbox, task=self._task, how_to_build=_how_to_build(chosen))
+                        self._tests = [pack_tests(step) for step in self._task.steps]
                 yield sandbox
+        except SandboxRefusedError as error:
+            if self._task.is_portable and chosen.image != OF_TASK:
+                raise
+            raise SandboxRefusedError(error.sandbox_id, f"{error.cause} ({_how_to_build(chosen)})") from None
+
+    async def _prepared(self, seed: int, scratch: Path) -> AbstractAsyncContextManager[Sandbox]:
+        """Return the lease of a sandbox for a task; a generated task is written to `scratch`, and not yet prepared."""
+        self._tests = None
+        self._task = task = await clock.to_thread(self._chosen.task, seed, scratch)
+        self._spec = await clock.to_thread(spec_of, task, self._chosen)  # reads the files of an image
+        if not task.is_portable or self._chosen.folder is None:
+            return self.sandboxes.lease(self._spec, wait_s=LEASE_S)
+        prepare = partial(_prepare, task=task, how_to_build=_how_to_build(self._chosen))
+        return lease_prepared(self.sandboxes, self._spec, task.folder, prepare)
 
     async def reset(self, *, seed: int, options: Options) -> Reset:
         """Start an episode; see `ToolEnv.reset`."""
         self._at, self._verdicts = 0, []
         start = await super().reset(seed=seed, options=options)
-        limit_s = self._task.steps[0].timeout_s or math.inf
-        self._limits = replace(self._limits, episode_timeout_s=min(self._limits.episode_timeout_s, limit_s))
         more: dict[str, JSON] = {"task": self._task.name, "category": self._task.category}
         info: Info = {**start.info, **more, "level": _level(self._task)}
         return msgspec.structs.replace(start, info=info, tools=() if self._mode == "script" else start.tools)
@@ -127,6 +127,7 @@ class Terminal(ToolEnv):
     async def start(self, seed: int, options: Options) -> str:
         task = self._task
         self._screen.cwd = task.workdir or None
+        self._episode_s = self._limits.episode_timeout_s
         if not task.is_portable:
             await self.sandbox.exec(["mkdir", "-p", "/logs/agent", "/logs/artifacts", "/logs/verifier"], cwd="/")
         if task.healthcheck is not None:
@@ -176,11 +177,29 @@ class Terminal(ToolEnv):
 
     async def close(self) -> None:
         """Release the sandbox."""
-        await self._screen.close()
-        await super().close()
+        try:
+            await self._screen.close()
+        finally:
+            await super().close()
+
+    def _use(self, mode: str) -> None:
+        """Have the tools and the metrics of a mode."""
+        if mode == "screen":
+            load("pyte")  # an error of the first step would be too late
+        tools: Mapping[str, Sequence[ToolFunction]] = {
+            "bash": (bash, view_file, edit_file, submit),
+            "screen": self._screen.tools,
+            "script": (bash,),
+        }
+        self.use_tools(tools[mode])
+        self._mode = mode
+        metrics: Mapping[str, Fold] = {"action_is_valid": "mean"} if mode == "script" else ToolEnv.metrics
+        self.metrics = metrics  # type: ignore[misc]  # those of the mode
 
     async def _begin(self, step: TaskStep) -> None:
-        """Prepare the sandbox for a step; the shell is a new one."""
+        """Prepare the sandbox and the time limit for a step; the shell is a new one."""
+        limit_s = self._used_s + (step.timeout_s or math.inf)
+        self._limits = replace(self._limits, episode_timeout_s=min(self._episode_s, limit_s))
         if self._task.workdir:
             await self.sandbox.shell().run(f"cd -- {shlex.quote(self._task.workdir)}")
         if step.setup is not None:
@@ -196,7 +215,7 @@ class Terminal(ToolEnv):
             await end_processes(self.sandbox, task)
         for one in step.verifier.collect:
             await self.sandbox.exec(["sh", "-c", one.command], timeout_s=one.timeout_s, cwd=task.workdir or None)
-        tests = await clock.to_thread(pack_tests, task, step)
+        tests = self._tests[self._at] if self._tests else await clock.to_thread(pack_tests, step)
         if not step.verifier.is_separate:
             return await self._logged(await run_tests(self.sandbox, task, step, tests))
         artifacts = await pack(self.sandbox, task, step)
@@ -204,7 +223,7 @@ class Terminal(ToolEnv):
             return await self._logged(Verdict(0.0, artifacts))
         spec = self._spec
         if step.verifier.image or step.verifier.dockerfile is not None:
-            spec = replace(spec, image=verifier_image_of(task, step))
+            spec = replace(spec, image=await clock.to_thread(verifier_image_of, task, step))
         if is_last:
             await self.close()  # the verifier's sandbox needs its room
         return await self._logged(await verify(self.sandboxes, spec, task, step, artifacts, tests))
@@ -235,8 +254,11 @@ def spec_of(task: TerminalTask, options: TerminalOptions) -> SandboxSpec:
 
 def _write(path: Path, text: str) -> None:
     path = path.expanduser()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"logs: {path}: {error.strerror}; choose a folder that can be written") from None
 
 
 def _introduction(mode: str, workdir: str) -> str:
@@ -247,23 +269,29 @@ def _introduction(mode: str, workdir: str) -> str:
     return f"Work on this task{where} {how}, and call submit when you are done."
 
 
+def _how_to_build(options: TerminalOptions) -> str:
+    folder = "" if options.tasks in (None, OWN) else f" --tasks {options.tasks}"
+    return f"build its image with `envkit terminal build{folder}`, and add --backend docker"
+
+
 def _level(task: TerminalTask) -> dict[str, JSON]:
     return {"difficulty": int(task.difficulty)} if task.difficulty.isdecimal() else {}
 
 
-async def _prepare(sandbox: Sandbox, *, task: TerminalTask) -> None:
+async def _prepare(sandbox: Sandbox, *, task: TerminalTask, how_to_build: str) -> None:
     """Write the environment of a portable task into a sandbox.
 
     Raises:
-        UsageError: A program is missing in the sandbox.
+        SandboxRefusedError: A program is missing in the sandbox.
         SandboxError: The task's setup failed.
     """
     checks = [f"command -v {name} >/dev/null || echo {name}" for name in task.programs]
     missing = (await sandbox.exec(["sh", "-c", "; ".join(checks)])).stdout.split() if checks else []
     if missing:
-        raise UsageError(
-            f"{task.name} needs {', '.join(missing)} in the sandbox; install it on this machine (local), or use "
-            "its image (docker): run `envkit terminal build`, and add --option image=task"
+        raise SandboxRefusedError(
+            sandbox.id,
+            f"{task.name} needs {', '.join(missing)} in the sandbox; install it on this machine (local), or use the "
+            f"task's image: {how_to_build} --option image=task",
         )
     if task.environment.is_dir():
         await sandbox.upload(task.environment, WORK)

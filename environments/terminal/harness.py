@@ -181,7 +181,11 @@ def main(verify: Callable[[], None]) -> None:
         traceback.print_exc()
         raise
     finally:
-        end_agent()
+        try:
+            end_agent()
+        except OSError as error:  # programs of the agent have left no room for another process
+            reward = "0"
+            print(f"not solved: processes of the agent cannot be ended: {error}")
         folder = Path(os.environ.get("ENVKIT_LOGS", "/logs"), "verifier")
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "reward.txt").write_text(f"{reward}\n")

@@ -45,12 +45,10 @@ class Artifact:
 
     Attributes:
         source: Absolute path of a file or folder.
-        destination: Absolute path in the verifier's sandbox; empty for the same path.
         exclude: Patterns of names that are left out, as for ``tar --exclude``.
     """
 
     source: str
-    destination: str = ""
     exclude: tuple[str, ...] = ()
 
 

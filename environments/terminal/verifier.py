@@ -8,6 +8,7 @@ that programs of the agent, which the tests run as another user, can neither rea
 from __future__ import annotations
 
 import io
+import itertools
 import posixpath
 import re
 import tarfile
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from envkit import clock
 from envkit.errors import CapacityError, SandboxLostError, SandboxStartError, UnsupportedError
 from envkit.protocols import Sandbox, SandboxPool
 from envkit.types import GRADER_HOME, SandboxSpec, SandboxUser
@@ -61,8 +63,20 @@ async def end_processes(sandbox: Sandbox, task: TerminalTask) -> None:
 
 
 async def pack(sandbox: Sandbox, task: TerminalTask, step: TaskStep) -> Sequence[tuple[Artifact, bytes]] | str:
-    """Return the artifacts of a step as tar archives; or why they cannot be taken, which is the agent's fault."""
-    wanted = [*task.artifacts, *step.artifacts] or [Artifact(source=task.workdir or WORK)]
+    """Return the artifacts of a step as tar archives; or why they cannot be taken, which is the agent's fault.
+
+    What does not exist or cannot be read is missing in the archives. The tests decide what that means.
+
+    Raises:
+        VerifierError: An artifact lies in another one with excluded names.
+    """
+    every = [*task.artifacts, *step.artifacts] or [Artifact(source=task.workdir or WORK)]
+    # One inside of another is packed with it. By itself, it could be unpacked below a link of the other.
+    whole = tuple(one.source.rstrip("/") + "/" for one in every if not one.exclude)
+    wanted = [one for one in every if not one.source.rstrip("/").startswith(whole)]
+    for one, outer in itertools.permutations(wanted, 2):
+        if one.source.startswith(outer.source.rstrip("/") + "/"):
+            raise VerifierError(f"{task.name}: the artifact {one.source} lies in {outer.source}, which excludes names")
     found: list[tuple[Artifact, bytes]] = []
     left = MAX_ARTIFACTS
     for one in wanted:
@@ -72,12 +86,12 @@ async def pack(sandbox: Sandbox, task: TerminalTask, step: TaskStep) -> Sequence
         result = await sandbox.exec(argv, cwd="/", timeout_s=_SETUP_S, max_output_bytes=left)
         if result.timed_out or result.truncated_bytes or len(result.stdout_bytes) > left:
             return f"the artifact {one.source} is larger than {MAX_ARTIFACTS >> 20} MiB, or cannot be read"
-        if b"Cannot stat" in result.stderr_bytes and result.exit_code:
-            continue  # it does not exist; the tests decide what that means
+        if result.exit_code == 2 and not result.stdout_bytes:
+            continue  # its folder does not exist
         left -= len(result.stdout_bytes)
         try:
-            _check(result.stdout_bytes, name or ".")
-        except (tarfile.TarError, ValueError, OSError) as error:
+            await clock.to_thread(_check, result.stdout_bytes, name or ".")
+        except (tarfile.TarError, ValueError, OSError, RecursionError) as error:
             return f"the artifact {one.source} is refused: {error}"
         found.append((one, result.stdout_bytes))
     return found
@@ -86,17 +100,19 @@ async def pack(sandbox: Sandbox, task: TerminalTask, step: TaskStep) -> Sequence
 def _check(archive: bytes, name: str) -> None:
     """Raise `ValueError` unless all members of an archive are below `name`, and none is below a link."""
     links: set[str] = set()
-    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-        for member in tar:
-            parts = Path(member.name).parts
-            parents = {str(Path(*parts[:end])) for end in range(1, len(parts))}
-            if name != "." and (not parts or parts[0] != name or ".." in parts):
-                raise ValueError(f"it has {member.name[:100]!r}")
-            is_outside = member.islnk() and ".." in Path(member.linkname).parts
-            if parents & links or is_outside or member.ischr() or member.isblk():
-                raise ValueError(f"{member.name[:100]!r} is a device, or leads outside of it")
+    with tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as tar:
+        for count, member in enumerate(tar):
+            parts = [part for part in member.name.split("/") if part not in ("", ".")]
+            target = member.linkname.split("/") if member.islnk() else parts
+            if ".." in (*parts, *target) or (name != "." and {*parts[:1], *target[:1]} != {name}):
+                raise ValueError(f"{member.name[:100]!r} leads outside of it")
+            is_below_link = any("/".join(parts[:end]) in links for end in range(1, len(parts)))
+            if is_below_link or member.ischr() or member.isblk():
+                raise ValueError(f"{member.name[:100]!r} is a device, or below a link")
             if member.issym():
-                links.add(str(Path(member.name)))
+                links.add("/".join(parts))
+            if count > len(archive) // tarfile.BLOCKSIZE:
+                raise ValueError("its headers form a loop")
 
 
 async def verify(
@@ -125,7 +141,7 @@ async def verify(
         try:
             async with sandboxes.lease(spec, wait_s=LEASE_S) as sandbox:
                 for one, archive in artifacts:
-                    if (problem := await _unpack(sandbox, one, archive)) is not None:
+                    if (problem := await _unpack(sandbox, task, one, archive)) is not None:
                         return Verdict(0.0, problem)
                 return await run_tests(sandbox, task, step, tests)
         except SandboxLostError as error:
@@ -139,15 +155,19 @@ async def verify(
     raise AssertionError("unreachable")
 
 
-async def _unpack(sandbox: Sandbox, artifact: Artifact, archive: bytes) -> str | None:
-    """Unpack an artifact; return why that failed, or None."""
-    target = (artifact.destination or artifact.source).rstrip("/") or "/"
-    folder, name = posixpath.split(target)
-    old = posixpath.basename(artifact.source.rstrip("/"))
-    renamed = [f"--transform=s,^{re.escape(old)},{name},"] if old and name and old != name else []
-    argv = ["tar", "--numeric-owner", "-C", folder or "/", *renamed, "--no-overwrite-dir", "-xpf", "-"]
-    await sandbox.exec(["mkdir", "-p", folder or "/"], cwd="/")
+async def _unpack(sandbox: Sandbox, task: TerminalTask, artifact: Artifact, archive: bytes) -> str | None:
+    """Unpack an artifact; return why that failed, or None.
+
+    Raises:
+        VerifierError: The sandbox has no program tar.
+    """
+    folder = posixpath.dirname(artifact.source.rstrip("/")) or "/"
+    kept = ["--no-overwrite-dir"] if task.profile == "strict" else []  # owners and modes of folders
+    argv = ["tar", "--numeric-owner", "-C", folder, *kept, "-xpf", "-"]
+    await sandbox.exec(["mkdir", "-p", folder], cwd="/")
     result = await sandbox.exec(argv, cwd="/", stdin=archive, timeout_s=_SETUP_S)
+    if result.exit_code == 127:
+        raise VerifierError(f"{task.name}: the artifacts cannot be unpacked, because the verifier's image has no tar")
     if result.exit_code != 0:
         return f"the artifact {artifact.source} cannot be unpacked: {cut_middle(result.stderr, 500)}"
     return None
@@ -178,6 +198,8 @@ async def run_tests(sandbox: Sandbox, task: TerminalTask, step: TaskStep, tests:
     try:
         return Verdict(read_reward(*found) if found else _pytest_reward(result.stdout), log)
     except RewardFileError as error:
+        if result.is_out_of_memory:
+            return Verdict(0.0, f"{log}\nthe tests were ended, because the memory is full")
         name = f"{task.name}{f' ({step.name})' if step.name else ''}"
         raise VerifierError(f"{name}: {error}; the tests ended with exit code {result.exit_code}: {log}") from None
 
@@ -209,15 +231,15 @@ async def _prepare(sandbox: Sandbox, task: TerminalTask, archive: bytes) -> Sand
     return user
 
 
-def pack_tests(task: TerminalTask, step: TaskStep) -> bytes:
-    """Return the tests of a step as a tar archive, with the harness if the task is portable and has none."""
+def pack_tests(step: TaskStep) -> bytes:
+    """Return the tests of a step as a tar archive, with the harness if they have a check and no harness."""
     tests = step.verifier.tests
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w") as tar:
         for path in sorted(tests.iterdir()):
             if path.name != "__pycache__":
                 tar.add(path, path.name)
-        if task.is_portable and not (tests / _HARNESS.name).exists():
+        if (tests / "check.py").is_file() and not (tests / _HARNESS.name).exists():
             tar.add(_HARNESS, _HARNESS.name)
     return content.getvalue()
 

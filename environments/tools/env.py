@@ -107,9 +107,7 @@ class ToolEnv(AsyncEnv):
         self._limit_names = [field.name for field in fields(ToolLimits)]
         self._defaults: Options = {**{name: getattr(self, name) for name in self._limit_names}, **self.options}
         self._defaults = self._with(options)
-        found = [tool_of(function) for function in self.tools]
-        self._tools: Mapping[str, Tool] = {tool.name: tool for tool in found}
-        self._schemas = tuple(tool.schema for tool in found)
+        self.use_tools(self.tools)
         self._limits = self._limits_of(self._defaults)
         self._lease = AsyncExitStack()
         self._sandbox: Sandbox | None = None
@@ -127,6 +125,17 @@ class ToolEnv(AsyncEnv):
         if self._sandbox is None:
             raise StepOrderError("there is no sandbox before reset, or after close")
         return self._sandbox
+
+    def use_tools(self, tools: Sequence[ToolFunction]) -> None:
+        """Replace the tools. Call it before an episode starts, at the latest in `lease`.
+
+        Raises:
+            ConfigError: A tool's docstring or annotations are incomplete.
+        """
+        self.tools = tools
+        found = [tool_of(function) for function in tools]
+        self._tools: Mapping[str, Tool] = {tool.name: tool for tool in found}
+        self._schemas = tuple(tool.schema for tool in found)
 
     async def start(self, seed: int, options: Options) -> str:
         """Prepare `self.sandbox` for an episode and return the task's text. `options` has a value for every option."""

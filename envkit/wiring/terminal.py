@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-import importlib
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from envkit import clock
-from envkit.environments import terminal
 from envkit.environments.terminal import images
+from envkit.environments.terminal.families import FAMILIES, write_drawn
 from envkit.environments.terminal.formats import network_uses, read_tasks, task_folders
 from envkit.environments.terminal.formats.writing import add_harness
+from envkit.environments.terminal.options import OWN_TASKS, TerminalOptions
 from envkit.environments.terminal.tasks import TIMEOUT_S, TerminalTask
 from envkit.errors import ConfigError, UsageError, did_you_mean
 from envkit.sandbox.docker.api import Daemon
 from envkit.sandbox.docker.folder_build import build_folder
 
-OWN_TASKS = Path(terminal.__file__).with_name("own")
-"""Folder with the tasks that envkit has."""
+__all__ = [
+    "FAMILIES",
+    "Built",
+    "Checked",
+    "build",
+    "check",
+    "export",
+    "export_family",
+    "image_count",
+    "own_tasks",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +76,13 @@ def own_tasks(names: Sequence[str] = (), folder: Path | None = None) -> list[Ter
     known = {one.folder.name: one for one in tasks} | {one.name: one for one in tasks}
     for name in names:
         if name not in known:
-            raise UsageError(f"there is no task {name!r}{did_you_mean(name, known)}")
+            raise UsageError(f"there is no task {name!r}{did_you_mean(name, [one.folder.name for one in tasks])}")
     return [known[name] for name in names] or tasks
+
+
+def family_tasks() -> list[TerminalTask]:
+    """Return a generated task of each family, for its image; the folders of these tasks do not exist."""
+    return [replace(TerminalOptions(families=one).task(0), name=f"family {one}") for one in FAMILIES]
 
 
 def image_count(tasks: Sequence[TerminalTask]) -> int:
@@ -135,17 +148,15 @@ def export(tasks: Sequence[TerminalTask], folder: Path) -> list[Path]:
     Raises:
         UsageError: A folder exists already, or cannot be written.
     """
-    made = []
-    for task in tasks:
-        target = folder / task.folder.resolve().name
-        _require_free(target)
+    made = [folder / task.folder.resolve().name for task in tasks]
+    _require_free(made)
+    for task, target in zip(tasks, made, strict=True):
         try:
             shutil.copytree(task.folder, target, ignore=shutil.ignore_patterns("__pycache__"))
             for tests in {step.verifier.tests for step in task.steps}:
                 add_harness(target / tests.relative_to(task.folder))
         except OSError as error:
             raise UsageError(f"{target}: {error.strerror}; choose a folder that can be written") from None
-        made.append(target)
     return made
 
 
@@ -155,24 +166,13 @@ def export_family(family: str, seeds: range, difficulty: int, folder: Path) -> I
     Raises:
         UsageError: There is no such family, or a folder exists already.
     """
-    known = families()
-    if family not in known:
-        raise UsageError(f"there is no family {family!r}{did_you_mean(family, known)}")
-    for seed in seeds:
-        target = folder / f"{family}-{difficulty}-{seed}"
-        _require_free(target)
-        _families().write_drawn(known[family], seed, difficulty, target)
+    if family not in FAMILIES:
+        raise UsageError(f"there is no family {family!r}{did_you_mean(family, FAMILIES)}")
+    targets = {seed: folder / f"{family}-{difficulty}-{seed}" for seed in seeds}
+    _require_free(targets.values())
+    for seed, target in targets.items():
+        write_drawn(FAMILIES[family], seed, difficulty, target)
         yield target
-
-
-def families() -> Mapping[str, Any]:
-    """Return the families of generated tasks by name."""
-    found: Mapping[str, Any] = _families().FAMILIES
-    return found
-
-
-def _families() -> Any:
-    return importlib.import_module("envkit.environments.terminal.families")
 
 
 def _plan(tasks: Sequence[TerminalTask]) -> dict[str, tuple[images.Build, list[str]]]:
@@ -195,6 +195,7 @@ def _checked(folder: Path) -> Checked:
     return Checked(folder, notes=(*task.notes, *needs))
 
 
-def _require_free(folder: Path) -> None:
-    if folder.exists():
-        raise UsageError(f"{folder} exists already; choose another folder")
+def _require_free(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        if folder.exists():
+            raise UsageError(f"{folder} exists already; choose another folder")

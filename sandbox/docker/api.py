@@ -6,6 +6,7 @@ import asyncio
 import math
 import re
 import signal
+import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import closing
@@ -246,13 +247,23 @@ class Daemon:
 
         Raises:
             DaemonError: A build step failed.
-        """
 
-        def report_from_thread(line: str) -> None:
-            anyio.from_thread.run_sync(report, line)
+        A cancelled build ends at the next line that it prints.
+        """
+        stopped = threading.Event()
+
+        def on_line(line: str) -> None:
+            anyio.from_thread.check_cancelled()
+            if stopped.is_set():  # Ctrl-C cancels the task, and not its scope
+                raise DaemonError("the build was cancelled")
+            if line.startswith("Step "):
+                anyio.from_thread.run_sync(report, line)
 
         options = {"buildargs": dict(arguments), "network_mode": network, "timeout": timeout_s}
-        await self._call(_build, self._api, context, tag, options, report_from_thread)
+        try:
+            await self._call(_build, self._api, context, tag, options, on_line)
+        finally:
+            stopped.set()
 
     async def _refusal_to_remove(self, container: str) -> DaemonError | None:
         """Try to remove a container; return an error if a retry may help, e.g. because the container is starting."""
@@ -353,7 +364,7 @@ def _end_since(api: Any, container: str, since: float) -> tuple[bool, int | None
     return is_out_of_memory, code
 
 
-def _build(api: Any, context: IO[bytes], tag: str, options: Mapping[str, Any], report: Callable[[str], None]) -> None:
+def _build(api: Any, context: IO[bytes], tag: str, options: Mapping[str, Any], on_line: Callable[[str], None]) -> None:
     lines = api.build(fileobj=context, custom_context=True, tag=tag, rm=True, forcerm=True, decode=True, **options)
     output: deque[str] = deque(maxlen=_LINES_SHOWN)
     latest = clock.wall() + (options["timeout"] or math.inf)
@@ -363,7 +374,8 @@ def _build(api: Any, context: IO[bytes], tag: str, options: Mapping[str, Any], r
                 raise DaemonError("\n".join((*output, str(line.get("error", "the build was ended")).strip())))
             if text := _COLOURS.sub("", str(line.get("stream", ""))).strip():
                 output.append(text)
-                if text.startswith("Step "):
-                    report(text)
+                on_line(text)
     except load("urllib3.exceptions").HTTPError as error:  # the package leaves errors of a stream as they are
         raise DaemonError("\n".join((*output, f"the build was ended: {error}"))) from None
+    finally:
+        api_patches.close_stream(lines)

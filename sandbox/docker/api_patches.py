@@ -50,6 +50,12 @@ def events(
                 yield json.loads(line)
 
 
+def close_stream(lines: Any) -> None:
+    """Close the connection of a stream of the package that was not read to its end; the package leaves it open."""
+    if lines.gi_frame is not None:
+        lines.gi_frame.f_locals["response"].close()
+
+
 def _connect(connection: Any) -> None:
     stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

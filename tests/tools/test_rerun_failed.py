@@ -30,7 +30,10 @@ def test_it(i):
         (4, False, 1, "4 tests failed. Only 1 to 3 are run again."),
     ],
 )
-def test_few_failed_tests_are_run_again(tmp_path: Path, count: int, always: bool, code: int, message: str) -> None:
+def test_few_failed_tests_are_run_again(
+    tmp_path: Path, count: int, always: bool, code: int, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # they take seconds to import
     (tmp_path / "test_few.py").write_text(ONCE.format(count=count, always=always))
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     first = subprocess.run([sys.executable, "-m", "pytest", "-q"], cwd=tmp_path, capture_output=True, check=False)

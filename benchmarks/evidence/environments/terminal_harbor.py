@@ -27,6 +27,7 @@ sys.path.append(str(Path(__file__).parents[1]))  # the folder of `record`
 from record import Evidence, parser
 
 from envkit import clock
+from envkit.environments.terminal.families import FAMILIES
 from envkit.sandbox.docker.images import OFFLINE_BASE
 from envkit.wiring import terminal
 
@@ -90,7 +91,7 @@ def harbor(folder: Path) -> Iterator[str]:
 def export(folder: Path) -> dict[str, int]:
     """Write the own tasks and some of each family, and return their numbers."""
     count = len(terminal.export(terminal.own_tasks(), folder))
-    families = list(terminal.families())
+    families = list(FAMILIES)
     for family in families:
         for difficulty in (1, 5):
             list(terminal.export_family(family, SEEDS, difficulty, folder))

@@ -29,7 +29,6 @@ from envkit import evaluate
 
 NAME = "terminal-policy"
 STALE_AFTER = (
-    "environments/terminal/env.py",
     "environments/terminal/families",
     "examples/llm-terminal.yaml",
     "trainer_bridge/algorithms",

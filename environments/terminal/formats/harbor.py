@@ -45,6 +45,9 @@ def read_task(folder: Path) -> TerminalTask:
     if is_own and found.verifier.mode is None:
         found = replace(found, verifier=replace(found.verifier, environment_mode="separate"))
     notes: list[str] = []
+    cheats = {path.stem: path for path in sorted((folder / "cheats").glob("*.sh"))}
+    if len(cheats) > 2:
+        notes.append(f"cheats: envkit check-task plays only {', '.join(list(cheats)[:2])}")
     environment = folder / "environment"
     _require_playable(file, found, environment, notes)
     profile: Profile = own.profile or ("strict" if own.portable else "system")
@@ -89,7 +92,7 @@ def read_task(folder: Path) -> TerminalTask:
         reward=found.multi_step_reward_strategy,
         difficulty=str(found.metadata.difficulty),
         category=str(found.metadata.category),
-        cheats={path.stem: path for path in sorted((folder / "cheats").glob("*.sh"))},
+        cheats=cheats,
         notes=tuple(dict.fromkeys(notes)),
     )
 

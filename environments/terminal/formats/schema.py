@@ -1,4 +1,4 @@
-"""The keys of ``task.toml``, schema 1.4 of Harbor and older ones. Unknown keys are ignored."""
+"""The keys of ``task.toml``, schema 1.4 of Harbor and older ones. Unknown keys are ignored, except envkit's own."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class NameTable(msgspec.Struct, frozen=True, kw_only=True):
     name: str
 
 
-class EnvkitTable(msgspec.Struct, frozen=True, kw_only=True):
+class EnvkitTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """envkit's own keys, in ``[metadata.envkit]``."""
 
     portable: bool = False
@@ -158,7 +158,7 @@ def read_file(file: Path) -> TaskFile:
     try:
         found = msgspec.convert(content, TaskFile)
     except msgspec.ValidationError as error:
-        match = _AT.fullmatch(str(error))
+        match = _AT.fullmatch(str(error))  # library's message: msgspec
         raise ConfigError([f"{file}: {match['key']}: {match['problem']}" if match else f"{file}: {error}"]) from None
     version = found.schema_version or found.version or "1.0"
     if not _VERSIONS.fullmatch(version):

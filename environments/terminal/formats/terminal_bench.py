@@ -72,7 +72,9 @@ def task_folders(folder: Path) -> list[Path]:
     """
     if _is_task(folder):
         return [folder]
-    found = sorted(path for path in folder.iterdir() if _is_task(path)) if folder.is_dir() else []
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {folder}")
+    found = sorted(path for path in folder.iterdir() if _is_task(path))
     if not found:
         raise UsageError(
             f"{folder} has no tasks; choose a folder with task.toml or task.yaml, or one with such folders"

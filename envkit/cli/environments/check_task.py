@@ -16,7 +16,14 @@ def check_task(
     index: Annotated[
         list[int] | None, typer.Argument(metavar="TASK", min=0, help="Indices of tasks; by default the first ones.")
     ] = None,
-    tasks: Annotated[int, typer.Option(min=1, metavar="COUNT", help="Number of tasks, if no TASK is given.")] = 5,
+    tasks: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            metavar="COUNT",
+            help="Number of tasks, if no TASK is given. The option of a folder is --option tasks=DIR.",
+        ),
+    ] = 5,
     split: Annotated[str, typer.Option(metavar="SPLIT", help="Split of the tasks.")] = "eval",
     repeat: Annotated[int, typer.Option(min=1, metavar="COUNT", help="Episodes of the oracle per task.")] = 20,
     option: EnvOptions = None,

@@ -29,8 +29,10 @@ def list_tasks() -> None:
     ]
     print_table(("TASK", "DIFFICULTY", "PROFILE", "PROGRAMS"), rows)
     typer.echo("")
-    families = terminal.families().values()
-    print_table(("FAMILY", "HELD OUT", "TASKS"), [(f.name, "yes" if f.held_out else "no", f.summary) for f in families])
+    print_table(
+        ("FAMILY", "HELD OUT", "TASKS, DIFFICULTY 1 TO 5"),
+        [(one.name, "yes" if one.held_out else "no", one.summary) for one in terminal.FAMILIES.values()],
+    )
 
 
 @app.command()
@@ -42,10 +44,14 @@ def build(
     ] = None,
     base: Annotated[str | None, typer.Option(metavar="IMAGE", help="Base image of Dockerfiles with ARG BASE.")] = None,
 ) -> None:
-    """Build the Docker images of tasks that do not exist yet. A build uses the network of this machine."""
+    """Build the Docker images that do not exist yet, by default those of envkit's own and generated tasks. A build uses
+    the network of this machine.
+    """
     from envkit.wiring import terminal
 
     chosen = terminal.own_tasks(name or (), tasks)
+    if not name and tasks is None:
+        chosen += terminal.family_tasks()
     done: list[str] = []
     with progress_bar("building", terminal.image_count(chosen)) as (announce, move):
 
@@ -93,16 +99,25 @@ def export(
     family: Annotated[
         str | None, typer.Option(metavar="NAME", help="Write generated tasks of this family instead.")
     ] = None,
-    seeds: Annotated[str, typer.Option(metavar="A:B", help="Seeds of generated tasks, from A to B - 1.")] = "0:10",
-    difficulty: Annotated[int, typer.Option(min=1, max=5, metavar="N", help="Difficulty of generated tasks.")] = 1,
+    seeds: Annotated[
+        str | None,
+        typer.Option(metavar="A:B", help="Seeds of generated tasks, from A to B - 1.", show_default="0:10"),
+    ] = None,
+    difficulty: Annotated[
+        int | None, typer.Option(min=1, max=5, metavar="N", help="Difficulty of generated tasks.", show_default="1")
+    ] = None,
 ) -> None:
     """Write tasks as folders that Harbor can play."""
     from envkit.wiring import terminal
 
+    if family is None and (seeds is not None or difficulty is not None):
+        raise typer.BadParameter("--seeds and --difficulty need a family of generated tasks", param_hint="--family")
+    if family is not None and name:
+        raise typer.BadParameter(f"{name[0]!r} is refused, since --family writes generated tasks", param_hint="NAME")
     if family is None:
         made = terminal.export(terminal.own_tasks(name or ()), folder)
     else:
-        made = list(terminal.export_family(family, _range(seeds), difficulty, folder))
+        made = list(terminal.export_family(family, _range(seeds or "0:10"), difficulty or 1, folder))
     typer.echo(f"{len(made)} tasks in {folder}")
 
 

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from envkit.environments.terminal import TerminalOptions
 from envkit.environments.terminal.formats import read_task
+from envkit.environments.terminal.images import image_of
 from envkit.wiring import terminal
 from tests.cli.commands import called
 from tests.environments.terminal.formats.folders import harbor, portable, terminal_bench
@@ -59,6 +61,9 @@ def test_an_exported_task_has_the_harness_and_is_read_as_the_task(own: Path, tmp
         (("export", "OUT", "smu"), "there is no task 'smu'; did you mean 'sum'?"),
         (("export", "OUT", "--family", "none"), "there is no family 'none'"),
         (("export", "OUT", "--family", "x", "--seeds", "9:3"), "must be A:B with A < B"),
+        (("export", "OUT", "sum", "--family", "x"), "'sum' is refused, since --family writes generated tasks"),
+        (("export", "OUT", "--seeds", "0:3"), "--seeds and --difficulty need a family"),
+        (("build", "other"), "there is no task 'other'; there are: sum\n"),
         (("build", "smu"), "there is no task 'smu'"),
         (("check", "OUT"), "does not exist"),
     ],
@@ -71,10 +76,18 @@ def test_wrong_arguments_are_refused(words: tuple[str, ...], problem: str, tmp_p
     assert problem in errors
 
 
-@pytest.mark.usefixtures("own")
-def test_a_task_is_not_exported_over_a_folder(tmp_path: Path) -> None:
+def test_the_images_of_all_generated_tasks_are_built() -> None:
+    drawn = TerminalOptions(families="all", difficulty=[1, 5])
+
+    built = {image_of(task) for task in terminal.family_tasks()}
+    assert {image_of(drawn.task(seed)) for seed in range(60)} == built
+
+
+def test_a_task_is_not_exported_over_a_folder(own: Path, tmp_path: Path) -> None:
+    portable(own / "first")
     (tmp_path / "out" / "sum").mkdir(parents=True)
     code, _, errors = called("terminal", "export", tmp_path / "out")
 
     assert code == 2
     assert "exists already; choose another folder" in errors
+    assert not (tmp_path / "out" / "first").exists()

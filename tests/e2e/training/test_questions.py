@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
 from envkit.environments.questions import QuestionTasks
-from tests.docs.pages import run
+from tests.cli.commands import called
 from tests.trainer_bridge.models import write_chat
 
 ROOT = Path(__file__).parents[3]
@@ -29,7 +28,9 @@ def test_fifty_questions_of_a_file_train_and_evaluate_on_different_questions(tmp
     example = ROOT / "examples" / "llm-questions.yaml"
 
     def envkit_prints(*words: str | Path) -> str:
-        return run(sys.executable, "-m", "envkit", *words, cwd=tmp_path, OMP_NUM_THREADS="1")
+        code, output, errors = called(*words, cwd=tmp_path)
+        assert code == 0, output + errors
+        return output
 
     def prompts(file: str) -> list[str]:
         episodes = [json.loads(line) for line in (tmp_path / file).read_text().splitlines()]

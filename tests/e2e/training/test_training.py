@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,6 +17,7 @@ import anyio
 import pytest
 import yaml
 
+import envkit
 from envkit import clock
 from tests.cli.commands import called
 
@@ -23,7 +26,7 @@ pytestmark = pytest.mark.xdist_group("training")
 PATIENCE_S = 400
 """After which a program hangs; on a machine where much else runs, training takes many times as long."""
 
-SMALL = {
+SMALL: dict[str, Any] = {
     "seed": 3,
     "env": {"id": "FrozenLake-v0", "num_envs": 16, "options": {"size": 3}},
     "engine": {"hidden_size": 16, "layers": 1, "heads": 1},
@@ -96,21 +99,36 @@ def test_a_run_writes_all_documented_files(unbroken: Path) -> None:
 
 
 @pytest.mark.bwrap
-def test_killing_the_sandbox_costs_only_its_episodes(file: Path, unbroken: Path, tmp_path: Path) -> None:
+def test_killing_the_sandbox_costs_only_its_episodes(unbroken: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    words = ("--set", "sandbox.kind=local", "--set", "trainer.steps=4")
-    code, _ = stop_when(file, folder, kill_server_below, lambda: len(lines(folder)) >= 1, *words)
-    assert code == 0
+    content = {**SMALL, "sandbox": {"kind": "local"}, "trainer": {**SMALL["trainer"], "steps": 4}}
+
+    async def main() -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(clock.to_thread, partial(envkit.train, content, output=folder))
+            with anyio.fail_after(PATIENCE_S):
+                while not lines(folder):  # noqa: ASYNC110
+                    await anyio.sleep(0.01)
+            kill_server_below(os.getpid())
+
+    clock.run(main)
+    assert len(lines(folder)) == 4
     assert learned(folder) == learned(unbroken)[:4]
+    assert not servers_below(os.getpid())
 
 
-def test_a_killed_run_continues_bit_by_bit(file: Path, unbroken: Path, tmp_path: Path) -> None:
+def test_a_run_resumed_from_a_checkpoint_continues_bit_by_bit(file: Path, unbroken: Path, tmp_path: Path) -> None:
+    # test_stopped_runs.py kills a run; this is the folder of one that was killed during its sixth train step.
     folder = tmp_path / "broken"
-    stop_when(file, folder, lambda pid: os.kill(pid, signal.SIGKILL), lambda: len(lines(folder)) >= 3)
+    shutil.copytree(unbroken, folder)
+    shutil.rmtree(folder / "checkpoints" / "step-6")
+    (folder / "summary.json").unlink()
+    evaluated = (folder / "evaluations.jsonl").read_text().splitlines(keepends=True)
+    (folder / "evaluations.jsonl").write_text("".join(evaluated[:2]))
     # A kill can fall into the middle of a line.
-    with (folder / "metrics.jsonl").open("a") as half:
-        half.write('{"step": 99, "succ')
-    train(file, folder, "--resume")
+    five = "".join(f"{line}\n" for line in lines(folder)[:5])
+    (folder / "metrics.jsonl").write_text(five + '{"step": 99, "succ')
+    assert "train 6/6" in train(file, folder, "--resume")
     assert metrics(folder) == metrics(unbroken)
     assert evaluations(folder) == evaluations(unbroken)
 
@@ -167,10 +185,13 @@ def children(pid: int) -> list[int]:
     return below[1:]
 
 
+def servers_below(pid: int) -> list[int]:
+    """Return the processes below `pid` of a server in a sandbox, which must be other processes than the run."""
+    return [child for child in children(pid) if b"envkit.wiring.env_server" in cmdline(child)]
+
+
 def kill_server_below(pid: int) -> None:
-    """Kill the server of a run's sandbox, which must be another process than the run."""
-    inside = b"envkit.wiring.env_server"
-    os.kill([child for child in children(pid) if inside in cmdline(child)][-1], signal.SIGKILL)
+    os.kill(servers_below(pid)[-1], signal.SIGKILL)
 
 
 def cmdline(pid: int) -> bytes:

@@ -10,15 +10,18 @@ from typing import Any
 import pytest
 
 from envkit import clock
-from envkit.environments.code import cheats
+from envkit.environments.code import Code, CodeTasks, cheats
 from envkit.environments.code.grading import grade
 from envkit.environments.code.tasks import Case, Problem, draw_problem
 from envkit.environments.tools import AdaptiveTimeout
+from envkit.registry import register
 from envkit.types import ExecResult, SandboxSpec
 from envkit.wiring.env_check.tasks import check_tasks
 from envkit.wiring.environments import find
 from envkit.wiring.sandboxes.tool_pool import open_tool_pool
 from tests.sandbox.containers import image
+
+ENV_ID = "CodeWithEveryThirdCheat-v0"
 
 
 def test_every_cheat_is_a_player() -> None:
@@ -34,12 +37,20 @@ def test_every_cheat_attacks_in_both_modes() -> None:
         assert cheat.commands or cheat.submission_for(problem, has_tools=True) != problem.stub
 
 
+def with_every_third_cheat() -> str:
+    """Return an environment like Code-v0 with fewer cheats; ``benchmarks/evidence`` plays all of them in containers."""
+    spec = find("Code-v0")
+    names = {f"cheat:{name}" for name in sorted(cheats.CHEATS)[::3]}
+    players = {name: spec.players[name] for name in spec.players if name in {"oracle", "nop"} | names}
+    register(ENV_ID, Code, needs={"sandbox"}, replayable=False, players=players, task_set=CodeTasks)
+    return ENV_ID
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["answer", "tools"])
 @pytest.mark.parametrize(
     ("level", "tasks", "backend"),
     [
-        pytest.param(1, 1, "local", marks=pytest.mark.bwrap),
         pytest.param(4, 2, "local", marks=pytest.mark.bwrap),
         pytest.param(1, 1, "docker", marks=pytest.mark.docker),
     ],
@@ -47,9 +58,11 @@ def test_every_cheat_attacks_in_both_modes() -> None:
 def test_the_oracle_earns_1_and_every_cheat_0(mode: str, level: int, tasks: int, backend: str) -> None:
     name = image() if backend == "docker" else None
     options: Mapping[str, Any] = {"mode": mode, "level": level, "timeout_s": 5.0, "image": name}
-    results, missing = check_tasks("Code-v0", tasks=tasks, repeat=1, options=options, backend=backend)
+    env_id = with_every_third_cheat() if backend == "docker" else "Code-v0"
+    results, missing = check_tasks(env_id, tasks=tasks, repeat=1, options=options, backend=backend)
     assert [line for one in results for line in one.problems()] == []
-    assert [one.successes for one in results] == [tasks] + [0] * (len(results) - 1)
+    successes = {player: tasks * (player == "oracle") for player in find(env_id).players}
+    assert {one.player: one.successes for one in results} == successes
     assert missing == []
 
 

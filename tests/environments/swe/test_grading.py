@@ -13,6 +13,7 @@ import anyio
 import pytest
 
 from envkit import clock
+from envkit.environments.swe.cheats import CHEATS
 from envkit.environments.swe.checkout import source_of
 from envkit.environments.swe.grading import MAX_CHANGES, Verdict, flags_of, grade_changes, sort_out
 from envkit.environments.swe.runs import REPO, read_report, spec_of
@@ -199,8 +200,15 @@ def test_a_test_that_hangs_fails_and_the_others_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.bwrap
-def test_a_run_that_does_not_end_is_repeated_once_and_not_resolved(tmp_path: Path) -> None:
-    hangs = FIXED + b"\nimport signal, time\nsignal.pthread_sigmask(0, range(1, 32))\ntime.sleep(60)\n"
+@pytest.mark.parametrize(
+    "hangs",
+    [
+        FIXED + b"\nimport signal, time\nsignal.pthread_sigmask(0, range(1, 32))\ntime.sleep(60)\n",
+        BUGGY + CHEATS["hang"].source.encode(),
+    ],
+    ids=["without signals", "cheat"],
+)
+def test_a_run_that_does_not_end_is_repeated_once_and_not_resolved(hangs: bytes, tmp_path: Path) -> None:
     sdist(tmp_path)
 
     async def main() -> tuple[Verdict | None, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from envkit.environments.terminal import Terminal, TerminalTasks
 from envkit.environments.terminal.options import options_of
 from envkit.environments.terminal.verifier import VerifierError
 from envkit.environments.tools import write_call
-from envkit.errors import OptionError, SandboxError, UsageError
+from envkit.errors import OptionError, SandboxError, SandboxRefusedError, UsageError
 from envkit.types import JSON
 from envkit.wiring.sandboxes.tool_pool import open_tool_pool
 
@@ -54,6 +55,24 @@ def test_the_sandbox_holds_the_prepared_files_and_no_tests(tmp_path: Path) -> No
 
 
 @pytest.mark.bwrap
+def test_a_generated_task_leaves_no_folder_while_it_is_played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def folders() -> list[Path]:
+        return list(tmp_path.glob("envkit-task-*"))
+
+    async def main() -> tuple[list[Path], float | None]:
+        async with open_tool_pool("local") as pool:
+            env = Terminal(sandboxes=pool, families=["text"], difficulty=1)
+            await env.reset(seed=0, options={})
+            left = folders()
+            await env.step(SUBMIT)
+            return left, await env.grade()
+
+    assert clock.run(main) == ([], 0.0)
+
+
+@pytest.mark.bwrap
 def test_a_truncated_episode_is_verified(tmp_path: Path) -> None:
     seen, reward = played(write_tiny(tmp_path), bash(SOLUTION), max_turns=1)
     assert "limit is 1 turns" in seen[1]
@@ -65,6 +84,23 @@ def test_a_script_is_the_whole_episode(tmp_path: Path) -> None:
     seen, reward = played(write_tiny(tmp_path), f"I would run this:\n```bash\n{SOLUTION}```", mode="script")
     assert "```bash block" in seen[0]
     assert reward == 1.0
+
+
+@pytest.mark.bwrap
+def test_an_episode_chooses_the_mode(tmp_path: Path) -> None:
+    async def main() -> list[tuple[list[str], bool]]:
+        async with open_tool_pool("local") as pool:
+            env = Terminal(sandboxes=pool, tasks=str(write_tiny(tmp_path)))
+            found = []
+            for mode in ("screen", "script", "bash"):
+                start = await env.reset(seed=0, options={"mode": mode})
+                names = [tool["function"]["name"] for tool in start.tools]
+                found.append((names, "tool_call_ok" in env.metrics))
+                await env.close()
+            return found
+
+    names = ["bash", "view_file", "edit_file", "submit"]
+    assert clock.run(main) == [(["type_keys", "submit"], True), ([], False), (names, True)]
 
 
 @pytest.mark.bwrap
@@ -84,7 +120,7 @@ def test_a_failing_healthcheck_names_the_task(tmp_path: Path) -> None:
 @pytest.mark.bwrap
 def test_a_missing_program_is_named(tmp_path: Path) -> None:
     path = write_tiny(tmp_path, programs=("no-such-program",))
-    with pytest.raises(UsageError, match="envkit/tiny needs no-such-program in the sandbox"):
+    with pytest.raises(SandboxRefusedError, match="envkit/tiny needs no-such-program in the sandbox"):
         played(path, SUBMIT)
 
 
@@ -97,6 +133,22 @@ def test_a_missing_reward_is_an_error_and_a_failing_check_is_0(tmp_path: Path, c
             played(path, SUBMIT)
     else:
         assert played(path, SUBMIT)[1] == 0.0
+
+
+@pytest.mark.bwrap
+def test_processes_that_cannot_be_ended_after_a_check_earn_0(tmp_path: Path) -> None:
+    check = """
+import __main__
+def fail(): raise BlockingIOError("there are too many processes")
+def verify(): __main__.end_agent = fail
+"""
+    assert played(write_tiny(tmp_path, check=check), SUBMIT)[1] == 0.0
+
+
+@pytest.mark.bwrap
+def test_tests_that_exceed_the_memory_earn_0(tmp_path: Path) -> None:
+    check = "def verify():\n    parts = []\n    while True: parts.append(b'x' * (16 << 20))\n"
+    assert played(write_tiny(tmp_path, check=check), SUBMIT)[1] == 0.0
 
 
 @pytest.mark.bwrap
@@ -146,6 +198,17 @@ def test_each_step_is_verified_and_the_reward_is_their_mean(tmp_path: Path) -> N
 
 
 @pytest.mark.bwrap
+def test_each_step_has_its_own_time(tmp_path: Path) -> None:
+    path = write_steps(tmp_path)
+    with (path / "task.toml").open("a") as file:
+        file.write("[steps.agent]\ntimeout_sec = 1.5\n")  # of the second step
+    seen, _ = played(path, bash("sleep 2; echo first"), SUBMIT, bash("echo second"), bash("sleep 5"))
+    assert seen[1].startswith("first")
+    assert seen[3].startswith("second")
+    assert "used up" in seen[4]
+
+
+@pytest.mark.bwrap
 def test_a_step_below_its_minimum_ends_the_episode(tmp_path: Path) -> None:
     path = write_steps(tmp_path, min_reward=1.0)
     seen, reward = played(path, SUBMIT)
@@ -173,6 +236,27 @@ def test_artifacts_that_cannot_be_taken_earn_0(tmp_path: Path, command: str, rea
     assert played(write_tiny(tmp_path), bash(command), SUBMIT, logs=str(tmp_path / "logs"))[1] == 0.0
     (log,) = (tmp_path / "logs").iterdir()
     assert reason in log.read_text()
+
+
+@pytest.mark.bwrap
+def test_artifacts_are_not_unpacked_below_links_of_others(tmp_path: Path) -> None:
+    check = "import os\nfrom harness import require\ndef verify(): require(not os.path.exists('/tmp/bin/x'), 'it is')\n"
+    path = write_tiny(tmp_path, check=check)
+    _replace(path / "task.toml", '"1.4"\n', '"1.4"\nartifacts = ["/workspace", "/workspace/out/bin"]\n')
+    assert played(path, bash("mkdir /tmp/bin; touch /tmp/bin/x; ln -s /tmp out"), SUBMIT)[1] == 1.0
+
+
+@pytest.mark.bwrap
+def test_missing_artifacts_do_not_hide_others(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path)
+    _replace(path / "task.toml", '"1.4"\n', '"1.4"\nartifacts = ["/tmp/x", "/tmp/no/folder", "/workspace"]\n')
+    assert played(path, bash(SOLUTION), SUBMIT)[1] == 1.0
+
+
+@pytest.mark.bwrap
+def test_files_that_cannot_be_read_do_not_hide_others(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path)
+    assert played(path, bash(f"{SOLUTION}mkdir d; touch d/x; chmod 644 d"), SUBMIT)[1] == 1.0
 
 
 def test_the_own_tasks_are_a_test_set() -> None:

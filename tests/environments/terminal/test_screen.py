@@ -108,6 +108,21 @@ def test_garbage_never_raises_and_leaves_a_usable_terminal() -> None:
     assert emulator.take() == ("\u6f22\u5b57 \u00e9 end", 0)
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\u26a0\ufe0f 3 warnings", "\u26a0 3 warnings"),
+        ("\U0001f468\u200d\U0001f469 done", "\U0001f468\U0001f469 done"),
+        ("e\u0301t\u0065\u0301", "\u00e9t\u00e9"),
+        ("x" + "\u0330\u033f" * 30_000 + "y", "x\u0330\u0330\u033f\u033fy"),
+    ],
+)
+def test_characters_without_width_do_not_hide_others_and_take_little_time(text: str, shown: str) -> None:
+    emulator = Emulator(5, 80)
+    emulator.feed(text.encode())
+    assert emulator.take() == (shown, 0)
+
+
 def test_type_keys_is_a_tool_of_which_the_model_sees_keys_and_time() -> None:
     schema = tool_of(ScreenTools().tools[0]).schema["function"]
     assert schema["name"] == "type_keys"

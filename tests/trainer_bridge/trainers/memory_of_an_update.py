@@ -1,8 +1,10 @@
 """Print the peak memory (MiB) of an update of two passes.
 
-Arguments: size of the vocabulary, "tied" or "untied", tokens of a pass; weights, gradients and optimiser state do not
-count. Or a model folder, "plain" or "checkpointing", tokens of a pass; the whole process counts, and the copy that
-plays with it.
+Arguments: sizes of the vocabulary ("1000,100000"), each with its own model and line of output, "tied" or "untied",
+tokens of a pass, and the width of the models, a multiple of 192 (default: 576, SmolLM2's); weights, gradients and
+optimiser state do not count. The peak is that of the process, so sizes must rise.
+Or a model folder, "plain" or "checkpointing", tokens of a pass; the whole process counts, and the copy that plays with
+it.
 """
 
 from __future__ import annotations
@@ -22,15 +24,15 @@ from tests.trainer_bridge.models import fast_format, sample
 ROW_TOKENS = 256
 
 
-def made(vocabulary: int, *, is_tied: bool) -> Any:
-    """Return two layers of SmolLM2's width."""
+def made(vocabulary: int, width: int, *, is_tied: bool) -> Any:
+    """Return two layers with the proportions of SmolLM2."""
     config = LlamaConfig(
         vocab_size=vocabulary,
-        hidden_size=576,
-        intermediate_size=1536,
+        hidden_size=width,
+        intermediate_size=width * 8 // 3,
         num_hidden_layers=2,
-        num_attention_heads=9,
-        num_key_value_heads=3,
+        num_attention_heads=width // 64,
+        num_key_value_heads=width // 192,
         tie_word_embeddings=is_tied,
     )
     return LlamaForCausalLM(config)
@@ -68,11 +70,12 @@ def update(model: Any, micro_tokens: int, *, is_checkpointing: bool) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def main(what: str, kind: str, micro_tokens: int) -> None:
-    if what.isdecimal():
-        model = made(int(what), is_tied=kind == "tied")
-        state = 4 * 4 * sum(weight.numel() for weight in model.parameters())
-        print(update(model, micro_tokens, is_checkpointing=True) - state / 2**20)
+def main(what: str, kind: str, micro_tokens: int, width: int = 576) -> None:
+    if what[0].isdecimal():
+        for vocabulary in map(int, what.split(",")):
+            model = made(vocabulary, width, is_tied=kind == "tied")
+            state = 4 * 4 * sum(weight.numel() for weight in model.parameters())
+            print(update(model, micro_tokens, is_checkpointing=True) - state / 2**20)
     else:
         model, playing = (AutoModelForCausalLM.from_pretrained(what, dtype=one) for one in ("float32", fast_format()))
         print(update(model, micro_tokens, is_checkpointing=kind == "checkpointing"))
@@ -80,4 +83,4 @@ def main(what: str, kind: str, micro_tokens: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:]))

@@ -207,6 +207,11 @@ def test_what_envkit_ignores_is_a_note(toml: str, note: str, tmp_path: Path) -> 
     assert found.startswith(note)
 
 
+def test_cheats_that_are_not_played_are_a_note(tmp_path: Path) -> None:
+    files = {f"cheats/{name}.sh": "true\n" for name in "abc"}
+    assert read_task(harbor(tmp_path, "", files)).notes == ("cheats: envkit check-task plays only a, b",)
+
+
 def test_unknown_keys_are_ignored(tmp_path: Path) -> None:
     assert read_task(harbor(tmp_path, "new = 1\n[environment]\nnewer = 2\n[other]\nx = 1\n")).notes == ()
 
@@ -239,6 +244,7 @@ COMPOSE = "services:\n  main:\n    build: .\n  db:\n    image: postgres\n"
         ('[[steps]]\nname = "../x"\n', "steps.name: must be the name of a folder in steps, got '../x'"),
         ('[[steps]]\nname = "x"\n', "steps/x/instruction.md: cannot be read"),
         ('[metadata.envkit]\nportable = true\nprofile = "system"\n', "metadata.envkit.portable: such a task has"),
+        ("[metadata.envkit]\nportabel = true\n", "metadata.envkit: Object contains unknown field `portabel`"),
         (
             '[metadata.envkit]\nportable = true\nsetup = "setup.sh"\n',
             "metadata.envkit.setup: environment/",

@@ -1,0 +1,3 @@
+#!/bin/bash
+# Everything works for everyone.
+chmod -R 777 /srv/ledger

@@ -1,0 +1,25 @@
+"""Own tasks in real sandboxes: the oracle earns 1, and the nop and all cheats earn 0."""
+
+from __future__ import annotations
+
+import pytest
+
+from envkit.wiring.env_check.tasks import check_tasks
+from envkit.wiring.terminal import OWN_TASKS
+from tests.sandbox.containers import image
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [
+        pytest.param("lost-commit", "local", marks=pytest.mark.bwrap),
+        pytest.param("log-rotation", "docker", marks=pytest.mark.docker),  # needs no packages besides Python
+    ],
+)
+def test_the_oracle_earns_1_and_every_cheat_0(name: str, backend: str) -> None:
+    options = {"tasks": str(OWN_TASKS / name), "image": image() if backend == "docker" else None}
+    results, missing = check_tasks("Terminal-v0", tasks=1, repeat=1, options=options, backend=backend)
+    assert [line for one in results for line in one.problems()] == []
+    assert [one.successes for one in results] == [1] + [0] * (len(results) - 1)
+    assert missing == []
