@@ -41,7 +41,7 @@ TASKS, ATTEMPTS, DIALOGUES = 24, 8, 1000
 
 
 def play(policy: str, families: Any, turn_tokens: int, folder: Path) -> dict[str, Any]:
-    """Let a policy play tasks of the split ``eval``, and return its metrics."""
+    """Let a policy play tasks of the split ``eval``, and return its metrics as mean and bounds of the 95 % interval."""
     options = {"mode": "script", "difficulty": 1, "families": families}
     asked: dict[str, Any] = {"options": options, "episodes": TASKS, "attempts": ATTEMPTS, "backend": "local"}
     if policy.startswith("model:"):
