@@ -19,12 +19,12 @@ import math
 import secrets
 import shlex
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 import anyio
 import msgspec
@@ -48,6 +48,8 @@ from .verifier import Verdict, end_processes, pack, pack_tests, run_tests, verif
 
 _SETUP_S = 300.0
 _SHELLS = ("bash", "sh", "shell")
+_Files: TypeAlias = Mapping[str, tuple[bytes, int]]
+"""Content and mode of files by path."""
 _NOT_UPLOADED = ("Dockerfile", ".dockerignore")
 
 
@@ -93,28 +95,29 @@ class Terminal(ToolEnv):
         self._chosen = chosen = options_of(options)
         if chosen.mode != self._mode:
             self._use(chosen.mode)
+        self._tests = files = None
+        if chosen.folder is None:
+            self._task, self._tests, files = await clock.to_thread(_generated, chosen, seed)
+        else:
+            self._task = await clock.to_thread(chosen.task, seed)
+        self._spec = await clock.to_thread(spec_of, self._task, chosen)  # reads the files of an image
+        prepare = partial(_prepare, task=self._task, files=files, how_to_build=_how_to_build(chosen))
+        # Most generated tasks are played only a few times.
+        is_kept = self._task.is_portable and files is None
+        leased = (
+            lease_prepared(self.sandboxes, self._spec, self._task.folder, prepare)
+            if is_kept
+            else self.sandboxes.lease(self._spec, wait_s=LEASE_S)
+        )
         try:
-            async with AsyncExitStack() as stack:
-                with TemporaryDirectory(prefix="envkit-task-") as scratch:
-                    sandbox = await stack.enter_async_context(await self._prepared(seed, Path(scratch)))
-                    if chosen.folder is None:
-                        await _prepare(sandbox, task=self._task, how_to_build=_how_to_build(chosen))
-                        self._tests = [pack_tests(step) for step in self._task.steps]
+            async with leased as sandbox:
+                if files is not None:
+                    await prepare(sandbox)
                 yield sandbox
         except SandboxRefusedError as error:
             if self._task.is_portable and chosen.image != OF_TASK:
                 raise
             raise SandboxRefusedError(error.sandbox_id, f"{error.cause} ({_how_to_build(chosen)})") from None
-
-    async def _prepared(self, seed: int, scratch: Path) -> AbstractAsyncContextManager[Sandbox]:
-        """Return the lease of a sandbox for a task; a generated task is written to `scratch`, and not yet prepared."""
-        self._tests = None
-        self._task = task = await clock.to_thread(self._chosen.task, seed, scratch)
-        self._spec = await clock.to_thread(spec_of, task, self._chosen)  # reads the files of an image
-        if not task.is_portable or self._chosen.folder is None:
-            return self.sandboxes.lease(self._spec, wait_s=LEASE_S)
-        prepare = partial(_prepare, task=task, how_to_build=_how_to_build(self._chosen))
-        return lease_prepared(self.sandboxes, self._spec, task.folder, prepare)
 
     async def reset(self, *, seed: int, options: Options) -> Reset:
         """Start an episode; see `ToolEnv.reset`."""
@@ -278,8 +281,23 @@ def _level(task: TerminalTask) -> dict[str, JSON]:
     return {"difficulty": int(task.difficulty)} if task.difficulty.isdecimal() else {}
 
 
-async def _prepare(sandbox: Sandbox, *, task: TerminalTask, how_to_build: str) -> None:
-    """Write the environment of a portable task into a sandbox.
+def _generated(options: TerminalOptions, seed: int) -> tuple[TerminalTask, Sequence[bytes], _Files]:
+    """Return a generated task, the tests of its steps (see `pack_tests`), and the files of its environment.
+
+    Its folder exists only during this call, so that a killed process leaves nothing behind.
+    """
+    with TemporaryDirectory(prefix="envkit-task-") as scratch:
+        task = options.task(seed, Path(scratch))
+        paths = [path for path in task.environment.rglob("*") if path.is_file() and path.name not in _NOT_UPLOADED]
+        files = {
+            path.relative_to(task.environment).as_posix(): (path.read_bytes(), path.stat().st_mode & 0o777)
+            for path in sorted(paths)
+        }
+        return task, [pack_tests(step) for step in task.steps], files
+
+
+async def _prepare(sandbox: Sandbox, *, task: TerminalTask, files: _Files | None, how_to_build: str) -> None:
+    """Write the environment of a portable task into a sandbox: `files`, or if it is None the files of its folder.
 
     Raises:
         SandboxRefusedError: A program is missing in the sandbox.
@@ -293,7 +311,9 @@ async def _prepare(sandbox: Sandbox, *, task: TerminalTask, how_to_build: str) -
             f"{task.name} needs {', '.join(missing)} in the sandbox; install it on this machine (local), or use the "
             f"task's image: {how_to_build} --option image=task",
         )
-    if task.environment.is_dir():
+    for path, (content, mode) in (files or {}).items():
+        await sandbox.write(f"{WORK}/{path}", content, mode=mode)
+    if files is None and task.environment.is_dir():
         await sandbox.upload(task.environment, WORK)
     await sandbox.exec(["rm", "-f", "--", *(f"{WORK}/{name}" for name in _NOT_UPLOADED)])
     if task.setup:

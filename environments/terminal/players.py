@@ -36,7 +36,7 @@ class TerminalOracle:
             found = task_of(task, self._options, Path(scratch))
             for step in found.steps:
                 if step.solution is None:
-                    raise UsageError(f"Terminal-v0: the oracle knows no solution of {found.name}, because it has none")
+                    raise UsageError(f"Terminal-v0: the oracle cannot play {found.name}: the task has no solution")
                 actions += [call(start, solve_command(found, step.solution)), *submission(start)]
         return Script(actions).begin(task, start, rng)
 

@@ -27,7 +27,7 @@ __all__ = [
     "export",
     "export_family",
     "image_count",
-    "own_tasks",
+    "tasks_of",
 ]
 
 
@@ -61,7 +61,7 @@ class Built:
     seconds: float | None
 
 
-def own_tasks(names: Sequence[str] = (), folder: Path | None = None) -> list[TerminalTask]:
+def tasks_of(names: Sequence[str] = (), folder: Path | None = None) -> list[TerminalTask]:
     """Return tasks of a folder, by default of envkit's own one.
 
     Args:

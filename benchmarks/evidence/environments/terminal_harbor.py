@@ -90,7 +90,7 @@ def harbor(folder: Path) -> Iterator[str]:
 
 def export(folder: Path) -> dict[str, int]:
     """Write the own tasks and some of each family, and return their numbers."""
-    count = len(terminal.export(terminal.own_tasks(), folder))
+    count = len(terminal.export(terminal.tasks_of(), folder))
     families = list(FAMILIES)
     for family in families:
         for difficulty in (1, 5):

@@ -52,7 +52,7 @@ def build(tasks: Sequence[TerminalTask], *, anew: bool) -> dict[str, Any]:
 
     Args:
         tasks: Tasks that share an image.
-        anew: Build it even if it exists, on a base of its own, so that Docker's cache has none of its layers.
+        anew: Build it even if it exists, on a base image with a new label, so that Docker uses no cached layer.
     """
     image, base = image_of(tasks[0]), BASE
     if anew:
@@ -120,7 +120,7 @@ def images(tasks: Sequence[TerminalTask]) -> list[list[TerminalTask]]:
 def play_family(family: str, backend: str) -> dict[str, Any]:
     with TemporaryDirectory(prefix="envkit-family-") as folder:
         list(terminal.export_family(family, range(FAMILY_TASKS), DIFFICULTY, Path(folder)))
-        for group in images(terminal.own_tasks(folder=Path(folder))) if backend == "docker" else ():
+        for group in images(terminal.tasks_of(folder=Path(folder))) if backend == "docker" else ():
             build(group, anew=False)
         return play(Path(folder), FAMILY_TASKS, backend)
 
@@ -132,7 +132,7 @@ def main() -> int:
     asked = arguments.parse_args()
     backends = asked.backend or BACKENDS
     evidence = Evidence(NAME, stale_after=STALE_AFTER, folder=asked.folder, fresh=asked.fresh)
-    own = terminal.own_tasks([f"envkit/{name}" for name in asked.task or ()])
+    own = terminal.tasks_of([f"envkit/{name}" for name in asked.task or ()])
     for group in images(own) if "docker" in backends else ():
         names = ", ".join(task.folder.name for task in group)
         print(names, evidence.part(f"image of {names}", partial(build, group, anew=not asked.task)), flush=True)

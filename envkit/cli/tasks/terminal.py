@@ -25,7 +25,7 @@ def list_tasks() -> None:
 
     rows = [
         (task.folder.name, task.difficulty, task.profile, " ".join(task.programs) or "-")
-        for task in terminal.own_tasks()
+        for task in terminal.tasks_of()
     ]
     print_table(("TASK", "DIFFICULTY", "PROFILE", "PROGRAMS"), rows)
     typer.echo("")
@@ -49,7 +49,7 @@ def build(
     """
     from envkit.wiring import terminal
 
-    chosen = terminal.own_tasks(name or (), tasks)
+    chosen = terminal.tasks_of(name or (), tasks)
     if not name and tasks is None:
         chosen += terminal.family_tasks()
     done: list[str] = []
@@ -115,7 +115,7 @@ def export(
     if family is not None and name:
         raise typer.BadParameter(f"{name[0]!r} is refused, since --family writes generated tasks", param_hint="NAME")
     if family is None:
-        made = terminal.export(terminal.own_tasks(name or ()), folder)
+        made = terminal.export(terminal.tasks_of(name or ()), folder)
     else:
         made = list(terminal.export_family(family, _range(seeds or "0:10"), difficulty or 1, folder))
     typer.echo(f"{len(made)} tasks in {folder}")
