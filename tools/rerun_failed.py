@@ -7,6 +7,7 @@ and the tests are printed as flaky and written to ``.reports/flaky.txt``. Otherw
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,20 +16,12 @@ AT_MOST = 3
 
 
 def main() -> int:
-    failed = sorted(json.loads(Path(".pytest_cache/v/cache/lastfailed").read_text()))
+    names = json.loads(Path(".pytest_cache/v/cache/lastfailed").read_text())
+    failed = sorted(re.sub(r"@[^]]+$", "", name) for name in names)  # xdist adds the test's group
     if not 0 < len(failed) <= AT_MOST:
         print(f"{len(failed)} tests failed. Only 1 to {AT_MOST} are run again.", file=sys.stderr)
         return 1
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:xdist",
-        "--junitxml=.reports/again.xml",
-    ]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--junitxml=.reports/again.xml"]
     if subprocess.run([*command, *failed], check=False).returncode != 0:
         return 1
     lines = [f"flaky: {name} (failed at first, passed when it was run again)" for name in failed]

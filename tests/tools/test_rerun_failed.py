@@ -13,6 +13,7 @@ ONCE = """
 from pathlib import Path
 import pytest
 
+@pytest.mark.xdist_group("one")
 @pytest.mark.parametrize("i", range({count}))
 def test_it(i):
     path = Path(f"ran-{{i}}")
@@ -34,9 +35,11 @@ def test_few_failed_tests_are_run_again(
     tmp_path: Path, count: int, always: bool, code: int, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # they take seconds to import
+    monkeypatch.setenv("PYTEST_PLUGINS", "xdist.plugin")
     (tmp_path / "test_few.py").write_text(ONCE.format(count=count, always=always))
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    first = subprocess.run([sys.executable, "-m", "pytest", "-q"], cwd=tmp_path, capture_output=True, check=False)
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --strict-markers\n")
+    parallel = [sys.executable, "-m", "pytest", "-q", "-n", "1", "--dist", "loadgroup"]
+    first = subprocess.run(parallel, cwd=tmp_path, capture_output=True, check=False)
     again = subprocess.run([sys.executable, PROGRAM], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (first.returncode, again.returncode) == (1, code)
     assert message in again.stderr
