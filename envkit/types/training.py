@@ -313,11 +313,14 @@ class Weights:
             trainer's model in the same process.
         checksum: Checksum of the weights in the engine's number format. Equal checksums mean that the engine cannot
             notice the difference between two versions.
+        adapter: Whether `location` is a folder with a LoRA adapter in peft's format, to be added to the model that the
+            engine started with, instead of all weights.
     """
 
     version: int
     location: str
     checksum: int = 0
+    adapter: bool = False
 
 
 @dataclass(frozen=True, slots=True)
