@@ -72,7 +72,10 @@ FAMILIES: Mapping[str, Family] = {
     "engines": Family(
         "envkit.engines",
         "engine",
-        {"transformers": BuiltIn(f"{_PARTS}:TransformersEngineSection", f"{_WIRING}.torch_parts:open_transformers")},
+        {
+            "transformers": BuiltIn(f"{_PARTS}:TransformersEngineSection", f"{_WIRING}.torch_parts:open_transformers"),
+            "vllm": BuiltIn(f"{_PARTS}:VllmEngineSection", f"{_WIRING}.vllm:open_vllm"),
+        },
     ),
     "trainers": Family(
         "envkit.trainers",

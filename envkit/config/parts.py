@@ -66,6 +66,48 @@ class TransformersEngineSection(EngineSection):
     """Maximum number of tokens of one forward pass, including padding."""
 
 
+class VllmEngineSection(EngineSection):
+    """vLLM servers, started by the run or running already. Only servers need the package vllm: it may be installed in
+    a virtual environment of its own, such as the one that `make vllm` makes."""
+
+    kind: Literal["vllm"] = "vllm"
+    url: str | list[str] | None = None
+    """URL of a server that `envkit vllm` started, or of each of several replicas. They must be able to read the files
+    of this machine. null: the run starts its servers, and ends them."""
+    python: str | None = None
+    """Python interpreter that has vllm. null: that of `make vllm`, or else the one that runs envkit."""
+    replicas: Count = 1
+    """Number of servers to start."""
+    gpus: list[str] = Field(default_factory=list)
+    """CUDA_VISIBLE_DEVICES of each replica, such as ["1", "2,3"]; a replica with several uses tensor parallelism. []:
+    unchanged."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Number format of the weights for sampling, as of the engine transformers."""
+    kv_cache_gib: Count = 1
+    """GiB of memory for the KV cache of each server on a CPU."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
+    """Share of a GPU's memory that a server may use; lower it if the trainer uses the same GPU."""
+    max_num_seqs: Count = 64
+    """Maximum number of completions in progress per server; others wait in the run."""
+    start_timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    """Maximum seconds until a started server answers."""
+    stall_timeout_s: Annotated[float, Field(gt=0)] = 120.0
+    """Maximum seconds without a token of a completion in progress; then its server counts as lost."""
+    max_restarts: Annotated[int, Field(ge=0)] = 3
+    """Maximum number of times that each server is started again after it was lost; then the run ends."""
+    transfer: Literal["file", "ipc", "nccl"] = "file"
+    """How weights reach the servers. file: as a file in memory. ipc, nccl: not supported yet."""
+    sleep: bool = False
+    """Whether the servers release their memory while the trainer learns. true: not supported yet."""
+    arguments: dict[str, str | int | float | bool] = Field(default_factory=dict)
+    """Further arguments of the servers, such as max-num-batched-tokens: 8192; true stands for a flag without value."""
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """URLs of running servers; empty if the run starts them."""
+        return () if self.url is None else (self.url,) if isinstance(self.url, str) else tuple(self.url)
+
+
 _OWN_ARGUMENTS = (
     *("conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt"),
     *("continue_final_message", "tokenize", "sanitize_control_tokens", "padding", "truncation", "max_length"),

@@ -60,6 +60,8 @@ class EngineContext:
         max_tokens: Maximum length of a prompt and its completion in tokens.
         threads: Number of threads for sampling; 0 leaves the number unchanged.
         seed: Seed of the run. Each request has a seed of its own in its sampling parameters.
+        lora_rank: Rank of the LoRA adapter that the trainer trains; 0 if it trains all weights.
+        announce: Shows a line to the user.
     """
 
     section: EngineSection
@@ -67,6 +69,8 @@ class EngineContext:
     max_tokens: int
     threads: int
     seed: int
+    lora_rank: int = 0
+    announce: Callable[[str], None] = lambda line: None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
