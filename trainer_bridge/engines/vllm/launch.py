@@ -1,0 +1,133 @@
+"""The command line and environment variables of a vLLM server: pure functions of its settings."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from envkit.errors import UsageError
+
+SERVED_NAME = "policy-base"
+"""Name of the model in requests. The name of a LoRA adapter stands for the model with that adapter."""
+PLUGIN = Path(__file__).with_name("plugin")
+"""Folder with the weight plug-in, for PYTHONPATH in vLLM's processes."""
+_BACKEND = '{"backend":"envkit_file"}'
+_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""The values of vLLM's argument max-lora-rank."""
+_OWN_ARGUMENTS = frozenset(
+    {
+        *("model", "served-model-name", "dtype", "max-model-len", "max-num-seqs"),
+        *("host", "port", "uds", "root-path", "api-key", "ssl-keyfile", "ssl-certfile", "headless"),
+        *("enable-scale-out", "tokens-only", "logprobs-mode", "enable-prompt-tokens-details"),
+        *("weight-transfer-config", "enable-lora", "max-lora-rank"),
+    }
+)
+
+Arguments = Mapping[str, str | int | float | bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """The settings of a vLLM server.
+
+    Attributes:
+        python: Interpreter that has vllm.
+        model: Model folder, or name on the Hugging Face hub.
+        dtype: Number format of the weights: auto, float32 or bfloat16.
+        max_model_len: Maximum number of tokens of a prompt with its completion.
+        max_num_seqs: Maximum number of completions in progress.
+        lora_rank: Maximum rank of the LoRA adapters that the server will get; 0 if it gets none. A server for adapters
+            cannot replace its other weights.
+        kv_cache_gib: GiB of memory for the KV cache on a CPU.
+        gpu_memory_utilization: Share of a GPU's memory that the server may use.
+        gpus: CUDA_VISIBLE_DEVICES, such as ``"0,1"``; the server uses all of them by tensor parallelism. Empty: the
+            variable is inherited, and the server uses one GPU.
+        arguments: Further arguments of vLLM without dashes, such as ``{"max-num-batched-tokens": 8192}``. True stands
+            for a flag, and False for its negation.
+
+    Raises:
+        UsageError: envkit itself sets one of the arguments, or vLLM does not support the rank.
+    """
+
+    python: str
+    model: str
+    dtype: str
+    max_model_len: int
+    max_num_seqs: int
+    lora_rank: int = 0
+    kv_cache_gib: int = 1
+    gpu_memory_utilization: float = 0.9
+    gpus: str = ""
+    arguments: Arguments = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_arguments(self.arguments)
+        if self.lora_rank > _RANKS[-1]:
+            raise UsageError(f"LoRA rank {self.lora_rank} is too high; vLLM supports ranks up to {_RANKS[-1]}")
+
+
+def check_arguments(arguments: Arguments) -> None:
+    """Check that envkit itself does not set any of the arguments.
+
+    Raises:
+        UsageError: It does.
+    """
+    for name in arguments:
+        plain = name.strip().lstrip("-").replace("_", "-")
+        if plain in _OWN_ARGUMENTS or plain.removeprefix("no-") in _OWN_ARGUMENTS:
+            raise UsageError(f"the vLLM argument {name} is reserved: envkit sets it; remove it")
+
+
+def command(settings: ServerSettings, *, host: str, port: int, on_cpu: bool) -> list[str]:
+    """Return the arguments of the interpreter that start the server. `on_cpu`: vLLM is built for CPUs."""
+    # The command `vllm serve` starts the same module, but does not work with vLLM's wheel for CPUs.
+    words = ["-m", "vllm.entrypoints.openai.api_server"]
+    words += ["--model", settings.model, "--served-model-name", SERVED_NAME, "--host", host, "--port", str(port)]
+    words += ["--dtype", settings.dtype, "--max-model-len", str(settings.max_model_len)]
+    words += ["--max-num-seqs", str(settings.max_num_seqs)]
+    words += ["--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--weight-transfer-config", _BACKEND]
+    words += ["--enable-prompt-tokens-details", "--disable-uvicorn-access-log"]
+    if on_cpu:
+        words.append("--enforce-eager")
+    else:
+        words += ["--gpu-memory-utilization", str(settings.gpu_memory_utilization)]
+        if settings.gpus:
+            words += ["--tensor-parallel-size", str(len(settings.gpus.split(",")))]
+    if settings.lora_rank:
+        words += ["--enable-lora", "--max-lora-rank", str(next(one for one in _RANKS if one >= settings.lora_rank))]
+    return [*words, *(_word(name, value) for name, value in settings.arguments.items())]
+
+
+def environment(settings: ServerSettings, inherited: Mapping[str, str], *, on_cpu: bool) -> dict[str, str]:
+    """Return all environment variables of the server: `inherited`, and what envkit sets."""
+    variables = {
+        **inherited,
+        # Programs of a virtual environment that is not activated, such as ninja, must be found too.
+        "PATH": os.pathsep.join([str(Path(settings.python).parent), inherited.get("PATH", os.defpath)]),
+        "PYTHONPATH": str(PLUGIN),
+        "PYTHONSAFEPATH": "1",  # a folder `vllm` in the current folder is not the package
+        "VLLM_SERVER_DEV_MODE": "1",  # for the routes of weights and pauses
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "NO_COLOR": "1",
+    }
+    if on_cpu:
+        # Without this variable, the first request compiles C++ code, and the server crashes if there is no compiler.
+        variables |= {"TORCH_COMPILE_DISABLE": "1", "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gib)}
+    elif settings.gpus:
+        variables["CUDA_VISIBLE_DEVICES"] = settings.gpus
+    if settings.lora_rank:
+        variables["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"
+    if Path(settings.model).is_dir():
+        variables |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    return variables
+
+
+def _word(name: str, value: str | float | bool) -> str:
+    """Return one of the user's arguments as a word of the command line."""
+    name = name.strip().lstrip("-").replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{name}" if value else f"--no-{name}"
+    return f"--{name}={value}"

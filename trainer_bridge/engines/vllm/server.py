@@ -1,0 +1,207 @@
+"""A vLLM server: starts it, watches it, and ends all its processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import httpx
+
+from envkit import clock
+from envkit.errors import UsageError
+
+from .interpreter import is_built_for_cpus
+from .launch import PLUGIN, ServerSettings, command, environment
+from .processes import TERM_S, ServerRecord, end_group, end_orphans, private_folder
+from .startup_errors import why_not_started
+
+HOST = "127.0.0.1"
+"""The server's routes need no password and can read any file, so it must not listen to other machines."""
+_POLL_S = 0.25
+"""Seconds between two requests to a server that starts."""
+_KILL_TERM_S = 2.0
+"""Seconds between SIGTERM and SIGKILL for a server that hangs."""
+
+
+class VllmServer:
+    """A vLLM server in a session of its own; `start` it once, in the thread of a running event loop.
+
+    When this process or the event loop's thread ends, the server gets SIGTERM. What survives that, such as the other
+    processes of a server that is killed at the same time, is ended at the next start of a server by this user.
+
+    Args:
+        settings: Its settings.
+        port: Its port; None picks a free one.
+        announce: Receives lines for the user about the start.
+
+    Attributes:
+        url: Address of the server; empty before `start`.
+        log: The server's output. The file is deleted by `stop`, but not if the server ended by itself.
+    """
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        *,
+        port: int | None = None,
+        announce: Callable[[str], object] = lambda line: None,
+    ) -> None:
+        self.url = ""
+        self.log = Path(os.devnull)
+        self._settings = settings
+        self._port = port
+        self._announce = announce
+        self._folder = Path()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._record: ServerRecord | None = None
+        self._pidfd = -1
+        self._leader_ended = anyio.Event()
+        self._clearing = anyio.Lock()
+        self._reason = "it was not started"
+
+    async def start(self, timeout_s: float) -> None:
+        """Start the server, and wait until it answers.
+
+        Raises:
+            UsageError: It ended, or did not answer within `timeout_s` seconds. The message contains the cause, and the
+                path of the log. None of its processes runs any more.
+        """
+        if sys.platform != "linux":
+            raise UsageError("vLLM servers can be started only on Linux; start one elsewhere, and set engine.url")
+        on_cpu = await clock.to_thread(is_built_for_cpus, self._settings.python)
+        self._folder = await clock.to_thread(private_folder)
+        await end_orphans(self._folder, self._announce)
+        port = _usable_port(self._port)
+        self.url = f"http://{HOST}:{port}"
+        began_s = clock.now()
+        self._launch(
+            command(self._settings, host=HOST, port=port, on_cpu=on_cpu),
+            environment(self._settings, os.environ, on_cpu=on_cpu),
+        )
+        self._announce(f"starting vLLM with {self._settings.model}; its log is {self.log}")
+        try:
+            with anyio.move_on_after(timeout_s):
+                await self._wait_until_ready()
+                self._announce(f"vLLM answers at {self.url} after {clock.now() - began_s:.0f} s")
+                return
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self.kill()
+            raise
+        await self.kill()
+        why = await clock.to_thread(why_not_started, self.log, None)
+        raise UsageError(f"the vLLM server did not answer within {timeout_s:g} s: {why}; its log is {self.log}")
+
+    async def wait_ended(self) -> str:
+        """Wait until the server has ended, end the rest of its processes, and return why it ended."""
+        await self._leader_ended.wait()
+        with anyio.CancelScope(shield=True):
+            await self._clear()
+        return self._reason
+
+    async def stop(self) -> None:
+        """End the server and all its processes, and delete its log. Idempotent; cannot be cancelled."""
+        with anyio.CancelScope(shield=True):
+            if self._process is None:
+                return
+            ended_by_itself = self._leader_ended.is_set()
+            if not ended_by_itself:
+                self._process.send_signal(signal.SIGTERM)
+                with anyio.move_on_after(TERM_S):
+                    await self._leader_ended.wait()
+            await self._clear()
+            if not ended_by_itself:
+                self.log.unlink(missing_ok=True)
+
+    async def kill(self) -> None:
+        """End all processes of a server that hangs, even if they are stopped or ignore SIGTERM. Idempotent."""
+        with anyio.CancelScope(shield=True):
+            if self._process is not None:
+                await self._clear(term_s=_KILL_TERM_S)
+
+    def _launch(self, words: list[str], variables: dict[str, str]) -> None:
+        handle, name = tempfile.mkstemp(prefix="server-", suffix=".log", dir=self._folder)
+        self.log = Path(name)
+        # The kernel sends the parent-death signal when the thread ends that started the child. So this is not done in
+        # another thread than the event loop's; it takes some milliseconds.
+        with os.fdopen(handle, "wb") as log:
+            self._process = subprocess.Popen(
+                [self._settings.python, str(PLUGIN / "die_with_parent.py"), str(os.getpid()), *words],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=variables,
+                start_new_session=True,
+            )
+        self._record = ServerRecord.of(self._process.pid)
+        self._record.save(self._folder)
+        self._pidfd = os.pidfd_open(self._process.pid)
+        asyncio.get_running_loop().add_reader(self._pidfd, self._on_leader_end)
+
+    def _on_leader_end(self) -> None:
+        # The process is not waited for yet: until `_clear` has ended its group, the kernel must not reuse its pid.
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._leader_ended.set()
+
+    async def _wait_until_ready(self) -> None:
+        """Wait until the server answers.
+
+        Raises:
+            UsageError: It has ended.
+        """
+        async with httpx.AsyncClient(trust_env=False, timeout=5.0) as client:
+            while not self._leader_ended.is_set():
+                try:
+                    if (await client.get(f"{self.url}/health")).status_code == httpx.codes.OK:
+                        return
+                except httpx.HTTPError:
+                    pass
+                with anyio.move_on_after(_POLL_S):
+                    await self._leader_ended.wait()
+        await self._clear()
+        assert self._process is not None
+        why = await clock.to_thread(why_not_started, self.log, self._process.returncode)
+        raise UsageError(f"the vLLM server did not start: {why}; its log is {self.log}")
+
+    async def _clear(self, *, term_s: float = TERM_S) -> None:
+        """End what runs of the server, wait for its first process, and delete the record; idempotent."""
+        assert self._process is not None
+        async with self._clearing:
+            if self._record is None:
+                return
+            await end_group(self._process.pid, term_s=term_s)
+            with anyio.move_on_after(_KILL_TERM_S):  # a process that is blocked in I/O does not end
+                await self._leader_ended.wait()
+            self._reason = _reason(self._process.poll())
+            self._record.delete(self._folder)
+            self._record = None
+
+
+def _usable_port(port: int | None) -> int:
+    """Return `port`, or a free one.
+
+    Raises:
+        UsageError: The port is in use.
+    """
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port or 0))
+        except OSError as error:
+            raise UsageError(f"cannot listen on port {port} ({error.strerror}); choose another one") from None
+        return int(probe.getsockname()[1])
+
+
+def _reason(returncode: int | None) -> str:
+    if returncode is None:
+        return "it does not end"
+    return f"killed by signal {-returncode}" if returncode < 0 else f"exited with code {returncode}"
