@@ -68,7 +68,8 @@ class TransformersEngineSection(EngineSection):
 
 class VllmEngineSection(EngineSection):
     """vLLM servers, started by the run or running already. Only servers need the package vllm: it may be installed in
-    a virtual environment of its own, such as the one that `make vllm` makes."""
+    a virtual environment of its own, such as the one that `make vllm` makes.
+    """
 
     kind: Literal["vllm"] = "vllm"
     url: str | list[str] | None = None

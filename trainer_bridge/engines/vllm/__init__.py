@@ -1,1 +1,1 @@
-"""The engine `vllm`: samples from vLLM servers over HTTP. This process never imports the package vllm."""
+"""The engine vllm, which completes prompts on vLLM servers. The process of the run never imports vllm."""

@@ -1,0 +1,232 @@
+"""The HTTP routes of one vLLM server that the engine uses.
+
+Routes and bodies: vLLM 0.32.0. Those that pause and load weights exist only in a server with `VLLM_SERVER_DEV_MODE=1`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import orjson
+
+from envkit.errors import UsageError
+from envkit.types import JSON, SamplingParams, Weights
+
+_REQUEST_PREFIX = "generate-tokens-"
+"""vLLM puts this before the id of a request; `abort` needs the whole id."""
+_ADAPTER = "policy"
+_LOAD_TIMEOUT_S = 600.0
+_CALL_TIMEOUT_S = 60.0
+_MAX_SEED = 1 << 63
+_UNAVAILABLE = 500
+
+
+class ServerLostError(Exception):
+    """The server does not answer, or its engine has failed. The message is the reason.
+
+    Attributes:
+        is_stall: Whether the server accepted a request, and then sent nothing for too long.
+    """
+
+    def __init__(self, reason: str, *, is_stall: bool = False) -> None:
+        super().__init__(reason)
+        self.is_stall = is_stall
+
+
+@dataclass(slots=True)
+class Part:
+    """What a server has generated so far for one request.
+
+    Attributes:
+        tokens: Sampled tokens.
+        logprobs: Their log-probabilities in nats.
+        finish: ``"stop"``, ``"length"`` or ``"abort"``; None while tokens may follow.
+        versions: Labels of the weights that sampled the tokens; known at the end.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish: str | None = None
+    versions: list[str] = field(default_factory=list)
+
+
+class VllmClient:
+    """Calls one server.
+
+    Args:
+        url: Address of the server.
+        stall_timeout_s: Maximum seconds without a token of a completion.
+
+    Attributes:
+        url: Address of the server.
+        model: Name of the model that requests are for; known after `connect`.
+    """
+
+    def __init__(self, url: str, *, stall_timeout_s: float) -> None:
+        self.url = url.rstrip("/")
+        self.model = ""
+        self._base = ""
+        self._stall_timeout_s = stall_timeout_s
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        timeout = httpx.Timeout(_CALL_TIMEOUT_S, read=stall_timeout_s)
+        self._http = httpx.AsyncClient(base_url=self.url, limits=limits, timeout=timeout, trust_env=False)
+
+    async def close(self) -> None:
+        """Close all connections. Requests in progress raise `ServerLostError`."""
+        await self._http.aclose()
+
+    async def connect(self, *, max_tokens: int) -> None:
+        """Prepare the server for `generate` and `load`. Its weights get the label 0.
+
+        Raises:
+            ServerLostError: It does not answer.
+            UsageError: It takes fewer than `max_tokens` tokens, or was not started with envkit's arguments.
+        """
+        models = await self._call("GET", "/v1/models")
+        self._base = self.model = models["data"][0]["id"]
+        limit = models["data"][0]["max_model_len"]
+        if limit < max_tokens:
+            raise UsageError(
+                f"the vLLM server {self.url} takes {limit} tokens, and rollout.max_tokens is {max_tokens}; "
+                f"start it with --max-tokens {max_tokens}"
+            )
+        try:
+            await self._call("POST", "/init_weight_transfer_engine", {"init_info": {}})
+            await self._label(0)
+        except UsageError as error:
+            advice = "start it with `envkit vllm`, so that it can load weights"
+            raise UsageError(f"the vLLM server {self.url} refused to be prepared: {error.detail}; {advice}") from error
+
+    async def is_healthy(self) -> bool:
+        """Whether the server answers. It also answers while its worker hangs."""
+        try:
+            return (await self._http.get("/health", timeout=_CALL_TIMEOUT_S)).status_code == httpx.codes.OK
+        except httpx.HTTPError:
+            return False
+
+    async def generate(
+        self, request_id: str, prompt: Sequence[int], params: SamplingParams, *, max_tokens: int, seed: int, into: Part
+    ) -> None:
+        """Complete `prompt`; `into` receives the tokens as they arrive, so they survive an error or a cancellation.
+
+        Closing the connection, as a cancellation does, ends the generation in the server.
+
+        Raises:
+            ServerLostError: The server was lost, or sent nothing for too long.
+            UsageError: The server rejected the request.
+        """
+        sampling: dict[str, JSON] = {
+            "max_tokens": max_tokens,
+            "temperature": params.temperature,
+            "seed": seed % _MAX_SEED,
+            "logprobs": 0,
+            "ignore_eos": True,
+            "stop_token_ids": list(params.stop),
+        }
+        body = {
+            "model": self.model,
+            "request_id": request_id,
+            "token_ids": prompt,
+            "sampling_params": sampling,
+            "stream": True,
+        }
+        headers = {"content-type": "application/json"}
+        try:
+            async with self._http.stream(
+                "POST", "/inference/v1/generate", content=orjson.dumps(body), headers=headers
+            ) as reply:
+                if reply.status_code != httpx.codes.OK:
+                    self._refuse(reply.status_code, await reply.aread())
+                async for line in reply.aiter_lines():
+                    if line.startswith("data: {"):
+                        self._read(orjson.loads(line[6:]), into)
+        except httpx.ReadTimeout as error:
+            reason = f"no token within {self._stall_timeout_s:g} s (engine.stall_timeout_s)"
+            raise ServerLostError(reason, is_stall=True) from error
+        except httpx.HTTPError as error:
+            raise ServerLostError(_reason(error)) from error
+        if into.finish is None:
+            raise ServerLostError("the connection was closed in the middle of a completion")
+
+    def _read(self, chunk: Mapping[str, Any], into: Part) -> None:
+        if "error" in chunk:
+            self._refuse(int(chunk["error"].get("code") or _UNAVAILABLE), orjson.dumps(chunk))
+        for choice in chunk.get("choices") or ():
+            into.tokens += choice["token_ids"] or ()
+            into.logprobs += [one["logprob"] for one in (choice["logprobs"] or {}).get("content") or ()]
+            into.versions += [one["version"] for one in choice["weight_versions"] or ()]
+            into.finish = choice["finish_reason"] or into.finish
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """End requests. Their `generate` returns the tokens so far, with the finish reason ``"abort"``."""
+        await self._call("POST", "/abort_requests", {"request_ids": [*map(_REQUEST_PREFIX.__add__, request_ids)]})
+
+    async def load(self, weights: Weights) -> None:
+        """Load weights or an adapter, and drop the prefix cache. No request may be in progress.
+
+        Raises:
+            ServerLostError: The server was lost.
+            UsageError: The server cannot load them; it still has its old weights.
+        """
+        # A pause clears the prefix cache, which would otherwise survive the update.
+        await self._call("POST", "/pause?mode=abort")
+        try:
+            if weights.adapter:
+                adapter: JSON = {"lora_name": _ADAPTER, "lora_path": weights.location, "load_inplace": True}
+                await self._call("POST", "/v1/load_lora_adapter", adapter)
+                await self._label(weights.version)
+                self.model = _ADAPTER
+            else:
+                await self._call("POST", "/start_weight_update")
+                await self._call("POST", "/update_weights", {"update_info": {"path": weights.location}}, is_load=True)
+                await self._call("POST", "/finish_weight_update", {"weight_version": str(weights.version)})
+                self.model = self._base
+        finally:
+            await self._call("POST", "/resume")
+
+    async def fed_tokens(self) -> int:
+        """Return the number of tokens that the model has processed, without those from the prefix cache."""
+        counts = {"prompt_tokens": 0.0, "generation_tokens": 0.0, "prefix_cache_hits": 0.0}
+        for line in (await self._send("GET", "/metrics")).text.splitlines():
+            name, _, value = line.rpartition(" ")
+            key = name.partition("{")[0].removeprefix("vllm:").removesuffix("_total")
+            if key in counts:
+                counts[key] += float(value)
+        return round(counts["prompt_tokens"] + counts["generation_tokens"] - counts["prefix_cache_hits"])
+
+    async def _label(self, version: int) -> None:
+        await self._call("POST", "/update_weight_version", {"new_version": str(version)})
+
+    async def _call(self, method: str, path: str, body: JSON = None, *, is_load: bool = False) -> Any:
+        reply = await self._send(method, path, body, is_load=is_load)
+        return reply.json() if reply.headers.get("content-type", "").startswith("application/json") else None
+
+    async def _send(self, method: str, path: str, body: JSON = None, *, is_load: bool = False) -> httpx.Response:
+        try:
+            reply = await self._http.request(
+                method, path, json=body, timeout=_LOAD_TIMEOUT_S if is_load else _CALL_TIMEOUT_S
+            )
+        except httpx.HTTPError as error:
+            raise ServerLostError(_reason(error)) from error
+        if reply.status_code >= httpx.codes.BAD_REQUEST:
+            self._refuse(reply.status_code, reply.content, is_load=is_load)
+        return reply
+
+    def _refuse(self, status: int, content: bytes, *, is_load: bool = False) -> None:
+        """Raise the error for an answer with this status."""
+        try:
+            told = orjson.loads(content)
+            message = str(told.get("error", {}).get("message") or told.get("detail") or told)
+        except (orjson.JSONDecodeError, AttributeError):
+            message = content.decode(errors="replace")
+        message = " ".join(message.split())[:500] or f"HTTP status {status}"
+        if status < _UNAVAILABLE or is_load:
+            raise UsageError(f"the vLLM server {self.url} rejected a request: {message}")
+        raise ServerLostError(message)
+
+
+def _reason(error: httpx.HTTPError) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,0 +1,444 @@
+"""The vLLM engine: completes prompts on one or more vLLM servers, and outlives the loss of a server.
+
+Each request is streamed, so the tokens that arrived are kept if its server is lost. There is one way to continue a
+completion: the prompt and the tokens so far are sent as a new request for the rest. It serves a pause that keeps, an
+aborted call, a lost server and a drained one. So all tokens of a request come from one policy version.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Self
+
+import anyio
+
+from envkit.errors import EnvkitError, UsageError
+from envkit.types import (
+    Completion,
+    EngineHealth,
+    PauseMode,
+    SamplingParams,
+    Weights,
+)
+
+from .client import Part, ServerLostError
+from .replica import Replica, Server
+from .request import Request
+from .routing import Routing
+
+_ABORT_EVERY_S = 0.1
+"""An abort is repeated this often, because it has no effect on a request that the server does not know yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmSettings:
+    """Settings of the engine.
+
+    Attributes:
+        max_tokens: Maximum length of a prompt and its completion in tokens.
+        max_num_seqs: Maximum number of completions in progress per replica.
+        dtype: Number format of the servers' weights.
+        model: Name of the model, for the user.
+        takes_adapters: Whether weights are LoRA adapters.
+        start_timeout_s: Maximum seconds until a server answers, at the start and after a loss.
+        stall_timeout_s: Maximum seconds without a token; then a server is lost.
+        max_restarts: Maximum number of restarts of each server.
+    """
+
+    max_tokens: int
+    max_num_seqs: int
+    dtype: str
+    model: str = "model"
+    takes_adapters: bool = False
+    start_timeout_s: float = 600.0
+    stall_timeout_s: float = 120.0
+    max_restarts: int = 3
+
+
+class VllmEngine:
+    """Generates text with vLLM servers.
+
+    It implements `envkit.protocols.PolicyEngine`. Open it with `running`.
+
+    Args:
+        settings: Settings.
+        servers: Servers to start, one per replica.
+        urls: Addresses of running servers, one per replica.
+        announce: Shows a line to the user.
+    """
+
+    def __init__(
+        self,
+        settings: VllmSettings,
+        *,
+        servers: Sequence[Server] = (),
+        urls: Sequence[str] = (),
+        announce: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        parts = [*((server, "") for server in servers), *((None, url) for url in urls)]
+        self._settings = settings
+        self._announce = announce
+        self._replicas = [Replica(index, server, url) for index, (server, url) in enumerate(parts)]
+        self._routing = Routing()
+        self._requests: dict[str, Request] = {}
+        self._numbers = itertools.count()
+        self._changed = anyio.Event()
+        self._loading = anyio.Lock()
+        self._pause: PauseMode | None = None
+        self._current: Weights | None = None
+        self._version = 0
+        self._failure: EnvkitError | None = None
+
+    @property
+    def description(self) -> str:
+        """Model, number of servers and number format, in one line."""
+        count = len(self._replicas)
+        return f"{self._settings.model} on {count} vLLM server{'s' if count > 1 else ''} in {self._settings.dtype}"
+
+    @property
+    def dtype(self) -> str:
+        """Number format of the weights, such as ``"bfloat16"``."""
+        return self._settings.dtype
+
+    @property
+    def takes_adapters(self) -> bool:
+        """Whether `load` takes LoRA adapters instead of all weights."""
+        return self._settings.takes_adapters
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Self]:
+        """Start or connect the servers, and watch them until the end of the block; then end those started here.
+
+        Raises:
+            UsageError: A server cannot be started, does not answer, or was not started for envkit.
+        """
+        try:
+            async with anyio.create_task_group() as tasks:
+                try:
+                    await self._start()
+                    for replica in self._replicas:
+                        tasks.start_soon(self._keep, replica)
+                    yield self
+                finally:
+                    tasks.cancel_scope.cancel()
+                    with anyio.CancelScope(shield=True):
+                        await self._stop()
+        except BaseExceptionGroup as group:
+            if len(group.exceptions) == 1:
+                raise group.exceptions[0] from None
+            raise
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        session: str | None = None,
+        so_far: Completion | None = None,
+    ) -> Completion:
+        """See `envkit.protocols.Engine.generate`.
+
+        Raises:
+            UsageError: The server rejected the request, or `params` has top-p or top-k, which would change the
+                log-probabilities that vLLM returns.
+            EnvkitError: No server is left, or one has other weights than the engine has loaded.
+        """
+        if params.top_p < 1 or params.top_k > 0:
+            raise UsageError("the engine vllm supports neither top_p nor top_k; use 1 and 0")
+        return await self._complete(self._request(prompt_ids, params, session, so_far))
+
+    async def abort(self, session: str) -> None:
+        """See `envkit.protocols.Engine.abort`."""
+        chosen = [one for one in self._requests.values() if one.session == session]
+        for request in chosen:
+            request.is_aborted = True
+        self._notify()
+        await self._end(chosen)
+
+    async def pause(self, mode: PauseMode = PauseMode.WAIT) -> None:
+        """See `envkit.protocols.Engine.pause`."""
+        self._pause = mode
+        present = list(self._requests.values())
+        if mode is PauseMode.ABORT:
+            for request in present:
+                request.is_aborted = True
+            self._notify()
+        if mode is not PauseMode.WAIT:
+            await self._end(present)
+        while any(request.replica is not None for request in self._requests.values()):
+            await self._changed.wait()
+
+    async def resume(self) -> None:
+        """See `envkit.protocols.Engine.resume`."""
+        self._pause = None
+        self._notify()
+
+    async def health(self) -> EngineHealth:
+        """See `envkit.protocols.Engine.health`."""
+        if self._failure is not None:
+            raise self._failure
+        fed = 0
+        for replica in self._ready():
+            try:
+                fed += await replica.client.fed_tokens()
+            except ServerLostError as error:
+                self._lose(replica, error)
+        running = sum(replica.running for replica in self._replicas)
+        return EngineHealth(self._version, running, len(self._requests) - running, self._pause is not None, fed)
+
+    def forget(self, session: str) -> None:
+        """See `envkit.protocols.Engine.forget`. The servers drop cached tokens when they need the memory."""
+        self._routing.forget(session)
+
+    async def load(self, weights: Weights) -> None:
+        """Load new weights on all replicas. Without `pause`, wait for the completions that are being generated.
+
+        A replica that is lost meanwhile loads them when it is back.
+
+        Raises:
+            UsageError: A server cannot load the weights.
+            ValueError: The weights have no location, or are an adapter and the engine takes all weights, or vice versa.
+        """
+        if not weights.location or weights.adapter != self._settings.takes_adapters:
+            expected = "a LoRA adapter" if self._settings.takes_adapters else "all weights"
+            raise ValueError(f"the engine vllm loads {expected} from a file, got {weights}")
+        is_paused = self._pause is not None
+        try:
+            if not is_paused:
+                await self.pause(PauseMode.WAIT)
+            async with self._loading:
+                before, self._current = self._current, weights
+                try:
+                    async with anyio.create_task_group() as tasks:
+                        for replica in self._ready():
+                            tasks.start_soon(self._load, replica, weights)
+                except BaseExceptionGroup as group:
+                    self._current = before
+                    raise group.exceptions[0] from None
+                self._version = weights.version
+        finally:
+            if not is_paused:
+                await self.resume()
+
+    # --- Replicas ----------------------------------------------------------------------------------------------------
+
+    @property
+    def replicas(self) -> list[PinnedEngine]:
+        """One view for each replica that is ready, which sends all its requests there."""
+        return [PinnedEngine(self, replica) for replica in self._ready()]
+
+    async def drain(self, index: int) -> None:
+        """Send no more requests to a replica; those in progress there continue on others. Returns when it is idle."""
+        replica = self._replicas[index]
+        replica.is_draining = True
+        await self._end([one for one in self._requests.values() if one.replica is replica])
+
+    def admit(self, index: int) -> None:
+        """Send requests to a drained replica again."""
+        self._replicas[index].is_draining = False
+        self._notify()
+
+    def _ready(self) -> list[Replica]:
+        return [replica for replica in self._replicas if replica.is_ready]
+
+    async def _start(self) -> None:
+        """Start all servers at the same time."""
+        errors: list[EnvkitError] = []
+
+        async def start(replica: Replica) -> None:
+            try:
+                await self._join(replica)
+            except ServerLostError as error:
+                errors.append(UsageError(f"the vLLM server {replica.url} does not answer: {error}"))
+            except EnvkitError as error:
+                errors.append(error)
+
+        async with anyio.create_task_group() as tasks:
+            for replica in self._replicas:
+                tasks.start_soon(start, replica)
+        if errors:
+            raise errors[0]
+
+    async def _join(self, replica: Replica) -> None:
+        """Start or await the server of a replica, and give it the current weights."""
+        settings = self._settings
+        await replica.start(start_timeout_s=settings.start_timeout_s, stall_timeout_s=settings.stall_timeout_s)
+        async with self._loading:
+            await replica.client.connect(max_tokens=settings.max_tokens)
+            replica.version = 0
+            if self._current is not None:
+                await self._install(replica, self._current)
+            replica.is_back()
+        self._notify()
+
+    async def _keep(self, replica: Replica) -> None:
+        """Bring a replica back whenever it is lost, as often as the settings allow."""
+        while True:
+            reason = await replica.wait_lost()
+            await replica.close()
+            self._routing.clear(replica.index)
+            while not replica.is_ready:
+                self._notify()
+                is_last = replica.restarts == self._settings.max_restarts
+                follows = "; it is not started again" if is_last else "; waiting for it to return"
+                self._announce(f"lost the vLLM server {replica.index} at {replica.url}: {reason}{follows}")
+                if is_last:
+                    self._give_up(replica, reason)
+                    return
+                replica.restarts += 1
+                try:
+                    await self._join(replica)
+                except (ServerLostError, EnvkitError) as error:
+                    reason = str(error)
+                    await replica.stop()
+            self._announce(f"the vLLM server {replica.index} is back at {replica.url}")
+
+    def _give_up(self, replica: Replica, reason: str) -> None:
+        replica.is_gone = True
+        if all(one.is_gone for one in self._replicas):
+            limit = self._settings.max_restarts
+            self._failure = EnvkitError(
+                f"all vLLM servers were lost more than {limit} times (engine.max_restarts), the last one because: "
+                f"{reason}; continue from the last checkpoint with --resume"
+            )
+        self._notify()
+
+    async def _load(self, replica: Replica, weights: Weights) -> None:
+        try:
+            await self._install(replica, weights)
+        except ServerLostError as error:
+            self._lose(replica, error)
+
+    async def _install(self, replica: Replica, weights: Weights) -> None:
+        await replica.client.load(weights)
+        replica.version = weights.version
+        self._routing.clear(replica.index)
+
+    def _lose(self, replica: Replica, error: ServerLostError) -> None:
+        replica.lose(error)
+        self._notify()
+
+    async def _stop(self) -> None:
+        async with anyio.create_task_group() as tasks:
+            for replica in self._replicas:
+                tasks.start_soon(replica.stop)
+
+    # --- Requests ----------------------------------------------------------------------------------------------------
+
+    def _request(
+        self, prompt_ids: Sequence[int], params: SamplingParams, session: str | None, so_far: Completion | None
+    ) -> Request:
+        # Other engines may use the same server, so the id has the process id.
+        request = Request(f"{os.getpid()}-{id(self):x}-{next(self._numbers)}", list(prompt_ids), params, session)
+        if so_far is not None:
+            request.tokens, request.logprobs = so_far.token_ids.tolist(), so_far.logprobs.tolist()
+            request.versions = [list(one) for one in so_far.versions]
+        return request
+
+    async def _complete(self, request: Request, pinned: Replica | None = None) -> Completion:
+        self._requests[request.id] = request
+        try:
+            while (finish := request.finish) is None:
+                if (replica := await self._replica_for(request, pinned)) is not None:
+                    await self._add_part(request, replica)
+            return request.completion(finish)
+        finally:
+            del self._requests[request.id]
+            self._notify()
+
+    async def _replica_for(self, request: Request, pinned: Replica | None) -> Replica | None:
+        """Wait until a replica can take the request, and return it; None if the request was aborted."""
+        allowed = self._replicas if pinned is None else [pinned]
+        while not request.is_aborted:
+            if self._failure is not None:
+                raise self._failure
+            if pinned is not None and pinned.is_gone:
+                raise EnvkitError(f"the vLLM server {pinned.index} was lost")
+            loads = {
+                one.index: one.running
+                for one in allowed
+                if one.is_ready and not one.is_draining and one.running < self._settings.max_num_seqs
+            }
+            if loads and self._pause is None:
+                chosen = self._routing.choose([*request.prompt, *request.tokens], request.session, loads)
+                return self._replicas[chosen]
+            await self._changed.wait()
+        return None
+
+    async def _add_part(self, request: Request, replica: Replica) -> None:
+        """Generate on `replica` until the completion is over, ended, or the replica is lost."""
+        part, version = Part(), replica.version
+        request.replica, request.parts = replica, request.parts + 1
+        replica.running += 1
+        try:
+            await replica.client.generate(
+                request.part_id,
+                [*request.prompt, *request.tokens],
+                request.params,
+                max_tokens=request.params.max_tokens - len(request.tokens),
+                seed=request.seed,
+                into=part,
+            )
+        except ServerLostError as error:
+            self._lose(replica, error)
+        finally:
+            request.take(part, version)
+            request.replica = None
+            replica.running -= 1
+            self._notify()
+        if strangers := set(part.versions) - {str(version)}:
+            raise EnvkitError(
+                f"the vLLM server {replica.url} sampled with the weights {min(strangers)!r} instead of version "
+                f"{version}: another program loads weights on it; give each run its own servers"
+            )
+        if part.finish in ("stop", "length") and request.finish is None:
+            raise EnvkitError(
+                f"the vLLM server {replica.url} ended a completion after {len(request.tokens)} of "
+                f"{request.params.max_tokens} tokens; check its limit of tokens"
+            )
+        if part.finish == "abort" and not part.tokens:
+            await anyio.sleep(_ABORT_EVERY_S)  # by someone else
+
+    async def _end(self, requests: Sequence[Request]) -> None:
+        """End what the servers generate for `requests` now."""
+        where = [(request, replica) for request in requests if (replica := request.replica) is not None]
+        parts = {request.id: request.parts for request, _ in where}
+        while where := [
+            (request, replica)
+            for request, replica in where
+            if request.replica is replica and request.parts == parts[request.id]
+        ]:
+            for replica in {replica for _, replica in where}:
+                try:
+                    await replica.client.abort([request.part_id for request, at in where if at is replica])
+                except ServerLostError as error:
+                    self._lose(replica, error)
+            with anyio.move_on_after(_ABORT_EVERY_S):
+                await self._changed.wait()
+
+    def _notify(self) -> None:
+        """Wake all that wait for a change."""
+        self._changed.set()
+        self._changed = anyio.Event()
+
+
+class PinnedEngine:
+    """A view of an engine that sends all requests to one replica."""
+
+    def __init__(self, engine: VllmEngine, replica: Replica) -> None:
+        self._engine = engine
+        self._replica = replica
+
+    @property
+    def index(self) -> int:
+        """Index of the replica."""
+        return self._replica.index
+
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Completion:
+        """See `VllmEngine.generate`."""
+        request = self._engine._request(prompt_ids, params, None, None)
+        return await self._engine._complete(request, self._replica)

@@ -1,0 +1,126 @@
+"""One replica of the engine: a server that was started here or elsewhere, and its state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import anyio
+
+from .client import ServerLostError, VllmClient
+
+_POLL_S = 1.0
+_EXIT_S = 6.0
+"""A server whose engine process was killed ends by itself within this time."""
+
+
+class Server(Protocol):
+    """A server that the engine starts and ends; see `server.VllmServer`."""
+
+    @property
+    def url(self) -> str: ...
+    async def start(self, timeout_s: float) -> None: ...
+    async def wait_ended(self) -> str: ...
+    async def kill(self) -> None: ...
+    async def stop(self) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """A replica.
+
+    Attributes:
+        index: Index in the engine.
+        server: The server, if the engine starts it.
+        url: Address of a server that was started elsewhere.
+        is_ready: Whether requests may be sent: the server answers and has the current weights.
+        is_draining: Whether it gets no new requests.
+        is_gone: Whether it will not come back.
+        running: Number of requests in progress.
+        version: Policy version of its weights.
+        restarts: Number of times that it was lost.
+        loss: Why it was lost; empty while it is not.
+        is_stalled: Whether it was lost because it sent nothing for too long.
+    """
+
+    index: int
+    server: Server | None
+    url: str = ""
+    is_ready: bool = False
+    is_draining: bool = False
+    is_gone: bool = False
+    running: int = 0
+    version: int = 0
+    restarts: int = 0
+    loss: str = ""
+    is_stalled: bool = False
+    _lost: anyio.Event = field(default_factory=anyio.Event)
+    _client: VllmClient | None = None
+
+    @property
+    def client(self) -> VllmClient:
+        """Calls the server; exists after `start`."""
+        assert self._client is not None
+        return self._client
+
+    def lose(self, error: ServerLostError) -> None:
+        """Send no more requests to the server, until `recover` has brought it back."""
+        self.is_ready, self.loss = False, str(error)
+        self.is_stalled = error.is_stall
+        self._lost.set()
+
+    def is_back(self) -> None:
+        """The server answers, and has the current weights."""
+        self.is_ready, self.loss, self.is_stalled = True, "", False
+        self._lost = anyio.Event()
+
+    async def start(self, *, start_timeout_s: float, stall_timeout_s: float) -> None:
+        """Start the server, or wait until the one that was started elsewhere answers.
+
+        Raises:
+            UsageError: The server cannot be started.
+            ServerLostError: The server does not answer.
+        """
+        if self.server is not None:
+            await self.server.start(start_timeout_s)
+            self.url = self.server.url
+        self._client = VllmClient(self.url, stall_timeout_s=stall_timeout_s)
+        with anyio.move_on_after(start_timeout_s):
+            while True:
+                if await self.client.is_healthy():
+                    return
+                await anyio.sleep(_POLL_S)
+        raise ServerLostError(f"no answer within {start_timeout_s:g} s")
+
+    async def wait_lost(self) -> str:
+        """Return the reason when the server is lost. A process that was started here has then ended."""
+        if self.server is None:
+            await self._lost.wait()
+            return self.loss
+        reason = ""
+
+        async def ended() -> None:
+            nonlocal reason
+            assert self.server is not None
+            reason = await self.server.wait_ended()
+            tasks.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ended)
+            await self._lost.wait()
+            if not self.is_stalled:
+                await anyio.sleep(_EXIT_S)
+            await self.server.kill()
+        return reason or self.loss
+
+    async def close(self) -> None:
+        """Close the connections, which ends all requests in progress here."""
+        self.is_ready = False
+        if self._client is not None:
+            await self._client.close()
+
+    async def stop(self) -> None:
+        """Close the connections, and end the server if it was started here."""
+        await self.close()
+        if self.server is not None:
+            await self.server.stop()

@@ -1,0 +1,74 @@
+"""A completion in progress: what it has so far, and how the next part continues it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from envkit.types import Completion, FinishReason, SamplingParams, floats, ints, stable_hash
+
+from .client import Part
+from .replica import Replica
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A completion in progress.
+
+    Attributes:
+        id: Unique id.
+        prompt: Tokens of the prompt.
+        params: Sampling parameters.
+        session: The session that it belongs to, if any.
+        tokens: Tokens so far.
+        logprobs: Their log-probabilities in nats.
+        versions: Pairs of a policy version and the number of tokens that it sampled, in order.
+        replica: The replica that generates now; None while the request waits.
+        is_aborted: Whether its caller gets the tokens so far.
+        parts: Number of requests to servers so far.
+    """
+
+    id: str
+    prompt: list[int]
+    params: SamplingParams
+    session: str | None
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[list[int]] = field(default_factory=list)
+    replica: Replica | None = None
+    is_aborted: bool = False
+    parts: int = 0
+
+    @property
+    def finish(self) -> FinishReason | None:
+        """Why the completion is over; None if tokens are missing."""
+        if self.tokens and self.tokens[-1] in self.params.stop:
+            return FinishReason.STOP
+        if len(self.tokens) >= self.params.max_tokens:
+            return FinishReason.LENGTH
+        return FinishReason.ABORTED if self.is_aborted else None
+
+    @property
+    def part_id(self) -> str:
+        """Id of the request for the current part, unique on its server."""
+        return f"{self.id}-{self.parts}"
+
+    @property
+    def seed(self) -> int:
+        """Seed of the next part. Parts must not draw the same random numbers."""
+        return stable_hash(self.params.seed, len(self.tokens)) if self.tokens else self.params.seed
+
+    def take(self, part: Part, version: int) -> None:
+        """Append the tokens of a part."""
+        count = min(len(part.tokens), len(part.logprobs))
+        self.tokens += part.tokens[:count]
+        self.logprobs += part.logprobs[:count]
+        if not count:
+            return
+        if self.versions and self.versions[-1][0] == version:
+            self.versions[-1][1] += count
+        else:
+            self.versions.append([version, count])
+
+    def completion(self, finish: FinishReason) -> Completion:
+        ranges = tuple((version, count) for version, count in self.versions)
+        return Completion(ints(self.tokens), floats(self.logprobs), finish, ranges)
