@@ -32,10 +32,11 @@ _KILL_TERM_S = 2.0
 
 
 class VllmServer:
-    """A vLLM server in a session of its own; `start` it once, in the thread of a running event loop.
+    """A vLLM server in a session of its own. After it has ended, `start` starts it again.
 
-    When this process or the event loop's thread ends, the server gets SIGTERM. What survives that, such as the other
-    processes of a server that is killed at the same time, is ended at the next start of a server by this user.
+    When this process, or the thread of the event loop that called `start`, ends, the server gets SIGTERM. What survives
+    that, such as the other processes of a server that is killed at the same time, is ended when this user starts a
+    server the next time.
 
     Args:
         settings: Its settings.
@@ -82,6 +83,7 @@ class VllmServer:
         port = _usable_port(self._port)
         self.url = f"http://{HOST}:{port}"
         began_s = clock.now()
+        self._leader_ended = anyio.Event()
         self._launch(
             command(self._settings, host=HOST, port=port, on_cpu=on_cpu),
             environment(self._settings, os.environ, on_cpu=on_cpu),
