@@ -152,7 +152,7 @@ class _Run:
             threads = self._learning_threads()
             with self._stop.waits_for("the policy to be loaded"):
                 folder = parts.enter_context(weights_folder(self._folder))
-                opening = open_policy(self._run, folder=folder, threads=threads)
+                opening = open_policy(self._run, folder=folder, threads=threads, announce=self._display.announce)
                 policy = self._policy = await parts.enter_async_context(opening)
             self._display.announce(f"policy: {policy.description}")
             async with self._host() as host:
