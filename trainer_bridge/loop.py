@@ -329,9 +329,9 @@ class TrainLoop:
         if self._probe is None or not self.state.probe_prompt:
             return []
         began = clock.now()
-        probe = await self._probe.measure(self.state.probe_prompt, push)
+        probes = await self._probe.measure(self.state.probe_prompt, push)
         self._probe_s = clock.now() - began
-        return [] if probe is None else self._diagnostics.pushed(probe)
+        return [finding for probe in probes for finding in self._diagnostics.pushed(probe)]
 
     async def _report(self, found: Sequence[Finding], display: Display) -> None:
         """Show findings. If one of them stops the run, save a checkpoint and raise an error."""

@@ -36,6 +36,7 @@ class PushProbe:
         token_ids: Tokens that the engine sampled.
         engine_logprobs: The engine's log-probabilities of these tokens, in nats.
         trainer_logprobs: The trainer's log-probabilities of these tokens under the pushed weights, in nats.
+        replica: Index of the replica of the engine.
     """
 
     version: int
@@ -43,6 +44,7 @@ class PushProbe:
     token_ids: tuple[int, ...]
     engine_logprobs: tuple[float, ...]
     trainer_logprobs: tuple[float, ...]
+    replica: int = 0
 
     def equals(self, other: PushProbe) -> bool:
         """Whether the engine sampled the same tokens with bit-equal log-probabilities."""

@@ -53,8 +53,8 @@ class Diagnostics:
         self._step = 0
         self._first: Row | None = None
         self._rows: deque[Row] = deque(maxlen=max(checks.STEPS, self.settings.invalid_steps))
-        self._before: PushProbe | None = None
-        self._is_changed = False
+        self._before: dict[int, PushProbe] = {}
+        self._is_changed: dict[int, bool] = {}
         for row in rows:
             self._recorded.append(row.get("step"))
             self._add(row)
@@ -65,16 +65,17 @@ class Diagnostics:
         return self._enter(step, [checks.steps_lost_or_repeated(recorded, step)])
 
     def pushed(self, probe: PushProbe) -> list[Finding]:
-        """Weights were pushed to the engine."""
+        """Weights were pushed to the engine, and `probe` is that of one of its replicas."""
         found: list[Finding | None] = []
-        if self._before is not None and probe.equals(self._before):
+        replica, before = probe.replica, self._before.get(probe.replica)
+        if before is not None and probe.equals(before):
             # Compare with the first probe that had this output: several small updates may be visible only together.
-            self._is_changed |= probe.is_changed
+            self._is_changed[replica] |= probe.is_changed
             resolution_nats = checks.RESOLUTION_NATS.get(self.settings.dtype, checks.RESOLUTION_NATS["bfloat16"])
-            probe = replace(probe, is_changed=self._is_changed)
-            found.append(checks.weights_not_applied(self._before, probe, resolution_nats=resolution_nats))
+            probe = replace(probe, is_changed=self._is_changed[replica])
+            found.append(checks.weights_not_applied(before, probe, resolution_nats=resolution_nats))
         else:
-            self._before, self._is_changed = probe, False
+            self._before[replica], self._is_changed[replica] = probe, False
         where = f"{len(probe.token_ids)} tokens sampled after the push of version {probe.version}"
         gap_nats, tolerance_nats = checks.probe_gap_nats(probe), checks.FEW_TOKENS * self._tolerance_nats
         found.append(checks.engine_disagrees(gap_nats, tolerance_nats=tolerance_nats, where=where))

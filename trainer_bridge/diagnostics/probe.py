@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import anyio
 import numpy as np
@@ -18,11 +19,20 @@ TOKENS = 8
 _SEED = 20_240_501
 
 
+class Replica(Protocol):
+    """One of several replicas of an engine, each with its own copy of the weights."""
+
+    @property
+    def index(self) -> int: ...
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Completion: ...
+
+
 class Probe:
     """Probes an engine. The request has no session, so it neither uses nor leaves anything in the engine's cache.
 
     Args:
-        engine: The engine, which must not be generating for others at the time.
+        engine: The engine, which must not be generating for others at the time. If it has the attribute `replicas`, a
+            sequence of `Replica`, each of them is probed.
         trainer: The trainer, whose current weights are those of the last push.
         temperature: Sampling temperature of the run, which the trainer's log-probabilities take into account.
         max_tokens: Maximum total length of prompt and completion in tokens.
@@ -38,22 +48,29 @@ class Probe:
         self._max_tokens = max_tokens
         self._timeout_s = timeout_s
 
-    async def measure(self, prompt: Sequence[int], push: Push) -> PushProbe | None:
-        """Return the completion of `prompt` after `push`; None if it missed the deadline."""
+    async def measure(self, prompt: Sequence[int], push: Push) -> list[PushProbe]:
+        """Return the completion of `prompt` after `push` by each replica, except for those that missed the deadline."""
         count = max(1, min(TOKENS, self._max_tokens - len(prompt)))
         params = SamplingParams(temperature=self._temperature, max_tokens=count, seed=_SEED)
-        with anyio.move_on_after(self._timeout_s) as scope:
-            completion: Completion = await self._engine.generate(prompt, params)
-        if scope.cancelled_caught:
-            return None
-        (scored,) = await self._trainer.score([_sample(prompt, completion)])
-        return PushProbe(
-            version=push.weights.version,
-            is_changed=push.is_changed,
-            token_ids=tuple(completion.token_ids.tolist()),
-            engine_logprobs=tuple(completion.logprobs.tolist()),
-            trainer_logprobs=tuple(scored.tolist()),
-        )
+        probes: list[PushProbe] = []
+        replicas: Sequence[Replica] | None = getattr(self._engine, "replicas", None)
+        for index, engine in [(0, self._engine)] if replicas is None else [(one.index, one) for one in replicas]:
+            with anyio.move_on_after(self._timeout_s) as scope:
+                completion: Completion = await engine.generate(prompt, params)
+            if scope.cancelled_caught:
+                continue
+            (scored,) = await self._trainer.score([_sample(prompt, completion)])
+            probes.append(
+                PushProbe(
+                    version=push.weights.version,
+                    is_changed=push.is_changed,
+                    token_ids=tuple(completion.token_ids.tolist()),
+                    engine_logprobs=tuple(completion.logprobs.tolist()),
+                    trainer_logprobs=tuple(scored.tolist()),
+                    replica=index,
+                )
+            )
+        return probes
 
 
 def _sample(prompt: Sequence[int], completion: Completion) -> Sample:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from envkit.config import RunConfig
-from envkit.config.parts import AutoRendererSection, TorchTrainerSection, TransformersEngineSection
+from envkit.config.parts import AutoRendererSection, TorchTrainerSection, TransformersEngineSection, VllmEngineSection
 from envkit.config.training import EnvSection
 from envkit.env import AsyncEnv
 from envkit.errors import ConfigError, OptionError, UnknownEnvError, UsageError
@@ -17,6 +17,7 @@ from envkit.trainer_bridge.algorithms import catalogue
 from envkit.trainer_bridge.warmup.dialogues import parse_dialogues
 from envkit.wiring import environments, tasks
 from envkit.wiring.environments import Resources
+from envkit.wiring.training import vllm
 from envkit.wiring.training.models import CATALOGUE, is_cached, is_path, verify
 from envkit.wiring.training.remote import check_served
 from envkit.wiring.training.resolve import algorithm_of, creates_policy, is_served_only, is_tiny, keys_of
@@ -159,6 +160,8 @@ def _check_engine(run: RunConfig) -> None:
         if section.hidden_size % multiple:
             reason = f"must be a multiple of 2 * engine.heads ({multiple}), got {section.hidden_size}"
             raise ConfigError([f"engine.hidden_size: {reason}"])
+    if isinstance(section, VllmEngineSection) and (found := vllm.problems(section)):
+        raise ConfigError(found)
     if section.model is not None:
         _check_model(section.model)
 

@@ -5,7 +5,7 @@ This module does not import torch.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,13 +57,16 @@ class Policy:
 
 
 @asynccontextmanager
-async def open_policy(run: RunConfig, *, folder: Path, threads: int) -> AsyncIterator[Policy]:
+async def open_policy(
+    run: RunConfig, *, folder: Path, threads: int, announce: Callable[[str], None] = lambda line: None
+) -> AsyncIterator[Policy]:
     """Open the model, renderer, engine and trainer of a run. The same file always gives the same policy.
 
     Args:
         run: The resolved training file.
         folder: Folder for weights on their way to the engine; it need not exist.
         threads: Number of threads for learning.
+        announce: Shows a line to the user.
 
     Raises:
         UsageError: A part cannot be opened; for example, the model does not exist.
@@ -72,7 +75,7 @@ async def open_policy(run: RunConfig, *, folder: Path, threads: int) -> AsyncIte
         with TemporaryDirectory(prefix="envkit-") as scratch:
             model = await clock.to_thread(_model_of, run, Path(scratch))
             renderer = await open_renderer(parts, run, model)
-            engine = await open_engine(parts, run, model)
+            engine = await open_engine(parts, run, model, announce)
             trainer = await open_trainer(parts, run, model, engine, folder=folder, threads=threads)
         if run.warmup.kind != "none" and not isinstance(trainer, ImitatingTrainer):
             raise UsageError(f"warmup.kind: the trainer {run.trainer.kind} cannot imitate; use none, and name a model")
@@ -105,14 +108,19 @@ async def open_renderer(parts: AsyncExitStack, run: RunConfig, model: Model | No
     return renderer
 
 
-async def open_engine(parts: AsyncExitStack, run: RunConfig, model: Model | None) -> PolicyEngine:
+async def open_engine(
+    parts: AsyncExitStack, run: RunConfig, model: Model | None, announce: Callable[[str], None] = lambda line: None
+) -> PolicyEngine:
     """Open the engine that the section ``engine`` chooses."""
+    lora = getattr(run.trainer, "lora", None)
     context = EngineContext(
         section=run.engine,
         model=model,
         max_tokens=run.rollout.max_tokens,
         threads=playing_threads(run),
         seed=run.seed,
+        lora_rank=0 if lora is None else lora.rank,
+        announce=announce,
     )
     engine: PolicyEngine = await open_part(parts, "engines", run.engine.kind, context)
     return engine

@@ -11,7 +11,7 @@ from typing import Any
 
 from envkit.config import RunConfig, WarmupSection, kinds
 from envkit.config.grammar import Section
-from envkit.config.parts import RendererSection, TorchTrainerSection, TransformersEngineSection
+from envkit.config.parts import RendererSection, TorchTrainerSection, TransformersEngineSection, VllmEngineSection
 from envkit.config.training import EnvSection
 from envkit.errors import ConfigError, UsageError
 from envkit.registry import EnvSpec
@@ -81,7 +81,7 @@ def resolve(run: RunConfig) -> RunConfig:
     device = getattr(engine, "device", "cpu")
     if isinstance(trainer, TorchTrainerSection):
         trainer = trainer_defaults(trainer, is_tiny=tiny, device=device)
-    if isinstance(engine, TransformersEngineSection) and engine.dtype == "auto":
+    if isinstance(engine, (TransformersEngineSection, VllmEngineSection)) and engine.dtype == "auto":
         dtype = "float32" if tiny or not has_fast_bfloat16(device) else "bfloat16"
         engine = engine.model_copy(update={"dtype": dtype})
     changed: dict[str, Section | list[EnvSection]] = {

@@ -14,7 +14,7 @@ import anyio
 
 from envkit import clock, config
 from envkit.config import RunConfig
-from envkit.config.parts import TorchTrainerSection
+from envkit.config.parts import TorchTrainerSection, VllmEngineSection
 from envkit.errors import ConfigError, EnvkitError, leaves
 from envkit.protocols import EnvHost
 from envkit.trainer_bridge.diagnostics import Diagnostics, DiagnosticSettings, Probe
@@ -152,7 +152,7 @@ class _Run:
             threads = self._learning_threads()
             with self._stop.waits_for("the policy to be loaded"):
                 folder = parts.enter_context(weights_folder(self._folder))
-                opening = open_policy(self._run, folder=folder, threads=threads)
+                opening = open_policy(self._run, folder=folder, threads=threads, announce=self._display.announce)
                 policy = self._policy = await parts.enter_async_context(opening)
             self._display.announce(f"policy: {policy.description}")
             async with self._host() as host:
@@ -261,7 +261,15 @@ class _Run:
 
     def _loop(self, policy: Policy, host: EnvHost, record: RunRecord) -> TrainLoop:
         run = self._run
-        rollout = Rollout(host, policy.engine, policy.renderer, limits_of(run), run.num_envs, run.rollout.num_graders)
+        rollout = Rollout(
+            host,
+            policy.engine,
+            policy.renderer,
+            limits_of(run),
+            run.num_envs,
+            run.rollout.num_graders,
+            in_lockstep=not isinstance(run.engine, VllmEngineSection),
+        )
         evaluation = run.evaluation
         evaluated = [
             list(task_sets.all_tasks(spec, section.options, "eval", evaluation.seed, evaluation.episodes))

@@ -20,6 +20,8 @@ _REQUEST_PREFIX = "generate-tokens-"
 _ADAPTER = "policy"
 _LOAD_TIMEOUT_S = 600.0
 _CALL_TIMEOUT_S = 60.0
+_KEEP_ALIVE_S = 2.0
+"""Idle connections are closed after this time, before the server closes them (5 s)."""
 _MAX_SEED = 1 << 63
 _UNAVAILABLE = 500
 
@@ -70,7 +72,7 @@ class VllmClient:
         self.model = ""
         self._base = ""
         self._stall_timeout_s = stall_timeout_s
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=_KEEP_ALIVE_S)
         timeout = httpx.Timeout(_CALL_TIMEOUT_S, read=stall_timeout_s)
         self._http = httpx.AsyncClient(base_url=self.url, limits=limits, timeout=timeout, trust_env=False)
 

@@ -66,7 +66,7 @@ class VllmEngine:
 
     Args:
         settings: Settings.
-        servers: Servers to start, one per replica.
+        servers: Functions that make a server to start, one per replica. They are called again after a loss.
         urls: Addresses of running servers, one per replica.
         announce: Shows a line to the user.
     """
@@ -75,14 +75,14 @@ class VllmEngine:
         self,
         settings: VllmSettings,
         *,
-        servers: Sequence[Server] = (),
+        servers: Sequence[Callable[[], Server]] = (),
         urls: Sequence[str] = (),
         announce: Callable[[str], None] = lambda line: None,
     ) -> None:
-        parts = [*((server, "") for server in servers), *((None, url) for url in urls)]
+        parts = [*((make, "") for make in servers), *((None, url) for url in urls)]
         self._settings = settings
         self._announce = announce
-        self._replicas = [Replica(index, server, url) for index, (server, url) in enumerate(parts)]
+        self._replicas = [Replica(index, make, url) for index, (make, url) in enumerate(parts)]
         self._routing = Routing()
         self._requests: dict[str, Request] = {}
         self._numbers = itertools.count()

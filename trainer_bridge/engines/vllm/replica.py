@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -31,8 +32,8 @@ class Replica:
 
     Attributes:
         index: Index in the engine.
-        server: The server, if the engine starts it.
-        url: Address of a server that was started elsewhere.
+        make_server: Makes a server to start; None if the server was started elsewhere.
+        url: Address of the server.
         is_ready: Whether requests may be sent: the server answers and has the current weights.
         is_draining: Whether it gets no new requests.
         is_gone: Whether it will not come back.
@@ -44,7 +45,7 @@ class Replica:
     """
 
     index: int
-    server: Server | None
+    make_server: Callable[[], Server] | None
     url: str = ""
     is_ready: bool = False
     is_draining: bool = False
@@ -56,6 +57,7 @@ class Replica:
     is_stalled: bool = False
     _lost: anyio.Event = field(default_factory=anyio.Event)
     _client: VllmClient | None = None
+    _server: Server | None = None
 
     @property
     def client(self) -> VllmClient:
@@ -81,9 +83,10 @@ class Replica:
             UsageError: The server cannot be started.
             ServerLostError: The server does not answer.
         """
-        if self.server is not None:
-            await self.server.start(start_timeout_s)
-            self.url = self.server.url
+        if self.make_server is not None:
+            self._server = self.make_server()
+            await self._server.start(start_timeout_s)
+            self.url = self._server.url
         self._client = VllmClient(self.url, stall_timeout_s=stall_timeout_s)
         with anyio.move_on_after(start_timeout_s):
             while True:
@@ -94,15 +97,14 @@ class Replica:
 
     async def wait_lost(self) -> str:
         """Return the reason when the server is lost. A process that was started here has then ended."""
-        if self.server is None:
+        server, reason = self._server, ""
+        if server is None:
             await self._lost.wait()
             return self.loss
-        reason = ""
 
         async def ended() -> None:
             nonlocal reason
-            assert self.server is not None
-            reason = await self.server.wait_ended()
+            reason = await server.wait_ended()
             tasks.cancel_scope.cancel()
 
         async with anyio.create_task_group() as tasks:
@@ -110,7 +112,7 @@ class Replica:
             await self._lost.wait()
             if not self.is_stalled:
                 await anyio.sleep(_EXIT_S)
-            await self.server.kill()
+            await server.kill()
         return reason or self.loss
 
     async def close(self) -> None:
@@ -122,5 +124,5 @@ class Replica:
     async def stop(self) -> None:
         """Close the connections, and end the server if it was started here."""
         await self.close()
-        if self.server is not None:
-            await self.server.stop()
+        if self._server is not None:
+            await self._server.stop()
