@@ -26,6 +26,7 @@ EXTRAS: Mapping[str, Sequence[str]] = {
     "ray": ("ray",),
     "terminal": ("pyte",),
     "vllm": ("vllm",),
+    "wandb": ("wandb",),
 }
 """The packages, by import name, that each extra installs: ``serve`` stands for ``pip install "envkit[serve]"``."""
 

@@ -198,7 +198,8 @@ class TrackingSection(Section):
         default=[TensorBoardSection()]
     )
     """Trackers, which get the metrics besides metrics.jsonl: names, or sections with the key kind and the settings of
-    that tracker. tensorboard: event files in the folder tensorboard of the run. []: no trackers."""
+    that tracker. tensorboard: event files in the folder tensorboard of the run. wandb: a run of Weights & Biases.
+    []: no trackers."""
     trajectories_every: Annotated[int, Field(ge=0)] = 10
     """Train steps between two trajectory files, which contain some episodes of a train step. The first and the last
     train step always write one. 0: no files."""
