@@ -180,15 +180,13 @@ class VllmEngine:
             if not is_paused:
                 await self.pause(PauseMode.WAIT)
             async with self._loading:
-                before, self._current = self._current, weights
-                try:
-                    async with anyio.create_task_group() as tasks:
-                        for replica in self._ready():
-                            tasks.start_soon(self._load, replica, weights)
-                except BaseExceptionGroup as group:
-                    self._current = before
-                    raise group.exceptions[0] from None
-                self._version = weights.version
+                errors: list[UsageError] = []
+                async with anyio.create_task_group() as tasks:
+                    for replica in self._ready():
+                        tasks.start_soon(self._load, replica, weights, errors)
+                if errors:
+                    raise errors[0]
+                self._current, self._version = weights, weights.version
         finally:
             if not is_paused:
                 await self.resume()
@@ -278,11 +276,14 @@ class VllmEngine:
             )
         self._notify()
 
-    async def _load(self, replica: Replica, weights: Weights) -> None:
+    async def _load(self, replica: Replica, weights: Weights, errors: list[UsageError]) -> None:
+        """Load on one of several replicas; the others must finish theirs even if this one rejects the weights."""
         try:
             await self._install(replica, weights)
         except ServerLostError as error:
             self._lose(replica, error)
+        except UsageError as error:
+            errors.append(error)
 
     async def _install(self, replica: Replica, weights: Weights) -> None:
         await replica.client.load(weights)
