@@ -25,6 +25,7 @@ EXTRAS: Mapping[str, Sequence[str]] = {
     "docker": ("docker", "requests"),
     "ray": ("ray",),
     "terminal": ("pyte",),
+    "vllm": ("vllm",),
 }
 """The packages, by import name, that each extra installs: ``serve`` stands for ``pip install "envkit[serve]"``."""
 
