@@ -12,9 +12,10 @@ import anyio
 from envkit import clock
 from envkit.config.parts import VllmEngineSection
 from envkit.errors import UsageError
-from envkit.trainer_bridge.engines.vllm.engine import VllmEngine, VllmSettings
+from envkit.trainer_bridge.engines.vllm.engine import VllmEngine
 from envkit.trainer_bridge.engines.vllm.interpreter import find_python
 from envkit.trainer_bridge.engines.vllm.launch import ServerSettings
+from envkit.trainer_bridge.engines.vllm.replica import VllmSettings
 from envkit.trainer_bridge.engines.vllm.server import VllmServer
 from envkit.wiring.contexts import EngineContext
 from envkit.wiring.training import models
