@@ -28,11 +28,11 @@ quickstart-llm: install
 
 # All tests: first in parallel, then those marked `alone`, one by one. A test is skipped with the reason if
 # what it needs (Docker, bubblewrap, the language model) is missing. If at most three tests fail, they are run once more.
-# Durations are in .reports/.
+# Durations are in .reports/. Python may write bytecode, since hundreds of programs import the same modules.
 test: .venv/dev .venv/model
 	docker/install-missing
 	rm -f .pytest_cache/v/cache/lastfailed .reports/flaky.txt
-	docker/with-daemon docker/with-base sh -c '\
+	unset PYTHONDONTWRITEBYTECODE; docker/with-daemon docker/with-base sh -c '\
 	$(PYTEST) --junitxml=.reports/parallel.xml -n $(WORKERS) --dist loadgroup -m "not alone" "$$@"; beside=$$?; \
 	[ $$# -gt 0 ] || set -- $$(grep -rl --include="test_*.py" "mark[.]alone" tests); \
 	$(PYTEST) --junitxml=.reports/alone.xml -m alone "$$@"; alone=$$?; \
@@ -103,7 +103,7 @@ clean:
 # Remove the cache, which all clones share; existing .venv folders still work. Do not run this while another make fills it.
 clean-cache:
 	rm -f .venv/model
-	cd "$${ENVKIT_CACHE:-$$HOME/.cache/envkit}" 2>/dev/null && rm -rf venvs images models || :
+	cd "$${ENVKIT_CACHE:-$$HOME/.cache/envkit}" 2>/dev/null && rm -rf venvs images models mypy || :
 	images=$$(docker image ls --quiet envkit-test/games 2>/dev/null); [ -z "$$images" ] || docker image rm --force $$images
 
 # torch is installed in a step of its own, before the rest, so that later steps do not replace it. pip's settings choose its
