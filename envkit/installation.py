@@ -19,13 +19,14 @@ from envkit.errors import UsageError
 EXTRAS: Mapping[str, Sequence[str]] = {
     "serve": ("fastapi", "httpx", "prometheus_client", "starlette", "uvicorn", "uvloop"),
     "train": (
-        *("accelerate", "gguf", "huggingface_hub", "jinja2", "matplotlib", "safetensors"),
+        *("accelerate", "gguf", "huggingface_hub", "jinja2", "matplotlib", "peft", "safetensors"),
         *("tensorboard", "torch", "transformers"),
     ),
     "docker": ("docker", "requests"),
     "ray": ("ray",),
     "terminal": ("pyte",),
     "vllm": ("vllm",),
+    "wandb": ("wandb",),
 }
 """The packages, by import name, that each extra installs: ``serve`` stands for ``pip install "envkit[serve]"``."""
 
