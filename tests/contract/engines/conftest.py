@@ -32,6 +32,7 @@ def policies(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Policie
 @pytest.fixture(scope="session")
 def vllm_process(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmProcess]:
     process = VllmProcess(smollm2, tmp_path_factory.mktemp("vllm") / "log")
+    process.start()
     yield process
     process.stop()
 
