@@ -1,8 +1,8 @@
 """Groups of episodes: play every task several times, in waves that share one gate, and repeat void episodes.
 
-The episodes of a wave meet at a `Lockstep`, so that turn k of all running episodes reaches the engine at the same time
-and forms one batch. The same weights then reproduce the same episodes bit by bit. The next wave begins as soon as no
-episode needs the engine, while the graders of earlier waves may still run.
+The episodes of a wave may meet at a `Lockstep`, so that turn k of all running episodes reaches the engine at the same
+time and forms one batch. The same weights then reproduce the same episodes bit by bit. The next wave begins as soon as
+no episode needs the engine, while the graders of earlier waves may still run.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any, TypeAlias
 import anyio
 from anyio.abc import TaskGroup
 
-from envkit.protocols import Engine, EnvHost, QueueingHost, Renderer
+from envkit.protocols import Engine, EnvHost, Gate, QueueingHost, Renderer
 from envkit.types import Group, RolloutRequest, SamplingParams, Task, Trajectory, stable_hash
 
-from .gates import Lockstep
+from .gates import Lockstep, OpenGate
 from .play import RolloutLimits, play
 
-_PlayOne: TypeAlias = Callable[[RolloutRequest, Lockstep, Callable[[], None]], Coroutine[Any, Any, None]]
+_PlayOne: TypeAlias = Callable[[RolloutRequest, Gate, Callable[[], None]], Coroutine[Any, Any, None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,8 @@ class Rollout:
             being graded do not count.
         num_graders: Maximum number of episodes that are being graded when a wave begins; None means no limit. A grader
             itself never waits, since its episode may hold a sandbox that another one needs.
+        in_lockstep: Whether the turns of a wave reach the engine together. False for an engine whose results depend on
+            timing anyway, so that no episode waits for the longest completion of its wave.
     """
 
     host: EnvHost
@@ -44,6 +46,7 @@ class Rollout:
     limits: RolloutLimits
     num_envs: int
     num_graders: int | None = None
+    in_lockstep: bool = True
 
     async def groups(
         self,
@@ -85,7 +88,7 @@ class Rollout:
         graded = anyio.Condition()
         unfinished = 0
 
-        async def one(request: RolloutRequest, gate: Lockstep, on_played: Callable[[], None]) -> None:
+        async def one(request: RolloutRequest, gate: Gate, on_played: Callable[[], None]) -> None:
             nonlocal unfinished
             unfinished += 1
             if on_begin is not None:
@@ -128,11 +131,12 @@ class Rollout:
         """Play a wave in `running`; return when its episodes need the engine no longer. Some may still be graded."""
         # An episode with a slot arrives within the time that a reset and a step may take.
         limits, host = self.limits, self.host
-        gate = Lockstep(
+        lockstep = Lockstep(
             len(requests),
             timeout_s=limits.timeout_s + (limits.reset_timeout_s or limits.timeout_s),
             queued=(lambda: host.queued) if isinstance(host, QueueingHost) else None,
         )
+        gate: Gate = lockstep if self.in_lockstep else OpenGate()
         left, all_played = len(requests), anyio.Event()
 
         def on_played() -> None:

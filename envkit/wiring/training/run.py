@@ -14,7 +14,7 @@ import anyio
 
 from envkit import clock, config
 from envkit.config import RunConfig
-from envkit.config.parts import TorchTrainerSection
+from envkit.config.parts import TorchTrainerSection, VllmEngineSection
 from envkit.errors import ConfigError, EnvkitError, leaves
 from envkit.protocols import EnvHost
 from envkit.trainer_bridge.diagnostics import Diagnostics, DiagnosticSettings, Probe
@@ -261,7 +261,15 @@ class _Run:
 
     def _loop(self, policy: Policy, host: EnvHost, record: RunRecord) -> TrainLoop:
         run = self._run
-        rollout = Rollout(host, policy.engine, policy.renderer, limits_of(run), run.num_envs, run.rollout.num_graders)
+        rollout = Rollout(
+            host,
+            policy.engine,
+            policy.renderer,
+            limits_of(run),
+            run.num_envs,
+            run.rollout.num_graders,
+            in_lockstep=not isinstance(run.engine, VllmEngineSection),
+        )
         evaluation = run.evaluation
         evaluated = [
             list(task_sets.all_tasks(spec, section.options, "eval", evaluation.seed, evaluation.episodes))
