@@ -19,7 +19,7 @@ from envkit.errors import UsageError
 EXTRAS: Mapping[str, Sequence[str]] = {
     "serve": ("fastapi", "httpx", "prometheus_client", "starlette", "uvicorn", "uvloop"),
     "train": (
-        *("accelerate", "gguf", "huggingface_hub", "jinja2", "matplotlib", "safetensors"),
+        *("accelerate", "gguf", "huggingface_hub", "jinja2", "matplotlib", "peft", "safetensors"),
         *("tensorboard", "torch", "transformers"),
     ),
     "docker": ("docker", "requests"),

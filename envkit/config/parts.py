@@ -180,14 +180,33 @@ class TrainerSection(Section):
     number of threads."""
 
 
+class LoraSection(Section):
+    """LoRA: the model's weights are frozen, and an adapter of low-rank matrices beside its linear layers is trained.
+    Without this section, all weights are trained. Only for a pretrained model.
+    """
+
+    rank: Count = 16
+    """Rank of the adapter's matrices."""
+    alpha: Annotated[float, Field(gt=0), Exponent] = 32.0
+    """The adapter's output is multiplied by alpha / rank."""
+    targets: Literal["all-linear"] | Annotated[list[str], Field(min_length=1)] = "all-linear"
+    """Names of the layers with an adapter, such as `[q_proj, v_proj]`. all-linear: all linear layers except the output
+    layer."""
+    base_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Number format of the frozen weights; the adapter is float32. auto: bfloat16 if trainer.precision is bfloat16,
+    else float32."""
+
+
 class TorchTrainerSection(TrainerSection):
     """A trainer in one process, on one device."""
 
     kind: Literal["torch_local"] = "torch_local"
     learning_rate: Rate | None = None
-    """AdamW's learning rate for the policy. null: 5e-4 for a tiny policy, 1e-6 for a pretrained model."""
+    """AdamW's learning rate for the policy. null: 5e-4 for a tiny policy, 1e-6 for a pretrained model, 2e-5 with
+    LoRA."""
     critic_learning_rate: Rate | None = None
-    """AdamW's learning rate for the critic (ppo). null: 1e-3 for a tiny policy, 1e-5 for a pretrained model."""
+    """AdamW's learning rate for the critic (ppo). null: 1e-3 for a tiny policy, 1e-5 for a pretrained model, 1e-4 with
+    LoRA."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Schedule of both learning rates; linear and cosine decrease to 0 over `steps`."""
     schedule_warmup_steps: Annotated[int, Field(ge=0)] = 0
@@ -205,6 +224,13 @@ class TorchTrainerSection(TrainerSection):
     micro_tokens: Count | None = None
     """Maximum number of tokens of one forward and backward pass, including padding. null: 16384 for a tiny policy, 4096
     for a pretrained model."""
+    packing: bool = False
+    """Whether several short samples without a common prefix share a row of a pass, which avoids padding. Only for a
+    pretrained model."""
+    lora: LoraSection | None = None
+    """The adapter; null: all weights are trained."""
+    shard_mib: Count = 4096
+    """Maximum size in MiB of a file of weights; larger models are split into several files."""
 
 
 class TrackerSection(Section):

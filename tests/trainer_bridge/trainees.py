@@ -13,8 +13,9 @@ import numpy as np
 import torch
 
 from envkit.trainer_bridge.algorithms import catalogue
-from envkit.trainer_bridge.algorithms.critic import Critic
+from envkit.trainer_bridge.algorithms.critic import Critic, critic_and_reference
 from envkit.trainer_bridge.trainers.torch_local import TorchTrainer, TrainerSettings
+from envkit.trainer_bridge.weights.lora import LoraSettings, add_adapter
 from envkit.types import Floats, Sample, Weights
 from tests.trainer_bridge.models import open_model, sample, shake, slow_logps
 
@@ -34,11 +35,23 @@ class Trainee:
         folder: Of the policy that it starts from.
         weights: Where it publishes; None for a copy in memory.
         engine_dtype: Number format of the published weights.
+        adapter: Train a LoRA adapter with these settings, from a policy that is its reference and its critic's start.
+        base_dtype: Number format of the weights beside the adapter.
+        publishes_adapter: As in `TorchTrainer`.
         how: Preset and changes, as for `catalogue.resolve`; the rest are settings of the trainer.
     """
 
     def __init__(
-        self, folder: Path, weights: Path | None, *, preset: str, engine_dtype: str = "float32", **how: Any
+        self,
+        folder: Path,
+        weights: Path | None,
+        *,
+        preset: str,
+        engine_dtype: str = "float32",
+        adapter: LoraSettings | None = None,
+        base_dtype: torch.dtype = torch.float32,
+        publishes_adapter: bool = False,
+        **how: Any,
     ) -> None:
         settings: dict[str, Any] = {
             "learning_rate": 1e-2,
@@ -53,11 +66,15 @@ class Trainee:
         self.algorithm = catalogue.resolve(preset, changes)
         self.model = open_model(folder)
         self.critic: Critic | None = None
-        if self.algorithm.has_critic:
+        self.reference: Any = None
+        if adapter is not None:
+            self.model.to(base_dtype)
+            add_adapter(self.model, adapter, base=str(folder), seed=settings["seed"])
+            self.critic, self.reference = critic_and_reference(self.model, self.algorithm, seed=3)
+        elif self.algorithm.has_critic:
             self.critic = Critic(self.model)
             shake(self.critic, seed=11)
-        self.reference: Any = None
-        if self.algorithm.kl_coefficient > 0:
+        if self.algorithm.kl_coefficient > 0 and adapter is None:
             self.reference = open_model(folder)
             shake(self.reference, seed=12)
         self.trainer = TorchTrainer(
@@ -68,6 +85,7 @@ class Trainee:
             engine_dtype=engine_dtype,
             critic=self.critic,
             reference=self.reference,
+            publishes_adapter=publishes_adapter,
         )
 
     def update(self, samples: Sequence[Sample]) -> dict[str, float]:

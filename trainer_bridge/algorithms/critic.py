@@ -19,18 +19,24 @@ from envkit.types import Sample
 from .catalogue import Algorithm
 
 
+def copy_of(module: Any) -> Any:
+    """Return a copy of `module` that shares its frozen weights, such as those beside a LoRA adapter."""
+    frozen = {id(weight): weight for weight in module.parameters() if not weight.requires_grad}
+    return copy.deepcopy(module, {**frozen})
+
+
 class Critic(nn.Module):
     """Estimates the return from a turn onwards, given all tokens before the turn's completion.
 
     Args:
-        model: A causal language model; the critic starts with a copy of its body.
+        model: A causal language model; the critic starts with a copy of its body (see `copy_of`).
     """
 
     def __init__(self, model: Any) -> None:
         super().__init__()
-        self.body = copy.deepcopy(model.base_model)
+        self.body = copy_of(model.base_model)
         width = model.config.get_text_config().hidden_size
-        self.head = nn.Linear(width, 1, device=model.device, dtype=model.dtype)
+        self.head = nn.Linear(width, 1, device=model.device)  # float32, also beside a frozen bfloat16 body
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
@@ -56,7 +62,7 @@ def critic_and_reference(model: Any, algorithm: Algorithm, *, seed: int) -> tupl
 
     `seed` is the seed of the critic's new weights.
     """
-    reference = copy.deepcopy(model).eval() if algorithm.kl_coefficient > 0 else None
+    reference = copy_of(model).eval() if algorithm.kl_coefficient > 0 else None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         critic = Critic(model) if algorithm.has_critic else None

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from . import adapters
+
 
 @dataclass(frozen=True, slots=True)
 class CatalogueModel:
@@ -71,5 +73,5 @@ def models_folder() -> Path:
 
 
 def is_model(folder: Path) -> bool:
-    """Return whether `folder` contains a model in the format of the transformers library."""
-    return (folder / "config.json").is_file()
+    """Return whether `folder` contains a model in the format of the transformers library, or an adapter of a model."""
+    return (folder / "config.json").is_file() or (folder / adapters.CONFIG).is_file()

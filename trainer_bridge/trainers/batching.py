@@ -1,9 +1,9 @@
 """Packing samples into rows and passes. Axes: B rows, L tokens, N tokens that contribute to the loss.
 
 A row contains one sample, or several samples with a common prefix. Several samples form a prefix tree, in which the
-tokens that they share, such as a system prompt, occur once. Each token has the same position as in its sample, and a
-mask limits its attention to the preceding tokens of its samples. The result is therefore the same as with one sample
-per row. A pass is a batch of rows.
+tokens that they share, such as a system prompt, occur once. With packing, a row may contain several trees. Each token
+has the same position as in its sample, and a mask limits its attention to the preceding tokens of its samples. The
+result is therefore the same as with one sample per row. A pass is a batch of rows.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ but the gain only with the prefix's length.
 """
 
 SHARED_TIMES = 4
+
+PACKED_ROW_TOKENS = 1024
+"""Maximum number of tokens in a row of samples without a common prefix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,15 +126,20 @@ def passes(samples: Sequence[Sample], micro_tokens: int) -> list[list[int]]:
     return cut([len(sample.token_ids) for sample in samples], micro_tokens)
 
 
-def row_passes(samples: Sequence[Sample], micro_tokens: int, *, shares_rows: bool) -> list[list[list[int]]]:
+def row_passes(
+    samples: Sequence[Sample], micro_tokens: int, *, shares_rows: bool, packs: bool = False
+) -> list[list[list[int]]]:
     """Split samples into passes of rows; see `cut`. In the result, a row is a list of the indices of its samples.
 
     Args:
         samples: The samples.
         micro_tokens: Maximum number of tokens in a pass, including padding.
         shares_rows: Whether samples with a common prefix share a row; if false, each sample has a separate row.
+        packs: Whether samples without a common prefix share rows, too; only with `shares_rows`.
     """
     rows = shared_rows(samples) if shares_rows else [[number] for number in range(len(samples))]
+    if packs and shares_rows:
+        rows = packed_rows(rows, samples, min(PACKED_ROW_TOKENS, micro_tokens))
     lengths = [row_tokens([samples[number] for number in row]) for row in rows]
     return [[rows[place] for place in part] for part in cut(lengths, micro_tokens)]
 
@@ -159,14 +167,33 @@ def shared_rows(samples: Sequence[Sample]) -> list[list[int]]:
     return rows
 
 
+def packed_rows(rows: Sequence[Sequence[int]], samples: Sequence[Sample], row_tokens_limit: int) -> list[list[int]]:
+    """Join rows to rows of at most `row_tokens_limit` tokens: the longest first, each to the first row with room."""
+    lengths = [row_tokens([samples[number] for number in row]) for row in rows]
+    packed: list[list[int]] = []
+    used: list[int] = []
+    for place in sorted(range(len(rows)), key=lambda place: (-lengths[place], place)):
+        free = (number for number, size in enumerate(used) if size + lengths[place] <= row_tokens_limit)
+        if (number := next(free, None)) is None:
+            number = len(packed)
+            packed.append([])
+            used.append(0)
+        packed[number] += rows[place]
+        used[number] += lengths[place]
+    return packed
+
+
 def row_tokens(samples: Sequence[Sample]) -> int:
-    """Return the length in tokens of a row that contains all `samples`, which must be sorted by their token ids."""
+    """Return the length in tokens of a row that contains `samples` in this order.
+
+    A sample shares tokens with the sample before it, so samples with a common prefix must follow each other.
+    """
     shared = sum(_common(before.token_ids, after.token_ids) for before, after in itertools.pairwise(samples))
     return sum(len(sample.token_ids) for sample in samples) - shared
 
 
 def lay_out(rows: Sequence[Sequence[Sample]], device: torch.device) -> Layout:
-    """Build the tensors for `rows`. The samples of each row must be sorted by their token ids."""
+    """Build the tensors for `rows`. The order of the samples in a row is that of `row_tokens`."""
     longest = max(row_tokens(row) for row in rows)
     ids_BL = torch.zeros(len(rows), longest, dtype=torch.long)
     position_BL = torch.zeros(len(rows), longest, dtype=torch.long)

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
 from textwrap import shorten
 from typing import Any, Protocol
 
-import safetensors.torch
 import torch
 from safetensors import SafetensorError
+from torch import nn
 
 from envkit.errors import UsageError
 
 from ..run_folder.writing import share_weights
-from ..weights.files import load_weights
+from ..weights import lora
+from ..weights.files import load_weights, save_weights
 
 UNREADABLE = (OSError, EOFError, KeyError, RuntimeError, TypeError, ValueError, SafetensorError, UnpicklingError)
 """The exceptions that reading a missing, truncated or unrelated checkpoint file may raise."""
@@ -29,36 +31,85 @@ class Stateful(Protocol):
     def load_state_dict(self, state_dict: dict[str, Any]) -> object: ...
 
 
-def save(folder: Path, model: Any, tokenizer: Any, reference: Any, parts: Mapping[str, Stateful], version: int) -> None:
-    """Write a trainer's checkpoint into the existing `folder`. The policy is saved as the model folder ``policy/``."""
-    model.save_pretrained(folder / "policy")
-    if tokenizer is not None:
-        tokenizer.save_pretrained(folder / "policy")
+@dataclass(frozen=True, slots=True)
+class Models:
+    """The models of a checkpoint.
+
+    Attributes:
+        policy: The policy.
+        tokenizer: Its tokenizer, or None.
+        reference: The reference policy, or None.
+    """
+
+    policy: Any
+    tokenizer: Any
+    reference: Any
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedWeights:
+    """The weights of `module` that are trained, as a part of a checkpoint."""
+
+    module: nn.Module
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: weight.detach() for name, weight in self._trained()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the weights; raise `KeyError` or `RuntimeError` if they do not fit."""
+        self.module.load_state_dict({name: state_dict[name] for name, _ in self._trained()}, strict=False)
+
+    def _trained(self) -> list[tuple[str, nn.Parameter]]:
+        return [(name, weight) for name, weight in self.module.named_parameters() if weight.requires_grad]
+
+
+def save(folder: Path, models: Models, parts: Mapping[str, Stateful], version: int, *, shard_bytes: int) -> None:
+    """Write a trainer's checkpoint into the existing `folder`; files of weights have at most `shard_bytes`.
+
+    The policy is saved as the model folder ``policy/``; if it has a LoRA adapter, the folder has only the adapter.
+    """
+    model, reference = models.policy, models.reference
+    if lora.is_adapted(model):
+        lora.save_adapter(model, folder / "policy")
+    else:
+        model.save_pretrained(folder / "policy", max_shard_size=shard_bytes)
+    if models.tokenizer is not None:
+        models.tokenizer.save_pretrained(folder / "policy")
     # Pass torch an open file: if torch opens a path itself, it hides the operating system's error.
     with (folder / "optimizer.pt").open("wb") as file:
         torch.save({name: part.state_dict() for name, part in parts.items()}, file)
-    if reference is not None:
-        safetensors.torch.save_model(reference, str(folder / "reference.safetensors"))
+    if lora.is_adapted(reference):
+        lora.save_adapter(reference, folder / "reference")
+    elif reference is not None:
+        save_weights(reference, folder / "reference.safetensors", reference.dtype, shard_bytes=shard_bytes)
     share_weights(folder)
     (folder / "trainer.json").write_text(json.dumps({"version": version}))
 
 
-def restore(folder: Path, model: Any, reference: Any, parts: Mapping[str, Stateful]) -> int:
+def restore(folder: Path, models: Models, parts: Mapping[str, Stateful]) -> int:
     """Load a checkpoint that `save` wrote, and return the version of its weights.
 
     Raises:
         UsageError: The folder has no checkpoint of this policy and algorithm.
     """
     try:
-        load_weights(model, folder / "policy")
+        _load(models.policy, folder / "policy")
         state = torch.load(folder / "optimizer.pt", weights_only=True, map_location="cpu")
         for name, part in parts.items():
             part.load_state_dict(state[name])  # This also moves the state to the device of the weights.
-        if reference is not None:
-            load_weights(reference, folder / "reference.safetensors")
+        if models.reference is not None:
+            place = folder / "reference"
+            _load(models.reference, place if place.is_dir() else place.with_suffix(".safetensors"))
         return int(json.loads((folder / "trainer.json").read_text())["version"])
     except UNREADABLE as error:
         raise UsageError(f"{folder}: not a checkpoint of this policy and algorithm: {_reason(error)}") from error
+
+
+def _load(model: Any, place: Path) -> None:
+    if lora.is_adapted(model):
+        lora.load_adapter(model, place)
+    else:
+        load_weights(model, place)
 
 
 def _reason(error: Exception) -> str:

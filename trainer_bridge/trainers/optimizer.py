@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from envkit.errors import UsageError
+
 
 def adamw(
     module: nn.Module, learning_rate: float, *, weight_decay: float = 0.0, is_fused: bool = False
@@ -46,6 +48,24 @@ def rate_factor(schedule: str, step: int, *, steps: int, warmup_steps: int) -> f
         return 1.0
     share = min((step - warmup_steps) / max(steps - warmup_steps, 1), 1.0)
     return 1.0 - share if schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * share))
+
+
+def clip_gradient(module: nn.Module, max_norm: float, *, train_step: int, key: str = "trainer.learning_rate") -> float:
+    """Clip the norm of the gradient and return the norm before clipping.
+
+    Raises:
+        UsageError: The gradient is not finite, so an update would make every weight NaN. The error names `train_step`,
+            and its advice is to lower the setting `key`.
+    """
+    try:
+        return float(nn.utils.clip_grad_norm_(module.parameters(), max_norm, error_if_nonfinite=True))
+    except RuntimeError as error:
+        if "non-finite" not in str(error):  # library's message: torch
+            raise
+        raise UsageError(
+            f"the gradient of train step {train_step} is not finite; "
+            f"lower {key} and continue from the last checkpoint with --resume"
+        ) from None
 
 
 def set_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:

@@ -29,6 +29,8 @@ class TrainerSettings:
             in blocks, the samples of a group share their prompt, minibatches contain whole groups, and samples whose
             advantages are 0 are skipped. The gradient differs only by rounding. This is false for tiny policies, so
             that their runs are bitwise reproducible.
+        packing: Whether short samples without a common prefix share rows; only with `is_large`.
+        shard_mib: Maximum size in MiB of a file of weights.
     """
 
     learning_rate: float
@@ -45,3 +47,5 @@ class TrainerSettings:
     precision: str = "float32"
     gradient_checkpointing: bool = False
     is_large: bool = False
+    packing: bool = False
+    shard_mib: int = 4096

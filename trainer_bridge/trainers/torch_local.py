@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from envkit import clock
 from envkit.errors import UsageError
@@ -31,11 +31,11 @@ from ..run_folder.writing import writing
 from ..stopping import Stop
 from ..threads import torch_threads
 from ..warmup.warmup import Imitator
-from ..weights import files
+from ..weights import files, lora
 from . import checkpoint
 from .batching import TrainRows, flat, minibatches, passes, row_passes, turn_rewards
 from .memory import checkpoint_layers, peak_memory_mib
-from .optimizer import adamw, rate_factor, set_rate
+from .optimizer import adamw, clip_gradient, rate_factor, set_rate
 from .settings import TrainerSettings
 from .token_logps import TokenScorer
 
@@ -57,6 +57,8 @@ class TorchTrainer:
         critic: The critic; required for algorithms that have one.
         reference: Reference policy of the KL term; required if the KL coefficient is above 0.
         tokenizer: Tokenizer to save with the policy, so that a checkpoint is a complete model folder.
+        publishes_adapter: Whether `publish` writes only the model's LoRA adapter; otherwise, all weights with the
+            adapter added.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class TorchTrainer:
         critic: Critic | None = None,
         reference: Any = None,
         tokenizer: Any = None,
+        publishes_adapter: bool = False,
     ) -> None:
         if algorithm.has_critic and critic is None:
             raise ValueError(f"{algorithm.advantage.name} needs a critic")
@@ -83,6 +86,7 @@ class TorchTrainer:
         self._engine_dtype: torch.dtype = getattr(torch, engine_dtype)
         self._settings = settings
         self._folder = folder
+        self._publishes_adapter = publishes_adapter
         self._begin(critic, reference)
 
     def begin(self) -> None:
@@ -96,6 +100,9 @@ class TorchTrainer:
         self._samples: list[Sample] = []
         self.version = 0
         self._scorer = self._score_with(model)
+        if settings.packing and not self._scorer.shares_rows:
+            kind = type(model).__name__
+            raise UsageError(f"trainer.packing: not supported by {kind}, which cannot separate samples; use false")
         self._reference_scorer = None if reference is None else self._score_with(reference)
         self._optimizer = adamw(
             model, settings.learning_rate, weight_decay=settings.weight_decay, is_fused=settings.is_large
@@ -107,6 +114,11 @@ class TorchTrainer:
         if settings.gradient_checkpointing:
             for body in [model] if critic is None else [model, critic.body]:
                 checkpoint_layers(body)
+
+    @property
+    def description(self) -> str:
+        """What is trained, in one line, if the model has a LoRA adapter; otherwise empty."""
+        return lora.description(self._model)
 
     def imitator(self, stop: Stop) -> Imitator:
         """Return an imitator, which trains the same weights on demonstrations; call `begin` after it has finished.
@@ -123,6 +135,7 @@ class TorchTrainer:
             stop=stop,
             is_pretrained=settings.is_large,
             precision=settings.precision,
+            packing=settings.packing,
         )
 
     async def accumulate(self, samples: Sequence[Sample]) -> None:
@@ -151,7 +164,7 @@ class TorchTrainer:
         return await clock.to_thread(self._logps, self._scorer, samples)
 
     async def publish(self) -> Weights:
-        """See `envkit.protocols.Trainer.publish`. The caller removes the file once no engine needs it.
+        """See `envkit.protocols.Trainer.publish`. The caller removes the file or folder once no engine needs it.
 
         Without a folder, nothing is written, and the engine copies the weights from the model.
 
@@ -212,25 +225,34 @@ class TorchTrainer:
         return report
 
     def _publish(self) -> Weights:
-        checksum = files.checksum(self._model, self._engine_dtype)
+        model, dtype = self._model, self._engine_dtype
+        if self._folder is not None and self._publishes_adapter:
+            path = self._folder / f"version-{self.version}"
+            with writing(path):
+                lora.save_adapter(model, path)
+            checksum = files.checksum_of(lora.adapter_weights(model).values(), dtype)
+            return Weights(self.version, str(path), checksum, adapter=True)
+        checksum = files.checksum(model, dtype)
         if self._folder is None:
             return Weights(self.version, "", checksum)
         path = self._folder / f"version-{self.version}.safetensors"
         with writing(path):
             self._folder.mkdir(parents=True, exist_ok=True)
-            files.save_weights(self._model, path, self._engine_dtype)
+            path = files.save_weights(model, path, dtype, shard_bytes=self._settings.shard_mib << 20)
         return Weights(self.version, str(path), checksum)
 
     def _save(self, folder: Path) -> None:
-        checkpoint.save(folder, self._model, self._tokenizer, self._reference, self._stateful(), self.version)
+        models = checkpoint.Models(self._model, self._tokenizer, self._reference)
+        checkpoint.save(folder, models, self._stateful(), self.version, shard_bytes=self._settings.shard_mib << 20)
 
     def _restore(self, folder: Path) -> None:
-        self.version = checkpoint.restore(folder, self._model, self._reference, self._stateful())
+        models = checkpoint.Models(self._model, self._tokenizer, self._reference)
+        self.version = checkpoint.restore(folder, models, self._stateful())
 
     def _stateful(self) -> dict[str, checkpoint.Stateful]:
         parts: dict[str, checkpoint.Stateful] = {"policy_optimizer": self._optimizer}
         if self._critic is not None and self._critic_optimizer is not None:
-            parts |= {"critic": self._critic, "critic_optimizer": self._critic_optimizer}
+            parts |= {"critic": checkpoint.TrainedWeights(self._critic), "critic_optimizer": self._critic_optimizer}
         return parts
 
     def _score_with(self, model: Any) -> TokenScorer:
@@ -283,9 +305,10 @@ class TorchTrainer:
             for chosen in self._plain_passes(rows.samples, indices):
                 value_loss = self._critic_pass(rows, chosen, sums) * self._algorithm.value_coefficient / turns
                 value_loss.backward()  # type: ignore[no-untyped-call]
-        norm = self._bound_gradient(self._model)
+        bound, train_step = self._settings.max_grad_norm, self.version + 1
+        norm = clip_gradient(self._model, bound, train_step=train_step)
         if self._critic is not None and self._critic_optimizer is not None:
-            self._bound_gradient(self._critic, key="trainer.critic_learning_rate")
+            clip_gradient(self._critic, bound, train_step=train_step, key="trainer.critic_learning_rate")
             self._critic_optimizer.step()
         self._optimizer.step()  # update the policy only after both gradients were found to be finite
         sums["tokens"] += tokens
@@ -303,31 +326,15 @@ class TorchTrainer:
 
     def _passes(self, samples: Sequence[Sample], indices: Sequence[int]) -> Iterator[list[list[int]]]:
         """Split samples into passes of rows. A row is a list of sample indices."""
+        settings = self._settings
         chosen = [samples[row] for row in indices]
-        for part in row_passes(chosen, self._settings.micro_tokens, shares_rows=self._scorer.shares_rows):
+        shares_rows = self._scorer.shares_rows
+        for part in row_passes(chosen, settings.micro_tokens, shares_rows=shares_rows, packs=settings.packing):
             yield [[indices[place] for place in row] for row in part]
 
     def _plain_passes(self, samples: Sequence[Sample], indices: Sequence[int]) -> Iterator[list[int]]:
         for part in passes([samples[row] for row in indices], self._settings.micro_tokens):
             yield [indices[place] for place in part]
-
-    def _bound_gradient(self, module: nn.Module, *, key: str = "trainer.learning_rate") -> float:
-        """Clip the norm of the gradient and return the norm before clipping.
-
-        Raises:
-            UsageError: The gradient is not finite, so an update would make every weight NaN. The error's advice is to
-                lower the setting `key`.
-        """
-        bound = self._settings.max_grad_norm
-        try:
-            return float(nn.utils.clip_grad_norm_(module.parameters(), bound, error_if_nonfinite=True))
-        except RuntimeError as error:
-            if "non-finite" not in str(error):  # library's message: torch
-                raise
-            raise UsageError(
-                f"the gradient of train step {self.version + 1} is not finite; "
-                f"lower {key} and continue from the last checkpoint with --resume"
-            ) from None
 
     def _policy_pass(self, rows: TrainRows, part: Sequence[Sequence[int]], sums: defaultdict[str, float]) -> Tensor:
         """Return the summed loss of all tokens of `part`, a list of rows of sample indices; add metrics to `sums`."""

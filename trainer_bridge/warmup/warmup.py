@@ -62,6 +62,7 @@ class Imitator:
         is_pretrained: Whether the policy is a pretrained model. If so, AdamW is the only optimiser, and
             log-probabilities are computed in blocks.
         precision: Precision of a pretrained policy's matrix products; see `TokenScorer`.
+        packing: Whether short samples without a common prefix share rows; only for a pretrained policy.
 
     Attributes:
         stage: Index of the current stage.
@@ -78,6 +79,7 @@ class Imitator:
         stop: Stop | None = None,
         is_pretrained: bool = False,
         precision: str = "float32",
+        packing: bool = False,
     ) -> None:
         self._model = model
         self._max_grad_norm = max_grad_norm
@@ -85,6 +87,7 @@ class Imitator:
         self._threads = threads
         self._stop = stop or Stop()
         self._is_pretrained = is_pretrained
+        self._packing = packing
         self._scorer = TokenScorer(model, precision=precision, in_blocks=True) if is_pretrained else None
         self.stage = 0
         self.updates = 0
@@ -159,7 +162,7 @@ class Imitator:
         total = 0.0
         self._model.zero_grad()
         shares_rows = self._scorer is not None and self._scorer.shares_rows
-        for part in row_passes(samples, self._micro_tokens, shares_rows=shares_rows):
+        for part in row_passes(samples, self._micro_tokens, shares_rows=shares_rows, packs=self._packing):
             loss = -self._logps([[samples[number] for number in row] for row in part]).sum() / tokens
             loss.backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())

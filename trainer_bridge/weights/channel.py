@@ -40,7 +40,7 @@ class Push:
 class WeightChannel:
     """Publishes the trainer's weights and loads them into the engine.
 
-    A file is kept until the engine has loaded a newer one.
+    A file or folder is kept until the engine has loaded a newer one.
 
     Args:
         trainer: Publishes its weights.
@@ -67,8 +67,15 @@ class WeightChannel:
         exposed_s = clock.now() - began
         before, self._current = self._current, weights
         if before is not None and before.location and before.location != weights.location:
-            await clock.to_thread(Path(before.location).unlink, missing_ok=True)
+            await clock.to_thread(_remove, Path(before.location))
         return Push(weights, before is None or before.checksum != weights.checksum, exposed_s)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 @contextmanager

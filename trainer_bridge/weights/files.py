@@ -1,20 +1,49 @@
-"""Weights in safetensors files: saving, loading that leaves the model unchanged on an error, and checksums."""
+"""Weights in safetensors files: saving, loading that leaves the model unchanged on an error, and checksums.
+
+The weights of a model with a LoRA adapter (see `lora`) are those of the plain model with the adapter added. They are
+computed one tensor at a time.
+"""
 
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from torch import Tensor
 
 from envkit.types import stable_hash
 
-from ..run_folder.writing import share_weights
-
 INDEX = "model.safetensors.index.json"
+ADAPTER = "default"
+"""peft's name of the adapter inside a model."""
+
+_BASE = ".base_layer."
+_FORMATS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+
+
+@torch.no_grad()
+def named_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield the weights of `model`, with its adapter added, and their names in the plain model; tied weights once."""
+    for name, weight in _plain(model):
+        if _BASE in name and name.endswith(".weight"):
+            weight = merged(model.get_submodule(name[: name.rindex(_BASE)]))
+        yield name.replace(_BASE, "."), weight.detach()
+
+
+def is_of_adapter(name: str) -> bool:
+    """Return whether the weight `name` of a model is one of its adapter."""
+    return name.endswith((f".lora_A.{ADAPTER}.weight", f".lora_B.{ADAPTER}.weight"))
+
+
+def merged(layer: Any) -> Tensor:
+    """Return the float32 weight of a linear layer with an adapter: the sum of both."""
+    weight: Tensor = layer.base_layer.weight.float() + layer.get_delta_weight(ADAPTER).float()
+    return weight
 
 
 @torch.no_grad()
@@ -35,7 +64,12 @@ def load_weights(model: Any, path: Path) -> None:
         if (path / INDEX).exists():
             names = json.loads((path / INDEX).read_text())["weight_map"].values()
             files = [path / name for name in sorted(set(names))]
-    targets: dict[str, torch.Tensor] = model.state_dict()
+    fill(model.state_dict(), files)
+
+
+@torch.no_grad()
+def fill(targets: Mapping[str, Tensor], files: Sequence[Path]) -> None:
+    """Copy the tensors in `files` into those of `targets` with the same names; see `load_weights`."""
     found: set[int] = set()
     problems: list[str] = []
     for file in files:
@@ -60,25 +94,84 @@ def load_weights(model: Any, path: Path) -> None:
 @torch.no_grad()
 def copy_weights(source: Any, model: Any) -> None:
     """Copy the weights of `source` into `model`, rounded to the data types of `model`."""
-    for name, weight in source.named_parameters():
+    for name, weight in named_weights(source):
         model.get_parameter(name).copy_(weight)
 
 
-@torch.no_grad()
-def save_weights(model: Any, path: Path, dtype: torch.dtype) -> None:
-    """Write the weights of `model` to `path`, rounded to `dtype`; tied weights are written once.
+def save_weights(model: Any, path: Path, dtype: torch.dtype, *, shard_bytes: int | None = None) -> Path:
+    """Write the weights of `model`, rounded to `dtype`; tied weights are written once.
+
+    Args:
+        model: The model.
+        path: File for the weights. If they take more than `shard_bytes`, they are split into several files with an
+            index, in a folder with the name of `path` without its suffix.
+        dtype: Number format.
+        shard_bytes: Maximum size of the tensors in a file; None for no limit. A larger tensor has its own file.
+
+    Returns:
+        The file or the folder.
 
     Raises:
-        OSError, SafetensorError: The file cannot be written.
+        OSError: A file cannot be written.
     """
-    weights = {name: weight.detach().to(dtype).contiguous().cpu() for name, weight in model.named_parameters()}
-    save_file(weights, path)
-    share_weights(path.parent)
+    shards: list[list[tuple[str, Tensor]]] = [[]]
+    used = 0
+    for name, weight in _plain(model):
+        size = weight.numel() * dtype.itemsize
+        if shard_bytes is not None and shards[-1] and used + size > shard_bytes:
+            shards.append([])
+            used = 0
+        shards[-1].append((name.replace(_BASE, "."), weight))
+        used += size
+    weights = named_weights(model)
+    if len(shards) == 1:
+        _write(path, shards[0], weights, dtype)
+        return path
+    folder = path.with_suffix("")
+    folder.mkdir(exist_ok=True)
+    places: dict[str, str] = {}
+    for number, shard in enumerate(shards, 1):
+        file = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        _write(folder / file, shard, weights, dtype)
+        places |= dict.fromkeys((name for name, _ in shard), file)
+    total = sum(weight.numel() for shard in shards for _, weight in shard) * dtype.itemsize
+    (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": places}, indent=2))
+    return folder
+
+
+def checksum(model: Any, dtype: torch.dtype) -> int:
+    """Return a checksum of the weights of `model`, rounded to `dtype`."""
+    return checksum_of((weight for _, weight in named_weights(model)), dtype)
 
 
 @torch.no_grad()
-def checksum(model: Any, dtype: torch.dtype) -> int:
-    """Return a checksum of the weights of `model`, rounded to `dtype`."""
+def checksum_of(weights: Iterable[Tensor], dtype: torch.dtype) -> int:
+    """Return a checksum of tensors, rounded to `dtype`."""
     bits = torch.int32 if dtype.itemsize == 4 else torch.int16
-    sums = [int(weight.to(dtype).view(bits).sum(dtype=torch.int64)) for _, weight in model.named_parameters()]
-    return stable_hash(*sums)
+    return stable_hash(*[int(weight.to(dtype).view(bits).sum(dtype=torch.int64)) for weight in weights])
+
+
+def _plain(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield the weights of `model` without those of its adapter."""
+    return ((name, weight) for name, weight in model.named_parameters() if not is_of_adapter(name))
+
+
+def _write(
+    path: Path, tensors: Sequence[tuple[str, Tensor]], weights: Iterator[tuple[str, Tensor]], dtype: torch.dtype
+) -> None:
+    """Write the next of `weights` to a safetensors file. `tensors` has their names, and tensors of the same shapes.
+
+    `safetensors.torch.save_file` would need all of them in memory at once.
+    """
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, tensor in tensors:
+        start, end = end, end + math.prod(tensor.shape) * dtype.itemsize
+        header[name] = {"dtype": _FORMATS[dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _ in tensors:
+            _, weight = next(weights)
+            file.write(weight.to(dtype).contiguous().cpu().reshape(-1).view(torch.uint8).numpy().data)

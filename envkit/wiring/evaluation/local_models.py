@@ -14,6 +14,7 @@ from envkit import clock, config
 from envkit.config import RunConfig
 from envkit.errors import UsageError
 from envkit.protocols import Engine, EnvHost, Renderer
+from envkit.trainer_bridge.models.catalogue import is_model
 from envkit.trainer_bridge.models.saved_policy import SavedPolicy
 from envkit.trainer_bridge.rollout import Rollout
 from envkit.trainer_bridge.run_folder import checkpoint
@@ -55,7 +56,7 @@ class LocalModel:
             UsageError: There is no checkpoint, or the run's folder has a format of another version of envkit.
         """
         found = checkpoint.latest(folder / "checkpoints") if (folder / "checkpoints").is_dir() else folder
-        if not (found / "policy" / "config.json").is_file():
+        if not is_model(found / "policy"):
             raise UsageError(f"{folder}: neither a run's folder nor a checkpoint; name a run, such as runs/NAME")
         refuse_other_format(found.parent.parent)
         run = config.load(found.parent.parent / "config.yaml")

@@ -24,6 +24,8 @@ from envkit.wiring.training.resolve import algorithm_of, creates_policy, is_serv
 
 _HIGHEST_RATE = 1e-4
 """Learning rate above which training may destroy a pretrained model."""
+_HIGHEST_LORA_RATE = 1e-3
+"""The same with LoRA."""
 
 
 def check(run: RunConfig) -> list[str]:
@@ -37,6 +39,7 @@ def check(run: RunConfig) -> list[str]:
         _check_engine,
         _check_renderer,
         _check_algorithm,
+        _check_trainer,
         _check_warmup,
     ):
         try:
@@ -61,14 +64,19 @@ def unverified(run: RunConfig) -> list[str]:
     trainer, rate = run.trainer, None
     if isinstance(trainer, TorchTrainerSection) and "learning_rate" in trainer.model_fields_set and not is_tiny(run):
         rate = trainer.learning_rate
-    return [*_uncached_model(run.engine.model), *_high_learning_rate(rate)]
+    return [*_uncached_model(run.engine.model), *_high_learning_rate(rate, has_lora=_has_lora(run))]
 
 
-def _high_learning_rate(rate: float | None) -> list[str]:
-    if rate is None or rate <= _HIGHEST_RATE:
+def _has_lora(run: RunConfig) -> bool:
+    return getattr(run.trainer, "lora", None) is not None
+
+
+def _high_learning_rate(rate: float | None, *, has_lora: bool) -> list[str]:
+    highest, usual = (_HIGHEST_LORA_RATE, "2e-5 with LoRA") if has_lora else (_HIGHEST_RATE, "1e-6")
+    if rate is None or rate <= highest:
         return []
-    line = f"trainer.learning_rate: {rate:g} is above {_HIGHEST_RATE:g}, which can destroy a pretrained model; "
-    return [f"{line}about 1e-6 is usual"]
+    line = f"trainer.learning_rate: {rate:g} is above {highest:g}, which can destroy a pretrained model; "
+    return [f"{line}about {usual} is usual"]
 
 
 def _uncached_model(name: str | None) -> list[str]:
@@ -192,6 +200,16 @@ def _check_model(name: str) -> None:
 
 def _check_algorithm(run: RunConfig) -> None:
     if problems := catalogue.problems(algorithm_of(run), group_size=run.rollout.group_size):
+        raise ConfigError(problems)
+
+
+def _check_trainer(run: RunConfig) -> None:
+    problems = []
+    if is_tiny(run) and _has_lora(run):
+        problems.append("trainer.lora: a tiny policy is trained as a whole; use null, or name a model in engine.model")
+    if is_tiny(run) and getattr(run.trainer, "packing", False):
+        problems.append("trainer.packing: needs a pretrained model; use false, or name one in engine.model")
+    if problems:
         raise ConfigError(problems)
 
 

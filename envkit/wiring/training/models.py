@@ -8,6 +8,7 @@ from pathlib import Path
 from envkit.errors import UsageError, did_you_mean
 from envkit.installation import command
 from envkit.trainer_bridge.models import cache, wheel
+from envkit.trainer_bridge.models.adapters import base_of
 from envkit.trainer_bridge.models.catalogue import CATALOGUE, CatalogueModel, is_model, models_folder
 from envkit.trainer_bridge.run_folder.display import Display, SilentDisplay
 
@@ -36,7 +37,8 @@ def verify(name: str) -> None:
     """Check that the model `name` exists, without converting it. Any name that may be on the hub is accepted.
 
     Raises:
-        UsageError: There is no such file or folder, or the catalogue model is not downloaded.
+        UsageError: There is no such file or folder, the catalogue model is not downloaded, or the folder has an adapter
+            whose model does not exist.
     """
     path = Path(name).expanduser()
     if name in CATALOGUE:
@@ -49,6 +51,8 @@ def verify(name: str) -> None:
                 raise UsageError(f"no such file: {name}")
         elif not is_model(path):
             raise UsageError(f"no model at {name}; name a folder with a config.json, or a .gguf file")
+        else:
+            base_of(path)
     elif "/" not in name and (near := did_you_mean(name, CATALOGUE, lists=False)) and not is_cached(name):
         raise UsageError(f"no model is called {name!r}{near}")
 

@@ -81,7 +81,8 @@ async def open_policy(
             raise UsageError(f"warmup.kind: the trainer {run.trainer.kind} cannot imitate; use none, and name a model")
         about = getattr(engine, "description", f"engine {run.engine.kind}")
         kind = "" if model is None else "tiny policy, " if model.is_tiny else "pretrained "
-        yield Policy(engine, trainer, renderer, f"{kind}{about}")
+        lines = [f"{kind}{about}", getattr(trainer, "description", "")]
+        yield Policy(engine, trainer, renderer, ", ".join(filter(None, lines)))
 
 
 def _model_of(run: RunConfig, scratch: Path) -> Model | None:

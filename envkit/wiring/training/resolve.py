@@ -52,6 +52,8 @@ _PRETRAINED_WARMUP: Mapping[str, float] = {
     "check_episodes": 64,
 }
 
+_LORA_WARMUP: Mapping[str, float] = {"learning_rate": 2e-4, "episode_learning_rate": 2e-4}
+
 _TOOL_RESET_S = 600.0
 """Default timeout of a reset that may wait for a sandbox."""
 
@@ -151,6 +153,8 @@ def _warmup(run: RunConfig, *, is_tiny: bool) -> WarmupSection:
     section = run.warmup
     kind = section.kind if section.kind != "auto" else "demonstrations" if is_tiny else "none"
     usual: dict[str, float] = {**(_TINY_WARMUP if is_tiny else _PRETRAINED_WARMUP)}
+    if getattr(run.trainer, "lora", None) is not None:
+        usual |= _LORA_WARMUP
     if is_tiny and section.single_turn_random_share is not None:
         usual["visit_random_share"] = section.single_turn_random_share
     if run.renderer.history != "all":
@@ -181,10 +185,16 @@ def has_fast_bfloat16(device: str, *, machine: Path = Path("/")) -> bool:
 
 def trainer_defaults(section: TorchTrainerSection, *, is_tiny: bool, device: str) -> TorchTrainerSection:
     """Return the trainer's settings with the defaults that depend on whether the policy is tiny."""
+    lora = section.lora
+    precision = section.precision
+    if precision == "auto":
+        precision = "float32" if is_tiny or not has_fast_bfloat16(device) else "bfloat16"
+    if lora is not None and lora.base_dtype == "auto":
+        section = section.model_copy(update={"lora": lora.model_copy(update={"base_dtype": precision})})
     defaults: dict[str, object] = {
-        "learning_rate": 5e-4 if is_tiny else 1e-6,
-        "critic_learning_rate": 1e-3 if is_tiny else 1e-5,
-        "precision": "float32" if is_tiny or not has_fast_bfloat16(device) else "bfloat16",
+        "learning_rate": 5e-4 if is_tiny else 1e-6 if lora is None else 2e-5,
+        "critic_learning_rate": 1e-3 if is_tiny else 1e-5 if lora is None else 1e-4,
+        "precision": precision,
         "gradient_checkpointing": not is_tiny,
         "micro_tokens": 16384 if is_tiny else 4096,
     }

@@ -327,6 +327,8 @@ class _Run:
         """Return the diagnostics, with what a resumed run has recorded and found so far."""
         section = self._run.diagnostics
         formats = {getattr(self._run.engine, "dtype", ""), getattr(self._run.trainer, "precision", "")}
+        if (lora := getattr(self._run.trainer, "lora", None)) is not None:
+            formats.add(lora.base_dtype)
         settings = DiagnosticSettings(
             stop_on=frozenset(section.stop_on),
             invalid_steps=section.invalid_steps,

@@ -22,10 +22,12 @@ from envkit.errors import UsageError
 from envkit.registry import EnvSpec
 from envkit.trainer_bridge.algorithms.critic import critic_and_reference
 from envkit.trainer_bridge.engines.transformers import TransformersEngine
+from envkit.trainer_bridge.models.adapters import base_of
 from envkit.trainer_bridge.models.conversion import silence_transformers
 from envkit.trainer_bridge.run_folder.writing import writing
 from envkit.trainer_bridge.trainers.torch_local import TorchTrainer, TrainerSettings
 from envkit.trainer_bridge.warmup.tiny_policy import make_policy
+from envkit.trainer_bridge.weights.lora import LoraSettings, add_adapter, merge_adapter
 from envkit.types import Observation
 from envkit.wiring import environments
 from envkit.wiring.contexts import EngineContext, Model, RendererContext, TrainerContext
@@ -130,8 +132,15 @@ def open_torch_local(context: TrainerContext) -> TorchTrainer:
         precision=section.precision,
         gradient_checkpointing=bool(section.gradient_checkpointing),
         is_large=not model.is_tiny,
+        packing=section.packing,
+        shard_mib=section.shard_mib,
     )
-    learning = _load(model, device=device_of(context.device))
+    lora = section.lora
+    learning = _load(model, device=device_of(context.device), dtype="float32" if lora is None else lora.base_dtype)
+    if lora is not None:
+        targets = () if lora.targets == "all-linear" else tuple(lora.targets)
+        base = str(Path(model.path).resolve()) if Path(model.path).is_dir() else model.path
+        add_adapter(learning, LoraSettings(lora.rank, lora.alpha, targets), base=base, seed=context.seed)
     folder: Path | None = context.folder
     if isinstance(engine, TransformersEngine):
         engine.copy_from(learning)
@@ -146,6 +155,7 @@ def open_torch_local(context: TrainerContext) -> TorchTrainer:
         critic=critic,
         reference=reference,
         tokenizer=model.tokenizer,
+        publishes_adapter=lora is not None and getattr(engine, "takes_adapters", False),
     )
 
 
@@ -163,9 +173,19 @@ def device_of(device: str) -> str:
 
 
 def _load(model: Model, *, device: str, dtype: str = "float32") -> Any:
-    """Load a causal language model. Training needs float32, since bfloat16 would round updates of 1e-6 to zero."""
+    """Load a causal language model. Trained weights need float32, since bfloat16 would round updates of 1e-6 to zero.
+
+    For a folder with an adapter, load the model to which it belongs, and add the adapter to the weights.
+    """
+    folder = Path(model.path)
+    if (base := base_of(folder)) is not None:
+        is_local = Path(base).is_dir() or not _hub_has(base)
+        loaded: Any = _load(Model(base, model.tokenizer, is_local=is_local), device=device, dtype=dtype)
+        with _loading(model.path, is_local=True):
+            merge_adapter(loaded, folder)
+        return loaded
     with _loading(model.path, is_local=model.is_local):
-        loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(
             model.path, dtype=getattr(torch, dtype), local_files_only=model.is_local
         )
         return loaded.to(device).eval()

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from transformers import Gemma2Config, Gemma2ForCausalLM, GraniteConfig, GraniteForCausalLM
 
-from envkit.trainer_bridge.trainers.batching import SHARED_TIMES, lay_out, shared_rows
+from envkit.errors import UsageError
+from envkit.trainer_bridge.trainers.batching import SHARED_TIMES, lay_out, row_passes, row_tokens, shared_rows
 from envkit.trainer_bridge.trainers.optimizer import rate_factor
 from envkit.trainer_bridge.trainers.token_logps import TokenScorer, block_logps
 from envkit.types import Sample, floats
@@ -310,6 +311,51 @@ def test_a_row_holds_once_what_its_samples_begin_with() -> None:
     assert [torch.nonzero(sees_L).flatten().tolist() for sees_L in layout.sees_BLL[0]] == [
         [0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 4], [0, 1, 5], [0, 1, 5, 6]
     ]  # fmt: skip
+
+
+# --- Packing ---------------------------------------------------------------------------------------------------------
+
+
+@EVERY_KIND
+@pytest.mark.parametrize("micro_tokens", [10**6, 90])
+def test_packed_rows_give_the_gradient_and_report_of_plain_rows(kind: str, micro_tokens: int, folder: Path) -> None:
+    samples = groups(1)
+    how = {**KINDS[kind], **ONE_UPDATE}
+    plain, expected = learned(folder, samples, **how)
+    packed, report = learned(folder, samples, **how, is_large=True, packing=True, micro_tokens=micro_tokens)
+    agree(packed, plain)
+    for name, value in expected.items():
+        assert report[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
+
+
+def test_packing_fills_rows_and_leaves_long_samples_alone() -> None:
+    lengths = [600, 500, 400, 300, 1500, 100]
+    samples = [
+        sample([3 + number], ([5] * (length - 1), ()), group=str(number)) for number, length in enumerate(lengths)
+    ]
+    (part,) = row_passes(samples, 10**6, shares_rows=True, packs=True)
+    assert [[lengths[number] for number in row] for row in part] == [[500, 300, 100], [600, 400], [1500]]
+    # A row is no longer than a pass.
+    assert all(len(row) == 1 for part in row_passes(samples, 300, shares_rows=True, packs=True) for row in part)
+
+
+def test_a_packed_row_shares_prefixes_within_its_trees(tiny_folder: Path) -> None:
+    samples = groups(2, count=4)
+    trainee = Trainee(tiny_folder, tiny_folder, preset="grpo", minibatches=1, is_large=True, packing=True)
+    fed: list[tuple[int, int]] = []
+    trainee.model.base_model.register_forward_pre_hook(
+        lambda module, args, kwargs: fed.append(tuple(kwargs["inputs_embeds"].shape[:2])), with_kwargs=True
+    )
+    trainee.update(samples)
+    shared = sum(row_tokens([samples[number] for number in row]) for row in shared_rows(samples))
+    assert fed == [(1, shared)]
+
+
+def test_packing_is_refused_for_a_model_that_ignores_the_mask(tmp_path: Path) -> None:
+    made = Gemma2ForCausalLM(Gemma2Config(**SMALL_MODEL, final_logit_softcapping=2.0))
+    made.save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match=r"^trainer\.packing: not supported by Gemma2ForCausalLM"):
+        Trainee(tmp_path, None, preset="grpo", is_large=True, packing=True)
 
 
 # --- The learning rate -----------------------------------------------------------------------------------------------
