@@ -23,13 +23,13 @@ sys.path.append(str(Path(__file__).parents[1]))  # the folder of `record`
 import anyio
 import numpy as np
 import torch
-from envkit.trainer_bridge.weights.lora import LoraSettings, add_adapter
 from parts import chat_prompts, load, model_folder, perturb, sample_of, trainer, vllm_engine
 from record import Evidence, parser
 
 from envkit import clock
 from envkit.trainer_bridge.engines.vllm.engine import VllmEngine
 from envkit.trainer_bridge.weights.channel import WeightChannel, weights_folder
+from envkit.trainer_bridge.weights.lora import LoraSettings, add_adapter
 from envkit.types import Completion, Sample, SamplingParams
 
 NAME = "vllm-agreement"

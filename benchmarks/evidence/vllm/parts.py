@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,19 +32,11 @@ def model_folder() -> Path:
     return Path(locate(SMOLLM2))
 
 
-def vllm_engine(
-    model: Path,
-    python: Path | None,
-    *,
-    dtype: str,
-    max_tokens: int,
-    replicas: int = 1,
-    lora_rank: int = 0,
-    max_restarts: int = 3,
-    announce: Callable[[str], None] = print,
-) -> VllmEngine:
-    """Return an engine, whose context manager starts the servers."""
-    servers = ServerSettings(
+def server_settings(
+    model: Path, python: Path | None, *, dtype: str, max_tokens: int, lora_rank: int = 0
+) -> ServerSettings:
+    """Return the settings of a server; see `ServerSettings`. `python` is None for that of ``make vllm``."""
+    return ServerSettings(
         python=find_python(None if python is None else str(python)),
         model=str(model),
         dtype=dtype,
@@ -52,14 +44,13 @@ def vllm_engine(
         max_num_seqs=64,
         lora_rank=lora_rank,
     )
-    settings = VllmSettings(
-        max_tokens=max_tokens,
-        max_num_seqs=64,
-        dtype=dtype,
-        takes_adapters=lora_rank > 0,
-        max_restarts=max_restarts,
-    )
-    return VllmEngine(settings, servers=[partial(VllmServer, servers, announce=announce)] * replicas, announce=announce)
+
+
+def vllm_engine(model: Path, python: Path | None, *, dtype: str, max_tokens: int, lora_rank: int = 0) -> VllmEngine:
+    """Return an engine, whose context manager starts one server."""
+    servers = server_settings(model, python, dtype=dtype, max_tokens=max_tokens, lora_rank=lora_rank)
+    settings = VllmSettings(max_tokens=max_tokens, max_num_seqs=64, dtype=dtype, takes_adapters=lora_rank > 0)
+    return VllmEngine(settings, servers=[partial(VllmServer, servers, announce=print)], announce=print)
 
 
 def trainer(
@@ -88,7 +79,7 @@ def perturb(model: Any, seed: int, *, share: float) -> None:
             weight.add_(torch.empty_like(weight).normal_(0.0, spread, generator=draw))
 
 
-def new_qwen2(folder: Path, *, dtype: str, **sizes: int) -> Any:
+def new_qwen2(folder: Path, *, dtype: str, **sizes: float) -> Any:
     """Write a model of the shape of Qwen2 with random weights and tied embeddings, and the tokenizer of SmolLM2.
 
     Args:

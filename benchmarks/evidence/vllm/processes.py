@@ -66,6 +66,15 @@ def name_of(pid: int) -> str:
     return Path(words[0]).name
 
 
+def port_of(pid: int) -> str:
+    """Return the value of the argument ``--port`` of a process; empty if there is none."""
+    try:
+        words = (_PROC / str(pid) / "cmdline").read_text().split("\0")
+    except OSError:
+        return ""
+    return words[words.index("--port") + 1] if "--port" in words else ""
+
+
 def memory_mib(pid: int, key: str) -> int:
     """Return the value of `key` in a process's status in MiB: ``VmRSS``, or ``VmHWM`` for its peak."""
     for line in (_PROC / str(pid) / "status").read_text().splitlines():
