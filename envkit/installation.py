@@ -25,6 +25,8 @@ EXTRAS: Mapping[str, Sequence[str]] = {
     "docker": ("docker", "requests"),
     "ray": ("ray",),
     "terminal": ("pyte",),
+    "vllm": ("vllm",),
+    "wandb": ("wandb",),
 }
 """The packages, by import name, that each extra installs: ``serve`` stands for ``pip install "envkit[serve]"``."""
 

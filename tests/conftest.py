@@ -35,6 +35,10 @@ _PROBES: Mapping[str, list[str]] = {
     "node": ["node", "-e", "if (!globalThis.fetch) throw Error('needs Node.js 18 or newer')"],
     "chromium": ["chromium", "--version"],
     "peers": [str(_PEERS), "-c", "import gym_sokoban.envs.sokoban_env"],
+    "vllm": [
+        *(sys.executable, "-c"),
+        "from envkit.trainer_bridge.engines.vllm.interpreter import find_python; find_python()",
+    ],
 }
 _PROBE_TIMEOUT_S = 20
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-MISSING = ("docker", "ray", "requests", "torch")
+MISSING = ("docker", "ray", "requests", "torch", "wandb")
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("installation")]
 
 
@@ -68,6 +68,7 @@ def test_the_doctor_works_without_dockers_client_and_names_it_once(bare: Path, t
         ("serve --backend ray --port 0", "ray", "ray"),
         ("train lake.yaml", "torch", "train"),
         ("check lake.yaml", "torch", "train"),
+        ("check lake.yaml --set tracking.to=[wandb]", "wandb", "wandb"),
         ("check lake.yaml --set sandbox.kind=docker", "docker", "docker"),
         ("train lake.yaml --set sandbox.kind=docker", "docker", "docker"),
         ("eval FrozenLake-v0 --policy checkpoint:run", "torch", "train"),

@@ -26,6 +26,7 @@ from envkit.cli.training.check_template import check_template
 from envkit.cli.training.evaluate import evaluate
 from envkit.cli.training.rescore import rescore
 from envkit.cli.training.train import train
+from envkit.cli.training.vllm import vllm
 
 app = typer.Typer(
     add_completion=False,
@@ -44,6 +45,7 @@ app.command("show")(show)
 app.command("rescore")(rescore)
 app.command("play")(play)
 app.command("serve")(serve)
+app.command("vllm")(vllm)
 app.command("list")(list_envs)
 app.command("data")(data)
 app.command("doctor")(doctor)

@@ -95,7 +95,10 @@ FAMILIES: Mapping[str, Family] = {
     "trackers": Family(
         "envkit.trackers",
         "tracker",
-        {"tensorboard": BuiltIn(f"{_PARTS}:TensorBoardSection", f"{_WIRING}.trackers:open_tensorboard")},
+        {
+            "tensorboard": BuiltIn(f"{_PARTS}:TensorBoardSection", f"{_WIRING}.trackers:open_tensorboard"),
+            "wandb": BuiltIn(f"{_PARTS}:WandbSection", f"{_WIRING}.trackers:open_wandb"),
+        },
     ),
     "policies": Family("envkit.policies", "player"),
     "algorithms": Family("envkit.algorithms", "advantage or loss"),

@@ -244,3 +244,20 @@ class TensorBoardSection(TrackerSection):
     """Event files for TensorBoard, in the folder tensorboard of the run."""
 
     kind: Literal["tensorboard"] = "tensorboard"
+
+
+class WandbSection(TrackerSection):
+    """A run of Weights & Biases, with its files in the folder wandb of the run."""
+
+    kind: Literal["wandb"] = "wandb"
+    project: Annotated[str, Field(min_length=1)] = "envkit"
+    """Project of the run."""
+    name: str | None = None
+    """Name of the run. null: the name of the run's folder."""
+    group: str | None = None
+    """Group of the run. null: no group."""
+    tags: list[str] = Field(default=[])
+    """Tags of the run."""
+    mode: Literal["online", "offline", "disabled"] = "online"
+    """online: upload the metrics; needs `wandb login`. offline: only write files, which `wandb sync` uploads. disabled:
+    record nothing."""

@@ -179,9 +179,9 @@ class WarmupSection(Section):
     renderer.history is a number, because every state is then a separate sample."""
     learning_rate: Rate | None = None
     """Learning rate of the first two stages and of dialogues, with a cosine schedule. null: 4e-3 for a tiny policy
-    (Muon and AdamW), 5e-5 for a pretrained model (AdamW)."""
+    (Muon and AdamW), 5e-5 for a pretrained model (AdamW), 2e-4 with LoRA."""
     episode_learning_rate: Rate | None = None
-    """Learning rate of the last stage. null: 2e-3 for a tiny policy, 5e-5 for a pretrained model."""
+    """Learning rate of the last stage. null: 2e-3 for a tiny policy, 5e-5 for a pretrained model, 2e-4 with LoRA."""
     greedy_goal: Share = 0.95
     """The last stage that has updates ends early when greedy play reaches this success rate on validation levels."""
     check_every: Count = 25
@@ -198,7 +198,8 @@ class TrackingSection(Section):
         default=[TensorBoardSection()]
     )
     """Trackers, which get the metrics besides metrics.jsonl: names, or sections with the key kind and the settings of
-    that tracker. tensorboard: event files in the folder tensorboard of the run. []: no trackers."""
+    that tracker. tensorboard: event files in the folder tensorboard of the run. wandb: a run of Weights & Biases.
+    []: no trackers."""
     trajectories_every: Annotated[int, Field(ge=0)] = 10
     """Train steps between two trajectory files, which contain some episodes of a train step. The first and the last
     train step always write one. 0: no files."""

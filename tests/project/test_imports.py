@@ -20,6 +20,7 @@ HEAVY = {
     "fastapi",
     "httpx",
     "matplotlib",
+    "peft",
     "pydantic",
     "ray",
     "torch",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import sysconfig
@@ -70,9 +71,11 @@ def tree() -> list[str]:
 def test_the_wheel_holds_every_file_of_the_tree_once_and_nothing_else(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        names = sorted(name for name in archive.namelist() if ".dist-info/" not in name)
+        names = sorted(name for name in archive.namelist() if not re.match(r"envkit-[^/]*\.dist-info/", name))
     assert names == tree()
     assert {"envkit/py.typed", "envkit/environments/catalog.py", "envkit/sandbox/__init__.py"} <= set(names)
+    plugin = "envkit/trainer_bridge/engines/vllm/plugin"
+    assert {f"{plugin}/envkit_vllm.py", f"{plugin}/envkit_vllm-1.dist-info/entry_points.txt"} <= set(names)
 
 
 def test_the_sdist_holds_the_tests_and_the_licence(built: Path) -> None:

@@ -9,6 +9,7 @@
     summary.json                results of the run
     plots/                      curves as PNG
     tensorboard/                the same numbers for TensorBoard
+    wandb/                      files of Weights & Biases, if the run uses it
     policy/                     the initial tiny policy, before training
     weights/                    weights for an engine that reads files, on a machine without ``/dev/shm``
     run.lock                    lock file, locked while a run writes to the folder
@@ -59,6 +60,7 @@ FOLDERS = {
     TIMELINE: ("step-*.json.gz",),
     "plots": ("learning_curve.png", "training.png"),
     "tensorboard": ("events.out.tfevents.*",),
+    "wandb": ("envkit-run-id", "run-*", "offline-run-*", "cache"),
     CHECKPOINTS: ("step-*", ".step-*"),
     "weights": ("version-*.safetensors", "warmup.safetensors"),
     "policy": ("*.json", "model.safetensors"),

@@ -5,7 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from envkit.config import RunConfig
-from envkit.config.parts import AutoRendererSection, TorchTrainerSection, TransformersEngineSection, VllmEngineSection
+from envkit.config.parts import (
+    AutoRendererSection,
+    TorchTrainerSection,
+    TransformersEngineSection,
+    VllmEngineSection,
+    WandbSection,
+)
 from envkit.config.training import EnvSection
 from envkit.env import AsyncEnv
 from envkit.errors import ConfigError, OptionError, UnknownEnvError, UsageError
@@ -87,8 +93,14 @@ def _uncached_model(name: str | None) -> list[str]:
 
 
 def _check_packages(run: RunConfig) -> None:
+    problems: list[str] = []
     if why := next(filter(None, map(why_missing, EXTRAS["train"])), None):
-        raise ConfigError([f"engine.kind: {run.engine.kind} does not work here: {why}"])
+        problems.append(f"engine.kind: {run.engine.kind} does not work here: {why}")
+    for index, tracker in enumerate(run.tracking.to):
+        if isinstance(tracker, WandbSection) and (why := why_missing("wandb")):
+            problems.append(f"tracking.to.{index}: wandb does not work here: {why}")
+    if problems:
+        raise ConfigError(problems)
 
 
 def _check_env(run: RunConfig) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 
 from envkit.config import RunConfig
+from envkit.config.parts import WandbSection
 from envkit.protocols import Tracker
 from envkit.trainer_bridge.run_folder.record import RunRecord
 from envkit.wiring.contexts import TrackerContext, open_part
@@ -27,3 +28,21 @@ def open_tensorboard(context: TrackerContext) -> Tracker:
     from envkit.trainer_bridge.run_folder.events import EventFile  # imported late: loads tensorboard, if installed
 
     return EventFile(context.folder / "tensorboard", first_step=context.first_step)
+
+
+def open_wandb(context: TrackerContext) -> Tracker:
+    """Start a run of Weights & Biases, or continue that of a resumed run."""
+    from envkit.trainer_bridge.run_folder.wandb_run import WandbRun  # imported late: loads wandb, if installed
+
+    section = context.section
+    assert isinstance(section, WandbSection)
+    return WandbRun(
+        context.folder,
+        first_step=context.first_step,
+        project=section.project,
+        name=section.name,
+        group=section.group,
+        tags=section.tags,
+        mode=section.mode,
+        config=context.config,
+    )

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 
+import anyio
+
+from envkit import clock
 from envkit.config.parts import VllmEngineSection
 from envkit.errors import UsageError
-from envkit.trainer_bridge.engines.vllm.engine import VllmEngine, VllmSettings
+from envkit.trainer_bridge.engines.vllm.engine import VllmEngine
 from envkit.trainer_bridge.engines.vllm.interpreter import find_python
 from envkit.trainer_bridge.engines.vllm.launch import ServerSettings
+from envkit.trainer_bridge.engines.vllm.replica import VllmSettings
 from envkit.trainer_bridge.engines.vllm.server import VllmServer
 from envkit.wiring.contexts import EngineContext
+from envkit.wiring.training import models
+from envkit.wiring.training.signals import stop_on_signals
 
 
 def open_vllm(context: EngineContext) -> AbstractAsyncContextManager[VllmEngine]:
@@ -37,25 +44,9 @@ def open_vllm(context: EngineContext) -> AbstractAsyncContextManager[VllmEngine]
     )
     if section.urls:
         return VllmEngine(settings, urls=section.urls, announce=context.announce).running()
-    python = find_python(section.python)
+    find = partial(_server_settings, section, model.path, context.max_tokens, context.lora_rank)
     servers = [
-        partial(
-            VllmServer,
-            ServerSettings(
-                python=python,
-                model=model.path,
-                dtype=section.dtype,
-                max_model_len=context.max_tokens,
-                max_num_seqs=section.max_num_seqs,
-                lora_rank=context.lora_rank,
-                kv_cache_gib=section.kv_cache_gib,
-                gpu_memory_utilization=section.gpu_memory_utilization,
-                gpus=section.gpus[index] if section.gpus else "",
-                arguments=section.arguments,
-            ),
-            announce=context.announce,
-        )
-        for index in range(section.replicas)
+        partial(VllmServer, find(gpus), announce=context.announce) for gpus in section.gpus or [""] * section.replicas
     ]
     return VllmEngine(settings, servers=servers, announce=context.announce).running()
 
@@ -81,3 +72,52 @@ def problems(section: VllmEngineSection) -> list[str]:
     except UsageError as error:
         found.append(f"engine.python: {error.detail}")
     return found
+
+
+async def run_server(
+    section: VllmEngineSection,
+    *,
+    port: int,
+    max_tokens: int,
+    lora_rank: int,
+    announce: Callable[[str], object],
+    on_ready: Callable[[str], object],
+) -> None:
+    """Run the server of an engine section with one replica until SIGINT or SIGTERM; `on_ready` receives its URL.
+
+    Raises:
+        UsageError: There is no such model, no interpreter has vllm, or the server did not start, or ended by itself.
+    """
+    model = await clock.to_thread(models.locate, section.model or "")
+    gpus = section.gpus[0] if section.gpus else ""
+    settings = await clock.to_thread(_server_settings, section, model, max_tokens, lora_rank, gpus)
+    server = VllmServer(settings, port=port, announce=announce)
+    try:
+        with anyio.CancelScope() as scope, stop_on_signals(scope.cancel):
+            await server.start(section.start_timeout_s)
+            on_ready(server.url)
+            raise UsageError(f"the vLLM server ended: {await server.wait_ended()}; its log is {server.log}")
+    finally:
+        await server.stop()
+
+
+def _server_settings(
+    section: VllmEngineSection, model: str, max_tokens: int, lora_rank: int, gpus: str
+) -> ServerSettings:
+    """Return the settings of the server of a replica.
+
+    Raises:
+        UsageError: No interpreter has vllm, or an argument is reserved.
+    """
+    return ServerSettings(
+        python=find_python(section.python),
+        model=model,
+        dtype=section.dtype,
+        max_model_len=max_tokens,
+        max_num_seqs=section.max_num_seqs,
+        lora_rank=lora_rank,
+        kv_cache_gib=section.kv_cache_gib,
+        gpu_memory_utilization=section.gpu_memory_utilization,
+        gpus=gpus,
+        arguments=section.arguments,
+    )

@@ -19,8 +19,6 @@ from envkit.wiring.evaluation.players import Playing, kind_of
 from envkit.wiring.training import resolve
 from envkit.wiring.training.run import train
 
-PACKAGE = Path(__file__).with_name("package")
-
 OUTSIDE = """
 seed: 3
 env: {id: FrozenLake-v0, num_envs: 4, options: {size: 2, frozen: 1.0}}
@@ -32,16 +30,6 @@ rollout: {group_size: 4, max_turns: 6}
 evaluation: {episodes: 8, every: 2}
 tracking: {to: [{kind: lines, file_name: lines.txt}]}
 """
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which pip has installed the package."""
-    folder = tmp_path_factory.mktemp("site")
-    options = ("--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--no-compile")
-    command = [sys.executable, "-m", "pip", "install", *options, "--target", str(folder), str(PACKAGE)]
-    subprocess.run(command, check=True, timeout=120)
-    return folder
 
 
 @pytest.fixture

@@ -6,9 +6,11 @@ Routes and bodies: vLLM 0.32.0. Those that pause and load weights exist only in 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import anyio
 import httpx
 import orjson
 
@@ -97,6 +99,10 @@ class VllmClient:
             )
         try:
             await self._call("POST", "/init_weight_transfer_engine", {"init_info": {}})
+            # A run that was killed in a push may have left the server paused, and the update open.
+            await self._call("POST", "/resume")
+            with suppress(ServerLostError):
+                await self._call("POST", "/finish_weight_update", {"weight_version": "0"})
             await self._label(0)
         except UsageError as error:
             advice = "start it with `envkit vllm`, so that it can load weights"
@@ -136,6 +142,7 @@ class VllmClient:
             "stream": True,
         }
         headers = {"content-type": "application/json"}
+        self._check_open()
         try:
             async with self._http.stream(
                 "POST", "/inference/v1/generate", content=orjson.dumps(body), headers=headers
@@ -187,7 +194,8 @@ class VllmClient:
                 await self._call("POST", "/finish_weight_update", {"weight_version": str(weights.version)})
                 self.model = self._base
         finally:
-            await self._call("POST", "/resume")
+            with anyio.CancelScope(shield=True):  # a server that stays paused would never answer
+                await self._call("POST", "/resume")
 
     async def fed_tokens(self) -> int:
         """Return the number of tokens that the model has processed, without those from the prefix cache."""
@@ -207,15 +215,25 @@ class VllmClient:
         return reply.json() if reply.headers.get("content-type", "").startswith("application/json") else None
 
     async def _send(self, method: str, path: str, body: JSON = None, *, is_load: bool = False) -> httpx.Response:
+        self._check_open()
         try:
             reply = await self._http.request(
-                method, path, json=body, timeout=_LOAD_TIMEOUT_S if is_load else _CALL_TIMEOUT_S
+                method,
+                path,
+                json=body,
+                timeout=_LOAD_TIMEOUT_S if is_load else _CALL_TIMEOUT_S,
+                # The server closes a connection after an error; a request on it at that moment would be lost.
+                headers={"connection": "close"},
             )
         except httpx.HTTPError as error:
             raise ServerLostError(_reason(error)) from error
         if reply.status_code >= httpx.codes.BAD_REQUEST:
             self._refuse(reply.status_code, reply.content, is_load=is_load)
         return reply
+
+    def _check_open(self) -> None:
+        if self._http.is_closed:
+            raise ServerLostError("the connections were closed")
 
     def _refuse(self, status: int, content: bytes, *, is_load: bool = False) -> None:
         """Raise the error for an answer with this status."""

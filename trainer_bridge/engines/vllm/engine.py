@@ -11,52 +11,21 @@ import itertools
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from functools import partial
 from typing import Self
 
 import anyio
 
 from envkit.errors import EnvkitError, UsageError
-from envkit.types import (
-    Completion,
-    EngineHealth,
-    PauseMode,
-    SamplingParams,
-    Weights,
-)
+from envkit.types import Completion, EngineHealth, PauseMode, SamplingParams, Weights
 
 from .client import Part, ServerLostError
-from .replica import Replica, Server
+from .replica import PinnedEngine, Replica, Server, VllmSettings
 from .request import Request
 from .routing import Routing
 
 _ABORT_EVERY_S = 0.1
 """An abort is repeated this often, because it has no effect on a request that the server does not know yet."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VllmSettings:
-    """Settings of the engine.
-
-    Attributes:
-        max_tokens: Maximum length of a prompt and its completion in tokens.
-        max_num_seqs: Maximum number of completions in progress per replica.
-        dtype: Number format of the servers' weights.
-        model: Name of the model, for the user.
-        takes_adapters: Whether weights are LoRA adapters.
-        start_timeout_s: Maximum seconds until a server answers, at the start and after a loss.
-        stall_timeout_s: Maximum seconds without a token; then a server is lost.
-        max_restarts: Maximum number of restarts of each server.
-    """
-
-    max_tokens: int
-    max_num_seqs: int
-    dtype: str
-    model: str = "model"
-    takes_adapters: bool = False
-    start_timeout_s: float = 600.0
-    stall_timeout_s: float = 120.0
-    max_restarts: int = 3
 
 
 class VllmEngine:
@@ -149,7 +118,7 @@ class VllmEngine:
         """
         if params.top_p < 1 or params.top_k > 0:
             raise UsageError("the engine vllm supports neither top_p nor top_k; use 1 and 0")
-        return await self._complete(self._request(prompt_ids, params, session, so_far))
+        return await self._complete(Request.of(self._new_id(), prompt_ids, params, session, so_far))
 
     async def abort(self, session: str) -> None:
         """See `envkit.protocols.Engine.abort`."""
@@ -211,15 +180,13 @@ class VllmEngine:
             if not is_paused:
                 await self.pause(PauseMode.WAIT)
             async with self._loading:
-                before, self._current = self._current, weights
-                try:
-                    async with anyio.create_task_group() as tasks:
-                        for replica in self._ready():
-                            tasks.start_soon(self._load, replica, weights)
-                except BaseExceptionGroup as group:
-                    self._current = before
-                    raise group.exceptions[0] from None
-                self._version = weights.version
+                errors: list[UsageError] = []
+                async with anyio.create_task_group() as tasks:
+                    for replica in self._ready():
+                        tasks.start_soon(self._load, replica, weights, errors)
+                if errors:
+                    raise errors[0]
+                self._current, self._version = weights, weights.version
         finally:
             if not is_paused:
                 await self.resume()
@@ -229,7 +196,10 @@ class VllmEngine:
     @property
     def replicas(self) -> list[PinnedEngine]:
         """One view for each replica that is ready, which sends all its requests there."""
-        return [PinnedEngine(self, replica) for replica in self._ready()]
+        return [PinnedEngine(one.index, partial(self._generate_on, one)) for one in self._ready()]
+
+    async def _generate_on(self, replica: Replica, prompt_ids: Sequence[int], params: SamplingParams) -> Completion:
+        return await self._complete(Request.of(self._new_id(), prompt_ids, params), replica)
 
     async def drain(self, index: int) -> None:
         """Send no more requests to a replica; those in progress there continue on others. Returns when it is idle."""
@@ -265,10 +235,9 @@ class VllmEngine:
 
     async def _join(self, replica: Replica) -> None:
         """Start or await the server of a replica, and give it the current weights."""
-        settings = self._settings
-        await replica.start(start_timeout_s=settings.start_timeout_s, stall_timeout_s=settings.stall_timeout_s)
+        await replica.start(self._settings)
         async with self._loading:
-            await replica.client.connect(max_tokens=settings.max_tokens)
+            await replica.client.connect(max_tokens=self._settings.max_tokens)
             replica.version = 0
             if self._current is not None:
                 await self._install(replica, self._current)
@@ -307,11 +276,14 @@ class VllmEngine:
             )
         self._notify()
 
-    async def _load(self, replica: Replica, weights: Weights) -> None:
+    async def _load(self, replica: Replica, weights: Weights, errors: list[UsageError]) -> None:
+        """Load on one of several replicas; the others must finish theirs even if this one rejects the weights."""
         try:
             await self._install(replica, weights)
         except ServerLostError as error:
             self._lose(replica, error)
+        except UsageError as error:
+            errors.append(error)
 
     async def _install(self, replica: Replica, weights: Weights) -> None:
         await replica.client.load(weights)
@@ -329,15 +301,9 @@ class VllmEngine:
 
     # --- Requests ----------------------------------------------------------------------------------------------------
 
-    def _request(
-        self, prompt_ids: Sequence[int], params: SamplingParams, session: str | None, so_far: Completion | None
-    ) -> Request:
+    def _new_id(self) -> str:
         # Other engines may use the same server, so the id has the process id.
-        request = Request(f"{os.getpid()}-{id(self):x}-{next(self._numbers)}", list(prompt_ids), params, session)
-        if so_far is not None:
-            request.tokens, request.logprobs = so_far.token_ids.tolist(), so_far.logprobs.tolist()
-            request.versions = [list(one) for one in so_far.versions]
-        return request
+        return f"{os.getpid()}-{id(self):x}-{next(self._numbers)}"
 
     async def _complete(self, request: Request, pinned: Replica | None = None) -> Completion:
         self._requests[request.id] = request
@@ -390,16 +356,7 @@ class VllmEngine:
             request.replica = None
             replica.running -= 1
             self._notify()
-        if strangers := set(part.versions) - {str(version)}:
-            raise EnvkitError(
-                f"the vLLM server {replica.url} sampled with the weights {min(strangers)!r} instead of version "
-                f"{version}: another program loads weights on it; give each run its own servers"
-            )
-        if part.finish in ("stop", "length") and request.finish is None:
-            raise EnvkitError(
-                f"the vLLM server {replica.url} ended a completion after {len(request.tokens)} of "
-                f"{request.params.max_tokens} tokens; check its limit of tokens"
-            )
+        request.check(part, version, replica.url)
         if part.finish == "abort" and not part.tokens:
             await anyio.sleep(_ABORT_EVERY_S)  # by someone else
 
@@ -424,21 +381,3 @@ class VllmEngine:
         """Wake all that wait for a change."""
         self._changed.set()
         self._changed = anyio.Event()
-
-
-class PinnedEngine:
-    """A view of an engine that sends all requests to one replica."""
-
-    def __init__(self, engine: VllmEngine, replica: Replica) -> None:
-        self._engine = engine
-        self._replica = replica
-
-    @property
-    def index(self) -> int:
-        """Index of the replica."""
-        return self._replica.index
-
-    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Completion:
-        """See `VllmEngine.generate`."""
-        request = self._engine._request(prompt_ids, params, None, None)
-        return await self._engine._complete(request, self._replica)

@@ -38,8 +38,7 @@ class ServerSettings:
         dtype: Number format of the weights: auto, float32 or bfloat16.
         max_model_len: Maximum number of tokens of a prompt with its completion.
         max_num_seqs: Maximum number of completions in progress.
-        lora_rank: Maximum rank of the LoRA adapters that the server will get; 0 if it gets none. A server for adapters
-            cannot replace its other weights.
+        lora_rank: Maximum rank of the LoRA adapters that the server will get; 0 if it gets none.
         kv_cache_gib: GiB of memory for the KV cache on a CPU.
         gpu_memory_utilization: Share of a GPU's memory that the server may use.
         gpus: CUDA_VISIBLE_DEVICES, such as ``"0,1"``; the server uses all of them by tensor parallelism. Empty: the

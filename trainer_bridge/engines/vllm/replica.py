@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import anyio
+
+from envkit.types import Completion, SamplingParams
 
 from .client import ServerLostError, VllmClient
 
@@ -24,6 +26,44 @@ class Server(Protocol):
     async def wait_ended(self) -> str: ...
     async def kill(self) -> None: ...
     async def stop(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmSettings:
+    """Settings of the engine.
+
+    Attributes:
+        max_tokens: Maximum length of a prompt and its completion in tokens.
+        max_num_seqs: Maximum number of completions in progress per replica.
+        dtype: Number format of the servers' weights.
+        model: Name of the model, for the user.
+        takes_adapters: Whether weights are LoRA adapters.
+        start_timeout_s: Maximum seconds until a server answers, at the start and after a loss.
+        stall_timeout_s: Maximum seconds without a token; then a server is lost.
+        max_restarts: Maximum number of restarts of each server.
+    """
+
+    max_tokens: int
+    max_num_seqs: int
+    dtype: str
+    model: str = "model"
+    takes_adapters: bool = False
+    start_timeout_s: float = 600.0
+    stall_timeout_s: float = 120.0
+    max_restarts: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedEngine:
+    """A view of an engine that sends all requests to one replica.
+
+    Attributes:
+        index: Index of the replica.
+        generate: Completes a prompt there; see `VllmEngine.generate`.
+    """
+
+    index: int
+    generate: Callable[[Sequence[int], SamplingParams], Awaitable[Completion]]
 
 
 @dataclass(slots=True, eq=False)
@@ -76,7 +116,7 @@ class Replica:
         self.is_ready, self.loss, self.is_stalled = True, "", False
         self._lost = anyio.Event()
 
-    async def start(self, *, start_timeout_s: float, stall_timeout_s: float) -> None:
+    async def start(self, settings: VllmSettings) -> None:
         """Start the server, or wait until the one that was started elsewhere answers.
 
         Raises:
@@ -85,15 +125,15 @@ class Replica:
         """
         if self.make_server is not None:
             self._server = self.make_server()
-            await self._server.start(start_timeout_s)
+            await self._server.start(settings.start_timeout_s)
             self.url = self._server.url
-        self._client = VllmClient(self.url, stall_timeout_s=stall_timeout_s)
-        with anyio.move_on_after(start_timeout_s):
+        self._client = VllmClient(self.url, stall_timeout_s=settings.stall_timeout_s)
+        with anyio.move_on_after(settings.start_timeout_s):
             while True:
                 if await self.client.is_healthy():
                     return
                 await anyio.sleep(_POLL_S)
-        raise ServerLostError(f"no answer within {start_timeout_s:g} s")
+        raise ServerLostError(f"no answer within {settings.start_timeout_s:g} s")
 
     async def wait_lost(self) -> str:
         """Return the reason when the server is lost. A process that was started here has then ended."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from envkit.errors import EnvkitError
 from envkit.types import Completion, FinishReason, SamplingParams, floats, ints, stable_hash
 
 from .client import Part
@@ -38,6 +40,22 @@ class Request:
     is_aborted: bool = False
     parts: int = 0
 
+    @classmethod
+    def of(
+        cls,
+        id: str,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        session: str | None = None,
+        so_far: Completion | None = None,
+    ) -> Request:
+        """Return the request for a call of `VllmEngine.generate`."""
+        request = cls(id, list(prompt_ids), params, session)
+        if so_far is not None:
+            request.tokens, request.logprobs = so_far.token_ids.tolist(), so_far.logprobs.tolist()
+            request.versions = [list(one) for one in so_far.versions]
+        return request
+
     @property
     def finish(self) -> FinishReason | None:
         """Why the completion is over; None if tokens are missing."""
@@ -68,6 +86,23 @@ class Request:
             self.versions[-1][1] += count
         else:
             self.versions.append([version, count])
+
+    def check(self, part: Part, version: int, url: str) -> None:
+        """Check a part that was taken.
+
+        Raises:
+            EnvkitError: The server at `url` sampled with other weights than those of `version`, or ended too early.
+        """
+        if strangers := set(part.versions) - {str(version)}:
+            raise EnvkitError(
+                f"the vLLM server {url} sampled with the weights {min(strangers)!r} instead of version {version}: "
+                "another program loads weights on it; give each run its own servers"
+            )
+        if part.finish in ("stop", "length") and self.finish is None:
+            raise EnvkitError(
+                f"the vLLM server {url} ended a completion after {len(self.tokens)} of {self.params.max_tokens} "
+                "tokens; check its limit of tokens"
+            )
 
     def completion(self, finish: FinishReason) -> Completion:
         ranges = tuple((version, count) for version, count in self.versions)

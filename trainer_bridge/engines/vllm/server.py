@@ -27,6 +27,8 @@ HOST = "127.0.0.1"
 """The server's routes need no password and can read any file, so it must not listen to other machines."""
 _POLL_S = 0.25
 """Seconds between two requests to a server that starts."""
+_STOP_S = 25.0
+"""Seconds for the supervisor to end the server, which has limits of its own."""
 _KILL_TERM_S = 2.0
 """Seconds between SIGTERM and SIGKILL for a server that hangs."""
 
@@ -34,9 +36,9 @@ _KILL_TERM_S = 2.0
 class VllmServer:
     """A vLLM server in a session of its own. After it has ended, `start` starts it again.
 
-    When this process, or the thread of the event loop that called `start`, ends, the server gets SIGTERM. What survives
-    that, such as the other processes of a server that is killed at the same time, is ended when this user starts a
-    server the next time.
+    Its first process is a supervisor (`plugin/supervise.py`), which ends the others when the server or this process is
+    killed, or when the thread ends whose event loop called `start`. If supervisor and this process are killed at the
+    same time, what still runs is ended when this user starts a server the next time.
 
     Args:
         settings: Its settings.
@@ -117,7 +119,7 @@ class VllmServer:
             ended_by_itself = self._leader_ended.is_set()
             if not ended_by_itself:
                 self._process.send_signal(signal.SIGTERM)
-                with anyio.move_on_after(TERM_S):
+                with anyio.move_on_after(_STOP_S):
                     await self._leader_ended.wait()
             await self._clear()
             if not ended_by_itself:
@@ -136,7 +138,7 @@ class VllmServer:
         # another thread than the event loop's; it takes some milliseconds.
         with os.fdopen(handle, "wb") as log:
             self._process = subprocess.Popen(
-                [self._settings.python, str(PLUGIN / "die_with_parent.py"), str(os.getpid()), *words],
+                [self._settings.python, str(PLUGIN / "supervise.py"), str(os.getpid()), *words],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -72,8 +72,6 @@ class FileEngine(base.WeightTransferEngine[FileInit, FileUpdate]):
         Raises:
             ValueError: The tensors differ from those of the model. The old weights are still in place.
         """
-        if self.vllm_config.lora_config is not None:
-            raise ValueError("the server was started for LoRA adapters; its other weights cannot be replaced")
         files = _files(Path(update_info.path))
         shapes = _shapes(files)
         if self._expected is None:

@@ -1,0 +1,302 @@
+"""The vLLM engine and its servers: lost, stalled, drained, restarted; no sampled token is lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import pytest
+
+from envkit import clock
+from envkit.errors import EnvkitError, UsageError
+from envkit.trainer_bridge.engines.vllm.engine import VllmEngine
+from envkit.types import Completion, FinishReason, PauseMode, SamplingParams, Weights, stable_hash
+from tests.trainer_bridge.engines.vllm.fake_server import FakeServer, fleet, params, positions, settings, until
+
+PROMPT = [7] * 10
+
+
+async def complete_all(engine: Any, count: int, how: SamplingParams) -> list[Completion]:
+    """Complete the prompt `count` times at once, each in a session of its own."""
+    done: dict[int, Completion] = {}
+
+    async def one(number: int) -> None:
+        done[number] = await engine.generate(PROMPT, how, session=f"s{number}")
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(count):
+            tasks.start_soon(one, number)
+    return [done[number] for number in range(count)]
+
+
+def is_whole(got: Completion, n: int) -> bool:
+    """Whether a completion has all its tokens in order, with their log-probabilities."""
+    expected = positions(PROMPT, n)
+    return (
+        got.token_ids.tolist() == expected
+        and got.logprobs.tolist() == pytest.approx([-one / 100 for one in expected])
+        and got.finish is FinishReason.LENGTH
+        and sum(count for _, count in got.versions) == n
+    )
+
+
+# --- Losses ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_completion_goes_on_elsewhere_when_its_server_dies_in_the_middle() -> None:
+    async def main() -> None:
+        first, second = FakeServer(dies_after=5), FakeServer()
+        async with fleet(first, second) as group:
+            got = await group.engine.generate(PROMPT, params(12, seed=3, stop=(99,)), session="s")
+        assert is_whole(got, 12)
+        (begun,), (rest,) = first.requests, second.requests
+        assert begun["sampling_params"]["max_tokens"] == 12
+        assert rest["token_ids"] == [*PROMPT, *positions(PROMPT, 5)]
+        assert rest["sampling_params"]["max_tokens"] == 7
+        assert rest["sampling_params"]["stop_token_ids"] == [99]
+        assert (begun["sampling_params"]["seed"], rest["sampling_params"]["seed"]) == (3, stable_hash(3, 5) % 2**63)
+
+    clock.run(main)
+
+
+def test_no_token_of_many_completions_is_lost_when_one_of_two_servers_dies() -> None:
+    async def main() -> None:
+        first, second = FakeServer(token_s=0.01), FakeServer(token_s=0.01)
+        async with fleet(first, second) as group, anyio.create_task_group() as tasks:
+
+            async def kill() -> None:
+                await until(lambda: first.running == 4)
+                await anyio.sleep(0.05)
+                await first.kill()
+
+            tasks.start_soon(kill)
+            done = await complete_all(group.engine, 8, params(20))
+        assert all(is_whole(one, 20) for one in done)
+        assert len(first.requests) == 4
+        assert len(second.requests) == 8
+        assert any("lost the vLLM server 0" in line for line in group.lines)
+
+    clock.run(main)
+
+
+def test_a_server_of_ours_is_started_again_with_the_weights_that_it_had() -> None:
+    async def main() -> None:
+        server = FakeServer()
+        async with fleet(server, owned=True) as group:
+            await group.engine.load(Weights(4, "/weights-4"))
+            server.dies_after = 5
+            got = await group.engine.generate(PROMPT, params(12))
+            assert (is_whole(got, 12), got.versions) == (True, ((4, 12),))
+            assert (server.starts, server.label, server.loads) == (2, "4", ["/weights-4", "/weights-4"])
+            assert group.lines == [
+                f"lost the vLLM server 0 at {server.url}: killed by signal 9; waiting for it to return",
+                f"the vLLM server 0 is back at {server.url}",
+            ]
+
+    clock.run(main)
+
+
+def test_a_server_that_stops_sending_tokens_is_lost_and_its_completion_goes_on_elsewhere() -> None:
+    async def main() -> None:
+        first, second = FakeServer(stalls_after=4), FakeServer()
+        async with fleet(first, second, stall_timeout_s=0.3) as group:
+            got = await group.engine.generate(PROMPT, params(9))
+            assert (is_whole(got, 9), len(second.requests)) == (True, 1)
+            await until(lambda: group.lines)
+            assert "no token within 0.3 s (engine.stall_timeout_s)" in group.lines[0]
+
+    clock.run(main)
+
+
+def test_the_failure_after_the_last_restart_names_the_reason() -> None:
+    async def main() -> None:
+        server = FakeServer(dies_after=3)
+        async with fleet(server, owned=True, max_restarts=1) as group:
+            assert is_whole(await group.engine.generate(PROMPT, params(6)), 6)
+            server.dies_after = 3
+            for call in (group.engine.generate(PROMPT, params(6)), group.engine.health()):
+                with pytest.raises(EnvkitError) as raised:
+                    await call
+                assert str(raised.value) == (
+                    "all vLLM servers were lost more than 1 times (engine.max_restarts), the last one because: "
+                    "killed by signal 9; continue from the last checkpoint with --resume"
+                )
+            assert server.starts == 2
+
+    clock.run(main)
+
+
+def test_a_server_that_cannot_start_again_counts_each_attempt() -> None:
+    async def main() -> None:
+        server = FakeServer(dies_after=3)
+        async with fleet(server, owned=True, max_restarts=2) as group:
+            server.refuses_start = "out of memory"
+            with pytest.raises(EnvkitError, match=r"more than 2 times .* because: out of memory"):
+                await group.engine.generate(PROMPT, params(6))
+            assert server.starts == 3
+
+    clock.run(main)
+
+
+def test_a_pause_while_a_server_is_lost_returns_and_keeps_the_tokens() -> None:
+    async def main() -> None:
+        first, second = FakeServer(token_s=0.01), FakeServer(token_s=0.01)
+        async with fleet(first, second) as group, anyio.create_task_group() as tasks:
+
+            async def interrupt() -> None:
+                await until(lambda: first.running == 2)
+                await anyio.sleep(0.05)
+                await first.kill()
+                with anyio.fail_after(3):
+                    await group.engine.pause(PauseMode.KEEP)
+                assert (await group.engine.health()).running == 0
+                await group.engine.resume()
+
+            tasks.start_soon(interrupt)
+            done = await complete_all(group.engine, 4, params(20))
+        assert all(is_whole(one, 20) for one in done)
+
+    clock.run(main)
+
+
+# --- Weights ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_lost_server_loads_the_weights_that_it_missed_when_it_is_back() -> None:
+    async def main() -> None:
+        first, second = FakeServer(), FakeServer()
+        async with fleet(first, second) as group:
+            await group.engine.load(Weights(1, "/weights-1"))
+            await first.kill()
+            await group.engine.load(Weights(2, "/weights-2"))
+            assert ((await group.engine.health()).version, first.loads) == (2, ["/weights-1"])
+            await first.start(5.0)
+            await until(lambda: len(group.engine.replicas) == 2)
+            assert first.loads == ["/weights-1", "/weights-2"]
+            assert (first.label, second.label) == ("2", "2")
+            done = await complete_all(group.engine, 4, params(6))
+            assert [one.versions for one in done] == [((2, 6),)] * 4
+
+    clock.run(main)
+
+
+def test_weights_that_one_server_rejects_stop_the_load_but_not_that_of_the_others() -> None:
+    async def main() -> None:
+        first, second = FakeServer(rejects={"/bad"}), FakeServer()
+        async with fleet(first, second) as group:
+            with pytest.raises(UsageError, match="rejected a request: no weights at /bad"):
+                await group.engine.load(Weights(1, "/bad"))
+            assert [first.is_paused, second.is_paused] == [False, False]
+            await group.engine.load(Weights(2, "/good"))
+            done = await complete_all(group.engine, 4, params(6))
+            assert [one.versions for one in done] == [((2, 6),)] * 4
+
+    clock.run(main)
+
+
+def test_a_server_that_a_killed_run_left_in_a_push_generates_and_loads_again() -> None:
+    async def main() -> None:
+        server = FakeServer(is_paused=True, is_updating=True)
+        async with fleet(server) as group:
+            assert not server.is_paused
+            await group.engine.load(Weights(1, "/weights-1"))
+            assert (await group.engine.generate(PROMPT, params(3))).versions == ((1, 3),)
+
+    clock.run(main)
+
+
+@pytest.mark.parametrize("label", ["3", "default"])
+def test_weights_that_another_program_loaded_are_noticed(label: str) -> None:
+    async def main() -> None:
+        async with fleet(FakeServer(foreign=label)) as group:
+            with pytest.raises(EnvkitError, match=f"sampled with the weights '{label}' instead of version 0: another"):
+                await group.engine.generate(PROMPT, params(6))
+
+    clock.run(main)
+
+
+@pytest.mark.parametrize("weights", [Weights(1, ""), Weights(1, "/adapter", adapter=True)])
+def test_weights_of_the_other_kind_are_refused(weights: Weights) -> None:
+    async def main() -> None:
+        server = FakeServer()
+        async with fleet(server) as group:
+            with pytest.raises(ValueError, match="the engine vllm loads all weights from a file"):
+                await group.engine.load(weights)
+            assert server.loads == []
+
+    clock.run(main)
+
+
+# --- Draining --------------------------------------------------------------------------------------------------------
+
+
+def test_drain_moves_the_completions_of_a_replica_and_admit_brings_new_ones_back() -> None:
+    async def main() -> None:
+        first, second = FakeServer(token_s=0.01), FakeServer(token_s=0.01)
+        async with fleet(first, second) as group, anyio.create_task_group() as tasks:
+
+            async def drain() -> None:
+                await until(lambda: first.running == 2)
+                await anyio.sleep(0.05)
+                await group.engine.drain(0)
+                assert first.running == 0
+
+            tasks.start_soon(drain)
+            assert all(is_whole(one, 20) for one in await complete_all(group.engine, 4, params(20)))
+            assert (len(first.requests), len(second.requests)) == (2, 4)
+            await complete_all(group.engine, 2, params(2))
+            assert (len(first.requests), len(second.requests)) == (2, 6)
+            group.engine.admit(0)
+            done = await complete_all(group.engine, 12, params(2))
+            assert all(is_whole(one, 2) for one in done)
+            assert len(first.requests) > 2
+            assert group.lines == []
+
+    clock.run(main)
+
+
+# --- Rejected requests -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", [params(4, top_p=0.9), params(4, top_k=5)])
+def test_sampling_parameters_that_change_the_log_probabilities_are_refused(how: SamplingParams) -> None:
+    async def main() -> None:
+        server = FakeServer()
+        async with fleet(server) as group:
+            with pytest.raises(UsageError, match="supports neither top_p nor top_k"):
+                await group.engine.generate(PROMPT, how)
+            assert server.requests == []
+
+    clock.run(main)
+
+
+def test_a_server_that_ends_a_completion_early_is_an_error_instead_of_a_loop() -> None:
+    async def main() -> None:
+        server = FakeServer(ends_after=4)
+        async with fleet(server) as group:
+            with pytest.raises(EnvkitError, match="ended a completion after 4 of 9 tokens"):
+                await group.engine.generate(PROMPT, params(9))
+            assert len(server.requests) == 1
+
+    clock.run(main)
+
+
+def test_a_server_with_a_lower_limit_of_tokens_is_refused() -> None:
+    async def main() -> None:
+        with pytest.raises(UsageError, match=r"takes 1000 tokens, and rollout.max_tokens is 2000; .*--max-tokens 2000"):
+            async with fleet(FakeServer(), max_tokens=2000):
+                pass
+
+    clock.run(main)
+
+
+def test_a_server_that_does_not_answer_is_named() -> None:
+    async def main() -> None:
+        server = FakeServer()
+        await server.start(5.0)
+        await server.kill()
+        with pytest.raises(UsageError, match=rf"the vLLM server {server.url} does not answer: no answer within 0.2 s"):
+            async with VllmEngine(settings(start_timeout_s=0.2), urls=[server.url]).running():
+                pass
+
+    clock.run(main)

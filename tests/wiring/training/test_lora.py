@@ -1,0 +1,184 @@
+"""LoRA and packing in training files: problems, defaults, runs, and the folders that runs write."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from envkit import clock, config
+from envkit.config import RunConfig
+from envkit.config.parts import TorchTrainerSection
+from envkit.errors import UsageError
+from envkit.trainer_bridge.run_folder.display import SilentDisplay
+from envkit.types import SamplingParams
+from envkit.wiring.evaluation.local_models import LocalModel
+from envkit.wiring.evaluation.players import Playing
+from envkit.wiring.training import checks
+from envkit.wiring.training.policy import open_policy
+from envkit.wiring.training.resolve import resolve
+from envkit.wiring.training.run import train
+from tests.trainer_bridge.models import fast_format, write_chat, write_tiny
+from tests.trainer_bridge.policies import load_policy
+
+ADAPTER = "adapter_model.safetensors"
+
+
+@pytest.fixture
+def chat_folder(tmp_path: Path) -> Path:
+    return write_chat(tmp_path / "base", seed=2)
+
+
+def run_of(model: Path | None, *, lora: Any = None, **sections: Any) -> RunConfig:
+    trainer = {"lora": {} if lora is None else lora, **sections.pop("trainer", {})}
+    content = {"env": {"id": "FrozenLake-v0"}, "trainer": trainer, "engine": {"model": model and str(model)}}
+    return config.parse({**content, **sections})
+
+
+def trainer_of(run: RunConfig) -> TorchTrainerSection:
+    assert isinstance(run.trainer, TorchTrainerSection)
+    return run.trainer
+
+
+# --- Training files --------------------------------------------------------------------------------------------------
+
+
+def test_a_tiny_policy_has_neither_lora_nor_packing(tmp_path: Path) -> None:
+    saved = write_tiny(tmp_path, seed=1)
+    problems = [
+        "trainer.lora: a tiny policy is trained as a whole; use null, or name a model in engine.model",
+        "trainer.packing: needs a pretrained model; use false, or name one in engine.model",
+    ]
+    assert checks.check(run_of(None, trainer={"packing": True})) == problems
+    assert checks.check(run_of(saved, trainer={"packing": True})) == []  # a folder that envkit did not save
+
+
+def test_the_rates_follow_the_adapter_and_its_base_follows_the_precision(chat_folder: Path) -> None:
+    def found(**sections: Any) -> tuple[object, ...]:
+        run = resolve(run_of(chat_folder, **sections))
+        trainer = trainer_of(run)
+        assert trainer.lora is not None
+        return trainer.learning_rate, trainer.critic_learning_rate, run.warmup.learning_rate, trainer.lora.base_dtype
+
+    assert found() == (2e-5, 1e-4, 2e-4, fast_format())
+    assert found(trainer={"precision": "bfloat16"})[3] == "bfloat16"
+    assert found(trainer={"precision": "bfloat16"}, lora={"base_dtype": "float32"})[3] == "float32"
+    assert found(trainer={"learning_rate": 3e-4})[0] == 3e-4
+
+
+@pytest.mark.parametrize(("rate", "count"), [(1e-3, 0), (2e-3, 1)])
+def test_a_learning_rate_that_is_high_for_an_adapter_gets_a_line(chat_folder: Path, rate: float, count: int) -> None:
+    line = "trainer.learning_rate: 0.002 is above 0.001, which can destroy a pretrained model; "
+    line += "about 2e-5 with LoRA is usual"
+    assert checks.unverified(run_of(chat_folder, trainer={"learning_rate": rate})) == [line][:count]
+
+
+def test_the_policy_line_says_how_much_is_trained(chat_folder: Path, tmp_path: Path) -> None:
+    async def line() -> str:
+        run = resolve(run_of(chat_folder, lora={"rank": 4}))
+        async with open_policy(run, folder=tmp_path / "weights", threads=1) as policy:
+            return policy.description
+
+    # Per layer: 4 * (16 + 16) for q and o, 4 * (16 + 8) for k and v, 4 * (16 + 32) for the three of the MLP.
+    assert 2 * 4 * (2 * 32 + 2 * 24 + 3 * 48) == 2048
+    assert clock.run(line).endswith(" parameters on cpu, LoRA rank 4, 0.00205 M of 0.0142 M parameters trained")
+
+
+# --- Runs ------------------------------------------------------------------------------------------------------------
+
+
+def content(model: Path, *, steps: int) -> dict[str, Any]:
+    return {
+        "env": {"id": "FrozenLake-v0", "num_envs": 8, "options": {"size": 3, "instructions": False}},
+        "sandbox": {"kind": "none"},
+        "engine": {"model": str(model), "dtype": "float32"},
+        "rollout": {"group_size": 2, "max_turns": 2, "max_tokens": 256, "turn_tokens": 3},
+        "algorithm": {"preset": "grpo", "entropy_coefficient": 0.1, "kl_coefficient": 0.1},
+        "trainer": {
+            "steps": steps,
+            "groups_per_step": 4,
+            "threads": 1,
+            "precision": "float32",
+            "packing": True,
+            "learning_rate": 1e-2,
+            "checkpoint_every": 1,
+            "lora": {"rank": 2},
+        },
+        "evaluation": {"episodes": 4},
+    }
+
+
+def trained(model: Path, folder: Path, *, steps: int, resume: bool = False) -> Path:
+    run = config.parse(content(model, steps=steps))
+    clock.run(partial(train, run, folder, resume=resume, force=False, display=SilentDisplay()))
+    return folder / "checkpoints" / f"step-{steps}" / "policy"
+
+
+def answers(path: Path) -> list[float]:
+    policy = load_policy(str(path))
+
+    async def main() -> list[float]:
+        made = await policy.engine.generate([40, 41, 42], SamplingParams(max_tokens=20, seed=5))
+        return [*made.token_ids.tolist(), *made.logprobs.tolist()]
+
+    return clock.run(main, virtual=True)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_ends_with_the_adapter_of_an_unbroken_one(chat_folder: Path, tmp_path: Path) -> None:
+    unbroken = trained(chat_folder, tmp_path / "unbroken", steps=2)
+    first = trained(chat_folder, tmp_path / "broken", steps=1)
+    second = trained(chat_folder, tmp_path / "broken", steps=2, resume=True)
+    assert (second / ADAPTER).read_bytes() == (unbroken / ADAPTER).read_bytes() != (first / ADAPTER).read_bytes()
+
+
+@pytest.mark.slow
+def test_the_policy_of_a_run_is_evaluated_and_trained_on_as_long_as_its_model_exists(
+    chat_folder: Path, tmp_path: Path
+) -> None:
+    policy = trained(chat_folder, tmp_path / "run", steps=1)
+    assert json.loads((policy / "adapter_config.json").read_text())["base_model_name_or_path"] == str(chat_folder)
+    assert not (policy / "model.safetensors").exists()
+    named = LocalModel.of_name(str(policy), "FrozenLake-v0", Playing(), seed=1)
+    checkpoint = LocalModel.of_checkpoint(tmp_path / "run", Playing(), seed=1)
+    assert named.path == checkpoint.path == str(policy)
+    assert checks.check(config.parse(content(policy, steps=1))) == []
+    assert answers(policy) != answers(chat_folder)
+    # Without training, an adapter on top of the adapter plays like it.
+    again = trained(policy, tmp_path / "again", steps=0).parent.parent / "step-0" / "policy"
+    assert answers(again) == answers(policy)
+
+    shutil.move(chat_folder, tmp_path / "elsewhere")
+    gone = f"{policy}: the model of this adapter is not at {chat_folder}; move it there, or change "
+    assert checks.check(config.parse(content(policy, steps=1)))[0].startswith(f"engine.model: {gone}")
+    with pytest.raises(UsageError) as caught:
+        load_policy(str(policy))
+    assert str(caught.value).startswith(gone)
+
+
+def test_an_adapter_of_another_model_is_refused_in_one_line(tmp_path: Path, chat_folder: Path) -> None:
+    policy = tmp_path / "policy"
+    shutil.copytree(chat_folder, policy)
+    (policy / "config.json").unlink()
+    made: dict[str, Any] = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}
+    text = json.dumps({**made, "base_model_name_or_path": str(chat_folder)})
+    (policy / "adapter_config.json").write_text(text)
+    (policy / "model.safetensors").rename(policy / ADAPTER)
+    assert len(load_file(policy / ADAPTER)) > 1
+    with pytest.raises(UsageError, match=r"^cannot load .*: the adapter does not fit its model: .* is unknown"):
+        load_policy(str(policy))
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [("{", "cannot be read: "), ("{}", "base_model_name_or_path is missing; set it to the folder or hub name")],
+)
+def test_a_damaged_file_of_an_adapter_is_one_problem(text: str, problem: str, tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text(text)
+    (found,) = checks.check(run_of(tmp_path))
+    assert found.startswith(f"engine.model: {tmp_path / 'adapter_config.json'}: {problem}")

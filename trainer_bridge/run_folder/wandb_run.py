@@ -1,0 +1,128 @@
+"""Metrics for Weights & Biases, with all local files in the folder of the run."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import wandb
+import wandb.errors
+
+from envkit.errors import UsageError
+from envkit.types import JSON
+
+from .writing import replace, writing
+
+_BUCKETS = 30
+_ID = "envkit-run-id"
+
+
+class WandbRun:
+    """A run of Weights & Biases; implements `envkit.protocols.Tracker`.
+
+    wandb's service, a process of its own, writes and uploads the metrics. It ends at `close`, and within seconds after
+    the death of this process.
+
+    Args:
+        folder: The existing folder of the training run. Its subfolder ``wandb`` holds the files and the id of the run.
+        first_step: First train step that will be recorded. 0 starts a new run; another step continues the run whose id
+            is in `folder`, or starts one if the folder has no id.
+        project: wandb's project.
+        name: Name of the run; None for the name of `folder`.
+        group: Group of the run; None for no group.
+        tags: Tags of the run.
+        mode: ``online`` uploads the metrics, ``offline`` only writes files, and ``disabled`` does nothing.
+        config: Configuration of the training run.
+
+    Raises:
+        UsageError: wandb refuses to start the run, as without an API key, or the folder cannot be written.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        first_step: int,
+        project: str,
+        name: str | None,
+        group: str | None,
+        tags: Sequence[str],
+        mode: Literal["online", "offline", "disabled"],
+        config: Mapping[str, JSON],
+    ) -> None:
+        folder = folder.resolve()
+        id_file = folder / "wandb" / _ID
+        with writing(id_file):
+            id_file.parent.mkdir(exist_ok=True)
+            if first_step == 0 or not id_file.exists():
+                replace(id_file, secrets.token_hex(4).encode())
+            run_id = id_file.read_text(encoding="utf-8")
+        try:
+            with _service_settings(id_file.parent, mode):
+                self._run = wandb.init(
+                    id=run_id,
+                    resume="allow",
+                    reinit="create_new",  # leaves a run of the caller's own alone
+                    project=project,
+                    name=name or folder.name,
+                    group=group,
+                    tags=tags,
+                    mode=mode,
+                    config=dict(config),
+                    dir=folder,
+                    settings=wandb.Settings(console="off", silent=True, symlink=False),
+                )
+        except (wandb.errors.Error, TimeoutError) as error:
+            remedy = "run `wandb login`, or set mode: offline for this tracker"
+            raise UsageError(f"wandb did not start a run: {error}; {remedy}") from error
+        # Steps of our own, since wandb's step counts the calls of `log`.
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        """Log the metrics of a train step, as ``train/name``."""
+        self._run.log({"step": step, **{f"train/{name}": value for name, value in values.items()}})
+
+    def evaluation(self, step: int, values: Mapping[str, float]) -> None:
+        """Log the metrics of an evaluation, as ``evaluation/name``."""
+        self._run.log({"step": step, **{f"evaluation/{name}": value for name, value in values.items()}})
+
+    def durations(self, step: int, values: Mapping[str, Sequence[float]]) -> None:
+        """Log a histogram of durations (s) for each name that has values, as ``seconds/name``."""
+        found = {
+            f"seconds/{name}": wandb.Histogram(np_histogram=np.histogram(some, bins=_BUCKETS))
+            for name, some in values.items()
+            if len(some)
+        }
+        if found:
+            self._run.log({"step": step, **found})
+
+    def close(self) -> None:
+        """Finish the run; in the mode ``online``, this waits until its metrics are uploaded."""
+        self._run.finish()
+        if wandb.run is None:  # nothing else in this process uses wandb's service
+            wandb.teardown()
+
+
+@contextmanager
+def _service_settings(folder: Path, mode: str) -> Iterator[None]:
+    """Set the settings that wandb's service reads only from the environment, where the user has not set them.
+
+    The service keeps its own log in `folder` instead of the home directory. It reports its errors to wandb's makers
+    only if the run uploads anything.
+    """
+    settings = {"WANDB_CACHE_DIR": str(folder / "cache")}
+    if mode != "online":
+        settings["WANDB_ERROR_REPORTING"] = "false"
+    added = {name: value for name, value in settings.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
