@@ -39,7 +39,7 @@ STALE_AFTER = (
     "trainer_bridge/trainers/torch_local.py",
     "trainer_bridge/weights",
 )
-TWIN = "tests/e2e/training/test_language_model.py::test_a_language_model_imitates_and_then_learns_from_reward"
+TWIN = "tests/contract/engines/test_training.py::test_the_log_probabilities_agree_after_each_of_three_updates"
 LIMITS = {"float32": 1e-4, "bfloat16": 0.05}
 """Maximum mean absolute difference in nats."""
 TEMPERATURES = (1.0, 0.7)

@@ -28,10 +28,12 @@ STALE_AFTER = (
     "trainer_bridge/trainers/torch_local.py",
     "trainer_bridge/weights",
 )
-TWIN = "tests/e2e/training/test_language_model.py::test_a_language_model_imitates_and_then_learns_from_reward"
+TWIN = "tests/contract/engines/test_training.py::test_two_train_steps_on_a_server_have_no_finding"
 FILE = ROOT / "examples" / "llm-arithmetic.yaml"
 KINDS = ("vllm", "transformers")
 MAX_GAP_NATS = 1e-4
+LENGTH = "completions_cut_off"
+"""The untrained model chats beyond the limit of tokens; in the first steps the diagnostics say so."""
 
 
 def main() -> None:
@@ -67,7 +69,7 @@ def claims(runs: Sequence[Figures]) -> Figures:
         ),
         "the intervals after overlap": ends[0][1] <= ends[1][2] and ends[1][1] <= ends[0][2],
         "findings of the diagnostics, vllm and transformers": [names(run) for run in runs],
-        "vllm: no finding that transformers has not, and no server lost": {*names(vllm)} <= {*names(transformers)}
+        "vllm: no finding except on the length of answers, and no server lost": {*names(vllm)} <= {LENGTH}
         and not vllm["servers_lost"],
         f"vllm: log-probabilities within {MAX_GAP_NATS} nats": vllm["sampler_gap_nats"]["max"] <= MAX_GAP_NATS,
         "seconds of a rollout, vllm / transformers": round(

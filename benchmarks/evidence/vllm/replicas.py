@@ -51,7 +51,10 @@ from envkit.wiring.training.torch_parts import find_model
 
 NAME = "vllm-replicas"
 STALE_AFTER = ("trainer_bridge/engines/vllm", "trainer_bridge/rollout", "trainer_bridge/weights/channel.py")
-TWIN = "tests/e2e/training/test_language_model.py::test_a_language_model_imitates_and_then_learns_from_reward"
+TWIN = (
+    "tests/trainer_bridge/engines/vllm/test_losses.py::"
+    "test_no_token_of_many_completions_is_lost_when_one_of_two_servers_dies"
+)
 ENV_ID = "FrozenLake-v0"
 SIZES = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}
 LIMITS = RolloutLimits(max_turns=10, max_tokens=1024, turn_tokens=32, timeout_s=600.0, retries=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import sys
 from argparse import Namespace
@@ -18,6 +19,7 @@ from benchmarks.training.runs import rows
 from envkit.wiring.evaluation.statistics import share
 
 Figures = dict[str, Any]
+_EVALUATED = re.compile(r"evaluate (\d+)/\1  (\d+):(\d+)$")
 LEAST_MIB = 100
 """Smaller processes are left out of the figures on memory."""
 
@@ -51,6 +53,7 @@ def train(file: Path, settings: Sequence[str]) -> Figures:
         "accounting": summary["accounting"],
         "servers_lost": sum("lost the vLLM server" in line for line in made["lines"]),
         "seconds": seconds_by_part(steps, made["seconds"]),
+        "seconds of an evaluation": evaluation_seconds(made["lines"]),
         "tokens_per_step": round(statistics.mean(row["tokens"] for row in steps)),
         "tokens_per_rollout_s": round(statistics.median(row["tokens"] / row["rollout_s"] for row in steps), 1),
         "sampler_gap_nats": {
@@ -71,6 +74,12 @@ def point(row: Figures) -> Figures:
         estimate = share([1.0] * successes + [0.0] * (count - successes))
         found[name] = [round(value, 4) for value in (estimate.mean, estimate.low, estimate.high)]
     return found
+
+
+def evaluation_seconds(lines: Sequence[str]) -> list[int]:
+    """Return the seconds of each evaluation, from the lines that the run shows."""
+    found = (_EVALUATED.match(line) for line in lines)
+    return [int(one[2]) * 60 + int(one[3]) for one in found if one is not None]
 
 
 def seconds_by_part(steps: Sequence[Figures], wall_s: float) -> Figures:
