@@ -262,7 +262,7 @@ class Run:
 
     def _kill(self, index: int, process: str) -> int:
         port = self._servers[index].url.rpartition(":")[2]
-        (root,) = (pid for pid in descendants(os.getpid()) if port_of(pid) == port)
+        root = next(pid for pid in descendants(os.getpid()) if port_of(pid) == port)
         chosen = [pid for pid in descendants(root) if process in (EVERYTHING, name_of(pid))]
         for pid in chosen:
             with suppress(ProcessLookupError):
