@@ -238,8 +238,8 @@ class VllmClient:
     def _refuse(self, status: int, content: bytes, *, is_load: bool = False) -> None:
         """Raise the error for an answer with this status."""
         try:
-            told = orjson.loads(content)
-            message = str(told.get("error", {}).get("message") or told.get("detail") or told)
+            body = orjson.loads(content)
+            message = str(body.get("error", {}).get("message") or body.get("detail") or body)
         except (orjson.JSONDecodeError, AttributeError):
             message = content.decode(errors="replace")
         message = " ".join(message.split())[:500] or f"HTTP status {status}"

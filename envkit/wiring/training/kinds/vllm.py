@@ -17,6 +17,7 @@ from envkit.trainer_bridge.engines.vllm.interpreter import find_python
 from envkit.trainer_bridge.engines.vllm.launch import ServerSettings
 from envkit.trainer_bridge.engines.vllm.replica import VllmSettings
 from envkit.trainer_bridge.engines.vllm.server import VllmServer
+from envkit.trainer_bridge.models.adapters import base_of
 from envkit.wiring.contexts import EngineContext
 from envkit.wiring.training import models
 from envkit.wiring.training.signals import stop_on_signals
@@ -56,6 +57,8 @@ def problems(section: VllmEngineSection) -> list[str]:
     found = []
     if section.model is None:
         found.append("engine.model: the engine vllm needs a model; name one")
+    elif base_of(Path(section.model).expanduser()) is not None:
+        found.append("engine.model: the engine vllm cannot start from a LoRA adapter yet; use the engine transformers")
     if section.transfer != "file":
         found.append(f"engine.transfer: {section.transfer} is not supported yet: it was never run on a GPU; use file")
     if section.sleep:
