@@ -131,7 +131,7 @@ class Tap:
             VllmClient._read, VllmClient.generate = read, generate  # type: ignore[method-assign]
 
     def reached(self, count: int) -> bool:
-        """Return whether so many tokens have arrived."""
+        """Return whether at least `count` tokens have arrived."""
         return self.arrived >= count
 
 
