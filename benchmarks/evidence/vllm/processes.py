@@ -67,7 +67,7 @@ def name_of(pid: int) -> str:
 
 
 def port_of(pid: int) -> str:
-    """Return the value of the argument ``--port`` of a process; empty if there is none."""
+    """Return the value of the argument ``--port`` of a process; empty if it has no such argument."""
     try:
         words = (_PROC / str(pid) / "cmdline").read_text().split("\0")
     except OSError:

@@ -16,6 +16,8 @@ PLUGIN = Path(__file__).with_name("plugin")
 _BACKEND = '{"backend":"envkit_file"}'
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The values of vLLM's argument max-lora-rank."""
+_MIN_BATCHED_TOKENS = 4096
+"""Tokens of one forward pass on a CPU; at least the longest prompt, because prompts are not split there."""
 _OWN_ARGUMENTS = frozenset(
     {
         *("model", "served-model-name", "dtype", "max-model-len", "max-num-seqs"),
@@ -89,7 +91,9 @@ def command(settings: ServerSettings, *, host: str, port: int, on_cpu: bool) -> 
     words += ["--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--weight-transfer-config", _BACKEND]
     words += ["--enable-prompt-tokens-details", "--disable-uvicorn-access-log"]
     if on_cpu:
-        words.append("--enforce-eager")
+        # A prompt must not be split: vLLM's CPU engine dies when it discards a token of a request with a seed.
+        words += ["--enforce-eager", "--no-enable-chunked-prefill"]
+        words += ["--max-num-batched-tokens", str(max(settings.max_model_len, _MIN_BATCHED_TOKENS))]
     else:
         words += ["--gpu-memory-utilization", str(settings.gpu_memory_utilization)]
         if settings.gpus:

@@ -40,6 +40,13 @@ def test_a_cpu_neither_compiles_nor_gets_options_of_a_gpu() -> None:
     assert "--gpu-memory-utilization" not in words(SETTINGS)
 
 
+def test_a_cpu_never_splits_a_prompt_which_would_kill_the_engine() -> None:
+    assert "--no-enable-chunked-prefill" in words(SETTINGS)
+    assert value(SETTINGS, "--max-num-batched-tokens") == "4096"
+    assert value(replace(SETTINGS, max_model_len=8192), "--max-num-batched-tokens") == "8192"
+    assert "--no-enable-chunked-prefill" not in words(SETTINGS, on_cpu=False)
+
+
 def test_a_gpu_compiles_and_a_server_on_two_uses_tensor_parallelism() -> None:
     two = replace(SETTINGS, gpus="2,3", gpu_memory_utilization=0.4)
     variables = environment(two, {"CUDA_VISIBLE_DEVICES": "0"}, on_cpu=False)
