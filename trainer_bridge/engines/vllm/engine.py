@@ -19,7 +19,7 @@ import anyio
 from envkit.errors import EnvkitError, UsageError
 from envkit.types import Completion, EngineHealth, PauseMode, SamplingParams, Weights
 
-from .client import Part, ServerLostError
+from .client import UNKNOWN, Part, ServerLostError
 from .replica import PinnedEngine, Replica, Server, VllmSettings
 from .request import Request
 from .routing import Routing
@@ -226,6 +226,8 @@ class VllmEngine:
                 errors.append(UsageError(f"the vLLM server {replica.url} does not answer: {error}"))
             except EnvkitError as error:
                 errors.append(error)
+            if errors:
+                tasks.cancel_scope.cancel()
 
         async with anyio.create_task_group() as tasks:
             for replica in self._replicas:
@@ -235,9 +237,12 @@ class VllmEngine:
 
     async def _join(self, replica: Replica) -> None:
         """Start or await the server of a replica, and give it the current weights."""
-        await replica.start(self._settings)
+        await replica.start(self._settings, self._announce)
         async with self._loading:
-            await replica.client.connect(max_tokens=self._settings.max_tokens)
+            settings = self._settings
+            await replica.client.connect(
+                max_tokens=settings.max_tokens, dtype=settings.dtype, takes_adapters=settings.takes_adapters
+            )
             replica.version = 0
             if self._current is not None:
                 await self._install(replica, self._current)
@@ -323,11 +328,12 @@ class VllmEngine:
             if self._failure is not None:
                 raise self._failure
             if pinned is not None and pinned.is_gone:
-                raise EnvkitError(f"the vLLM server {pinned.index} was lost")
+                request.is_aborted = True
+                return None
             loads = {
                 one.index: one.running
                 for one in allowed
-                if one.is_ready and not one.is_draining and one.running < self._settings.max_num_seqs
+                if one.is_ready and (not one.is_draining or one is pinned) and one.running < self._settings.max_num_seqs
             }
             if loads and self._pause is None:
                 chosen = self._routing.choose([*request.prompt, *request.tokens], request.session, loads)
@@ -337,7 +343,7 @@ class VllmEngine:
 
     async def _add_part(self, request: Request, replica: Replica) -> None:
         """Generate on `replica` until the completion is over, ended, or the replica is lost."""
-        part, version = Part(), replica.version
+        part, version, label = Part(), replica.version, replica.client.label(replica.version)
         request.replica, request.parts = replica, request.parts + 1
         replica.running += 1
         try:
@@ -349,6 +355,9 @@ class VllmEngine:
                 seed=request.seed,
                 into=part,
             )
+            if UNKNOWN in part.versions:
+                part = Part()
+                raise ServerLostError("it was started again by someone else")
         except ServerLostError as error:
             self._lose(replica, error)
         finally:
@@ -356,7 +365,7 @@ class VllmEngine:
             request.replica = None
             replica.running -= 1
             self._notify()
-        request.check(part, version, replica.url)
+        request.check(part, label, replica.url)
         if part.finish == "abort" and not part.tokens:
             await anyio.sleep(_ABORT_EVERY_S)  # by someone else
 
