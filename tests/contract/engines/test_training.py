@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -70,6 +71,9 @@ def test_the_log_probabilities_agree_for_two_adapters_in_place(
             async with vllm_rig.opened() as engine:
                 await engine.load(vllm_rig.policies.weights[0])
             vllm_rig.is_changed = False
+        # It has the weights that it started with, but may not know that.
+        async with httpx.AsyncClient(base_url=vllm_rig.process.url) as client:
+            (await client.post("/update_weight_version", json={"new_version": "default"})).raise_for_status()
         model = open_model(smollm2)
         add_adapter(model, LoraSettings(rank=LORA_RANK, alpha=16.0), base=str(smollm2), seed=1)
         trainer = trainer_of(model, tmp_path, publishes_adapter=True)

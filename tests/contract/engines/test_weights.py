@@ -106,13 +106,9 @@ def test_a_pause_that_waits_and_a_load_without_a_pause_finish_what_runs_first(ri
     rig.run(test)
 
 
-@pytest.mark.parametrize("content", ["missing", "damaged", "of another model"])
-def test_a_load_that_fails_leaves_the_old_weights(rig: Rig, content: str, tmp_path: Path) -> None:
+def test_weights_of_another_model_leave_the_old_weights(rig: Rig, tmp_path: Path) -> None:
     path = tmp_path / "weights.safetensors"
-    if content == "damaged":
-        path.write_bytes(Path(rig.policies.weights[0].location).read_bytes()[:100_000])
-    if content == "of another model":
-        save_file({"model.norm.weight": torch.zeros(576), "model.layers.0.more.weight": torch.zeros(2)}, path)
+    save_file({"model.norm.weight": torch.zeros(576), "model.layers.0.more.weight": torch.zeros(2)}, path)
 
     async def test(engine: PolicyEngine) -> None:
         with pytest.raises((EnvkitError, RuntimeError, OSError, SafetensorError)):
