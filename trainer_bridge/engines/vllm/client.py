@@ -241,13 +241,24 @@ class VllmClient:
 
     async def fed_tokens(self) -> int:
         """Return the number of tokens that the model has processed, without those from the prefix cache."""
-        counts = {"prompt_tokens": 0.0, "generation_tokens": 0.0, "prefix_cache_hits": 0.0}
+        found = await self._metrics()
+        names = ("prompt_tokens_total", "generation_tokens_total")
+        return round(sum(found.get(name, 0.0) for name in names) - found.get("prefix_cache_hits_total", 0.0))
+
+    async def is_busy(self) -> bool:
+        """Whether it has requests."""
+        found = await self._metrics()
+        return any(found.get(name) for name in ("num_requests_running", "num_requests_waiting"))
+
+    async def _metrics(self) -> dict[str, float]:
+        """Return the sums of vLLM's metrics by name."""
+        found: dict[str, float] = {}
         for line in (await self._send("GET", "/metrics")).text.splitlines():
             name, _, value = line.rpartition(" ")
-            key = name.partition("{")[0].removeprefix("vllm:").removesuffix("_total")
-            if key in counts:
-                counts[key] += float(value)
-        return round(counts["prompt_tokens"] + counts["generation_tokens"] - counts["prefix_cache_hits"])
+            if name.startswith("vllm:"):
+                key = name.partition("{")[0].removeprefix("vllm:")
+                found[key] = found.get(key, 0.0) + float(value)
+        return found
 
     async def _set_label(self, version: int) -> None:
         await self._call("POST", "/update_weight_version", {"new_version": self.label(version)})

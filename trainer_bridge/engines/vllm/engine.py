@@ -240,6 +240,8 @@ class VllmEngine:
         await replica.start(self._settings, self._announce)
         async with self._loading:
             settings = self._settings
+            if replica.make_server is None and not replica.restarts and await replica.client.is_busy():
+                raise UsageError(f"another run uses the vLLM server {replica.url}; give each run its own servers")
             await replica.client.connect(
                 max_tokens=settings.max_tokens, dtype=settings.dtype, takes_adapters=settings.takes_adapters
             )
@@ -258,7 +260,8 @@ class VllmEngine:
             while not replica.is_ready:
                 self._notify()
                 is_last = replica.restarts == self._settings.max_restarts
-                follows = "; it is not started again" if is_last else "; waiting for it to return"
+                waits = "waiting for it to return" if replica.make_server is None else "starting it again"
+                follows = "; it is not started again" if is_last else f"; {waits}"
                 self._announce(f"lost the vLLM server {replica.index} at {replica.url}: {reason}{follows}")
                 if is_last:
                     self._give_up(replica, reason)

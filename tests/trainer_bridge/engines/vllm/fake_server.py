@@ -130,10 +130,9 @@ class FakeServer:
             case "/server_info":
                 return 200, {"vllm_config": f"model='m', dtype=torch.{self.dtype}, seed=0"}
             case "/metrics":
-                return (
-                    200,
-                    f'vllm:prompt_tokens_total{{engine="0"}} {sum(len(one["token_ids"]) for one in self.requests)}',
-                )
+                prompts = sum(len(one["token_ids"]) for one in self.requests)
+                running = f'vllm:num_requests_running{{engine="0"}} {self.running}'
+                return 200, f'vllm:prompt_tokens_total{{engine="0"}} {prompts}\n{running}'
             case "/abort_requests":
                 self._aborted |= set(body["request_ids"])
             case "/pause?mode=abort" | "/resume":

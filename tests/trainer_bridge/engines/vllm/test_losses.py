@@ -92,7 +92,7 @@ def test_a_server_of_ours_is_started_again_with_the_weights_that_it_had() -> Non
             lost, back = group.lines
             assert lost.startswith(f"lost the vLLM server 0 at {server.url}: ")
             assert "killed by signal 9" in lost
-            assert lost.endswith("; waiting for it to return")
+            assert lost.endswith("; starting it again")
             assert back == f"the vLLM server 0 is back at {server.url}"
 
     clock.run(main)
@@ -230,6 +230,19 @@ def test_a_server_that_was_started_again_elsewhere_gets_the_weights_before_its_t
             got = await group.engine.generate(PROMPT, params(6))
             assert (is_whole(got, 6), got.versions) == (True, ((4, 6),))
             assert server.loads == ["/weights-4", "/weights-4"]
+
+    clock.run(main)
+
+
+def test_a_server_that_another_run_uses_is_refused() -> None:
+    async def main() -> None:
+        server = FakeServer(token_s=0.02)
+        async with fleet(server) as group, anyio.create_task_group() as tasks:
+            tasks.start_soon(group.engine.generate, PROMPT, params(40))
+            await until(lambda: server.running)
+            with pytest.raises(UsageError, match=f"another run uses the vLLM server {server.url}"):
+                async with VllmEngine(settings(), urls=[server.url]).running():
+                    pass
 
     clock.run(main)
 
