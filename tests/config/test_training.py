@@ -181,7 +181,7 @@ def test_a_file_without_keys_is_rejected_with_an_example(text: str, tmp_path: Pa
     [
         ("env: {id: x, num_env: 3}", "env.num_env: no such key; did you mean 'num_envs'?"),
         ("env: {id: x}\ntrianer: {}", "trianer: no such key; did you mean 'trainer'?"),
-        ("env: {id: x}\ntrainer: {lr: 1}", "trainer.lr: no such key; there are: "),
+        ("env: {id: x}\ntrainer: {q: 1}", "trainer.q: no such key; there are: "),
         (
             "env: {id: x}\nsandbox: {health: {interval: 3}}",
             "sandbox.health.interval: no such key; did you mean 'interval_s'?",
@@ -218,7 +218,7 @@ def test_a_file_without_keys_is_rejected_with_an_example(text: str, tmp_path: Pa
         ("env: {id: x}\ntrainer: {learning_rate: .nan}", "trainer.learning_rate: must be a finite number"),
         ("env: {id: x}\nrollout: {temperature: 0}", "rollout.temperature: must be above 0, got 0"),
         ("env: {id: x}\nalgorithm: {gamma: 1.1}", "algorithm.gamma: must be at most 1, got 1.1"),
-        ("env: {id: x}\nengine: {kind: vlm}", "engine.kind: no engine is called 'vlm'; there are: transformers"),
+        ("env: {id: x}\nengine: {kind: q}", "engine.kind: no engine is called 'q'; there are: transformers, vllm"),
         (
             "env: {id: x}\nengine: {kind: transformrs}",
             "engine.kind: no engine is called 'transformrs'; did you mean 'transformers'?",
