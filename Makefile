@@ -13,7 +13,7 @@ TRAIN = torch==2.13.0 ".[train,serve,docker]"
 VLLM = $${ENVKIT_CACHE:-$${XDG_CACHE_HOME:-$$HOME/.cache}/envkit}/vllm
 PYTEST = $(BIN)/pytest --durations=40
 
-.PHONY: install quickstart quickstart-llm vllm test test-fast peers lint bench bench-sandboxes bench-fleet bench-many-sandboxes bench-false-losses docs clean clean-cache
+.PHONY: install quickstart quickstart-llm vllm test test-fast peers lint lint-fast bench bench-sandboxes bench-fleet bench-many-sandboxes bench-false-losses docs clean clean-cache
 
 # Install envkit in .venv with all that playing, serving and training need.
 install: .venv/train
@@ -35,11 +35,11 @@ vllm:
 
 # All tests: first in parallel, then those marked `alone`, one by one. A test is skipped with the reason if
 # what it needs (Docker, bubblewrap, the language model, vLLM) is missing. If at most three tests fail, they are run once more.
-# Durations are in .reports/.
+# Durations are in .reports/. Python may write bytecode, since hundreds of programs import the same modules.
 test: .venv/dev .venv/model
 	docker/install-missing
 	rm -f .pytest_cache/v/cache/lastfailed .reports/flaky.txt
-	docker/with-daemon docker/with-base sh -c '\
+	unset PYTHONDONTWRITEBYTECODE; docker/with-daemon docker/with-base sh -c '\
 	$(PYTEST) --junitxml=.reports/parallel.xml -n $(WORKERS) --dist loadgroup -m "not alone" "$$@"; beside=$$?; \
 	[ $$# -gt 0 ] || set -- $$(grep -rl --include="test_*.py" "mark[.]alone" tests); \
 	$(PYTEST) --junitxml=.reports/alone.xml -m alone "$$@"; alone=$$?; \
@@ -55,11 +55,14 @@ test-fast: .venv/dev
 # Install the projects that tests/parity compares envkit with; without them, these tests are skipped.
 peers: .venv/peers/done
 
-lint: .venv/dev
+lint: lint-fast
+	$(BIN)/pyright
+
+# The linters of `.ci/run`: all but pyright, which takes two minutes and finds little that mypy does not.
+lint-fast: .venv/dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/pyright
 	$(BIN)/lint-imports
 
 # The benchmarks; see benchmarks/README.md. ARGS=--quick uses the smallest settings, to show that they run. If one fails, the
@@ -111,7 +114,7 @@ clean:
 clean-cache:
 	rm -f .venv/model
 	rm -rf "$(VLLM)"
-	cd "$${ENVKIT_CACHE:-$$HOME/.cache/envkit}" 2>/dev/null && rm -rf venvs images models || :
+	cd "$${ENVKIT_CACHE:-$$HOME/.cache/envkit}" 2>/dev/null && rm -rf venvs images models mypy || :
 	images=$$(docker image ls --quiet envkit-test/games 2>/dev/null); [ -z "$$images" ] || docker image rm --force $$images
 
 # torch is installed in a step of its own, before the rest, so that later steps do not replace it. pip's settings choose its

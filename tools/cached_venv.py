@@ -151,7 +151,8 @@ def _link(source: Path, target: Path) -> None:
         if Path(place) != source / "bin":
             names += [name for name in folders if Path(place, name).is_symlink()]
             _link_files(Path(place), target / Path(place).relative_to(source), names)
-    programs = [path.name for path in (source / "bin").iterdir() if path.name != "python"]
+    # Packages may also put a module into `bin`, so pip makes the folder __pycache__ there.
+    programs = [path.name for path in (source / "bin").iterdir() if path.name != "python" and not path.is_dir()]
     _link_files(source / "bin", target / "bin", programs)
     _name_programs(target, target, source)
     _link_files(source / "bin", target / "bin", ["python"])
@@ -171,7 +172,7 @@ def _name_programs(folder: Path, new: Path, old: Path | None = None) -> None:
     """Replace the path `old` (by default `folder`) with `new` in the scripts and settings of the environment."""
     old_name, new_name = os.fsencode((old or folder).absolute()), os.fsencode(new.absolute())
     for file in (folder / "pyvenv.cfg", *(folder / "bin").iterdir()):
-        content = b"" if file.is_symlink() else file.read_bytes()
+        content = b"" if file.is_symlink() or file.is_dir() else file.read_bytes()
         if old_name in content and b"\0" not in content[:1024]:
             mode = file.stat().st_mode
             file.unlink()  # it may be a hard link to a file in the cache, which must not change

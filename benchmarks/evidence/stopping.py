@@ -43,18 +43,13 @@ tracking: {to: []}
 """
 CHECKPOINT_EVERY = 3
 NAME = "stopping"
-SHORT = (
-    "trainer.steps=4", "trainer.groups_per_step=4", "evaluation.episodes=8", "warmup.single_turn_states=50",
-    "warmup.single_turn_updates=4", "warmup.multi_turn_updates=2", "warmup.episode_updates=2",
-    "warmup.check_episodes=8", "engine.hidden_size=16", "engine.layers=1", "engine.heads=1",
-)  # fmt: skip
 STALE_AFTER = (
     "trainer_bridge",
     "envkit/wiring/training/run.py",
     "envkit/wiring/training/warmup.py",
     "envkit/wiring/training/signals.py",
 )
-TWIN = "tests/e2e/training/test_stopped_runs.py::test_a_run_that_is_killed_loses_nothing_since_its_last_checkpoint"
+TWIN = "tests/e2e/training/test_training.py::test_a_killed_run_loses_nothing_since_its_last_checkpoint"
 MOMENTS = ("warm-up", "train step", "evaluation", "checkpoint", "warm-up")
 PATIENCE_S = 600.0
 """Seconds after which a run counts as hanging."""
@@ -65,16 +60,10 @@ Figures = dict[str, Any]
 
 
 class Runs:
-    """Runs of one training file, each with a separate folder.
+    """Runs of one training file, each with a separate folder in the empty folder `place`."""
 
-    Args:
-        place: An empty folder for the runs.
-        words: Further arguments of every ``envkit train``.
-    """
-
-    def __init__(self, place: Path, words: Sequence[str]) -> None:
+    def __init__(self, place: Path) -> None:
         self._place = place
-        self._words = words
         self._file = place / "small.yaml"
         self._file.write_text(CONFIG)
 
@@ -86,10 +75,7 @@ class Runs:
         log = (self._place / f"{name}.log").open("a")
         with log:
             return subprocess.Popen(
-                [*command, str(self.folder(name)), *self._words, *words],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                text=True,
+                [*command, str(self.folder(name)), *words], stdout=log, stderr=subprocess.STDOUT, text=True
             )
 
     def log(self, name: str) -> str:
@@ -244,7 +230,6 @@ def main() -> int:
     """Measure; return exit code 1 if a stopped run lost too much work, left processes or resumed differently."""
     arguments = parser(__doc__, NAME)
     arguments.add_argument("--jobs", type=int, default=1, help="number of concurrent runs")
-    arguments.add_argument("--short", action="store_true", help="only one kill -9, of a smaller run")
     asked = arguments.parse_args()
     evidence = Evidence(NAME, stale_after=STALE_AFTER, folder=asked.folder, fresh=asked.fresh)
     found: dict[str, Mapping[str, Any]] = {}
@@ -252,12 +237,11 @@ def main() -> int:
         TemporaryDirectory(prefix="envkit-stopping-") as place,
         ProcessPoolExecutor(asked.jobs, initializer=_adopt_orphans) as pool,
     ):
-        runs = Runs(Path(place), [word for key in SHORT for word in ("--set", key)] if asked.short else ())
+        runs = Runs(Path(place))
         runs.finish("unbroken")
-        parts: dict[str, Callable[[], Figures]] = {} if asked.short else {"timeout": partial(timed_out, runs, 20)}
+        parts: dict[str, Callable[[], Figures]] = {"timeout": partial(timed_out, runs, 20)}
         for word, send in (("ctrl-c", signal.SIGINT), ("kill", signal.SIGKILL)):
-            moments = {"ctrl-c": (), "kill": MOMENTS[1:2]}[word] if asked.short else MOMENTS * 2
-            for name, moment in ((f"{word}-{number}", moment) for number, moment in enumerate(moments)):
+            for name, moment in ((f"{word}-{number}", moment) for number, moment in enumerate(MOMENTS * 2)):
                 parts[name] = partial(stopped, runs, name, send, moment, random.Random(name))
         begun = {name: pool.submit(measure) for name, measure in parts.items() if not evidence.has(name)}
         for name in parts:

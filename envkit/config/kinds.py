@@ -74,7 +74,7 @@ FAMILIES: Mapping[str, Family] = {
         "engine",
         {
             "transformers": BuiltIn(f"{_PARTS}:TransformersEngineSection", f"{_WIRING}.torch_parts:open_transformers"),
-            "vllm": BuiltIn(f"{_PARTS}:VllmEngineSection", f"{_WIRING}.vllm:open_vllm"),
+            "vllm": BuiltIn(f"{_PARTS}:VllmEngineSection", f"{_WIRING}.kinds.vllm:open_vllm"),
         },
     ),
     "trainers": Family(
@@ -96,8 +96,8 @@ FAMILIES: Mapping[str, Family] = {
         "envkit.trackers",
         "tracker",
         {
-            "tensorboard": BuiltIn(f"{_PARTS}:TensorBoardSection", f"{_WIRING}.trackers:open_tensorboard"),
-            "wandb": BuiltIn(f"{_PARTS}:WandbSection", f"{_WIRING}.trackers:open_wandb"),
+            "tensorboard": BuiltIn(f"{_PARTS}:TensorBoardSection", f"{_WIRING}.kinds.trackers:open_tensorboard"),
+            "wandb": BuiltIn(f"{_PARTS}:WandbSection", f"{_WIRING}.kinds.trackers:open_wandb"),
         },
     ),
     "policies": Family("envkit.policies", "player"),

@@ -9,7 +9,7 @@ import anyio
 import numpy as np
 
 from envkit.protocols import Engine, Trainer
-from envkit.types import Completion, Sample, SamplingParams
+from envkit.types import Completion, FinishReason, Sample, SamplingParams
 
 from ..weights.channel import Push
 from .events import PushProbe
@@ -49,7 +49,10 @@ class Probe:
         self._timeout_s = timeout_s
 
     async def measure(self, prompt: Sequence[int], push: Push) -> list[PushProbe]:
-        """Return the completion of `prompt` after `push` by each replica, except for those that missed the deadline."""
+        """Return the completion of `prompt` after `push` by each replica.
+
+        A replica that misses the deadline or is aborted, because it was lost, is left out.
+        """
         count = max(1, min(TOKENS, self._max_tokens - len(prompt)))
         params = SamplingParams(temperature=self._temperature, max_tokens=count, seed=_SEED)
         probes: list[PushProbe] = []
@@ -57,7 +60,7 @@ class Probe:
         for index, engine in [(0, self._engine)] if replicas is None else [(one.index, one) for one in replicas]:
             with anyio.move_on_after(self._timeout_s) as scope:
                 completion: Completion = await engine.generate(prompt, params)
-            if scope.cancelled_caught:
+            if scope.cancelled_caught or completion.finish is FinishReason.ABORTED:
                 continue
             (scored,) = await self._trainer.score([_sample(prompt, completion)])
             probes.append(

@@ -189,7 +189,8 @@ class TransformersEngine:
 
     async def health(self) -> EngineHealth:
         """See `envkit.protocols.Engine.health`."""
-        running, waiting = len(self._running), len(self._waiting)
+        # Requests that were aborted or cancelled are in the lists until the next engine step.
+        running, waiting = (sum(not one.is_done for one in many) for many in (self._running, self._waiting))
         return EngineHealth(self._version, running, waiting, self._pause is not None, self._cache.fed_tokens)
 
     def forget(self, session: str) -> None:

@@ -62,12 +62,17 @@ FOLDERS = {
     "tensorboard": ("events.out.tfevents.*",),
     "wandb": ("envkit-run-id", "run-*", "offline-run-*", "cache"),
     CHECKPOINTS: ("step-*", ".step-*"),
-    "weights": ("version-*.safetensors", "warmup.safetensors"),
+    "weights": ("version-*", "warmup.safetensors"),
     "policy": ("*.json", "model.safetensors"),
 }
 _MAY_GROW = "trainer.steps"
 _MAY_MOVE = re.compile(r"(env(?:\.\d+)?)\.(?:url|token_file|ca|outage_timeout_s)")
 """Keys of the server that plays the episodes. A resumed run may use another server, but not stop using one."""
+_MAY_CHANGE = re.compile(
+    r"engine\.(?:url|python|replicas|gpus|kv_cache_gib|gpu_memory_utilization|max_num_seqs|arguments|"
+    r"start_timeout_s|stall_timeout_s|max_restarts)(?:\..+)?"
+)
+"""Keys of the engine that decide where and how fast it samples, not what."""
 _MISSING = object()
 
 
@@ -290,7 +295,7 @@ def _remove_run(folder: Path) -> None:
 def _refuse_other_config(path: Path, new_yaml: str) -> None:
     """Raise `UsageError` for the first key that differs in the new configuration.
 
-    `trainer.steps` may be larger, and the keys of the server in `env` may change.
+    `trainer.steps` may be larger, and the keys of the server in `env` and of the servers of the engine may change.
     """
     try:
         old = dict(_leaves(yaml.safe_load(path.read_text(encoding="utf-8"))))
@@ -302,7 +307,7 @@ def _refuse_other_config(path: Path, new_yaml: str) -> None:
         grows = key == _MAY_GROW and isinstance(before, int) and isinstance(after, int) and after > before
         server = _MAY_MOVE.fullmatch(key)
         moves = server is not None and all(one.get(f"{server[1]}.url") is not None for one in (old, new))
-        if before != after and not (grows or moves):
+        if before != after and not (grows or moves or _MAY_CHANGE.fullmatch(key)):
             difference = f"the run has {_shown(before)}, the file has {_shown(after)}"
             raise UsageError(f"{key}: {difference}; use the old value, or --force to start over")
 

@@ -70,7 +70,7 @@ def vllm(
     """
     from envkit import clock
     from envkit.config.parts import VllmEngineSection
-    from envkit.wiring.training.vllm import run_server
+    from envkit.wiring.training.kinds.vllm import run_server
 
     section = VllmEngineSection(
         model=model,

@@ -12,6 +12,7 @@ from typing import Any
 
 from envkit import clock, config
 from envkit.config import RunConfig
+from envkit.config.parts import TransformersEngineSection, VllmEngineSection
 from envkit.errors import UsageError
 from envkit.protocols import Engine, EnvHost, Renderer
 from envkit.trainer_bridge.models.catalogue import is_model
@@ -61,7 +62,13 @@ class LocalModel:
         refuse_other_format(found.parent.parent)
         run = config.load(found.parent.parent / "config.yaml")
         # Load all weights from the checkpoint, because the model that the run started from may have been deleted.
-        if run.engine.model is not None:
+        if isinstance(run.engine, VllmEngineSection):  # its servers may have other weights by now
+            device = run.engine.device
+            run = run.model_copy(
+                update={"engine": TransformersEngineSection(model=str(found / "policy"), device=device)}
+            )
+            run = resolve(run)
+        elif run.engine.model is not None:
             run = run.model_copy(update={"engine": run.engine.model_copy(update={"model": str(found / "policy")})})
         batch = playing.batch or run.num_envs
         return cls(str(found / "policy"), _changed(run, playing, seed), greedy=playing.temperature == 0, batch=batch)

@@ -23,7 +23,7 @@ from envkit.trainer_bridge.algorithms import catalogue
 from envkit.trainer_bridge.warmup.dialogues import parse_dialogues
 from envkit.wiring import environments, tasks
 from envkit.wiring.environments import Resources
-from envkit.wiring.training import vllm
+from envkit.wiring.training.kinds import vllm
 from envkit.wiring.training.models import CATALOGUE, is_cached, is_path, verify
 from envkit.wiring.training.remote import check_served
 from envkit.wiring.training.resolve import algorithm_of, creates_policy, is_served_only, is_tiny, keys_of

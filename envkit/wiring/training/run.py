@@ -32,6 +32,7 @@ from envkit.types import JSON
 from envkit.wiring import tasks as task_sets
 from envkit.wiring.sandboxes.env_sandboxes import ToolSettings, sandbox_host
 from envkit.wiring.training.checks import check, check_docker
+from envkit.wiring.training.kinds.trackers import open_trackers
 from envkit.wiring.training.policy import ImitatingTrainer, Policy, open_policy
 from envkit.wiring.training.remote import check_server, served_host
 from envkit.wiring.training.resolve import (
@@ -44,7 +45,6 @@ from envkit.wiring.training.resolve import (
     task_of,
 )
 from envkit.wiring.training.signals import ONE_S, stop_on_signals
-from envkit.wiring.training.trackers import open_trackers
 
 OnStep: TypeAlias = Callable[[int, Mapping[str, float]], None]
 

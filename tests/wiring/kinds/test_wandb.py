@@ -19,7 +19,7 @@ from envkit.errors import UsageError
 from envkit.trainer_bridge.run_folder.record import RunRecord
 from envkit.trainer_bridge.run_folder.rows import read_rows
 from envkit.wiring.contexts import TrackerContext
-from envkit.wiring.training.trackers import open_wandb
+from envkit.wiring.training.kinds.trackers import open_wandb
 from tests.wiring.kinds.wandb_files import records
 
 SCRIPT = Path(sys.executable).with_name("envkit")

@@ -5,6 +5,8 @@ Routes and bodies: vLLM 0.32.0. Those that pause and load weights exist only in 
 
 from __future__ import annotations
 
+import re
+import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,6 +16,7 @@ import anyio
 import httpx
 import orjson
 
+from envkit import clock
 from envkit.errors import UsageError
 from envkit.types import JSON, SamplingParams, Weights
 
@@ -25,6 +28,11 @@ _CALL_TIMEOUT_S = 60.0
 _KEEP_ALIVE_S = 2.0
 """Idle connections are closed after this time, before the server closes them (5 s)."""
 _MAX_SEED = 1 << 63
+_FULL = "-full"
+"""End of the label of a server that has received all weights, and no longer has those that it started with."""
+_DTYPE = re.compile(r"\bdtype=torch\.(\w+)")
+UNKNOWN = "default"
+"""Label of the weights of a server that has just started."""
 _UNAVAILABLE = 500
 
 
@@ -73,7 +81,10 @@ class VllmClient:
         self.url = url.rstrip("/")
         self.model = ""
         self._base = ""
+        self._token = secrets.token_hex(4)
+        self._is_full = False
         self._stall_timeout_s = stall_timeout_s
+        self._last_s = clock.now()
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=_KEEP_ALIVE_S)
         timeout = httpx.Timeout(_CALL_TIMEOUT_S, read=stall_timeout_s)
         self._http = httpx.AsyncClient(base_url=self.url, limits=limits, timeout=timeout, trust_env=False)
@@ -82,16 +93,35 @@ class VllmClient:
         """Close all connections. Requests in progress raise `ServerLostError`."""
         await self._http.aclose()
 
-    async def connect(self, *, max_tokens: int) -> None:
-        """Prepare the server for `generate` and `load`. Its weights get the label 0.
+    def label(self, version: int) -> str:
+        """Return the label of the weights of a version, which no other client of the server uses."""
+        return f"{self._token}-{version}{_FULL if self._is_full else ''}"
+
+    async def connect(self, *, max_tokens: int, dtype: str, takes_adapters: bool) -> None:
+        """Prepare the server for `generate` and `load`. Its weights get the label of version 0.
 
         Raises:
             ServerLostError: It does not answer.
-            UsageError: It takes fewer than `max_tokens` tokens, or was not started with envkit's arguments.
+            UsageError: It takes fewer than `max_tokens` tokens, has another number format, was not started with
+                envkit's arguments, or is to take adapters and has the weights of another run.
         """
-        models = await self._call("GET", "/v1/models")
-        self._base = self.model = models["data"][0]["id"]
-        limit = models["data"][0]["max_model_len"]
+        try:
+            (model, *_) = (await self._call("GET", "/v1/models"))["data"]
+            self._base, limit = str(model["id"]), int(model["max_model_len"])
+            self._is_full = str((await self._call("GET", "/weight_info"))["weight_version"]).endswith(_FULL)
+            found = _DTYPE.search((await self._call("GET", "/server_info"))["vllm_config"])
+        except (KeyError, TypeError, ValueError, UsageError) as error:
+            raise UsageError(f"{self.url} is not a vLLM server for envkit; start one with `envkit vllm`") from error
+        self.model = self._base
+        if found is not None and found[1] != dtype:
+            raise UsageError(
+                f"the vLLM server {self.url} has weights in {found[1]}, and engine.dtype is {dtype}; change one of them"
+            )
+        if takes_adapters and self._is_full:
+            raise UsageError(
+                f"the vLLM server {self.url} has the weights of another run, to which no LoRA adapter must be added; "
+                "start it again"
+            )
         if limit < max_tokens:
             raise UsageError(
                 f"the vLLM server {self.url} takes {limit} tokens, and rollout.max_tokens is {max_tokens}; "
@@ -102,8 +132,8 @@ class VllmClient:
             # A run that was killed in a push may have left the server paused, and the update open.
             await self._call("POST", "/resume")
             with suppress(ServerLostError):
-                await self._call("POST", "/finish_weight_update", {"weight_version": "0"})
-            await self._label(0)
+                await self._call("POST", "/finish_weight_update", {"weight_version": self.label(0)})
+            await self._set_label(0)
         except UsageError as error:
             advice = "start it with `envkit vllm`, so that it can load weights"
             raise UsageError(f"the vLLM server {self.url} refused to be prepared: {error.detail}; {advice}") from error
@@ -122,8 +152,11 @@ class VllmClient:
 
         Closing the connection, as a cancellation does, ends the generation in the server.
 
+        A request that gets nothing for too long, while others do, ends with the finish reason ``"abort"``: it waits for
+        its turn in the server, or was lost there.
+
         Raises:
-            ServerLostError: The server was lost, or sent nothing for too long.
+            ServerLostError: The server was lost, or sent nothing to any request for too long.
             UsageError: The server rejected the request.
         """
         sampling: dict[str, JSON] = {
@@ -153,6 +186,9 @@ class VllmClient:
                     if line.startswith("data: {"):
                         self._read(orjson.loads(line[6:]), into)
         except httpx.ReadTimeout as error:
+            if clock.now() - self._last_s < self._stall_timeout_s:
+                into.finish = "abort"
+                return
             reason = f"no token within {self._stall_timeout_s:g} s (engine.stall_timeout_s)"
             raise ServerLostError(reason, is_stall=True) from error
         except httpx.HTTPError as error:
@@ -163,6 +199,7 @@ class VllmClient:
     def _read(self, chunk: Mapping[str, Any], into: Part) -> None:
         if "error" in chunk:
             self._refuse(int(chunk["error"].get("code") or _UNAVAILABLE), orjson.dumps(chunk))
+        self._last_s = clock.now()
         for choice in chunk.get("choices") or ():
             into.tokens += choice["token_ids"] or ()
             into.logprobs += [one["logprob"] for one in (choice["logprobs"] or {}).get("content") or ()]
@@ -186,29 +223,45 @@ class VllmClient:
             if weights.adapter:
                 adapter: JSON = {"lora_name": _ADAPTER, "lora_path": weights.location, "load_inplace": True}
                 await self._call("POST", "/v1/load_lora_adapter", adapter)
-                await self._label(weights.version)
+                await self._set_label(weights.version)
                 self.model = _ADAPTER
             else:
                 await self._call("POST", "/start_weight_update")
                 await self._call("POST", "/update_weights", {"update_info": {"path": weights.location}}, is_load=True)
-                await self._call("POST", "/finish_weight_update", {"weight_version": str(weights.version)})
+                self._is_full = True
+                await self._call("POST", "/finish_weight_update", {"weight_version": self.label(weights.version)})
                 self.model = self._base
+        except UsageError as error:
+            if not await self.is_healthy():  # its engine died
+                raise ServerLostError(error.detail) from error
+            raise
         finally:
             with anyio.CancelScope(shield=True):  # a server that stays paused would never answer
                 await self._call("POST", "/resume")
 
     async def fed_tokens(self) -> int:
         """Return the number of tokens that the model has processed, without those from the prefix cache."""
-        counts = {"prompt_tokens": 0.0, "generation_tokens": 0.0, "prefix_cache_hits": 0.0}
+        found = await self._metrics()
+        names = ("prompt_tokens_total", "generation_tokens_total")
+        return round(sum(found.get(name, 0.0) for name in names) - found.get("prefix_cache_hits_total", 0.0))
+
+    async def is_busy(self) -> bool:
+        """Whether it has requests."""
+        found = await self._metrics()
+        return any(found.get(name) for name in ("num_requests_running", "num_requests_waiting"))
+
+    async def _metrics(self) -> dict[str, float]:
+        """Return the sums of vLLM's metrics by name."""
+        found: dict[str, float] = {}
         for line in (await self._send("GET", "/metrics")).text.splitlines():
             name, _, value = line.rpartition(" ")
-            key = name.partition("{")[0].removeprefix("vllm:").removesuffix("_total")
-            if key in counts:
-                counts[key] += float(value)
-        return round(counts["prompt_tokens"] + counts["generation_tokens"] - counts["prefix_cache_hits"])
+            if name.startswith("vllm:"):
+                key = name.partition("{")[0].removeprefix("vllm:")
+                found[key] = found.get(key, 0.0) + float(value)
+        return found
 
-    async def _label(self, version: int) -> None:
-        await self._call("POST", "/update_weight_version", {"new_version": str(version)})
+    async def _set_label(self, version: int) -> None:
+        await self._call("POST", "/update_weight_version", {"new_version": self.label(version)})
 
     async def _call(self, method: str, path: str, body: JSON = None, *, is_load: bool = False) -> Any:
         reply = await self._send(method, path, body, is_load=is_load)
@@ -238,8 +291,8 @@ class VllmClient:
     def _refuse(self, status: int, content: bytes, *, is_load: bool = False) -> None:
         """Raise the error for an answer with this status."""
         try:
-            told = orjson.loads(content)
-            message = str(told.get("error", {}).get("message") or told.get("detail") or told)
+            body = orjson.loads(content)
+            message = str(body.get("error", {}).get("message") or body.get("detail") or body)
         except (orjson.JSONDecodeError, AttributeError):
             message = content.decode(errors="replace")
         message = " ".join(message.split())[:500] or f"HTTP status {status}"

@@ -19,7 +19,7 @@ import anyio
 from envkit.errors import EnvkitError, UsageError
 from envkit.types import Completion, EngineHealth, PauseMode, SamplingParams, Weights
 
-from .client import Part, ServerLostError
+from .client import UNKNOWN, Part, ServerLostError
 from .replica import PinnedEngine, Replica, Server, VllmSettings
 from .request import Request
 from .routing import Routing
@@ -226,6 +226,8 @@ class VllmEngine:
                 errors.append(UsageError(f"the vLLM server {replica.url} does not answer: {error}"))
             except EnvkitError as error:
                 errors.append(error)
+            if errors:
+                tasks.cancel_scope.cancel()
 
         async with anyio.create_task_group() as tasks:
             for replica in self._replicas:
@@ -235,9 +237,14 @@ class VllmEngine:
 
     async def _join(self, replica: Replica) -> None:
         """Start or await the server of a replica, and give it the current weights."""
-        await replica.start(self._settings)
+        await replica.start(self._settings, self._announce)
         async with self._loading:
-            await replica.client.connect(max_tokens=self._settings.max_tokens)
+            settings = self._settings
+            if replica.make_server is None and not replica.restarts and await replica.client.is_busy():
+                raise UsageError(f"another run uses the vLLM server {replica.url}; give each run its own servers")
+            await replica.client.connect(
+                max_tokens=settings.max_tokens, dtype=settings.dtype, takes_adapters=settings.takes_adapters
+            )
             replica.version = 0
             if self._current is not None:
                 await self._install(replica, self._current)
@@ -253,7 +260,8 @@ class VllmEngine:
             while not replica.is_ready:
                 self._notify()
                 is_last = replica.restarts == self._settings.max_restarts
-                follows = "; it is not started again" if is_last else "; waiting for it to return"
+                waits = "waiting for it to return" if replica.make_server is None else "starting it again"
+                follows = "; it is not started again" if is_last else f"; {waits}"
                 self._announce(f"lost the vLLM server {replica.index} at {replica.url}: {reason}{follows}")
                 if is_last:
                     self._give_up(replica, reason)
@@ -323,11 +331,12 @@ class VllmEngine:
             if self._failure is not None:
                 raise self._failure
             if pinned is not None and pinned.is_gone:
-                raise EnvkitError(f"the vLLM server {pinned.index} was lost")
+                request.is_aborted = True
+                return None
             loads = {
                 one.index: one.running
                 for one in allowed
-                if one.is_ready and not one.is_draining and one.running < self._settings.max_num_seqs
+                if one.is_ready and (not one.is_draining or one is pinned) and one.running < self._settings.max_num_seqs
             }
             if loads and self._pause is None:
                 chosen = self._routing.choose([*request.prompt, *request.tokens], request.session, loads)
@@ -337,7 +346,7 @@ class VllmEngine:
 
     async def _add_part(self, request: Request, replica: Replica) -> None:
         """Generate on `replica` until the completion is over, ended, or the replica is lost."""
-        part, version = Part(), replica.version
+        part, version, label = Part(), replica.version, replica.client.label(replica.version)
         request.replica, request.parts = replica, request.parts + 1
         replica.running += 1
         try:
@@ -349,6 +358,9 @@ class VllmEngine:
                 seed=request.seed,
                 into=part,
             )
+            if UNKNOWN in part.versions:
+                part = Part()
+                raise ServerLostError("it was started again by someone else")
         except ServerLostError as error:
             self._lose(replica, error)
         finally:
@@ -356,7 +368,7 @@ class VllmEngine:
             request.replica = None
             replica.running -= 1
             self._notify()
-        request.check(part, version, replica.url)
+        request.check(part, label, replica.url)
         if part.finish == "abort" and not part.tokens:
             await anyio.sleep(_ABORT_EVERY_S)  # by someone else
 

@@ -30,7 +30,7 @@ def find_python(named: str | None = None) -> str:
     """Return the interpreter that has vllm: `named`, else that of `make vllm`, else the one that runs envkit.
 
     Raises:
-        UsageError: It has no vllm, or there is none.
+        UsageError: The interpreter has no vllm, or no interpreter was found.
     """
     if named is not None:
         path = str(Path(named).expanduser())

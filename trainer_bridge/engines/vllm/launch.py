@@ -79,6 +79,8 @@ def check_arguments(arguments: Arguments) -> None:
         plain = name.strip().lstrip("-").replace("_", "-")
         if plain in _OWN_ARGUMENTS or plain.removeprefix("no-") in _OWN_ARGUMENTS:
             raise UsageError(f"the vLLM argument {name} is reserved: envkit sets it; remove it")
+        if name.startswith("-"):
+            raise UsageError(f"write the vLLM argument {name} without dashes: {plain}")
 
 
 def command(settings: ServerSettings, *, host: str, port: int, on_cpu: bool) -> list[str]:

@@ -13,6 +13,8 @@ from envkit.types import Completion, SamplingParams
 from .client import ServerLostError, VllmClient
 
 _POLL_S = 1.0
+_FIRST_S = 60.0
+"""Maximum seconds to wait for a server that was started elsewhere, when a run begins."""
 _EXIT_S = 6.0
 """A server whose engine process was killed ends by itself within this time."""
 
@@ -106,7 +108,7 @@ class Replica:
         return self._client
 
     def lose(self, error: ServerLostError) -> None:
-        """Send no more requests to the server, until `recover` has brought it back."""
+        """Send no more requests to the server, until it is back."""
         self.is_ready, self.loss = False, str(error)
         self.is_stalled = error.is_stall
         self._lost.set()
@@ -116,8 +118,8 @@ class Replica:
         self.is_ready, self.loss, self.is_stalled = True, "", False
         self._lost = anyio.Event()
 
-    async def start(self, settings: VllmSettings) -> None:
-        """Start the server, or wait until the one that was started elsewhere answers.
+    async def start(self, settings: VllmSettings, announce: Callable[[str], None]) -> None:
+        """Start the server, or wait until the one that was started elsewhere answers; `announce` the wait.
 
         Raises:
             UsageError: The server cannot be started.
@@ -128,12 +130,17 @@ class Replica:
             await self._server.start(settings.start_timeout_s)
             self.url = self._server.url
         self._client = VllmClient(self.url, stall_timeout_s=settings.stall_timeout_s)
-        with anyio.move_on_after(settings.start_timeout_s):
+        # A server that was never seen is likely to have another address.
+        timeout_s = settings.start_timeout_s if self.restarts else min(settings.start_timeout_s, _FIRST_S)
+        with anyio.move_on_after(timeout_s):
+            if await self.client.is_healthy():
+                return
+            announce(f"waiting for the vLLM server {self.url}")
             while True:
+                await anyio.sleep(_POLL_S)
                 if await self.client.is_healthy():
                     return
-                await anyio.sleep(_POLL_S)
-        raise ServerLostError(f"no answer within {settings.start_timeout_s:g} s")
+        raise ServerLostError(f"no answer within {timeout_s:g} s; start it with `envkit vllm`, or change engine.url")
 
     async def wait_lost(self) -> str:
         """Return the reason when the server is lost. A process that was started here has then ended."""
@@ -153,7 +160,7 @@ class Replica:
             if not self.is_stalled:
                 await anyio.sleep(_EXIT_S)
             await server.kill()
-        return reason or self.loss
+        return f"{self.loss} (the process: {reason})" if self.loss and reason else reason or self.loss
 
     async def close(self) -> None:
         """Close the connections, which ends all requests in progress here."""

@@ -87,15 +87,15 @@ class Request:
         else:
             self.versions.append([version, count])
 
-    def check(self, part: Part, version: int, url: str) -> None:
+    def check(self, part: Part, label: str, url: str) -> None:
         """Check a part that was taken.
 
         Raises:
-            EnvkitError: The server at `url` sampled with other weights than those of `version`, or ended too early.
+            EnvkitError: The server at `url` sampled with other weights than those with `label`, or ended too early.
         """
-        if strangers := set(part.versions) - {str(version)}:
+        if strangers := set(part.versions) - {label}:
             raise EnvkitError(
-                f"the vLLM server {url} sampled with the weights {min(strangers)!r} instead of version {version}: "
+                f"the vLLM server {url} sampled with the weights {min(strangers)!r} instead of {label!r}: "
                 "another program loads weights on it; give each run its own servers"
             )
         if part.finish in ("stop", "length") and self.finish is None:

@@ -54,12 +54,9 @@ class Routing:
         """Drop the affinity of a session."""
         self._sessions.pop(session, None)
 
-    def clear(self, replica: int | None = None) -> None:
-        """Forget the prompts of a replica whose cache was cleared; None for all replicas."""
-        if replica is None:
-            self._seen.clear()
-        else:
-            self._seen.pop(replica, None)
+    def clear(self, replica: int) -> None:
+        """Forget the prompts of a replica whose cache was cleared."""
+        self._seen.pop(replica, None)
 
     def _known(self, replica: int, keys: Sequence[bytes]) -> int:
         seen = self._seen.get(replica, OrderedDict())

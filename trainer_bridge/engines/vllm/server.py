@@ -96,9 +96,11 @@ class VllmServer:
                 await self._wait_until_ready()
                 self._announce(f"vLLM answers at {self.url} after {clock.now() - began_s:.0f} s")
                 return
-        except BaseException:
+        except BaseException as error:
             with anyio.CancelScope(shield=True):
                 await self.kill()
+            if not isinstance(error, Exception):  # the start was cancelled
+                self.log.unlink(missing_ok=True)
             raise
         await self.kill()
         why = await clock.to_thread(why_not_started, self.log, None)
@@ -162,8 +164,12 @@ class VllmServer:
         Raises:
             UsageError: It has ended.
         """
+        began_s, minutes = clock.now(), 0
         async with httpx.AsyncClient(trust_env=False, timeout=5.0) as client:
             while not self._leader_ended.is_set():
+                if clock.now() - began_s > 60 * (minutes + 1):
+                    minutes += 1
+                    self._announce(f"vLLM is still starting after {60 * minutes} s")
                 try:
                     if (await client.get(f"{self.url}/health")).status_code == httpx.codes.OK:
                         return

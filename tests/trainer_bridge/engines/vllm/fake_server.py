@@ -32,8 +32,10 @@ class FakeServer:
         foreign: Version of the weights that it claims; None for the label that it was given.
         refuses_start: Why it does not start; empty if it does.
         max_tokens: Its limit of tokens.
+        dtype: Number format of its weights.
         rejects: Locations of weights that it cannot load.
-        label: Label of its weights.
+        label: Label of its weights, which is `label_at_start` after a start.
+        slots: Maximum number of completions in progress; others wait.
         loads: Locations of the loaded weights.
         requests: Bodies of the requests for completions.
         starts: Number of starts.
@@ -49,8 +51,11 @@ class FakeServer:
     foreign: str | None = None
     refuses_start: str = ""
     max_tokens: int = 1000
+    dtype: str = "float32"
     rejects: set[str] = field(default_factory=set)
     label: str = "default"
+    label_at_start: str = "default"
+    slots: int = 1000
     loads: list[str] = field(default_factory=list)
     requests: list[Body] = field(default_factory=list)
     starts: int = 0
@@ -63,6 +68,7 @@ class FakeServer:
     _connections: set[asyncio.StreamWriter] = field(default_factory=set)
     _ended: asyncio.Event = field(default_factory=asyncio.Event)
     _aborted: set[str] = field(default_factory=set)
+    _free: asyncio.Semaphore = field(default_factory=asyncio.Semaphore)
 
     # --- What the engine expects of a server that it starts ---
 
@@ -71,7 +77,8 @@ class FakeServer:
         if self.refuses_start:
             raise UsageError(self.refuses_start)
         self._ended = asyncio.Event()
-        self.label = "default"
+        self.label = self.label_at_start
+        self._free = asyncio.Semaphore(self.slots)
         self._listener = await asyncio.start_server(self._serve, "127.0.0.1", self._port)
         self._port = self._listener.sockets[0].getsockname()[1]
         self.url = f"http://127.0.0.1:{self._port}"
@@ -104,7 +111,9 @@ class FakeServer:
                     content = await reader.readexactly(int(lengths[0])) if lengths else b""
                     body = json.loads(content) if content else {}
                     if path == "/inference/v1/generate":
-                        await self._complete(body, writer)
+                        async with self._free:
+                            if not writer.is_closing() and not reader.at_eof():
+                                await self._complete(body, writer)
                     else:
                         status, answer = self._answer(path, body)
                         await _send(writer, status, answer)
@@ -116,11 +125,14 @@ class FakeServer:
         match path:
             case "/v1/models":
                 return 200, {"data": [{"id": "policy-base", "max_model_len": self.max_tokens}]}
+            case "/weight_info":
+                return 200, {"weight_version": self.label}
+            case "/server_info":
+                return 200, {"vllm_config": f"model='m', dtype=torch.{self.dtype}, seed=0"}
             case "/metrics":
-                return (
-                    200,
-                    f'vllm:prompt_tokens_total{{engine="0"}} {sum(len(one["token_ids"]) for one in self.requests)}',
-                )
+                prompts = sum(len(one["token_ids"]) for one in self.requests)
+                running = f'vllm:num_requests_running{{engine="0"}} {self.running}'
+                return 200, f'vllm:prompt_tokens_total{{engine="0"}} {prompts}\n{running}'
             case "/abort_requests":
                 self._aborted |= set(body["request_ids"])
             case "/pause?mode=abort" | "/resume":

@@ -87,11 +87,13 @@ def test_a_server_of_ours_is_started_again_with_the_weights_that_it_had() -> Non
             server.dies_after = 5
             got = await group.engine.generate(PROMPT, params(12))
             assert (is_whole(got, 12), got.versions) == (True, ((4, 12),))
-            assert (server.starts, server.label, server.loads) == (2, "4", ["/weights-4", "/weights-4"])
-            assert group.lines == [
-                f"lost the vLLM server 0 at {server.url}: killed by signal 9; waiting for it to return",
-                f"the vLLM server 0 is back at {server.url}",
-            ]
+            assert (server.starts, server.loads) == (2, ["/weights-4", "/weights-4"])
+            assert server.label.endswith("-4-full")
+            lost, back = group.lines
+            assert lost.startswith(f"lost the vLLM server 0 at {server.url}: ")
+            assert "killed by signal 9" in lost
+            assert lost.endswith("; starting it again")
+            assert back == f"the vLLM server 0 is back at {server.url}"
 
     clock.run(main)
 
@@ -173,7 +175,8 @@ def test_a_lost_server_loads_the_weights_that_it_missed_when_it_is_back() -> Non
             await first.start(5.0)
             await until(lambda: len(group.engine.replicas) == 2)
             assert first.loads == ["/weights-1", "/weights-2"]
-            assert (first.label, second.label) == ("2", "2")
+            assert first.label.endswith("-2-full")
+            assert second.label.endswith("-2-full")
             done = await complete_all(group.engine, 4, params(6))
             assert [one.versions for one in done] == [((2, 6),)] * 4
 
@@ -205,12 +208,68 @@ def test_a_server_that_a_killed_run_left_in_a_push_generates_and_loads_again() -
     clock.run(main)
 
 
-@pytest.mark.parametrize("label", ["3", "default"])
-def test_weights_that_another_program_loaded_are_noticed(label: str) -> None:
+def test_weights_that_another_run_loaded_as_the_same_version_are_noticed() -> None:
     async def main() -> None:
-        async with fleet(FakeServer(foreign=label)) as group:
-            with pytest.raises(EnvkitError, match=f"sampled with the weights '{label}' instead of version 0: another"):
+        server = FakeServer()
+        async with fleet(server) as group:
+            await group.engine.load(Weights(5, "/weights-5"))
+            async with VllmEngine(settings(), urls=[server.url]).running() as other:
+                await other.load(Weights(5, "/others-5"))
+            with pytest.raises(EnvkitError, match="another program loads weights on it"):
                 await group.engine.generate(PROMPT, params(6))
+
+    clock.run(main)
+
+
+def test_a_server_that_was_started_again_elsewhere_gets_the_weights_before_its_tokens_count() -> None:
+    async def main() -> None:
+        server = FakeServer()
+        async with fleet(server) as group:
+            await group.engine.load(Weights(4, "/weights-4"))
+            server.label = "default"
+            got = await group.engine.generate(PROMPT, params(6))
+            assert (is_whole(got, 6), got.versions) == (True, ((4, 6),))
+            assert server.loads == ["/weights-4", "/weights-4"]
+
+    clock.run(main)
+
+
+def test_a_server_that_another_run_uses_is_refused() -> None:
+    async def main() -> None:
+        server = FakeServer(token_s=0.02)
+        async with fleet(server) as group, anyio.create_task_group() as tasks:
+            tasks.start_soon(group.engine.generate, PROMPT, params(40))
+            await until(lambda: server.running)
+            with pytest.raises(UsageError, match=f"another run uses the vLLM server {server.url}"):
+                async with VllmEngine(settings(), urls=[server.url]).running():
+                    pass
+
+    clock.run(main)
+
+
+def test_a_request_that_waits_in_a_busy_server_does_not_count_as_a_stall() -> None:
+    async def main() -> None:
+        server = FakeServer(token_s=0.05, slots=1)
+        async with fleet(server, stall_timeout_s=0.3) as group:
+            done = await complete_all(group.engine, 3, params(10))
+        assert all(is_whole(one, 10) for one in done)
+        assert group.lines == []
+
+    clock.run(main)
+
+
+@pytest.mark.parametrize(
+    ("server", "how", "line"),
+    [
+        (FakeServer(dtype="bfloat16"), {}, "has weights in bfloat16, and engine.dtype is float32"),
+        (FakeServer(label_at_start="a-3-full"), {"takes_adapters": True}, "to which no LoRA adapter must be added"),
+    ],
+)
+def test_a_server_that_does_not_fit_the_run_is_refused(server: FakeServer, how: dict[str, bool], line: str) -> None:
+    async def main() -> None:
+        with pytest.raises(UsageError, match=line):
+            async with fleet(server, **how):
+                pass
 
     clock.run(main)
 

@@ -14,14 +14,14 @@ def test_the_least_busy_replica_is_chosen_and_the_first_of_equals() -> None:
     assert routing.choose([1, 2], None, {0: 0, 1: 0}) == 0
 
 
-def test_a_session_stays_on_its_replica_however_busy_it_is() -> None:
+def test_a_session_keeps_its_replica_however_busy_it_is() -> None:
     routing = Routing()
     assert routing.choose(LONG, "a", {0: 1, 1: 0}) == 1
     assert routing.choose(OTHER, "a", {0: 0, 1: 50}) == 1
     assert routing.choose(OTHER, "b", {0: 0, 1: 50}) == 0
 
 
-def test_a_session_moves_when_its_replica_cannot_take_it_and_stays_there() -> None:
+def test_a_session_moves_when_its_replica_cannot_take_it_and_keeps_the_new_one() -> None:
     routing = Routing()
     assert routing.choose(LONG, "a", {0: 1, 1: 0}) == 1
     assert routing.choose(LONG, "a", {0: 9}) == 0

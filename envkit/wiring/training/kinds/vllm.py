@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import anyio
 
@@ -14,11 +15,13 @@ from envkit.config.parts import VllmEngineSection
 from envkit.errors import UsageError
 from envkit.trainer_bridge.engines.vllm.engine import VllmEngine
 from envkit.trainer_bridge.engines.vllm.interpreter import find_python
-from envkit.trainer_bridge.engines.vllm.launch import ServerSettings
+from envkit.trainer_bridge.engines.vllm.launch import ServerSettings, check_arguments
 from envkit.trainer_bridge.engines.vllm.replica import VllmSettings
 from envkit.trainer_bridge.engines.vllm.server import VllmServer
+from envkit.trainer_bridge.models.adapters import base_of
 from envkit.wiring.contexts import EngineContext
 from envkit.wiring.training import models
+from envkit.wiring.training.resolve import has_fast_bfloat16
 from envkit.wiring.training.signals import stop_on_signals
 
 
@@ -56,13 +59,19 @@ def problems(section: VllmEngineSection) -> list[str]:
     found = []
     if section.model is None:
         found.append("engine.model: the engine vllm needs a model; name one")
+    elif base_of(Path(section.model).expanduser()) is not None:
+        found.append("engine.model: the engine vllm cannot start from a LoRA adapter yet; use the engine transformers")
     if section.transfer != "file":
         found.append(f"engine.transfer: {section.transfer} is not supported yet: it was never run on a GPU; use file")
     if section.sleep:
         found.append("engine.sleep: not supported yet: it was never run on a GPU; use false")
     if section.gpus and len(section.gpus) != section.replicas:
         found.append(f"engine.gpus: {len(section.gpus)} entries for {section.replicas} replicas; give each replica one")
-    if section.urls:
+    if section.url is not None:
+        for url in section.urls or ("",):
+            parts = urlsplit(url)
+            if parts.scheme not in ("http", "https") or not parts.netloc or parts.path.strip("/"):
+                found.append(f"engine.url: must be like http://127.0.0.1:8100, without a path, got {url!r}")
         started = {"python", "replicas", "gpus", "kv_cache_gib", "gpu_memory_utilization", "arguments"}
         if without_effect := sorted(started & section.model_fields_set):
             found.append(f"engine.{without_effect[0]}: has no effect on running servers (engine.url); leave it out")
@@ -71,6 +80,10 @@ def problems(section: VllmEngineSection) -> list[str]:
         find_python(section.python)
     except UsageError as error:
         found.append(f"engine.python: {error.detail}")
+    try:
+        check_arguments(section.arguments)
+    except UsageError as error:
+        found.append(f"engine.arguments: {error.detail}")
     return found
 
 
@@ -89,6 +102,9 @@ async def run_server(
         UsageError: There is no such model, no interpreter has vllm, or the server did not start, or ended by itself.
     """
     model = await clock.to_thread(models.locate, section.model or "")
+    if section.dtype == "auto":
+        dtype = "bfloat16" if has_fast_bfloat16(section.device) else "float32"  # as a training run chooses it
+        section = section.model_copy(update={"dtype": dtype})
     gpus = section.gpus[0] if section.gpus else ""
     settings = await clock.to_thread(_server_settings, section, model, max_tokens, lora_rank, gpus)
     server = VllmServer(settings, port=port, announce=announce)

@@ -1,0 +1,51 @@
+"""The engines, with one model for all tests of this folder, which run in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.contract.engines.rigs import Policies, Rig, TransformersRig, VllmRig
+from tests.contract.engines.vllm_server import VllmProcess
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.model)
+            item.add_marker(pytest.mark.xdist_group("vllm"))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "rig" in metafunc.fixturenames:
+        kinds = ["transformers", pytest.param("vllm", marks=pytest.mark.vllm)]
+        metafunc.parametrize("rig", kinds, indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
+def policies(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Policies:
+    return Policies.make(smollm2, tmp_path_factory.mktemp("weights"))
+
+
+@pytest.fixture(scope="session")
+def vllm_process(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmProcess]:
+    process = VllmProcess(smollm2, tmp_path_factory.mktemp("vllm") / "log")
+    process.start()
+    yield process
+    process.stop()
+
+
+@pytest.fixture(scope="session")
+def vllm_rig(policies: Policies, vllm_process: VllmProcess) -> VllmRig:
+    return VllmRig(policies, vllm_process)
+
+
+@pytest.fixture(scope="session")
+def rig(request: pytest.FixtureRequest, policies: Policies, smollm2: Path) -> Rig:
+    """An engine of each kind."""
+    if request.param == "transformers":
+        return TransformersRig(policies, smollm2)
+    found: VllmRig = request.getfixturevalue("vllm_rig")
+    return found

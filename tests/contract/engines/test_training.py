@@ -1,0 +1,179 @@
+"""Training with the engine vllm on a real server: updates, adapters, diagnostics."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+
+from envkit import clock, config
+from envkit.errors import EnvkitError
+from envkit.protocols import PolicyEngine
+from envkit.trainer_bridge.algorithms import catalogue
+from envkit.trainer_bridge.run_folder.display import SilentDisplay
+from envkit.trainer_bridge.trainers.torch_local import TorchTrainer, TrainerSettings
+from envkit.trainer_bridge.weights.channel import WeightChannel, weights_folder
+from envkit.trainer_bridge.weights.lora import LoraSettings, add_adapter
+from envkit.types import SamplingParams, Weights
+from envkit.wiring.training.run import train
+from tests.contract.engines.rigs import PROMPT, TOLERANCE_NATS, VllmRig, disturb, score
+from tests.contract.engines.vllm_server import LORA_RANK
+from tests.trainer_bridge.diagnostics.runs import SETTINGS, Run, WordHost
+from tests.trainer_bridge.fakes import LetterRenderer
+from tests.trainer_bridge.models import open_model
+
+pytestmark = pytest.mark.vllm
+HOW = SamplingParams(max_tokens=12, seed=3)
+
+
+def trainer_of(model: Any, folder: Path, **how: Any) -> TorchTrainer:
+    settings = TrainerSettings(
+        learning_rate=1e-4, critic_learning_rate=1e-4, max_grad_norm=1.0, micro_tokens=512, seed=7, threads=1
+    )
+    return TorchTrainer(model, catalogue.resolve("grpo", {}), settings, folder, **how)
+
+
+def test_the_log_probabilities_agree_after_each_of_three_updates(
+    vllm_rig: VllmRig, smollm2: Path, tmp_path: Path
+) -> None:
+    vllm_rig.is_changed = True
+
+    async def main() -> None:
+        model = open_model(smollm2)
+        with weights_folder(tmp_path) as folder:
+            trainer = trainer_of(model, folder)
+            async with vllm_rig.opened() as engine:
+                channel, outputs, checksums = WeightChannel(trainer, engine), set(), set()
+                for version in (1, 2, 3):
+                    disturb(model, version)
+                    trainer.version = version
+                    checksums.add((await channel.push()).weights.checksum)
+                    got = await engine.generate(PROMPT, HOW)
+                    assert got.versions == ((version, 12),)
+                    assert np.abs(score(model, got) - got.logprobs).mean() <= TOLERANCE_NATS
+                    outputs.add((*got.token_ids.tolist(), *got.logprobs.round(3).tolist()))
+                assert (len(outputs), len(checksums)) == (3, 3)
+
+    clock.run(main)
+
+
+def test_the_log_probabilities_agree_for_two_adapters_in_place(
+    vllm_rig: VllmRig, smollm2: Path, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        if vllm_rig.is_changed:  # an adapter is added to the weights that the server has
+            async with vllm_rig.opened() as engine:
+                await engine.load(vllm_rig.policies.weights[0])
+            vllm_rig.is_changed = False
+        # It has the weights that it started with, but may not know that.
+        async with httpx.AsyncClient(base_url=vllm_rig.process.url) as client:
+            (await client.post("/update_weight_version", json={"new_version": "default"})).raise_for_status()
+        model = open_model(smollm2)
+        add_adapter(model, LoraSettings(rank=LORA_RANK, alpha=16.0), base=str(smollm2), seed=1)
+        trainer = trainer_of(model, tmp_path, publishes_adapter=True)
+        async with vllm_rig.opened(takes_adapters=True) as engine:
+            for version in (1, 2):
+                generator = torch.Generator().manual_seed(version)
+                with torch.no_grad():
+                    for weight in model.parameters():
+                        if weight.requires_grad:
+                            weight.add_(torch.randn(weight.shape, generator=generator), alpha=0.02)
+                trainer.version = version
+                await engine.load(await trainer.publish())
+                got = await engine.generate(PROMPT, HOW)
+                assert got.versions == ((version, 12),)
+                assert np.abs(score(model, got) - got.logprobs).mean() <= TOLERANCE_NATS
+                assert np.abs(score(vllm_rig.policies.models[0], got) - got.logprobs).mean() > 0.01
+        async with vllm_rig.opened() as engine:  # without an adapter, it has the weights from before
+            assert vllm_rig.policies.agree(await engine.generate(PROMPT, HOW))
+
+    clock.run(main)
+
+
+def test_two_train_steps_on_a_server_have_no_finding(vllm_rig: VllmRig, smollm2: Path, tmp_path: Path) -> None:
+    vllm_rig.is_changed = True
+    run = config.parse(
+        {
+            "env": {"id": "Arithmetic-v0", "num_envs": 8, "options": {"operands": [1, 9], "instructions": False}},
+            "engine": {"kind": "vllm", "model": str(smollm2), "dtype": "float32", "url": vllm_rig.process.url},
+            "renderer": {"system": ""},
+            "rollout": {"group_size": 4, "max_turns": 1, "max_tokens": 64, "turn_tokens": 10},
+            # With an entropy bonus, the weights change even if all rewards are the same.
+            "algorithm": {"preset": "grpo", "minibatches": 1, "entropy_coefficient": 0.001},
+            "trainer": {
+                "steps": 2,
+                "groups_per_step": 2,
+                "learning_rate": 2e-5,
+                "micro_tokens": 512,
+                "precision": "float32",
+                "checkpoint_every": 100,
+            },
+            "evaluation": {"episodes": 0},
+        }
+    )
+
+    async def main() -> Any:
+        return await train(run, tmp_path / "run", resume=False, force=False, display=SilentDisplay())
+
+    summary = clock.run(main)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2]
+    assert all(row["sampler_gap_nats"] <= TOLERANCE_NATS for row in rows)
+    assert all(row["grad_norm"] > 0 for row in rows)
+    names = {one["name"] for one in summary["diagnosis"]}
+    assert names <= {
+        "completions_cut_off",
+        "every_group_filtered",
+        "no_valid_action",
+    }  # of a policy that must learn yet
+
+
+class Withholding:
+    """An engine that loads the first weights only."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    async def load(self, weights: Weights) -> None:
+        if weights.version == 0:
+            await self._engine.load(weights)
+
+
+class Unsaved(TorchTrainer):
+    """Its checkpoints are empty."""
+
+    async def save(self, folder: str) -> None:
+        pass
+
+
+def test_an_update_that_is_withheld_is_named_and_stops_the_run(
+    vllm_rig: VllmRig, smollm2: Path, tmp_path: Path
+) -> None:
+    vllm_rig.is_changed = True
+
+    async def main() -> None:
+        settings = TrainerSettings(
+            learning_rate=1e-4, critic_learning_rate=1e-4, max_grad_norm=1.0, micro_tokens=512, seed=7, threads=1
+        )
+        how = replace(SETTINGS, steps=2, groups_per_step=2)
+        with weights_folder(tmp_path) as folder:
+            trainer = Unsaved(open_model(smollm2), catalogue.resolve("grpo", {}), settings, folder)
+            async with vllm_rig.opened() as opened:
+                engine: PolicyEngine = Withholding(opened)
+                stop_on = frozenset({"weights_not_applied"})
+                run = Run(tmp_path, engine, trainer, LetterRenderer(), WordHost(), settings=how, stop_on=stop_on)
+                with pytest.raises(EnvkitError, match=r"train step 1: weights_not_applied"):
+                    await run.loop.run(run.display)
+        assert run.found == {"weights_not_applied": 1}
+        assert run.notes.steps[1]["sampler_gap_nats"] <= TOLERANCE_NATS
+
+    clock.run(main)
