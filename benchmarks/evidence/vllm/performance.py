@@ -1,12 +1,12 @@
-"""Measure where the time of a train step goes, and how many tokens per second the engines sample.
+"""Measure how many tokens per second the engines sample, with SmolLM2-135M in float32.
 
     envkit model get smollm2-135m
     python benchmarks/evidence/vllm/performance.py
 
-``train with`` parts make five train steps of ``examples/llm-arithmetic.yaml`` (SmolLM2-135M, float32) with 64 episodes
-each. ``tokens per second`` samples 64 tokens for prompts of 64 random tokens, with 1, 16 and 64 completions at once, by
-both engines in turn. Both compute with one thread. ``streaming`` compares vLLM's server-sent events, which the engine
-uses, with one answer at the end. The figures are medians of five. Takes half an hour on two quiet cores.
+64 tokens for prompts of 64 random tokens, with 1, 16 and 64 completions at once, by both engines in turn. Both compute
+with one thread. ``vllm, one answer`` asks the server for one answer at the end, instead of the server-sent events that
+the engine uses. The figures are medians. `learning.py` measures the parts of a train step. Takes ten minutes on two
+quiet cores.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ import httpx
 import torch
 from parts import load, model_folder, server_settings
 from processes import peaks
-from record import ROOT, Evidence, parser
-from runs import LEAST_MIB, Figures, engine_of, train
+from record import Evidence, parser
+from runs import LEAST_MIB, Figures
 
 from envkit import clock
 from envkit.trainer_bridge.engines.transformers import TransformersEngine
@@ -36,41 +36,24 @@ from envkit.trainer_bridge.engines.vllm.server import VllmServer
 from envkit.types import SamplingParams
 
 NAME = "vllm-performance"
-STALE_AFTER = (
-    "trainer_bridge/engines",
-    "trainer_bridge/trainers/torch_local.py",
-    "trainer_bridge/weights",
-)
+STALE_AFTER = ("trainer_bridge/engines",)
 TWIN = "tests/contract/engines/test_training.py::test_two_train_steps_on_a_server_have_no_finding"
 TOKENS = 64
 AT_ONCE = (1, 16, 64)
 REPEATS = 5
-PARTS = ("tokens per second", "train with transformers", "train with vllm")
-SETTINGS = [
-    *("engine.dtype=float32", "trainer.precision=float32", "trainer.threads=1", "trainer.groups_per_step=8"),
-    *("evaluation.every=100", "evaluation.episodes=64"),
-]
+PART = "tokens per second"
 
 Sample = Callable[[Sequence[int], int], Awaitable[int]]
 
 
 def main() -> None:
     arguments = parser(__doc__, NAME)
-    arguments.add_argument("--only", choices=PARTS, help="measure only this part")
     arguments.add_argument("--python", type=Path, help="interpreter with vllm; default: that of `make vllm`")
-    arguments.add_argument("--repeats", type=int, default=REPEATS, help="repetitions, and number of train steps")
+    arguments.add_argument("--repeats", type=int, default=REPEATS, help="number of repetitions")
     options = arguments.parse_args()
     torch.set_num_threads(1)
     evidence = Evidence(NAME, stale_after=STALE_AFTER, folder=options.folder, fresh=options.fresh)
-    for part in PARTS:
-        if options.only in (None, part):
-            if part == "tokens per second":
-                measure = partial(anyio.run, throughput, options)
-            else:
-                kind = part.rpartition(" ")[2]
-                settings = [*SETTINGS, f"trainer.steps={options.repeats}", *engine_of(kind, options)]
-                measure = partial(train, ROOT / "examples" / "llm-arithmetic.yaml", settings)
-            evidence.part(part, measure)
+    evidence.part(PART, partial(anyio.run, throughput, options))
 
 
 async def throughput(options: Any) -> Figures:
