@@ -175,7 +175,7 @@ def test_check_reads_the_sections_of_a_package(site: Path, file: Path, tmp_path:
         ("engine.favorite=up", "engine.favorite: no such key; did you mean 'favourite'?"),
         ("engine.modl=a/b", "engine.modl: no such key; did you mean 'model'?"),
         ("engine.kind=biasd", "engine.kind: no engine is called 'biasd'; did you mean 'biased'?"),
-        ("engine.kind=vllm", "engine.kind: no engine is called 'vllm'; there are: bare, biased, broken, transformers"),
+        ("engine.kind=q", "engine.kind: no engine is called 'q'; there are: bare, biased, broken, transformers, vllm"),
         (
             "engine.kind=broken",
             "engine.kind: the engine 'broken' of the package outside-kinds cannot be imported: ModuleNotFoundError: ",
@@ -217,7 +217,7 @@ def test_what_is_dumped_is_read_again_as_the_same(installed: Path, file: Path, t
 
 
 def test_without_the_package_its_names_are_unknown(file: Path) -> None:
-    assert kinds.names("engines") == ["transformers"]
+    assert kinds.names("engines") == ["transformers", "vllm"]
     with pytest.raises(UsageError, match=r"^no player is called 'always'$"):
         kinds.find("policies", "always")
     with pytest.raises(ConfigError) as caught:
