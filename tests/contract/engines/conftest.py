@@ -16,6 +16,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.model)
             item.add_marker(pytest.mark.xdist_group("vllm"))
+    items.sort(key=_kills)
+
+
+def _kills(item: pytest.Item) -> int:
+    """Tests that kill the server come last: so it is started only twice, and does not outlive this folder."""
+    if item.path.name != "test_vllm_killed.py":
+        return 0
+    return 2 if "killed_owner" in item.name else 1
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

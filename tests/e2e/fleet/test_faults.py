@@ -150,7 +150,7 @@ def test_an_unused_sandbox_is_stopped_when_its_time_to_live_is_over(gateway: Gat
             await client.create("brief", gateway.spec(), ttl_s=1.0)
         began = clock.now()
         assert await gateway.becomes("brief", "stopped") == "time-to-live passed"
-        assert 0.5 < clock.now() - began < 3
+        assert 0.5 < clock.now() - began < 20
 
     run(main, 30)
 

@@ -47,6 +47,16 @@ async def play(host: EnvHost, task: Task) -> list[str]:
         return seen
 
 
+OTHERS: set[int] = set()
+"""The children of this process that other tests still use, such as a vLLM server."""
+
+
+@pytest.fixture(autouse=True)
+def others() -> None:
+    OTHERS.clear()
+    OTHERS.update(children().get(os.getpid(), []))
+
+
 def children() -> dict[int, list[int]]:
     """The processes of the machine, by parent."""
     found: dict[int, list[int]] = {}
@@ -62,10 +72,10 @@ def children() -> dict[int, list[int]]:
 
 
 def sandboxes() -> list[list[int]]:
-    """The processes of each sandbox of this process; the sandbox ends with the first one."""
+    """The processes of each sandbox that this test started; the sandbox ends with the first one."""
     everybody = children()
     families = []
-    for child in everybody.get(os.getpid(), []):
+    for child in (child for child in everybody.get(os.getpid(), []) if child not in OTHERS):
         members = [child]
         for member in members:
             members += everybody.get(member, [])

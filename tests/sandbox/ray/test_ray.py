@@ -195,7 +195,7 @@ def test_a_node_that_is_killed_takes_its_own_sandboxes_and_one_that_is_added_get
             tasks.start_soon(kill)
             with pytest.raises(SandboxLostError) as lost:
                 await pool.get("doomed").exec(["sleep", "1000"], timeout_s=1000)
-        assert clock.now() - began < 5
+        assert clock.now() - began < 20
         assert str(lost.value.cause) == f"node {node} of the Ray cluster is lost"
         assert (await pool.get("spared").exec(["echo", "on"], timeout_s=20)).stdout == "on\n"
         assert len(sleepers(doomed)) == 1  # it would wait for another server, and all nodes are on this machine
@@ -234,7 +234,7 @@ def test_a_node_whose_actor_hangs_is_lost_though_its_connections_stand(cluster: 
             began = clock.now()
             with pytest.raises(SandboxLostError, match=f"node {name} of the Ray cluster is lost"):
                 await sandbox.exec(["true"], timeout_s=60)
-            assert clock.now() - began < 5
+            assert clock.now() - began < 20
             assert backends.get(name) is not backend
             await until(lambda: sleepers(marker) == [], 40)  # once Ray has ended the actor, which holds a channel
 
@@ -410,7 +410,7 @@ def test_waiting_for_a_head_is_logged_and_can_be_cancelled_at_once(caplog: pytes
                 await until(lambda: reported in caplog.text, 30)
                 began = clock.now()
                 tasks.cancel_scope.cancel()
-            assert clock.now() - began < 4
+            assert clock.now() - began < 10
 
     run(main)
 
