@@ -36,7 +36,7 @@ STALE_AFTER = (
     "tests/e2e/campaign.py",
     "tests/e2e/terminal_campaign.py",
 )
-TWIN = "tests/e2e/fleet/test_episodes.py::test_every_episode_ends_once_when_each_tenth_sandbox_is_killed"
+TWIN = "tests/e2e/fleet/test_episodes.py::test_every_episode_ends_once_when_sandboxes_are_killed"
 KILL_CHANCE = 0.05
 BACKENDS = ("local", "docker")
 

@@ -100,10 +100,10 @@ def test_two_train_steps_on_a_server_have_no_finding(vllm_rig: VllmRig, smollm2:
     vllm_rig.is_changed = True
     run = config.parse(
         {
-            "env": {"id": "Arithmetic-v0", "num_envs": 8, "options": {"operands": [1, 9], "instructions": False}},
+            "env": {"id": "Arithmetic-v0", "num_envs": 4, "options": {"operands": [1, 9], "instructions": False}},
             "engine": {"kind": "vllm", "model": str(smollm2), "dtype": "float32", "url": vllm_rig.process.url},
             "renderer": {"system": ""},
-            "rollout": {"group_size": 4, "max_turns": 1, "max_tokens": 64, "turn_tokens": 10},
+            "rollout": {"group_size": 2, "max_turns": 1, "max_tokens": 64, "turn_tokens": 6},
             # With an entropy bonus, the weights change even if all rewards are the same.
             "algorithm": {"preset": "grpo", "minibatches": 1, "entropy_coefficient": 0.001},
             "trainer": {

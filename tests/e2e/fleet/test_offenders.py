@@ -32,8 +32,8 @@ class Nasty(gymnasium.Env):
 def register_all():
     register("Nasty-v0", "nasty_env:Nasty")
 """
-POISONS = 20
-INNOCENT = 8
+POISONS = 9
+INNOCENT = 4
 MOVES = 40
 
 

@@ -26,6 +26,7 @@ from tests.e2e.fleet.fleet import Gateway, free_port, install_environment, run, 
 
 pytestmark = [
     pytest.mark.bwrap,
+    pytest.mark.xdist_group("trusted-worker"),  # one server for all tests
     pytest.mark.skipif(os.geteuid() != 0, reason="only root's sandboxes are found by their first process"),
 ]
 

@@ -44,7 +44,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 @pytest.mark.model
 def test_a_language_model_imitates_and_then_learns_from_reward(tmp_path: Path, smollm2: Path) -> None:
     lessons = ("warmup.single_turn_states=32", "warmup.single_turn_updates=3", "warmup.single_turn_batch=8")
-    small = ("trainer.steps=2", "trainer.groups_per_step=2", "rollout.group_size=4", "evaluation.episodes=1")
+    small = ("trainer.steps=2", "trainer.groups_per_step=2", "rollout.group_size=4", "evaluation.episodes=0")
     easy = ("env.options.size=2", "env.options.max_moves=4", "trainer.schedule=linear")
     summary = train("llm-lake", tmp_path / "run", f"engine.model={smollm2}", *lessons, *small, *easy)
 

@@ -51,7 +51,7 @@ def with_every_third_cheat() -> str:
 @pytest.mark.parametrize(
     ("level", "tasks", "backend"),
     [
-        pytest.param(4, 2, "local", marks=pytest.mark.bwrap),
+        pytest.param(4, 1, "local", marks=pytest.mark.bwrap),
         pytest.param(1, 1, "docker", marks=pytest.mark.docker),
     ],
 )

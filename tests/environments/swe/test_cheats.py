@@ -34,12 +34,12 @@ def test_every_cheat_attacks() -> None:
 
 
 def with_some_cheats(backend: str) -> str:
-    """Return an environment like SWE-v0; for containers, with every third cheat (all play in ``benchmarks/evidence``).
+    """Return an environment like SWE-v0; for containers, with every sixth cheat (all play in ``benchmarks/evidence``).
 
     The cheat ``hang`` is in test_grading.py, where the time limit is 1.5 s; here it is 22 s, and 66 s when repeated.
     """
     spec, env_id = find("SWE-v0"), f"SweWithSomeCheats{backend.title()}-v0"
-    cheats = sorted(CHEATS.keys() - {"hang"})[:: 3 if backend == "docker" else 1]
+    cheats = sorted(CHEATS.keys() - {"hang"})[:: 6 if backend == "docker" else 1]
     chosen = ["oracle", "nop", *(f"cheat:{name}" for name in cheats)]
     players = {name: spec.players[name] for name in chosen}
     data = dict(spec.data)
