@@ -21,6 +21,9 @@ from envkit.errors import UsageError
 
 from .plugin.envkit_processes import end_group, members, started_at
 
+_LOGS_S = 7 * 24 * 3600.0
+"""The log of a server that ended by itself is kept for this time after its last line."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServerRecord:
@@ -77,13 +80,21 @@ def private_folder() -> Path:
 
 
 async def end_orphans(folder: Path, announce: Callable[[str], object]) -> None:
-    """End what still runs of servers whose owner has ended, and delete their records."""
+    """End what still runs of servers whose owner has ended, and delete their records. Delete old logs, too."""
+    await clock.to_thread(_delete_old_logs, folder)
     for record in await clock.to_thread(_orphans, folder):
         # If the pid belongs to a younger process, no process of the server runs any more.
         if started_at(record.pid) in (None, record.started) and (count := len(members(record.pid))):
             announce(f"ending {count} processes of a vLLM server (pid {record.pid}) whose owner was killed")
             await clock.to_thread(end_group, record.pid)
         record.delete(folder)
+
+
+def _delete_old_logs(folder: Path) -> None:
+    for log in folder.glob("*.log"):
+        with suppress(FileNotFoundError):  # another process has just deleted it
+            if log.stat().st_mtime < clock.wall() - _LOGS_S:
+                log.unlink()
 
 
 def _orphans(folder: Path) -> list[ServerRecord]:

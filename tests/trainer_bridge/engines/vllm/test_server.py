@@ -17,7 +17,7 @@ import pytest
 from envkit import clock
 from envkit.errors import UsageError
 from envkit.trainer_bridge.engines.vllm.plugin.envkit_processes import end_group, members
-from envkit.trainer_bridge.engines.vllm.processes import ServerRecord, private_folder
+from envkit.trainer_bridge.engines.vllm.processes import ServerRecord, end_orphans, private_folder
 from envkit.trainer_bridge.engines.vllm.server import VllmServer
 
 from . import fake_vllm
@@ -195,6 +195,15 @@ def test_the_next_start_ends_what_is_left_of_a_dead_owner_and_nothing_else(tmp_p
             foreign.wait()
 
     run(test)
+
+
+def test_logs_are_deleted_a_week_after_their_last_line(folder: Path) -> None:
+    for days in (6, 8):
+        log = folder / f"server-{days}.log"
+        log.touch()
+        os.utime(log, times=(0, clock.wall() - days * 24 * 3600))
+    clock.run(end_orphans, folder, print)
+    assert files(folder) == ["server-6.log"]
 
 
 @pytest.mark.parametrize(
