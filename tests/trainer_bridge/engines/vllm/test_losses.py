@@ -197,6 +197,16 @@ def test_weights_that_one_server_rejects_stop_the_load_but_not_that_of_the_other
     clock.run(main)
 
 
+def test_a_run_that_connects_and_loads_leaves_no_error_in_the_log_of_the_server() -> None:
+    async def main() -> None:
+        server = FakeServer()
+        async with fleet(server) as group:
+            await group.engine.load(Weights(1, "/weights-1"))
+        assert (server.loads, server.errors) == (["/weights-1"], 0)
+
+    clock.run(main)
+
+
 def test_a_server_that_a_killed_run_left_in_a_push_generates_and_loads_again() -> None:
     async def main() -> None:
         server = FakeServer(is_paused=True, is_updating=True)
