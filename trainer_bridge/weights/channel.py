@@ -21,6 +21,8 @@ from envkit.formats import lock_folder
 from envkit.protocols import PolicyEngine, Trainer
 from envkit.types import PauseMode, Weights, stable_hash
 
+from ..run_folder.writing import writing
+
 _MEMORY = Path("/dev/shm")
 """A file system in memory, on Linux."""
 
@@ -90,8 +92,7 @@ def weights_folder(run_folder: Path, *, memory: Path = _MEMORY) -> Iterator[Path
     exist. Also removes the folders in memory that killed processes of this user have left; those in use are locked.
 
     Raises:
-        UsageError: Another process uses the folder of this run.
-        OSError: The folder in memory cannot be created.
+        UsageError: Another process uses the folder of this run, or the folder in memory cannot be written.
     """
     with ExitStack() as opened:
         if os.access(memory, os.W_OK):
@@ -100,8 +101,9 @@ def weights_folder(run_folder: Path, *, memory: Path = _MEMORY) -> Iterator[Path
                 with suppress(UsageError, OSError), _locked(left):
                     shutil.rmtree(left, ignore_errors=True)
             folder = memory / f"{prefix}{stable_hash(str(run_folder.resolve())):016x}"
-            folder.mkdir(exist_ok=True)
-            opened.enter_context(_locked(folder))
+            with writing(folder):
+                folder.mkdir(exist_ok=True)
+                opened.enter_context(_locked(folder))
         else:
             folder = run_folder / "weights"
             shutil.rmtree(folder, ignore_errors=True)
