@@ -264,6 +264,8 @@ async def owned_and_left(tmp_path: Path, model: str, folder: Path, *, supervisor
         await owner.wait()
     if supervisor_dies:
         os.kill(group, signal.SIGKILL)
+        while group in members(group):  # noqa: ASYNC110 - a signal takes effect a moment later
+            await anyio.sleep(0.01)
     return group
 
 
