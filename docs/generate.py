@@ -43,31 +43,36 @@ def reference(head: str, schema: Schema) -> str:
     return head + "".join(_section("", schema, schema["$defs"]))
 
 
-def _section(path: str, section: Schema, definitions: Schema) -> Iterator[str]:
-    """Yield the heading of a section with a table of its plain keys, then the same for each section inside it."""
-    inner = {name: _definition(key, definitions) for name, key in section["properties"].items()}
+def _section(path: str, section: Schema, definitions: Schema, kind: str = "") -> Iterator[str]:
+    """Yield the heading of a section with a table of its plain keys, then the same for each section inside it.
+
+    `kind` is its kind if a section at this path may be of several kinds with different keys.
+    """
+    keys = section["properties"]
     required = section.get("required", [])
-    rows = [_row(name, key, name in required) for name, key in section["properties"].items() if inner[name] is None]
-    title = f"`{path}`" if path else "At the top"
+    rows = [_row(name, key, name in required) for name, key in keys.items() if any(map(_is_plain, _choices(key)))]
+    title = f"`{path}` of kind `{kind}`" if kind else f"`{path}`" if path else "At the top"
     about = section.get("description", "") if path else ""
     yield f"\n## {title}\n" + (f"\n{about}\n" if about else "")
     if rows:
         yield "\n| key | values | default | meaning |\n|---|---|---|---|\n" + "".join(rows)
-    for name, definition in inner.items():
-        if definition is not None:
-            within = f"{path}.{name}" if path else name
-            is_list = section["properties"][name].get("type") == "array"
-            yield from _section(f"{within}[]" if is_list else within, definition, definitions)
+    for name, key in keys.items():
+        within = (f"{path}.{name}" if path else name) + ("[]" if key.get("type") == "array" else "")
+        references = dict.fromkeys(choice["$ref"].rpartition("/")[2] for choice in _choices(key) if "$ref" in choice)
+        for one in map(definitions.__getitem__, references):
+            inner_kind = one["properties"]["kind"]["const"] if len(references) > 1 else ""
+            yield from _section(within, one, definitions, inner_kind)
 
 
-def _definition(key: Schema, definitions: Schema) -> Schema | None:
-    """Return the schema of the section that `key` contains, or of each section in its list. None if it has neither.
+def _choices(key: Schema) -> list[Schema]:
+    """Return the schemas of the values that `key` may have, or of those in its list."""
+    if "anyOf" in key:
+        return [choice for part in key["anyOf"] for choice in _choices(part)]
+    return _choices(key["items"]) if "items" in key else [key]
 
-    A key that takes either a section or a list of sections counts as a section.
-    """
-    key = key.get("anyOf", [key])[0]
-    reference = key.get("items", key).get("$ref")
-    return None if reference is None else definitions[reference.rpartition("/")[2]]
+
+def _is_plain(choice: Schema) -> bool:
+    return "$ref" not in choice and choice.get("type") != "null"
 
 
 def _row(name: str, key: Schema, required: bool) -> str:

@@ -67,8 +67,8 @@ class TransformersEngineSection(EngineSection):
 
 
 class VllmEngineSection(EngineSection):
-    """vLLM servers, started by the run or running already. Only servers need the package vllm: it may be installed in
-    a virtual environment of its own, such as the one that `make vllm` makes.
+    """vLLM servers, started by the run or running already. They need a pretrained model. Only servers need the package
+    vllm: it may be installed in a virtual environment of its own, such as the one that `make vllm` makes.
     """
 
     kind: Literal["vllm"] = "vllm"

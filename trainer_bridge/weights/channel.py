@@ -5,17 +5,23 @@ This module does not import torch.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import anyio
 
 from envkit import clock
+from envkit.errors import UsageError
+from envkit.formats import lock_folder
 from envkit.protocols import PolicyEngine, Trainer
 from envkit.types import PauseMode, Weights, stable_hash
+
+from ..run_folder.writing import writing
 
 _MEMORY = Path("/dev/shm")
 """A file system in memory, on Linux."""
@@ -80,15 +86,30 @@ def _remove(path: Path) -> None:
 
 @contextmanager
 def weights_folder(run_folder: Path, *, memory: Path = _MEMORY) -> Iterator[Path]:
-    """Yield the path of a folder for the weight files of a run; it need not exist, and is removed at the end.
+    """Yield the path of a folder for the weight files of a run, which is removed at the end.
 
-    It is in memory if the machine has such a file system, and otherwise in the folder of the run. A run always has the
-    same folder, so that its next start removes what a killed process has left.
+    It is in memory if the machine has such a file system, and otherwise in the folder of the run, where it need not
+    exist. Also removes the folders in memory that killed processes of this user have left; those in use are locked.
+
+    Raises:
+        UsageError: Another process uses the folder of this run, or the folder in memory cannot be written.
     """
-    name = f"envkit-weights-{stable_hash(str(run_folder.resolve())):016x}"
-    folder = memory / name if memory.is_dir() else run_folder / "weights"
-    shutil.rmtree(folder, ignore_errors=True)
-    try:
+    with ExitStack() as opened:
+        if os.access(memory, os.W_OK):
+            prefix = f"envkit-weights-{os.geteuid()}-"
+            for left in memory.glob(f"{prefix}*"):
+                with suppress(UsageError, OSError), _locked(left):
+                    shutil.rmtree(left, ignore_errors=True)
+            folder = memory / f"{prefix}{stable_hash(str(run_folder.resolve())):016x}"
+            with writing(folder):
+                folder.mkdir(exist_ok=True)
+                opened.enter_context(_locked(folder))
+        else:
+            folder = run_folder / "weights"
+            shutil.rmtree(folder, ignore_errors=True)
+        opened.callback(shutil.rmtree, folder, ignore_errors=True)
         yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _locked(folder: Path) -> IO[bytes]:
+    return lock_folder(folder, ".lock", user="run", remedy="wait until it ends")

@@ -9,7 +9,7 @@ import sys
 import threading
 from pathlib import Path
 
-from envkit.trainer_bridge.engines.vllm.processes import members
+from envkit.trainer_bridge.engines.vllm.plugin.envkit_processes import members
 
 START_S = 240.0
 LORA_RANK = 8

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,6 +12,7 @@ import anyio
 import pytest
 
 from envkit import clock
+from envkit.errors import UsageError
 from envkit.trainer_bridge.engines.transformers import TransformersEngine
 from envkit.trainer_bridge.weights.channel import Push, WeightChannel, weights_folder
 from envkit.types import PauseMode, Weights
@@ -141,20 +145,46 @@ def test_an_engine_has_the_weights_of_the_trainer_after_each_push(kind: str, tin
     assert (names(weights) if weights.exists() else []) == (["version-2.safetensors"] if kind == "file" else [])
 
 
-def test_the_folder_of_weights_is_in_memory_and_is_empty_before_and_gone_after_a_run(tmp_path: Path) -> None:
-    memory, run = tmp_path / "memory", tmp_path / "run"
+def test_the_folder_of_weights_is_in_memory_and_is_gone_after_a_run(tmp_path: Path) -> None:
+    memory = tmp_path / "memory"
     memory.mkdir()
-    for _ in range(2):
-        with weights_folder(run, memory=memory) as folder:
-            assert folder.parent == memory
-            assert not folder.exists()
-            folder.mkdir()
-            (folder / "version-1.safetensors").touch()
-            left = folder
-        assert list(memory.iterdir()) == []
-    left.mkdir()  # a process that was killed
-    with weights_folder(run, memory=memory) as folder:
-        assert folder == left
+    with weights_folder(tmp_path / "run", memory=memory) as folder:
+        assert folder.parent == memory
+        (folder / "version-1.safetensors").touch()
+    assert list(memory.iterdir()) == []
+    with weights_folder(tmp_path / "run", memory=tmp_path / "none") as folder:
+        assert folder == tmp_path / "run" / "weights"
         assert not folder.exists()
-    with weights_folder(run, memory=tmp_path / "none") as folder:
-        assert folder == run / "weights"
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from envkit.trainer_bridge.weights.channel import weights_folder
+
+with weights_folder(Path(sys.argv[1]), memory=Path(sys.argv[2])) as folder:
+    (folder / "version-1.safetensors").touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_weights_of_a_killed_run_are_removed_by_the_next_run_and_those_of_a_living_run_are_kept(
+    tmp_path: Path,
+) -> None:
+    with weights_folder(tmp_path / "living", memory=tmp_path) as living:
+        (living / "version-1.safetensors").touch()
+        killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "killed"), str(tmp_path)])
+        assert killed.returncode == -signal.SIGKILL
+        assert len(list(tmp_path.iterdir())) == 2
+        with weights_folder(tmp_path / "next", memory=tmp_path) as folder:
+            assert sorted(tmp_path.iterdir()) == sorted([living, folder])
+            assert (living / "version-1.safetensors").exists()
+
+
+def test_a_second_process_cannot_use_the_folder_of_weights_of_a_run(tmp_path: Path) -> None:
+    with (
+        weights_folder(tmp_path / "run", memory=tmp_path) as folder,
+        pytest.raises(UsageError, match=f"{folder}: in use by another run"),
+        weights_folder(tmp_path / "run", memory=tmp_path),
+    ):
+        pass

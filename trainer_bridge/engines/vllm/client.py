@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -129,10 +128,7 @@ class VllmClient:
             )
         try:
             await self._call("POST", "/init_weight_transfer_engine", {"init_info": {}})
-            # A run that was killed in a push may have left the server paused, and the update open.
-            await self._call("POST", "/resume")
-            with suppress(ServerLostError):
-                await self._call("POST", "/finish_weight_update", {"weight_version": self.label(0)})
+            await self._call("POST", "/resume")  # a run that was killed in a push has left the server paused
             await self._set_label(0)
         except UsageError as error:
             advice = "start it with `envkit vllm`, so that it can load weights"
@@ -226,7 +222,11 @@ class VllmClient:
                 await self._set_label(weights.version)
                 self.model = _ADAPTER
             else:
-                await self._call("POST", "/start_weight_update")
+                try:
+                    await self._call("POST", "/start_weight_update")
+                except ServerLostError:  # a run that was killed in a push may have left its update open
+                    await self._call("POST", "/finish_weight_update", {})
+                    await self._call("POST", "/start_weight_update")
                 await self._call("POST", "/update_weights", {"update_info": {"path": weights.location}}, is_load=True)
                 self._is_full = True
                 await self._call("POST", "/finish_weight_update", {"weight_version": self.label(weights.version)})

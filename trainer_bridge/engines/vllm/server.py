@@ -20,7 +20,8 @@ from envkit.errors import UsageError
 
 from .interpreter import is_built_for_cpus
 from .launch import PLUGIN, ServerSettings, command, environment
-from .processes import TERM_S, ServerRecord, end_group, end_orphans, private_folder
+from .plugin.envkit_processes import TERM_S, end_group
+from .processes import ServerRecord, end_orphans, private_folder
 from .startup_errors import why_not_started
 
 HOST = "127.0.0.1"
@@ -188,7 +189,7 @@ class VllmServer:
         async with self._clearing:
             if self._record is None:
                 return
-            await end_group(self._process.pid, term_s=term_s)
+            await clock.to_thread(end_group, self._process.pid, term_s=term_s)
             with anyio.move_on_after(_KILL_TERM_S):  # a process that is blocked in I/O does not end
                 await self._leader_ended.wait()
             self._reason = _reason(self._process.poll())

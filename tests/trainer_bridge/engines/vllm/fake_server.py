@@ -39,6 +39,7 @@ class FakeServer:
         loads: Locations of the loaded weights.
         requests: Bodies of the requests for completions.
         starts: Number of starts.
+        errors: Number of answers with status 500, each of which leaves a stack trace in the log of a real server.
         running: Completions in progress.
         is_paused: Whether it was paused and not resumed.
         is_updating: Whether an update of the weights was begun and neither finished nor rejected.
@@ -59,6 +60,7 @@ class FakeServer:
     loads: list[str] = field(default_factory=list)
     requests: list[Body] = field(default_factory=list)
     starts: int = 0
+    errors: int = 0
     running: int = 0
     is_paused: bool = False
     is_updating: bool = False
@@ -116,6 +118,7 @@ class FakeServer:
                                 await self._complete(body, writer)
                     else:
                         status, answer = self._answer(path, body)
+                        self.errors += status >= 500
                         await _send(writer, status, answer)
         finally:
             self._connections.discard(writer)
@@ -144,7 +147,7 @@ class FakeServer:
             case "/start_weight_update":
                 self.is_updating = True
             case "/finish_weight_update":
-                self.label, self.is_updating = body["weight_version"], False
+                self.label, self.is_updating = body.get("weight_version", self.label), False
             case "/update_weights" | "/v1/load_lora_adapter":
                 location = body["lora_path"] if "lora_path" in body else body["update_info"]["path"]
                 if location in self.rejects:

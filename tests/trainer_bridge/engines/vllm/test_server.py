@@ -16,7 +16,8 @@ import pytest
 
 from envkit import clock
 from envkit.errors import UsageError
-from envkit.trainer_bridge.engines.vllm.processes import ServerRecord, members, private_folder
+from envkit.trainer_bridge.engines.vllm.plugin.envkit_processes import end_group, members
+from envkit.trainer_bridge.engines.vllm.processes import ServerRecord, end_orphans, private_folder
 from envkit.trainer_bridge.engines.vllm.server import VllmServer
 
 from . import fake_vllm
@@ -43,6 +44,18 @@ async def main():
         await anyio.sleep(600)
 
 clock.run(main)
+"""
+
+# Ignores SIGTERM, as does its child, which needs some time to clean up when this process has ended.
+TRACKED = """
+import signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+clean = "import sys, time; print(flush=True); sys.stdin.read(); time.sleep(0.3); open(sys.argv[1], 'x')"
+words = [sys.executable, "-c", clean, sys.argv[1], "multiprocessing." + "resource_tracker"]
+tracker = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+tracker.stdout.readline()
+print(flush=True)
+time.sleep(600)
 """
 
 
@@ -134,6 +147,17 @@ def test_kill_ends_a_server_whose_processes_are_stopped(tmp_path: Path, folder: 
     run(test)
 
 
+def test_the_process_that_removes_shared_memory_outlives_those_that_are_killed(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", TRACKED, str(tmp_path / "cleaned")]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True) as leader:
+        assert leader.stdout is not None
+        leader.stdout.readline()
+        assert len(members(leader.pid)) == 2
+        end_group(leader.pid, term_s=0.1)
+        assert members(leader.pid) == []
+    assert (tmp_path / "cleaned").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["good", "never-ready"])
 def test_a_killed_owner_leaves_no_process_behind_even_while_the_server_starts(
@@ -171,6 +195,15 @@ def test_the_next_start_ends_what_is_left_of_a_dead_owner_and_nothing_else(tmp_p
             foreign.wait()
 
     run(test)
+
+
+def test_logs_are_deleted_a_week_after_their_last_line(folder: Path) -> None:
+    for days in (6, 8):
+        log = folder / f"server-{days}.log"
+        log.touch()
+        os.utime(log, times=(0, clock.wall() - days * 24 * 3600))
+    clock.run(end_orphans, folder, print)
+    assert files(folder) == ["server-6.log"]
 
 
 @pytest.mark.parametrize(
@@ -231,6 +264,8 @@ async def owned_and_left(tmp_path: Path, model: str, folder: Path, *, supervisor
         await owner.wait()
     if supervisor_dies:
         os.kill(group, signal.SIGKILL)
+        while group in members(group):  # noqa: ASYNC110 - a signal takes effect a moment later
+            await anyio.sleep(0.01)
     return group
 
 

@@ -1,0 +1,1 @@
+"""What runs in the interpreter that has vllm: the supervisor of a server, and the weight plug-in."""
