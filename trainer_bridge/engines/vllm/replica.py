@@ -77,6 +77,7 @@ class Replica:
         make_server: Makes a server to start; None if the server was started elsewhere.
         url: Address of the server.
         is_ready: Whether requests may be sent: the server answers and has the current weights.
+        is_draining: Whether it gets no new requests.
         is_gone: Whether it will not come back.
         running: Number of requests in progress.
         version: Policy version of its weights.
@@ -89,6 +90,7 @@ class Replica:
     make_server: Callable[[], Server] | None
     url: str = ""
     is_ready: bool = False
+    is_draining: bool = False
     is_gone: bool = False
     running: int = 0
     version: int = 0

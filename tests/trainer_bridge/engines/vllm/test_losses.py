@@ -1,4 +1,4 @@
-"""The vLLM engine and its servers: lost, stalled, restarted; no sampled token is lost."""
+"""The vLLM engine and its servers: lost, stalled, drained, restarted; no sampled token is lost."""
 
 from __future__ import annotations
 
@@ -292,6 +292,34 @@ def test_weights_of_the_other_kind_are_refused(weights: Weights) -> None:
             with pytest.raises(ValueError, match="the engine vllm loads all weights from a file"):
                 await group.engine.load(weights)
             assert server.loads == []
+
+    clock.run(main)
+
+
+# --- Draining --------------------------------------------------------------------------------------------------------
+
+
+def test_drain_moves_the_completions_of_a_replica_and_admit_brings_new_ones_back() -> None:
+    async def main() -> None:
+        first, second = FakeServer(token_s=0.01), FakeServer(token_s=0.01)
+        async with fleet(first, second) as group, anyio.create_task_group() as tasks:
+
+            async def drain() -> None:
+                await until(lambda: first.running == 2)
+                await anyio.sleep(0.05)
+                await group.engine.drain(0)
+                assert first.running == 0
+
+            tasks.start_soon(drain)
+            assert all(is_whole(one, 20) for one in await complete_all(group.engine, 4, params(20)))
+            assert (len(first.requests), len(second.requests)) == (2, 4)
+            await complete_all(group.engine, 2, params(2))
+            assert (len(first.requests), len(second.requests)) == (2, 6)
+            group.engine.admit(0)
+            done = await complete_all(group.engine, 12, params(2))
+            assert all(is_whole(one, 2) for one in done)
+            assert len(first.requests) > 2
+            assert group.lines == []
 
     clock.run(main)
 
