@@ -43,7 +43,7 @@ for start in names:
         except Blocked as error:
             print(f"{name} imports {error}")
         except ModuleNotFoundError as error:
-            if (error.name or "envkit").startswith("envkit"):
+            if (error.name or "envkit").partition(".")[0] == "envkit":
                 raise  # anything else is an optional dependency
 """
 
