@@ -41,12 +41,16 @@ def other_repository(seed):
     git(folder, "config", "user.name", "Ada")
     git(folder, "config", "user.email", "ada@example.com")
     factors = [draw.randrange(2, 90) for _ in range(7)]
-    checked, bad = draw.randrange(7), draw.randrange(8, 20)
+    checked, bad = draw.randrange(7), draw.randrange(5, 12)
     others = [number for number in range(7) if number != checked]
     expected = f'test "$$(python3 -B rules.py {checked} 3)" = {3 * factors[checked]}'
     write(folder / "Makefile", f".PHONY: check\ncheck:\n\t{expected}\n")
+    write(folder / "rules.py", rules_file(factors))
+    write(folder / "NOTES", "")
+    git(folder, "add", "-A")
+    git(folder, "commit", "-q", "-m", "Start")
     notes, culprit, good = "", "", factors[checked]
-    for number in range(26):
+    for number in range(16):
         if number == bad:
             factors[checked] += draw.randrange(1, 9)
         elif number % 2:
@@ -54,8 +58,7 @@ def other_repository(seed):
         notes += f"{number}: {draw.randrange(1000)}\n"
         write(folder / "NOTES", notes)
         write(folder / "rules.py", rules_file(factors))
-        git(folder, "add", "-A")
-        git(folder, "commit", "-q", "-m", f"Change {number}")
+        git(folder, "commit", "-q", "-a", "-m", f"Change {number}")
         if number == bad:
             culprit = git(folder, "rev-parse", "HEAD")
     factors[checked] = good
