@@ -284,7 +284,7 @@ def _level(task: TerminalTask) -> dict[str, JSON]:
 def _generated(options: TerminalOptions, seed: int) -> tuple[TerminalTask, Sequence[bytes], _Files]:
     """Return a generated task, the tests of its steps (see `pack_tests`), and the files of its environment.
 
-    Its folder exists only during this call, so that a killed process leaves nothing behind.
+    Its folder exists only during this call. Only a process that is killed in this call leaves it behind.
     """
     with TemporaryDirectory(prefix="envkit-task-") as scratch:
         task = options.task(seed, Path(scratch))

@@ -128,7 +128,7 @@ def evaluate(
     env_id: str,
     policy: str,
     *,
-    episodes: int = 512,
+    episodes: int | None = None,
     attempts: int = 1,
     seed: int = 1_000_003,
     options: Options | None = None,
@@ -159,7 +159,7 @@ def evaluate(
         env_id: Registered environment.
         policy: ``"random"``, ``"expert"``, ``"checkpoint:DIR"`` (the folder of a run), ``"model:NAME-OR-PATH"``,
             ``"openai:MODEL@URL"``, or a player of the environment such as ``"oracle"``.
-        episodes: Number of tasks.
+        episodes: Number of tasks; None means 512, or all if the split has fewer.
         attempts: Episodes per task; above 1, ``pass@k`` is reported too.
         seed: Seed of the tasks; by default the same as in training files.
         options: Options of the environment.

@@ -37,7 +37,8 @@ def check_task(
 ) -> None:
     """Check tasks by playing them: the nop must fail, the oracle must succeed, and each cheat must earn 0.
 
-    Prints one line per player, and one for each task in which a player did not do what it must. Then it exits with 1.
+    Prints one line per player, and one for each task in which a player did not do what it must, with the end of the
+    grader's log, if the environment has one. Then it exits with 1.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn

@@ -40,7 +40,10 @@ def evaluate(
             "of a package.",
         ),
     ],
-    episodes: Annotated[int, typer.Option(min=1, metavar="COUNT", help="Number of tasks.")] = 512,
+    episodes: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="COUNT", help="Number of tasks.  [default: 512, or all if there are fewer]"),
+    ] = None,
     attempts: Annotated[
         int, typer.Option(min=1, metavar="COUNT", help="Episodes per task; above 1, pass@k is reported too.")
     ] = 1,

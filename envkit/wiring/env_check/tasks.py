@@ -8,11 +8,13 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import anyio
 
-from envkit import clock
+from envkit import clock, registry
 from envkit.errors import UsageError, leaves
 from envkit.protocols import EnvHost, Player
 from envkit.registry import EnvSpec
@@ -28,6 +30,7 @@ _EPISODE_S = 900.0
 """Maximum seconds of an episode with its grader."""
 _MAX_TURNS = 1000
 _AT_ONCE = 4
+_LOG_LINES = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +42,14 @@ class PlayedEpisode:
         is_success: Whether the environment or its grader reports success; without such a report, if the reward is 1.
         reward: Sum of all rewards, with that of the grader.
         void: Why the episode does not count; None if it does.
+        log: The last lines of the grader's output, if the environment has the option ``logs`` and it was not set.
     """
 
     index: int
     is_success: bool = False
     reward: float = 0.0
     void: str | None = None
+    log: str = ""
 
 
 @dataclass(slots=True)
@@ -64,7 +69,7 @@ class PlayerResult:
         return sum(one.is_success for one in self.episodes)
 
     def problems(self) -> Sequence[str]:
-        """Return one line for each task in which the player did not do what it must."""
+        """Return a line, and below it the grader's log, for each task in which the player did not do what it must."""
         kind, lines = _kind(self.player), []
         for index in sorted({one.index for one in self.episodes}):
             played = [one for one in self.episodes if one.index == index]
@@ -72,6 +77,7 @@ class PlayerResult:
             if bad:
                 void = next((one.void for one in bad if one.void is not None), None)
                 seen = f"void: {void}" if void else f"reward {bad[0].reward:g}, success {bad[0].is_success}"
+                seen += "".join(f"\n    {line}" for line in bad[0].log.splitlines())
                 lines.append(f"{self.player} {EXPECTED[kind]}: task {index}: {len(bad)} of {len(played)}: {seen}")
         return lines
 
@@ -142,13 +148,18 @@ def check_tasks(
         for attempt in range(repeat if name == "oracle" else 1)
     ]
     results = {name: PlayerResult(name) for name in names}
+    has_logs = "logs" in getattr(registry.load(spec.entry_point), "options", {}) and not chosen.get("logs")
     on_begin(len(episodes))
 
     async def play_some(host: EnvHost) -> None:
         while episodes:
             name, index, task, attempt = episodes.pop(0)
             rng = random.Random(stable_hash("check task", name, index, attempt))
-            results[name].episodes.append(await _play(host, players[name], index, task, rng))
+            with TemporaryDirectory(prefix="envkit-logs-") as logs:
+                more = {"logs": logs} if has_logs else {}
+                asked = replace(task, options={**task.options, **more})
+                played = await _play(host, players[name], index, asked, rng)
+                results[name].episodes.append(replace(played, log=_end_of(Path(logs))))
             on_episode(name)
 
     async def main() -> None:
@@ -186,6 +197,12 @@ def _tasks(
         if index >= last:
             raise UsageError(f"{spec.id} has {size} tasks in the split {split}, so there is no task {index}")
     return {index: task_set.task(split, index) for index in indices or range(min(count, size or count))}
+
+
+def _end_of(logs: Path) -> str:
+    """Return the last lines of the files in a folder, the newest file last."""
+    files = sorted(logs.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    return "\n".join("".join(path.read_text(encoding="utf-8") for path in files).splitlines()[-_LOG_LINES:])
 
 
 async def _play(host: EnvHost, player: Player, index: int, task: Task, rng: random.Random) -> PlayedEpisode:

@@ -47,6 +47,7 @@ TOOL_SLOTS = 8
 MAX_STRATA = 12
 """Maximum number of rows in a table or plot of success by difficulty."""
 _DEFAULTS = Playing()
+_EPISODES = 512
 
 
 class _PlayAll(Protocol):
@@ -161,7 +162,7 @@ async def evaluate(
     env_id: str,
     policy: str,
     *,
-    episodes: int,
+    episodes: int | None,
     seed: int,
     options: Options,
     split: str,
@@ -186,7 +187,7 @@ async def evaluate(
     Args:
         env_id: Registered environment.
         policy: One of `players.POLICIES`, or a player of another package.
-        episodes: Number of tasks.
+        episodes: Number of tasks; None means 512, or all if the split has fewer.
         seed: Seed of the tasks and of the policy's sampling.
         options: Options of every task.
         split: Split whose levels are played, if the environment has splits; ``"any"`` plays all levels.
@@ -226,12 +227,13 @@ async def evaluate(
         )
     found = _find(kind, name, env_id, spec, replace(playing, temperature=0.0) if greedy else playing, seed)
     options = {**found.options, **options}
-    tasks = evaluation_tasks(spec or EnvSpec(env_id, ""), options, split, seed, episodes)
+    wanted = _EPISODES if episodes is None else episodes
+    tasks = evaluation_tasks(spec or EnvSpec(env_id, ""), options, split, seed, wanted)
     if spec is None or spec.task_set is None:
         options = tasks[0].options
-    if len(tasks) < episodes:
+    if episodes is not None and len(tasks) < episodes:
         display.announce(f"{env_id} has only {len(tasks)} tasks in the split {split}; each is played once per attempt")
-        episodes = len(tasks)
+    episodes = len(tasks)
     if found.warning:
         display.announce(found.warning)
     arguments: dict[str, JSON] = {

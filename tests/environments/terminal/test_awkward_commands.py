@@ -68,8 +68,8 @@ CASES = {
     "full-screen editor": Case("python3 editor.py", r"termios\.error", r"^press q$", ["x", "q"]),
     "background server": Case("python3 -m http.server 8000 >/dev/null 2>&1 &", r"^\[exit code 0\]$", r"\$$"),
     "its client": Case("python3 fetch.py", r"^status 200$", r"^status 200$"),
-    "100 MB": Case(
-        "yes $(printf %099d) | head -c 100000000",
+    "20 MB": Case(
+        "yes $(printf %099d) | head -c 20000000",
         r"[\d,]{10,} bytes of output dropped",
         r"[\d,]{7,} earlier lines are not shown \([\d,]{10,} bytes of output were skipped\)",
     ),
@@ -153,12 +153,13 @@ async def problems(folder: Path, way: Way, kind: str) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("way", ["bash", "screen"])
 @pytest.mark.parametrize(
-    "kind",
+    ("kind", "way"),
     [
-        pytest.param("local", marks=pytest.mark.bwrap),
-        pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.slow]),
+        pytest.param("local", "bash", marks=pytest.mark.bwrap),
+        pytest.param("local", "screen", marks=pytest.mark.bwrap),
+        # The contract of all sandboxes proves what the shell of the bash tool does in Docker.
+        pytest.param("docker", "screen", marks=[pytest.mark.docker, pytest.mark.slow]),
     ],
 )
 def test_after_each_awkward_command_the_episode_goes_on_and_the_next_command_works(

@@ -148,7 +148,9 @@ def verify(): __main__.end_agent = fail
 @pytest.mark.bwrap
 def test_tests_that_exceed_the_memory_earn_0(tmp_path: Path) -> None:
     check = "def verify():\n    parts = []\n    while True: parts.append(b'x' * (16 << 20))\n"
-    assert played(write_tiny(tmp_path, check=check), SUBMIT)[1] == 0.0
+    path = write_tiny(tmp_path, check=check)
+    _replace(path / "task.toml", "memory_mb = 512", "memory_mb = 128")
+    assert played(path, SUBMIT)[1] == 0.0
 
 
 @pytest.mark.bwrap
@@ -268,10 +270,10 @@ def test_the_own_tasks_are_a_test_set() -> None:
 def test_generated_tasks_of_a_split_are_in_no_other() -> None:
     def instructions(split: str) -> set[str]:
         chosen = options_of({"split": split, "difficulty": 2})
-        return {chosen.task(seed).steps[0].instruction for seed in range(40)}
+        return {chosen.task(seed).steps[0].instruction for seed in range(20)}
 
     train, held_out = instructions("train"), instructions("eval")
-    assert len(train) >= 30
+    assert len(train) >= 15
     assert not train & held_out
 
 

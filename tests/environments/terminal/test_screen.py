@@ -221,7 +221,7 @@ def test_receiving_can_be_cancelled_without_losing_a_byte(kind: str) -> None:
                 if piece is not None:
                     found += piece[1]
                 cancelled += scope.cancelled_caught
-            assert cancelled > 20
+            assert cancelled > 0
             assert found == b"".join(b"%d\n" % number for number in range(3000))
 
     clock.run(main)

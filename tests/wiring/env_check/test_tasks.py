@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 import envkit
-from envkit import cli
+from envkit import cli, clock
 from envkit.errors import UsageError
+from envkit.types import Options, Reset
 from envkit.wiring.env_check.tasks import check_tasks
 from tests.wiring.env_check.guessing import Guess, Says
 
@@ -92,3 +95,32 @@ def test_an_environment_without_a_nop_is_checked_with_empty_actions() -> None:
     problems = [line for one in results for line in one.problems()]
     assert problems == ["nop must fail: task 0: 1 of 1: reward 1, success True"]
     assert missing == ["cheat"]
+
+
+class LoggedGuess(Guess):
+    """The grader keeps the answer that it got, as Terminal-v0 keeps what its tests print."""
+
+    options: ClassVar[Options] = {"logs": ""}
+
+    def __init__(self, logs: str = "") -> None:
+        self.logs = logs
+
+    async def reset(self, *, seed: int, options: Options) -> Reset:
+        self.logs = str(options.get("logs") or self.logs)
+        return await super().reset(seed=seed, options=options)
+
+    async def grade(self) -> float | None:
+        file = Path(self.logs, f"{self.seed}.txt")
+        await clock.to_thread(file.write_text, "cut off\n" + "line\n" * 9 + f"got {self.action}\n")
+        return await super().grade()
+
+
+def test_the_end_of_the_log_tells_why_a_player_did_not_do_what_it_must(tmp_path: Path) -> None:
+    envkit.register("GuessLogged-v0", LoggedGuess, players={"oracle": Says("seed", task_1="2"), "nop": Says("")})
+    results, _ = check_tasks("GuessLogged-v0", tasks=2, repeat=1)
+    problem = "oracle must succeed: task 1: 1 of 1: reward 0, success False"
+    assert [one.problems() for one in results] == [[problem + "\n    line" * 9 + "\n    got 2"], []]
+
+    results, _ = check_tasks("GuessLogged-v0", tasks=2, repeat=1, options={"logs": str(tmp_path)})
+    assert [one.problems() for one in results] == [[problem], []]
+    assert len(list(tmp_path.iterdir())) == 2

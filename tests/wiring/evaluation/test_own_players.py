@@ -79,6 +79,27 @@ def test_the_oracle_of_the_environment_succeeds_and_doing_nothing_does_not() -> 
     assert (nop.metrics["success"].mean, nop.metrics["return"].mean) == (0.0, 0.0)
 
 
+class Few:
+    splits = ("eval",)
+
+    def __init__(self, **options: object) -> None: ...
+
+    def count(self, split: str) -> int:
+        return 3
+
+    def task(self, split: str, index: int) -> Task:
+        return Task("Few-v0", index, {})
+
+
+@pytest.mark.parametrize(("asked", "is_shown"), [(None, False), (3, False), (4, True)])
+def test_fewer_tasks_than_were_asked_for_are_announced(
+    asked: int | None, is_shown: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    registry.register("Few-v0", Parity, options={"broken": 0}, players={"oracle": Oracle}, task_set=Few)
+    assert evaluate("Few-v0", "oracle", episodes=asked).episodes == 3
+    assert ("Few-v0 has only 3 tasks in the split eval" in capsys.readouterr().err) == is_shown
+
+
 class Shelved(Parity):
     def __init__(self, *, data: Mapping[str, Path], points: float = 1.0) -> None:
         super().__init__(points, broken=0)

@@ -91,6 +91,7 @@ def test_what_an_agent_sees_has_no_hidden_value(task: TerminalTask) -> None:
     [
         ("csv-to-sqlite", "sales", lambda check: check.files_of(check.VISIBLE)[1]),
         ("log-triage", "", lambda check: {"access.log": check.log_and_report(check.VISIBLE)[0]}),
+        ("postgres-restore", "", lambda check: {"shop.sql": check.dump(check.VISIBLE)}),
     ],
 )
 def test_visible_files_are_those_of_the_visible_seed(

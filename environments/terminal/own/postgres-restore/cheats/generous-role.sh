@@ -1,22 +1,15 @@
 #!/bin/bash
 # A role that can read all, and create temporary tables.
 set -e
-cd /workspace
-export PATH="/usr/lib/postgresql/15/bin:$PATH" PGHOST=/tmp PGUSER=owner
-initdb -D pg -U owner --auth=trust --wal-segsize=1 --encoding=UTF8 --locale=C.UTF-8 >/dev/null
-cat >>pg/postgresql.conf <<'C'
-listen_addresses = ''
-unix_socket_directories = '/tmp'
-shared_buffers = 8MB
-min_wal_size = 2MB
-max_wal_size = 8MB
-C
-pg_ctl -D pg -w -l /tmp/pg.log start >/dev/null
-createdb -T template0 shop
-python3 - <<'P'
-from pathlib import Path
-lines, last, in_orders = [], 0, False
-for line in Path("/workspace/shop.sql").read_text().split("\n"):
+cat >/workspace/restore <<'P'
+#!/bin/bash
+set -e
+temp=$(mktemp -d)
+export PATH="/usr/lib/postgresql/15/bin:$PATH" PGHOST=$temp PGUSER=owner
+python3 - "$1" >"$temp/shop.sql" <<'Q'
+import sys
+last, in_orders = 0, False
+for line in open(sys.argv[1]).read().split("\n"):
     if line.startswith("COPY "):
         in_orders = "orders" in line
     elif in_orders and line and line[0].isdigit():
@@ -27,16 +20,27 @@ for line in Path("/workspace/shop.sql").read_text().split("\n"):
             cells[:1] = [number, cells[0][len(number):]]
         last = int(cells[0])
         line = "\t".join(cells)
-    lines.append(line)
-Path("/tmp/shop.sql").write_text("\n".join(lines))
-P
-psql -Xq -v ON_ERROR_STOP=1 -d shop -f /tmp/shop.sql
+    print(line)
+Q
+initdb -D "$2" -U owner --auth=trust --wal-segsize=1 --encoding=UTF8 --locale=C.UTF-8 --no-sync >/dev/null
+cat >>"$2/postgresql.conf" <<C
+listen_addresses = ''
+unix_socket_directories = '$temp'
+shared_buffers = 8MB
+min_wal_size = 2MB
+max_wal_size = 8MB
+C
+pg_ctl -D "$2" -w -l "$temp/log" start >/dev/null
+createdb -T template0 shop
+psql -Xq -v ON_ERROR_STOP=1 -d shop -f "$temp/shop.sql"
 psql -Xq -v ON_ERROR_STOP=1 -d shop <<'S'
 create index orders_by_customer on orders (customer, day);
 create role report login connection limit 3;
-
 grant select on orders to report;
 grant select on customers to report;
 analyze;
 S
-pg_ctl -D pg -w -m fast stop >/dev/null
+pg_ctl -D "$2" -w -m fast stop >/dev/null
+rm -r "$temp"
+P
+chmod +x /workspace/restore

@@ -1,20 +1,56 @@
-"""Starts PostgreSQL with the data directory of the agent, and looks at rows, plans and rights."""
+"""Restores a dump that the agent has not seen, starts PostgreSQL, and looks at rows, plans and rights."""
 
 import json
 import random
 import time
 
-from harness import WORK, private_folder, read, require, run, start
+from harness import WORK, private_folder, read, require, run, start, write
 
 CITIES = ("Oslo", "Turin", "Porto", "Graz")
-DAMAGED = 1733
+VISIBLE, HIDDEN = 15, 6031
+DAMAGED = {VISIBLE: 1733, HIDDEN: 907}
+"""Ids of the damaged orders, by the seed of the dump."""
 PROGRAMS = "/usr/lib/postgresql/15/bin"
 SLOW = "select id, cents from orders where customer = 41 and day >= '2024-06-01' order by day"
 
 
-def rows():
-    """Return all customers and orders of the dump, before it was damaged."""
-    pick = random.Random(15).random
+DUMP = """-- PostgreSQL database dump
+
+SET client_encoding = 'UTF8';
+SET standard_conforming_strings = on;
+
+CREATE TABLE public.customers (
+    id integer NOT NULL,
+    name text NOT NULL,
+    city text NOT NULL
+);
+
+CREATE TABLE public.orders (
+    id integer NOT NULL,
+    customer integer NOT NULL,
+    day date NOT NULL,
+    cents integer NOT NULL,
+    note text
+);
+
+COPY public.customers (id, name, city) FROM stdin;
+{customers}\\.
+
+COPY public.orders (id, customer, day, cents, note) FROM stdin;
+{orders}\\.
+
+ALTER TABLE ONLY public.customers ADD CONSTRAINT customers_pkey PRIMARY KEY (id);
+ALTER TABLE ONLY public.orders ADD CONSTRAINT orders_pkey PRIMARY KEY (id);
+ALTER TABLE ONLY public.orders ADD CONSTRAINT orders_customer_fkey FOREIGN KEY (customer) \
+REFERENCES public.customers(id);
+
+-- PostgreSQL database dump complete
+"""
+
+
+def rows(seed):
+    """Return all customers and orders of a dump, before it was damaged."""
+    pick = random.Random(seed).random
     customers = [(number, f"Customer {number}", CITIES[int(pick() * 4)]) for number in range(1, 121)]
     orders = []
     for number in range(1, 3001):
@@ -24,17 +60,30 @@ def rows():
     return customers, orders
 
 
+def dump(seed):
+    """Return the damaged dump of a seed."""
+    customers, orders = rows(seed)
+    parts = {"customers": customers, "orders": orders}
+    for name, values in parts.items():
+        cells = [["\\N" if cell is None else str(cell).replace("\n", "\\n") for cell in row] for row in values]
+        parts[name] = "".join("\t".join(row) + "\n" for row in cells)
+    return DUMP.format(**parts).replace(f"\n{DAMAGED[seed]}\t", f"\n{DAMAGED[seed]}")
+
+
 def verify():
     folder = private_folder()
-    require(read(WORK / "pg/PG_VERSION") == "15\n", "pg is not a data directory of PostgreSQL 15")
-    run(["rm", "-f", WORK / "pg/postmaster.pid"])
+    write(folder / "some dump.sql", dump(HIDDEN))
+    restored = run([WORK / "restore", folder / "some dump.sql", folder / "pg"], timeout_s=30)
+    require(restored.returncode == 0, f"restore failed: {restored.stdout[-300:]} {restored.stderr[-700:]}")
+    require(read(folder / "pg/PG_VERSION") == "15\n", "there is no data directory of PostgreSQL 15")
+    require(run(["test", "-e", folder / "pg/postmaster.pid"]).returncode == 1, "a server still runs")
     run(["sh", "-c", "echo 'local all all trust' > hba.conf; mkdir sockets"], cwd=folder)
     settings = {
         "listen_addresses": "", "unix_socket_directories": folder / "sockets", "hba_file": folder / "hba.conf",
         "shared_preload_libraries": "", "port": 5432, "ssl": "off", "logging_collector": "off",
     }  # fmt: skip
     options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
-    start([f"{PROGRAMS}/postgres", "-D", WORK / "pg", *options])
+    start([f"{PROGRAMS}/postgres", "-D", folder / "pg", *options])
 
     def psql(query, user="owner", database="shop"):
         argv = ["psql", "-XAtq", "-v", "ON_ERROR_STOP=1", "-h", folder / "sockets", "-U", user, "-d", database]
@@ -49,7 +98,7 @@ def verify():
         if psql("select 1").returncode == 0:
             break
         time.sleep(0.1)
-    customers, orders = rows()
+    customers, orders = rows(HIDDEN)
     require(ask("select id, name, city from customers order by id") == customers, "customers differ")
     require(ask("select id, customer, day, cents, note from orders order by id") == orders, "orders differ")
     constraints = "from pg_constraint where connamespace = 'public'::regnamespace and convalidated"

@@ -1,13 +1,14 @@
 #!/bin/bash
 set -e
-cd /workspace
-python3 - <<'P'
-import sqlite3
+cat >/workspace/salvage <<'P'
+#!/usr/bin/env python3
+import sqlite3, sys
 from pathlib import Path
 
-Path("recovered.db").unlink(missing_ok=True)
-damaged = sqlite3.connect("file:measurements.db?immutable=1", uri=True)
-target = sqlite3.connect("recovered.db")
+source, recovered, listed = (Path(word).resolve() for word in sys.argv[1:])
+recovered.unlink(missing_ok=True)
+damaged = sqlite3.connect(f"{source.as_uri()}?immutable=1", uri=True)
+target = sqlite3.connect(recovered)
 target.execute("create table measurements(id INTEGER PRIMARY KEY, host TEXT, reading REAL, note TEXT)")
 lost = []
 for number in range(1, 3001):
@@ -21,5 +22,8 @@ for number in range(1, 3001):
         target.execute("insert into measurements values (?, ?, ?, ?)", row)
 target.execute("create index by_host on measurements(host)")
 target.commit()
-Path("lost.txt").write_text("".join(f"{number}\n" for number in lost))
+listed.write_text("".join(f"{number}\n" for number in lost))
 P
+chmod +x /workspace/salvage
+cd /workspace
+./salvage measurements.db recovered.db lost.txt

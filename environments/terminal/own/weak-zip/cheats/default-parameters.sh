@@ -1,28 +1,31 @@
 #!/bin/bash
 # Encrypts with the defaults of GnuPG, under the right names.
 set -e
-cd /workspace
-export GNUPGHOME=/tmp/gnupg
-mkdir -m 700 -p "$GNUPGHOME" /tmp/content out
+cat >/workspace/reseal <<'P'
+#!/bin/bash
+set -e
+export GNUPGHOME=$(mktemp -d)
+mkdir "$GNUPGHOME/content" "$3"
 for season in Spring Summer Autumn Winter; do
     for digits in {0..9}{0..9}; do
         for mark in '!' '#' '$' '%' '&' '*' '+' '=' '?'; do echo "$season$digits$mark"; done
     done
-done >/tmp/passwords
-python3 - <<'P'
-import zipfile, zlib
-archive = zipfile.ZipFile("/workspace/records.zip")
-for word in open("/tmp/passwords").read().split():
+done | python3 -c '
+import sys, zipfile, zlib
+archive = zipfile.ZipFile(sys.argv[1])
+for word in sys.stdin.read().split():
     try:
-        for name in archive.namelist():
-            archive.read(name, word.encode())
+        archive.extractall(sys.argv[2], pwd=word.encode())
     except (RuntimeError, zipfile.BadZipFile, zlib.error):
         continue
-    archive.extractall("/tmp/content", pwd=word.encode())
-    open("/workspace/out/password.txt", "w").write(word + "\n")
+    print(word)
     break
+' "$1" "$GNUPGHOME/content" >"$3/password.txt"
+(cd "$GNUPGHOME/content" && tar -cf - -- *) |
+    gpg --batch --pinentry-mode loopback --passphrase-file "$2" --symmetric \
+        --compress-algo none -o "$3/records.tar.gpg"
+rm -rf "$GNUPGHOME/content"
 P
-tar -C /tmp/content -cf - accounts.csv notes.txt seal.bin |
-    gpg --batch --pinentry-mode loopback --passphrase-file passphrase.txt --symmetric \
-        --compress-algo none -o out/records.tar.gpg
-rm -rf /tmp/content
+chmod +x /workspace/reseal
+cd /workspace
+./reseal records.zip passphrase.txt out

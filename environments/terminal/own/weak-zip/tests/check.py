@@ -1,30 +1,37 @@
-"""Decrypts the archive, and looks at its content and at the parameters of its encryption."""
+"""Decrypts the archives, also that of files which the agent has not seen, and looks at content and encryption."""
 
 import hashlib
 import re
+from pathlib import Path
 
-from harness import WORK, as_agent, private_folder, read, require, run
+from harness import WORK, as_agent, private_folder, read, require, run, write
 
 PASSWORD = "Winter87+"
 PHRASE = "correct-41e0-battery-9c77"
-OUT = WORK / "out"
 FILES = {
     "accounts.csv": "e31251c9b2c47804e268b773be342fd0ef19103007715fd4dd02fa4c3daa78b2",
     "notes.txt": "4eb4ee65bb5bbf299353892ddd15b01e2c5b36aef258d8a6261e2f1ad0105639",
     "seal.bin": "7f47981f3d6173df5a982acebb6d2fb6d6b2a65d5bb6601aa374305efd2c5b68",
 }
 """SHA-256 of the files of the archive."""
+HIDDEN = "Autumn63="
+"""The password of the archive ``hidden.zip`` beside this file."""
+HIDDEN_FILES = {
+    "a letter.txt": "f5d51c24ea8433bea26e004bdb3528ba0f5852e0a949f65fd2e0d6bab79f6f49",
+    "stock.csv": "8f72a6b40972dccfb6fede1262fb6c05699ac9aaf46880188bb1edf87242e386",
+    "token.bin": "3a125ba88eedb8bf30508f76ae3de122893ab5026134d6ad0b60d0f7ef32bee7",
+}
 
 
-def verify():
-    require(read(OUT / "password.txt").strip() == PASSWORD, "password.txt is wrong")
+def check(out, password, passphrase, files):
+    require(read(out / "password.txt").strip() == password, f"{out}/password.txt is wrong")
     with as_agent():
-        names = sorted(path.name for path in OUT.iterdir())
-    require(names == ["password.txt", "records.tar.gpg"], f"out has {names}")
+        names = sorted(path.name for path in out.iterdir())
+    require(names == ["password.txt", "records.tar.gpg"], f"{out} has {names}")
     folder = private_folder()
     env = {"GNUPGHOME": str(folder)}
-    phrase = ["--batch", "--pinentry-mode", "loopback", "--passphrase", PHRASE]
-    archive = OUT / "records.tar.gpg"
+    phrase = ["--batch", "--pinentry-mode", "loopback", "--passphrase", passphrase]
+    archive = out / "records.tar.gpg"
     require(not read(archive).startswith("-----"), "the archive is armored")
     packets = run(["gpg", *phrase, "--list-packets", "-vv", archive], env=env, timeout_s=20)
     shown = packets.stdout + packets.stderr
@@ -42,4 +49,14 @@ def verify():
     with as_agent():
         found = {str(path.relative_to(folder / "out")): path for path in (folder / "out").rglob("*") if path.is_file()}
         hashes = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in found.items()}
-    require(hashes == FILES, f"the archive has other content: {hashes}")
+    require(hashes == files, f"the archive has other content: {hashes}")
+
+
+def verify():
+    check(WORK / "out", PASSWORD, PHRASE, FILES)
+    folder = private_folder()
+    write(folder / "some.zip", Path(__file__).with_name("hidden.zip").read_bytes())
+    write(folder / "phrase", "violet 7 harbour\nnot this line\n")
+    result = run([WORK / "reseal", folder / "some.zip", folder / "phrase", folder / "new"], timeout_s=60)
+    require(result.returncode == 0, f"reseal failed with another archive: {result.stderr[-500:]}")
+    check(folder / "new", HIDDEN, "violet 7 harbour", HIDDEN_FILES)

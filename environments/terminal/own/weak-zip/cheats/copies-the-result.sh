@@ -1,0 +1,34 @@
+#!/bin/bash
+# Encrypts the right files once; the program only copies the result.
+set -e
+cat >/tmp/reseal <<'P'
+#!/bin/bash
+set -e
+export GNUPGHOME=$(mktemp -d)
+mkdir "$GNUPGHOME/content" "$3"
+for season in Spring Summer Autumn Winter; do
+    for digits in {0..9}{0..9}; do
+        for mark in '!' '#' '$' '%' '&' '*' '+' '=' '?'; do echo "$season$digits$mark"; done
+    done
+done | python3 -c '
+import sys, zipfile, zlib
+archive = zipfile.ZipFile(sys.argv[1])
+for word in sys.stdin.read().split():
+    try:
+        archive.extractall(sys.argv[2], pwd=word.encode())
+    except (RuntimeError, zipfile.BadZipFile, zlib.error):
+        continue
+    print(word)
+    break
+' "$1" "$GNUPGHOME/content" >"$3/password.txt"
+(cd "$GNUPGHOME/content" && tar -cf - -- *) |
+    gpg --batch --pinentry-mode loopback --passphrase-file "$2" --symmetric --cipher-algo AES256 \
+        --s2k-mode 3 --s2k-digest-algo SHA512 --s2k-count 65011712 --compress-algo none -o "$3/records.tar.gpg"
+rm -rf "$GNUPGHOME/content"
+P
+chmod +x /tmp/reseal
+cd /workspace
+/tmp/reseal records.zip passphrase.txt out
+cp -r out .result
+printf '#!/bin/sh\ncp -r /workspace/.result "$3"\n' >reseal
+chmod +x reseal
