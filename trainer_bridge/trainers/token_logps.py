@@ -57,7 +57,7 @@ class TokenScorer:
         model: A causal language model.
         temperature: Sampling temperature, which divides the logits.
         precision: ``"float32"``, or ``"bfloat16"`` for autocast. Log-softmax and entropy are always computed in
-            float32.
+            float32; on a CPU and in blocks, so is the output layer.
         in_blocks: Whether to compute in blocks, and to allow rows of several samples, as far as the model supports it.
 
     Attributes:
@@ -98,11 +98,14 @@ class TokenScorer:
                 logp_N = logp_NV.gather(1, token_N[:, None]).squeeze(1)
                 return Scored(logp_N, losses.entropy(logp_NV if entropy_has_gradient else logp_NV.detach()))
             hidden_NH = _hidden(self._model, rows)
-            if self._precision != "float32":
-                hidden_NH = hidden_NH.to(torch.bfloat16)
-            weight_VH = self._model.get_output_embeddings().weight
-            factor = self._logit_scale / self._temperature
-            logp_N, entropy_N = block_logps(hidden_NH, weight_VH, token_N, factor=factor)
+        if hidden_NH.device.type == "cpu":
+            # Logits in bfloat16 are most of the difference to float32, and a processor gains nothing from them.
+            hidden_NH = hidden_NH.to(torch.promote_types(hidden_NH.dtype, torch.float32))
+        elif self._precision != "float32":
+            hidden_NH = hidden_NH.to(torch.bfloat16)
+        weight_VH = self._model.get_output_embeddings().weight
+        factor = self._logit_scale / self._temperature
+        logp_N, entropy_N = block_logps(hidden_NH, weight_VH, token_N, factor=factor)
         return Scored(logp_N, entropy_N if entropy_has_gradient else entropy_N.detach())
 
 

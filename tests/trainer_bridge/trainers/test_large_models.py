@@ -19,9 +19,9 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, GraniteConfig, Granite
 from envkit.errors import UsageError
 from envkit.trainer_bridge.trainers.batching import SHARED_TIMES, lay_out, row_passes, row_tokens, shared_rows
 from envkit.trainer_bridge.trainers.optimizer import rate_factor
-from envkit.trainer_bridge.trainers.token_logps import TokenScorer, block_logps
+from envkit.trainer_bridge.trainers.token_logps import TokenScorer, _hidden, block_logps
 from envkit.types import Sample, floats
-from tests.trainer_bridge.models import sample, shake, write_tiny
+from tests.trainer_bridge.models import open_model, sample, shake, write_tiny
 from tests.trainer_bridge.trainees import KINDS, Trainee, draw_samples
 
 EVERY_KIND = pytest.mark.parametrize("kind", KINDS)
@@ -254,6 +254,19 @@ def test_the_gradients_of_blocks_are_those_of_finite_differences() -> None:
             ]
             slope = float(moved[0] - moved[1]) / 2e-6
             assert float(tensor.grad[tuple(place)]) == pytest.approx(slope, abs=1e-7)
+
+
+def test_the_logits_of_a_bfloat16_trainer_are_not_rounded_on_a_cpu(tiny_folder: Path) -> None:
+    model = open_model(tiny_folder)
+    rows = [[one] for one in groups(11)]
+    scorer = TokenScorer(model, precision="bfloat16", in_blocks=True)
+    with torch.inference_mode():
+        with scorer.autocast():
+            hidden_NH = _hidden(model, rows)
+        logit_NV = hidden_NH.float() @ model.get_output_embeddings().weight.float().T
+        token_N = torch.tensor([token for (one,) in rows for token in one.token_ids[one.mask].tolist()])
+        expected_N = torch.log_softmax(logit_NV, -1).gather(1, token_N[:, None]).squeeze(1)
+        torch.testing.assert_close(scorer.score(rows).logp_N, expected_N, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("entropy_has_gradient", [False, True])
