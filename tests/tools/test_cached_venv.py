@@ -114,13 +114,13 @@ def test_a_layer_whose_installation_fails_is_not_kept(wheels: Path, tmp_path: Pa
 
 
 def test_two_processes_that_build_the_same_layer_both_get_it(wheels: Path, tmp_path: Path) -> None:
-    add_wheel(wheels, "shelf")
+    add_wheel(wheels, "stool")
     folders = [tmp_path / name for name in ("first", "second")]
-    started = [start(wheels, folder, "shelf") for folder in folders]
+    started = [start(wheels, folder, "stool") for folder in folders]
     for process in started:
         with process:
             assert (process.communicate()[1], process.returncode) == ("", 0)
-    assert [output(folder, "shelf") for folder in folders] == [str(folder) for folder in folders]
+    assert [output(folder, "stool") for folder in folders] == [str(folder) for folder in folders]
 
 
 def test_an_environment_has_a_python_only_when_it_no_longer_names_the_cache(wheels: Path, tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_a_new_layer_removes_those_that_were_not_used_for_sixty_days(wheels: Pat
         add_wheel(wheels, name)
         make(wheels, tmp_path / name, name)
     layers = [path.parents[1] for name in ("sofa", "cushion") for path in cache.glob(f"*/bin/{name}")]
-    layers.append(cache / "stool")
+    layers.append(cache / "unused")
     layers[2].mkdir()
     layers[2].with_suffix(".lock").touch()
     for layer, unused_days in zip(layers, (61, 61, 59), strict=True):

@@ -115,9 +115,9 @@ def test_moves_of_several_words_also_later_ones_fit_into_a_turn_of_a_tiny_policy
         run = resolve.resolve(config.parse({"env": {"id": "Turning-v0"}, "engine": TINY, "trainer": {"threads": 1}}))
         renderer = open_policy(run).renderer
     for move in ("turn left", "A1", "move_up"):
-        said = renderer.demonstrate(move)
-        assert len(said) <= resolve.limits_of(run).turn_tokens
-        assert renderer.action(said) == f"<answer>{move}</answer>"
+        answer = renderer.demonstrate(move)
+        assert len(answer) <= resolve.limits_of(run).turn_tokens
+        assert renderer.action(answer) == f"<answer>{move}</answer>"
 
 
 def test_an_episode_too_short_for_a_single_turn_is_refused() -> None:
