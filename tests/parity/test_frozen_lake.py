@@ -78,7 +78,8 @@ class Peer:
 def test_moves_rewards_and_ends_agree_with_gymnasium(map: str, slip: float) -> None:
     options: dict[str, Any] = {"observation": "grid", "action": "index", "map": map, "slip": slip}
     both = [
-        envkit.make_vec("FrozenLake-v0", NUM_ENVS, mode=mode, max_moves=MAX_MOVES, **options) for mode in ("sync", "native")
+        envkit.make_vec("FrozenLake-v0", NUM_ENVS, mode=mode, max_moves=MAX_MOVES, **options)
+        for mode in ("sync", "native")
     ]
     peers = [Peer(map, slip, SEED + number) for number in range(NUM_ENVS)]
     for envs in both:

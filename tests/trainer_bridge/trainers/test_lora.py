@@ -27,7 +27,9 @@ from tests.trainer_bridge.models import open_model
 from tests.trainer_bridge.trainees import KINDS, Trainee, completion_logps, draw_samples
 
 EVERY_KIND = pytest.mark.parametrize(
-    ("kind", "folder"), [(kind, ("tied", "untied")[number % 2]) for number, kind in enumerate(KINDS)], indirect=["folder"]
+    ("kind", "folder"),
+    [(kind, ("tied", "untied")[number % 2]) for number, kind in enumerate(KINDS)],
+    indirect=["folder"],
 )
 ADAPTER = LoraSettings(rank=3, alpha=6.0)
 
