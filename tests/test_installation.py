@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sysconfig
@@ -59,27 +60,56 @@ def test_the_doctor_works_without_dockers_client_and_names_it_once(bare: Path, t
     assert output.count('pip install "envkit[docker]"') == 1
 
 
-@pytest.mark.parametrize(
-    ("words", "package", "extra"),
-    [
-        ("sandbox run --backend docker -- true", "docker", "docker"),
-        ("image build games --offline", "docker", "docker"),
-        ("serve --backend docker --port 0", "docker", "docker"),
-        ("serve --backend ray --port 0", "ray", "ray"),
-        ("train lake.yaml", "torch", "train"),
-        ("check lake.yaml", "torch", "train"),
-        ("check lake.yaml --set tracking.to=[wandb]", "wandb", "wandb"),
-        ("check lake.yaml --set sandbox.kind=docker", "docker", "docker"),
-        ("train lake.yaml --set sandbox.kind=docker", "docker", "docker"),
-        ("eval FrozenLake-v0 --policy checkpoint:run", "torch", "train"),
-        ("eval FrozenLake-v0 --policy model:folder", "torch", "train"),
-    ],
-)
+NEEDS = [
+    ("sandbox run --backend docker -- true", "docker", "docker"),
+    ("image build games --offline", "docker", "docker"),
+    ("serve --backend docker --port 0", "docker", "docker"),
+    ("serve --backend ray --port 0", "ray", "ray"),
+    ("train lake.yaml", "torch", "train"),
+    ("check lake.yaml", "torch", "train"),
+    ("check lake.yaml --set tracking.to=[wandb]", "wandb", "wandb"),
+    ("check lake.yaml --set sandbox.kind=docker", "docker", "docker"),
+    ("train lake.yaml --set sandbox.kind=docker", "docker", "docker"),
+    ("eval FrozenLake-v0 --policy checkpoint:run", "torch", "train"),
+    ("eval FrozenLake-v0 --policy model:folder", "torch", "train"),
+]
+"""Commands, the package that each needs, and the extra of envkit that installs it."""
+
+COMMANDS = """
+import json, sys
+from contextlib import redirect_stderr, redirect_stdout
+from io import BytesIO, TextIOWrapper
+from envkit.__main__ import main
+
+found = {}
+for words in sys.argv[1:]:
+    sys.argv = ["envkit", *words.split()]
+    output, errors = (TextIOWrapper(BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+    try:
+        with redirect_stdout(output), redirect_stderr(errors):
+            main()
+    except SystemExit as ended:
+        found[words] = [ended.code, *(stream.buffer.getvalue().decode() for stream in (output, errors))]
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def refusals(bare: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, str]]:
+    """Return the exit code, output and errors of each command; one process runs them, since it takes long to start."""
+    folder = tmp_path_factory.mktemp("refusals")
+    (folder / "lake.yaml").write_text("env: {id: FrozenLake-v0}\n")
+    code, output, errors = run(bare / "python", "-c", COMMANDS, *(words for words, _, _ in NEEDS), cwd=folder)
+    assert code == 0, errors
+    found: dict[str, tuple[int, str, str]] = json.loads(output)
+    return found
+
+
+@pytest.mark.parametrize(("words", "package", "extra"), NEEDS)
 def test_what_needs_a_missing_package_names_it_and_the_command_that_installs_it(
-    words: str, package: str, extra: str, bare: Path, tmp_path: Path
+    words: str, package: str, extra: str, refusals: dict[str, tuple[int, str, str]]
 ) -> None:
-    (tmp_path / "lake.yaml").write_text("env: {id: FrozenLake-v0}\n")
-    code, output, message = run(bare / "envkit", *words.split(), cwd=tmp_path)
+    code, output, message = refusals[words]
     assert (code, output) == (2, "")
     assert any(
         f"the package {package} is not installed" in line and f'install it: pip install "envkit[{extra}]"' in line

@@ -19,6 +19,7 @@ import pytest
 import typer
 
 from envkit import cli
+from tests.cli.commands import called
 from tests.docs.commands import ROOT, printed
 from tests.docs.installed import bin_folder
 
@@ -109,6 +110,20 @@ def test_a_printed_command_that_is_not_run_can_still_be_parsed(key: str) -> None
         ]
         named = re.search(r"\[([\w,-]+)\]", text)
         assert set(named[1].split(",") if named else ()) <= set(extras)
+
+
+@pytest.mark.slow
+def test_the_training_file_of_the_shop_trains(tmp_path: Path) -> None:
+    settings = (
+        *("trainer.steps=1", "trainer.groups_per_step=4", "trainer.threads=1", "env.num_envs=32"),
+        *("env.options.catalogue=webshop-1k", "engine.hidden_size=16", "engine.layers=1"),
+        *("warmup.single_turn_states=100", "warmup.single_turn_updates=5", "warmup.single_turn_batch=16"),
+        *("warmup.check_episodes=16", "evaluation.episodes=16"),
+    )
+    words = [word for setting in settings for word in ("--set", setting)]
+    code, _, errors = called("train", ROOT / "examples/webshop.yaml", "--output", "run", *words, cwd=tmp_path)
+    assert (code, errors) == (0, "")
+    assert (tmp_path / "run/summary.json").exists()
 
 
 def run(command: str, folder: Path, until: str | None) -> tuple[int, str]:

@@ -12,6 +12,7 @@ import yaml
 import envkit
 from envkit import config
 from envkit.environments.questions import QuestionTasks
+from tests.cli.commands import called
 from tests.docs.pages import DOCS, GUIDE, LIFT, files_of, install, run
 from tests.e2e.fleet.fleet import serving
 
@@ -30,13 +31,18 @@ def test_the_environment_of_the_tutorial_keeps_the_contract_and_its_training_fil
         config.parse(yaml.safe_load(text))
 
 
+@pytest.fixture(scope="module")
+def lift(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the installed package of the guide."""
+    return install(GUIDE, LIFT, tmp_path_factory.mktemp("lift"))
+
+
 @pytest.mark.slow
-def test_the_package_of_the_guide_installs_is_found_by_its_name_and_plays_as_shown(tmp_path: Path) -> None:
-    installed = install(GUIDE, LIFT, tmp_path)
+def test_the_package_of_the_guide_installs_is_found_by_its_name_and_plays_as_shown(lift: Path, tmp_path: Path) -> None:
     (tmp_path / "questions.jsonl").write_text(files_of(GUIDE.read_text(encoding="utf-8"))["questions.jsonl"])
-    output = run(sys.executable, "-Werror", "-m", "doctest", GUIDE, cwd=tmp_path, PYTHONPATH=str(installed))
+    output = run(sys.executable, "-Werror", "-m", "doctest", GUIDE, cwd=tmp_path, PYTHONPATH=str(lift))
     assert output == ""  # doctest prints only differences
-    with serving("process", tmp_path, environments=installed) as gateway:
+    with serving("process", tmp_path, environments=lift) as gateway:
         for env_id in ("Lift-v0", "SlowLift-v0"):
             with envkit.make(env_id, url=gateway.url) as env:
                 assert env.reset(seed=1)[0] == "The lift is on floor 3. It was called on floor 2."
@@ -72,16 +78,15 @@ anyio.run(main)
 
 @pytest.mark.slow
 @pytest.mark.bwrap
-def test_the_environment_with_tools_plays_as_shown_and_its_oracle_solves_it(tmp_path: Path) -> None:
-    installed = install(GUIDE, LIFT, tmp_path)
+def test_the_environment_with_tools_plays_as_shown_and_its_oracle_solves_it(lift: Path, tmp_path: Path) -> None:
     page = GUIDE.read_text(encoding="utf-8")
     assert len(files_of(page)["totals.py"].splitlines()) <= 60
     (program,) = re.findall(r"^```python\n(import envkit\n.*?Totals-v0.*?)^```$", page, flags=re.M | re.S)
     for name, text in {"play.py": program, "oracle.py": ORACLE}.items():
         (tmp_path / name).write_text(text)
-    printed = run(sys.executable, "-Werror", "play.py", cwd=tmp_path, PYTHONPATH=str(installed))
+    printed = run(sys.executable, "-Werror", "play.py", cwd=tmp_path, PYTHONPATH=str(lift))
     assert printed.splitlines()[1:] == ["5 prices.txt", "[exit code 0]"]
-    assert run(sys.executable, "-Werror", "oracle.py", cwd=tmp_path, PYTHONPATH=str(installed)) == "1.0\n1.0\n"
+    assert run(sys.executable, "-Werror", "oracle.py", cwd=tmp_path, PYTHONPATH=str(lift)) == "1.0\n1.0\n"
 
 
 def test_the_file_of_questions_is_valid_and_so_is_its_training_file(tmp_path: Path) -> None:
@@ -93,13 +98,17 @@ def test_the_file_of_questions_is_valid_and_so_is_its_training_file(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_the_package_of_the_page_about_kinds_is_checked_and_plays(tmp_path: Path) -> None:
+def test_the_package_of_the_page_about_kinds_is_checked_and_plays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page = DOCS / "extend.md"
-    installed = str(install(page, {"toolbox.py", "pyproject.toml"}, tmp_path))
+    monkeypatch.syspath_prepend(install(page, {"toolbox.py", "pyproject.toml"}, tmp_path))
     (tmp_path / "toolbox.yaml").write_text(files_of(page.read_text(encoding="utf-8"))["toolbox.yaml"])
 
     def envkit_prints(*words: str) -> str:
-        return run(sys.executable, "-m", "envkit", *words, cwd=tmp_path, PYTHONPATH=installed, OMP_NUM_THREADS="1")
+        code, output, errors = called(*words, cwd=tmp_path)
+        assert code == 0, errors
+        return output
 
     assert envkit_prints("check", "toolbox.yaml") == "ok\n"
     played = envkit_prints("eval", "FrozenLake-v0", "--policy", "always:down", "--episodes", "8")
@@ -120,12 +129,11 @@ def test_the_examples_of_a_page_print_what_is_shown(page: str, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_the_training_loop_of_forty_lines_learns_as_printed(tmp_path: Path) -> None:
+def test_the_training_loop_of_forty_lines_learns_as_printed(capsys: pytest.CaptureFixture[str]) -> None:
     (program,) = re.findall(r"```python\n(.*?)^```$", (DOCS / "own-trainer.md").read_text(), flags=re.M | re.S)
     assert sum(bool(line.strip()) for line in program.splitlines()) <= 40
-    (tmp_path / "loop.py").write_text(program)
-    printed = run(sys.executable, "-Werror", "loop.py", cwd=tmp_path, OMP_NUM_THREADS="1")
-    returns = [float(line.rpartition(" ")[2]) for line in printed.splitlines()]
+    exec(compile(program, "own-trainer.md", "exec"), {"__name__": "loop"})
+    returns = [float(line.rpartition(" ")[2]) for line in capsys.readouterr().out.splitlines()]
     assert returns[0] < 0.1
     assert returns[-1] > 0.9
 

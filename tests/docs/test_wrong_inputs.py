@@ -138,13 +138,9 @@ WRONG = [
 
 AS_PROCESSES = [
     "evl",
-    "train broken.yaml",
     "check good.yaml --set trainer.steps=many",
-    "eval FrozenLake-v0 --policy randm",
     f"play FrozenLake-v0 --url {NO_SERVER}",
     "serve --backend none --state state --port PORT",
-    "sandbox rm nosuch",
-    "token ls --state file",
 ]
 
 

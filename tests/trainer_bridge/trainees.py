@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,15 @@ class Trainee:
 
 
 def draw_samples(seed: int, count: int, folder: Path, *, temperature: float = 1.0) -> list[Sample]:
-    """Ragged episodes of one to three turns in groups of four, as a policy near that in `folder` would play them."""
+    """Ragged episodes of one to three turns in groups of four, as a policy near that in `folder` would play them.
+
+    The same arguments return the same samples, so `folder` must not change.
+    """
+    return list(_drawn(seed, count, folder, temperature))
+
+
+@cache
+def _drawn(seed: int, count: int, folder: Path, temperature: float) -> list[Sample]:
     rng = random.Random(seed)
     model = open_model(folder)
     drawn = []

@@ -14,7 +14,7 @@ import pytest
 from envkit.environments.swe.env import OWN_TASKS
 from envkit.environments.swe.tasks import read_folder
 from envkit.wiring.data import folder_of
-from tests.cli.commands import envkit
+from tests.cli.commands import called, envkit
 
 TASK = read_folder(OWN_TASKS)[0][0]
 
@@ -32,7 +32,7 @@ def write_rows(file: Path, *rows: dict[str, Any]) -> Path:
 
 
 def test_the_packages_are_listed_with_what_their_tests_need() -> None:
-    code, output, _ = envkit("swe", "packages")
+    code, output, _ = called("swe", "packages")
     assert code == 0
     assert "marshmallow==4.4.0     simplejson==4.3.0" in output
 
@@ -57,7 +57,7 @@ def test_a_build_with_wrong_arguments_says_so(words: tuple[str, ...], problem: s
     }
     (tmp_path / "data" / "swe").mkdir(parents=True)
     (tmp_path / "data" / "swe" / "environments").symlink_to(folder_of("swe") / "environments")
-    code, _, errors = envkit("swe", "build", *words, "--out", tmp_path, ENVKIT_DATA=str(tmp_path / "data"), **empty)
+    code, _, errors = called("swe", "build", *words, "--out", tmp_path, ENVKIT_DATA=str(tmp_path / "data"), **empty)
     assert code == 2
     assert problem in errors
     assert "Traceback" not in errors
@@ -72,7 +72,7 @@ def test_a_package_without_tests_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty-1.0" / "empty.py").write_text("x = 1\n")
     with tarfile.open(data / "sdists" / "empty-1.0.tar.gz", "w:gz") as archive:
         archive.add(tmp_path / "empty-1.0", "empty-1.0")
-    code, _, errors = envkit("swe", "build", "empty==1.0", "--out", tmp_path / "out", ENVKIT_DATA=str(data.parent))
+    code, _, errors = called("swe", "build", "empty==1.0", "--out", tmp_path / "out", ENVKIT_DATA=str(data.parent))
     assert code == 2
     assert "empty==1.0: no test of its source distribution passes here (pytest: " in errors
 
@@ -86,7 +86,7 @@ def test_a_package_without_tests_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_of_tasks_that_cannot_be_read_is_refused(rows: list[Any], problem: str, tmp_path: Path) -> None:
-    code, output, errors = envkit("swe", "verify", write_rows(tmp_path / "a.jsonl", *rows))
+    code, output, errors = called("swe", "verify", write_rows(tmp_path / "a.jsonl", *rows))
     assert (code, output) == (2, "")
     assert problem in errors
 
@@ -96,7 +96,7 @@ def test_verify_names_each_wrong_task_and_exits_with_1(tmp_path: Path) -> None:
     wrong = [row(instance_id="unfixed", patch=""), row(instance_id="other", patch=TASK.bug_patch)]
     wrong.append(row(instance_id="no-bug", bug_patch="", patch=""))
     file = write_rows(tmp_path / "a.jsonl.gz", row(), *wrong)
-    code, output, errors = envkit("swe", "verify", file)
+    code, output, errors = called("swe", "verify", file)
     assert (code, output) == (1, "oracle 2/4, nop 1/4\n")
     assert f"unfixed: oracle: {len(TASK.fail_to_pass)} tests do not pass, first {TASK.fail_to_pass[0]} (" in errors
     assert "other: the patch does not apply" in errors
@@ -106,37 +106,37 @@ def test_verify_names_each_wrong_task_and_exits_with_1(tmp_path: Path) -> None:
 
 @pytest.mark.bwrap
 def test_verify_succeeds_for_valid_tasks(tmp_path: Path) -> None:
-    assert envkit("swe", "verify", write_rows(tmp_path / "a.jsonl", row()))[:2] == (0, "oracle 1/1, nop 0/1\n")
+    assert called("swe", "verify", write_rows(tmp_path / "a.jsonl", row()))[:2] == (0, "oracle 1/1, nop 0/1\n")
 
 
 @pytest.mark.bwrap
-def test_grade_prints_each_test_and_the_verdict(tmp_path: Path) -> None:
+def test_grade_prints_each_test_and_the_verdict() -> None:
     tests = len(TASK.fail_to_pass) + len(TASK.pass_to_pass)
     code, output, _ = envkit("swe", "grade", TASK.id, "-", stdin=TASK.patch)
     assert code == 0
     assert output.splitlines()[-1] == f"resolved: {tests} of {tests} tests pass"
     assert f"F2P   passed   {TASK.fail_to_pass[0]}" in output
 
-    code, output, _ = envkit("swe", "grade", TASK.id, "-")
+    code, output, _ = called("swe", "grade", TASK.id, "/dev/null")
     assert code == 1
     assert output.splitlines()[-1] == f"not resolved: {len(TASK.pass_to_pass)} of {tests} tests pass"
 
 
 def test_grade_refuses_an_unknown_task_and_a_patch_that_does_not_exist() -> None:
-    code, _, errors = envkit("swe", "grade", TASK.id + "x", "-")
+    code, _, errors = called("swe", "grade", TASK.id + "x", "/dev/null")
     assert (code, "did you mean" in errors) == (2, True)
-    assert envkit("swe", "grade", TASK.id, "missing.patch")[0] == 2
+    assert called("swe", "grade", TASK.id, "missing.patch")[0] == 2
 
 
 def test_a_folder_with_the_tasks_of_another_command_is_not_replaced(tmp_path: Path) -> None:
     shutil.copytree(OWN_TASKS, tmp_path / "tasks")
-    code, _, errors = envkit("swe", "build", "own", "--want", "12", "--seed", "5", "--out", tmp_path / "tasks")
+    code, _, errors = called("swe", "build", "own", "--want", "12", "--seed", "5", "--out", tmp_path / "tasks")
     assert code == 2
     assert "has the tasks of another command, `envkit swe build own --want=12 --combine=3 --seed=1`" in errors
 
 
 def test_a_folder_that_cannot_be_made_is_refused_before_the_build(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    code, _, errors = envkit("swe", "build", "own", "--want", "1", "--out", tmp_path / "file" / "x")
+    code, _, errors = called("swe", "build", "own", "--want", "1", "--out", tmp_path / "file" / "x")
     assert code == 2
     assert "file/x: Not a directory; choose a folder that can be written" in errors

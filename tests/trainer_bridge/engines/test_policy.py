@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import pytest
 import torch
+from huggingface_hub import constants
 
-from envkit import clock, config
+from envkit import clock, config, register, registry
 from envkit.config import RunConfig
 from envkit.config.parts import AutoRendererSection
 from envkit.errors import UsageError
 from envkit.trainer_bridge.render import ChatRenderer, PlainRenderer
 from envkit.trainer_bridge.weights.files import checksum
-from envkit.types import EpisodeRecord, Exchange, Observation, Sample, SamplingParams, Task
+from envkit.types import EpisodeRecord, Exchange, Info, Observation, Sample, SamplingParams, Task
 from envkit.wiring import environments
 from envkit.wiring.contexts import TrainerContext
 from envkit.wiring.evaluation.local_models import LocalModel
@@ -96,35 +96,28 @@ def test_the_largest_seed_makes_a_policy_and_its_critic_and_trains_them(tmp_path
     assert not torch.equal(weights(policy), before)
 
 
-TURNING = """
-import gymnasium
-import envkit
-from envkit import config
-from envkit.wiring.training import resolve
-from tests.trainer_bridge.policies import open_policy
+class Turning(gymnasium.Env[str, str]):
+    """Its moves have several words, and one of them appears only after a step."""
 
-class Turning(gymnasium.Env):
-    def reset(self, *, seed=None, options=None):
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
         return "go", {"legal_moves": ["turn left", "A1"]}
 
-    def step(self, action):
+    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
         return "on", 0.0, action == "<answer>A1</answer>", False, {"legal_moves": ["move_up", "A1"]}
 
-envkit.register("Turning-v0", Turning, expert=Turning)
-engine = {"hidden_size": 16, "layers": 1, "heads": 2, "device": "cpu"}
-run = resolve.resolve(config.parse({"env": {"id": "Turning-v0"}, "engine": engine, "trainer": {"threads": 1}}))
-renderer = open_policy(run).renderer
-for move in ("turn left", "A1", "move_up"):
-    said = renderer.demonstrate(move)
-    print(len(said) <= run.rollout.turn_tokens, renderer.action(said))
-"""
 
-
-@pytest.mark.slow
-def test_moves_of_several_words_also_later_ones_fit_into_a_turn_of_a_tiny_policy() -> None:
-    done = subprocess.run([sys.executable, "-c", TURNING], capture_output=True, text=True, check=True)
-    moves = ("turn left", "A1", "move_up")
-    assert done.stdout.splitlines() == [f"True <answer>{move}</answer>" for move in moves]
+def test_moves_of_several_words_also_later_ones_fit_into_a_turn_of_a_tiny_policy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as context:
+        context.setattr(registry, "_SPECS", dict(registry._SPECS))
+        register("Turning-v0", Turning, expert=Turning)
+        run = resolve.resolve(config.parse({"env": {"id": "Turning-v0"}, "engine": TINY, "trainer": {"threads": 1}}))
+        renderer = open_policy(run).renderer
+    for move in ("turn left", "A1", "move_up"):
+        answer = renderer.demonstrate(move)
+        assert len(answer) <= resolve.limits_of(run).turn_tokens
+        assert renderer.action(answer) == f"<answer>{move}</answer>"
 
 
 def test_an_episode_too_short_for_a_single_turn_is_refused() -> None:
@@ -234,22 +227,17 @@ def test_a_folder_that_is_not_there_is_refused_in_one_line(tmp_path: Path) -> No
     refusal(tmp_path / "nowhere")
 
 
-@pytest.mark.slow
-def test_a_name_of_the_hub_that_cannot_be_reached_is_refused_within_seconds() -> None:
-    script = (
-        "from time import perf_counter\nfrom envkit.errors import UsageError\n"
-        "from envkit.wiring.training.torch_parts import find_model\n"
-        "for _ in range(2):  # at first all is imported, which takes as long as it takes\n"
-        "    began = perf_counter()\n"
-        "    try:\n        find_model('nobody/none')\n"
-        "    except UsageError as error:\n        last = error\n"
-        "print(perf_counter() - began < 8, last)"
-    )
-    environ = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environ)
-    assert done.stdout == (
-        "True cannot load nobody/none: no such folder or cached model, "
-        "and the hub lacks it or is unreachable; name a model folder\n"
+def test_a_name_of_the_hub_that_cannot_be_reached_is_refused_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The hub's client reads these settings when it is imported.
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    began = time.monotonic()  # noqa: TID251 - the time of a library that retries
+    with pytest.raises(UsageError) as caught:
+        find_model("nobody/none")
+    assert time.monotonic() - began < 8  # noqa: TID251
+    assert str(caught.value) == (
+        "cannot load nobody/none: no such folder or cached model, "
+        "and the hub lacks it or is unreachable; name a model folder"
     )
 
 

@@ -26,7 +26,11 @@ from envkit.trainer_bridge.weights.lora import LoraSettings, merge_adapter
 from tests.trainer_bridge.models import open_model
 from tests.trainer_bridge.trainees import KINDS, Trainee, completion_logps, draw_samples
 
-EVERY_KIND = pytest.mark.parametrize("kind", KINDS)
+EVERY_KIND = pytest.mark.parametrize(
+    ("kind", "folder"),
+    [(kind, ("tied", "untied")[number % 2]) for number, kind in enumerate(KINDS)],
+    indirect=["folder"],
+)
 ADAPTER = LoraSettings(rank=3, alpha=6.0)
 
 
@@ -237,16 +241,16 @@ def test_an_engine_that_takes_adapters_gets_the_adapter_alone_in_the_format_of_p
 @EVERY_KIND
 def test_a_restored_adapter_goes_on_bit_for_bit(kind: str, folder: Path, tmp_path: Path) -> None:
     unbroken = trainee(folder, kind=kind)
-    reports = [learn(unbroken, folder, seed) for seed in range(4)]
+    reports = [learn(unbroken, folder, seed) for seed in range(2)]
     first = trainee(folder, kind=kind)
-    learn(first, folder, 0, 1)
+    learn(first, folder, 0)
     first.save(tmp_path)
     second = trainee(folder, kind=kind)
     for module in filter(None, (second.model, second.reference, second.critic)):
         shake_adapter(module, 9)
     second.restore(tmp_path)
-    assert second.trainer.version == 2
-    assert [learn(second, folder, seed) for seed in (2, 3)] == reports[2:]
+    assert second.trainer.version == 1
+    assert learn(second, folder, 1) == reports[1]
     assert second.weights() == unbroken.weights()
 
 

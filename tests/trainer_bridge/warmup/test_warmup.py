@@ -6,6 +6,7 @@ import json
 import math
 import random
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from safetensors.torch import load_model, save_model
 
 from envkit import clock, config
+from envkit.config import RunConfig
 from envkit.errors import UsageError
 from envkit.trainer_bridge.render import ChatRenderer
 from envkit.trainer_bridge.run_folder.display import SilentDisplay
@@ -331,38 +333,49 @@ class Cutting(SilentDisplay):
             self._scope.cancel()
 
 
+def cuttable() -> RunConfig:
+    return resolve.resolve(config.parse({**SMALL, "warmup": {**SMALL["warmup"], "greedy_goal": 1.0}}))  # type: ignore[dict-item]
+
+
+async def warmed_part(folder: Path, cut_at: int, *, resume: bool = False) -> tuple[dict[str, JSON] | None, list[Any]]:
+    """Warm up until an advance, or to the end if it is 0; return the facts, if it ended, and the weights."""
+    run = cuttable()
+    policy = open_policy(run)
+    imitator = Imitator(policy.model, max_grad_norm=1.0, micro_tokens=10**6)
+    if resume:
+        load_model(policy.model, folder / "model.safetensors")
+        imitator.restore(folder)
+
+    async def save() -> None:
+        save_model(policy.model, str(folder / "model.safetensors"))
+        await imitator.save(str(folder))
+
+    facts = None
+    with anyio.CancelScope() as scope:
+        display = Cutting(cut_at, scope)
+        facts = await warm_up(run, resolve.specs_of(run), policy, imitator, display, save=save)
+    return facts, [weight.tolist() for weight in policy.model.parameters()]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, JSON], list[Any]]:
+    """The facts and the weights of a warm-up that was not cut."""
+    facts, weights = clock.run(warmed_part, tmp_path_factory.mktemp("whole"), 0)
+    assert facts is not None
+    return facts, weights
+
+
 # 40 lessons are prepared, then come 5 updates, 16 episodes in one part, and 4 updates with looks after 2 and 4.
 @pytest.mark.parametrize("cut_at", [3, 40, 41, 43, 45, 46, 47, 48, 49, 50])
-def test_a_warm_up_that_is_cut_anywhere_saves_and_goes_on_as_if_it_had_not_been(cut_at: int, tmp_path: Path) -> None:
-    run = resolve.resolve(config.parse({**SMALL, "warmup": {**SMALL["warmup"], "greedy_goal": 1.0}}))  # type: ignore[dict-item]
-    specs = resolve.specs_of(run)
-
-    async def part(folder: Path, cut_at: int) -> tuple[dict[str, JSON] | None, list[Any]]:
-        policy = open_policy(run)
-        imitator = Imitator(policy.model, max_grad_norm=1.0, micro_tokens=10**6)
-        if cut_at == 0 and folder.name == "cut":
-            load_model(policy.model, folder / "model.safetensors")
-            imitator.restore(folder)
-
-        async def save() -> None:
-            save_model(policy.model, str(folder / "model.safetensors"))
-            await imitator.save(str(folder))
-
-        facts = None
-        with anyio.CancelScope() as scope:
-            display = Cutting(cut_at, scope)
-            facts = await warm_up(run, specs, policy, imitator, display, save=save)
-        return facts, [weight.tolist() for weight in policy.model.parameters()]
-
-    for name in ("whole", "cut"):
-        (tmp_path / name).mkdir()
-    whole, weights = clock.run(part, tmp_path / "whole", 0)
-    first, _ = clock.run(part, tmp_path / "cut", cut_at)
+def test_a_warm_up_that_is_cut_anywhere_saves_and_goes_on_as_if_it_had_not_been(
+    cut_at: int, whole: tuple[dict[str, JSON], list[Any]], tmp_path: Path
+) -> None:
+    facts, weights = whole
+    first, _ = clock.run(warmed_part, tmp_path, cut_at)
     assert first is None
-    second, again = clock.run(part, tmp_path / "cut", 0)
-    assert whole is not None
+    second, again = clock.run(partial(warmed_part, tmp_path, 0, resume=True))
     assert second is not None
-    assert {**second, "wall_s": 0} == {**whole, "wall_s": 0}
+    assert {**second, "wall_s": 0} == {**facts, "wall_s": 0}
     assert again == weights
 
 
@@ -440,14 +453,14 @@ def test_dialogues_of_a_file_are_learned(chat_folder: Path, tmp_path: Path) -> N
         kind="dialogues",
         file=str(path),
         dialogue_batch=2,
-        dialogue_epochs=60,
+        dialogue_epochs=30,
         learning_rate=1e-2,
         check_episodes=None,
     )
     assert {**facts, "wall_s": 0} == {
         "dialogues": 3,
         "dialogues_skipped": 1,
-        "dialogue_updates": 120,
+        "dialogue_updates": 60,
         "greedy_validation": None,
         "wall_s": 0,
     }

@@ -144,19 +144,23 @@ class LeavesFile(Walk):
 
 
 class Waits(AsyncEnv):
-    """Takes 30 ms a step without blocking."""
+    """Takes 30 ms for the first step of each episode without blocking."""
 
     metrics: ClassVar[Mapping[str, Fold]] = {"success": "last"}
 
     def __init__(self) -> None:
         self._walk = Walk()
+        self._is_first = True
 
     async def reset(self, *, seed: int, options: Options) -> Reset:
         text, info = self._walk.reset(seed=seed)
+        self._is_first = True
         return Reset(Observation(text, MOVES), info)
 
     async def step(self, action: str) -> Step:
-        await self._wait()
+        if self._is_first:
+            await self._wait()
+        self._is_first = False
         text, reward, terminated, truncated, info = self._walk.step(action)
         return Step(Observation(text, MOVES), reward, terminated, truncated, info)
 

@@ -165,8 +165,6 @@ def test_a_player_of_a_package_has_no_settings_of_a_language_model() -> None:
 
 def test_check_reads_the_sections_of_a_package(site: Path, file: Path, tmp_path: Path) -> None:
     assert run(site, "check", file, cwd=tmp_path) == (0, "ok\nFalse\n", "")
-    code, _, messages = run(site, "check", file, "--set", "engine.favorite=up", cwd=tmp_path)
-    assert (code, messages) == (2, "engine.favorite: no such key; did you mean 'favourite'?\n")
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import constants
 
 from envkit import clock, config, register
 from envkit.config import RunConfig
@@ -18,15 +16,8 @@ from envkit.trainer_bridge.rollout import RolloutLimits
 from envkit.trainer_bridge.run_folder.display import SilentDisplay
 from envkit.wiring.training import checks, resolve
 from envkit.wiring.training.run import train
+from tests.cli.commands import called
 from tests.trainer_bridge.models import write_tiny
-
-
-def envkit(*words: str, cwd: Path, **env: str) -> tuple[int, str, str]:
-    script = Path(sys.executable).with_name("envkit")
-    done = subprocess.run(
-        [script, *words], cwd=cwd, env={**os.environ, **env}, capture_output=True, text=True, check=False
-    )
-    return done.returncode, done.stdout, done.stderr
 
 
 def run_of(**sections: Any) -> RunConfig:
@@ -162,37 +153,47 @@ def test_a_docker_daemon_that_does_not_answer_is_a_problem_before_anything_is_wr
 
 
 @pytest.mark.parametrize(
-    ("env", "code", "message"),
+    ("offline", "code", "message"),
     [
         (
-            {},
+            False,
             0,
             "engine.model: a/b is not in the hub's cache on this machine, so training would download it; check did",
         ),
         (
-            {"HF_HUB_OFFLINE": "1"},
+            True,
             2,
             "engine.model: a/b is not in the hub's cache, and HF_HUB_OFFLINE forbids downloads",
         ),
     ],
 )
 def test_a_model_of_the_hub_that_is_not_here_is_named_without_a_network(
-    env: dict[str, str], code: int, message: str, tmp_path: Path
+    offline: bool, code: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "run.yaml").write_text("{env: {id: FrozenLake-v0}, engine: {model: a/b}}")
-    result = envkit("check", "run.yaml", cwd=tmp_path, HF_HOME=str(tmp_path / "hub"), **env)
+    set_hub(monkeypatch, tmp_path / "hub", offline=offline)
+    result = called("check", "run.yaml", cwd=tmp_path)
     assert (result[0], result[1]) == (code, "" if code else "ok\n")
     assert result[2].startswith(message)
 
 
-def test_a_cached_model_of_the_hub_gets_no_warning(tmp_path: Path) -> None:
-    kept = tmp_path / "hub" / "hub" / "models--a--b"
+@pytest.mark.parametrize("offline", [False, True])
+def test_a_cached_model_of_the_hub_gets_no_warning(
+    offline: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "hub" / "models--a--b"
     for file, text in (("refs/main", "0123"), ("snapshots/0123/config.json", "{}")):
         (kept / file).parent.mkdir(parents=True)
         (kept / file).write_text(text)
     (tmp_path / "run.yaml").write_text("{env: {id: FrozenLake-v0}, engine: {model: a/b}}")
-    for env in ({}, {"HF_HUB_OFFLINE": "1"}):
-        assert envkit("check", "run.yaml", cwd=tmp_path, HF_HOME=str(tmp_path / "hub"), **env) == (0, "ok\n", "")
+    set_hub(monkeypatch, tmp_path / "hub", offline=offline)
+    assert called("check", "run.yaml", cwd=tmp_path) == (0, "ok\n", "")
+
+
+def set_hub(monkeypatch: pytest.MonkeyPatch, cache: Path, *, offline: bool) -> None:
+    """Set what the hub's client reads from HF_HUB_CACHE and HF_HUB_OFFLINE when it is imported."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
 
 
 def test_what_only_make_takes_belongs_to_an_id_of_ones_own(tmp_path: Path) -> None:

@@ -199,13 +199,6 @@ except UsageError as error:
 """
 
 
-def test_two_processes_at_once_convert_once(small: CatalogueModel) -> None:
-    words = [sys.executable, "-c", FETCH, repr(dataclasses.asdict(small))]
-    both = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    assert sorted(process.communicate()[0] for process in both) == ["False\n", "True\n"]
-    assert is_model(small.folder)
-
-
 def test_a_python_without_pip_is_named_in_the_error(small: CatalogueModel, tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
     packages = tmp_path / "packages"
@@ -233,8 +226,21 @@ def make(draft, folder):
     print("writing", flush=True)
     sys.stdin.read()
 
-make_once(Path(sys.argv[1]), make, announce=print)
+print(make_once(Path(sys.argv[1]), make, announce=print))
 """
+
+
+def test_two_processes_at_once_convert_once(cache: Path) -> None:
+    place = cache / "small"
+    words = [sys.executable, "-c", STOPS, str(place)]
+    with (
+        subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as first,
+        subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as second,
+    ):
+        outputs = [process.communicate()[0].splitlines() for process in (first, second)]
+    assert sorted(lines[-1] for lines in outputs) == ["False", "True"]
+    assert sum(lines.count("writing") for lines in outputs) == 1
+    assert is_model(place)
 
 
 def test_a_killed_conversion_leaves_no_model_and_the_next_one_removes_its_files(cache: Path) -> None:
