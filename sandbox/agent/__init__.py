@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 import marshal
+from functools import cache
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent
@@ -41,6 +42,7 @@ def command(python: str) -> list[str]:
     return [python, "-I", "-S", "-E", "-c", BOOT]
 
 
+@cache
 def opening() -> bytes:
     """Return the input of `BOOT`: the bootstrap, followed by all modules of the agent, which the bootstrap reads.
 
