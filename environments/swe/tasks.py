@@ -103,6 +103,10 @@ class Lock(msgspec.Struct, frozen=True, kw_only=True):
         return 20 + 4 * suites[0] if suites and suites[0] else TIMEOUT_S
 
 
+# msgspec prepares a type at its first use, and the process crashes if two threads do that at once. So it is done here.
+msgspec.json.Decoder(tuple[SweTask, Lock])
+
+
 def read_lines(file: Path) -> list[dict[str, object]]:
     """Return the objects of a file of JSON lines, plain or compressed with gzip.
 

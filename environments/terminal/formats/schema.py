@@ -143,6 +143,10 @@ class TaskFile(msgspec.Struct, frozen=True, kw_only=True):
     multi_step_reward_strategy: Literal["mean", "final"] = "mean"
 
 
+# msgspec prepares a type at its first use, and the process crashes if two threads do that at once. So it is done here.
+msgspec.json.Decoder(TaskFile)
+
+
 def read_file(file: Path) -> TaskFile:
     """Read a ``task.toml``.
 

@@ -46,6 +46,10 @@ class _Command(msgspec.Struct, frozen=True, kw_only=True):
     append_enter: bool = True
 
 
+# msgspec prepares a type at its first use, and the process crashes if two threads do that at once. So it is done here.
+msgspec.json.Decoder(tuple[_TaskFile, _Command])
+
+
 def read_tasks(folder: Path) -> list[TerminalTask]:
     """Read a task of Harbor or Terminal-Bench 1, or all tasks in the subfolders of a folder, ordered by name.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -339,3 +340,32 @@ def test_a_file_outside_the_environment_or_with_the_name_of_a_made_one_is_refuse
 def test_a_task_is_not_written_over_other_files(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is not empty"):
         portable(write_files(tmp_path, {"mine.txt": ""}))
+
+
+AT_ONCE = """
+import sys, threading
+from pathlib import Path
+from envkit.environments.terminal.formats import read_task
+
+def read():
+    barrier.wait()
+    read_task(Path(sys.argv[1]))
+    done.append(1)
+
+sys.setswitchinterval(1e-6)
+barrier, done = threading.Barrier(8), []
+threads = [threading.Thread(target=read) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(len(done))
+"""
+
+
+@pytest.mark.parametrize("attempt", range(3))  # without preparation, more than half of the processes crash
+def test_the_first_tasks_of_a_process_can_be_read_by_several_threads_at_once(attempt: int, tmp_path: Path) -> None:
+    folder = harbor(tmp_path / "task", 'schema_version = "1.4"')
+    command = [sys.executable, "-c", AT_ONCE, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "8\n"), done.stderr
