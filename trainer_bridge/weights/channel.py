@@ -6,6 +6,7 @@ This module does not import torch.
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -17,11 +18,9 @@ import anyio
 
 from envkit import clock
 from envkit.errors import UsageError
-from envkit.formats import lock_folder
+from envkit.formats import lock_folder, private_folder
 from envkit.protocols import PolicyEngine, Trainer
-from envkit.types import PauseMode, Weights, stable_hash
-
-from ..run_folder.writing import writing
+from envkit.types import PauseMode, Weights
 
 _MEMORY = Path("/dev/shm")
 """A file system in memory, on Linux."""
@@ -86,30 +85,31 @@ def _remove(path: Path) -> None:
 
 @contextmanager
 def weights_folder(run_folder: Path, *, memory: Path = _MEMORY) -> Iterator[Path]:
-    """Yield the path of a folder for the weight files of a run, which is removed at the end.
+    """Yield the path of a folder for the weight files of a run. It need not exist, and is removed at the end.
 
-    It is in memory if the machine has such a file system, and otherwise in the folder of the run, where it need not
-    exist. Also removes the folders in memory that killed processes of this user have left; those in use are locked.
-
-    Raises:
-        UsageError: Another process uses the folder of this run, or the folder in memory cannot be written.
+    It is in memory if this user has a private folder there, and otherwise in the folder of the run. Also removes what
+    killed runs of this user have left in memory.
     """
     with ExitStack() as opened:
-        if os.access(memory, os.W_OK):
-            prefix = f"envkit-weights-{os.geteuid()}-"
-            for left in memory.glob(f"{prefix}*"):
-                with suppress(UsageError, OSError), _locked(left):
-                    shutil.rmtree(left, ignore_errors=True)
-            folder = memory / f"{prefix}{stable_hash(str(run_folder.resolve())):016x}"
-            with writing(folder):
-                folder.mkdir(exist_ok=True)
-                opened.enter_context(_locked(folder))
-        else:
-            folder = run_folder / "weights"
-            shutil.rmtree(folder, ignore_errors=True)
+        folder = run_folder / "weights"
+        with suppress(UsageError, OSError):
+            parent = private_folder(memory / f"envkit-weights-{os.geteuid()}")
+            for lock in parent.glob("*.lock"):
+                with suppress(UsageError, OSError), _locked(lock):  # those of living runs are locked
+                    _remove_with_lock(lock)
+            lock = parent / f"{secrets.token_hex(8)}.lock"
+            opened.enter_context(_locked(lock))
+            opened.callback(_remove_with_lock, lock)
+            folder = lock.with_suffix("")
+        shutil.rmtree(folder, ignore_errors=True)
         opened.callback(shutil.rmtree, folder, ignore_errors=True)
         yield folder
 
 
-def _locked(folder: Path) -> IO[bytes]:
-    return lock_folder(folder, ".lock", user="run", remedy="wait until it ends")
+def _locked(lock: Path) -> IO[bytes]:
+    return lock_folder(lock.parent, lock.name, user="run", remedy="wait until it ends")
+
+
+def _remove_with_lock(lock: Path) -> None:
+    shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
+    lock.unlink(missing_ok=True)

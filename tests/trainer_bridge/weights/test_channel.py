@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -12,7 +13,6 @@ import anyio
 import pytest
 
 from envkit import clock
-from envkit.errors import UsageError
 from envkit.trainer_bridge.engines.transformers import TransformersEngine
 from envkit.trainer_bridge.weights.channel import Push, WeightChannel, weights_folder
 from envkit.types import PauseMode, Weights
@@ -146,15 +146,25 @@ def test_an_engine_has_the_weights_of_the_trainer_after_each_push(kind: str, tin
 
 
 def test_the_folder_of_weights_is_in_memory_and_is_gone_after_a_run(tmp_path: Path) -> None:
-    memory = tmp_path / "memory"
-    memory.mkdir()
-    with weights_folder(tmp_path / "run", memory=memory) as folder:
-        assert folder.parent == memory
+    with weights_folder(tmp_path / "run", memory=tmp_path) as folder:
+        folder.mkdir()
         (folder / "version-1.safetensors").touch()
-    assert list(memory.iterdir()) == []
-    with weights_folder(tmp_path / "run", memory=tmp_path / "none") as folder:
+        (private,) = tmp_path.iterdir()
+        assert (folder.parent, private.stat().st_mode & 0o777) == (private, 0o700)
+    assert list(private.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["missing", "readable by others", "a link"])
+def test_without_a_private_folder_in_memory_weights_are_in_the_folder_of_the_run(kind: str, tmp_path: Path) -> None:
+    memory, elsewhere = tmp_path / "memory", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    if kind != "missing":
+        memory.mkdir()
+        name = memory / f"envkit-weights-{os.geteuid()}"
+        name.symlink_to(elsewhere) if kind == "a link" else name.mkdir(mode=0o755)
+    with weights_folder(tmp_path / "run", memory=memory) as folder:
         assert folder == tmp_path / "run" / "weights"
-        assert not folder.exists()
+    assert list(elsewhere.iterdir()) == []
 
 
 KILLED = """
@@ -163,6 +173,7 @@ from pathlib import Path
 from envkit.trainer_bridge.weights.channel import weights_folder
 
 with weights_folder(Path(sys.argv[1]), memory=Path(sys.argv[2])) as folder:
+    folder.mkdir()
     (folder / "version-1.safetensors").touch()
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -171,20 +182,14 @@ with weights_folder(Path(sys.argv[1]), memory=Path(sys.argv[2])) as folder:
 def test_the_weights_of_a_killed_run_are_removed_by_the_next_run_and_those_of_a_living_run_are_kept(
     tmp_path: Path,
 ) -> None:
+    def folders() -> list[Path]:
+        return sorted(path for path in living.parent.iterdir() if path.suffix != ".lock")
+
     with weights_folder(tmp_path / "living", memory=tmp_path) as living:
-        (living / "version-1.safetensors").touch()
+        living.mkdir()
         killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "killed"), str(tmp_path)])
         assert killed.returncode == -signal.SIGKILL
-        assert len(list(tmp_path.iterdir())) == 2
+        assert len(folders()) == 2
         with weights_folder(tmp_path / "next", memory=tmp_path) as folder:
-            assert sorted(tmp_path.iterdir()) == sorted([living, folder])
-            assert (living / "version-1.safetensors").exists()
-
-
-def test_a_second_process_cannot_use_the_folder_of_weights_of_a_run(tmp_path: Path) -> None:
-    with (
-        weights_folder(tmp_path / "run", memory=tmp_path) as folder,
-        pytest.raises(UsageError, match=f"{folder}: in use by another run"),
-        weights_folder(tmp_path / "run", memory=tmp_path),
-    ):
-        pass
+            assert folders() == [living]
+            assert folder not in folders()

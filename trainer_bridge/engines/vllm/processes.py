@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from envkit import clock
-from envkit.errors import UsageError
+from envkit.formats import private_folder
 
 from .plugin.envkit_processes import end_group, members, started_at
 
@@ -64,19 +63,13 @@ class ServerRecord:
         return folder / f"{self.pid}.json"
 
 
-def private_folder() -> Path:
+def servers_folder() -> Path:
     """Return the folder of records and logs, in the folder for temporary files; create it if it is missing.
 
     Raises:
-        UsageError: Another user could write to the folder.
+        UsageError: Other users can read or write the folder.
     """
-    folder = Path(tempfile.gettempdir()) / f"envkit-vllm-{os.geteuid()}"
-    with suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        raise UsageError(f"{folder} is not a private folder of this user; remove it, or set TMPDIR to another folder")
-    return folder
+    return private_folder(Path(tempfile.gettempdir()) / f"envkit-vllm-{os.geteuid()}")
 
 
 async def end_orphans(folder: Path, announce: Callable[[str], object]) -> None:

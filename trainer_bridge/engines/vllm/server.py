@@ -21,7 +21,7 @@ from envkit.errors import UsageError
 from .interpreter import is_built_for_cpus
 from .launch import PLUGIN, ServerSettings, command, environment
 from .plugin.envkit_processes import TERM_S, end_group
-from .processes import ServerRecord, end_orphans, private_folder
+from .processes import ServerRecord, end_orphans, servers_folder
 from .startup_errors import why_not_started
 
 HOST = "127.0.0.1"
@@ -81,7 +81,7 @@ class VllmServer:
         if sys.platform != "linux":
             raise UsageError("vLLM servers can be started only on Linux; start one elsewhere, and set engine.url")
         on_cpu = await clock.to_thread(is_built_for_cpus, self._settings.python)
-        self._folder = await clock.to_thread(private_folder)
+        self._folder = await clock.to_thread(servers_folder)
         await end_orphans(self._folder, self._announce)
         port = _usable_port(self._port)
         self.url = f"http://{HOST}:{port}"

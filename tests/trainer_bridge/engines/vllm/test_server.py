@@ -16,8 +16,9 @@ import pytest
 
 from envkit import clock
 from envkit.errors import UsageError
-from envkit.trainer_bridge.engines.vllm.plugin.envkit_processes import end_group, members
-from envkit.trainer_bridge.engines.vllm.processes import ServerRecord, end_orphans, private_folder
+from envkit.trainer_bridge.engines.vllm.launch import PLUGIN
+from envkit.trainer_bridge.engines.vllm.plugin.envkit_processes import end_group, members, started_at
+from envkit.trainer_bridge.engines.vllm.processes import ServerRecord, end_orphans, servers_folder
 from envkit.trainer_bridge.engines.vllm.server import VllmServer
 
 from . import fake_vllm
@@ -63,7 +64,7 @@ time.sleep(600)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of records and logs, apart from those of other tests."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return private_folder()
+    return servers_folder()
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
@@ -158,6 +159,24 @@ def test_the_process_that_removes_shared_memory_outlives_those_that_are_killed(t
     assert (tmp_path / "cleaned").exists()
 
 
+LEAVES = """
+import subprocess, time
+print(subprocess.Popen(["sleep", "600"], start_new_session=True).pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_the_supervisor_also_ends_what_has_left_its_session() -> None:
+    command = [sys.executable, str(PLUGIN / "supervise.py"), str(os.getpid()), "-c", LEAVES]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as supervisor:
+        assert supervisor.stdout is not None
+        left = int(supervisor.stdout.readline())
+        assert started_at(left)
+        supervisor.terminate()
+        supervisor.wait(60)
+    assert started_at(left) is None
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["good", "never-ready"])
 def test_a_killed_owner_leaves_no_process_behind_even_while_the_server_starts(
@@ -247,7 +266,7 @@ def test_a_port_in_use_is_refused_before_the_server_starts(tmp_path: Path) -> No
 def test_a_folder_that_others_may_write_to_is_refused(folder: Path) -> None:
     folder.chmod(0o777)
     with pytest.raises(UsageError, match="is not a private folder"):
-        private_folder()
+        servers_folder()
 
 
 async def owned_and_left(tmp_path: Path, model: str, folder: Path, *, supervisor_dies: bool = False) -> int:

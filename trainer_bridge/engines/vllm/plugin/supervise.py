@@ -13,7 +13,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
+from pathlib import Path
 
 from envkit_processes import end_group, wait_gone
 
@@ -37,9 +39,7 @@ def run(arguments: list[str]) -> int:
         wait_gone(os.getpid(), _SERVER_S)
     end_group(os.getpid(), term_s=_GROUP_S)
     returncode = server.poll() or 0
-    with suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
+    _kill_children()
     return returncode
 
 
@@ -56,6 +56,18 @@ def main(parent_pid: int, arguments: list[str]) -> None:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
         os.kill(os.getpid(), number)
     sys.exit(returncode)
+
+
+def _kill_children() -> None:
+    """Kill what has left the session. The children of a killed child become children of this process."""
+    end_s = time.monotonic() + _GROUP_S
+    with suppress(ChildProcessError):
+        while time.monotonic() < end_s:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+            for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
+                os.kill(int(pid), signal.SIGKILL)  # not waited for, so the pid cannot belong to another process
+            time.sleep(0.1)
 
 
 def _prepare_server() -> None:
