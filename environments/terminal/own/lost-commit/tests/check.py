@@ -85,6 +85,6 @@ def check(repository, tip, tree, expected):
 def verify():
     check(WORK / "repo", TIP, TREE, EXPECTED)
     repository, message, expected = other_repository(HIDDEN)
-    result = run([WORK / "restore", repository, message])
+    result = run([WORK / "restore", repository, message], timeout_s=30)
     require(result.returncode == 0, f"restore failed in another repository: {result.stderr[-500:]}")
     check(repository, *expected)
