@@ -213,6 +213,7 @@ def accounted_for(kind: str, folder: Path, episodes: int, kill_chance: float) ->
         assert counted.total() == episodes
         assert counted.keys() - VOID_OF_TWO == {"finished", "rebuilt", VOID}, counted
         kills = len(campaign.killed)
+        assert len(campaign.drawn) > 0.4 * episodes * kill_chance
         assert 0.5 * len(campaign.drawn) < kills <= len(campaign.drawn)
         assert campaign.seen == kills
         metrics = await gateway.metrics()

@@ -129,10 +129,12 @@ def test_an_environment_has_a_python_only_when_it_no_longer_names_the_cache(whee
     (program,) = (wheels.parent / "cache" / "venvs").glob("*/bin/lamp")
     settings = program.parents[1] / "pyvenv.cfg"
     settings.rename(settings.with_suffix(".away"))  # so that it fails after it has linked the programs
-    with start(wheels, tmp_path / "second", "lamp") as process:
-        assert "pyvenv.cfg" in process.communicate()[1]
-    assert not (tmp_path / "second" / "bin" / "python").exists()
-    settings.with_suffix(".away").rename(settings)
+    try:
+        with start(wheels, tmp_path / "second", "lamp") as process:
+            assert "pyvenv.cfg" in process.communicate()[1]
+        assert not (tmp_path / "second" / "bin" / "python").exists()
+    finally:
+        settings.with_suffix(".away").rename(settings)
     make(wheels, tmp_path / "second", "lamp")
     assert output(tmp_path / "second", "lamp") == str(tmp_path / "second")
 

@@ -75,9 +75,9 @@ class PlayerResult:
             played = [one for one in self.episodes if one.index == index]
             bad = [one for one in played if one.void is not None or not _is_as_expected(kind, one)]
             if bad:
-                void = next((one.void for one in bad if one.void is not None), None)
-                seen = f"void: {void}" if void else f"reward {bad[0].reward:g}, success {bad[0].is_success}"
-                seen += "".join(f"\n    {line}" for line in bad[0].log.splitlines())
+                one = next((one for one in bad if one.void is not None), bad[0])
+                seen = f"void: {one.void}" if one.void else f"reward {one.reward:g}, success {one.is_success}"
+                seen += "".join(f"\n    {line}" for line in one.log.splitlines())
                 lines.append(f"{self.player} {EXPECTED[kind]}: task {index}: {len(bad)} of {len(played)}: {seen}")
         return lines
 
@@ -148,7 +148,8 @@ def check_tasks(
         for attempt in range(repeat if name == "oracle" else 1)
     ]
     results = {name: PlayerResult(name) for name in names}
-    has_logs = "logs" in getattr(registry.load(spec.entry_point), "options", {}) and not chosen.get("logs")
+    defaults = getattr(registry.load(spec.entry_point), "options", {})
+    has_logs = "logs" in defaults and isinstance(defaults["logs"], str | None)
     on_begin(len(episodes))
 
     async def play_some(host: EnvHost) -> None:
@@ -156,8 +157,8 @@ def check_tasks(
             name, index, task, attempt = episodes.pop(0)
             rng = random.Random(stable_hash("check task", name, index, attempt))
             with TemporaryDirectory(prefix="envkit-logs-") as logs:
-                more = {"logs": logs} if has_logs else {}
-                asked = replace(task, options={**task.options, **more})
+                is_kept = has_logs and not {**chosen, **task.options}.get("logs")
+                asked = replace(task, options={**task.options, "logs": logs}) if is_kept else task
                 played = await _play(host, players[name], index, asked, rng)
                 results[name].episodes.append(replace(played, log=_end_of(Path(logs))))
             on_episode(name)
@@ -200,9 +201,10 @@ def _tasks(
 
 
 def _end_of(logs: Path) -> str:
-    """Return the last lines of the files in a folder, the newest file last."""
-    files = sorted(logs.iterdir(), key=lambda path: path.stat().st_mtime_ns)
-    return "\n".join("".join(path.read_text(encoding="utf-8") for path in files).splitlines()[-_LOG_LINES:])
+    """Return the last lines of the regular files in a folder, the newest file last."""
+    files = sorted(filter(Path.is_file, logs.iterdir()), key=lambda path: path.stat().st_mtime_ns)
+    texts = [path.read_text(encoding="utf-8", errors="replace") for path in files]
+    return "\n".join("".join(texts).splitlines()[-_LOG_LINES:])
 
 
 async def _play(host: EnvHost, player: Player, index: int, task: Task, rng: random.Random) -> PlayedEpisode:

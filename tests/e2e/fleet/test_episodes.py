@@ -71,7 +71,7 @@ def without_info(start: Reset, steps: Sequence[Step]) -> list[object]:
 
 
 @both
-def test_an_episode_of_a_killed_sandbox_continues_in_a_warm_one_in_time(kind: str, tmp_path: Path) -> None:
+def test_an_episode_of_a_killed_sandbox_continues_in_a_warm_one_soon(kind: str, tmp_path: Path) -> None:
     async def main(gateway: Gateway) -> None:
         task = Task("Sokoban-v0", 3)
         moves = moves_of(task, 12)
@@ -101,7 +101,7 @@ def test_an_episode_of_a_killed_sandbox_continues_in_a_warm_one_in_time(kind: st
 
 
 @pytest.mark.parametrize("kind", [LOCAL, pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.alone])])
-def test_episodes_of_a_hanging_env_server_continue_elsewhere_within_five_seconds(kind: str, tmp_path: Path) -> None:
+def test_episodes_of_a_hanging_env_server_continue_elsewhere_soon(kind: str, tmp_path: Path) -> None:
     async def main(gateway: Gateway) -> None:
         tasks = [Task("Sokoban-v0", 3), Task("FrozenLake-v0", 4)]
         seconds: list[float] = []

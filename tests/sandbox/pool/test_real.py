@@ -120,7 +120,7 @@ def test_a_sandbox_that_is_terminated_from_outside_is_lost_at_once(kind: Kind) -
     run(main)
 
 
-def test_a_sandbox_that_is_paused_is_lost_within_five_seconds(kind: Kind) -> None:
+def test_a_sandbox_that_is_paused_is_lost_soon(kind: Kind) -> None:
     async def main() -> None:
         seconds, cause = await end(kind, Victim.pause)
         assert cause == "paused, no answer for 4 s"
@@ -129,7 +129,7 @@ def test_a_sandbox_that_is_paused_is_lost_within_five_seconds(kind: Kind) -> Non
     run(main)
 
 
-def test_a_sandbox_whose_agent_hangs_is_lost_within_five_seconds(kind: Kind) -> None:
+def test_a_sandbox_whose_agent_hangs_is_lost_soon(kind: Kind) -> None:
     async def main() -> None:
         seconds, cause = await end(kind, Victim.stop)
         assert cause == ("no answer for 4 s" if kind.has_images else "paused, no answer for 4 s")
@@ -178,7 +178,7 @@ def test_warm_sandboxes_are_leased_within_twenty_milliseconds_and_nothing_is_lef
     assert traces() == before
 
 
-def test_a_killed_warm_sandbox_is_replaced_within_three_seconds(kind: Kind) -> None:
+def test_a_killed_warm_sandbox_is_replaced_soon(kind: Kind) -> None:
     async def main() -> None:
         spec = kind.spec("sleep", marker := new_marker(), memory_mib=64)
         async with opened(kind, [WarmSpec(spec, 1)]) as pool:

@@ -11,8 +11,8 @@ import pytest
 import envkit
 from envkit import cli, clock
 from envkit.errors import UsageError
-from envkit.types import Options, Reset
-from envkit.wiring.env_check.tasks import check_tasks
+from envkit.types import Options, Reset, Task
+from envkit.wiring.env_check.tasks import PlayedEpisode, PlayerResult, check_tasks
 from tests.wiring.env_check.guessing import Guess, Says
 
 
@@ -110,17 +110,72 @@ class LoggedGuess(Guess):
         return await super().reset(seed=seed, options=options)
 
     async def grade(self) -> float | None:
-        file = Path(self.logs, f"{self.seed}.txt")
-        await clock.to_thread(file.write_text, "cut off\n" + "line\n" * 9 + f"got {self.action}\n")
+        await clock.to_thread(self.write)
         return await super().grade()
+
+    def write(self) -> None:
+        content = "cut off\n" + "line\n" * 9 + f"got {self.action}"
+        Path(self.logs, f"{self.seed}.txt").write_bytes(content.encode() + b"\xff\n")
+        Path(self.logs, f"{self.seed}.files").mkdir(exist_ok=True)
 
 
 def test_the_end_of_the_log_tells_why_a_player_did_not_do_what_it_must(tmp_path: Path) -> None:
     envkit.register("GuessLogged-v0", LoggedGuess, players={"oracle": Says("seed", task_1="2"), "nop": Says("")})
     results, _ = check_tasks("GuessLogged-v0", tasks=2, repeat=1)
     problem = "oracle must succeed: task 1: 1 of 1: reward 0, success False"
-    assert [one.problems() for one in results] == [[problem + "\n    line" * 9 + "\n    got 2"], []]
+    assert [one.problems() for one in results] == [
+        [problem + "\n    line" * 9 + "\n    got 2\N{REPLACEMENT CHARACTER}"],
+        [],
+    ]
 
     results, _ = check_tasks("GuessLogged-v0", tasks=2, repeat=1, options={"logs": str(tmp_path)})
     assert [one.problems() for one in results] == [[problem], []]
-    assert len(list(tmp_path.iterdir())) == 2
+    assert len(list(tmp_path.glob("*.txt"))) == 2
+
+
+def test_the_cause_and_the_log_are_those_of_the_same_episode() -> None:
+    wrong = PlayedEpisode(0, log="got wrong")
+    void = PlayedEpisode(0, void="the grader could not run", log="out of memory")
+    result = PlayerResult("oracle", [wrong, void])
+    line = "oracle must succeed: task 0: 2 of 2: void: the grader could not run\n    out of memory"
+    assert result.problems() == [line]
+
+
+class GuessWithSwitch(Guess):
+    """Its option ``logs`` is no folder."""
+
+    options: ClassVar[Options] = {"logs": False}
+
+    async def reset(self, *, seed: int, options: Options) -> Reset:
+        assert "logs" not in options
+        return await super().reset(seed=seed, options=options)
+
+
+class OneTask:
+    """A task set whose only task has a folder for logs of its own."""
+
+    splits = ("eval",)
+
+    def __init__(self, folder: str, env_id: str) -> None:
+        self.folder, self.env_id = folder, env_id
+
+    def __call__(self) -> OneTask:
+        return self
+
+    def count(self, split: str) -> int:
+        return 1
+
+    def task(self, split: str, index: int) -> Task:
+        return Task(self.env_id, index, {"logs": self.folder})
+
+
+def test_the_option_logs_is_set_only_if_it_is_a_folder_and_the_task_has_none(tmp_path: Path) -> None:
+    players = {"oracle": Says("seed"), "nop": Says("")}
+    envkit.register("GuessSwitch-v0", GuessWithSwitch, players=players)
+    results, _ = check_tasks("GuessSwitch-v0", tasks=1, repeat=1)
+    assert [one.problems() for one in results] == [[], []]
+
+    env_id = "GuessOwnLogs-v0"
+    envkit.register(env_id, LoggedGuess, players={"oracle": Says("seed")}, task_set=OneTask(str(tmp_path), env_id))
+    check_tasks(env_id, tasks=1, repeat=1)
+    assert (tmp_path / "0.txt").is_file()

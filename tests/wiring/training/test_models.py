@@ -232,14 +232,17 @@ print(make_once(Path(sys.argv[1]), make, announce=print))
 
 def test_two_processes_at_once_convert_once(cache: Path) -> None:
     place = cache / "small"
-    words = [sys.executable, "-c", STOPS, str(place)]
-    with (
-        subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as first,
-        subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as second,
-    ):
-        outputs = [process.communicate()[0].splitlines() for process in (first, second)]
-    assert sorted(lines[-1] for lines in outputs) == ["False", "True"]
-    assert sum(lines.count("writing") for lines in outputs) == 1
+    words = [sys.executable, "-u", "-c", STOPS, str(place)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "writing\n"
+        with subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as second:
+            assert second.stdout is not None
+            assert second.stdout.readline() == "small: waiting for another process that is creating it\n"
+            with pytest.raises(subprocess.TimeoutExpired):
+                second.wait(1)
+            assert first.communicate()[0] == "True\n"
+            assert second.communicate()[0] == "False\n"
     assert is_model(place)
 
 

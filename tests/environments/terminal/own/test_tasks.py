@@ -73,15 +73,16 @@ def test_the_image_of_a_portable_task_is_the_one_that_envkit_would_write(task: T
 
 def test_what_an_agent_sees_has_no_hidden_value(task: TerminalTask) -> None:
     check = ast.parse((task.steps[0].verifier.tests / "check.py").read_text())
-    hidden: list[Any] = [
-        ast.literal_eval(node.value)
+    hidden: dict[str, Any] = {
+        node.targets[0].id: ast.literal_eval(node.value)
         for node in check.body
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id in HIDDEN
-    ]
+    }
+    assert {node.id for node in ast.walk(check) if isinstance(node, ast.Name) and node.id in HIDDEN} == set(hidden)
     seen = [
         path.read_bytes() for path in [*task.environment.rglob("*"), task.folder / "instruction.md"] if path.is_file()
     ]
-    for value in hidden:
+    for value in hidden.values():
         words = [str(number) for pair in value for number in pair] if isinstance(value, tuple) else [str(value)]
         assert not any(all(word.encode() in content for word in words) for content in seen), value
 

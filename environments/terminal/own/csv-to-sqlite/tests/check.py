@@ -9,7 +9,8 @@ from collections import defaultdict
 from harness import WORK, private_folder, read, require, run, write
 
 REGIONS = ("north", "south", "east", "west", "centre")
-VISIBLE, HIDDEN = 11, 4207
+VISIBLE = 11
+HIDDEN = 4207
 QUERY = """import json, sqlite3, sys
 select = "select date, region, round(amount, 2) from sales"
 rows = sqlite3.connect(f"file:{sys.argv[1]}?mode=ro", uri=True).execute(select)

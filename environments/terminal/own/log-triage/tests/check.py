@@ -5,7 +5,8 @@ from collections import Counter, defaultdict
 
 from harness import WORK, private_folder, read, require, run, write
 
-VISIBLE, HIDDEN = 3, 8086
+VISIBLE = 3
+HIDDEN = 8086
 AGENTS = ("agent/1.0", "probe [v2] 500 12", 'odd \\"quoted\\" 503', "Mozilla/5.0 (X11; Linux)")
 MONTHS = {1: "Jan", 3: "Mar", 11: "Nov"}
 

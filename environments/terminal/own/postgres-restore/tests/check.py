@@ -7,7 +7,8 @@ import time
 from harness import WORK, private_folder, read, require, run, start, write
 
 CITIES = ("Oslo", "Turin", "Porto", "Graz")
-VISIBLE, HIDDEN = 15, 6031
+VISIBLE = 15
+HIDDEN = 6031
 DAMAGED = {VISIBLE: 1733, HIDDEN: 907}
 """Ids of the damaged orders, by the seed of the dump."""
 PROGRAMS = "/usr/lib/postgresql/15/bin"

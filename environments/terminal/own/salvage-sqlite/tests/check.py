@@ -12,7 +12,8 @@ from harness import WORK, private_folder, read, require, run, write
 ROWS, PAGE, LEAF = 3000, 1024, 13
 LOST = ((343, 376), (1589, 1655), (2727, 2759))
 """First and last ids of the rows that are on the overwritten pages."""
-VISIBLE, HIDDEN = "measurement", "measurement of 5518"
+VISIBLE = "measurement"
+HIDDEN = "measurement of 5518"
 TABLE = "create table measurements(id INTEGER PRIMARY KEY, host TEXT, reading REAL, note TEXT)"
 QUERY = """import json, sqlite3, sys
 database = sqlite3.connect(f"file:{sys.argv[1]}?mode=ro", uri=True)
