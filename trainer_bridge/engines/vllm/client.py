@@ -22,6 +22,7 @@ from envkit.types import JSON, SamplingParams, Weights
 _REQUEST_PREFIX = "generate-tokens-"
 """vLLM puts this before the id of a request; `abort` needs the whole id."""
 _ADAPTER = "policy"
+_LOAD_ADAPTER = "/v1/load_lora_adapter"
 _LOAD_TIMEOUT_S = 600.0
 _CALL_TIMEOUT_S = 60.0
 _KEEP_ALIVE_S = 2.0
@@ -102,7 +103,7 @@ class VllmClient:
         Raises:
             ServerLostError: It does not answer.
             UsageError: It takes fewer than `max_tokens` tokens, has another number format, was not started with
-                envkit's arguments, or is to take adapters and has the weights of another run.
+                envkit's arguments, or is to take adapters and cannot, or has the weights of another run.
         """
         try:
             (model, *_) = (await self._call("GET", "/v1/models"))["data"]
@@ -115,6 +116,11 @@ class VllmClient:
         if found is not None and found[1] != dtype:
             raise UsageError(
                 f"the vLLM server {self.url} has weights in {found[1]}, and engine.dtype is {dtype}; change one of them"
+            )
+        if takes_adapters and await self._lacks(_LOAD_ADAPTER):
+            raise UsageError(
+                f"the vLLM server {self.url} takes no LoRA adapters; start it with --lora-rank RANK, where RANK is at "
+                "least trainer.lora.rank"
             )
         if takes_adapters and self._is_full:
             raise UsageError(
@@ -140,6 +146,13 @@ class VllmClient:
             return (await self._http.get("/health", timeout=_CALL_TIMEOUT_S)).status_code == httpx.codes.OK
         except httpx.HTTPError:
             return False
+
+    async def _lacks(self, path: str) -> bool:
+        """Whether the server has no route for POST requests at `path`. It answers GET requests to one with 405."""
+        try:
+            return (await self._http.get(path, timeout=_CALL_TIMEOUT_S)).status_code == httpx.codes.NOT_FOUND
+        except httpx.HTTPError as error:
+            raise ServerLostError(_reason(error)) from error
 
     async def generate(
         self, request_id: str, prompt: Sequence[int], params: SamplingParams, *, max_tokens: int, seed: int, into: Part
@@ -218,7 +231,7 @@ class VllmClient:
         try:
             if weights.adapter:
                 adapter: JSON = {"lora_name": _ADAPTER, "lora_path": weights.location, "load_inplace": True}
-                await self._call("POST", "/v1/load_lora_adapter", adapter)
+                await self._call("POST", _LOAD_ADAPTER, adapter)
                 await self._set_label(weights.version)
                 self.model = _ADAPTER
             else:

@@ -33,6 +33,7 @@ class FakeServer:
         refuses_start: Why it does not start; empty if it does.
         max_tokens: Its limit of tokens.
         dtype: Number format of its weights.
+        has_lora: Whether it was started for LoRA adapters.
         rejects: Locations of weights that it cannot load.
         label: Label of its weights, which is `label_at_start` after a start.
         slots: Maximum number of completions in progress; others wait.
@@ -53,6 +54,7 @@ class FakeServer:
     refuses_start: str = ""
     max_tokens: int = 1000
     dtype: str = "float32"
+    has_lora: bool = True
     rejects: set[str] = field(default_factory=set)
     label: str = "default"
     label_at_start: str = "default"
@@ -148,6 +150,8 @@ class FakeServer:
                 self.is_updating = True
             case "/finish_weight_update":
                 self.label, self.is_updating = body.get("weight_version", self.label), False
+            case "/v1/load_lora_adapter" if not body:  # a GET request
+                return 405 if self.has_lora else 404, {"detail": ""}
             case "/update_weights" | "/v1/load_lora_adapter":
                 location = body["lora_path"] if "lora_path" in body else body["update_info"]["path"]
                 if location in self.rejects:

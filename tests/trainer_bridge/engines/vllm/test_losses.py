@@ -359,6 +359,17 @@ def test_a_server_with_a_lower_limit_of_tokens_is_refused() -> None:
     clock.run(main)
 
 
+def test_a_server_that_was_not_started_for_adapters_is_refused_by_a_run_with_one() -> None:
+    async def main() -> None:
+        with pytest.raises(UsageError, match=r"takes no LoRA adapters; start it with --lora-rank RANK"):
+            async with fleet(FakeServer(has_lora=False), takes_adapters=True):
+                pass
+        async with fleet(FakeServer(has_lora=False)):
+            pass
+
+    clock.run(main)
+
+
 def test_a_server_that_does_not_answer_is_named() -> None:
     async def main() -> None:
         server = FakeServer()
