@@ -205,7 +205,7 @@ class TorchTrainer:
                 keeps_groups=settings.is_large,
             ):
                 self._learn(rows, indices, sums)
-                if not updates:
+                if not sums["first_tokens"]:  # an update without advantages computes no log-probabilities
                     sums["first_tokens"] = sums["learned_tokens"]
                     sums["first_gap"] = sums["sampler_gap"]
                 updates += 1
