@@ -287,9 +287,9 @@ def test_an_agent_that_hangs_is_seen_by_probing_and_its_sandbox_can_be_stopped(k
             began = clock.now()
             with pytest.raises(DeadlineError, match=r"did not answer within 0.2 s"):
                 await sandbox.probe(0.2)
-            assert clock.now() - began < 10
+            assert clock.now() - began < 2
             await sandbox.stop()
-            assert clock.now() - began < 20
+            assert clock.now() - began < 8
             assert sleepers(marker) == []
 
     run(main)
@@ -304,7 +304,7 @@ def test_a_call_to_an_agent_that_hangs_fails_ten_seconds_late_and_ends_the_sandb
             began = clock.now()
             with pytest.raises(SandboxLostError, match="lost: it does not answer"):
                 await sandbox.exec(["true"], timeout_s=0.5)
-            assert 10.5 <= clock.now() - began < 40
+            assert 10.5 <= clock.now() - began < 14
             await until(lambda: not sleepers(marker))
 
     run(main)

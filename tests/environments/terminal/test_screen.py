@@ -209,7 +209,7 @@ def test_calls_may_come_from_different_tasks() -> None:
 @pytest.mark.parametrize("kind", ["local", "served"])
 def test_receiving_can_be_cancelled_without_losing_a_byte(kind: str) -> None:
     async def main() -> None:
-        script = "i=0; while [ $i -lt 3000 ]; do echo $i; i=$((i+1)); [ $((i%50)) = 0 ] && sleep 0.002; done"
+        script = "i=0; while [ $i -lt 3000 ]; do echo $i; i=$((i+1)); [ $((i%50)) = 0 ] && sleep 0.02; done"
         async with sandbox_of(kind) as sandbox, sandbox.program(["sh", "-c", script], timeout_s=30) as program:
             found, cancelled = b"", 0
             while True:
@@ -221,7 +221,7 @@ def test_receiving_can_be_cancelled_without_losing_a_byte(kind: str) -> None:
                 if piece is not None:
                     found += piece[1]
                 cancelled += scope.cancelled_caught
-            assert cancelled > 0
+            assert cancelled > 20
             assert found == b"".join(b"%d\n" % number for number in range(3000))
 
     clock.run(main)

@@ -363,7 +363,7 @@ def test_a_call_has_a_deadline_and_a_late_answer_is_ignored() -> None:
             began = clock.now()
             with pytest.raises(DeadlineError, match=r"did not answer 'step' within 0\.2 s"):
                 await episode.step("sleep 0.5")
-            assert 0.2 <= clock.now() - began < 10
+            assert 0.2 <= clock.now() - began < 2
             with anyio.move_on_after(0.5):
                 await anyio.sleep_forever()
             assert (await client.health()).status == "alive"
