@@ -245,9 +245,12 @@ class TrainLoop:
             values = await self._evaluate(display)
             state.facts.setdefault("before", values)
             state.facts |= {"after": values, "evaluated": state.step}
+            success = values.get("eval_success")
+            if isinstance(success, float) and (state.best_success is None or success >= state.best_success):
+                state.best_step, state.best_success = state.step, success
             self._saved = None  # Save the checkpoint again if it was saved before the evaluation.
         # Save the checkpoint after the evaluation, so that a resumed run has the result of the evaluation.
-        if at_end or state.step % settings.checkpoint_every == 0:
+        if at_end or (evaluates and state.best_step == state.step) or state.step % settings.checkpoint_every == 0:
             await self.save()
         return evaluates
 

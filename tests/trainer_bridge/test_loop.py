@@ -35,9 +35,24 @@ def test_a_run_evaluates_saves_and_learns_when_it_should(tmp_path: Path) -> None
     part = Part(tmp_path).run()
     assert list(part.notes.steps) == [1, 2, 3, 4, 5, 6]
     assert list(part.notes.evaluations) == [0, 2, 4, 6]
-    assert checkpoints(tmp_path) == ["step-3", "step-6"]  # step-0 was one more than is kept
+    # Step 3 is due, and the others have the best evaluation so far, since all are equal; the newest two are kept.
+    assert checkpoints(tmp_path) == ["step-4", "step-6"]
     assert [version for version, _ in part.trainer.taught] == [1, 2, 3, 4, 5, 6]
     assert part.engine.version == 6
+
+
+def test_the_checkpoint_of_the_best_evaluation_is_kept_beside_the_newest(tmp_path: Path) -> None:
+    part = Part(tmp_path)
+    successes = {0: 0.3, 2: 0.9, 4: 0.5, 6: 0.6}
+
+    async def evaluate(display: object, step: int) -> dict[str, float]:
+        return {"eval_success": successes[step]}
+
+    part.loop._evaluator.run = evaluate  # type: ignore[assignment, method-assign]
+    part.run()
+    assert checkpoints(tmp_path) == ["step-2", "step-3", "step-6"]
+    state = checkpoint.load_state(checkpoint.latest(tmp_path))
+    assert (state.best_step, state.best_success) == (2, 0.9)
 
 
 def test_every_train_step_plays_the_next_tasks_with_the_newest_weights(tmp_path: Path) -> None:
@@ -287,7 +302,7 @@ def test_a_killed_run_continues_from_its_newest_checkpoint(tmp_path: Path) -> No
     whole = Part(tmp_path / "whole").run()
     shutil.rmtree(tmp_path / "whole" / "step-6")
     second = Part(tmp_path / "whole").run()
-    assert list(second.notes.steps) == [4, 5, 6]
+    assert list(second.notes.steps) == [5, 6]
     assert list(second.notes.evaluations) == [4, 6]
     assert second.notes.steps == {step: whole.notes.steps[step] for step in (4, 5, 6)}
     assert plain(second.trainer.taught) == plain(whole.trainer.taught[3:])

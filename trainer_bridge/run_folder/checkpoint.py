@@ -37,6 +37,9 @@ class RunState:
             `accounting.Ledger`.
         probe_prompt: Token ids of the prompt that probes the engine after each push: the first prompt of the run; empty
             until it is known.
+        best_step: Train step with the highest success of all evaluations with sampled completions so far; the last of
+            several. None before the first evaluation.
+        best_success: The success in this evaluation.
     """
 
     step: int = 0
@@ -46,6 +49,8 @@ class RunState:
     facts: dict[str, JSON] = field(default_factory=dict)
     accounting: dict[str, int] = field(default_factory=dict)
     probe_prompt: list[int] = field(default_factory=list)
+    best_step: int | None = None
+    best_success: float | None = None
 
 
 class Savable(Protocol):
@@ -65,7 +70,9 @@ async def save(
     policy: SavedPolicy | None = None,
     warmup: Savable | None = None,
 ) -> Path:
-    """Write the checkpoint of train step `state.step` into `folder`, and remove all but the newest `keep` checkpoints.
+    """Write the checkpoint of train step `state.step` into `folder`.
+
+    All other checkpoints but the newest `keep` and that of the best evaluation (`state.best_step`) are removed.
 
     Args:
         folder: Folder of all checkpoints.
@@ -90,8 +97,10 @@ async def save(
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
             raise
+    best = folder / f"step-{state.best_step}"
     for old in _found(folder)[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
+        if old != best:
+            shutil.rmtree(old, ignore_errors=True)
     return target
 
 

@@ -71,6 +71,9 @@ def _rows(summary: TrainSummary) -> Iterator[tuple[str, str]]:
     for env, values in environments.items() if isinstance(environments, dict) else ():
         if isinstance(values, dict):
             yield from _held_out(values, f", {env}")
+    best = summary.content.get("eval_success_best")
+    if isinstance(best, float):
+        yield "best checkpoint", f"step-{summary.content['best_step']}, {best:.1%} sampled"
     yield "train steps", str(summary.train_steps)
     yield "episodes", f"{summary.episodes:,}, {summary.lost_episodes:,} of them lost"
     wall_s = summary.wall_s

@@ -359,6 +359,8 @@ class _Run:
             "eval_greedy_before": before.get("eval_greedy"),
             "eval_greedy_after": after.get("eval_greedy"),
             "eval_episodes": round(played) if isinstance(played := after.get("eval_episodes"), float) else 0,
+            "best_step": self._state.best_step,
+            "eval_success_best": self._state.best_success,
             "train_steps": self._state.step,
             "episodes": self._state.episodes,
             "lost_episodes": self._state.lost_episodes,
