@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import anyio
 import numpy as np
 import torch
 from torch import Tensor
@@ -47,6 +48,8 @@ _PER_LEARNED_TOKEN = ("entropy_nats", "approx_kl", "clip_share")
 
 class TorchTrainer:
     """Trains a causal language model; implements `envkit.protocols.Trainer`.
+
+    `update`, `score`, `publish`, `copy_to`, `save` and `restore` wait for each other: none sees half an update.
 
     Args:
         model: The policy, on its device.
@@ -87,6 +90,7 @@ class TorchTrainer:
         self._settings = settings
         self._folder = folder
         self._publishes_adapter = publishes_adapter
+        self._lock = anyio.Lock()
         self._begin(critic, reference)
 
     def begin(self) -> None:
@@ -157,32 +161,43 @@ class TorchTrainer:
         Raises:
             UsageError: A gradient is not finite. The optimiser update with this gradient is not made.
         """
-        return await clock.to_thread(self._update)
+        async with self._lock:
+            samples, self._samples = self._samples, []
+            return await clock.to_thread(self._update, samples)
 
     async def score(self, samples: Sequence[Sample]) -> list[Floats]:
         """See `envkit.protocols.Trainer.score`."""
-        return await clock.to_thread(self._logps, self._scorer, samples)
+        async with self._lock:
+            return await clock.to_thread(self._logps, self._scorer, samples)
 
     async def publish(self) -> Weights:
         """See `envkit.protocols.Trainer.publish`. The caller removes the file or folder once no engine needs it.
 
-        Without a folder, nothing is written, and the engine copies the weights from the model.
+        Without a folder, nothing is written, and the engine copies the weights by `copy_to`.
 
         Raises:
             UsageError: The disk is full or the folder cannot be written.
         """
-        return await clock.to_thread(self._publish)
+        async with self._lock:
+            return await clock.to_thread(self._publish)
+
+    async def copy_to(self, model: Any) -> int:
+        """Copy the weights into `model`, rounded to its data types, and return their version."""
+        async with self._lock:
+            await clock.to_thread(files.copy_weights, self._model, model)
+            return self.version
 
     async def save(self, folder: str) -> None:
         """See `envkit.protocols.Trainer.save`. The policy is saved in ``policy/`` as an ordinary model folder."""
-        await clock.to_thread(self._save, Path(folder))
+        async with self._lock:
+            await clock.to_thread(self._save, Path(folder))
 
     async def restore(self, folder: str) -> None:
         """See `envkit.protocols.Trainer.restore`."""
-        await clock.to_thread(self._restore, Path(folder))
+        async with self._lock:
+            await clock.to_thread(self._restore, Path(folder))
 
-    def _update(self) -> dict[str, float]:
-        samples, self._samples = self._samples, []
+    def _update(self, samples: Sequence[Sample]) -> dict[str, float]:
         if not samples:
             raise ValueError("update() without samples; call accumulate() first")
         settings = self._settings
