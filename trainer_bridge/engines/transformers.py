@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from envkit import clock
 from envkit.types import Completion, EngineHealth, FinishReason, Ints, PauseMode, SamplingParams, Weights, ints
 
+from ..output_layer import widen
 from ..threads import torch_threads
 from ..weights.files import load_weights
 from .sampling import sample
@@ -99,6 +100,7 @@ class TransformersEngine:
         threads: int = 0,
         source: Source | None = None,
     ) -> None:
+        widen(model)
         self._model = model
         self._batch_tokens = batch_tokens
         self._threads = threads

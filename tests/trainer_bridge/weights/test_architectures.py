@@ -108,7 +108,7 @@ def test_a_trainer_continues_from_its_checkpoint(folder: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("kind", ["qwen3 moe", "mixtral, tied"])
-def test_an_adapter_of_a_mixture_of_experts_names_what_stays_frozen(kind: str, tmp_path: Path) -> None:
+def test_an_adapter_of_a_mixture_of_experts_names_what_is_frozen(kind: str, tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_config(CONFIGS[kind])
     shake(model, 1)
     model.save_pretrained(tmp_path / "model")
