@@ -32,4 +32,4 @@ def widen(model: Any) -> None:
 
 
 def _wide_forward(head: nn.Linear, hidden_BLH: Tensor) -> Tensor:
-    return logits_of(hidden_BLH.flatten(0, -2), head.weight).unflatten(0, hidden_BLH.shape[:-1])
+    return logits_of(hidden_BLH.flatten(0, -2), head.weight).view(*hidden_BLH.shape[:-1], -1)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from envkit.errors import UsageError
 from envkit.types import stable_hash
@@ -26,7 +27,7 @@ try:
     from transformers.core_model_loading import revert_weight_conversion
 except ImportError:  # in transformers 4, a model has the tensors of its files
 
-    def revert_weight_conversion(model: Any, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+    def revert_weight_conversion(model: PreTrainedModel, state_dict: dict[str, Tensor]) -> Any:
         return state_dict
 
 

@@ -17,11 +17,11 @@ from envkit.trainer_bridge.trainers.token_logps import block_logps
 from tests.trainer_bridge.models import open_model
 
 
-class Products(TorchDispatchMode):
+class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records the types of arguments and result of each matrix product."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.seen: list[tuple[torch.dtype, torch.dtype]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -66,10 +66,10 @@ def test_the_blocks_of_the_trainer_keep_logits_in_float32() -> None:
 
 def test_an_engine_off_the_cpu_samples_from_logits_in_float32() -> None:
     sizes: dict[str, Any] = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
-    config = GraniteConfig(**sizes, **heads, logits_scaling=3.0)
+    config = GraniteConfig(**sizes, num_attention_heads=2, num_key_value_heads=1, logits_scaling=3.0)
     with torch.device("meta"):
-        model: Any = GraniteForCausalLM(config).to(torch.bfloat16).eval()
+        model: Any = GraniteForCausalLM(config)
+    model.to(torch.bfloat16).eval()
     TransformersEngine(model, pad_id=0)
     with torch.inference_mode(), Products() as products:
         output = model(input_ids=torch.ones(2, 3, dtype=torch.long, device="meta"), logits_to_keep=1)

@@ -26,6 +26,7 @@ from envkit.types import Weights
 from tests.trainer_bridge.models import open_model, shake
 from tests.trainer_bridge.trainees import Trainee, draw_samples
 
+Auto: Any = AutoModelForCausalLM
 SIZES: dict[str, Any] = {
     "vocab_size": 40,
     "hidden_size": 16,
@@ -35,20 +36,19 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 1,
     "pad_token_id": 0,
 }
+EXPERTS: dict[str, Any] = {"moe_intermediate_size": 8, "head_dim": 8}
 CONFIGS: dict[str, PretrainedConfig] = {
     "llama": LlamaConfig(**SIZES),
     "qwen2, tied": Qwen2Config(**SIZES, tie_word_embeddings=True),
-    "qwen3 moe": Qwen3MoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=8, head_dim=8),
-    "qwen3 moe, one expert": Qwen3MoeConfig(
-        **SIZES, num_experts=1, num_experts_per_tok=1, moe_intermediate_size=8, head_dim=8
-    ),
+    "qwen3 moe": Qwen3MoeConfig(**SIZES, **EXPERTS, num_experts=4, num_experts_per_tok=2),
+    "qwen3 moe, one expert": Qwen3MoeConfig(**SIZES, **EXPERTS, num_experts=1, num_experts_per_tok=1),
     "mixtral, tied": MixtralConfig(**SIZES, num_local_experts=3, tie_word_embeddings=True),
 }
 
 
 @pytest.fixture(params=CONFIGS)
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    model = AutoModelForCausalLM.from_config(CONFIGS[request.param])
+    model = Auto.from_config(CONFIGS[request.param])
     shake(model, 1)
     model.save_pretrained(tmp_path / "model")
     return tmp_path / "model"
@@ -81,7 +81,7 @@ def test_published_weights_have_the_tensors_of_the_checkpoint_and_are_loaded_exa
     assert shapes(Path(published.location)) == shapes(folder / "model.safetensors")
     assert are_equal(loaded(folder, published), trainee.model)
     trainee.model.save_pretrained(tmp_path / "saved")
-    read = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", dtype=torch.float32)
+    read = Auto.from_pretrained(tmp_path / "saved", dtype=torch.float32)
     files.load_weights(read, Path(published.location))
     assert are_equal(read, trainee.model)
 
@@ -109,7 +109,7 @@ def test_a_trainer_continues_from_its_checkpoint(folder: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize("kind", ["qwen3 moe", "mixtral, tied"])
 def test_an_adapter_of_a_mixture_of_experts_names_what_is_frozen(kind: str, tmp_path: Path) -> None:
-    model = AutoModelForCausalLM.from_config(CONFIGS[kind])
+    model = Auto.from_config(CONFIGS[kind])
     shake(model, 1)
     model.save_pretrained(tmp_path / "model")
     trainee = Trainee(
@@ -126,13 +126,13 @@ def test_an_adapter_of_a_mixture_of_experts_names_what_is_frozen(kind: str, tmp_
 
 
 def test_an_adapter_of_a_dense_model_has_no_such_note(tmp_path: Path) -> None:
-    AutoModelForCausalLM.from_config(CONFIGS["llama"]).save_pretrained(tmp_path)
+    Auto.from_config(CONFIGS["llama"]).save_pretrained(tmp_path)
     model = Trainee(tmp_path, None, preset="grpo", adapter=LoraSettings(2, 4.0)).model
     assert "experts" not in lora.description(model)
 
 
 def test_a_file_that_would_join_weights_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = AutoModelForCausalLM.from_config(CONFIGS["llama"])
+    model = Auto.from_config(CONFIGS["llama"])
     monkeypatch.setattr(files, "revert_weight_conversion", lambda _, weights: {"joined": next(iter(weights.values()))})
     with pytest.raises(UsageError, match="LlamaForCausalLM: its files join or change weights"):
         files.save_weights(model, tmp_path / "weights.safetensors", torch.float32)
