@@ -14,6 +14,11 @@ EPSILON = 1e-6
 """What is added to a deviation before it divides."""
 
 
+def are_equal(values: Sequence[float]) -> bool:
+    """Whether values differ only by rounding errors of float32."""
+    return max(values) - min(values) <= 1e-6 * max(1.0, abs(statistics.fmean(values)))
+
+
 def returns(rewards: Sequence[float], gamma: float) -> list[float]:
     """Sutton and Barto, eq. 3.8: the sum of gamma**k * r[t + k] over everything that follows."""
     last = len(rewards)
@@ -27,7 +32,7 @@ def group_normalised(episodes: Sequence[Sequence[float]], groups: Sequence[str],
     for episode, own, group in zip(episodes, total, groups, strict=True):
         siblings = [value for value, other in zip(total, groups, strict=True) if other == group]
         deviation = statistics.stdev(siblings) if len(siblings) > 1 else 0.0
-        known = deviation > EPSILON
+        known = not are_equal(siblings)
         advantage = (own - statistics.fmean(siblings)) / (deviation + EPSILON) if known else 0.0
         advantages.append([advantage] * len(episode))
     return advantages
@@ -37,7 +42,7 @@ def normalised(episodes: Sequence[Sequence[float]]) -> list[list[float]]:
     """Every value of every episode, less the mean of all, over the population's deviation of all."""
     every = [value for episode in episodes for value in episode]
     mean, deviation = statistics.fmean(every), statistics.pstdev(every)
-    if deviation <= EPSILON:
+    if are_equal(every):
         return [[0.0] * len(episode) for episode in episodes]
     return [[(value - mean) / (deviation + EPSILON) for value in episode] for episode in episodes]
 
@@ -62,11 +67,13 @@ def gae(rewards: Sequence[float], values: Sequence[float], gamma: float, gae_lam
     return advantages
 
 
-def clipped(logp: float, old_logp: float, advantage: float, clip: float) -> float:
-    """Schulman et al. 2017, eq. 7, as a loss, in the four cases of their figure 1."""
+def clipped(logp: float, old_logp: float, advantage: float, clip: float, dual_clip: float | None = None) -> float:
+    """Schulman et al. 2017, eq. 7, as a loss, in the four cases of their figure 1, with the bound of Ye et al. 2020."""
     ratio = math.exp(logp) / math.exp(old_logp)
     if advantage > 0:
         return -advantage * (ratio if ratio < 1 + clip else 1 + clip)
+    if dual_clip is not None and ratio > dual_clip:
+        return -advantage * dual_clip
     return -advantage * (ratio if ratio > 1 - clip else 1 - clip)
 
 

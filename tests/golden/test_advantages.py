@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from envkit.trainer_bridge.algorithms.advantages import (
@@ -147,6 +149,57 @@ def test_normalised_values_have_mean_zero_and_deviation_one() -> None:
     root = 3.5**0.5
     expected = [[-2 / root, -1 / root], [0.0], [3 / root]]
     assert normalised(padded(values), mask_of(values)).tolist() == close(expected)
+
+
+# --- Equal returns ---------------------------------------------------------------------------------------------------
+
+scales = st.floats(-3.0, 6.0).map(lambda exponent: 10.0**exponent)
+unit_rewards = st.lists(st.floats(-1.0, 1.0), min_size=1, max_size=12)
+
+
+@pytest.mark.parametrize("moves", range(1, 17))
+def test_identical_sokoban_episodes_teach_nothing(moves: int) -> None:
+    # -0.1 for each move and 10.9 for the last: the mean of eight such returns in float32 is often one ulp away.
+    episodes = [[-0.1] * (moves - 1) + [10.9]] * 8
+    got = group_normalised(padded(episodes), mask_of(episodes), ["level"] * 8)
+    assert got.tolist() == [[0.0] * moves] * 8
+
+
+@given(unit_rewards, scales, st.integers(2, 33), st.sampled_from([0.9, 1.0]))
+def test_identical_episodes_of_any_scale_teach_nothing(
+    rewards: list[float], scale: float, size: int, gamma: float
+) -> None:
+    episodes = [[reward * scale for reward in rewards]] * size
+    got = group_normalised(padded(episodes), mask_of(episodes), ["same"] * size, gamma=gamma)
+    assert not got.any()
+
+
+@given(st.integers(2, 12), st.floats(-1.0, 1.0), scales, st.integers(2, 33))
+def test_equal_returns_over_different_numbers_of_turns_teach_nothing(
+    turns: int, total: float, scale: float, size: int
+) -> None:
+    # In float32, the shares of a return do not add up to exactly the return.
+    episodes = [[total * scale], [total * scale / turns] * turns] * size
+    got = group_normalised(padded(episodes), mask_of(episodes), ["same"] * len(episodes))
+    assert not got.any()
+
+
+@given(st.floats(-1.0, 1.0), scales, st.lists(st.integers(1, 12), min_size=1, max_size=33))
+def test_equal_values_of_any_scale_are_normalised_to_zero(value: float, scale: float, turns: list[int]) -> None:
+    episodes = [[value * scale] * count for count in turns]
+    assert not normalised(padded(episodes), mask_of(episodes)).any()
+    assert not batch_normalised(padded(episodes), mask_of(episodes), gamma=0.0).any()
+
+
+@given(st.floats(-1.0, 1.0), scales, st.sampled_from([-1.0, 1.0]), st.integers(2, 33))
+def test_a_small_difference_of_any_scale_is_learned_from(mean: float, scale: float, sign: float, size: int) -> None:
+    # The last return differs by 1 %: its advantage is (size - 1) / sqrt(size), and the others are equal.
+    values = [mean * scale] * (size - 1) + [mean * scale + sign * 0.01 * scale]
+    episodes = [[value] for value in values]
+    got = group_normalised(padded(episodes), mask_of(episodes), ["same"] * size)[:, 0]
+    share = 0.01 * scale / size**0.5 / (0.01 * scale / size**0.5 + 1e-6)
+    assert float(got[-1]) == pytest.approx(sign * share * (size - 1) / size**0.5, rel=1e-3)
+    assert got[:-1].tolist() == pytest.approx([-sign * share / size**0.5] * (size - 1), rel=1e-3)
 
 
 # --- Generalised advantage estimates ---------------------------------------------------------------------------------

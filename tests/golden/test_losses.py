@@ -83,16 +83,42 @@ def test_at_ratio_one_the_gradient_is_that_of_reinforce() -> None:
     assert gradient(reinforce_loss(logp, advantage).loss_N, logp) == near(-0.3, 1.5, 0.0)
 
 
+def test_dual_clip_bounds_the_loss_of_negative_advantages() -> None:
+    # ratios e**2 = 7.4, 2, e**2 and 0.5 at a bound of 3: A = -2 gives min(2 * 7.4, 2 * 3) = 6 without a gradient, and
+    # 2 * 2 = 4 with one. A = +1 is held back at 1.2, and A = -1 at 0.8, as without the bound.
+    logp = tensor(-1.0, math.log(0.2), -1.0, math.log(0.05))
+    old = tensor(-3.0, math.log(0.1), -3.0, math.log(0.1)).detach()
+    result = clipped_policy_loss(logp, old, tensor(-2, -2, 1, -1).detach(), clip=0.2, dual_clip=3.0)
+    assert result.loss_N.tolist() == near(6.0, 4.0, -1.2, 0.8)
+    assert gradient(result.loss_N, logp) == near(0.0, 4.0, 0.0, 0.0)
+    assert result.clipped_N.tolist() == [True, False, True, True]
+
+
+@pytest.mark.parametrize("dual_clip", [None, 3.0])
+@pytest.mark.parametrize("gap", [30.0, 200.0, math.inf])
+def test_a_token_that_the_sampler_found_almost_impossible_has_a_finite_loss(
+    gap: float, dual_clip: float | None
+) -> None:
+    logp = torch.tensor([0.0, 0.0, -1.0], requires_grad=True)
+    old = torch.tensor([-gap, -gap, -1.0])
+    result = clipped_policy_loss(logp, old, torch.tensor([-1.0, 1.0, -1.0]), clip=0.2, dual_clip=dual_clip)
+    assert result.loss_N.tolist() == near(dual_clip or math.exp(20.0), -1.2, 1.0)
+    assert gradient(result.loss_N, logp) == near(0.0, 0.0, 1.0)
+    assert result.clipped_N.tolist() == [True, True, False]
+
+
+@pytest.mark.parametrize("dual_clip", [None, 3.0])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_clipped_loss_and_its_gradient_agree_with_the_slow_ones(seed: int) -> None:
+def test_the_clipped_loss_and_its_gradient_agree_with_the_slow_ones(seed: int, dual_clip: float | None) -> None:
     rng = random.Random(seed)
     rows = [(rng.uniform(-4, 0), rng.uniform(-4, 0), rng.gauss(0, 2)) for _ in range(50)]
     clip = rng.choice([0.1, 0.2, 0.3])
     logp, old, advantage = (tensor(*column) for column in zip(*rows, strict=True))
-    result = clipped_policy_loss(logp, old.detach(), advantage.detach(), clip=clip)
+    result = clipped_policy_loss(logp, old.detach(), advantage.detach(), clip=clip, dual_clip=dual_clip)
 
-    assert result.loss_N.tolist() == near(*(slow.clipped(*row, clip) for row in rows))
-    slopes = [slope(partial(slow.clipped, old_logp=old, advantage=a, clip=clip), at) for at, old, a in rows]
+    assert result.loss_N.tolist() == near(*(slow.clipped(*row, clip, dual_clip) for row in rows))
+    slow_loss = partial(slow.clipped, clip=clip, dual_clip=dual_clip)
+    slopes = [slope(partial(slow_loss, old_logp=old, advantage=a), at) for at, old, a in rows]
     assert gradient(result.loss_N, logp) == [pytest.approx(value, rel=1e-4, abs=1e-6) for value in slopes]
 
 

@@ -18,6 +18,7 @@ from envkit.types import Sample
 from .catalogue import Algorithm
 
 EPSILON = 1e-6
+"""What is added to a deviation before it divides, and the largest relative difference between equal values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +58,8 @@ class Advantages(NamedTuple):
 
 
 def discounted_returns(reward_BT: Tensor, turn_mask_BT: Tensor, *, gamma: float) -> Tensor:
-    """Return the discounted return from each turn onwards, G[t] = r[t] + gamma * G[t+1]."""
-    reward_BT = reward_BT * turn_mask_BT
+    """Return the discounted return from each turn onwards, G[t] = r[t] + gamma * G[t+1], in float64."""
+    reward_BT = (reward_BT * turn_mask_BT).double()
     return_BT = torch.zeros_like(reward_BT)
     following_B = torch.zeros_like(reward_BT[:, 0])
     for turn in reversed(range(reward_BT.shape[1])):
@@ -79,10 +80,8 @@ def group_normalised(reward_BT: Tensor, turn_mask_BT: Tensor, groups: Sequence[s
     for row, group in enumerate(groups):
         rows_of.setdefault(group, []).append(row)
     for rows in rows_of.values():
-        return_G = return_B[rows]
-        if len(rows) > 1 and bool(return_G.std() > EPSILON):
-            advantage_B[rows] = (return_G - return_G.mean()) / (return_G.std() + EPSILON)
-    return advantage_B[:, None] * turn_mask_BT
+        advantage_B[rows] = _standardised(return_B[rows], correction=1)
+    return advantage_B.float()[:, None] * turn_mask_BT
 
 
 def batch_normalised(reward_BT: Tensor, turn_mask_BT: Tensor, *, gamma: float) -> Tensor:
@@ -120,13 +119,22 @@ def gae(
 
 def normalised(value_BT: Tensor, turn_mask_BT: Tensor) -> Tensor:
     """Normalise all values except the padding to mean 0 and population standard deviation 1; equal values become 0."""
-    count = turn_mask_BT.sum().clamp(min=1)
-    mean = (value_BT * turn_mask_BT).sum() / count
-    centred_BT = (value_BT - mean) * turn_mask_BT
-    deviation = (centred_BT.square().sum() / count).sqrt()
-    if not bool(deviation > EPSILON):
-        return torch.zeros_like(value_BT)
-    return centred_BT / (deviation + EPSILON)
+    is_turn_BT = turn_mask_BT > 0
+    normalised_BT = torch.zeros_like(value_BT, dtype=torch.float32)
+    normalised_BT[is_turn_BT] = _standardised(value_BT[is_turn_BT].double(), correction=0).float()
+    return normalised_BT
+
+
+def _standardised(value_N: Tensor, *, correction: int) -> Tensor:
+    """Return (value - mean) / (std + 1e-6), or zeros if the values are equal but for rounding errors.
+
+    Args:
+        value_N: The values, in float64.
+        correction: 1 for the unbiased standard deviation, 0 for that of the population.
+    """
+    if not len(value_N) or not bool(value_N.max() - value_N.min() > EPSILON * value_N.mean().abs().clamp(min=1.0)):
+        return torch.zeros_like(value_N)
+    return (value_N - value_N.mean()) / (value_N.std(correction=correction) + EPSILON)
 
 
 def of_groups(rollouts: Rollouts, algorithm: Algorithm) -> Advantages:

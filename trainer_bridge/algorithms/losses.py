@@ -12,6 +12,9 @@ from torch import Tensor
 
 from .catalogue import Algorithm
 
+_MAX_LOG_RATIO = 20.0
+"""Bound on the log-ratio (nats), beyond which the exponential function would overflow or dwarf all other tokens."""
+
 
 class Tokens(NamedTuple):
     """The inputs of a loss function, for N tokens of the policy. Only `logp_N` has a gradient.
@@ -36,22 +39,34 @@ class PolicyLoss(NamedTuple):
     clipped_N: Tensor
 
 
-def clipped_policy_loss(logp_N: Tensor, old_logp_N: Tensor, advantage_N: Tensor, *, clip: float) -> PolicyLoss:
+def clipped_policy_loss(
+    logp_N: Tensor, old_logp_N: Tensor, advantage_N: Tensor, *, clip: float, dual_clip: float | None = None
+) -> PolicyLoss:
     """Return PPO's clipped surrogate loss (Schulman et al. 2017), per token.
 
-        ratio = exp(logp - old_logp)
+        ratio = exp(clamp(logp - old_logp, -20, 20))
         loss  = -min(ratio * A, clamp(ratio, 1 - clip, 1 + clip) * A)
+
+    For A < 0, this loss grows with the ratio. `dual_clip` bounds it (Ye et al. 2020): loss <= dual_clip * abs(A).
 
     Args:
         logp_N: Log-probabilities of the sampled tokens under the current policy, with a gradient.
         old_logp_N: Log-probabilities of the same tokens at sampling time, without a gradient.
         advantage_N: Advantages, normalised if required, without a gradient.
         clip: Half-width of the clipping range around ratio 1.
+        dual_clip: Maximum of the ratio for negative advantages, above 1; None means no maximum.
     """
-    ratio_N = (logp_N - old_logp_N).exp()
+    difference_N = logp_N - old_logp_N
+    ratio_N = difference_N.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
     free_N = ratio_N * advantage_N
     held_N = ratio_N.clamp(1 - clip, 1 + clip) * advantage_N
-    return PolicyLoss(-free_N.minimum(held_N), (held_N < free_N).detach())
+    loss_N = -free_N.minimum(held_N)
+    clipped_N = (held_N < free_N) | (difference_N.abs() > _MAX_LOG_RATIO)
+    if dual_clip is not None:
+        bound_N = dual_clip * advantage_N.abs()  # for a positive advantage, the loss is negative
+        clipped_N |= loss_N > bound_N
+        loss_N = loss_N.minimum(bound_N)
+    return PolicyLoss(loss_N, clipped_N.detach())
 
 
 def reinforce_loss(logp_N: Tensor, advantage_N: Tensor) -> PolicyLoss:
@@ -80,7 +95,8 @@ def entropy(logp_NV: Tensor) -> Tensor:
 
 def clipped(tokens: Tokens, algorithm: Algorithm) -> PolicyLoss:
     """The loss ``clipped``; see `clipped_policy_loss`."""
-    return clipped_policy_loss(tokens.logp_N, tokens.old_logp_N, tokens.advantage_N, clip=algorithm.clip)
+    logps = (tokens.logp_N, tokens.old_logp_N)
+    return clipped_policy_loss(*logps, tokens.advantage_N, clip=algorithm.clip, dual_clip=algorithm.dual_clip)
 
 
 def reinforce(tokens: Tokens, algorithm: Algorithm) -> PolicyLoss:

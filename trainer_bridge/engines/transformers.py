@@ -8,7 +8,7 @@ iteration of the event loop form one batch, so episodes in lockstep always give 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -21,10 +21,14 @@ from transformers import PreTrainedModel
 from envkit import clock
 from envkit.types import Completion, EngineHealth, FinishReason, Ints, PauseMode, SamplingParams, Weights, ints
 
+from ..output_layer import widen
 from ..threads import torch_threads
-from ..weights.files import copy_weights, load_weights
+from ..weights.files import load_weights
 from .sampling import sample
 from .slots import SlotCache
+
+Source = Callable[[PreTrainedModel], Awaitable[int]]
+"""Copies the trainer's weights into a model and returns their version."""
 
 _SHARED_TOKENS = 8
 """Minimum number of tokens to process for which requests with the same beginning share the work."""
@@ -84,7 +88,7 @@ class TransformersEngine:
         pad_id: Id of the padding token; padding is always masked.
         batch_tokens: Maximum number of prompt tokens in one forward pass, including padding.
         threads: Number of torch threads; 0 means the current number.
-        source: Model of the same architecture. `load` copies its weights if the given weights have no location.
+        source: Where `load` gets weights without a location; see `TorchTrainer.copy_to`.
     """
 
     def __init__(
@@ -94,8 +98,9 @@ class TransformersEngine:
         pad_id: int,
         batch_tokens: int = 65536,
         threads: int = 0,
-        source: PreTrainedModel | None = None,
+        source: Source | None = None,
     ) -> None:
+        widen(model)
         self._model = model
         self._batch_tokens = batch_tokens
         self._threads = threads
@@ -124,8 +129,8 @@ class TransformersEngine:
         """Number format of the weights, such as ``"bfloat16"``."""
         return str(self._model.dtype).removeprefix("torch.")
 
-    def copy_from(self, source: PreTrainedModel) -> None:
-        """Copy the weights of `source` at each `load` of weights without a location; see the argument `source`."""
+    def copy_from(self, source: Source) -> None:
+        """Get weights without a location from `source`; see the argument `source`."""
         self._source = source
 
     async def generate(
@@ -230,25 +235,26 @@ class TransformersEngine:
             if not is_paused:
                 await self.pause(PauseMode.WAIT)
             async with self._busy:
-                await clock.to_thread(self._read, weights.location)
+                version = await self._read(weights)
                 self._cache.clear()
                 # Completions that a pause keeps go on with the new weights: their tokens are processed again.
                 self._waiting = [*self._running, *self._waiting]
                 self._running = []
-                self._version = weights.version
+                self._version = version
         finally:
             if not is_paused:
                 await self.resume()
 
-    def _read(self, location: str) -> None:
-        if location:
-            load_weights(self._model, Path(location))
-        elif self._source is not None:
-            copy_weights(self._source, self._model)
-        else:
+    async def _read(self, weights: Weights) -> int:
+        """Read the weights into the model and return their version."""
+        if weights.location:
+            await clock.to_thread(load_weights, self._model, Path(weights.location))
+            return weights.version
+        if self._source is None:
             raise ValueError(
-                "the weights have no location, and the engine has no source; pass the trainer's model as source"
+                "the weights have no location, and the engine has no source; pass the trainer's copy_to as source"
             )
+        return await self._source(self._model)
 
     def _can_step(self) -> bool:
         """Whether an engine step is allowed: a pause that waits allows steps until nothing runs."""

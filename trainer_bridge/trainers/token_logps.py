@@ -22,6 +22,7 @@ from torch.nn import functional
 from envkit.types import Sample, bools, floats, ints
 
 from ..algorithms import losses
+from ..output_layer import logits_of
 from .batching import flat, lay_out
 
 _TOKENS_BLOCK = 1024
@@ -57,7 +58,8 @@ class TokenScorer:
         model: A causal language model.
         temperature: Sampling temperature, which divides the logits.
         precision: ``"float32"``, or ``"bfloat16"`` for autocast. Log-softmax and entropy are always computed in
-            float32; on a CPU and in blocks, so is the output layer.
+            float32. In blocks, so is the output layer on a CPU; on a GPU, its products are bfloat16, and its results
+            float32.
         in_blocks: Whether to compute in blocks, and to allow rows of several samples, as far as the model supports it.
 
     Attributes:
@@ -158,7 +160,8 @@ def block_logps(
 ) -> Scored:
     """Compute log-probabilities of `token_N` and entropies under ``softmax(factor * hidden @ weight.T)``, in blocks.
 
-    Matrix products have the dtype of `hidden_NH`; all other operations have at least float32. The backward pass adds
+    Matrix products have the dtype of `hidden_NH` (for their results, see `logits_of`); all other operations have at
+    least float32. The backward pass adds
     the gradient of `weight_VH` to its ``grad`` in place.
     """
     blocks = (tokens_block, vocabulary_block)
@@ -178,7 +181,7 @@ class _BlockLogps(torch.autograd.Function):
         total_N, mean_N, chosen_N = (torch.zeros_like(highest_N) for _ in range(3))
         for columns, block_WH in _vocabulary_in(weight_VH, hidden_NH.dtype, blocks[1]):
             for rows in _blocks(size, blocks[0]):
-                logit_RW = (hidden_NH[rows] @ block_WH.T).to(wide).mul_(factor)
+                logit_RW = logits_of(hidden_NH[rows], block_WH).mul_(factor)
                 offset_R = token_N[rows] - columns.start
                 is_here_R = (offset_R >= 0) & (offset_R < len(block_WH))
                 found_R = logit_RW.gather(1, offset_R.clamp(0, len(block_WH) - 1)[:, None]).squeeze(1)
@@ -208,7 +211,7 @@ class _BlockLogps(torch.autograd.Function):
         for columns, block_WH in _vocabulary_in(ctx.weight_VH, hidden_NH.dtype, ctx.blocks[1]):
             for rows in _blocks(len(token_N), ctx.blocks[0]):
                 # d logp / d logit = (is chosen) - p;  d entropy / d logit = -p * (log p + entropy)
-                logp_RW = (hidden_NH[rows] @ block_WH.T).to(wide).mul_(ctx.factor).sub_(norm_N[rows][:, None])
+                logp_RW = logits_of(hidden_NH[rows], block_WH).mul_(ctx.factor).sub_(norm_N[rows][:, None])
                 weight_RW = -slope_N[rows][:, None]
                 if entropy_slope_N is None:
                     pull_RW = logp_RW.exp_().mul_(weight_RW)

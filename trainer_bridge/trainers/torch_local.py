@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import anyio
 import numpy as np
 import torch
 from torch import Tensor
@@ -41,12 +42,17 @@ from .token_logps import TokenScorer
 
 __all__ = ["TorchTrainer", "TrainerSettings"]
 
+MAX_NONFINITE_UPDATES = 3
+"""Number of updates in a row without a finite gradient after which a run ends."""
+
 _PER_LEARNED_TOKEN = ("entropy_nats", "approx_kl", "clip_share")
 """Metrics that are averaged over the tokens of all samples that are not skipped."""
 
 
 class TorchTrainer:
     """Trains a causal language model; implements `envkit.protocols.Trainer`.
+
+    `update`, `score`, `publish`, `copy_to`, `save` and `restore` wait for each other: none sees half an update.
 
     Args:
         model: The policy, on its device.
@@ -87,6 +93,7 @@ class TorchTrainer:
         self._settings = settings
         self._folder = folder
         self._publishes_adapter = publishes_adapter
+        self._lock = anyio.Lock()
         self._begin(critic, reference)
 
     def begin(self) -> None:
@@ -98,6 +105,7 @@ class TorchTrainer:
         self._critic = critic
         self._reference = reference
         self._samples: list[Sample] = []
+        self._nonfinite = 0
         self.version = 0
         self._scorer = self._score_with(model)
         if settings.packing and not self._scorer.shares_rows:
@@ -148,47 +156,58 @@ class TorchTrainer:
         Returns:
             learning_rate, policy_loss, entropy_nats, approx_kl (k3 estimate relative to the old log-probabilities),
             sampler_gap_nats (mean absolute difference between the log-probabilities of engine and trainer for the same
-            weights, in the first update), samples (number of samples), updates (number of optimiser updates),
-            clip_share, grad_norm, advantage_abs, and value_loss with a critic. They are means over the tokens (for the
-            critic, turns) of all updates. With `is_large`, there are also skipped_samples (samples whose advantages are
-            0), learned_tokens (tokens of all other samples, over which entropy_nats, approx_kl and clip_share are
-            averaged) and peak_memory_mib (see `peak_memory_mib`).
+            weights, in the first update), samples (number of samples), updates (number of optimiser updates of the
+            policy), skipped_updates (updates left out because no sample has a gradient: the policy and its optimiser
+            stay as they are), nonfinite_updates (updates left out because a gradient is not finite), clip_share,
+            grad_norm, advantage_abs, and value_loss with a critic. They are means over the tokens (for the critic,
+            turns) of all updates with finite gradients. With `is_large`, there are also skipped_samples (samples whose
+            advantages are 0), learned_tokens (tokens of all other samples, over which entropy_nats, approx_kl and
+            clip_share are averaged) and peak_memory_mib (see `peak_memory_mib`).
 
         Raises:
-            UsageError: A gradient is not finite. The optimiser update with this gradient is not made.
+            UsageError: `MAX_NONFINITE_UPDATES` updates in a row had gradients that are not finite.
         """
-        return await clock.to_thread(self._update)
+        async with self._lock:
+            samples, self._samples = self._samples, []
+            return await clock.to_thread(self._update, samples)
 
     async def score(self, samples: Sequence[Sample]) -> list[Floats]:
         """See `envkit.protocols.Trainer.score`."""
-        return await clock.to_thread(self._logps, self._scorer, samples)
+        async with self._lock:
+            return await clock.to_thread(self._logps, self._scorer, samples)
 
     async def publish(self) -> Weights:
         """See `envkit.protocols.Trainer.publish`. The caller removes the file or folder once no engine needs it.
 
-        Without a folder, nothing is written, and the engine copies the weights from the model.
+        Without a folder, nothing is written, and the engine copies the weights by `copy_to`.
 
         Raises:
             UsageError: The disk is full or the folder cannot be written.
         """
-        return await clock.to_thread(self._publish)
+        async with self._lock:
+            return await clock.to_thread(self._publish)
+
+    async def copy_to(self, model: Any) -> int:
+        """Copy the weights into `model`, rounded to its data types, and return their version."""
+        async with self._lock:
+            await clock.to_thread(files.copy_weights, self._model, model)
+            return self.version
 
     async def save(self, folder: str) -> None:
         """See `envkit.protocols.Trainer.save`. The policy is saved in ``policy/`` as an ordinary model folder."""
-        await clock.to_thread(self._save, Path(folder))
+        async with self._lock:
+            await clock.to_thread(self._save, Path(folder))
 
     async def restore(self, folder: str) -> None:
         """See `envkit.protocols.Trainer.restore`."""
-        await clock.to_thread(self._restore, Path(folder))
+        async with self._lock:
+            await clock.to_thread(self._restore, Path(folder))
 
-    def _update(self) -> dict[str, float]:
-        samples, self._samples = self._samples, []
+    def _update(self, samples: Sequence[Sample]) -> dict[str, float]:
         if not samples:
             raise ValueError("update() without samples; call accumulate() first")
         settings = self._settings
         sums = defaultdict[str, float](float)
-        sums.update(policy_loss=0.0, advantage_abs=0.0)  # also if every sample is skipped
-        updates = 0
         factor = rate_factor(
             settings.schedule, self.version, steps=settings.steps, warmup_steps=settings.schedule_warmup_steps
         )
@@ -208,16 +227,16 @@ class TorchTrainer:
                 if not sums["first_tokens"]:  # an update without advantages computes no log-probabilities
                     sums["first_tokens"] = sums["learned_tokens"]
                     sums["first_gap"] = sums["sampler_gap"]
-                updates += 1
         self.version += 1
-        tokens, turns = max(sums.pop("tokens"), 1.0), max(sums.pop("turns"), 1.0)
-        learned, skipped = sums.pop("learned_tokens"), sums.pop("skipped_samples")
-        grad_norm = sums.pop("grad_norm") / updates
+        counts = {key: sums.pop(key, 0.0) for key in ("updates", "skipped_updates", "nonfinite_updates")}
+        tokens, turns = max(sums.pop("tokens", 0.0), 1.0), max(sums.pop("turns", 0.0), 1.0)
+        learned, skipped = sums.pop("learned_tokens", 0.0), sums.pop("skipped_samples", 0.0)
+        grad_norm = sums.pop("grad_norm", 0.0) / max(counts["updates"] + counts["skipped_updates"], 1.0)
         gap = sums.pop("first_gap") / max(sums.pop("first_tokens"), 1.0)
         sums.pop("sampler_gap", None)
         count = {**dict.fromkeys(_PER_LEARNED_TOKEN, max(learned, 1.0)), "value_loss": turns}
         report = {key: value / count.get(key, tokens) for key, value in sums.items()}
-        report |= {"samples": float(len(samples)), "updates": float(updates)}
+        report |= {"samples": float(len(samples)), **counts}
         report |= {"grad_norm": grad_norm, "sampler_gap_nats": gap, "learning_rate": settings.learning_rate * factor}
         if settings.is_large:
             report |= {"learned_tokens": learned, "skipped_samples": skipped}
@@ -287,40 +306,54 @@ class TorchTrainer:
         )
 
     def _learn(self, rows: TrainRows, indices: Sequence[int], sums: defaultdict[str, float]) -> None:
-        """Make one optimiser update from the samples at `indices`, and add the metrics of the update to `sums`."""
+        """Make one optimiser update from the samples at `indices`, and add the metrics of the update to `sums`.
+
+        An update whose gradients are not finite changes nothing, and only its number is added.
+        """
+        own = defaultdict[str, float](float, policy_loss=0.0, advantage_abs=0.0)  # also if every sample is skipped
         tokens = sum(rows.samples[row].num_policy_tokens for row in indices)
         turns = sum(len(policy_turns(rows.samples[row])) for row in indices)
         self._optimizer.zero_grad()
-        learned = [row for row in indices if self._has_gradient(rows, row)]
+        has_gradient = [self._has_gradient(rows, row) for row in indices]
+        skips = self._settings.is_large
+        learned = [row for row, has in zip(indices, has_gradient, strict=True) if has or not skips]
         for part in self._passes(rows.samples, learned):
-            loss = self._policy_pass(rows, part, sums) / tokens
+            loss = self._policy_pass(rows, part, own) / tokens
             loss.backward()  # type: ignore[no-untyped-call]
-        if len(learned) < len(indices):
-            for weight in self._model.parameters():
-                # Without a gradient, AdamW would skip the weight: its moving averages of the gradient would not decay.
-                if weight.requires_grad and weight.grad is None:
-                    weight.grad = torch.zeros_like(weight)
         if self._critic is not None and self._critic_optimizer is not None:
             self._critic_optimizer.zero_grad()
             for chosen in self._plain_passes(rows.samples, indices):
-                value_loss = self._critic_pass(rows, chosen, sums) * self._algorithm.value_coefficient / turns
+                value_loss = self._critic_pass(rows, chosen, own) * self._algorithm.value_coefficient / turns
                 value_loss.backward()  # type: ignore[no-untyped-call]
         bound, train_step = self._settings.max_grad_norm, self.version + 1
-        norm = clip_gradient(self._model, bound, train_step=train_step)
-        if self._critic is not None and self._critic_optimizer is not None:
-            clip_gradient(self._critic, bound, train_step=train_step, key="trainer.critic_learning_rate")
+        try:  # change nothing before both gradients were found to be finite
+            norm = clip_gradient(self._model, bound, train_step=train_step)
+            if self._critic is not None:
+                clip_gradient(self._critic, bound, train_step=train_step, key="trainer.critic_learning_rate")
+        except UsageError:
+            self._nonfinite += 1
+            if self._nonfinite >= MAX_NONFINITE_UPDATES:
+                raise
+            sums["nonfinite_updates"] += 1
+            return
+        if self._critic_optimizer is not None:
             self._critic_optimizer.step()
-        self._optimizer.step()  # update the policy only after both gradients were found to be finite
-        sums["tokens"] += tokens
-        sums["turns"] += turns
-        sums["learned_tokens"] += sum(rows.samples[row].num_policy_tokens for row in learned)
-        sums["skipped_samples"] += len(indices) - len(learned)
-        sums["grad_norm"] += norm
+        if norm > 0 or any(has_gradient):
+            self._optimizer.step()
+            self._nonfinite = 0
+            own["updates"] = 1.0
+        else:  # momentum and weight decay would move the weights although there is nothing to learn
+            own["skipped_updates"] = 1.0
+        own["tokens"], own["turns"], own["grad_norm"] = tokens, turns, norm
+        own["learned_tokens"] = sum(rows.samples[row].num_policy_tokens for row in learned)
+        own["skipped_samples"] = len(indices) - len(learned)
+        for key, value in own.items():
+            sums[key] += value
 
     def _has_gradient(self, rows: TrainRows, row: int) -> bool:
-        """Return whether the sample at index `row` may have a gradient; without `is_large`, always return True."""
+        """Return whether the sample at index `row` may have a gradient."""
         algorithm = self._algorithm
-        if not self._settings.is_large or algorithm.entropy_coefficient > 0 or algorithm.kl_coefficient > 0:
+        if algorithm.entropy_coefficient > 0 or algorithm.kl_coefficient > 0:
             return True
         return bool(rows.advantages[row].any())
 

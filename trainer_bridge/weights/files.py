@@ -1,5 +1,8 @@
 """Weights in safetensors files: saving, loading that leaves the model unchanged on an error, and checksums.
 
+Tensors in files have the names and shapes that `save_pretrained` gives them. For a mixture of experts, these differ
+from those in the model: the model has one tensor for all experts of a layer, and a file has tensors for each expert.
+
 The weights of a model with a LoRA adapter (see `lora`) are those of the plain model with the adapter added. They are
 computed one tensor at a time.
 """
@@ -15,8 +18,18 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import Tensor
+from transformers import PreTrainedModel
 
+from envkit.errors import UsageError
 from envkit.types import stable_hash
+
+try:
+    from transformers.core_model_loading import revert_weight_conversion
+except ImportError:  # in transformers 4, a model has the tensors of its files
+
+    def revert_weight_conversion(model: PreTrainedModel, state_dict: dict[str, Tensor]) -> Any:
+        return state_dict
+
 
 INDEX = "model.safetensors.index.json"
 ADAPTER = "default"
@@ -47,6 +60,39 @@ def merged(layer: Any) -> Tensor:
 
 
 @torch.no_grad()
+def in_files(model: Any, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Yield `weights`, which have their names in `model`, as the tensors of a file: views, with their names there.
+
+    Raises:
+        UsageError: A tensor of a file has parts of several weights of the model.
+    """
+    names: set[str] = set()
+    for name, weight in weights:
+        parts = _saved_as(model, name, weight)
+        if parts is None or names & set(parts):
+            raise UsageError(f"{type(model).__name__}: its files join or change weights, which envkit does not support")
+        names |= set(parts)
+        yield from parts.items()
+
+
+def _saved_as(model: Any, name: str, weight: Tensor) -> dict[str, Tensor] | None:
+    """Return views of a contiguous `weight` by their names in a file; None if the file does not have plain parts."""
+    parts: dict[str, Tensor] = revert_weight_conversion(model, {name: weight})
+    if all(part.untyped_storage().data_ptr() == weight.untyped_storage().data_ptr() for part in parts.values()):
+        return parts
+    # transformers has copied some parts. To find the views, let it take the same parts of the places in the weight.
+    place = torch.arange(weight.numel()).view_as(weight)
+    for key, part in revert_weight_conversion(model, {name: place}).items():
+        first = int(part[(0,) * part.ndim])
+        lines = [part.movedim(axis, -1).reshape(-1, size)[0] for axis, size in enumerate(part.shape)]
+        stride = [int(line[-1] - first) // max(len(line) - 1, 1) for line in lines]
+        if not torch.equal(place.as_strided(part.shape, stride, first), part):
+            return None
+        parts[key] = weight.as_strided(part.shape, stride, weight.storage_offset() + first)
+    return parts
+
+
+@torch.no_grad()
 def load_weights(model: Any, path: Path) -> None:
     """Copy weights from a file or a model folder into `model`, rounded to the model's data types.
 
@@ -64,7 +110,7 @@ def load_weights(model: Any, path: Path) -> None:
         if (path / INDEX).exists():
             names = json.loads((path / INDEX).read_text())["weight_map"].values()
             files = [path / name for name in sorted(set(names))]
-    fill(model.state_dict(), files)
+    fill(dict(in_files(model, model.state_dict().items())), files)
 
 
 @torch.no_grad()
@@ -99,7 +145,7 @@ def copy_weights(source: Any, model: Any) -> None:
 
 
 def save_weights(model: Any, path: Path, dtype: torch.dtype, *, shard_bytes: int | None = None) -> Path:
-    """Write the weights of `model`, rounded to `dtype`; tied weights are written once.
+    """Write the weights of `model`, rounded to `dtype`, as `save_pretrained` does; tied weights are written once.
 
     Args:
         model: The model.
@@ -116,14 +162,15 @@ def save_weights(model: Any, path: Path, dtype: torch.dtype, *, shard_bytes: int
     """
     shards: list[list[tuple[str, Tensor]]] = [[]]
     used = 0
-    for name, weight in _plain(model):
+    plain = ((name.replace(_BASE, "."), weight.detach()) for name, weight in _plain(model))
+    for name, weight in in_files(model, plain):
         size = weight.numel() * dtype.itemsize
         if shard_bytes is not None and shards[-1] and used + size > shard_bytes:
             shards.append([])
             used = 0
-        shards[-1].append((name.replace(_BASE, "."), weight))
+        shards[-1].append((name, weight))
         used += size
-    weights = named_weights(model)
+    weights = in_files(model, named_weights(model))
     if len(shards) == 1:
         _write(path, shards[0], weights, dtype)
         return path

@@ -84,14 +84,20 @@ def is_adapted(model: Any) -> bool:
 
 
 def description(model: Any) -> str:
-    """Return the rank and size of the adapter of `model`, for the user; empty without an adapter."""
+    """Return the rank and size of the adapter of `model`, for the user; empty without an adapter.
+
+    It names the fused experts of a mixture of experts, which are not linear layers and have no adapter.
+    """
     if not is_adapted(model):
         return ""
     sizes = {True: 0, False: 0}
     for name, weight in model.named_parameters():
         sizes[is_of_adapter(name)] += weight.numel()
     own, base = (f"{size / 1e6:,.3g} M" for size in (sizes[True], sizes[False]))
-    return f"LoRA rank {model.peft_config[ADAPTER].r}, {own} of {base} parameters trained"
+    places = [name.split(".") for name, _ in model.named_parameters()]
+    fused = sorted({place[-1] for place in places if place[-2:-1] == ["experts"]})
+    frozen = f"; the fused experts ({', '.join(fused)}) have no adapter and stay frozen" if fused else ""
+    return f"LoRA rank {model.peft_config[ADAPTER].r}, {own} of {base} parameters trained{frozen}"
 
 
 def adapter_weights(model: Any) -> dict[str, Tensor]:

@@ -141,22 +141,21 @@ def open_torch_local(context: TrainerContext) -> TorchTrainer:
         targets = () if lora.targets == "all-linear" else tuple(lora.targets)
         base = str(Path(model.path).resolve()) if Path(model.path).is_dir() else model.path
         add_adapter(learning, LoraSettings(lora.rank, lora.alpha, targets), base=base, seed=context.seed)
-    folder: Path | None = context.folder
-    if isinstance(engine, TransformersEngine):
-        engine.copy_from(learning)
-        folder = None
     critic, reference = critic_and_reference(learning, context.algorithm, seed=context.seed)
-    return TorchTrainer(
+    trainer = TorchTrainer(
         learning,
         context.algorithm,
         settings,
-        folder,
+        None if isinstance(engine, TransformersEngine) else context.folder,
         engine_dtype=getattr(engine, "dtype", "float32"),
         critic=critic,
         reference=reference,
         tokenizer=model.tokenizer,
         publishes_adapter=lora is not None and getattr(engine, "takes_adapters", False),
     )
+    if isinstance(engine, TransformersEngine):
+        engine.copy_from(trainer.copy_to)
+    return trainer
 
 
 def device_of(device: str) -> str:

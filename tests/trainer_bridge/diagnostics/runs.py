@@ -170,5 +170,5 @@ def tiny_run(
         learning_rate=learning_rate, critic_learning_rate=1e-3, max_grad_norm=1.0, micro_tokens=4096, seed=7, threads=1
     )
     trainer = TorchTrainer(model, catalogue.resolve("grpo", {}), trainer_settings, None)
-    playing = engine(deepcopy(model), pad_id=0, threads=1, source=model)
+    playing = engine(deepcopy(model), pad_id=0, threads=1, source=trainer.copy_to)
     return Run(folder, playing, trainer, renderer(policy), WordHost(is_alike=is_alike), **how)

@@ -26,6 +26,7 @@ from transformers import (
 from envkit import clock
 from envkit.trainer_bridge.engines.transformers import TransformersEngine
 from envkit.trainer_bridge.rollout import Rollout, RolloutLimits
+from envkit.trainer_bridge.weights.files import copy_weights
 from envkit.types import Completion, FinishReason, SamplingParams, Task, Weights
 from tests.trainer_bridge.fakes import Answer, LetterRenderer, ScriptedHost
 from tests.trainer_bridge.models import open_model, shake
@@ -416,13 +417,18 @@ def test_weights_of_another_model_are_refused(tiny_folder: Path, tmp_path: Path)
     clock.run(main, virtual=True)
 
 
-def test_weights_without_a_location_are_copied_from_the_trainer_s_model(tiny_folder: Path) -> None:
+def test_weights_without_a_location_are_copied_with_their_version(tiny_folder: Path) -> None:
     learning, playing = open_model(tiny_folder), open_model(tiny_folder).bfloat16()
-    engine = TransformersEngine(playing, pad_id=0, source=learning)
     shake(learning, 21)
 
+    async def copy_to(model: Any) -> int:
+        copy_weights(learning, model)
+        return 3
+
+    engine = TransformersEngine(playing, pad_id=0, source=copy_to)
+
     async def main() -> None:
-        await engine.load(Weights(3, ""))
+        await engine.load(Weights(2, ""))  # an update has ended since the weights were published
         got = await engine.generate([1, 5, 6], params(1, n=2))
         assert got.versions == ((3, 2),)
 

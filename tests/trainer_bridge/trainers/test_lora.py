@@ -187,7 +187,7 @@ def test_an_engine_plays_with_the_adapter_added_to_the_weights(kind: str, folder
     one = trainee(folder, None if kind == "memory" else tmp_path / "weights")
     shake_adapter(one.model, 1)
     playing = open_model(folder)
-    engine = TransformersEngine(playing, pad_id=0, source=one.model)
+    engine = TransformersEngine(playing, pad_id=0, source=one.trainer.copy_to)
     published = one.publish()
     clock.run(partial(engine.load, published), virtual=True)
     samples = draw_samples(0, 8, folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ import torch
 
 from envkit.errors import UsageError
 from envkit.trainer_bridge.algorithms import catalogue
+from envkit.trainer_bridge.diagnostics import checks
 from envkit.trainer_bridge.trainers.batching import passes
 from envkit.trainer_bridge.trainers.torch_local import TorchTrainer, TrainerSettings
-from envkit.types import Sample
+from envkit.types import Sample, floats
 from tests.golden import slow
 from tests.trainer_bridge.models import sample
 from tests.trainer_bridge.trainees import KINDS, Trainee, completion_logps, draw_samples, with_logprobs
@@ -175,14 +177,13 @@ def test_a_large_gradient_is_cut_to_the_bound_and_reported_as_it_was(tiny_folder
 
 
 @pytest.mark.parametrize(("kind", "key"), [("grpo", "learning_rate"), ("ppo", "critic_learning_rate")])
-def test_a_gradient_that_is_no_number_is_refused_and_moves_nothing(
+def test_gradients_that_are_no_numbers_move_nothing_and_end_the_run_after_three_in_a_row(
     kind: str, key: str, tiny_folder: Path, tmp_path: Path
 ) -> None:
-    trainee = Trainee(tiny_folder, tmp_path, preset=kind, minibatches=1)
+    trainee = Trainee(tiny_folder, tmp_path, preset=kind, minibatches=3)
     trainee.update(draw_samples(2, 8, tiny_folder))
     before = trainee.weights()
-    spoiled: Any = trainee.model if trainee.critic is None else trainee.critic.head
-    next(spoiled.parameters()).register_hook(lambda gradient: gradient * math.nan)
+    spoil(trainee, "xxx")
     with pytest.raises(UsageError) as caught:
         trainee.update(draw_samples(2, 8, tiny_folder))
     assert str(caught.value) == (
@@ -190,6 +191,59 @@ def test_a_gradient_that_is_no_number_is_refused_and_moves_nothing(
         f"lower trainer.{key} and continue from the last checkpoint with --resume"
     )
     assert trainee.weights() == before
+
+
+def spoil(trainee: Trainee, passes: str) -> None:
+    """Make the gradient NaN in the passes that are marked by an x."""
+    spoiled: Any = trainee.model if trainee.critic is None else trainee.critic.head
+    marks = iter(passes)
+    next(spoiled.parameters()).register_hook(lambda gradient: gradient * (math.nan if next(marks) == "x" else 1.0))
+
+
+@pytest.mark.parametrize("kind", ["grpo", "ppo"])
+def test_an_update_whose_gradient_is_no_number_is_left_out_and_counted(
+    kind: str, tiny_folder: Path, tmp_path: Path
+) -> None:
+    trainee = Trainee(tiny_folder, tmp_path, preset=kind, minibatches=3)
+    spoil(trainee, "x.xx.x")
+    samples = draw_samples(2, 9, tiny_folder)
+    reports = [trainee.update(samples), trainee.update(samples)]
+    assert [(report["updates"], report["nonfinite_updates"]) for report in reports] == [(1.0, 2.0), (1.0, 2.0)]
+    assert all(math.isfinite(value) for report in reports for value in report.values())
+    assert all(math.isfinite(value) for values in trainee.weights().values() for value in values)
+    assert trainee.trainer.version == 2
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+def test_an_update_with_nothing_to_learn_leaves_policy_and_optimiser_as_they_are(
+    is_large: bool, tiny_folder: Path, tmp_path: Path
+) -> None:
+    trainee = Trainee(tiny_folder, tmp_path, preset="grpo", is_large=is_large, weight_decay=0.1)
+    trainee.update(draw_samples(2, 8, tiny_folder))
+    before, state, published = trainee.weights(), optimiser_state(trainee), trainee.publish()
+    same = [replace(one, rewards=floats([0.0] * len(one.rewards))) for one in draw_samples(3, 8, tiny_folder)]
+    report = trainee.update(same)
+    assert (report["updates"], report["skipped_updates"], report["grad_norm"]) == (0.0, 2.0, 0.0)
+    assert (trainee.weights(), optimiser_state(trainee)) == (before, state)
+    after = trainee.publish()
+    assert (after.version, after.checksum) == (2, published.checksum)
+    assert not checks.of_metrics(report, [report], invalid_steps=1, tolerance_nats=1.0)
+
+
+def optimiser_state(trainee: Trainee) -> list[list[float]]:
+    state = trainee.trainer._optimizer.state_dict()["state"]
+    return [tensor.flatten().tolist() for one in state.values() for tensor in one.values()]
+
+
+def test_the_critic_learns_from_an_update_in_which_the_policy_has_nothing_to_learn(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    trainee = Trainee(tiny_folder, tmp_path, preset="ppo", epochs=1, minibatches=1)
+    trainee.update(draw_samples(2, 8, tiny_folder))
+    before = trainee.weights()
+    report = trainee.update([sample([1, 5, 4], ([6], ()), rewards=[1.0])])  # a single advantage is normalised to 0
+    moved = {name.partition(".")[0] for name, values in trainee.weights().items() if values != before[name]}
+    assert (report["skipped_updates"], moved) == (1.0, {"critic"})
 
 
 def test_advantages_are_clipped_where_asked(tiny_folder: Path, tmp_path: Path) -> None:

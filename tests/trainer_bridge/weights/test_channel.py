@@ -11,10 +11,12 @@ from pathlib import Path
 
 import anyio
 import pytest
+import torch
 
 from envkit import clock
 from envkit.trainer_bridge.engines.transformers import TransformersEngine
 from envkit.trainer_bridge.weights.channel import Push, WeightChannel, weights_folder
+from envkit.trainer_bridge.weights.files import checksum
 from envkit.types import PauseMode, Weights
 from tests.trainer_bridge.fakes import ScriptedEngine, ScriptedTrainer
 from tests.trainer_bridge.models import open_model
@@ -128,7 +130,7 @@ def test_an_engine_has_the_weights_of_the_trainer_after_each_push(kind: str, tin
     weights = tmp_path / "weights"
     trainee = Trainee(tiny_folder, weights if kind == "file" else None, preset="grpo")
     playing = open_model(tiny_folder)
-    engine = TransformersEngine(playing, pad_id=0, source=trainee.model)
+    engine = TransformersEngine(playing, pad_id=0, source=trainee.trainer.copy_to)
 
     async def main() -> None:
         channel = WeightChannel(trainee.trainer, engine)
@@ -143,6 +145,47 @@ def test_an_engine_has_the_weights_of_the_trainer_after_each_push(kind: str, tin
 
     clock.run(main)
     assert (names(weights) if weights.exists() else []) == (["version-2.safetensors"] if kind == "file" else [])
+
+
+@pytest.mark.parametrize("kind", ["file", "memory"])
+def test_pushes_during_an_update_wait_for_its_weights(kind: str, tiny_folder: Path, tmp_path: Path) -> None:
+    trainee = Trainee(tiny_folder, tmp_path / "weights" if kind == "file" else None, preset="grpo", minibatches=8)
+    playing = open_model(tiny_folder)
+    engine = TransformersEngine(playing, pad_id=0, source=trainee.trainer.copy_to)
+    samples = draw_samples(4, 32, tiny_folder)
+    channel = WeightChannel(trainee.trainer, engine)
+
+    async def main() -> None:
+        await trainee.trainer.accumulate(samples)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(trainee.trainer.update)
+            await anyio.wait_all_tasks_blocked()  # until the update runs
+            found = [await channel.push() for _ in range(4)]
+        expected = (1, checksum(trainee.model, torch.float32))
+        assert [(push.weights.version, push.weights.checksum) for push in found] == [expected] * 4
+        assert (await engine.health()).version == 1
+        assert checksum(playing, torch.float32) == expected[1]
+
+    clock.run(main)
+
+
+def test_an_engine_that_copies_during_an_update_gets_the_weights_after_it(tiny_folder: Path) -> None:
+    trainee = Trainee(tiny_folder, None, preset="grpo", minibatches=8)
+    playing = open_model(tiny_folder)
+    engine = TransformersEngine(playing, pad_id=0, source=trainee.trainer.copy_to)
+    samples = draw_samples(4, 32, tiny_folder)
+
+    async def main() -> None:
+        published = await trainee.trainer.publish()
+        await trainee.trainer.accumulate(samples)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(trainee.trainer.update)
+            await anyio.wait_all_tasks_blocked()
+            await engine.load(published)
+        assert (await engine.health()).version == 1
+        assert checksum(playing, torch.float32) == checksum(trainee.model, torch.float32)
+
+    clock.run(main)
 
 
 def test_the_folder_of_weights_is_in_memory_and_is_gone_after_a_run(tmp_path: Path) -> None:

@@ -1,0 +1,138 @@
+"""Files of weights have the names and shapes of the architecture's checkpoints, and are read back exactly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MixtralConfig,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen3MoeConfig,
+)
+
+from envkit import clock
+from envkit.errors import UsageError
+from envkit.trainer_bridge.engines.transformers import TransformersEngine
+from envkit.trainer_bridge.weights import files, lora
+from envkit.trainer_bridge.weights.lora import LoraSettings
+from envkit.types import Weights
+from tests.trainer_bridge.models import open_model, shake
+from tests.trainer_bridge.trainees import Trainee, draw_samples
+
+Auto: Any = AutoModelForCausalLM
+SIZES: dict[str, Any] = {
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "pad_token_id": 0,
+}
+EXPERTS: dict[str, Any] = {"moe_intermediate_size": 8, "head_dim": 8}
+CONFIGS: dict[str, PretrainedConfig] = {
+    "llama": LlamaConfig(**SIZES),
+    "qwen2, tied": Qwen2Config(**SIZES, tie_word_embeddings=True),
+    "qwen3 moe": Qwen3MoeConfig(**SIZES, **EXPERTS, num_experts=4, num_experts_per_tok=2),
+    "qwen3 moe, one expert": Qwen3MoeConfig(**SIZES, **EXPERTS, num_experts=1, num_experts_per_tok=1),
+    "mixtral, tied": MixtralConfig(**SIZES, num_local_experts=3, tie_word_embeddings=True),
+}
+
+
+@pytest.fixture(params=CONFIGS)
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    model = Auto.from_config(CONFIGS[request.param])
+    shake(model, 1)
+    model.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    with safe_open(path, framework="pt") as opened:
+        return {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
+
+
+def loaded(folder: Path, weights: Weights) -> Any:
+    """The model of an engine that has loaded the weights over others."""
+    playing = open_model(folder)
+    shake(playing, 2)
+    clock.run(lambda: TransformersEngine(playing, pad_id=0).load(weights))
+    return playing
+
+
+def are_equal(one: Any, other: Any) -> bool:
+    pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
+    return all(torch.equal(*pair) for pair in pairs)
+
+
+def test_published_weights_have_the_tensors_of_the_checkpoint_and_are_loaded_exactly(
+    folder: Path, tmp_path: Path
+) -> None:
+    trainee = Trainee(folder, tmp_path / "weights", preset="grpo")
+    trainee.update(draw_samples(1, 8, folder))
+    published = trainee.publish()
+    assert shapes(Path(published.location)) == shapes(folder / "model.safetensors")
+    assert are_equal(loaded(folder, published), trainee.model)
+    trainee.model.save_pretrained(tmp_path / "saved")
+    read = Auto.from_pretrained(tmp_path / "saved", dtype=torch.float32)
+    files.load_weights(read, Path(published.location))
+    assert are_equal(read, trainee.model)
+
+
+def test_weights_in_shards_are_those_of_one_file(folder: Path, tmp_path: Path) -> None:
+    model = open_model(folder)
+    place = files.save_weights(model, tmp_path / "shards.safetensors", torch.float32, shard_bytes=2000)
+    assert place.is_dir()
+    assert are_equal(loaded(folder, Weights(1, str(place))), model)
+
+
+def test_a_trainer_continues_from_its_checkpoint(folder: Path, tmp_path: Path) -> None:
+    how: dict[str, Any] = {"preset": "grpo", "kl_coefficient": 0.1}
+    one, other = Trainee(folder, None, **how), Trainee(folder, None, **how)
+    (tmp_path / "checkpoint").mkdir()
+    one.update(draw_samples(1, 8, folder))
+    one.save(tmp_path / "checkpoint")
+    shake(other.reference, 3)
+    other.restore(tmp_path / "checkpoint")
+    for trainee in (one, other):
+        trainee.update(draw_samples(2, 8, folder))
+    assert are_equal(other.model, one.model)
+    assert are_equal(other.reference, one.reference)
+
+
+@pytest.mark.parametrize("kind", ["qwen3 moe", "mixtral, tied"])
+def test_an_adapter_of_a_mixture_of_experts_names_what_is_frozen(kind: str, tmp_path: Path) -> None:
+    model = Auto.from_config(CONFIGS[kind])
+    shake(model, 1)
+    model.save_pretrained(tmp_path / "model")
+    trainee = Trainee(
+        tmp_path / "model", tmp_path / "weights", preset="grpo", adapter=LoraSettings(2, 4.0), learning_rate=0.1
+    )
+    line = lora.description(trainee.model)
+    assert line.endswith("; the fused experts (down_proj, gate_up_proj) have no adapter and stay frozen")
+    trainee.update(draw_samples(1, 8, tmp_path / "model"))
+    published = trainee.publish()
+    assert shapes(Path(published.location)) == shapes(tmp_path / "model" / "model.safetensors")
+    playing = loaded(tmp_path / "model", published)
+    for name, weight in files.named_weights(trainee.model):
+        assert torch.equal(playing.get_parameter(name), weight), name
+
+
+def test_an_adapter_of_a_dense_model_has_no_such_note(tmp_path: Path) -> None:
+    Auto.from_config(CONFIGS["llama"]).save_pretrained(tmp_path)
+    model = Trainee(tmp_path, None, preset="grpo", adapter=LoraSettings(2, 4.0)).model
+    assert "experts" not in lora.description(model)
+
+
+def test_a_file_that_would_join_weights_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Auto.from_config(CONFIGS["llama"])
+    monkeypatch.setattr(files, "revert_weight_conversion", lambda _, weights: {"joined": next(iter(weights.values()))})
+    with pytest.raises(UsageError, match="LlamaForCausalLM: its files join or change weights"):
+        files.save_weights(model, tmp_path / "weights.safetensors", torch.float32)
