@@ -173,7 +173,7 @@ class TrainerSection(Section):
     checkpoint_every: Count = 10
     """Train steps between two checkpoints."""
     keep_checkpoints: Count = 2
-    """Number of most recent checkpoints to keep. The checkpoint of the evaluation with the highest success is also kept."""
+    """Number of most recent checkpoints to keep, beside that of the evaluation with the highest success."""
     threads: Annotated[int, Field(ge=0)] = 0
     """Number of torch threads. 0: one for sampling from a tiny policy; for learning, one per core, or a single one if
     the load average at the start exceeds the number of cores. Results are reproducible bit by bit only with the same
