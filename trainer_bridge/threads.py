@@ -1,12 +1,35 @@
-"""The number of torch threads: few for sampling from a tiny policy, one per core for learning."""
+"""torch's threads: how they wait for each other, and their number."""
 
 from __future__ import annotations
 
 import os
+import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
+_WAITING = "OMP_WAIT_POLICY"
+_SET_BY_USERS = (_WAITING, "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+
+
+def wait_passively() -> None:
+    """Let OpenMP's threads sleep while they wait, unless the user has set how they wait; call this before torch loads.
+
+    By default, they spin. If another program runs, a thread that spins takes the core that the thread it waits for
+    needs, and sampling from a language model becomes many times slower (``docs/evidence/torch-threads.json``). The
+    setting is an environment variable, so programs that this process starts have it too, such as vLLM's server.
+    """
+    if any(name in os.environ for name in _SET_BY_USERS):
+        return
+    os.environ[_WAITING] = "passive"
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.get_num_threads() > 1:
+        warnings.warn(
+            "torch was loaded before envkit could set OMP_WAIT_POLICY=passive, so its threads spin while they wait: "
+            "sampling is slow while other programs run. Set this environment variable before Python starts",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 
 @contextmanager
@@ -15,6 +38,8 @@ def torch_threads(count: int) -> Iterator[None]:
 
     Enter the block in the thread that computes, because OpenMP keeps a separate number for each thread that calls it.
     """
+    import torch
+
     before = torch.get_num_threads()
     if count and count != before:
         torch.set_num_threads(count)
@@ -25,13 +50,8 @@ def torch_threads(count: int) -> Iterator[None]:
             torch.set_num_threads(before)
 
 
-def learning_threads(load: float) -> tuple[int, str]:
-    """Return the number of threads for learning, and a line for the user if it was reduced (otherwise an empty text).
+def default_threads() -> int:
+    """Return torch's own number of threads: one per core, or the user's OMP_NUM_THREADS."""
+    import torch
 
-    If `load`, the machine's load average before the run, exceeds the number of cores, the number is reduced to 1.
-    """
-    cores = os.cpu_count() or 1
-    default = torch.get_num_threads()
-    if default > 1 and load > cores:
-        return 1, f"threads: 1 for learning, because the load average {load:.1f} exceeds the number of cores ({cores})"
-    return default, ""
+    return torch.get_num_threads()

@@ -175,9 +175,8 @@ class TrainerSection(Section):
     keep_checkpoints: Count = 2
     """Number of most recent checkpoints to keep, beside that of the evaluation with the highest success."""
     threads: Annotated[int, Field(ge=0)] = 0
-    """Number of torch threads. 0: one for sampling from a tiny policy; for learning, one per core, or a single one if
-    the load average at the start exceeds the number of cores. Results are reproducible bit by bit only with the same
-    number of threads."""
+    """Number of torch threads. 0: one for sampling from a tiny policy, otherwise one per core. Results are
+    reproducible bit by bit only with the same number of threads."""
 
 
 class LoraSection(Section):

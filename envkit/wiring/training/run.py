@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, closing
 from functools import partial
@@ -167,16 +166,14 @@ class _Run:
                         await loop.save()
 
     def _learning_threads(self) -> int:
-        """Return `trainer.threads`, or else the number that was chosen by CPU load when the run first started."""
+        """Return `trainer.threads`, or else torch's number of threads when the run first started."""
         if not isinstance(self._run.trainer, TorchTrainerSection):
             return self._run.trainer.threads
-        from envkit.trainer_bridge.threads import learning_threads  # imported late: loads torch
+        from envkit.trainer_bridge.threads import default_threads  # imported late: loads torch
 
         chosen = self._run.trainer.threads or self._state.facts.get("threads")
         if not isinstance(chosen, int):
-            chosen, why = learning_threads(os.getloadavg()[0])
-            if why:
-                self._display.announce(why)
+            chosen = default_threads()
         self._state.facts["threads"] = chosen
         return chosen
 

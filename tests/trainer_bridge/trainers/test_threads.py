@@ -1,8 +1,10 @@
-"""Torch threads: the number for learning, and its scope."""
+"""Torch threads: how they wait, their number, and its scope."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,14 +13,13 @@ import torch
 
 from envkit import clock, config
 from envkit.trainer_bridge.engines.transformers import TransformersEngine
-from envkit.trainer_bridge.threads import learning_threads, torch_threads
+from envkit.trainer_bridge.engines.vllm import launch
+from envkit.trainer_bridge.threads import torch_threads
 from envkit.trainer_bridge.warmup.warmup import Imitator, Stage
 from envkit.wiring.training.policy import playing_threads
 from tests.trainer_bridge.models import open_model, sample
 from tests.trainer_bridge.trainees import KINDS, Trainee, draw_samples
 from tests.trainer_bridge.watched import params
-
-CORES = os.cpu_count() or 1
 
 
 @pytest.fixture
@@ -30,17 +31,48 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.usefixtures("two_threads")
-def test_learning_takes_all_threads_and_one_where_the_load_is_above_the_cores() -> None:
-    assert learning_threads(0.0) == (2, "")
-    assert learning_threads(float(CORES)) == (2, "")
-    count, why = learning_threads(CORES + 0.6)
-    assert count == 1
-    assert why == f"threads: 1 for learning, because the load average {CORES}.6 exceeds the number of cores ({CORES})"
+def python(program: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a program in a process whose OpenMP threads nobody has set."""
+    unset = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "OMP_DISPLAY_ENV")
+    kept = {name: value for name, value in os.environ.items() if name not in unset}
+    return subprocess.run([sys.executable, "-c", program], env=kept | env, capture_output=True, text=True, check=True)
 
 
-def test_where_torch_has_one_thread_there_is_nothing_to_say() -> None:
-    assert learning_threads(CORES + 100.0) == (1, "")
+@pytest.mark.parametrize(
+    "start",
+    [
+        "import envkit.trainer_bridge.trainers.torch_local",
+        "import envkit.wiring.training.torch_parts",
+        "from envkit.wiring.evaluation import local_models; import envkit.trainer_bridge.engines.transformers",
+    ],
+)
+def test_torch_starts_with_threads_that_sleep_while_they_wait(start: str) -> None:
+    # OpenMP itself prints its settings when torch loads it.
+    assert "OMP_WAIT_POLICY = 'PASSIVE'" in python(start, OMP_DISPLAY_ENV="true").stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [("OMP_WAIT_POLICY", "active", "OMP_WAIT_POLICY = 'ACTIVE'"), ("GOMP_SPINCOUNT", "5", "GOMP_SPINCOUNT = '5'")],
+)
+def test_how_threads_wait_is_the_users_choice(name: str, value: str, shown: str) -> None:
+    done = python("import envkit.trainer_bridge.trainers.torch_local", OMP_DISPLAY_ENV="verbose", **{name: value})
+    assert shown in done.stderr
+
+
+def test_a_program_that_loaded_torch_first_is_told_once_what_to_set() -> None:
+    program = "import torch; torch.set_num_threads({}); import envkit.trainer_bridge; import envkit.trainer_bridge.loop"
+    told = python(program.format(2)).stderr
+    assert told.count("Set this environment variable before Python starts") == 1
+    assert python(program.format(2), OMP_WAIT_POLICY="passive").stderr == ""
+    assert python(program.format(1)).stderr == ""  # a single thread waits for no other
+
+
+def test_vllms_server_starts_with_threads_that_sleep_while_they_wait() -> None:
+    settings = launch.ServerSettings(
+        python=sys.executable, model="some/model", dtype="float32", max_model_len=64, max_num_seqs=4
+    )
+    assert launch.environment(settings, os.environ, on_cpu=True)["OMP_WAIT_POLICY"] == "passive"
 
 
 @pytest.mark.parametrize(
