@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import itertools
 import selectors
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 import anyio
 import anyio.to_thread
+from anyio._backends._asyncio import CancelScope
 from anyio.abc import TaskGroup
 
 T = TypeVar("T")
@@ -129,8 +131,9 @@ async def end_tasks(tasks: TaskGroup, error: BaseException | None = None) -> Non
 class VirtualLoop(asyncio.SelectorEventLoop):
     """An event loop whose time jumps to the next timer when nothing is ready.
 
-    Timers with the same deadline run in the order in which they were set. The class uses private names of asyncio
-    (`_ready`, `_scheduled`, `_run_once`, `_timer_handle_cancelled`): check them for each new Python version.
+    Timers with the same deadline run in the order in which they were set, and a cancellation reaches tasks in the same
+    order in every process. The class uses private names of asyncio (`_ready`, `_scheduled`, `_run_once`,
+    `_timer_handle_cancelled`) and of anyio (`CancelScope._host_task`): check them for each new version.
 
     Attributes:
         holds: Number of running waits in real time (for threads, sockets, processes), during which virtual time stops.
@@ -144,6 +147,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._turns_without_time = 0
         self.holds = 0
         super().__init__(selectors.DefaultSelector())
+        self.set_task_factory(_numbered(itertools.count()))
+        # anyio cancels the tasks and scopes inside a scope in the order of two sets. By default, their hashes are
+        # addresses in memory. A scope is in such a set only while its task runs in it.
+        CancelScope.__hash__ = lambda scope: hash(scope._host_task)  # type: ignore[method-assign]
 
     def time(self) -> float:
         return self._virtual_now
@@ -217,6 +224,22 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         events = self._selector.select(timeout)  # type: ignore[attr-defined]
         self._process_events(events)  # type: ignore[attr-defined]
         return bool(events)
+
+
+class _NumberedTask(asyncio.Task[Any]):
+    """A task whose hash is its number, so that a set of tasks has the same order in every process."""
+
+    def __init__(self, number: int, *args: Any, **options: Any) -> None:
+        self._number = number
+        super().__init__(*args, **options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
+def _numbered(numbers: Iterator[int]) -> Callable[..., asyncio.Task[Any]]:
+    """Return a task factory for an event loop."""
+    return lambda loop, coroutine, **options: _NumberedTask(next(numbers), coroutine, loop=loop, **options)
 
 
 def compensate_loop_lag(answered_at: float, late_s: float, *, now: float) -> float:

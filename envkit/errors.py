@@ -132,7 +132,11 @@ class SessionNotFoundError(EnvkitError):
 
 
 class SessionConflictError(EnvkitError):
-    """The session id is in use for another task, or the requested turn was already played with another action."""
+    """The session id is in use.
+
+    It is that of another task, the turn was already played with another action, or an engine already completes a prompt
+    of it.
+    """
 
     code = "session_conflict"
     status = 409

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import anyio
 import anyio.lowlevel
 
@@ -42,6 +46,53 @@ def test_durations_below_a_millisecond_are_measured_also_in_a_loop_whose_clock_i
         return seconds
 
     assert min(clock.run(main, fast=True)) >= SPIN_S
+
+
+_CANCELLED = """
+import random, sys
+import anyio
+from envkit import clock
+
+kept = [bytearray(random.randrange(1, 2000)) for _ in range(random.randrange(20000))]  # another layout of the memory
+
+async def wait(number, ended):
+    try:
+        with anyio.move_on_after(1e6 if number % 3 else None):
+            if number % 2:
+                async with anyio.create_task_group() as inner:
+                    inner.start_soon(wait, number + 1000, ended) if number < 1000 else None
+                    await anyio.sleep_forever()
+            await anyio.sleep(1e5 + number)
+    finally:
+        ended.append(number)
+
+async def main():
+    ended = []
+    async with anyio.create_task_group() as tasks:
+        for number in range(40):
+            tasks.start_soon(wait, number, ended)
+            kept.append(bytearray(random.randrange(1, 2000)))
+        await anyio.sleep(60)
+        tasks.cancel_scope.cancel()
+    print(ended)
+
+clock.run(main, virtual=True)
+"""
+
+
+def test_a_cancellation_reaches_tasks_in_the_same_order_in_every_process() -> None:
+    orders = {
+        subprocess.run(
+            [sys.executable, "-c", _CANCELLED],
+            env={**os.environ, "PYTHONHASHSEED": str(seed)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in range(1, 7)
+    }
+    assert len(orders) == 1
+    assert len(orders.pop().split(",")) == 60
 
 
 def test_durations_are_virtual_in_virtual_time() -> None:

@@ -52,7 +52,7 @@ def _sample(trajectory: Trajectory, turns: Sequence[Turn], first: int, rewards: 
     ranges = [one for turn in turns for one in turn.completion.versions]
     versions[mask] = np.repeat([version for version, _ in ranges], [count for _, count in ranges])
     return Sample(
-        group=trajectory.task.key,
+        group=trajectory.group or trajectory.task.key,
         token_ids=np.concatenate(parts),
         mask=mask,
         logprobs=logprobs,

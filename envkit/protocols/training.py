@@ -39,8 +39,12 @@ class Engine(Protocol):
             session: Id of the episode that the prompt belongs to; None to cache nothing. The next prompt of an episode
                 usually begins with this prompt and its completion, so the engine may keep their KV cache. Before reuse,
                 it must check that the new prompt begins with the cached tokens: a chat template may rewrite old turns.
+                A session is one sequence: it has at most one call at a time.
             so_far: The beginning of the completion, from a call with the same prompt that was aborted. The result
                 contains it, with its log-probabilities and versions, and `params.max_tokens` counts its tokens.
+
+        Raises:
+            SessionConflictError: Another call of the session is in progress, and was neither aborted nor cancelled.
         """
         ...
 

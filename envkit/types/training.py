@@ -176,6 +176,7 @@ class RolloutRequest:
         member: Index in its group, from 0.
         params: Sampling parameters. The seed of each turn is derived from `params.seed` and the turn's index.
         attempt: Number of earlier attempts that were void.
+        group: Key of its group, unique in the run also if two groups play the same task. Empty: that of the task.
     """
 
     key: str
@@ -183,6 +184,7 @@ class RolloutRequest:
     member: int
     params: SamplingParams
     attempt: int = 0
+    group: str = ""
 
     @property
     def session(self) -> str:
@@ -206,6 +208,7 @@ class Trajectory:
         cause: Why its sandbox was lost; None if it was not lost, or if the cause is unknown.
         key: Key of its `RolloutRequest`.
         attempt: Number of earlier attempts that were void.
+        group: `RolloutRequest.group`.
         began_s: When the episode was requested, in seconds on the event loop's clock.
         queue_s: Seconds that it waited for an environment.
         reset_s: Seconds from then to the first observation.
@@ -224,6 +227,7 @@ class Trajectory:
     cause: Cause | None = None
     key: str = ""
     attempt: int = 0
+    group: str = ""
     began_s: float = 0.0
     queue_s: float = 0.0
     reset_s: float = 0.0
@@ -254,7 +258,7 @@ class Sample:
     """A token sequence for training, in 17 bytes a token. The constructor converts sequences to arrays.
 
     Attributes:
-        group: Key of the task. Episodes of the same group are compared with each other.
+        group: Key of the group. Episodes of the same group play the same task, and are compared with each other.
         token_ids: Whole sequence [L].
         mask: True on tokens of the policy, False on prompt and observation [L].
         logprobs: Log-probabilities (nats) at sampling time, 0 where the mask is False [L].

@@ -58,9 +58,9 @@ def test_the_checkpoint_of_the_best_evaluation_is_kept_beside_the_newest(tmp_pat
 def test_every_train_step_plays_the_next_tasks_with_the_newest_weights(tmp_path: Path) -> None:
     part = Part(tmp_path, eval_tasks=0).run()
     for version, samples in part.trainer.taught:
-        numbers = [2 * (version - 1), 2 * (version - 1) + 1]
-        assert [sample.group for sample in samples] == [Task("Scripted-v0", n).key for n in numbers for _ in range(2)]
+        assert [sample.group for sample in samples] == [f"train-{version}/0000000{n}" for n in (0, 0, 1, 1)]
         assert {one for sample in samples for one in sample.versions.tolist()} == {-1, version - 1}
+    assert part.played == [number for number in range(12) for _ in range(2)]
     seeds = [call.params.seed for call in part.engine.calls]
     assert len(set(seeds)) == len(seeds) == 6 * 2 * 2 * 2
 
@@ -303,9 +303,9 @@ def test_a_killed_run_continues_from_its_newest_checkpoint(tmp_path: Path) -> No
     shutil.rmtree(tmp_path / "whole" / "step-6")
     second = Part(tmp_path / "whole").run()
     assert list(second.notes.steps) == [5, 6]
-    assert list(second.notes.evaluations) == [4, 6]
-    assert second.notes.steps == {step: whole.notes.steps[step] for step in (4, 5, 6)}
-    assert plain(second.trainer.taught) == plain(whole.trainer.taught[3:])
+    assert list(second.notes.evaluations) == [6]
+    assert second.notes.steps == {step: whole.notes.steps[step] for step in (5, 6)}
+    assert plain(second.trainer.taught) == plain(whole.trainer.taught[4:])
 
 
 def test_an_update_in_progress_at_an_interrupt_is_finished_and_recorded(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from envkit import clock
+from envkit.errors import SessionConflictError
 from envkit.types import Completion, EngineHealth, FinishReason, Ints, PauseMode, SamplingParams, Weights, ints
 
 from ..output_layer import widen
@@ -151,6 +152,10 @@ class TransformersEngine:
                 return so_far
             if len(request.tokens) >= params.max_tokens:
                 return replace(so_far, finish=FinishReason.LENGTH)
+        if any(one.session == name and not one.is_done for one in (*self._running, *self._waiting)):
+            raise SessionConflictError(
+                f"session {name}: a completion is in progress; wait for it, or use another session"
+            )
         self._waiting.append(request)
         try:
             while not request.is_done:

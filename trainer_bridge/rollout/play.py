@@ -1,6 +1,6 @@
 """One episode, played by the policy: `play` leases an environment, and alternates between completions and steps.
 
-Each deadline is attributed to the component that missed it. Sampling seeds depend only on the episode and the turn.
+Each deadline is attributed to the component that missed it. Sampling seeds depend only on the request and the turn.
 """
 
 from __future__ import annotations
@@ -293,6 +293,7 @@ class _Playing:
             cause=self.cause,
             key=self.request.key,
             attempt=self.request.attempt,
+            group=self.request.group,
             began_s=self.began_s,
             queue_s=self.queue_s,
             reset_s=self.reset_s,

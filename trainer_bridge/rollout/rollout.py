@@ -15,7 +15,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from envkit.protocols import Engine, EnvHost, Gate, QueueingHost, Renderer
-from envkit.types import Group, RolloutRequest, SamplingParams, Task, Trajectory, stable_hash
+from envkit.types import Group, RolloutRequest, SamplingParams, StopReason, Task, Trajectory, stable_hash
 
 from .gates import Lockstep, OpenGate
 from .play import RolloutLimits, play
@@ -68,7 +68,8 @@ class Rollout:
             phase: Name of this call, unique in the run; the keys of the episodes begin with it.
             temperature: Sampling temperature; 0 is greedy.
             seed: Sampling seed. The seed of a turn is derived from it, the index of the task, the index of the episode
-                in its group, and the turn.
+                in its group, the turn, and the number of earlier attempts if the last one missed a deadline: an action
+                that hangs the environment is not simply repeated.
             on_begin: Called with each episode that begins, also before a retry.
             on_episode: Called with each episode that ends, finished or void.
             skip: Episodes to omit, as pairs of the index of the task and the index in its group.
@@ -79,8 +80,8 @@ class Rollout:
         params = SamplingParams(temperature=temperature, max_tokens=self.limits.turn_tokens, stop=self.renderer.stop)
 
         def request_of(index: int, member: int) -> RolloutRequest:
-            key, own = f"{phase}/{index:08d}/{member:04d}", replace(params, seed=stable_hash(seed, index, member))
-            return RolloutRequest(key, tasks[index], member, own)
+            group, own = f"{phase}/{index:08d}", replace(params, seed=stable_hash(seed, index, member))
+            return RolloutRequest(f"{group}/{member:04d}", tasks[index], member, own, group=group)
 
         numbers = [(index, member) for index in range(len(tasks)) for member in range(group_size)]
         requests = {number: request_of(*number) for number in numbers if number not in skip}
@@ -105,7 +106,7 @@ class Rollout:
 
         waiting = list(requests.values())
         void: list[Trajectory] = []
-        for attempt in range(self.limits.retries + 1):
+        for _ in range(self.limits.retries + 1):
             started = 0
             async with anyio.create_task_group() as running:
                 while started < len(waiting):
@@ -118,7 +119,7 @@ class Rollout:
                             await graded.wait()
             lost = [request for request in waiting if played[request.key].stop.is_void]
             void += [played[request.key] for request in lost]
-            waiting = [replace(request, attempt=attempt + 1) for request in lost]
+            waiting = [_retry(request, played[request.key].stop) for request in lost]
             if not waiting:
                 break
         members: list[list[Trajectory]] = [[] for _ in tasks]
@@ -148,6 +149,14 @@ class Rollout:
         for request in requests:
             running.start_soon(one, request, gate, on_played)
         await all_played.wait()
+
+
+def _retry(request: RolloutRequest, stop: StopReason) -> RolloutRequest:
+    """Return the next attempt at a request whose last attempt was void and ended with `stop`."""
+    attempt, params = request.attempt + 1, request.params
+    if stop is StopReason.TIMEOUT:
+        params = replace(params, seed=stable_hash(params.seed, "attempt", attempt))
+    return replace(request, attempt=attempt, params=params)
 
 
 @dataclass(frozen=True, slots=True)

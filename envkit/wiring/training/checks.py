@@ -24,7 +24,7 @@ from envkit.trainer_bridge.warmup.dialogues import parse_dialogues
 from envkit.wiring import environments, tasks
 from envkit.wiring.environments import Resources
 from envkit.wiring.training.kinds import vllm
-from envkit.wiring.training.models import CATALOGUE, is_cached, is_path, verify
+from envkit.wiring.training.models import CATALOGUE, check_length, is_cached, is_path, verify
 from envkit.wiring.training.remote import check_served
 from envkit.wiring.training.resolve import algorithm_of, creates_policy, is_served_only, is_tiny, keys_of
 
@@ -184,6 +184,10 @@ def _check_engine(run: RunConfig) -> None:
         raise ConfigError(found)
     if section.model is not None:
         _check_model(section.model)
+        try:
+            check_length(section.model, run.rollout.max_tokens)
+        except UsageError as error:
+            raise ConfigError([error.detail]) from None
 
 
 def _check_renderer(run: RunConfig) -> None:

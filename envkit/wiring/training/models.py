@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
+import orjson
+
 from envkit.errors import UsageError, did_you_mean
 from envkit.installation import command
 from envkit.trainer_bridge.models import cache, wheel
@@ -57,6 +59,31 @@ def verify(name: str) -> None:
         raise UsageError(f"no model is called {name!r}{near}")
 
 
+def check_length(name: str, max_tokens: int) -> None:
+    """Check that the model `name` has positions for `max_tokens` tokens; transformers would silently go beyond them.
+
+    A model whose RoPE is scaled by a factor is not checked, nor is one without a configuration file on this machine,
+    such as that of a GGUF file.
+
+    Raises:
+        UsageError: The model has fewer positions.
+    """
+    path = CATALOGUE[name].folder if name in CATALOGUE else Path(name).expanduser()
+    if (base := base_of(path)) is not None:
+        return check_length(base, max_tokens)
+    file = path / "config.json" if path.is_dir() else None if is_path(name) else cached_config(name)
+    if file is None or not file.is_file():
+        return None
+    content = orjson.loads(file.read_bytes())
+    config = {**content, **content.get("text_config", {})}
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    limit = config.get("max_position_embeddings", config.get("n_positions"))
+    if limit is not None and "factor" not in rope and max_tokens > limit:
+        line = f"rollout.max_tokens: {max_tokens} is more than the {limit} positions of the model {name}"
+        raise UsageError(f"{line}; lower it, or name a model with a longer context")
+    return None
+
+
 def is_path(name: str) -> bool:
     """Whether `name` means a path: an existing file or folder, or a name with the form of a path."""
     path = Path(name).expanduser()
@@ -65,14 +92,20 @@ def is_path(name: str) -> bool:
 
 
 def is_cached(name: str) -> bool:
-    """Whether the cache of the Hugging Face hub on this machine contains the model `name`.
+    """Whether the cache of the Hugging Face hub on this machine contains the model `name`; see `cached_config`."""
+    return cached_config(name) is not None
+
+
+def cached_config(name: str) -> Path | None:
+    """Return the configuration of the model `name` in the Hugging Face hub's cache on this machine.
 
     Raises:
         huggingface_hub.errors.HFValidationError: The name is not a valid name of a hub model.
     """
     from huggingface_hub import try_to_load_from_cache  # imported late, because the import is slow
 
-    return isinstance(try_to_load_from_cache(name, "config.json"), str)
+    found = try_to_load_from_cache(name, "config.json")
+    return Path(found) if isinstance(found, str) else None
 
 
 def find(name: str) -> CatalogueModel:

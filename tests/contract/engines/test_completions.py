@@ -5,6 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
+from envkit.errors import SessionConflictError
 from envkit.protocols import PolicyEngine
 from envkit.types import FinishReason, SamplingParams
 from tests.contract.engines.rigs import PROMPT, Asked, Rig, is_still, prompt_of, score
@@ -129,6 +130,20 @@ def test_a_cancelled_completion_leaves_nothing_running(rig: Rig) -> None:
                 pass
         health = await engine.health()
         assert (health.running, health.waiting) == (0, 0)
+
+    rig.run(test)
+
+
+def test_a_second_call_of_a_session_at_once_is_refused(rig: Rig) -> None:
+    async def test(engine: PolicyEngine) -> None:
+        async with Asked(engine) as asked:
+            await asked.begun("a", how(20))
+            with pytest.raises(SessionConflictError, match="session a: a completion is in progress"):
+                await engine.generate(prompt_of("b"), how(20), session="a")
+            await engine.abort("a")
+            again = await engine.generate(prompt_of("a"), how(5), session="a")
+        assert rig.policies.agree(asked.done["a"], prompt=prompt_of("a"))
+        assert rig.policies.agree(again, prompt=prompt_of("a"))
 
     rig.run(test)
 

@@ -26,7 +26,7 @@ from envkit.trainer_bridge.rollout import Rollout, RolloutLimits, RolloutResult
 from envkit.trainer_bridge.samples import samples_from, samples_of
 from envkit.types import Exchange, Group, Info, Observation, Prompt, StopReason, Task, Trajectory, stable_hash
 from tests.causes import cause
-from tests.trainer_bridge.fakes import Answer, LetterRenderer, ScriptedEngine, ScriptedHost, letters, text_of
+from tests.trainer_bridge.fakes import Answer, Call, LetterRenderer, ScriptedEngine, ScriptedHost, letters, text_of
 from tests.trainer_bridge.plain import plain
 
 A, B, C = (Task("Scripted-v0", seed) for seed in range(3))
@@ -106,7 +106,11 @@ def test_the_mask_is_one_on_the_tokens_of_the_policy_and_nowhere_else() -> None:
     assert sample.logprobs.tolist() == [0, 0, 0, -0.5, -1.0, 0, 0, 0, -0.5, -1.0]
     assert sample.versions.tolist() == [-1, -1, -1, 3, 3, -1, -1, -1, 3, 3]
     assert sample.rewards.tolist() == [0.5, -1.0]
-    assert (sample.group, sample.episode, sample.stop) == (A.key, "train-1/00000000/0000", StopReason.TRUNCATED)
+    assert (sample.group, sample.episode, sample.stop) == (
+        "train-1/00000000",
+        "train-1/00000000/0000",
+        StopReason.TRUNCATED,
+    )
     assert sample.observations.tolist() == [stable_hash("s"), stable_hash("t")]
 
 
@@ -233,7 +237,7 @@ def test_what_breaks_under_an_episode_voids_it_and_it_alone(error: Exception, st
     lost = result.trajectories[1]
     assert (lost.error, len(lost.turns)) == (line, max(place - 1, 0))
     assert result.void == (lost,)
-    assert [sample.group for sample in samples_of(result.groups)] == [A.key, C.key]
+    assert [sample.group for sample in samples_of(result.groups)] == ["train-1/00000000", "train-1/00000002"]
 
 
 # --- Retries ---------------------------------------------------------------------------------------------------------
@@ -261,6 +265,31 @@ def test_a_lost_episode_is_played_again_with_the_same_seeds_and_leaves_no_trace_
     (never_lost,) = play(breaks(0), engine=whole).trajectories
     assert plain(replace(trajectory, attempt=0, began_s=0.0)) == plain(replace(never_lost, began_s=0.0))
     assert seeds[2:] == [call.params.seed for call in whole.calls]
+
+
+def test_an_episode_that_hung_is_played_again_with_other_tokens() -> None:
+    # The environment hangs on one action: with the same seeds, each attempt would hang in the same step.
+    fine = [Answer("s"), Answer("t"), Answer(reward=1.0, ends="terminated")]
+    hanging = [*fine[:2], Answer(after_s=3600)]
+    engine = ScriptedEngine()
+    result = play(lambda task, time: hanging if time < 2 else fine, engine=engine, retries=2)
+    assert [one.stop for one in result.void] == [StopReason.TIMEOUT, StopReason.TIMEOUT]
+    assert stops(result) == ["terminated"]
+    seeds = [call.params.seed for call in engine.calls]
+    assert len(set(seeds)) == len(seeds) == 3 * 2
+    assert seeds[:2] == [call.params.seed for call in _played(fine)]  # the first attempt is as it was
+
+
+def _played(answers: Sequence[Answer]) -> list[Call]:
+    engine = ScriptedEngine()
+    play(script(*answers), engine=engine)
+    return engine.calls
+
+
+def test_two_groups_of_the_same_task_are_not_one_group() -> None:
+    result = play(script(Answer("s"), Answer(ends="terminated")), (A, A), group_size=2)
+    groups = [sample.group for sample in samples_of(result.groups)]
+    assert groups[0] == groups[1] != groups[2] == groups[3]
 
 
 def test_an_episode_that_is_lost_each_time_is_tried_up_to_the_budget_and_kept_as_data() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -190,6 +191,32 @@ def test_a_cached_model_of_the_hub_gets_no_warning(
     assert called("check", "run.yaml", cwd=tmp_path) == (0, "ok\n", "")
 
 
+@pytest.mark.parametrize(
+    ("content", "max_tokens", "fits"),
+    [
+        ({"max_position_embeddings": 2048}, 2048, True),
+        ({"max_position_embeddings": 2048}, 2049, False),
+        ({"n_positions": 1024}, 2048, False),
+        ({"max_position_embeddings": 512, "text_config": {"max_position_embeddings": 4096}}, 4096, True),
+        ({"max_position_embeddings": 2048, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, 8192, True),
+        ({}, 10**6, True),
+    ],
+)
+def test_a_context_longer_than_the_models_is_named_before_the_start(
+    content: dict[str, object], max_tokens: int, fits: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(content))
+    file = {"env": {"id": "FrozenLake-v0"}, "engine": {"model": "./model"}, "rollout": {"max_tokens": max_tokens}}
+    (tmp_path / "run.yaml").write_text(json.dumps(file))
+    code, _, told = called("check", "run.yaml", cwd=tmp_path)
+    assert code == (0 if fits else 2), told
+    if not fits:
+        limit = next(value for value in content.values())
+        line = f"rollout.max_tokens: {max_tokens} is more than the {limit} positions of the model ./model; lower it"
+        assert told.startswith(line)
+
+
 def set_hub(monkeypatch: pytest.MonkeyPatch, cache: Path, *, offline: bool) -> None:
     """Set what the hub's client reads from HF_HUB_CACHE and HF_HUB_OFFLINE when it is imported."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
@@ -258,7 +285,8 @@ def test_a_model_folder_is_found_also_from_home(tmp_path: Path, monkeypatch: pyt
     write_tiny(tmp_path / "policy", seed=1)
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in (str(tmp_path / "policy"), "~/policy"):
-        run = resolve.resolve(run_of(engine={"model": name, "device": "cpu"}, trainer={"threads": 1}))
+        file = run_of(engine={"model": name, "device": "cpu"}, trainer={"threads": 1}, rollout={"max_tokens": 128})
+        run = resolve.resolve(file)
         assert checks.check(run) == []
         assert "LlamaForCausalLM" in open_policy(run).description
 

@@ -16,7 +16,7 @@ from typing import Self
 
 import anyio
 
-from envkit.errors import EnvkitError, UsageError
+from envkit.errors import EnvkitError, SessionConflictError, UsageError
 from envkit.types import Completion, EngineHealth, PauseMode, SamplingParams, Weights
 
 from .client import UNKNOWN, Part, ServerLostError
@@ -118,6 +118,10 @@ class VllmEngine:
         """
         if params.top_p < 1 or params.top_k > 0:
             raise UsageError("the engine vllm supports neither top_p nor top_k; use 1 and 0")
+        if any(one.session == session is not None and not one.is_aborted for one in self._requests.values()):
+            raise SessionConflictError(
+                f"session {session}: a completion is in progress; wait for it, or use another session"
+            )
         return await self._complete(Request.of(self._new_id(), prompt_ids, params, session, so_far))
 
     async def abort(self, session: str) -> None:
