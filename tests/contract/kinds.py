@@ -33,7 +33,7 @@ SOON_S = 5.0
 """What takes a moment takes no longer on a machine where others work too."""
 
 OF_HOST_IN_TMP = sorted({Path(path).parts[2] for path in host_python.readable() if path.startswith("/tmp/")})
-"""Names in ``/tmp`` of a ``local`` sandbox: the folders through which it sees the host's Python, if that is below ``/tmp``."""
+"""Names in ``/tmp`` of a ``local`` sandbox: the folders with the host's Python, if that is below ``/tmp``."""
 
 _BOOT = b"take(0,int(take(0,9)))"
 """Part of the command line of every agent."""
