@@ -21,6 +21,23 @@ _PEERS = Path(__file__).parents[1] / ".venv" / "peers" / "bin" / "python"
 _PROBES: Mapping[str, list[str]] = {
     # A program that exists may still be forbidden to make a namespace, as in most containers.
     "bwrap": ["bwrap", "--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "true"],
+    "limits": [
+        *(sys.executable, "-c"),
+        """if True:
+            from envkit.sandbox.bubblewrap.backend import LocalBackend
+            missing = [name for name, is_enforced in LocalBackend().capabilities().items() if not is_enforced]
+            assert not missing, f"bubblewrap cannot enforce {', '.join(missing)} on this machine; most need root"
+        """,
+    ],
+    "detached": [
+        *(sys.executable, "-c"),
+        """if True:
+            from envkit.sandbox.bubblewrap.arguments import why_refused
+            from envkit.types import SandboxSpec
+            why = why_refused(SandboxSpec(detached=True))
+            assert why is None, why
+        """,
+    ],
     "docker": ["docker", "version", "--format", "{{.Server.Version}}"],
     "ray": [sys.executable, "-c", "import ray"],
     "model": [

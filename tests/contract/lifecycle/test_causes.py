@@ -16,7 +16,11 @@ from tests.contract.kinds import KINDS, Kind, agent_above, run, sleepers, until
 
 _HOG = "head -c 600000000 /dev/zero | tail -n 1"
 bounded = pytest.mark.parametrize(
-    "name", [pytest.param("local", marks=pytest.mark.bwrap), pytest.param("docker", marks=pytest.mark.docker)]
+    "name",
+    [
+        pytest.param("local", marks=[pytest.mark.bwrap, pytest.mark.limits]),
+        pytest.param("docker", marks=pytest.mark.docker),
+    ],
 )
 """The kinds whose memory has a limit."""
 
@@ -94,8 +98,6 @@ def test_a_sandbox_that_is_stopped_was_stopped_and_not_by_the_agent(kind: Kind) 
 @bounded
 @pytest.mark.parametrize("kills_before", [0, 1])
 def test_a_command_at_the_sandbox_s_own_limit_of_memory_is_by_the_agent(name: str, kills_before: int) -> None:
-    KINDS[name].require("memory")
-
     async def main() -> None:
         command = f"until [ -e go ]; do sleep 0.01; done; {_HOG}; kill -9 $$"
         async with KINDS[name].sandbox("sh", "-c", command, memory_mib=64) as sandbox:
@@ -112,8 +114,6 @@ def test_a_command_at_the_sandbox_s_own_limit_of_memory_is_by_the_agent(name: st
 def test_a_kill_from_outside_after_a_background_program_ran_out_of_memory_is_not_by_the_agent(
     name: str, marker: str
 ) -> None:
-    KINDS[name].require("memory")
-
     async def main() -> None:
         async with KINDS[name].sandbox("sleep", marker, memory_mib=128) as sandbox:
             agent = await agent_of(sandbox, marker)
@@ -135,8 +135,6 @@ def test_a_kill_from_outside_after_a_background_program_ran_out_of_memory_is_not
 def test_a_kill_from_outside_after_a_program_ran_out_of_memory_is_not_by_the_agent(
     name: str, marker: str, argv: Sequence[str]
 ) -> None:
-    KINDS[name].require("memory")
-
     async def main() -> None:
         async with KINDS[name].sandbox("sleep", marker, memory_mib=64) as sandbox:
             agent = await agent_of(sandbox, marker)

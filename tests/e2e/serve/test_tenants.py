@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.serve.gateway import gateway
+from tests.e2e.serve.gateway import gateway, sizes
 
 pytestmark = pytest.mark.bwrap
 
-SMALL = {"memory_mib": 64, "disk_mib": 8}
+SMALL = sizes(64, 8)
 RUN = {"argv": ["cat", "whose"], "timeout_s": 5}
 
 
