@@ -19,17 +19,16 @@ SCRIPT = str(Path(sys.executable).with_name("envkit"))
 _STOP_S = 30
 
 
-def sizes(memory_mib: int, disk_mib: int) -> dict[str, int]:
-    """Return limits of a sandbox, without the memory limit if this machine cannot enforce one (it needs root)."""
-    has_memory_limit = LocalBackend().capabilities()["memory"]
-    return {"disk_mib": disk_mib, **({"memory_mib": memory_mib} if has_memory_limit else {})}
+def memory(memory_mib: int) -> dict[str, int]:
+    """Return the key with a memory limit; empty if this machine cannot enforce one in sandboxes, which needs root."""
+    return {"memory_mib": memory_mib} if LocalBackend().capabilities()["memory"] else {}
 
 
 CONFIG = f"""
 backend: local
 listen: {{port: 0}}
 node: {{max_sandboxes: 8, memory_mib: 4096}}
-envs: {json.dumps({"sandboxes": 1, "capacity": 16, "warm": 0, **sizes(512, 256)})}
+envs: {json.dumps({"sandboxes": 1, "capacity": 16, "warm": 0, **memory(512)})}
 limits: {{sandbox_ttl_s: 120, step_timeout_s: 10}}
 """
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.serve.gateway import gateway, sizes
+from tests.e2e.serve.gateway import gateway, memory
 
 pytestmark = pytest.mark.bwrap
 
-SMALL = sizes(64, 8)
+SMALL = {"disk_mib": 8, **memory(64)}
 RUN = {"argv": ["cat", "whose"], "timeout_s": 5}
 
 
