@@ -23,6 +23,7 @@ _PEERS = Path(__file__).parents[1] / ".venv" / "peers" / "bin" / "python"
 _PROBES: Mapping[str, list[str]] = {
     # A program that exists may still be forbidden to make a namespace, as in most containers.
     "bwrap": ["bwrap", "--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "true"],
+    "docker": ["docker", "version", "--format", "{{.Server.Version}}"],
     "limits": [
         *(sys.executable, "-c"),
         """if True:
@@ -41,7 +42,6 @@ _PROBES: Mapping[str, list[str]] = {
             assert why is None, why
         """,
     ],
-    "docker": ["docker", "version", "--format", "{{.Server.Version}}"],
     "ray": [sys.executable, "-c", "import ray"],
     "model": [
         *(sys.executable, "-c"),
