@@ -98,7 +98,7 @@ def test_a_file_of_tasks_that_cannot_be_read_is_refused(rows: list[Any], problem
     assert problem in errors
 
 
-@pytest.mark.bwrap
+@pytest.mark.limits
 def test_verify_names_each_wrong_task_and_exits_with_1(tmp_path: Path) -> None:
     wrong = [row(instance_id="unfixed", patch=""), row(instance_id="other", patch=TASK.bug_patch)]
     wrong.append(row(instance_id="no-bug", bug_patch="", patch=""))
@@ -111,12 +111,12 @@ def test_verify_names_each_wrong_task_and_exits_with_1(tmp_path: Path) -> None:
     assert TASK.id not in errors
 
 
-@pytest.mark.bwrap
+@pytest.mark.limits
 def test_verify_succeeds_for_valid_tasks(tmp_path: Path) -> None:
     assert called("swe", "verify", write_rows(tmp_path / "a.jsonl", row()))[:2] == (0, "oracle 1/1, nop 0/1\n")
 
 
-@pytest.mark.bwrap
+@pytest.mark.limits
 def test_grade_prints_each_test_and_the_verdict() -> None:
     tests = len(TASK.fail_to_pass) + len(TASK.pass_to_pass)
     code, output, _ = envkit("swe", "grade", TASK.id, "-", stdin=TASK.patch)
