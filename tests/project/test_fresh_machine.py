@@ -29,7 +29,7 @@ def test_left_out(number):
 
 def test_the_sums_are_those_of_the_reports(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(TESTS, encoding="utf-8")
-    pytest_here = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", tmp_path]
+    pytest_here = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
     subprocess.run([*pytest_here, "--junitxml=parallel.xml"], cwd=tmp_path, capture_output=True, check=False)
     (tmp_path / "again").touch()
     again = [*pytest_here, "--junitxml=again.xml", "-k", "flaky or bad"]
