@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-PROGRAMS = Path(__file__).parents[2] / "benchmarks" / "evidence"
+PROGRAMS = Path(__file__).parents[2] / "benchmarks" / "evidence" / "clones"
 SUMS = "import json, pathlib, sys, fresh_machine; print(json.dumps(fresh_machine.sums(pathlib.Path(sys.argv[1]))))"
 TESTS = """
 import pathlib, pytest

@@ -1,6 +1,6 @@
 """Run all tests as on four fresh machines: as root and as an ordinary user, with filled and with empty caches.
 
-    python benchmarks/evidence/fresh_machine.py [--only NAME] [--args="-k lake"]
+    python benchmarks/evidence/clones/fresh_machine.py [--only NAME] [--args="-k lake"]
 
 Each run clones HEAD and calls ``make test`` there. The ordinary user is a new one, whose home contains only pip's
 settings. If that user cannot reach root's Python, the system's Python of the same version is used. The sums are those
@@ -26,6 +26,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from xml.etree import ElementTree
 
+sys.path.append(str(Path(__file__).parents[1]))  # the folder of `record`
 from record import ROOT, Evidence, parser, run
 
 NAME = "fresh-machine"
