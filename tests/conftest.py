@@ -1,15 +1,17 @@
 """Tests that need something of the machine: skipped, with the reason, where it is missing.
 
-What ``ENVKIT_REQUIRE`` names (such as ``bwrap,docker``) must be there: its tests then fail instead of being skipped.
+This includes tests that fail because sandboxes refuse a limit that this machine cannot enforce (most need root). What
+``ENVKIT_REQUIRE`` names (such as ``bwrap,docker``) must be there: its tests then fail instead of being skipped.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -22,6 +24,24 @@ _PROBES: Mapping[str, list[str]] = {
     # A program that exists may still be forbidden to make a namespace, as in most containers.
     "bwrap": ["bwrap", "--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "true"],
     "docker": ["docker", "version", "--format", "{{.Server.Version}}"],
+    "limits": [
+        *(sys.executable, "-c"),
+        """if True:
+            from envkit.sandbox.bubblewrap.backend import LocalBackend, why_unavailable
+            assert why_unavailable() is None, why_unavailable()
+            missing = [name for name, is_enforced in LocalBackend().capabilities().items() if not is_enforced]
+            assert not missing, f"bubblewrap cannot enforce {', '.join(missing)} on this machine; most need root"
+        """,
+    ],
+    "detached": [
+        *(sys.executable, "-c"),
+        """if True:
+            from envkit.sandbox.bubblewrap.arguments import why_refused
+            from envkit.types import SandboxSpec
+            why = why_refused(SandboxSpec(detached=True))
+            assert why is None, why
+        """,
+    ],
     "ray": [sys.executable, "-c", "import ray"],
     "model": [
         *(sys.executable, "-c"),
@@ -41,6 +61,10 @@ _PROBES: Mapping[str, list[str]] = {
     ],
 }
 _PROBE_TIMEOUT_S = 20
+_REFUSED = re.compile(
+    "this backend cannot limit [a-z]+|untrusted programs are refused: this backend|detached sandboxes need root"
+)
+"""How bubblewrap sandboxes refuse what they cannot enforce."""
 
 
 @pytest.fixture(scope="session")
@@ -76,6 +100,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             if name in _required():
                 pytest.fail(f"{name} is required and does not work: {cause}", pytrace=False)
             pytest.skip(f"{name} does not work here: {cause}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Skip a test that failed because this machine cannot enforce all limits, unless ENVKIT_REQUIRE has ``limits``."""
+    report = yield
+    refused = _REFUSED.search(report.longreprtext) if report.failed and "limits" not in _required() else None
+    if refused is not None and (cause := _why_missing("limits")) is not None:
+        report.outcome = "skipped"
+        path, line, _ = item.location
+        report.longrepr = (path, (line or 0) + 1, f"Skipped: {refused[0]} ({cause})")
+    return report
 
 
 def _required() -> set[str]:

@@ -33,6 +33,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 _PROJECT = re.compile(r"\.(?:\[([\w,-]+)\])?")
 _EDITABLE = "editables~=0.3"  # hatchling also requires this to install a project as editable
+_MAX_FIRST_LINE = 127  # bytes of a program's first line that every Linux reads
 _UNUSED_S = 60 * 24 * 3600
 _EXTRA = re.compile(r"envkit\[([\w,-]+)\]")
 
@@ -176,8 +177,19 @@ def _name_programs(folder: Path, new: Path, old: Path | None = None) -> None:
         if old_name in content and b"\0" not in content[:1024]:
             mode = file.stat().st_mode
             file.unlink()  # it may be a hard link to a file in the cache, which must not change
-            file.write_bytes(content.replace(old_name, new_name))
+            file.write_bytes(_runnable(content.replace(old_name, new_name), b"#!" + new_name))
             file.chmod(mode)
+
+
+def _runnable(program: bytes, start: bytes) -> bytes:
+    """Return the text of a program that the kernel can run. Its first line needs a change if it begins with `start`.
+
+    The kernel does not run interpreters whose path contains a space or is long. Like pip, start those with the shell.
+    """
+    first, _, rest = program.partition(b"\n")
+    if not first.startswith(start) or (b" " not in first and len(first) < _MAX_FIRST_LINE):
+        return program
+    return b"#!/bin/sh\n'''exec' \"%b\" \"$0\" \"$@\"\n' '''\n%b" % (first[2:], rest)
 
 
 if __name__ == "__main__":

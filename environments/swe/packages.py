@@ -106,7 +106,7 @@ def unpack(base: Path, folder: Path) -> Path:
             try:
                 with tarfile.open(base) as archive:
                     _check_archive(base, archive)
-                    archive.extractall(scratch, filter="data")
+                    _extract(archive, scratch)
             except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
                 raise UsageError(f"cannot unpack {base}: {error}") from None
             made = next(Path(scratch).iterdir())
@@ -191,6 +191,23 @@ def _check(requirement: str) -> None:
     """Raise an error for a requirement that pip would read as an option, address or range of versions."""
     if _REQUIREMENT.fullmatch(requirement) is None:
         raise UsageError(f"{requirement!r} must name an exact version, such as semver==3.1.1")
+
+
+def _extract(archive: tarfile.TarFile, folder: str) -> None:
+    """Unpack an archive whose entries stay inside `folder`, with our user as the owner.
+
+    Python before 3.11.4, such as Debian 12's, has no extraction filters; there, links are refused.
+    """
+    if hasattr(tarfile, "data_filter"):
+        archive.extractall(folder, filter="data")
+        return
+    for entry in archive:
+        path = Path(folder, entry.name).resolve()
+        if not (path.is_relative_to(Path(folder).resolve()) and (entry.isfile() or entry.isdir())):
+            raise tarfile.ExtractError(f"{entry.name!r} leads out of the folder, or is a link (needs Python 3.11.4)")
+        entry.uid, entry.gid, entry.uname, entry.gname = os.getuid(), os.getgid(), "", ""
+        entry.mode = entry.mode & 0o755 | 0o600
+    archive.extractall(folder)
 
 
 def _check_archive(base: Path, archive: tarfile.TarFile) -> None:

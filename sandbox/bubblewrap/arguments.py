@@ -33,6 +33,7 @@ _PYTHONS = ("usr/bin/python3", "usr/local/bin/python3", "bin/python3")
 _MAX_SHM_MIB = 64
 _SOCKETS_MIB = 1
 _CONTROL_BYTES = 1 << 16
+_PARENTS_BYTES = 1 << 16
 _ETC = ("ld.so.cache", "localtime", "nsswitch.conf", "protocols", "services", "ssl/openssl.cnf")
 _ETC_FOLDERS = ("alternatives", "ssl/certs")
 _HIDDEN_PROC = ("kcore", "keys", "latency_stats", "sched_debug", "timer_list")
@@ -175,12 +176,19 @@ def bwrap_arguments(options: BwrapOptions) -> list[str]:
     if options.is_detached:
         parts += _memory_folder(CONTROL_DIR, _CONTROL_BYTES, mode="0700")
     # Mount the visible host files after /tmp, because they may be below /tmp. Create their parent folders explicitly,
-    # because only root could enter parent folders that bubblewrap creates by itself.
+    # because only root could enter parent folders that bubblewrap creates by itself. Those below /tmp are a read-only
+    # file system, so programs cannot add modules beside the host's, and snapshots of /tmp do not contain them.
     seen = [*((Path(shown), shown) for shown in options.readable), *options.views]
-    parts += [part for folder in _folders_above(tuple(path for _, path in seen)) for part in ("--dir", folder)]
+    read_only = ["/"]
+    for folder in _folders_above(tuple(path for _, path in seen)):
+        if str(Path(folder).parent) == "/tmp":
+            read_only.append(folder)
+            parts += _memory_folder(folder, _PARENTS_BYTES, mode="0755")
+        else:
+            parts += ["--dir", folder]
     for source, path in seen:
         parts += ["--ro-bind", str(source), path]
-    return [*parts, "--remount-ro", "/", "--chdir", "/"]
+    return [*parts, *(part for folder in read_only for part in ("--remount-ro", folder)), "--chdir", "/"]
 
 
 def _namespaces(options: BwrapOptions) -> list[str]:

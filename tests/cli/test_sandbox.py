@@ -124,6 +124,7 @@ def test_a_signal_ends_the_program_and_leaves_nothing(number: signal.Signals, co
         assert clock.stopwatch() < deadline
 
 
+@pytest.mark.detached
 def test_a_detached_sandbox_is_used_from_other_processes_until_it_is_removed(detached: str) -> None:
     assert detached.startswith("bwrap-")
     assert sandbox("exec", detached, "--", "sh", "-c", "echo kept >note; exit 5") == (5, "", "")

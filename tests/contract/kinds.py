@@ -18,6 +18,7 @@ import pytest
 
 from envkit import clock
 from envkit.sandbox.agent_client.sandbox import AgentSandbox
+from envkit.sandbox.bubblewrap import host_python
 from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.sandbox.docker.backend import DockerBackend
 from envkit.sandbox.host import run_dirs
@@ -30,6 +31,9 @@ Backend: TypeAlias = LocalBackend | ProcessBackend | DockerBackend | RemoteBacke
 
 SOON_S = 5.0
 """What takes a moment takes no longer on a machine where others work too."""
+
+OF_HOST_IN_TMP = sorted({Path(path).parts[2] for path in host_python.readable() if path.startswith("/tmp/")})
+"""Names in ``/tmp`` of a ``local`` sandbox: the folders with the host's Python, if that is below ``/tmp``."""
 
 _BOOT = b"take(0,int(take(0,9)))"
 """Part of the command line of every agent."""
@@ -53,6 +57,12 @@ class Kind:
 
     def spec(self, *command: str, **fields: object) -> SandboxSpec:
         return replace(SandboxSpec(command, image=image() if self.has_images else None), **fields)  # type: ignore[arg-type]
+
+    def require(self, *limits: str) -> None:
+        """Skip the test if the backend does not enforce `limits` here; some need root, for example."""
+        enforced = self.backend().capabilities()
+        if missing := [name for name in limits if not enforced[name]]:
+            pytest.skip(f"{self.name}: not enforced here: {', '.join(missing)}")
 
     @asynccontextmanager
     async def sandbox(self, *command: str, **fields: object) -> AsyncIterator[AgentSandbox | NamedRemoteSandbox]:

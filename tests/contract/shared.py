@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -13,7 +14,7 @@ import pytest
 from envkit.errors import EnvkitError
 from envkit.sandbox.agent_client.sandbox import AgentSandbox
 from envkit.types import SandboxUser
-from tests.contract.kinds import Backend, Kind
+from tests.contract.kinds import OF_HOST_IN_TMP, Backend, Kind
 from tests.contract.remote import NamedRemoteSandbox
 
 AnySandbox: TypeAlias = AgentSandbox | NamedRemoteSandbox
@@ -21,10 +22,12 @@ AnySandbox: TypeAlias = AgentSandbox | NamedRemoteSandbox
 # Empties the folders that it is given, and lists what it could not remove; then lists the programs that still run,
 # which are those that are neither of the agent nor this one.
 _EMPTY = """
-chmod -R u+rwx -- "$@" 2>/dev/null
-find "$@" -mindepth 1 -delete 2>/dev/null
-find "$@" -mindepth 1 {which} 2>/dev/null
+chmod u+rwx -- "$@" 2>/dev/null
+find "$@" -xdev -mindepth 1 -maxdepth 1 {others} ! -type l -exec chmod -R u+rwx -- {{}} + 2>/dev/null
+find "$@" -xdev -mindepth 1 -delete 2>/dev/null
+find "$@" -xdev -mindepth 1 {others} {which} 2>/dev/null
 """
+_OTHERS = " ".join(f"! -path {shlex.quote('/tmp/' + name)}" for name in OF_HOST_IN_TMP)
 _PROGRAMS = """
 for file in $(grep -La -e 'take(0,int(' /proc/[0-9]*/cmdline 2>/dev/null); do
     [ $file = /proc/$$/cmdline ] || [ ! -e $file ] || tr '\\0' ' ' < $file
@@ -177,7 +180,7 @@ async def _tidy(held: _Held) -> None:
         if user == "root":  # it has no files, and may not remove those of others
             continue
         # The agent, who comes last, sees all files but those in the grader's home.
-        empty = _EMPTY.format(which="" if user == "agent" else "-user $(id -u)")
+        empty = _EMPTY.format(which="" if user == "agent" else "-user $(id -u)", others=_OTHERS)
         left = await sandbox.exec(["sh", "-c", f"set -- {folders}\n{empty}"], cwd="/", user=user, timeout_s=_TIDY_S)
         assert (left.stdout, left.stderr) == ("", "")
     if held.capabilities["isolation"]:

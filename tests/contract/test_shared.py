@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.contract.kinds import PARAMS, Kind
+from tests.contract.kinds import OF_HOST_IN_TMP, PARAMS, Kind
 from tests.contract.shared import AnySandbox, SharedSandboxes
 
 pytestmark = pytest.mark.parametrize("kind", PARAMS[:1], indirect=True)
@@ -13,7 +13,7 @@ DAMAGED = "the case damaged its shared sandbox"
 
 async def require_new(sandbox: AnySandbox) -> None:
     found = await sandbox.exec(["sh", "-c", "ls -A . /tmp /dev/shm; echo $X"], timeout_s=20)
-    assert found.stdout.split() == [".:", "/dev/shm:", "/tmp:"]
+    assert found.stdout.split() == [".:", "/dev/shm:", "/tmp:", *OF_HOST_IN_TMP]
     assert (await sandbox.shell().run("echo ${X-none}", timeout_s=20)).stdout == "none\n"
 
 

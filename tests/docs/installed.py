@@ -6,6 +6,7 @@ It is in ``.venv/installed``, since it contains this checkout, and is made again
 from __future__ import annotations
 
 import fcntl
+import shlex
 import shutil
 import subprocess
 import sys
@@ -26,7 +27,7 @@ def bin_folder() -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another pytest worker may be making it
         if not complete.exists() or complete.read_text(encoding="utf-8") != recipe:
             shutil.rmtree(folder, ignore_errors=True)
-            _run("sh", "-ec", commands.replace(".venv", str(folder)))
+            _run("sh", "-ec", commands.replace(".venv", shlex.quote(str(folder))))
             complete.write_text(recipe, encoding="utf-8")
     return folder / "bin"
 

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import typer
 
+import envkit
 from envkit import cli
 from tests.cli.commands import called
 from tests.docs.commands import ROOT, printed
@@ -114,6 +115,8 @@ def test_a_printed_command_that_is_not_run_can_still_be_parsed(key: str) -> None
 
 @pytest.mark.slow
 def test_the_training_file_of_the_shop_trains(tmp_path: Path) -> None:
+    with envkit.make("WebShop-v0", catalogue="webshop-1k") as shop:
+        shop.reset(seed=0)  # the first one builds the shop, with messages
     settings = (
         *("trainer.steps=1", "trainer.groups_per_step=4", "trainer.threads=1", "env.num_envs=32"),
         *("env.options.catalogue=webshop-1k", "engine.hidden_size=16", "engine.layers=1"),

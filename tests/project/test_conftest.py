@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 CONFTEST = Path(__file__).parents[1] / "conftest.py"
 
 
@@ -61,3 +63,14 @@ def test_a_misspelt_requirement_is_refused(tmp_path: Path) -> None:
     done = run_a_test_that_needs_bwrap(tmp_path, ENVKIT_REQUIRE="bubblewrap")
     assert done.returncode == 4
     assert "ENVKIT_REQUIRE: bubblewrap: there are bwrap, docker" in done.stderr
+
+
+@pytest.mark.parametrize(("required", "outcome"), [("", "1 skipped"), ("limits", "1 failed")])
+def test_a_test_of_a_limit_that_is_refused_is_skipped_unless_limits_are_required(
+    tmp_path: Path, required: str, outcome: str
+) -> None:
+    refused = "memory_mib=64 is refused: this backend cannot limit memory"
+    (tmp_path / "test_more.py").write_text(f"def test_more():\n    raise OSError('{refused}')\n", encoding="utf-8")
+    done = run_a_test_that_needs_bwrap(tmp_path, PATH=str(tmp_path), ENVKIT_REQUIRE=required)
+    assert outcome.replace("1 skipped", "2 skipped") in done.stdout
+    assert ("bubblewrap is not installed" in done.stdout) == (required == "")

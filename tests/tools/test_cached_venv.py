@@ -84,6 +84,14 @@ def test_an_environment_needs_nothing_but_the_cache_when_its_layers_were_built(w
         assert output(folder, "lamp") == str(folder)
 
 
+@pytest.mark.parametrize("name", ["mit Lücke", "l" * 120])
+def test_programs_run_in_a_folder_whose_path_has_a_space_or_is_long(wheels: Path, tmp_path: Path, name: str) -> None:
+    add_wheel(wheels, "lamp")
+    for folder in (tmp_path / "first", tmp_path / name):
+        make(wheels, folder, "lamp")
+        assert output(folder, "lamp") == str(folder)
+
+
 def test_what_is_installed_into_one_environment_is_in_no_other(wheels: Path, tmp_path: Path) -> None:
     add_wheel(wheels, "door")
     add_wheel(wheels, "window")

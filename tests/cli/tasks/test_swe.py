@@ -31,6 +31,13 @@ def write_rows(file: Path, *rows: dict[str, Any]) -> Path:
     return file
 
 
+def share_environments(data: Path) -> None:
+    """Let builds with another data folder `data` use the installed packages in that of this machine."""
+    ours = folder_of("swe") / "environments"
+    ours.mkdir(parents=True, exist_ok=True)
+    (data / "environments").symlink_to(ours)
+
+
 def test_the_packages_are_listed_with_what_their_tests_need() -> None:
     code, output, _ = called("swe", "packages")
     assert code == 0
@@ -56,7 +63,7 @@ def test_a_build_with_wrong_arguments_says_so(words: tuple[str, ...], problem: s
         "PIP_CONFIG_FILE": "/dev/null",
     }
     (tmp_path / "data" / "swe").mkdir(parents=True)
-    (tmp_path / "data" / "swe" / "environments").symlink_to(folder_of("swe") / "environments")
+    share_environments(tmp_path / "data" / "swe")
     code, _, errors = called("swe", "build", *words, "--out", tmp_path, ENVKIT_DATA=str(tmp_path / "data"), **empty)
     assert code == 2
     assert problem in errors
@@ -67,7 +74,7 @@ def test_a_build_with_wrong_arguments_says_so(words: tuple[str, ...], problem: s
 def test_a_package_without_tests_is_refused(tmp_path: Path) -> None:
     data = tmp_path / "data" / "swe"
     (data / "sdists").mkdir(parents=True)
-    (data / "environments").symlink_to(folder_of("swe") / "environments")
+    share_environments(data)
     (tmp_path / "empty-1.0").mkdir()
     (tmp_path / "empty-1.0" / "empty.py").write_text("x = 1\n")
     with tarfile.open(data / "sdists" / "empty-1.0.tar.gz", "w:gz") as archive:
@@ -91,7 +98,7 @@ def test_a_file_of_tasks_that_cannot_be_read_is_refused(rows: list[Any], problem
     assert problem in errors
 
 
-@pytest.mark.bwrap
+@pytest.mark.limits
 def test_verify_names_each_wrong_task_and_exits_with_1(tmp_path: Path) -> None:
     wrong = [row(instance_id="unfixed", patch=""), row(instance_id="other", patch=TASK.bug_patch)]
     wrong.append(row(instance_id="no-bug", bug_patch="", patch=""))
@@ -104,12 +111,12 @@ def test_verify_names_each_wrong_task_and_exits_with_1(tmp_path: Path) -> None:
     assert TASK.id not in errors
 
 
-@pytest.mark.bwrap
+@pytest.mark.limits
 def test_verify_succeeds_for_valid_tasks(tmp_path: Path) -> None:
     assert called("swe", "verify", write_rows(tmp_path / "a.jsonl", row()))[:2] == (0, "oracle 1/1, nop 0/1\n")
 
 
-@pytest.mark.bwrap
+@pytest.mark.limits
 def test_grade_prints_each_test_and_the_verdict() -> None:
     tests = len(TASK.fail_to_pass) + len(TASK.pass_to_pass)
     code, output, _ = envkit("swe", "grade", TASK.id, "-", stdin=TASK.patch)

@@ -16,7 +16,11 @@ from tests.contract.kinds import KINDS, Kind, agent_above, run, sleepers, until
 
 _HOG = "head -c 600000000 /dev/zero | tail -n 1"
 bounded = pytest.mark.parametrize(
-    "name", [pytest.param("local", marks=pytest.mark.bwrap), pytest.param("docker", marks=pytest.mark.docker)]
+    "name",
+    [
+        pytest.param("local", marks=[pytest.mark.bwrap, pytest.mark.limits]),
+        pytest.param("docker", marks=pytest.mark.docker),
+    ],
 )
 """The kinds whose memory has a limit."""
 

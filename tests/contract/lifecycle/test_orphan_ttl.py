@@ -49,7 +49,7 @@ class Stay:
 
 @pytest.fixture(
     params=[
-        pytest.param("local", marks=pytest.mark.bwrap),
+        pytest.param("local", marks=[pytest.mark.bwrap, pytest.mark.detached]),
         pytest.param("docker", marks=pytest.mark.docker),
     ]
 )

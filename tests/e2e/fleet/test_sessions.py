@@ -19,7 +19,7 @@ from envkit import clock
 from envkit.fleet.ledger import Ledger
 from envkit.types import JSON, TenantKey
 
-pytestmark = pytest.mark.bwrap
+pytestmark = [pytest.mark.bwrap, pytest.mark.detached]  # only detached sandboxes outlive their server
 
 SCRIPT = Path(sys.executable).parent / "envkit"
 TASK: dict[str, Any] = {"env_id": "Sokoban-v0", "seed": 11, "options": {"size": 6, "boxes": 1, "max_moves": 30}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -12,15 +13,24 @@ from pathlib import Path
 
 import httpx
 
+from envkit.sandbox.bubblewrap.backend import LocalBackend
+
 SCRIPT = str(Path(sys.executable).with_name("envkit"))
-CONFIG = """
-backend: local
-listen: {port: 0}
-node: {max_sandboxes: 8, memory_mib: 4096}
-envs: {sandboxes: 1, capacity: 16, warm: 0, memory_mib: 512}
-limits: {sandbox_ttl_s: 120, step_timeout_s: 10}
-"""
 _STOP_S = 30
+
+
+def memory(memory_mib: int) -> dict[str, int]:
+    """Return the key with a memory limit; empty if this machine cannot enforce one in sandboxes, which needs root."""
+    return {"memory_mib": memory_mib} if LocalBackend().capabilities()["memory"] else {}
+
+
+CONFIG = f"""
+backend: local
+listen: {{port: 0}}
+node: {{max_sandboxes: 8, memory_mib: 4096}}
+envs: {json.dumps({"sandboxes": 1, "capacity": 16, "warm": 0, **memory(512)})}
+limits: {{sandbox_ttl_s: 120, step_timeout_s: 10}}
+"""
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ import httpx
 import pytest
 
 from envkit import clock
-from tests.e2e.serve.gateway import Gateway, gateway
+from tests.e2e.serve.gateway import Gateway, gateway, memory
 
 pytestmark = pytest.mark.bwrap
 
-SMALL = {"memory_mib": 64, "disk_mib": 8}
+SMALL = {"disk_mib": 8, **memory(64)}
 
 
 def test_a_server_is_open_to_programs_of_the_machine_until_there_is_a_token(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from tests.e2e.serve.gateway import Gateway, gateway
+from tests.e2e.serve.gateway import Gateway, gateway, memory
 
 pytestmark = [pytest.mark.bwrap, pytest.mark.xdist_group("junk")]
 
@@ -101,7 +101,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Gateway, 
     with gateway(tmp_path_factory.mktemp("gateway")) as server:
         token = server.token("research", "play,sandbox")
         with server.client(token) as client:
-            client.put("/v1/sandboxes/known", json={"memory_mib": 128, "disk_mib": 16}).raise_for_status()
+            client.put("/v1/sandboxes/known", json={"disk_mib": 16, **memory(128)}).raise_for_status()
         yield server, token
 
 

@@ -19,7 +19,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from tests.e2e.serve.gateway import Gateway, gateway
+from tests.e2e.serve.gateway import Gateway, gateway, memory
 
 Operation: TypeAlias = APIOperation[Any, Any, Any, Any]
 Request: TypeAlias = Case[Any]
@@ -58,7 +58,7 @@ def test_every_operation_answers_as_the_document_says(served: Gateway) -> None:
                 continue
             seen.append(f"{operation.method.upper()} {operation.path}")
             name = f"known-{len(seen)}"
-            client.put(f"/v1/sandboxes/{name}", json={"memory_mib": 128, "disk_mib": 16}).raise_for_status()
+            client.put(f"/v1/sandboxes/{name}", json={"disk_mib": 16, **memory(128)}).raise_for_status()
             client.put(f"/v1/sessions/{name}", json={"env_id": "FrozenLake-v0", "seed": 1}).raise_for_status()
             _try(operation, name, partial(_check, served, token))
             client.delete(f"/v1/sessions/{name}").raise_for_status()

@@ -16,7 +16,7 @@ import pytest
 
 import envkit
 from tests.e2e.fleet.fleet import free_port
-from tests.e2e.serve.gateway import Gateway, gateway
+from tests.e2e.serve.gateway import Gateway, gateway, memory
 from tests.http.server.test_tls import Pair, make_pair
 
 pytestmark = [pytest.mark.bwrap, pytest.mark.nginx]
@@ -67,7 +67,9 @@ def test_clients_play_and_run_programs_through_nginx_and_slow_heads_are_cut_off(
         with envkit.make("FrozenLake-v0", url=url, token=token, ca=str(pair.certificate)) as env:
             env.reset(seed=1)
             assert env.step("<answer>down</answer>")[0]
-        with envkit.open_sandbox(url=url, token=token, ca=str(pair.certificate), memory_mib=64, disk_mib=8) as sandbox:
+        with envkit.open_sandbox(
+            url=url, token=token, ca=str(pair.certificate), disk_mib=8, memory_mib=memory(64).get("memory_mib")
+        ) as sandbox:
             assert sandbox.exec(["echo", "hello"], timeout_s=20).stdout == "hello\n"
             sandbox.write("large", b"x" * 2_000_000)
             assert len(sandbox.read("large")) == 2_000_000

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.serve.gateway import gateway
+from tests.e2e.serve.gateway import gateway, memory
 
 pytestmark = pytest.mark.bwrap
 
-SMALL = {"memory_mib": 64, "disk_mib": 8}
+SMALL = {"disk_mib": 8, **memory(64)}
 RUN = {"argv": ["cat", "whose"], "timeout_s": 5}
 
 

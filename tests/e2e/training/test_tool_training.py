@@ -43,6 +43,7 @@ TRAINING = {
 
 
 @pytest.mark.slow
+@pytest.mark.limits
 def test_the_sixty_lines_of_the_guide_are_evaluated_served_and_trained_on(tmp_path: Path) -> None:
     installed = install(GUIDE, LIFT, tmp_path)
 

@@ -166,7 +166,7 @@ def test_a_program_is_graded_by_its_output() -> None:
     assert graded(problem, "import os, sys\nopen('/proc/1/fd/1', 'w')\n") == 0.0
 
 
-@pytest.mark.bwrap
+@pytest.mark.limits
 def test_the_oracle_of_a_file_passes_the_tests_of_its_row(tmp_path: Path) -> None:
     row = {
         "question": "Add two numbers.",

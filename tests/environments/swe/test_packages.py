@@ -86,6 +86,19 @@ def test_an_archive_that_is_no_small_tree_is_refused(
     assert not list((tmp_path / "trees").iterdir())
 
 
+@pytest.mark.parametrize(("name", "is_refused"), [("a/x", False), ("../x", True), ("/x", True)])
+def test_an_archive_is_unpacked_by_a_python_without_extraction_filters(
+    name: str, is_refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(tarfile, "data_filter", raising=False)
+    made = archive(tmp_path, (name, b"content"))
+    if is_refused:
+        with pytest.raises(UsageError, match="leads out of the folder"):
+            unpack(made, tmp_path / "trees")
+    else:
+        assert (unpack(made, tmp_path / "trees") / "x").read_bytes() == b"content"
+
+
 def test_a_pip_that_does_not_end_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages, "_PIP_TIMEOUT_S", 0.01)
     with pytest.raises(UsageError, match=r"pip did not end within 0\.01 s"):

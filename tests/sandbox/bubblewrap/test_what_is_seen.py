@@ -6,9 +6,16 @@ import subprocess
 import sys
 import sysconfig
 import venv
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+
+from envkit.sandbox.bubblewrap import host_python
+from envkit.sandbox.bubblewrap.backend import LocalBackend
+from envkit.types import SandboxSpec
+from tests.contract.kinds import OF_HOST_IN_TMP, run
 
 pytestmark = pytest.mark.bwrap
 
@@ -33,6 +40,15 @@ def lay_out(project: Path) -> None:
         file.write_text("SECRET_KEY=hunter2\n")
     (project / "tests" / "__init__.py").touch()
     (project / "train.py").write_text(OPEN)
+
+
+def make_venv(project: Path) -> Path:
+    """Make a virtual environment in `project` that also has our packages, and return its Python."""
+    folder = project / ".venv"
+    venv.create(folder, with_pip=False, symlinks=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    (packages / "tools.pth").write_text(f"{sysconfig.get_path('purelib')}\n{CHECKOUT}\n")
+    return folder / "bin" / "python"
 
 
 def lines(project: Path, *argv: str, python: Path | str = sys.executable, path: str = "") -> list[str]:
@@ -100,11 +116,7 @@ def editable(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path
         '[project]\nname = "Lifts"\nversion = "1.0"\n'
         '[project.entry-points."envkit.envs"]\nstairs = "stairs:register"\n' + sections[backend]
     )
-    folder = project / ".venv"
-    venv.create(folder, with_pip=False, symlinks=True)
-    (packages,) = folder.glob("lib/python*/site-packages")
-    (packages / "tools.pth").write_text(f"{sysconfig.get_path('purelib')}\n{CHECKOUT}\n")
-    python = folder / "bin" / "python"
+    python = make_venv(project)
     install = ["install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--disable-pip-version-check"]
     subprocess.run(
         [sys.executable, "-m", "pip", "--python", str(python), *install, "--editable", str(project)], check=True
@@ -121,3 +133,31 @@ def test_of_an_editable_package_the_modules_are_seen_and_can_be_imported_and_not
     used, seen, there = lines(project, "train.py", use, count_seen(project), beside, python=python)
     assert (used, seen) == ("9 3", "0")
     assert there in ("['.venv', 'lifts', 'stairs.py']", "['.venv', 'src']")
+
+
+def test_of_the_temporary_folder_only_the_interpreter_in_it_is_seen_and_nobody_can_add_to_it() -> None:
+    with TemporaryDirectory(dir="/tmp", prefix="envkit-clone-") as folder:
+        project = Path(folder, "project")
+        lay_out(project)
+        python = make_venv(project)
+        listed = f"import os; print([sorted(os.listdir(path)) for path in ('/tmp', {folder!r}, {str(project)!r})])"
+        added = f"open({str(project / 'json.py')!r}, 'w')"
+        seen, refused, ran = lines(project, "train.py", listed, added, "import sys; print(sys.prefix)", python=python)
+        assert seen == str([sorted({Path(folder).name, *OF_HOST_IN_TMP}), ["project"], [".venv"]])
+        assert "Read-only file system" in refused
+        assert ran == str(project / ".venv")
+
+
+def test_a_copy_of_the_temporary_folder_does_not_contain_the_folders_that_are_shown_in_it(tmp_path: Path) -> None:
+    """Snapshots are such copies; restored elsewhere, they would leave these folders."""
+
+    async def main(shown: str) -> None:
+        async with LocalBackend([*host_python.readable(), shown]) as backend:
+            sandbox = await backend.start(SandboxSpec())
+            await sandbox.write("/tmp/note", b"kept")
+            await sandbox.download("/tmp", tmp_path / "copy")
+
+    with TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder, "shown").mkdir()
+        run(partial(main, str(Path(folder, "shown"))))
+    assert [path.name for path in (tmp_path / "copy").iterdir()] == ["note"]

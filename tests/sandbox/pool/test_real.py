@@ -29,7 +29,7 @@ from tests.sandbox.containers import containers_of, docker
 from tests.sandbox.pool.pools import FakeLedger
 
 PARAMS = [
-    pytest.param("local", marks=pytest.mark.bwrap),
+    pytest.param("local", marks=[pytest.mark.bwrap, pytest.mark.limits]),
     pytest.param("docker", marks=pytest.mark.docker),
 ]
 

@@ -63,7 +63,11 @@ async def visited(opened: Answer, request_id: int) -> AgentSandbox:
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param("local", marks=pytest.mark.bwrap), pytest.param("docker", marks=pytest.mark.docker)]
+    "kind",
+    [
+        pytest.param("local", marks=[pytest.mark.bwrap, pytest.mark.detached]),
+        pytest.param("docker", marks=pytest.mark.docker),
+    ],
 )
 @pytest.mark.parametrize("fast", [False, True], ids=["asyncio", "uvloop"])  # Ray's workers have the other loop
 def test_a_client_with_the_secret_reaches_the_sandbox_and_large_files_arrive_whole(kind: NodeKind, fast: bool) -> None:
@@ -87,6 +91,7 @@ def test_a_client_with_the_secret_reaches_the_sandbox_and_large_files_arrive_who
 
 
 @pytest.mark.bwrap
+@pytest.mark.detached
 def test_a_client_without_the_secret_is_disconnected_without_an_answer() -> None:
     async def main() -> None:
         async with serving() as (actor, opened):
@@ -102,6 +107,7 @@ def test_a_client_without_the_secret_is_disconnected_without_an_answer() -> None
 
 
 @pytest.mark.bwrap
+@pytest.mark.detached
 def test_a_sandbox_without_a_client_is_stopped_and_one_with_a_client_is_not() -> None:
     async def main() -> None:
         marker = new_marker()
@@ -122,6 +128,7 @@ def test_a_sandbox_without_a_client_is_stopped_and_one_with_a_client_is_not() ->
 
 
 @pytest.mark.bwrap
+@pytest.mark.detached
 def test_a_cancelled_start_leaves_nothing() -> None:
     before = traces()
 
@@ -144,6 +151,7 @@ def test_a_cancelled_start_leaves_nothing() -> None:
 
 
 @pytest.mark.bwrap
+@pytest.mark.detached
 def test_why_a_sandbox_is_gone_and_what_cannot_be_started_are_answers() -> None:
     async def main() -> None:
         async with serving() as (actor, _):
@@ -166,6 +174,7 @@ def test_why_a_sandbox_is_gone_and_what_cannot_be_started_are_answers() -> None:
 
 
 @pytest.mark.bwrap
+@pytest.mark.detached
 def test_a_sandbox_of_a_node_is_not_listed_as_detached() -> None:
     async def main() -> None:
         async with serving() as (actor, _):
@@ -177,6 +186,7 @@ def test_a_sandbox_of_a_node_is_not_listed_as_detached() -> None:
 
 
 @pytest.mark.bwrap
+@pytest.mark.detached
 def test_files_are_kept_on_the_node_and_not_taken_for_those_of_an_actor_before() -> None:
     async def main() -> None:
         async with serving() as (actor, opened):

@@ -129,6 +129,7 @@ async def found(cluster: Cluster) -> AsyncIterator[dict[str, RayNodeBackend]]:
         yield backends
 
 
+@pytest.mark.detached
 def test_sandboxes_on_several_nodes_behave_like_local_ones(fleet: Fleet, tmp_path: Path) -> None:
     marker = new_marker()
 
@@ -159,6 +160,7 @@ def test_sandboxes_on_several_nodes_behave_like_local_ones(fleet: Fleet, tmp_pat
     fleet.run(main)
 
 
+@pytest.mark.detached
 def test_what_listens_in_a_sandbox_on_another_node_is_reached(fleet: Fleet) -> None:
     async def main() -> None:
         async with fleet.pool.lease(SandboxSpec((sys.executable, "-c", SERVER))) as sandbox:
@@ -172,6 +174,7 @@ def test_what_listens_in_a_sandbox_on_another_node_is_reached(fleet: Fleet) -> N
     fleet.run(main)
 
 
+@pytest.mark.detached
 def test_a_node_that_is_killed_takes_its_own_sandboxes_and_one_that_is_added_gets_new_ones_and_loses_old_ones(
     cluster: Cluster, fleet: Fleet
 ) -> None:
@@ -220,6 +223,7 @@ def test_a_node_that_is_killed_takes_its_own_sandboxes_and_one_that_is_added_get
     fleet.run(beside)
 
 
+@pytest.mark.detached
 def test_a_node_whose_actor_hangs_is_lost_though_its_connections_stand(cluster: Cluster) -> None:
     marker = new_marker()
 
@@ -241,6 +245,7 @@ def test_a_node_whose_actor_hangs_is_lost_though_its_connections_stand(cluster: 
     run(main)
 
 
+@pytest.mark.detached
 def test_a_detached_sandbox_is_found_again_on_its_node_and_ends_when_it_is_stopped(cluster: Cluster) -> None:
     marker = new_marker()
 
@@ -269,6 +274,7 @@ def test_a_detached_sandbox_is_found_again_on_its_node_and_ends_when_it_is_stopp
     run(main)
 
 
+@pytest.mark.detached
 def test_of_a_server_that_is_killed_nothing_is_left(cluster: Cluster) -> None:
     marker = new_marker()
     argv = [sys.executable, "-c", DRIVER, cluster.address, marker]
@@ -286,6 +292,7 @@ def test_of_a_server_that_is_killed_nothing_is_left(cluster: Cluster) -> None:
     run(main)
 
 
+@pytest.mark.detached
 def test_the_autoscaler_is_asked_for_what_is_there_and_what_is_wanted_and_empty_nodes_are_left_to_it(
     cluster: Cluster, fleet: Fleet
 ) -> None:
@@ -319,6 +326,7 @@ def test_the_autoscaler_is_asked_for_what_is_there_and_what_is_wanted_and_empty_
     fleet.run(main)
 
 
+@pytest.mark.detached
 def test_without_its_head_a_cluster_serves_on_and_one_with_a_new_head_is_joined(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -348,6 +356,7 @@ def test_without_its_head_a_cluster_serves_on_and_one_with_a_new_head_is_joined(
         run(partial(main, old), 170)
 
 
+@pytest.mark.detached
 def test_a_server_on_a_machine_where_ray_never_ran_joins_a_cluster(cluster: Cluster, tmp_path: Path) -> None:
     home, ray_folder = tmp_path / "home", tmp_path / "ray"
     home.mkdir()

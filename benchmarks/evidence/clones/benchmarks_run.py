@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[1]))  # the folder of `record`
 from record import ROOT, Evidence, run
 
 _TARGETS = ("bench", "bench-sandboxes", "bench-fleet", "bench-many-sandboxes", "bench-false-losses")
