@@ -5,8 +5,7 @@
 Each run clones HEAD and calls ``make test`` there. The ordinary user is a new one, whose home contains only pip's
 settings. If that user cannot reach root's Python, the system's Python of the same version is used. The sums are those
 of pytest's reports; tests that passed when they were run again count as passed. It requires root. A run takes 20 to 40
-minutes.
-The exit status is 1 if a test failed.
+minutes. The exit status is 1 if a test failed.
 """
 
 from __future__ import annotations
@@ -30,7 +29,12 @@ sys.path.append(str(Path(__file__).parents[1]))  # the folder of `record`
 from record import ROOT, Evidence, parser, run
 
 NAME = "fresh-machine"
-STALE_AFTER = ("docker", "envkit", "environments", "sandbox", "tests", "trainer_bridge", "Makefile", "pyproject.toml")
+STALE_AFTER = (
+    "docker",
+    "sandbox/bubblewrap",
+    "tests/conftest.py",
+    "tools/cached_venv.py",
+)  # what depends on the machine
 TWIN = "tests/project/test_fresh_machine.py::test_the_sums_are_those_of_the_reports"
 _PATH = "/usr/local/bin:/usr/bin:/bin"
 _REPORTS = ("parallel.xml", "alone.xml", "again.xml")
@@ -83,7 +87,9 @@ def python_of(user: str) -> str:
 
 def tested(machine: Machine, arguments: str) -> dict[str, Any]:
     """Run ``make test`` in a new clone, and return who ran it where, and the sums."""
-    about = {"user": "root" if machine.is_root else "ordinary user", "folder": machine.folder}
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    user = "root" if machine.is_root else "ordinary user"
+    about = {"commit": commit.strip(), "user": user, "folder": machine.folder}
     with TemporaryDirectory(dir=machine.above, prefix="envkit-clone-") as place:
         Path(place).chmod(0o755)
         clone = Path(place, machine.name)
@@ -94,13 +100,13 @@ def tested(machine: Machine, arguments: str) -> dict[str, Any]:
             command = make if machine.has_cache else ["env", f"ENVKIT_CACHE={place}/cache", *make]
             done = run(command, clone)
         else:
-            with new_user(Path(place, "home")) as user:
+            with new_user(Path(place, "home")) as name:
                 subprocess.run(
-                    ["chown", "-R", f"{user}:", clone.parent if clone.parent != Path(place) else clone], check=True
+                    ["chown", "-R", f"{name}:", clone.parent if clone.parent != Path(place) else clone], check=True
                 )
-                kept = [f"{name}={value}" for name, value in os.environ.items() if name.startswith(_NEEDED)]
+                kept = [f"{key}={value}" for key, value in os.environ.items() if key.startswith(_NEEDED)]
                 env = ["env", "-i", f"HOME={place}/home", f"PATH={_PATH}", "LANG=C.UTF-8", *kept]
-                done = run(["runuser", "-u", user, "--", *env, *make, f"PYTHON={python_of(user)}"], clone)
+                done = run(["runuser", "-u", name, "--", *env, *make, f"PYTHON={python_of(name)}"], clone)
         times = {"exit_code": done["exit_code"], "seconds": done["seconds"]}
         return {**about, "cache": "filled" if machine.has_cache else "empty", **times, **sums(clone / ".reports")}
 
