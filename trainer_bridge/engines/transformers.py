@@ -119,6 +119,11 @@ class TransformersEngine:
         self._unnamed = itertools.count()
 
     @property
+    def repeats(self) -> bool:
+        """True: requests that are made together form one batch, in the order of their sessions."""
+        return True
+
+    @property
     def description(self) -> str:
         """Class, size and device of the model, in one line."""
         count = sum(weight.numel() for weight in self._model.parameters())

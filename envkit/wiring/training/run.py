@@ -14,7 +14,7 @@ import anyio
 
 from envkit import clock, config
 from envkit.config import RunConfig
-from envkit.config.parts import TorchTrainerSection, VllmEngineSection
+from envkit.config.parts import TorchTrainerSection
 from envkit.errors import ConfigError, EnvkitError, leaves
 from envkit.protocols import EnvHost
 from envkit.trainer_bridge.diagnostics import Diagnostics, DiagnosticSettings, Probe
@@ -268,7 +268,6 @@ class _Run:
             limits_of(run),
             run.num_envs,
             run.rollout.num_graders,
-            in_lockstep=not isinstance(run.engine, VllmEngineSection),
         )
         evaluation = run.evaluation
         evaluated = [

@@ -63,6 +63,11 @@ class VllmEngine:
         self._failure: EnvkitError | None = None
 
     @property
+    def repeats(self) -> bool:
+        """False: the servers form batches by the time at which requests arrive."""
+        return False
+
+    @property
     def description(self) -> str:
         """Model, number of servers and number format, in one line."""
         count = len(self._replicas)
