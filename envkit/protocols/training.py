@@ -49,6 +49,9 @@ class Engine(Protocol):
                 it must check that the new prompt begins with the cached tokens: a chat template may rewrite old turns.
             so_far: The beginning of the completion, from a call with the same prompt that was aborted. The result
                 contains it, with its log-probabilities and versions, and `params.max_tokens` counts its tokens.
+
+        Raises:
+            DeadlineError: The completion took longer than `params.timeout_s`.
         """
         ...
 

@@ -301,7 +301,6 @@ class _Run:
             policy.trainer,
             temperature=run.rollout.temperature,
             max_tokens=run.rollout.max_tokens,
-            timeout_s=run.rollout.completion_timeout_s,
         )
         return TrainLoop(
             rollout=rollout,

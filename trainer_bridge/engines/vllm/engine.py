@@ -361,6 +361,7 @@ class VllmEngine:
                 request.params,
                 max_tokens=request.params.max_tokens - len(request.tokens),
                 seed=request.seed,
+                generated_s=request.generated_s,
                 into=part,
             )
             if UNKNOWN in part.versions:
