@@ -151,7 +151,8 @@ class _Run:
                 await self._open_record(opened, parts)
             threads = self._learning_threads()
             with self._stop.waits_for("the policy to be loaded"):
-                folder = parts.enter_context(weights_folder(self._folder))
+                chosen = getattr(self._run.engine, "weights_folder", None)
+                folder = parts.enter_context(weights_folder(self._folder, chosen=chosen))
                 opening = open_policy(self._run, folder=folder, threads=threads, announce=self._display.announce)
                 policy = self._policy = await parts.enter_async_context(opening)
             self._display.announce(f"policy: {policy.description}")

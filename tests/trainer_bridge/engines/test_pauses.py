@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -358,7 +358,7 @@ def test_health_counts_what_runs_and_what_waits(during: int, tiny_folder: Path) 
 
 def test_a_deadline_counts_the_passes_after_the_first_token_but_no_pause(tiny_folder: Path) -> None:
     watched = Watched(tiny_folder)
-    watched.before_pass = lambda: time.sleep(0.2)
+    watched.before_pass = lambda: threading.Event().wait(0.2)
 
     async def main() -> None:
         engine = watched.engine
