@@ -169,7 +169,7 @@ class VllmClient:
         params: SamplingParams,
         *,
         max_tokens: int,
-        seed: int,
+        seed: int | None,
         generated_s: float,
         into: Part,
     ) -> None:
@@ -185,7 +185,7 @@ class VllmClient:
             prompt: Tokens of the prompt, and of the completion so far.
             params: Sampling parameters of the completion.
             max_tokens: Maximum number of tokens still to sample.
-            seed: Random seed.
+            seed: Random seed; None leaves it to the server.
             generated_s: Seconds of `params.timeout_s` that earlier parts of the completion have taken.
             into: Receives the tokens.
 
@@ -197,7 +197,7 @@ class VllmClient:
         sampling: dict[str, JSON] = {
             "max_tokens": max_tokens,
             "temperature": params.temperature,
-            "seed": seed % _MAX_SEED,
+            **({} if seed is None else {"seed": seed % _MAX_SEED}),
             "logprobs": 0,
             "ignore_eos": True,
             "stop_token_ids": list(params.stop),

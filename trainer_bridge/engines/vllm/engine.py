@@ -360,7 +360,7 @@ class VllmEngine:
                 [*request.prompt, *request.tokens],
                 request.params,
                 max_tokens=request.params.max_tokens - len(request.tokens),
-                seed=request.seed,
+                seed=request.seed if self._settings.seeds else None,
                 generated_s=request.generated_s,
                 into=part,
             )

@@ -45,6 +45,7 @@ def open_vllm(context: EngineContext) -> AbstractAsyncContextManager[VllmEngine]
         takes_adapters=context.lora_rank > 0,
         start_timeout_s=section.start_timeout_s,
         stall_timeout_s=section.stall_timeout_s,
+        seeds=section.seeds,
         max_restarts=section.max_restarts,
     )
     if section.urls:

@@ -46,7 +46,7 @@ def is_whole(got: Completion, n: int) -> bool:
 def test_a_completion_goes_on_elsewhere_when_its_server_dies_in_the_middle() -> None:
     async def main() -> None:
         first, second = FakeServer(dies_after=5), FakeServer()
-        async with fleet(first, second) as group:
+        async with fleet(first, second, seeds=True) as group:
             got = await group.engine.generate(PROMPT, params(12, seed=3, stop=(99,)), session="s")
         assert is_whole(got, 12)
         (begun,), (rest,) = first.requests, second.requests
@@ -55,6 +55,16 @@ def test_a_completion_goes_on_elsewhere_when_its_server_dies_in_the_middle() -> 
         assert rest["sampling_params"]["max_tokens"] == 7
         assert rest["sampling_params"]["stop_token_ids"] == [99]
         assert (begun["sampling_params"]["seed"], rest["sampling_params"]["seed"]) == (3, stable_hash(3, 5) % 2**63)
+
+    clock.run(main)
+
+
+def test_without_the_setting_a_request_has_no_seed() -> None:
+    async def main() -> None:
+        server = FakeServer()
+        async with fleet(server) as group:
+            await group.engine.generate(PROMPT, params(2, seed=3))
+        assert "seed" not in server.requests[0]["sampling_params"]
 
     clock.run(main)
 
