@@ -73,8 +73,14 @@ class VllmEngineSection(EngineSection):
 
     kind: Literal["vllm"] = "vllm"
     url: str | list[str] | None = None
-    """URL of a server that `envkit vllm` started, or of each of several replicas. They must be able to read the files
-    of this machine. null: the run starts its servers, and ends them."""
+    """URL of a server that `envkit vllm` started, or of each of several replicas. null: the run starts its servers, and
+    ends them."""
+    weights_folder: str | None = None
+    """Existing folder for the weights on their way to the servers, which must see it at the same path. Required for
+    servers on other machines: a folder of a shared file system. null: /dev/shm, or else the run's folder."""
+    seeds: bool = False
+    """Whether each request has a seed of its own. vLLM then samples row by row, which is slow on a GPU, and repeats a
+    completion; a run does not repeat to the last digit in any case."""
     python: str | None = None
     """Python interpreter that has vllm. null: that of `make vllm`, or else the one that runs envkit."""
     replicas: Count = 1
@@ -87,7 +93,8 @@ class VllmEngineSection(EngineSection):
     kv_cache_gib: Count = 1
     """GiB of memory for the KV cache of each server on a CPU."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
-    """Share of a GPU's memory that a server may use; lower it if the trainer uses the same GPU."""
+    """Share of a GPU's memory that a server may use. If a server has the trainer's GPU, the first one, it must be set,
+    such as 0.4."""
     max_num_seqs: Count = 64
     """Maximum number of completions in progress per server; others wait in the run."""
     start_timeout_s: Annotated[float, Field(gt=0)] = 600.0

@@ -71,8 +71,9 @@ class RolloutSection(Section):
     reset_timeout_s: Seconds | None = None
     """Maximum seconds that a reset may take. null: timeout_s; 600 if environments use sandboxes as tools, since a
     reset may wait for one."""
-    completion_timeout_s: Seconds | None = 600.0
-    """Maximum seconds from a prompt to its completion. If one takes longer, the episode is void. null: no limit."""
+    completion_timeout_s: Seconds | None = None
+    """Maximum seconds from a completion's first token to its last one, without pauses and waits for the engine. If one
+    takes longer, the episode is void. null: no limit. vLLM's stall_timeout_s always applies."""
     episode_timeout_s: Seconds | None = None
     """Maximum seconds of an episode, from its reset. If one takes longer, it is void. null: no limit."""
     grade_timeout_s: Seconds | None = 600.0

@@ -23,6 +23,14 @@ from envkit.types import (
 class Engine(Protocol):
     """Samples completions."""
 
+    @property
+    def repeats(self) -> bool:
+        """Whether the same requests, made together, get the same completions.
+
+        If so, the turns of concurrent episodes reach the engine together, so that a run repeats to the last digit.
+        """
+        ...
+
     async def generate(
         self,
         prompt_ids: Sequence[int],
@@ -45,6 +53,7 @@ class Engine(Protocol):
 
         Raises:
             SessionConflictError: Another call of the session is in progress, and was neither aborted nor cancelled.
+            DeadlineError: The completion took longer than `params.timeout_s`.
         """
         ...
 

@@ -8,6 +8,7 @@ Lengths in brackets: [L] tokens, [T] turns, [G] episodes of the same task.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -30,6 +31,8 @@ class SamplingParams:
         max_tokens: Maximum length of the completion in tokens.
         stop: Token ids that end the completion. The one that was sampled is the completion's last token.
         seed: Random seed. The same seed, prompt, weights and parameters give the same completion.
+        timeout_s: Maximum seconds that the engine generates after the first token. Waits for the engine and for pauses
+            do not count.
     """
 
     temperature: float = 1.0
@@ -38,6 +41,7 @@ class SamplingParams:
     max_tokens: int = 64
     stop: tuple[int, ...] = ()
     seed: int = 0
+    timeout_s: float = math.inf
 
 
 class FinishReason(StrEnum):

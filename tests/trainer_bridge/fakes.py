@@ -126,6 +126,7 @@ class ScriptedEngine:
 
     def __init__(self, say: Callable[[Call], str] = lambda call: "abcdefgh"[call.params.seed % 8]) -> None:
         self._say = say
+        self.repeats = True
         self.version = 0
         self.calls: list[Call] = []
         self.forgotten: list[str] = []

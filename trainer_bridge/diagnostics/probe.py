@@ -36,11 +36,11 @@ class Probe:
         trainer: The trainer, whose current weights are those of the last push.
         temperature: Sampling temperature of the run, which the trainer's log-probabilities take into account.
         max_tokens: Maximum total length of prompt and completion in tokens.
-        timeout_s: Maximum seconds of the completion; None means no limit.
+        timeout_s: Maximum seconds of the completion.
     """
 
     def __init__(
-        self, engine: Engine, trainer: Trainer, *, temperature: float, max_tokens: int, timeout_s: float | None = None
+        self, engine: Engine, trainer: Trainer, *, temperature: float, max_tokens: int, timeout_s: float = 600.0
     ) -> None:
         self._engine = engine
         self._trainer = trainer

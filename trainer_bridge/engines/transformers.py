@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from envkit import clock
-from envkit.errors import SessionConflictError
+from envkit.errors import DeadlineError, SessionConflictError
 from envkit.types import Completion, EngineHealth, FinishReason, Ints, PauseMode, SamplingParams, Weights, ints
 
 from ..output_layer import widen
@@ -48,6 +48,7 @@ class _Request:
     logprobs: list[float] = field(default_factory=list)
     versions: list[list[int]] = field(default_factory=list)
     slot: int = -1
+    generated_s: float = 0.0
     finish: FinishReason | None = None
     failure: BaseException | None = None
 
@@ -72,6 +73,13 @@ class _Request:
             self.finish = FinishReason.STOP
         elif len(self.tokens) >= self.params.max_tokens:
             self.finish = FinishReason.LENGTH
+
+    def count_time(self, seconds: float) -> None:
+        """Count the time in which a token after the first one was sampled; a request that is over time fails."""
+        self.generated_s += seconds
+        if self.generated_s >= self.params.timeout_s and not self.is_done:
+            limit = self.params.timeout_s
+            self.failure = DeadlineError(f"the engine did not complete a prompt within {limit:g} s of its first token")
 
     def completion(self) -> Completion:
         assert self.finish is not None
@@ -118,6 +126,11 @@ class TransformersEngine:
         self._pause: PauseMode | None = None
         self._idle = anyio.Event()
         self._unnamed = itertools.count()
+
+    @property
+    def repeats(self) -> bool:
+        """True: requests that are made together form one batch, in the order of their sessions."""
+        return True
 
     @property
     def description(self) -> str:
@@ -300,7 +313,11 @@ class TransformersEngine:
             return
         try:
             self._assign_slots(new)
+            began_s = clock.now()
             await clock.to_thread(self._compute, begun, new)
+            seconds = clock.now() - began_s
+            for request in begun:
+                request.count_time(seconds)
         except Exception as error:
             self._cache.clear()
             for request in self._running:

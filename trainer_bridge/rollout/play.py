@@ -57,7 +57,8 @@ class RolloutLimits:
         timeout_s: Maximum seconds that a step may take. An episode that misses one of its timeouts is void.
         retries: Maximum number of times that a void episode is played again.
         reset_timeout_s: Maximum seconds of the reset; None means `timeout_s`.
-        completion_timeout_s: Maximum seconds of a completion; None means no limit.
+        completion_timeout_s: Maximum seconds of a completion from its first token; see `SamplingParams.timeout_s`. None
+            means no limit.
         episode_timeout_s: Maximum seconds of the episode from its reset, including its waits at the gate but without
             its grader; None means no limit.
         grade_timeout_s: Maximum seconds of the grader; None means no limit.
@@ -181,10 +182,8 @@ async def _turns(
         began = clock.now()
         params = replace(request.params, seed=stable_hash(request.params.seed, len(playing.turns)))
         try:
-            with _deadline(
-                limits.completion_timeout_s, StopReason.NO_COMPLETION, "the engine did not complete a prompt"
-            ):
-                completion: Completion = await engine.generate(ids, params, session=session)
+            timed = replace(params, timeout_s=limits.completion_timeout_s or math.inf)
+            completion: Completion = await engine.generate(ids, timed, session=session)
         except DeadlineError as error:
             raise _EpisodeEndedError(StopReason.NO_COMPLETION, str(error)) from error
         except EnvkitError as error:

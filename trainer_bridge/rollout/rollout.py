@@ -36,8 +36,6 @@ class Rollout:
             being graded do not count.
         num_graders: Maximum number of episodes that are being graded when a wave begins; None means no limit. A grader
             itself never waits, since its episode may hold a sandbox that another one needs.
-        in_lockstep: Whether the turns of a wave reach the engine together. False for an engine whose results depend on
-            timing anyway, so that no episode waits for the longest completion of its wave.
     """
 
     host: EnvHost
@@ -46,7 +44,6 @@ class Rollout:
     limits: RolloutLimits
     num_envs: int
     num_graders: int | None = None
-    in_lockstep: bool = True
 
     async def groups(
         self,
@@ -137,7 +134,8 @@ class Rollout:
             timeout_s=limits.timeout_s + (limits.reset_timeout_s or limits.timeout_s),
             queued=(lambda: host.queued) if isinstance(host, QueueingHost) else None,
         )
-        gate: Gate = lockstep if self.in_lockstep else OpenGate()
+        # An engine that does not repeat gains nothing if its episodes wait for the longest completion of their wave.
+        gate: Gate = lockstep if self.engine.repeats else OpenGate()
         left, all_played = len(requests), anyio.Event()
 
         def on_played() -> None:

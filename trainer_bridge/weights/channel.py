@@ -84,12 +84,17 @@ def _remove(path: Path) -> None:
 
 
 @contextmanager
-def weights_folder(run_folder: Path, *, memory: Path = _MEMORY) -> Iterator[Path]:
+def weights_folder(run_folder: Path, *, chosen: str | None = None, memory: Path = _MEMORY) -> Iterator[Path]:
     """Yield the path of a folder for the weight files of a run. It need not exist, and is removed at the end.
 
-    It is in memory if this user has a private folder there, and otherwise in the folder of the run. Also removes what
-    killed runs of this user have left in memory.
+    It is in the folder `chosen`; if that is None, in memory if this user has a private folder there, and otherwise in
+    the folder of the run. Also removes what killed runs of this user have left in memory or in `chosen`.
+
+    Raises:
+        UsageError: `chosen` cannot be used.
     """
+    if chosen is not None:
+        memory = Path(chosen).expanduser().absolute()
     with ExitStack() as opened:
         folder = run_folder / "weights"
         with suppress(UsageError, OSError):
@@ -101,6 +106,8 @@ def weights_folder(run_folder: Path, *, memory: Path = _MEMORY) -> Iterator[Path
             opened.enter_context(_locked(lock))
             opened.callback(_remove_with_lock, lock)
             folder = lock.with_suffix("")
+        if chosen is not None and not folder.is_relative_to(memory):
+            raise UsageError(f"engine.weights_folder: {chosen} is no folder that this user can write; create it")
         shutil.rmtree(folder, ignore_errors=True)
         opened.callback(shutil.rmtree, folder, ignore_errors=True)
         yield folder

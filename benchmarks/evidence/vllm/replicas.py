@@ -100,6 +100,7 @@ class Tap:
     arrived: int = 0
     parts: Counter[str] = field(default_factory=Counter)
     completions: list[Completion] = field(default_factory=list)
+    repeats: bool = False
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, **others: Any) -> Completion:
         completion = await self.engine.generate(prompt_ids, params, **others)
@@ -224,7 +225,7 @@ class Run:
             async with environments.slots(self._episodes) as host, anyio.create_task_group() as tasks:
                 tasks.start_soon(self._push_later, tap, plan, found)
                 tasks.start_soon(self._kill_later, tap, plan, found)
-                rollout = Rollout(host, tap, self._renderer, LIMITS, self._episodes, in_lockstep=False)  # type: ignore[arg-type]
+                rollout = Rollout(host, tap, self._renderer, LIMITS, self._episodes)  # type: ignore[arg-type]
                 counts: Counter[str] = Counter()
                 result = await rollout.groups(
                     self._tasks(number),

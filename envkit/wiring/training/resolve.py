@@ -165,6 +165,11 @@ def _warmup(run: RunConfig, *, is_tiny: bool) -> WarmupSection:
     return section.model_copy(update={"kind": kind, **filled})
 
 
+def uses_gpu(device: str, *, machine: Path = Path("/")) -> bool:
+    """Return whether `device` is a GPU: ``"cuda"``, or ``"auto"`` on a machine that has one."""
+    return device == "cuda" or (device == "auto" and (machine / "dev/nvidiactl").exists())
+
+
 def has_fast_bfloat16(device: str, *, machine: Path = Path("/")) -> bool:
     """Return whether `device` multiplies bfloat16 matrices faster than float32 matrices.
 
@@ -174,7 +179,7 @@ def has_fast_bfloat16(device: str, *, machine: Path = Path("/")) -> bool:
         device: ``"cpu"``, ``"cuda"``, or ``"auto"``, which is a GPU if there is one.
         machine: Root folder, with the kernel's lists of devices and processor flags.
     """
-    if device == "cuda" or (device == "auto" and (machine / "dev/nvidiactl").exists()):
+    if uses_gpu(device, machine=machine):
         return True
     try:
         flags = (machine / "proc/cpuinfo").read_text().split()

@@ -13,7 +13,7 @@ import anyio
 
 from envkit import clock, config
 from envkit.config import RunConfig
-from envkit.config.parts import TorchTrainerSection, VllmEngineSection
+from envkit.config.parts import TorchTrainerSection
 from envkit.errors import ConfigError, EnvkitError, leaves
 from envkit.protocols import EnvHost
 from envkit.trainer_bridge.diagnostics import Diagnostics, DiagnosticSettings, Probe
@@ -150,7 +150,8 @@ class _Run:
                 await self._open_record(opened, parts)
             threads = self._learning_threads()
             with self._stop.waits_for("the policy to be loaded"):
-                folder = parts.enter_context(weights_folder(self._folder))
+                chosen = getattr(self._run.engine, "weights_folder", None)
+                folder = parts.enter_context(weights_folder(self._folder, chosen=chosen))
                 opening = open_policy(self._run, folder=folder, threads=threads, announce=self._display.announce)
                 policy = self._policy = await parts.enter_async_context(opening)
             self._display.announce(f"policy: {policy.description}")
@@ -265,7 +266,6 @@ class _Run:
             limits_of(run),
             run.num_envs,
             run.rollout.num_graders,
-            in_lockstep=not isinstance(run.engine, VllmEngineSection),
         )
         evaluation = run.evaluation
         evaluated = [
@@ -299,7 +299,6 @@ class _Run:
             policy.trainer,
             temperature=run.rollout.temperature,
             max_tokens=run.rollout.max_tokens,
-            timeout_s=run.rollout.completion_timeout_s,
         )
         return TrainLoop(
             rollout=rollout,

@@ -127,7 +127,9 @@ class VllmRig(Rig):
         self.process = process
 
     def opened(self, *, takes_adapters: bool = False, lines: list[str] | None = None) -> Any:
-        settings = VllmSettings(max_tokens=512, max_num_seqs=16, dtype="float32", takes_adapters=takes_adapters)
+        settings = VllmSettings(
+            max_tokens=512, max_num_seqs=16, dtype="float32", takes_adapters=takes_adapters, seeds=True
+        )
         announce = print if lines is None else lines.append
         return VllmEngine(settings, urls=[self.process.url], announce=announce).running()
 

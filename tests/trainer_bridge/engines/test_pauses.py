@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 import safetensors.torch
 
 from envkit import clock
+from envkit.errors import DeadlineError
 from envkit.types import Completion, EngineHealth, FinishReason, PauseMode, SamplingParams, Weights
 from tests.trainer_bridge.models import open_model, shake, slow_generate, slow_logps, slow_pick
 from tests.trainer_bridge.watched import Watched, agrees_with_the_slow_way, params
@@ -352,3 +354,24 @@ def test_health_counts_what_runs_and_what_waits(during: int, tiny_folder: Path) 
 
     health = clock.run(main, virtual=True)
     assert (health.running, health.waiting, health.is_paused) == (3, 0, False)
+
+
+def test_a_deadline_counts_the_passes_after_the_first_token_but_no_pause(tiny_folder: Path) -> None:
+    watched = Watched(tiny_folder)
+    watched.before_pass = lambda: threading.Event().wait(0.2)
+
+    async def main() -> None:
+        engine = watched.engine
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(scene.ask, "a", replace(how("a", 3), timeout_s=1.0))
+            await anyio.sleep(0.3)
+            await engine.pause(PauseMode.KEEP)
+            await anyio.sleep(1.5)
+            await engine.resume()
+        with pytest.raises(DeadlineError, match="did not complete a prompt within 1 s of its first token"):
+            await engine.generate(PROMPTS["b"], replace(how("b", 12), timeout_s=1.0))
+        assert (await engine.health()).running == 0
+
+    scene = Scene(watched)
+    clock.run(main)
+    assert len(scene.done["a"].token_ids) == 3

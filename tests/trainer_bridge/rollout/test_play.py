@@ -23,15 +23,21 @@ REQUEST = RolloutRequest("train-1/00000000/0000", TASK, 0, SamplingParams(max_to
 
 
 class SlowEngine(ScriptedEngine):
-    """Takes some seconds for each completion, and ends them for a given reason."""
+    """Takes some seconds for each completion, after a wait, and ends them for a given reason."""
 
-    def __init__(self, seconds: float = 0.0, finish: Sequence[FinishReason] = (FinishReason.LENGTH,)) -> None:
+    def __init__(
+        self, seconds: float = 0.0, finish: Sequence[FinishReason] = (FinishReason.LENGTH,), *, waits_s: float = 0.0
+    ) -> None:
         super().__init__(lambda call: "xy")
         self._seconds = seconds
+        self._waits_s = waits_s
         self._finish = list(finish)
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, **how: Any) -> Completion:
-        await anyio.sleep(self._seconds)
+        await anyio.sleep(self._waits_s)
+        await anyio.sleep(min(self._seconds, params.timeout_s))
+        if self._seconds > params.timeout_s:
+            raise DeadlineError(f"the engine did not complete a prompt within {params.timeout_s:g} s")
         completion = await super().generate(prompt_ids, params, **how)
         return replace(completion, finish=self._finish[min(len(self.calls), len(self._finish)) - 1])
 
@@ -112,6 +118,13 @@ def test_a_missed_deadline_voids_the_episode_and_names_the_component(
 def test_a_slow_engine_alone_misses_no_deadline() -> None:
     trajectory, took_s = one(Host(Answer(), Answer(), Answer(ends="terminated")), SlowEngine(3600))
     assert (trajectory.stop, took_s) == (StopReason.TERMINATED, 7200)
+
+
+def test_a_wait_for_the_engine_is_no_part_of_a_completion() -> None:
+    trajectory, took_s = one(
+        Host(Answer(), Answer(ends="terminated")), SlowEngine(4, waits_s=3600), completion_timeout_s=5
+    )
+    assert (trajectory.stop, took_s) == (StopReason.TERMINATED, 3604)
 
 
 def test_an_error_of_the_environment_about_time_is_not_mistaken_for_a_deadline() -> None:

@@ -48,12 +48,11 @@ def play(
     seed: int = 7,
     on_episode: Callable[[Trajectory], None] | None = None,
     renderer: Renderer | None = None,
-    in_lockstep: bool = True,
     **bounds: Any,
 ) -> RolloutResult:
     """Play on virtual time; afterwards all leases must be released and no task may run."""
     engine, host = engine or ScriptedEngine(), host or ScriptedHost(script)
-    rollout = Rollout(host, engine, renderer or LetterRenderer(), limits(**bounds), num_envs, in_lockstep=in_lockstep)
+    rollout = Rollout(host, engine, renderer or LetterRenderer(), limits(**bounds), num_envs)
 
     async def main() -> RolloutResult:
         try:
@@ -371,14 +370,16 @@ def test_turn_k_of_all_live_episodes_reaches_the_engine_in_one_moment() -> None:
     ]
 
 
-def test_without_lockstep_a_turn_reaches_the_engine_as_soon_as_its_environment_has_answered() -> None:
+@pytest.mark.parametrize(("repeats", "moments"), [(True, [0, 0, 10, 10]), (False, [0, 0, 0, 10])])
+def test_turns_reach_an_engine_together_only_if_it_says_that_it_repeats(repeats: bool, moments: list[float]) -> None:
     engine = ScriptedEngine()
+    engine.repeats = repeats
 
     def slow_and_fast(task: Task, time: int) -> Sequence[Answer]:
         return [Answer("s"), Answer("t", after_s=10.0 * task.seed), Answer("", ends="terminated")]
 
-    play(slow_and_fast, (A, B), engine=engine, in_lockstep=False)
-    assert [call.at_s for call in engine.calls] == [0, 0, 0, 10]
+    play(slow_and_fast, (A, B), engine=engine)
+    assert [call.at_s for call in engine.calls] == moments
 
 
 def test_a_turn_knows_how_long_it_waited_for_the_other_episodes() -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from envkit import clock
+from envkit.errors import UsageError
 from envkit.trainer_bridge.engines.transformers import TransformersEngine
 from envkit.trainer_bridge.weights.channel import Push, WeightChannel, weights_folder
 from envkit.trainer_bridge.weights.files import checksum
@@ -208,6 +209,15 @@ def test_without_a_private_folder_in_memory_weights_are_in_the_folder_of_the_run
     with weights_folder(tmp_path / "run", memory=memory) as folder:
         assert folder == tmp_path / "run" / "weights"
     assert list(elsewhere.iterdir()) == []
+
+
+def test_a_chosen_folder_has_the_weights_and_one_that_is_missing_is_an_error(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    with pytest.raises(UsageError, match=r"engine.weights_folder: .*/shared is no folder that this user can write"):
+        weights_folder(tmp_path / "run", chosen=str(shared)).__enter__()
+    shared.mkdir()
+    with weights_folder(tmp_path / "run", chosen=str(shared)) as folder:
+        assert folder.is_relative_to(shared)
 
 
 KILLED = """

@@ -5,6 +5,7 @@ Routes and bodies: vLLM 0.32.0. Those that pause and load weights exist only in 
 
 from __future__ import annotations
 
+import math
 import re
 import secrets
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ import httpx
 import orjson
 
 from envkit import clock
-from envkit.errors import UsageError
+from envkit.errors import DeadlineError, UsageError
 from envkit.types import JSON, SamplingParams, Weights
 
 _REQUEST_PREFIX = "generate-tokens-"
@@ -57,12 +58,19 @@ class Part:
         logprobs: Their log-probabilities in nats.
         finish: ``"stop"``, ``"length"`` or ``"abort"``; None while tokens may follow.
         versions: Labels of the weights that sampled the tokens; known at the end.
+        began_s: Time of the first token.
     """
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish: str | None = None
     versions: list[str] = field(default_factory=list)
+    began_s: float = math.inf
+
+    @property
+    def generated_s(self) -> float:
+        """Seconds since the first token; 0 before."""
+        return max(0.0, clock.now() - self.began_s)
 
 
 class VllmClient:
@@ -155,7 +163,15 @@ class VllmClient:
             raise ServerLostError(_reason(error)) from error
 
     async def generate(
-        self, request_id: str, prompt: Sequence[int], params: SamplingParams, *, max_tokens: int, seed: int, into: Part
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        max_tokens: int,
+        seed: int | None,
+        generated_s: float,
+        into: Part,
     ) -> None:
         """Complete `prompt`; `into` receives the tokens as they arrive, so they survive an error or a cancellation.
 
@@ -164,14 +180,24 @@ class VllmClient:
         A request that gets nothing for too long, while others do, ends with the finish reason ``"abort"``: it waits for
         its turn in the server, or was lost there.
 
+        Args:
+            request_id: Unique id.
+            prompt: Tokens of the prompt, and of the completion so far.
+            params: Sampling parameters of the completion.
+            max_tokens: Maximum number of tokens still to sample.
+            seed: Random seed; None leaves it to the server.
+            generated_s: Seconds of `params.timeout_s` that earlier parts of the completion have taken.
+            into: Receives the tokens.
+
         Raises:
+            DeadlineError: The completion took longer than `params.timeout_s`.
             ServerLostError: The server was lost, or sent nothing to any request for too long.
             UsageError: The server rejected the request.
         """
         sampling: dict[str, JSON] = {
             "max_tokens": max_tokens,
             "temperature": params.temperature,
-            "seed": seed % _MAX_SEED,
+            **({} if seed is None else {"seed": seed % _MAX_SEED}),
             "logprobs": 0,
             "ignore_eos": True,
             "stop_token_ids": list(params.stop),
@@ -186,14 +212,20 @@ class VllmClient:
         headers = {"content-type": "application/json"}
         self._check_open()
         try:
-            async with self._http.stream(
-                "POST", "/inference/v1/generate", content=orjson.dumps(body), headers=headers
-            ) as reply:
-                if reply.status_code != httpx.codes.OK:
-                    self._refuse(reply.status_code, await reply.aread())
-                async for line in reply.aiter_lines():
-                    if line.startswith("data: {"):
-                        self._read(orjson.loads(line[6:]), into)
+            with anyio.CancelScope() as scope:
+                async with self._http.stream(
+                    "POST", "/inference/v1/generate", content=orjson.dumps(body), headers=headers
+                ) as reply:
+                    if reply.status_code != httpx.codes.OK:
+                        self._refuse(reply.status_code, await reply.aread())
+                    async for line in reply.aiter_lines():
+                        if line.startswith("data: {"):
+                            self._read(orjson.loads(line[6:]), into)
+                            if into.tokens and scope.deadline == math.inf:
+                                scope.deadline = anyio.current_time() + params.timeout_s - generated_s
+            if scope.cancelled_caught and into.finish is None:
+                limit = params.timeout_s
+                raise DeadlineError(f"the engine did not complete a prompt within {limit:g} s of its first token")
         except httpx.ReadTimeout as error:
             if clock.now() - self._last_s < self._stall_timeout_s:
                 into.finish = "abort"
@@ -214,6 +246,8 @@ class VllmClient:
             into.logprobs += [one["logprob"] for one in (choice["logprobs"] or {}).get("content") or ()]
             into.versions += [one["version"] for one in choice["weight_versions"] or ()]
             into.finish = choice["finish_reason"] or into.finish
+        if into.tokens:
+            into.began_s = min(into.began_s, clock.now())
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """End requests. Their `generate` returns the tokens so far, with the finish reason ``"abort"``."""

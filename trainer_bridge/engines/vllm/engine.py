@@ -63,6 +63,11 @@ class VllmEngine:
         self._failure: EnvkitError | None = None
 
     @property
+    def repeats(self) -> bool:
+        """False: the servers form batches by the time at which requests arrive."""
+        return False
+
+    @property
     def description(self) -> str:
         """Model, number of servers and number format, in one line."""
         count = len(self._replicas)
@@ -359,7 +364,8 @@ class VllmEngine:
                 [*request.prompt, *request.tokens],
                 request.params,
                 max_tokens=request.params.max_tokens - len(request.tokens),
-                seed=request.seed,
+                seed=request.seed if self._settings.seeds else None,
+                generated_s=request.generated_s,
                 into=part,
             )
             if UNKNOWN in part.versions:

@@ -43,6 +43,7 @@ class VllmSettings:
         start_timeout_s: Maximum seconds until a server answers, at the start and after a loss.
         stall_timeout_s: Maximum seconds without a token; then a server is lost.
         max_restarts: Maximum number of restarts of each server.
+        seeds: Whether requests have seeds; vLLM then samples row by row.
     """
 
     max_tokens: int
@@ -53,6 +54,7 @@ class VllmSettings:
     start_timeout_s: float = 600.0
     stall_timeout_s: float = 120.0
     max_restarts: int = 3
+    seeds: bool = False
 
 
 @dataclass(frozen=True, slots=True)

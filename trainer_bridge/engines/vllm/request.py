@@ -27,6 +27,7 @@ class Request:
         replica: The replica that generates now; None while the request waits.
         is_aborted: Whether its caller gets the tokens so far.
         parts: Number of requests to servers so far.
+        generated_s: Seconds in which servers have generated, from the first token of each part.
     """
 
     id: str
@@ -39,6 +40,7 @@ class Request:
     replica: Replica | None = None
     is_aborted: bool = False
     parts: int = 0
+    generated_s: float = 0.0
 
     @classmethod
     def of(
@@ -77,6 +79,7 @@ class Request:
 
     def take(self, part: Part, version: int) -> None:
         """Append the tokens of a part."""
+        self.generated_s += part.generated_s
         count = min(len(part.tokens), len(part.logprobs))
         self.tokens += part.tokens[:count]
         self.logprobs += part.logprobs[:count]

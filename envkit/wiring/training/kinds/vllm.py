@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
@@ -13,15 +14,16 @@ import anyio
 from envkit import clock
 from envkit.config.parts import VllmEngineSection
 from envkit.errors import UsageError
+from envkit.http.auth.localhost_only import is_loopback
 from envkit.trainer_bridge.engines.vllm.engine import VllmEngine
-from envkit.trainer_bridge.engines.vllm.interpreter import find_python
+from envkit.trainer_bridge.engines.vllm.interpreter import find_python, is_built_for_cpus
 from envkit.trainer_bridge.engines.vllm.launch import ServerSettings, check_arguments
 from envkit.trainer_bridge.engines.vllm.replica import VllmSettings
 from envkit.trainer_bridge.engines.vllm.server import VllmServer
 from envkit.trainer_bridge.models.adapters import base_of
 from envkit.wiring.contexts import EngineContext
 from envkit.wiring.training import models
-from envkit.wiring.training.resolve import has_fast_bfloat16
+from envkit.wiring.training.resolve import has_fast_bfloat16, uses_gpu
 from envkit.wiring.training.signals import stop_on_signals
 
 
@@ -43,6 +45,7 @@ def open_vllm(context: EngineContext) -> AbstractAsyncContextManager[VllmEngine]
         takes_adapters=context.lora_rank > 0,
         start_timeout_s=section.start_timeout_s,
         stall_timeout_s=section.stall_timeout_s,
+        seeds=section.seeds,
         max_restarts=section.max_restarts,
     )
     if section.urls:
@@ -72,12 +75,22 @@ def problems(section: VllmEngineSection) -> list[str]:
             parts = urlsplit(url)
             if parts.scheme not in ("http", "https") or not parts.netloc or parts.path.strip("/"):
                 found.append(f"engine.url: must be like http://127.0.0.1:8100, without a path, got {url!r}")
+            elif section.weights_folder is None and not is_loopback(parts.hostname or ""):
+                found.append(
+                    f"engine.weights_folder: the server {url} is not on this machine, so it cannot read weights in "
+                    "/dev/shm; set it to a folder of a file system that both share"
+                )
         started = {"python", "replicas", "gpus", "kv_cache_gib", "gpu_memory_utilization", "arguments"}
         if without_effect := sorted(started & section.model_fields_set):
             found.append(f"engine.{without_effect[0]}: has no effect on running servers (engine.url); leave it out")
         return found
     try:
-        find_python(section.python)
+        on_cpu = is_built_for_cpus(find_python(section.python))
+        if not on_cpu and uses_gpu(section.device) and trainers_gpu_is_shared(section, os.environ):
+            found.append(
+                "engine.gpus: a server has the same GPU as the trainer, which uses the first one; give the servers "
+                'others, such as ["1"], or set engine.gpu_memory_utilization, such as 0.4'
+            )
     except UsageError as error:
         found.append(f"engine.python: {error.detail}")
     try:
@@ -85,6 +98,13 @@ def problems(section: VllmEngineSection) -> list[str]:
     except UsageError as error:
         found.append(f"engine.arguments: {error.detail}")
     return found
+
+
+def trainers_gpu_is_shared(section: VllmEngineSection, variables: Mapping[str, str]) -> bool:
+    """Whether a server to start has the GPU of a trainer with these variables, and no share of the memory is set."""
+    first = variables.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+    has_first = [not gpus or first in map(str.strip, gpus.split(",")) for gpus in section.gpus or [""]]
+    return bool(first) and any(has_first) and "gpu_memory_utilization" not in section.model_fields_set
 
 
 async def run_server(

@@ -91,6 +91,12 @@ def test_the_users_arguments_come_last() -> None:
     assert found[-3:] == ["--max-num-batched-tokens=8192", "--no-enable-prefix-caching", "--async-scheduling"]
 
 
+def test_tokens_arrive_32_at_a_time_unless_the_user_chooses_another_number() -> None:
+    assert value(SETTINGS, "--stream-interval") == "32"
+    found = words(replace(SETTINGS, arguments={"stream-interval": 1}))
+    assert found.index("--stream-interval") < found.index("--stream-interval=1")  # the last one counts
+
+
 @pytest.mark.parametrize("name", ["port", "--port", "max_model_len", "no-enable-scale-out", "api-key"])
 def test_an_argument_that_envkit_sets_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match=f"the vLLM argument {name} is reserved"):

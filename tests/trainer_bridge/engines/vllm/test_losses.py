@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from envkit import clock
-from envkit.errors import EnvkitError, UsageError
+from envkit.errors import DeadlineError, EnvkitError, UsageError
 from envkit.trainer_bridge.engines.vllm.engine import VllmEngine
 from envkit.types import Completion, FinishReason, PauseMode, SamplingParams, Weights, stable_hash
 from tests.trainer_bridge.engines.vllm.fake_server import FakeServer, fleet, params, positions, settings, until
@@ -46,7 +46,7 @@ def is_whole(got: Completion, n: int) -> bool:
 def test_a_completion_goes_on_elsewhere_when_its_server_dies_in_the_middle() -> None:
     async def main() -> None:
         first, second = FakeServer(dies_after=5), FakeServer()
-        async with fleet(first, second) as group:
+        async with fleet(first, second, seeds=True) as group:
             got = await group.engine.generate(PROMPT, params(12, seed=3, stop=(99,)), session="s")
         assert is_whole(got, 12)
         (begun,), (rest,) = first.requests, second.requests
@@ -55,6 +55,16 @@ def test_a_completion_goes_on_elsewhere_when_its_server_dies_in_the_middle() -> 
         assert rest["sampling_params"]["max_tokens"] == 7
         assert rest["sampling_params"]["stop_token_ids"] == [99]
         assert (begun["sampling_params"]["seed"], rest["sampling_params"]["seed"]) == (3, stable_hash(3, 5) % 2**63)
+
+    clock.run(main)
+
+
+def test_without_the_setting_a_request_has_no_seed() -> None:
+    async def main() -> None:
+        server = FakeServer()
+        async with fleet(server) as group:
+            await group.engine.generate(PROMPT, params(2, seed=3))
+        assert "seed" not in server.requests[0]["sampling_params"]
 
     clock.run(main)
 
@@ -264,6 +274,36 @@ def test_a_request_that_waits_in_a_busy_server_does_not_count_as_a_stall() -> No
             done = await complete_all(group.engine, 3, params(10))
         assert all(is_whole(one, 10) for one in done)
         assert group.lines == []
+
+    clock.run(main)
+
+
+def test_a_deadline_counts_neither_the_wait_for_a_place_nor_a_pause() -> None:
+    async def main() -> None:
+        async with fleet(FakeServer(token_s=0.02), max_num_seqs=1) as group, anyio.create_task_group() as tasks:
+
+            async def pause() -> None:
+                await anyio.sleep(0.1)
+                await group.engine.pause(PauseMode.KEEP)
+                await anyio.sleep(0.6)
+                await group.engine.resume()
+
+            tasks.start_soon(pause)
+            done = await complete_all(group.engine, 3, params(10, timeout_s=0.5))  # 0.2 s each, one after another
+        assert all(is_whole(one, 10) for one in done)
+
+    clock.run(main)
+
+
+def test_a_completion_that_misses_its_deadline_ends_in_the_server_too() -> None:
+    async def main() -> None:
+        server = FakeServer(token_s=0.02)
+        async with fleet(server) as group:
+            with pytest.raises(DeadlineError, match=r"did not complete a prompt within 0.1 s of its first token"):
+                await group.engine.generate(PROMPT, params(500, timeout_s=0.1))
+            await until(lambda: server.running == 0, timeout_s=2.0)
+            assert is_whole(await group.engine.generate(PROMPT, params(3, timeout_s=1.0)), 3)
+        assert len(server.requests) == 2
 
     clock.run(main)
 

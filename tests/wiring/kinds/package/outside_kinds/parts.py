@@ -72,6 +72,8 @@ class BiasedSection(EngineSection):
 class BiasedEngine:
     """Draws one move."""
 
+    repeats = True
+
     def __init__(self, weights: list[float]) -> None:
         self.version = 0
         self._weights = weights
