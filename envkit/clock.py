@@ -150,7 +150,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.set_task_factory(_numbered(itertools.count()))
         # anyio cancels the tasks and scopes inside a scope in the order of two sets. By default, their hashes are
         # addresses in memory. A scope is in such a set only while its task runs in it.
-        CancelScope.__hash__ = lambda scope: hash(scope._host_task)  # type: ignore[method-assign]
+        CancelScope.__hash__ = _hash_of_scope  # type: ignore[method-assign, assignment]
 
     def time(self) -> float:
         return self._virtual_now
@@ -235,6 +235,10 @@ class _NumberedTask(asyncio.Task[Any]):
 
     def __hash__(self) -> int:
         return self._number
+
+
+def _hash_of_scope(scope: CancelScope) -> int:
+    return hash(scope._host_task)
 
 
 def _numbered(numbers: Iterator[int]) -> Callable[..., asyncio.Task[Any]]:

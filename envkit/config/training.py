@@ -62,7 +62,7 @@ class RolloutSection(Section):
     """Maximum number of turns; longer episodes are cut off."""
     max_tokens: Count = 2048
     """Maximum number of tokens of a turn's prompt plus turn_tokens. If the next prompt is too long, the episode is cut
-    off."""
+    off. At most the number of positions of a pretrained model, which is the default if it is lower."""
     turn_tokens: Count | None = None
     """Maximum number of tokens of a completion. null: 1 for a tiny policy, whose moves are single tokens; otherwise
     128."""

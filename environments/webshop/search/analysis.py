@@ -87,20 +87,21 @@ class _Kinds(dict[int, str]):
 
 
 _KINDS = _Kinds()
-# All repetitions are possessive: nothing that must match follows them, so trying fewer of them never helps.
-_MARKS = "[EZVXFt]*+"
-_LETTERS = f"(?:L++{_MARKS}|W{_MARKS}(?:D{_MARKS}(?=W)|S{_MARKS})?+)"
+# Repetitions are greedy, not possessive: Python before 3.11.5 matches possessive ones wrongly. The words are the same,
+# because what follows a repetition never begins with what it repeats.
+_MARKS = "[EZVXFt]*"
+_LETTERS = f"(?:L+{_MARKS}|W{_MARKS}(?:D{_MARKS}(?=W)|S{_MARKS})?)"
 _UNDERSCORES = f"(?:U{_MARKS})"
 _RUN = (
-    f"(?:{_LETTERS}(?:{_UNDERSCORES}*+{_LETTERS}|[MBS]{_MARKS}(?=[LW]))*+"
-    f"|N{_MARKS}(?:{_UNDERSCORES}*+N{_MARKS}|[CBS]{_MARKS}N{_MARKS})*+)++"
+    f"(?:{_LETTERS}(?:{_UNDERSCORES}*{_LETTERS}|[MBS]{_MARKS}(?=[LW]))*"
+    f"|N{_MARKS}(?:{_UNDERSCORES}*N{_MARKS}|[CBS]{_MARKS}N{_MARKS})*)+"
 )
-_KATAKANA = f"K{_MARKS}(?:{_UNDERSCORES}*+K{_MARKS})*+"
+_KATAKANA = f"K{_MARKS}(?:{_UNDERSCORES}*K{_MARKS})*"
 _WORD = re.compile(
-    f"{_UNDERSCORES}*+(?:{_KATAKANA}|{_RUN})(?:{_UNDERSCORES}++(?:{_KATAKANA}|{_RUN}))*+{_UNDERSCORES}*+"
+    f"{_UNDERSCORES}*(?:{_KATAKANA}|{_RUN})(?:{_UNDERSCORES}+(?:{_KATAKANA}|{_RUN}))*{_UNDERSCORES}*"
     # An emoji may consist of several that are joined. A keycap sign, such as #, is a word only with its keycap.
-    f"|Z?+P[EZXFt]*+(?:(?<=Z)P[EZXFt]*+)*+|F[EZXFt]*+|YE?+X[EZXFt]*+|R{_MARKS}R{_MARKS}"
-    f"|I{_MARKS}|[Tt][TtEZVXF]*+"
+    f"|Z?P[EZXFt]*(?:(?<=Z)P[EZXFt]*)*|F[EZXFt]*|YE?X[EZXFt]*|R{_MARKS}R{_MARKS}"
+    f"|I{_MARKS}|[Tt][TtEZVXF]*"
 )
 
 

@@ -185,7 +185,8 @@ def _check_engine(run: RunConfig) -> None:
     if section.model is not None:
         _check_model(section.model)
         try:
-            check_length(section.model, run.rollout.max_tokens)
+            if "max_tokens" in run.rollout.model_fields_set and not is_tiny(run):  # the default is lowered
+                check_length(section.model, run.rollout.max_tokens)
         except UsageError as error:
             raise ConfigError([error.detail]) from None
 

@@ -59,18 +59,18 @@ def verify(name: str) -> None:
         raise UsageError(f"no model is called {name!r}{near}")
 
 
-def check_length(name: str, max_tokens: int) -> None:
-    """Check that the model `name` has positions for `max_tokens` tokens; transformers would silently go beyond them.
+def positions_of(name: str) -> int | None:
+    """Return the maximum number of tokens of the model `name`; transformers would silently go beyond it.
 
-    A model whose RoPE is scaled by a factor is not checked, nor is one without a configuration file on this machine,
-    such as that of a GGUF file.
+    None for a model whose RoPE is scaled by a factor, and for one without a configuration file on this machine, such as
+    that of a GGUF file.
 
     Raises:
-        UsageError: The model has fewer positions.
+        UsageError: The folder has an adapter whose model does not exist.
     """
     path = CATALOGUE[name].folder if name in CATALOGUE else Path(name).expanduser()
     if (base := base_of(path)) is not None:
-        return check_length(base, max_tokens)
+        return positions_of(base)
     file = path / "config.json" if path.is_dir() else None if is_path(name) else cached_config(name)
     if file is None or not file.is_file():
         return None
@@ -78,10 +78,18 @@ def check_length(name: str, max_tokens: int) -> None:
     config = {**content, **content.get("text_config", {})}
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     limit = config.get("max_position_embeddings", config.get("n_positions"))
-    if limit is not None and "factor" not in rope and max_tokens > limit:
+    return limit if isinstance(limit, int) and "factor" not in rope else None
+
+
+def check_length(name: str, max_tokens: int) -> None:
+    """Check that the model `name` has positions for `max_tokens` tokens; see `positions_of`.
+
+    Raises:
+        UsageError: It has fewer.
+    """
+    if (limit := positions_of(name)) is not None and max_tokens > limit:
         line = f"rollout.max_tokens: {max_tokens} is more than the {limit} positions of the model {name}"
         raise UsageError(f"{line}; lower it, or name a model with a longer context")
-    return None
 
 
 def is_path(name: str) -> bool:

@@ -22,6 +22,7 @@ from envkit.trainer_bridge.models.saved_policy import SavedPolicy
 from envkit.trainer_bridge.rollout import RolloutLimits
 from envkit.types import Task, stable_hash
 from envkit.wiring import environments, tasks
+from envkit.wiring.training import models
 
 _TINY_WARMUP: Mapping[str, float] = {
     "single_turn_states": 30_000,
@@ -79,6 +80,9 @@ def resolve(run: RunConfig) -> RunConfig:
     reset_timeout_s = run.rollout.reset_timeout_s
     if reset_timeout_s is None and any(spec.needs for spec in specs_of(run)):
         reset_timeout_s = _TOOL_RESET_S
+    max_tokens = run.rollout.max_tokens
+    if "max_tokens" not in run.rollout.model_fields_set and not tiny:
+        max_tokens = min(max_tokens, _positions(run.engine.model) or max_tokens)
     trainer, engine = run.trainer, run.engine
     device = getattr(engine, "device", "cpu")
     if isinstance(trainer, TorchTrainerSection):
@@ -86,15 +90,26 @@ def resolve(run: RunConfig) -> RunConfig:
     if isinstance(engine, (TransformersEngineSection, VllmEngineSection)) and engine.dtype == "auto":
         dtype = "float32" if tiny or not has_fast_bfloat16(device) else "bfloat16"
         engine = engine.model_copy(update={"dtype": dtype})
+    rollout = {"turn_tokens": turn_tokens, "max_tokens": max_tokens, "reset_timeout_s": reset_timeout_s}
     changed: dict[str, Section | list[EnvSection]] = {
         "env": envs if isinstance(run.env, list) else envs[0],
         "trainer": trainer,
         "renderer": _renderer(run.renderer, saved.renderer),
         "engine": engine,
-        "rollout": run.rollout.model_copy(update={"turn_tokens": turn_tokens, "reset_timeout_s": reset_timeout_s}),
+        "rollout": run.rollout.model_copy(update=rollout),
     }
     changed["warmup"] = _warmup(run.model_copy(update=changed), is_tiny=tiny)
     return run.model_copy(update=changed)
+
+
+def _positions(name: str | None) -> int | None:
+    """Return `models.positions_of` a model; None for a name that is not valid, which the checks report."""
+    from huggingface_hub.errors import HFValidationError  # imported late, because the import is slow
+
+    try:
+        return None if name is None else models.positions_of(name)
+    except (HFValidationError, UsageError):
+        return None
 
 
 def spec_of(section: EnvSection) -> EnvSpec:

@@ -171,6 +171,7 @@ print(os.getuid(), pathlib.Path(__file__).parent == pathlib.Path.cwd(), found.st
 """
 
 
+@pytest.mark.limits  # without root, agent and grader are one user
 @pytest.mark.bwrap
 def test_a_real_sandbox_hides_the_files_of_the_grader_from_programs_of_the_agent() -> None:
     async def main() -> None:

@@ -92,6 +92,7 @@ def test_an_image_holds_the_packages_that_were_named_and_leaves_no_stage_behind(
     run(main)
 
 
+@pytest.mark.docker
 def test_an_image_without_python_is_refused_with_what_to_add(tmp_path: Path, tag: str) -> None:
     remove = "rm -f /usr/bin/python3* /usr/local/bin/python*"
     Path(tmp_path, "Dockerfile").write_text(f"FROM {image()}\nRUN {remove}\n")

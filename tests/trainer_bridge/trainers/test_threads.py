@@ -60,10 +60,10 @@ def test_how_threads_wait_is_the_users_choice(name: str, value: str, shown: str)
     assert shown in done.stderr
 
 
-def test_a_program_that_loaded_torch_first_is_told_once_what_to_set() -> None:
+def test_a_program_that_loaded_torch_first_gets_one_warning() -> None:
     program = "import torch; torch.set_num_threads({}); import envkit.trainer_bridge; import envkit.trainer_bridge.loop"
-    told = python(program.format(2)).stderr
-    assert told.count("Set this environment variable before Python starts") == 1
+    warned = python(program.format(2)).stderr
+    assert warned.count("Set this environment variable before Python starts") == 1
     assert python(program.format(2), OMP_WAIT_POLICY="passive").stderr == ""
     assert python(program.format(1)).stderr == ""  # a single thread waits for no other
 

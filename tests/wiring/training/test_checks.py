@@ -209,12 +209,21 @@ def test_a_context_longer_than_the_models_is_named_before_the_start(
     (tmp_path / "model" / "config.json").write_text(json.dumps(content))
     file = {"env": {"id": "FrozenLake-v0"}, "engine": {"model": "./model"}, "rollout": {"max_tokens": max_tokens}}
     (tmp_path / "run.yaml").write_text(json.dumps(file))
-    code, _, told = called("check", "run.yaml", cwd=tmp_path)
-    assert code == (0 if fits else 2), told
+    code, _, output = called("check", "run.yaml", cwd=tmp_path)
+    assert code == (0 if fits else 2), output
     if not fits:
         limit = next(value for value in content.values())
         line = f"rollout.max_tokens: {max_tokens} is more than the {limit} positions of the model ./model; lower it"
-        assert told.startswith(line)
+        assert output.startswith(line)
+
+
+def test_the_default_context_is_at_most_the_models(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 1024}')
+    model = {"model": str(tmp_path)}
+    assert resolve.resolve(run_of(engine=model)).rollout.max_tokens == 1024
+    assert resolve.resolve(run_of()).rollout.max_tokens == 2048
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 4096}')
+    assert resolve.resolve(run_of(engine=model)).rollout.max_tokens == 2048
 
 
 def set_hub(monkeypatch: pytest.MonkeyPatch, cache: Path, *, offline: bool) -> None:
