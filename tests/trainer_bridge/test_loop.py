@@ -48,7 +48,7 @@ def test_the_checkpoint_of_the_best_evaluation_is_kept_beside_the_newest(tmp_pat
     async def evaluate(display: object, step: int) -> dict[str, float]:
         return {"eval_success": successes[step]}
 
-    part.loop._evaluator.run = evaluate  # type: ignore[assignment, method-assign]
+    part.loop._evaluator.run = evaluate  # type: ignore[method-assign]
     part.run()
     assert checkpoints(tmp_path) == ["step-2", "step-3", "step-6"]
     state = checkpoint.load_state(checkpoint.latest(tmp_path))
