@@ -16,7 +16,8 @@ def wait_passively() -> None:
     """Let OpenMP's threads sleep while they wait, unless the user has set how they wait; call this before torch loads.
 
     By default, they spin. If another program runs, a thread that spins takes the core that the thread it waits for
-    needs, and sampling and learning take more than twice as long (``docs/evidence/torch-threads.json``). The setting is an environment variable, so programs that this process starts have it too, such as vLLM's server.
+    needs, and sampling and learning take more than twice as long (``docs/evidence/torch-threads.json``). The setting
+    is an environment variable, so programs that this process starts have it too, such as vLLM's server.
     """
     if any(name in os.environ for name in _SET_BY_USERS):
         return
