@@ -148,9 +148,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.holds = 0
         super().__init__(selectors.DefaultSelector())
         self.set_task_factory(_numbered(itertools.count()))
-        # anyio cancels the tasks and scopes inside a scope in the order of two sets. By default, their hashes are
-        # addresses in memory. A scope is in such a set only while its task runs in it.
-        CancelScope.__hash__ = _hash_of_scope  # type: ignore[method-assign, assignment]
 
     def time(self) -> float:
         return self._virtual_now
@@ -239,6 +236,11 @@ class _NumberedTask(asyncio.Task[Any]):
 
 def _hash_of_scope(scope: CancelScope) -> int:
     return hash(scope._host_task)
+
+
+# anyio cancels the tasks and scopes inside a scope in the order of two sets. By default, their hashes are addresses in
+# memory. A scope is in such a set only while its task runs in it. In loops in real time, this changes only the order.
+CancelScope.__hash__ = _hash_of_scope  # type: ignore[method-assign, assignment]
 
 
 def _numbered(numbers: Iterator[int]) -> Callable[..., asyncio.Task[Any]]:

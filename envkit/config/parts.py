@@ -100,7 +100,8 @@ class VllmEngineSection(EngineSection):
     start_timeout_s: Annotated[float, Field(gt=0)] = 600.0
     """Maximum seconds until a started server answers."""
     stall_timeout_s: Annotated[float, Field(gt=0)] = 120.0
-    """Maximum seconds without a token of a completion in progress; then its server counts as lost."""
+    """Maximum seconds without new tokens of a completion in progress; then its server counts as lost. A server sends 32
+    tokens at a time, or 8 on a CPU."""
     max_restarts: Annotated[int, Field(ge=0)] = 3
     """Maximum number of times that each server is started again after it was lost; then the run ends."""
     transfer: Literal["file", "ipc", "nccl"] = "file"

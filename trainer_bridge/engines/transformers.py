@@ -165,7 +165,8 @@ class TransformersEngine:
                 return so_far
             if len(request.tokens) >= params.max_tokens:
                 return replace(so_far, finish=FinishReason.LENGTH)
-        if any(one.session == name and not one.is_done for one in (*self._running, *self._waiting)):
+        others = () if session is None else (*self._running, *self._waiting)
+        if any(one.session == session and not one.is_done for one in others):
             raise SessionConflictError(
                 f"session {name}: a completion is in progress; wait for it, or use another session"
             )

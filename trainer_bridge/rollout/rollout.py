@@ -152,7 +152,7 @@ class Rollout:
 def _retry(request: RolloutRequest, stop: StopReason) -> RolloutRequest:
     """Return the next attempt at a request whose last attempt was void and ended with `stop`."""
     attempt, params = request.attempt + 1, request.params
-    if stop is StopReason.TIMEOUT:
+    if stop in (StopReason.TIMEOUT, StopReason.NO_COMPLETION):
         params = replace(params, seed=stable_hash(params.seed, "attempt", attempt))
     return replace(request, attempt=attempt, params=params)
 

@@ -24,7 +24,7 @@ from envkit.trainer_bridge.run_folder.record import refuse_other_format
 from envkit.types import Options, Task, Trajectory
 from envkit.wiring.evaluation.advice import Limits
 from envkit.wiring.evaluation.players import OnEpisode, Playing
-from envkit.wiring.training.models import locate
+from envkit.wiring.training.models import check_length, locate
 from envkit.wiring.training.policy import open_engine, open_renderer
 from envkit.wiring.training.resolve import is_tiny, limits_of, resolve
 
@@ -168,6 +168,8 @@ def _changed(run: RunConfig, playing: Playing, seed: int) -> RunConfig:
         for name in ("turn_tokens", "max_turns", "max_tokens", "temperature")
         if (value := getattr(playing, name))
     }
+    if playing.max_tokens and run.engine.model is not None and not is_tiny(run):
+        check_length(run.engine.model, playing.max_tokens)
     keys = {"system": playing.system, "thinking": playing.thinking, "history": playing.history}
     renderer = {key: value for key, value in keys.items() if value is not None}
     for key in renderer:

@@ -66,7 +66,7 @@ def positions_of(name: str) -> int | None:
     that of a GGUF file.
 
     Raises:
-        UsageError: The folder has an adapter whose model does not exist.
+        UsageError: The configuration is damaged, or the folder has an adapter whose model does not exist.
     """
     path = CATALOGUE[name].folder if name in CATALOGUE else Path(name).expanduser()
     if (base := base_of(path)) is not None:
@@ -74,8 +74,11 @@ def positions_of(name: str) -> int | None:
     file = path / "config.json" if path.is_dir() else None if is_path(name) else cached_config(name)
     if file is None or not file.is_file():
         return None
-    content = orjson.loads(file.read_bytes())
-    config = {**content, **content.get("text_config", {})}
+    try:
+        content = orjson.loads(file.read_bytes())
+    except ValueError as error:
+        raise UsageError(f"{file}: cannot be read: {error}") from error
+    config = {**content, **(content.get("text_config") or {})}
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     limit = config.get("max_position_embeddings", config.get("n_positions"))
     return limit if isinstance(limit, int) and "factor" not in rope else None

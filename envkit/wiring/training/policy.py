@@ -19,7 +19,7 @@ from envkit.errors import UsageError
 from envkit.protocols import PolicyEngine, Renderer, Trainer
 from envkit.trainer_bridge.stopping import Stop
 from envkit.wiring.contexts import EngineContext, Model, RendererContext, TrainerContext, open_part
-from envkit.wiring.training.models import check_length, locate
+from envkit.wiring.training.models import locate
 from envkit.wiring.training.resolve import algorithm_of, is_tiny
 
 if TYPE_CHECKING:
@@ -112,13 +112,7 @@ async def open_renderer(parts: AsyncExitStack, run: RunConfig, model: Model | No
 async def open_engine(
     parts: AsyncExitStack, run: RunConfig, model: Model | None, announce: Callable[[str], None] = lambda line: None
 ) -> PolicyEngine:
-    """Open the engine that the section ``engine`` chooses.
-
-    Raises:
-        UsageError: Its model has fewer positions than `rollout.max_tokens`, or the engine cannot be opened.
-    """
-    if model is not None and not model.is_tiny:  # a tiny policy has as many positions as the run that made it
-        check_length(model.path, run.rollout.max_tokens)
+    """Open the engine that the section ``engine`` chooses."""
     lora = getattr(run.trainer, "lora", None)
     context = EngineContext(
         section=run.engine,

@@ -72,7 +72,9 @@ def test_vllms_server_starts_with_threads_that_sleep_while_they_wait() -> None:
     settings = launch.ServerSettings(
         python=sys.executable, model="some/model", dtype="float32", max_model_len=64, max_num_seqs=4
     )
-    assert launch.environment(settings, os.environ, on_cpu=True)["OMP_WAIT_POLICY"] == "passive"
+    printed = python("import os, envkit.trainer_bridge; print(os.environ['OMP_WAIT_POLICY'])").stdout
+    set_by_envkit = {"OMP_WAIT_POLICY": printed.strip()}
+    assert launch.environment(settings, set_by_envkit, on_cpu=True)["OMP_WAIT_POLICY"] == "passive"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,9 +15,11 @@ SERVED_NAME = "policy-base"
 PLUGIN = Path(__file__).with_name("plugin")
 """Folder with the weight plug-in, for PYTHONPATH in vLLM's processes."""
 _BACKEND = '{"backend":"envkit_file"}'
-_STREAM_INTERVAL = "32"
+_STREAM_INTERVAL = 32
 """Tokens that a server sends at once, since a line of JSON for each one would keep the run busy. A lost server loses at
 most 31 tokens of each completion."""
+_STREAM_INTERVAL_ON_CPU = 8
+"""The same on a CPU, where 32 tokens may take longer than a server may send nothing."""
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The values of vLLM's argument max-lora-rank."""
 _MIN_BATCHED_TOKENS = 4096
@@ -94,7 +97,10 @@ def command(settings: ServerSettings, *, host: str, port: int, on_cpu: bool) -> 
     words += ["--dtype", settings.dtype, "--max-model-len", str(settings.max_model_len)]
     words += ["--max-num-seqs", str(settings.max_num_seqs)]
     words += ["--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--weight-transfer-config", _BACKEND]
-    words += ["--enable-prompt-tokens-details", "--disable-uvicorn-access-log", "--stream-interval", _STREAM_INTERVAL]
+    words += ["--enable-prompt-tokens-details", "--disable-uvicorn-access-log"]
+    words += ["--stream-interval", str(_STREAM_INTERVAL_ON_CPU if on_cpu else _STREAM_INTERVAL)]
+    # By default, all servers would draw the same random numbers, in each run and again after a restart.
+    words += ["--seed", str(secrets.randbelow(1 << 31))]
     if on_cpu:
         # A prompt must not be split: vLLM's CPU engine dies when it discards a token of a request with a seed.
         words += ["--enforce-eager", "--no-enable-chunked-prefill"]

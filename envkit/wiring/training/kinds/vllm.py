@@ -104,7 +104,7 @@ def trainers_gpu_is_shared(section: VllmEngineSection, variables: Mapping[str, s
     """Whether a server to start has the GPU of a trainer with these variables, and no share of the memory is set."""
     first = variables.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
     has_first = [not gpus or first in map(str.strip, gpus.split(",")) for gpus in section.gpus or [""]]
-    return bool(first) and any(has_first) and "gpu_memory_utilization" not in section.model_fields_set
+    return first not in ("", "-1") and any(has_first) and "gpu_memory_utilization" not in section.model_fields_set
 
 
 async def run_server(

@@ -91,8 +91,15 @@ def test_the_users_arguments_come_last() -> None:
     assert found[-3:] == ["--max-num-batched-tokens=8192", "--no-enable-prefix-caching", "--async-scheduling"]
 
 
-def test_tokens_arrive_32_at_a_time_unless_the_user_chooses_another_number() -> None:
-    assert value(SETTINGS, "--stream-interval") == "32"
+def test_two_starts_draw_different_random_numbers() -> None:
+    assert len({value(SETTINGS, "--seed") for _ in range(4)}) > 1
+
+
+def test_several_tokens_arrive_at_once_unless_the_user_chooses_another_number() -> None:
+    found = command(SETTINGS, host="127.0.0.1", port=8100, on_cpu=False)
+    assert found[found.index("--stream-interval") + 1] == "32"
+    found = command(SETTINGS, host="127.0.0.1", port=8100, on_cpu=True)
+    assert found[found.index("--stream-interval") + 1] == "8"
     found = words(replace(SETTINGS, arguments={"stream-interval": 1}))
     assert found.index("--stream-interval") < found.index("--stream-interval=1")  # the last one counts
 
