@@ -7,7 +7,7 @@ import secrets
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -60,7 +60,12 @@ class Kind:
 
     def require(self, *limits: str) -> None:
         """Skip the test if the backend does not enforce `limits` here; some need root, for example."""
-        enforced = self.backend().capabilities()
+
+        async def capabilities() -> Mapping[str, bool]:
+            async with self.backend() as backend:
+                return backend.capabilities()
+
+        enforced = clock.run(capabilities)
         if missing := [name for name in limits if not enforced[name]]:
             pytest.skip(f"{self.name}: not enforced here: {', '.join(missing)}")
 
