@@ -157,8 +157,8 @@ class TorchTrainer:
             learning_rate, policy_loss, entropy_nats, approx_kl (k3 estimate relative to the old log-probabilities),
             sampler_gap_nats (mean absolute difference between the log-probabilities of engine and trainer for the same
             weights, in the first update), samples (number of samples), updates (number of optimiser updates of the
-            policy), skipped_updates (updates left out because no sample has a gradient: the policy and its optimiser
-            stay as they are), nonfinite_updates (updates left out because a gradient is not finite), clip_share,
+            policy), skipped_updates (updates left out because the gradient is 0: the policy and its optimiser stay as
+            they are), nonfinite_updates (updates left out because a gradient is not finite), clip_share,
             grad_norm, advantage_abs, and value_loss with a critic. They are means over the tokens (for the critic,
             turns) of all updates with finite gradients. With `is_large`, there are also skipped_samples (samples whose
             advantages are 0), learned_tokens (tokens of all other samples, over which entropy_nats, approx_kl and
@@ -314,9 +314,8 @@ class TorchTrainer:
         tokens = sum(rows.samples[row].num_policy_tokens for row in indices)
         turns = sum(len(policy_turns(rows.samples[row])) for row in indices)
         self._optimizer.zero_grad()
-        has_gradient = [self._has_gradient(rows, row) for row in indices]
         skips = self._settings.is_large
-        learned = [row for row, has in zip(indices, has_gradient, strict=True) if has or not skips]
+        learned = [row for row in indices if not skips or self._has_gradient(rows, row)]
         for part in self._passes(rows.samples, learned):
             loss = self._policy_pass(rows, part, own) / tokens
             loss.backward()  # type: ignore[no-untyped-call]
@@ -338,7 +337,7 @@ class TorchTrainer:
             return
         if self._critic_optimizer is not None:
             self._critic_optimizer.step()
-        if norm > 0 or any(has_gradient):
+        if norm > 0:
             self._optimizer.step()
             self._nonfinite = 0
             own["updates"] = 1.0

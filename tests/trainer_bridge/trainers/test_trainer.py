@@ -230,6 +230,19 @@ def test_an_update_with_nothing_to_learn_leaves_policy_and_optimiser_as_they_are
     assert not checks.of_metrics(report, [report], invalid_steps=1, tolerance_nats=1.0)
 
 
+def test_an_update_whose_tokens_are_all_clipped_leaves_the_policy_as_it_is(tiny_folder: Path, tmp_path: Path) -> None:
+    trainee = Trainee(tiny_folder, tmp_path, preset="grpo", epochs=1, minibatches=1)
+    trainee.update(draw_samples(2, 8, tiny_folder))
+    before = trainee.weights()
+    # The better sample became e**5 times as likely, and the worse one as unlikely: neither has a gradient.
+    pair = [sample([1, 5, 4], ([6], ()), rewards=[reward]) for reward in (0.0, 1.0)]
+    logps = zip(trainee.score(pair), (5.0, -5.0), strict=True)
+    shifted = [[value + shift for value in one if value != 0] for one, shift in logps]
+    report = trainee.update([with_logprobs(one, some) for one, some in zip(pair, shifted, strict=True)])
+    assert (report["updates"], report["skipped_updates"], report["clip_share"]) == (0.0, 1.0, 1.0)
+    assert trainee.weights() == before
+
+
 def optimiser_state(trainee: Trainee) -> list[list[float]]:
     state = trainee.trainer._optimizer.state_dict()["state"]
     return [tensor.flatten().tolist() for one in state.values() for tensor in one.values()]
