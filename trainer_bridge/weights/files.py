@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from safetensors import safe_open
@@ -75,21 +76,39 @@ def in_files(model: Any, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tupl
         yield from parts.items()
 
 
+_View = tuple[str, list[int], list[int], int]
+"""A view of a weight: its name in a file, shape, strides, and offset in the weight."""
+_views: WeakKeyDictionary[Any, dict[str, list[_View] | None]] = WeakKeyDictionary()
+"""The views of each weight, by model and name: finding those of fused experts takes several times their memory."""
+
+
 def _saved_as(model: Any, name: str, weight: Tensor) -> dict[str, Tensor] | None:
     """Return views of a contiguous `weight` by their names in a file; None if the file does not have plain parts."""
+    known = _views.setdefault(model, {})
+    if name not in known:
+        known[name] = _find_views(model, name, weight)
+    if (views := known[name]) is None:
+        return None
+    start = weight.storage_offset()
+    return {key: weight.as_strided(shape, stride, start + first) for key, shape, stride, first in views}
+
+
+def _find_views(model: Any, name: str, weight: Tensor) -> list[_View] | None:
     parts: dict[str, Tensor] = revert_weight_conversion(model, {name: weight})
     if all(part.untyped_storage().data_ptr() == weight.untyped_storage().data_ptr() for part in parts.values()):
-        return parts
+        start = weight.storage_offset()
+        return [(key, list(one.shape), list(one.stride()), one.storage_offset() - start) for key, one in parts.items()]
     # transformers has copied some parts. To find the views, let it take the same parts of the places in the weight.
-    place = torch.arange(weight.numel()).view_as(weight)
+    place = torch.arange(weight.numel()).view(weight.shape)
+    views: list[_View] = []
     for key, part in revert_weight_conversion(model, {name: place}).items():
         first = int(part[(0,) * part.ndim])
         lines = [part.movedim(axis, -1).reshape(-1, size)[0] for axis, size in enumerate(part.shape)]
         stride = [int(line[-1] - first) // max(len(line) - 1, 1) for line in lines]
         if not torch.equal(place.as_strided(part.shape, stride, first), part):
             return None
-        parts[key] = weight.as_strided(part.shape, stride, weight.storage_offset() + first)
-    return parts
+        views.append((key, list(part.shape), stride, first))
+    return views
 
 
 @torch.no_grad()

@@ -16,6 +16,7 @@ from transformers import (
     Qwen2Config,
     Qwen3MoeConfig,
 )
+from transformers.core_model_loading import Chunk, WeightConverter
 
 from envkit import clock
 from envkit.errors import UsageError
@@ -131,8 +132,9 @@ def test_an_adapter_of_a_dense_model_has_no_such_note(tmp_path: Path) -> None:
     assert "experts" not in lora.description(model)
 
 
-def test_a_file_that_would_join_weights_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_would_join_weights_is_refused(tmp_path: Path) -> None:
     model = Auto.from_config(CONFIGS["llama"])
-    monkeypatch.setattr(files, "revert_weight_conversion", lambda _, weights: {"joined": next(iter(weights.values()))})
+    parts = ["mlp.gate_proj.weight", "mlp.up_proj.weight"]
+    model._weight_conversions = [WeightConverter("mlp.joined.weight", parts, operations=[Chunk(dim=0)])]
     with pytest.raises(UsageError, match="LlamaForCausalLM: its files join or change weights"):
         files.save_weights(model, tmp_path / "weights.safetensors", torch.float32)
