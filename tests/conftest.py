@@ -11,7 +11,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -103,15 +103,27 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Skip a test that failed because this machine cannot enforce all limits, unless ENVKIT_REQUIRE has ``limits``."""
     report = yield
-    refused = _REFUSED.search(report.longreprtext) if report.failed and "limits" not in _required() else None
+    # Only what was raised is searched, not the source code that the report shows.
+    raised = "\n".join(_messages(call.excinfo.value)) if report.failed and call.excinfo is not None else ""
+    refused = None if "limits" in _required() else _REFUSED.search(raised)
     if refused is not None and (cause := _why_missing("limits")) is not None:
         report.outcome = "skipped"
         path, line, _ = item.location
         report.longrepr = (path, (line or 0) + 1, f"Skipped: {refused[0]} ({cause})")
     return report
+
+
+def _messages(error: BaseException | None) -> Iterator[str]:
+    """Yield the messages of an error, of the errors in it if it is a group, and of its causes."""
+    if error is not None:
+        yield str(error)
+        for one in (*(error.exceptions if isinstance(error, BaseExceptionGroup) else ()), error.__cause__):
+            yield from _messages(one)
 
 
 def _required() -> set[str]:

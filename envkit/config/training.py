@@ -102,9 +102,9 @@ class AlgorithmSection(Section):
     """Lambda of the generalised advantage estimate (ppo)."""
     clip: Annotated[float, Field(gt=0, lt=1), Exponent] | None = None
     """Half-width of the clipping range around ratio 1."""
-    dual_clip: Annotated[float, Field(gt=1), Exponent] | None = 3.0
+    dual_clip: Annotated[float, Field(gt=1), Exponent] | None = None
     """Maximum of the ratio in the clipped loss for negative advantages, so that a token which the sampler found
-    unlikely cannot dominate an update. null: no maximum."""
+    unlikely cannot dominate an update. null: 3; 1e9 is no maximum, since log-ratios are at most 20 nats."""
     entropy_coefficient: Annotated[float, Field(ge=0), Exponent] | None = None
     """Weight of the entropy bonus."""
     kl_coefficient: Annotated[float, Field(ge=0), Exponent] | None = None

@@ -67,12 +67,12 @@ def gae(rewards: Sequence[float], values: Sequence[float], gamma: float, gae_lam
     return advantages
 
 
-def clipped(logp: float, old_logp: float, advantage: float, clip: float, dual_clip: float | None = None) -> float:
+def clipped(logp: float, old_logp: float, advantage: float, clip: float, dual_clip: float = math.inf) -> float:
     """Schulman et al. 2017, eq. 7, as a loss, in the four cases of their figure 1, with the bound of Ye et al. 2020."""
     ratio = math.exp(logp) / math.exp(old_logp)
     if advantage > 0:
         return -advantage * (ratio if ratio < 1 + clip else 1 + clip)
-    if dual_clip is not None and ratio > dual_clip:
+    if ratio > dual_clip:
         return -advantage * dual_clip
     return -advantage * (ratio if ratio > 1 - clip else 1 - clip)
 

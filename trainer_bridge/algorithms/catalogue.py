@@ -81,7 +81,7 @@ class Algorithm:
         gamma: Discount factor per turn, in [0, 1].
         gae_lambda: Lambda of the generalised advantage estimate, in [0, 1]; only for `gae`.
         clip: Half-width of the clipping range around ratio 1; only for `clipped`.
-        dual_clip: Maximum of the ratio for negative advantages; None means no maximum; only for `clipped`.
+        dual_clip: Maximum of the ratio for negative advantages; only for `clipped`.
         old_logprobs: The log-probabilities that ratios are relative to: ``"sampled"``, those that the engine recorded,
             or ``"recomputed"``, those that the trainer computes with the same weights before the first update.
         entropy_coefficient: Weight of the entropy bonus.
@@ -98,7 +98,7 @@ class Algorithm:
     gamma: float = 1.0
     gae_lambda: float = 0.95
     clip: float = 0.2
-    dual_clip: float | None = 3.0
+    dual_clip: float = 3.0
     old_logprobs: Literal["sampled", "recomputed"] = "sampled"
     entropy_coefficient: float = 0.0
     kl_coefficient: float = 0.0
@@ -127,7 +127,7 @@ PRESETS: Mapping[str, Algorithm] = {
 
 
 def resolve(preset: str, changes: Mapping[str, Any], parts: Mapping[str, Part] = _BUILT_IN) -> Algorithm:
-    """Return the preset, overridden by those `changes` that are not None; for `dual_clip`, None means no maximum.
+    """Return the preset, overridden by those `changes` that are not None.
 
     Args:
         preset: Name in `PRESETS`.
@@ -140,9 +140,7 @@ def resolve(preset: str, changes: Mapping[str, Any], parts: Mapping[str, Part] =
     if preset not in PRESETS:
         raise ConfigError([f"algorithm.preset: no algorithm is called {preset!r}{did_you_mean(preset, PRESETS)}"])
     known = {one.name for one in fields(Algorithm)} - {"parameters"}
-    made = {key: value for key, value in changes.items() if key in known and (value is not None or key == "dual_clip")}
-    if made.get("dual_clip", ...) == PRESETS[preset].dual_clip:  # the section's default: other losses do not refuse it
-        del made["dual_clip"]
+    made = {key: value for key, value in changes.items() if value is not None and key in known}
     problems = []
     for family in ("advantage", "loss"):
         if (name := made.get(family)) is None:

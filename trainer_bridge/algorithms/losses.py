@@ -6,8 +6,10 @@ whole update, so the result does not depend on how the update is split into pass
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from .catalogue import Algorithm
@@ -40,7 +42,7 @@ class PolicyLoss(NamedTuple):
 
 
 def clipped_policy_loss(
-    logp_N: Tensor, old_logp_N: Tensor, advantage_N: Tensor, *, clip: float, dual_clip: float | None = None
+    logp_N: Tensor, old_logp_N: Tensor, advantage_N: Tensor, *, clip: float, dual_clip: float = math.inf
 ) -> PolicyLoss:
     """Return PPO's clipped surrogate loss (Schulman et al. 2017), per token.
 
@@ -54,19 +56,15 @@ def clipped_policy_loss(
         old_logp_N: Log-probabilities of the same tokens at sampling time, without a gradient.
         advantage_N: Advantages, normalised if required, without a gradient.
         clip: Half-width of the clipping range around ratio 1.
-        dual_clip: Maximum of the ratio for negative advantages, above 1; None means no maximum.
+        dual_clip: Maximum of the ratio for negative advantages, above 1.
     """
     difference_N = logp_N - old_logp_N
-    ratio_N = difference_N.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
+    whole_N = difference_N.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
+    ratio_N = torch.where(advantage_N < 0, whole_N.clamp(max=dual_clip), whole_N)
     free_N = ratio_N * advantage_N
     held_N = ratio_N.clamp(1 - clip, 1 + clip) * advantage_N
-    loss_N = -free_N.minimum(held_N)
-    clipped_N = (held_N < free_N) | (difference_N.abs() > _MAX_LOG_RATIO)
-    if dual_clip is not None:
-        bound_N = dual_clip * advantage_N.abs()  # for a positive advantage, the loss is negative
-        clipped_N |= loss_N > bound_N
-        loss_N = loss_N.minimum(bound_N)
-    return PolicyLoss(loss_N, clipped_N.detach())
+    clipped_N = (held_N < free_N) | (ratio_N < whole_N) | (difference_N.abs() > _MAX_LOG_RATIO)
+    return PolicyLoss(-free_N.minimum(held_N), clipped_N.detach())
 
 
 def reinforce_loss(logp_N: Tensor, advantage_N: Tensor) -> PolicyLoss:

@@ -6,12 +6,14 @@ This module does not import torch.
 from __future__ import annotations
 
 import os
+import platform
 import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO
 
 import anyio
@@ -20,7 +22,7 @@ from envkit import clock
 from envkit.errors import UsageError
 from envkit.formats import lock_folder, private_folder
 from envkit.protocols import PolicyEngine, Trainer
-from envkit.types import PauseMode, Weights
+from envkit.types import PauseMode, Weights, stable_hash
 
 _MEMORY = Path("/dev/shm")
 """A file system in memory, on Linux."""
@@ -87,30 +89,40 @@ def _remove(path: Path) -> None:
 def weights_folder(run_folder: Path, *, chosen: str | None = None, memory: Path = _MEMORY) -> Iterator[Path]:
     """Yield the path of a folder for the weight files of a run. It need not exist, and is removed at the end.
 
-    It is in the folder `chosen`; if that is None, in memory if this user has a private folder there, and otherwise in
-    the folder of the run. Also removes what killed runs of this user have left in memory or in `chosen`.
+    It is in the folder `chosen`, where a resumed run removes what it left when it was killed. If `chosen` is None, it
+    is in memory if this user has a private folder there, and otherwise in the folder of the run. What killed runs of
+    this user have left in memory is removed.
 
     Raises:
-        UsageError: `chosen` cannot be used.
+        UsageError: `chosen` does not exist or cannot be written.
     """
-    if chosen is not None:
-        memory = Path(chosen).expanduser().absolute()
     with ExitStack() as opened:
         folder = run_folder / "weights"
-        with suppress(UsageError, OSError):
-            parent = private_folder(memory / f"envkit-weights-{os.geteuid()}")
-            for lock in parent.glob("*.lock"):
-                with suppress(UsageError, OSError), _locked(lock):  # those of living runs are locked
-                    _remove_with_lock(lock)
-            lock = parent / f"{secrets.token_hex(8)}.lock"
-            opened.enter_context(_locked(lock))
-            opened.callback(_remove_with_lock, lock)
-            folder = lock.with_suffix("")
-        if chosen is not None and not folder.is_relative_to(memory):
-            raise UsageError(f"engine.weights_folder: {chosen} is no folder that this user can write; create it")
+        if chosen is not None:
+            # Machines that share a folder may each have a run in a folder of the same name.
+            name = stable_hash(platform.node(), str(run_folder.absolute()))
+            folder = Path(chosen).expanduser().absolute() / f"envkit-weights-{name:016x}"
+            _check_writable(folder.parent)
+        else:
+            with suppress(UsageError, OSError):
+                parent = private_folder(memory / f"envkit-weights-{os.geteuid()}")
+                for lock in parent.glob("*.lock"):
+                    with suppress(UsageError, OSError), _locked(lock):  # those of living runs are locked
+                        _remove_with_lock(lock)
+                lock = parent / f"{secrets.token_hex(8)}.lock"
+                opened.enter_context(_locked(lock))
+                opened.callback(_remove_with_lock, lock)
+                folder = lock.with_suffix("")
         shutil.rmtree(folder, ignore_errors=True)
         opened.callback(shutil.rmtree, folder, ignore_errors=True)
         yield folder
+
+
+def _check_writable(folder: Path) -> None:
+    try:
+        TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise UsageError(f"engine.weights_folder: cannot write to {folder}: {error.strerror}") from error
 
 
 def _locked(lock: Path) -> IO[bytes]:

@@ -25,12 +25,6 @@ def test_changes_replace_what_they_name_and_nothing_else() -> None:
     assert catalogue.resolve("ppo", {"clip": 0.1, "kl_coefficient": 0.0}) == replace(PRESETS["ppo"], clip=0.1)
 
 
-def test_null_removes_the_dual_clip_that_every_preset_has() -> None:
-    assert all(algorithm.dual_clip == 3.0 for algorithm in PRESETS.values())
-    assert catalogue.resolve("grpo", {"dual_clip": None}).dual_clip is None
-    assert catalogue.resolve("grpo", {"dual_clip": 5.0}).dual_clip == 5.0
-
-
 def test_only_an_advantage_that_needs_values_has_a_critic() -> None:
     assert {name: algorithm.has_critic for name, algorithm in PRESETS.items()} == {
         "grpo": False,
@@ -95,9 +89,7 @@ def test_a_name_belongs_to_its_family() -> None:
         ("grpo", {"gae_lambda": 0.9, "value_coefficient": 0.1}, ["gae_lambda", "value_coefficient"]),
         ("reinforce", {"clip": 0.1}, ["clip"]),
         ("reinforce", {"old_logprobs": "sampled"}, ["old_logprobs"]),
-        ("reinforce", {"dual_clip": None}, ["dual_clip"]),
-        ("reinforce", {"dual_clip": 2.0}, ["dual_clip"]),
-        ("reinforce", {"dual_clip": 3.0}, []),
+        ("reinforce", {"dual_clip": 3.0}, ["dual_clip"]),
         ("ppo", {"loss": "reinforce", "clip": 0.1}, ["clip"]),
         ("grpo", {"clip": 0.1, "old_logprobs": "recomputed"}, []),
         ("ppo", {"gae_lambda": 0.9, "value_coefficient": 0.1, "clip": 0.1}, []),

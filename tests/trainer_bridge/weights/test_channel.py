@@ -213,11 +213,20 @@ def test_without_a_private_folder_in_memory_weights_are_in_the_folder_of_the_run
 
 def test_a_chosen_folder_has_the_weights_and_one_that_is_missing_is_an_error(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
-    with pytest.raises(UsageError, match=r"engine.weights_folder: .*/shared is no folder that this user can write"):
+    with pytest.raises(UsageError, match=r"engine.weights_folder: cannot write to .*/shared: No such file"):
         weights_folder(tmp_path / "run", chosen=str(shared)).__enter__()
     shared.mkdir()
-    with weights_folder(tmp_path / "run", chosen=str(shared)) as folder:
-        assert folder.is_relative_to(shared)
+    with (
+        weights_folder(tmp_path / "run", chosen=str(shared)) as folder,
+        weights_folder(tmp_path / "other", chosen=str(shared)) as other,
+    ):
+        assert folder.parent == other.parent == shared
+        assert folder != other
+    folder.mkdir()  # left by a killed run
+    (folder / "version-1.safetensors").touch()
+    with weights_folder(tmp_path / "run", chosen=str(shared)) as again:
+        assert again == folder
+        assert not again.exists()
 
 
 KILLED = """

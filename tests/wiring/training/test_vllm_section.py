@@ -18,8 +18,8 @@ def test_a_server_on_another_machine_needs_a_folder_that_it_can_read() -> None:
     url = "http://10.0.0.7:8100"
     (problem,) = problems(section(url=["http://127.0.0.1:8100", url]))
     assert problem == (
-        f"engine.weights_folder: the server {url} is not on this machine, so it cannot read weights in /dev/shm; "
-        "set it to a folder of a file system that both share"
+        f"engine.weights_folder: the server {url} may be on another machine, which cannot read weights in /dev/shm; "
+        "set it to a folder of a file system that both share, or name the server 127.0.0.1"
     )
     assert problems(section(url=url, weights_folder="/shared")) == []
 

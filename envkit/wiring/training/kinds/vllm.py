@@ -77,8 +77,8 @@ def problems(section: VllmEngineSection) -> list[str]:
                 found.append(f"engine.url: must be like http://127.0.0.1:8100, without a path, got {url!r}")
             elif section.weights_folder is None and not is_loopback(parts.hostname or ""):
                 found.append(
-                    f"engine.weights_folder: the server {url} is not on this machine, so it cannot read weights in "
-                    "/dev/shm; set it to a folder of a file system that both share"
+                    f"engine.weights_folder: the server {url} may be on another machine, which cannot read weights in "
+                    "/dev/shm; set it to a folder of a file system that both share, or name the server 127.0.0.1"
                 )
         started = {"python", "replicas", "gpus", "kv_cache_gib", "gpu_memory_utilization", "arguments"}
         if without_effect := sorted(started & section.model_fields_set):
