@@ -50,6 +50,7 @@ class Engine(Protocol):
                 A session is one sequence: it has at most one call at a time.
             so_far: The beginning of the completion, from a call with the same prompt that was aborted. The result
                 contains it, with its log-probabilities and versions, and `params.max_tokens` counts its tokens.
+                `params.timeout_s` begins anew.
 
         Raises:
             SessionConflictError: Another call of the session is in progress, and was neither aborted nor cancelled.

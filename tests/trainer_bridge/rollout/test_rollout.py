@@ -285,6 +285,19 @@ def _played(answers: Sequence[Answer]) -> list[Call]:
     return engine.calls
 
 
+def test_a_completion_that_took_too_long_is_sampled_again_with_another_seed() -> None:
+    def fails(call: Call) -> str:
+        if len(engine.calls) == 1:
+            raise DeadlineError("too slow")
+        return "x"
+
+    engine = ScriptedEngine(fails)
+    result = play(script(Answer("s"), Answer(ends="terminated")), engine=engine, retries=1)
+    assert [one.stop for one in result.void] == [StopReason.NO_COMPLETION]
+    first, second = (call.params.seed for call in engine.calls)
+    assert (stops(result), first != second) == (["terminated"], True)
+
+
 def test_two_groups_of_the_same_task_are_not_one_group() -> None:
     result = play(script(Answer("s"), Answer(ends="terminated")), (A, A), group_size=2)
     groups = [sample.group for sample in samples_of(result.groups)]
