@@ -33,8 +33,8 @@ class Push:
     """A finished push.
 
     Attributes:
-        weights: The weights that were published. An engine that copies them within this process may have newer ones, if an
-            update ended in between.
+        weights: The weights that were published. An engine that copies them within this process may have newer ones,
+            if an update ended in between.
         is_changed: Whether they differ from those of the previous push, in the engine's number format; true for the
             first push.
         exposed_s: Seconds in which the engine generated nothing because of the push.
