@@ -79,8 +79,8 @@ class VllmEngineSection(EngineSection):
     """Existing folder for the weights on their way to the servers, which must see it at the same path. Required for
     servers on other machines: a folder of a shared file system. null: /dev/shm, or else the run's folder."""
     seeds: bool = False
-    """Whether each request has a seed of its own. vLLM then samples row by row, which is slow on a GPU, and repeats a
-    completion; a run does not repeat to the last digit in any case."""
+    """Whether each request has a seed of its own. true: vLLM repeats a completion for the same seed, but samples row by
+    row, which is slow on a GPU. Runs do not repeat to the last digit either way."""
     python: str | None = None
     """Python interpreter that has vllm. null: that of `make vllm`, or else the one that runs envkit."""
     replicas: Count = 1

@@ -161,8 +161,7 @@ def block_logps(
     """Compute log-probabilities of `token_N` and entropies under ``softmax(factor * hidden @ weight.T)``, in blocks.
 
     Matrix products have the dtype of `hidden_NH` (for their results, see `logits_of`); all other operations have at
-    least float32. The backward pass adds
-    the gradient of `weight_VH` to its ``grad`` in place.
+    least float32. The backward pass adds the gradient of `weight_VH` to its ``grad`` in place.
     """
     blocks = (tokens_block, vocabulary_block)
     return Scored(*_BlockLogps.apply(hidden_NH, weight_VH, token_N, factor, blocks))  # type: ignore[no-untyped-call]
