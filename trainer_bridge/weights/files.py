@@ -97,7 +97,9 @@ def _find_views(model: Any, name: str, weight: Tensor) -> list[_View] | None:
     parts: dict[str, Tensor] = revert_weight_conversion(model, {name: weight})
     if all(part.untyped_storage().data_ptr() == weight.untyped_storage().data_ptr() for part in parts.values()):
         start = weight.storage_offset()
-        return [(key, list(one.shape), list(one.stride()), one.storage_offset() - start) for key, one in parts.items()]
+        return [
+            (key, list(one.shape), list(one.stride()), int(one.storage_offset() - start)) for key, one in parts.items()
+        ]
     # transformers has copied some parts. To find the views, let it take the same parts of the places in the weight.
     place = torch.arange(weight.numel()).view(weight.shape)
     views: list[_View] = []
