@@ -118,12 +118,16 @@ def pytest_runtest_makereport(
     return report
 
 
-def _messages(error: BaseException | None) -> Iterator[str]:
-    """Yield the messages of an error, of the errors in it if it is a group, and of its causes."""
-    if error is not None:
-        yield str(error)
-        for one in (*(error.exceptions if isinstance(error, BaseExceptionGroup) else ()), error.__cause__):
-            yield from _messages(one)
+def _messages(error: BaseException) -> Iterator[str]:
+    """Yield the messages of an error, of the errors in it if it is a group, and of its causes, which may be a circle."""
+    left, seen = [error], set[int]()
+    while left:
+        one = left.pop()
+        if id(one) not in seen:
+            seen.add(id(one))
+            yield str(one)
+            left += one.exceptions if isinstance(one, BaseExceptionGroup) else ()
+            left += [] if one.__cause__ is None else [one.__cause__]
 
 
 def _required() -> set[str]:

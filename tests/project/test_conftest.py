@@ -70,7 +70,8 @@ def test_a_test_of_a_limit_that_is_refused_is_skipped_unless_limits_are_required
     tmp_path: Path, required: str, outcome: str
 ) -> None:
     refused = "memory_mib=64 is refused: this backend cannot limit memory"
-    quotes = f"def test_quotes():\n    text = '{refused}'\n    raise OSError('another fault')\n"
+    circle = "try:\n        raise OSError('1')\n    except OSError as error:\n        raise error from error"
+    quotes = f"def test_quotes():\n    text = '{refused}'\n    {circle}\n"
     (tmp_path / "test_more.py").write_text(
         f"def test_more():\n    raise OSError('{refused}')\n\n\n{quotes}", encoding="utf-8"
     )
