@@ -119,7 +119,7 @@ def pytest_runtest_makereport(
 
 
 def _messages(error: BaseException) -> Iterator[str]:
-    """Yield the messages of an error, of the errors in it if it is a group, and of its causes, which may be a circle."""
+    """Yield the messages of an error, of its causes, which may be a circle, and of the errors in a group."""
     left, seen = [error], set[int]()
     while left:
         one = left.pop()

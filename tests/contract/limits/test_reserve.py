@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import anyio
@@ -98,7 +99,7 @@ def needs_bound(kind: Kind, backend: Backend) -> None:
 async def fill(sandbox: AgentSandbox, kind: Kind, bomb: str) -> None:
     """Run a program in the background of a shell until it says that it is where it wants to be."""
     await sandbox.write("bomb.py", bomb.encode())
-    await sandbox.shell().run(f"{kind.python} bomb.py 2>/dev/null &", timeout_s=20)
+    await sandbox.shell().run(f"{shlex.quote(kind.python)} bomb.py 2>/dev/null &", timeout_s=20)
     while True:
         try:
             await sandbox.read("full")

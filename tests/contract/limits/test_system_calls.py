@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import shlex
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -134,7 +135,7 @@ def test_what_reaches_past_the_sandbox_is_refused_to_programs_and_shells(
         assert done.exit_code == 0, done.stderr
         require_refused(done.stdout)
         await sandbox.write("/tmp/tries.py", TRIES.encode())
-        script = f"{kind.python} /tmp/tries.py '{orders()}'"
+        script = f"{shlex.quote(kind.python)} /tmp/tries.py '{orders()}'"
         done = await sandbox.shell(user=user).run(script, timeout_s=30)
         assert done.exit_code == 0, done.stderr
         require_refused(done.stdout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -311,7 +312,7 @@ def test_a_real_group_counts_who_ran_out_of_memory_in_its_child(real: cgroups.Cg
     real.make(cgroups.CgroupLimits(memory_mib=64, pids=8))
     assert real.of_agent is not None
     # 56 MiB are within the limit of the sandbox, 64 MiB, and above that of the agent, 48 MiB.
-    hog = f"echo 0 > {real.of_agent.join_file}; exec {sys.executable} -c 'bytearray(56 << 20)'"
+    hog = f"echo 0 > {real.of_agent.join_file}; exec {shlex.quote(sys.executable)} -c 'bytearray(56 << 20)'"
     with joined(real, hog) as process:
         process.communicate(timeout=20)
     assert process.returncode == -9

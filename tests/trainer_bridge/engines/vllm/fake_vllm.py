@@ -67,7 +67,7 @@ def settings(folder: Path, model: str = "good") -> ServerSettings:
     # The first argument is -I when the interpreter is asked for which devices its vllm is built.
     python.write_text(
         f'#!/bin/sh\n[ "$1" != -I ] || {{ echo cpu; exit; }}\n'
-        f'PYTHONPATH="{folder}:$PYTHONPATH" exec {sys.executable} "$@"\n',
+        f'PYTHONPATH="{folder}:$PYTHONPATH" exec "{sys.executable}" "$@"\n',
         encoding="utf-8",
     )
     python.chmod(0o755)
