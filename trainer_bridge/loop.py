@@ -17,6 +17,8 @@ from envkit import clock
 from envkit.errors import EnvkitError
 from envkit.metrics import pass_at_group
 from envkit.protocols import Trainer
+from envkit.runs.display import Display
+from envkit.runs.episodes import sample_episodes
 from envkit.types import JSON, EpisodeRecord, FinishReason, Task, Trajectory, stable_hash
 
 from .accounting import Ledger, add_counts, fate_before_training, trained_sessions
@@ -25,8 +27,6 @@ from .models.saved_policy import SavedPolicy
 from .rollout import Rollout, RolloutResult
 from .run_folder import checkpoint
 from .run_folder.checkpoint import RunState
-from .run_folder.display import Display
-from .run_folder.episodes import sample_episodes
 from .run_folder.timeline import Span, timeline
 from .run_folder.timings import durations, quantile_metrics
 from .samples import samples_of

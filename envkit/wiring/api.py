@@ -17,7 +17,7 @@ from anyio.from_thread import start_blocking_portal
 from envkit import clock, config
 from envkit.config import RunConfig
 from envkit.errors import UsageError
-from envkit.trainer_bridge.run_folder.display import display_on
+from envkit.runs.display import display_on
 from envkit.types import JSON, EpisodeRecord, Options
 
 if TYPE_CHECKING:
@@ -194,9 +194,9 @@ def evaluate(
         UnreachableError: The server does not answer, or stopped answering.
         EnvkitError: No episode finished, or an endpoint was lost.
     """
+    from envkit.trainer_bridge.evaluation.recordings import dialogue_of, open_recording
     from envkit.wiring.evaluation import evaluate as evaluation
     from envkit.wiring.evaluation.players import Playing
-    from envkit.wiring.evaluation.recordings import dialogue_of, open_recording
 
     if force and output is None:
         raise UsageError("force replaces the evaluation in the folder output; set output, or leave out force")
@@ -282,8 +282,8 @@ def rescore(
     Raises:
         UsageError: The episodes cannot be read or repeated.
     """
+    from envkit.trainer_bridge.evaluation.recordings import open_recording
     from envkit.wiring.evaluation import rescore as rescoring
-    from envkit.wiring.evaluation.recordings import open_recording
 
     path, episodes = open_recording(run, step=step)
     with closing(display_on(sys.stderr)) as display:
@@ -297,7 +297,7 @@ def rescore(
 
 
 def _write(path: Path, rows: Iterable[object]) -> None:
-    from envkit.trainer_bridge.run_folder.rows import encoded
+    from envkit.runs.files import encoded
 
     with _writing(path):
         path.write_bytes(b"".join(encoded(row) + b"\n" for row in rows))

@@ -31,9 +31,9 @@ from envkit.environments.swe.agents.mini_swe import (
 )
 from envkit.environments.tools import write_call
 from envkit.errors import UsageError
+from envkit.http.client.chat import Address
 from envkit.protocols import EpisodePlayer
 from envkit.types import FinishReason, GenerationRecord, Observation, Reset, Task
-from envkit.wiring.chat_endpoint import Address
 from envkit.wiring.evaluation.endpoint import Endpoint, open_endpoint
 from envkit.wiring.evaluation.players import Playing
 

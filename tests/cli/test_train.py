@@ -11,7 +11,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from envkit.trainer_bridge.run_folder.rows import read_rows
+from envkit.runs.files import read_rows
 from tests.cli.commands import SCRIPT, called
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("cli-train")]

@@ -10,12 +10,12 @@ from pathlib import Path
 import anyio
 
 from envkit import clock
+from envkit.runs.display import SilentDisplay
 from envkit.trainer_bridge.diagnostics import Diagnostics
 from envkit.trainer_bridge.loop import Evaluator, LoopSettings, TrainLoop
 from envkit.trainer_bridge.rollout import Rollout, RolloutLimits
 from envkit.trainer_bridge.run_folder import checkpoint
 from envkit.trainer_bridge.run_folder.checkpoint import RunState
-from envkit.trainer_bridge.run_folder.display import SilentDisplay
 from envkit.trainer_bridge.stopping import Stop
 from envkit.trainer_bridge.weights.channel import WeightChannel
 from envkit.types import JSON, EpisodeRecord, Info, Task, stable_hash

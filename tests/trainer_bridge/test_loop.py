@@ -13,10 +13,10 @@ import pytest
 
 from envkit import clock
 from envkit.errors import EnvkitError, SandboxLostError
+from envkit.runs.display import SilentDisplay
 from envkit.trainer_bridge.loop import step_metrics
 from envkit.trainer_bridge.rollout import RolloutResult
 from envkit.trainer_bridge.run_folder import checkpoint
-from envkit.trainer_bridge.run_folder.display import SilentDisplay
 from envkit.types import Group, Sample, StopReason, Task, Trajectory
 from tests.causes import cause
 from tests.trainer_bridge.fakes import Answer, Call

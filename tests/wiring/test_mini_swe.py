@@ -20,10 +20,10 @@ from envkit.environments.swe.players import apply_command
 from envkit.environments.swe.tasks import read_folder, write_folder
 from envkit.environments.tools import submit, tool_of
 from envkit.errors import UsageError
-from envkit.trainer_bridge.run_folder.display import SilentDisplay
+from envkit.http.client.chat import Address
+from envkit.runs.display import SilentDisplay
 from envkit.types import JSON, EpisodeRecord, Info, Observation, Reset, StopReason, Task, ToolSchema
 from envkit.wiring import data, mini_swe
-from envkit.wiring.chat_endpoint import Address
 from envkit.wiring.evaluation.evaluate import Evaluation, evaluate
 from envkit.wiring.evaluation.players import Playing, PromptTooLongError
 from tests.wiring.evaluation.chat_servers import Answer, Served, completion, failure

@@ -14,10 +14,10 @@ import orjson
 
 from envkit import clock
 from envkit.errors import UsageError
+from envkit.runs.files import writing
 from envkit.types import JSON
 
 from ..models.saved_policy import SavedPolicy
-from .writing import writing
 
 _STATE = "state.json"
 _NAME = re.compile(r"step-(\d+)")

@@ -15,10 +15,10 @@ from envkit.cli.environments.options import EnvOptions, read_options
 from envkit.errors import OptionError, UsageError
 
 if TYPE_CHECKING:
+    from envkit.trainer_bridge.evaluation.statistics import Estimate, Stratum
     from envkit.types import Options
     from envkit.wiring.evaluation.evaluate import Evaluation
     from envkit.wiring.evaluation.report import EvaluationFolder
-    from envkit.wiring.evaluation.statistics import Estimate, Stratum
 
 _NAMES = {
     "action_is_valid": "valid answers",

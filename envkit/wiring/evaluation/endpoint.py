@@ -1,4 +1,4 @@
-"""A player that asks an OpenAI-compatible endpoint; see `envkit.wiring.chat_endpoint` for retries and errors.
+"""A player that asks an OpenAI-compatible endpoint; see `envkit.http.client.chat` for retries and errors.
 
 If all tries of a request fail, the episode is void. An environment's tools are sent in the field ``tools``; the first
 tool call of a reply is the action, as canonical JSON.
@@ -15,11 +15,7 @@ from typing import Any
 
 from envkit import clock
 from envkit.errors import EnvkitError
-from envkit.protocols import EpisodePlayer
-from envkit.trainer_bridge.thoughts import without_thoughts
-from envkit.trainer_bridge.tool_calls import as_call, canonical_call, hermes, join_prompts
-from envkit.types import FinishReason, GenerationRecord, Observation, Reset, Task, ToolSchema
-from envkit.wiring.chat_endpoint import (
+from envkit.http.client.chat import (
     CONCURRENCY,
     Address,
     ChatClient,
@@ -29,6 +25,10 @@ from envkit.wiring.chat_endpoint import (
     ToolCallReply,
     open_client,
 )
+from envkit.protocols import EpisodePlayer
+from envkit.trainer_bridge.thoughts import without_thoughts
+from envkit.trainer_bridge.tool_calls import as_call, canonical_call, hermes, join_prompts
+from envkit.types import FinishReason, GenerationRecord, Observation, Reset, Task, ToolSchema
 from envkit.wiring.evaluation.players import NoCompletionError, Playing, PromptTooLongError
 
 TURN_TOKENS = 128

@@ -16,13 +16,14 @@ from envkit import clock, installation
 from envkit.errors import EnvkitError, UnreachableError, UsageError
 from envkit.protocols import EnvHost, Player
 from envkit.registry import EnvSpec
-from envkit.trainer_bridge.run_folder.display import Display
+from envkit.runs.display import Display
+from envkit.trainer_bridge.evaluation.advice import Limits, advice
+from envkit.trainer_bridge.evaluation.outcomes import EpisodeOutcome, OutcomeTally, TokenUsage, measure, total_usage
+from envkit.trainer_bridge.evaluation.statistics import Estimate, Stratum, strata
 from envkit.types import JSON, EpisodeRecord, Options, Task
 from envkit.wiring import tasks as task_sets
 from envkit.wiring.contexts import PlayerContext, open_part
 from envkit.wiring.environments import open_resources, slots
-from envkit.wiring.evaluation.advice import Limits, advice
-from envkit.wiring.evaluation.outcomes import EpisodeOutcome, OutcomeTally, TokenUsage, measure, total_usage
 from envkit.wiring.evaluation.players import (
     OnEpisode,
     Playing,
@@ -33,11 +34,10 @@ from envkit.wiring.evaluation.players import (
     spec_of,
     with_split,
 )
-from envkit.wiring.evaluation.statistics import Estimate, Stratum, strata
 
 if TYPE_CHECKING:
     from envkit.environments.swe.agents.mini_swe import Prompts
-    from envkit.wiring.chat_endpoint import Address
+    from envkit.http.client.chat import Address
     from envkit.wiring.evaluation.local_models import LocalModel
 
 SLOTS = 256
@@ -333,7 +333,7 @@ def _find(kind: str, name: str, env_id: str, spec: EnvSpec | None, playing: Play
         return _EvaluatedPolicy(partial(_open_player, kind, env_id, spec, seed), {})
     if kind == "openai":
         installation.load("httpx")
-        from envkit.wiring.chat_endpoint import Address
+        from envkit.http.client.chat import Address
         from envkit.wiring.evaluation import endpoint
 
         address = Address.of(name)
@@ -341,8 +341,8 @@ def _find(kind: str, name: str, env_id: str, spec: EnvSpec | None, playing: Play
         return _EvaluatedPolicy(partial(_open_endpoint, address, playing, limits, seed), {}, limits=limits)
     if kind == "mini_swe":
         installation.load("httpx")
+        from envkit.http.client.chat import Address
         from envkit.wiring import mini_swe
-        from envkit.wiring.chat_endpoint import Address
 
         address, prompts = Address.of(name, prefix="mini_swe:"), mini_swe.installed_prompts()
         limits = Limits(playing.turn_tokens or mini_swe.TURN_TOKENS, playing.max_turns or prompts.max_steps, None)
@@ -397,7 +397,7 @@ async def _open_other(kind: str, name: str, env_id: str, seed: int, options: Opt
 async def _open_endpoint(
     address: Address, playing: Playing, limits: Limits, seed: int, options: Options
 ) -> AsyncIterator[_PlayAll]:
-    from envkit.wiring.chat_endpoint import API_KEY, CONCURRENCY
+    from envkit.http.client.chat import API_KEY, CONCURRENCY
     from envkit.wiring.evaluation import endpoint
 
     async with endpoint.open_endpoint(address, playing, api_key=os.environ.get(API_KEY)) as player:
@@ -409,8 +409,8 @@ async def _open_endpoint(
 async def _open_mini_swe(
     address: Address, playing: Playing, prompts: Prompts, limits: Limits, seed: int, options: Options
 ) -> AsyncIterator[_PlayAll]:
+    from envkit.http.client.chat import API_KEY, CONCURRENCY
     from envkit.wiring import mini_swe
-    from envkit.wiring.chat_endpoint import API_KEY, CONCURRENCY
 
     async with mini_swe.open_mini_swe(address, playing, prompts, api_key=os.environ.get(API_KEY)) as player:
         at_once = playing.concurrency or CONCURRENCY

@@ -12,9 +12,9 @@ import gymnasium
 
 from envkit.errors import UsageError
 from envkit.protocols import Expert, TaskExpert
+from envkit.trainer_bridge.evaluation.outcomes import shortest_of
 from envkit.types import Info, Observation, Options, Task
 from envkit.wiring.environments import attributed, make, make_here, open_expert
-from envkit.wiring.evaluation.outcomes import shortest_of
 from envkit.wiring.evaluation.players import ANY_SPLIT, spec_of, with_split
 
 SOLVED = "solved"

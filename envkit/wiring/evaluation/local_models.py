@@ -15,14 +15,14 @@ from envkit.config import RunConfig
 from envkit.config.parts import TransformersEngineSection, VllmEngineSection
 from envkit.errors import UsageError
 from envkit.protocols import Engine, EnvHost, Renderer
+from envkit.runs.episodes import episode_of
+from envkit.trainer_bridge.evaluation.advice import Limits
 from envkit.trainer_bridge.models.catalogue import is_model
 from envkit.trainer_bridge.models.saved_policy import SavedPolicy
 from envkit.trainer_bridge.rollout import Rollout
 from envkit.trainer_bridge.run_folder import checkpoint
-from envkit.trainer_bridge.run_folder.episodes import episode_of
 from envkit.trainer_bridge.run_folder.record import refuse_other_format
 from envkit.types import Options, Task, Trajectory
-from envkit.wiring.evaluation.advice import Limits
 from envkit.wiring.evaluation.players import OnEpisode, Playing
 from envkit.wiring.training.models import check_length, locate
 from envkit.wiring.training.policy import open_engine, open_renderer

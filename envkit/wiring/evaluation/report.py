@@ -17,8 +17,8 @@ from pathlib import Path
 import orjson
 
 from envkit.errors import UsageError
-from envkit.trainer_bridge.run_folder.episodes import EPISODES, read_episodes
-from envkit.trainer_bridge.run_folder.rows import encoded
+from envkit.runs.episodes import EPISODES, read_episodes
+from envkit.runs.files import encoded
 from envkit.types import JSON, EpisodeRecord
 from envkit.wiring.evaluation.evaluate import Evaluation
 from envkit.wiring.evaluation.plot import draw

@@ -12,7 +12,7 @@ import anyio
 
 from envkit.errors import UsageError, leaves
 from envkit.protocols import EnvHost
-from envkit.trainer_bridge.run_folder.display import Display
+from envkit.runs.display import Display
 from envkit.types import EpisodeRecord, Observation, Options, Reset, Task
 from envkit.wiring.environments import find, open_resources, slots
 from envkit.wiring.evaluation.players import play_episode

@@ -16,15 +16,15 @@ from envkit.config import RunConfig
 from envkit.config.parts import TorchTrainerSection
 from envkit.errors import ConfigError, EnvkitError, leaves
 from envkit.protocols import EnvHost
+from envkit.runs.display import Display
+from envkit.runs.files import read_rows
 from envkit.trainer_bridge.diagnostics import Diagnostics, DiagnosticSettings, Probe
 from envkit.trainer_bridge.loop import Evaluator, LoopSettings, TrainLoop
 from envkit.trainer_bridge.models.saved_policy import SavedPolicy
 from envkit.trainer_bridge.rollout import Rollout
 from envkit.trainer_bridge.run_folder import checkpoint
 from envkit.trainer_bridge.run_folder.checkpoint import RunState
-from envkit.trainer_bridge.run_folder.display import Display
 from envkit.trainer_bridge.run_folder.record import METRICS, RunRecord, refuse_other_format
-from envkit.trainer_bridge.run_folder.rows import read_rows
 from envkit.trainer_bridge.stopping import Stop
 from envkit.trainer_bridge.weights.channel import WeightChannel, weights_folder
 from envkit.types import JSON

@@ -20,11 +20,11 @@ from envkit.config.training import EnvSection
 from envkit.env import AsyncEnv
 from envkit.errors import UsageError
 from envkit.registry import EnvSpec
+from envkit.runs.files import writing
 from envkit.trainer_bridge.algorithms.critic import critic_and_reference
 from envkit.trainer_bridge.engines.transformers import TransformersEngine
 from envkit.trainer_bridge.models.adapters import base_of
 from envkit.trainer_bridge.models.conversion import silence_transformers
-from envkit.trainer_bridge.run_folder.writing import writing
 from envkit.trainer_bridge.trainers.torch_local import TorchTrainer, TrainerSettings
 from envkit.trainer_bridge.warmup.tiny_policy import make_policy
 from envkit.trainer_bridge.weights.lora import LoraSettings, add_adapter, merge_adapter

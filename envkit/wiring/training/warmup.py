@@ -17,10 +17,10 @@ from envkit.config import RunConfig, WarmupSection
 from envkit.errors import UsageError
 from envkit.protocols import Expert
 from envkit.registry import EnvSpec
+from envkit.runs.display import Display
 from envkit.trainer_bridge.loop import success_of, valid
 from envkit.trainer_bridge.render import ChatRenderer
 from envkit.trainer_bridge.rollout import Rollout
-from envkit.trainer_bridge.run_folder.display import Display
 from envkit.trainer_bridge.warmup import demonstrations
 from envkit.trainer_bridge.warmup.demonstrations import Demonstration, Lesson, Teacher
 from envkit.trainer_bridge.warmup.dialogues import read_dialogues

@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 
 from envkit import clock
 from envkit.protocols import EnvHost, PolicyEngine, Renderer, Trainer
+from envkit.runs.display import SilentDisplay
 from envkit.trainer_bridge.algorithms import catalogue
 from envkit.trainer_bridge.diagnostics import Diagnostics, DiagnosticSettings, Probe
 from envkit.trainer_bridge.engines.transformers import TransformersEngine
@@ -22,7 +23,6 @@ from envkit.trainer_bridge.render.plain import PlainRenderer
 from envkit.trainer_bridge.rollout import Rollout, RolloutLimits
 from envkit.trainer_bridge.run_folder import checkpoint
 from envkit.trainer_bridge.run_folder.checkpoint import RunState
-from envkit.trainer_bridge.run_folder.display import SilentDisplay
 from envkit.trainer_bridge.stopping import Stop
 from envkit.trainer_bridge.trainers.torch_local import TorchTrainer, TrainerSettings
 from envkit.trainer_bridge.weights.channel import WeightChannel

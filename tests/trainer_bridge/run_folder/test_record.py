@@ -21,11 +21,10 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
 from envkit.errors import UsageError
-from envkit.trainer_bridge.run_folder.episodes import read_episodes
+from envkit.runs.episodes import read_episodes
+from envkit.runs.files import read_rows, writing
 from envkit.trainer_bridge.run_folder.events import EventFile
 from envkit.trainer_bridge.run_folder.record import RunRecord
-from envkit.trainer_bridge.run_folder.rows import read_rows
-from envkit.trainer_bridge.run_folder.writing import writing
 from envkit.types import EpisodeRecord, Observation, Reset, Step, StopReason, Task, TurnRecord
 
 CONFIG = "seed: 7\nenv:\n  id: Sokoban-v0\n  options: {}\ntrainer:\n  steps: 10\n  learning_rate: 0.0003\n"
@@ -239,7 +238,7 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from envkit.trainer_bridge.run_folder.episodes import read_episodes
+from envkit.runs.episodes import read_episodes
 from envkit.trainer_bridge.run_folder.events import EventFile
 from envkit.trainer_bridge.run_folder.record import RunRecord
 record = RunRecord.create(Path(sys.argv[1]), "seed: 7", force=False)

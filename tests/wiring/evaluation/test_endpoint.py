@@ -12,14 +12,14 @@ from starlette.responses import JSONResponse, Response
 
 from envkit import clock
 from envkit.errors import EnvkitError, UnreachableError, UsageError
-from envkit.trainer_bridge.run_folder.display import SilentDisplay
+from envkit.http.client.chat import Address
+from envkit.runs.display import SilentDisplay
+from envkit.trainer_bridge.evaluation.advice import Limits, advice
+from envkit.trainer_bridge.evaluation.outcomes import OutcomeTally, measure, outcome_of
 from envkit.types import EpisodeRecord, FinishReason, Observation, Options, Reset, StopReason, Task, ToolSchema
-from envkit.wiring.chat_endpoint import Address
 from envkit.wiring.environments import slots
-from envkit.wiring.evaluation.advice import Limits, advice
 from envkit.wiring.evaluation.endpoint import open_endpoint
 from envkit.wiring.evaluation.evaluate import Evaluation, evaluate
-from envkit.wiring.evaluation.outcomes import OutcomeTally, measure, outcome_of
 from envkit.wiring.evaluation.players import Playing, play
 from tests.wiring.evaluation.chat_servers import Answer, Served, completion, failure
 

@@ -16,13 +16,13 @@ import pytest
 from envkit import clock, config
 from envkit.errors import OptionError, UnknownEnvError, UnreachableError, UsageError
 from envkit.registry import EnvSpec
+from envkit.runs.display import SilentDisplay
 from envkit.spaces import Utf8Text
-from envkit.trainer_bridge.run_folder.display import SilentDisplay
+from envkit.trainer_bridge.evaluation.outcomes import OutcomeTally
 from envkit.types import EpisodeRecord, Info, Observation, Task
 from envkit.vector import SlotHost
 from envkit.wiring import environments
 from envkit.wiring.evaluation.evaluate import Evaluation, evaluate, evaluation_tasks, task_set_hash
-from envkit.wiring.evaluation.outcomes import OutcomeTally
 from envkit.wiring.evaluation.players import RandomPlayer, play
 from envkit.wiring.training import resolve
 

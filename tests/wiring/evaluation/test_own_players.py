@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from envkit import clock, registry
 from envkit.env import AsyncEnv
 from envkit.errors import UsageError
-from envkit.trainer_bridge.run_folder.display import SilentDisplay
-from envkit.trainer_bridge.run_folder.episodes import read_episodes
+from envkit.runs.display import SilentDisplay
+from envkit.runs.episodes import read_episodes
 from envkit.types import EpisodeRecord, Observation, Options, Reset, Step, StopReason, Task
 from envkit.vector import SlotHost
 from envkit.wiring.api import evaluate

@@ -13,8 +13,8 @@ import pytest
 import envkit
 from envkit import clock
 from envkit.errors import UsageError
+from envkit.runs.display import SilentDisplay
 from envkit.spaces import Utf8Text
-from envkit.trainer_bridge.run_folder.display import SilentDisplay
 from envkit.types import EpisodeRecord, Info, Options
 from envkit.wiring.evaluation.evaluate import Evaluation, evaluate
 from envkit.wiring.evaluation.players import Playing

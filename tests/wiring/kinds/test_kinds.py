@@ -13,8 +13,8 @@ import pytest
 from envkit import clock, config
 from envkit.config import kinds
 from envkit.errors import ConfigError, UsageError
-from envkit.trainer_bridge.run_folder.display import SilentDisplay
-from envkit.trainer_bridge.run_folder.rows import read_rows
+from envkit.runs.display import SilentDisplay
+from envkit.runs.files import read_rows
 from envkit.wiring.evaluation.players import Playing, kind_of
 from envkit.wiring.training import resolve
 from envkit.wiring.training.run import train

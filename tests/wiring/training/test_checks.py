@@ -13,8 +13,8 @@ from huggingface_hub import constants
 from envkit import clock, config, register
 from envkit.config import RunConfig
 from envkit.errors import ConfigError
+from envkit.runs.display import SilentDisplay
 from envkit.trainer_bridge.rollout import RolloutLimits
-from envkit.trainer_bridge.run_folder.display import SilentDisplay
 from envkit.wiring.training import checks, resolve
 from envkit.wiring.training.run import train
 from tests.cli.commands import called

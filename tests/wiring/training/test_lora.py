@@ -15,7 +15,7 @@ from envkit import clock, config
 from envkit.config import RunConfig
 from envkit.config.parts import TorchTrainerSection
 from envkit.errors import UsageError
-from envkit.trainer_bridge.run_folder.display import SilentDisplay
+from envkit.runs.display import SilentDisplay
 from envkit.types import SamplingParams
 from envkit.wiring.evaluation.local_models import LocalModel
 from envkit.wiring.evaluation.players import Playing

@@ -13,8 +13,8 @@ from envkit import clock, config
 from envkit.config import RunConfig
 from envkit.config.parts import AutoRendererSection, TransformersEngineSection
 from envkit.errors import ConfigError
+from envkit.runs.display import SilentDisplay
 from envkit.trainer_bridge.models.saved_policy import POLICY_FILE, SavedPolicy
-from envkit.trainer_bridge.run_folder.display import SilentDisplay
 from envkit.types import JSON
 from envkit.wiring.evaluation.local_models import LocalModel
 from envkit.wiring.evaluation.players import Playing

@@ -14,8 +14,8 @@ import pytest
 from envkit import TrainSummary, clock, config, register, registry
 from envkit.cli.training.train import _rows
 from envkit.config import RunConfig
+from envkit.runs.display import SilentDisplay
 from envkit.trainer_bridge.models.saved_policy import POLICY_FILE, SavedPolicy
-from envkit.trainer_bridge.run_folder.display import SilentDisplay
 from envkit.types import JSON, Observation, Task, stable_hash
 from envkit.wiring import environments
 from envkit.wiring.evaluation.local_models import LocalModel

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from envkit.trainer_bridge.evaluation.outcomes import VALID, EpisodeOutcome, total_usage
 from envkit.types import StopReason
-from envkit.wiring.evaluation.outcomes import VALID, EpisodeOutcome, total_usage
 
 _MANY_CUT = 0.5
 _FEW_VALID = 0.5

@@ -14,13 +14,7 @@ import anyio.lowlevel
 import numpy as np
 
 from envkit import clock, registry
-from envkit.env import AsyncEnv, AsyncEpisode, GymEpisode, loop_thread
-from envkit.errors import EnvkitError, OptionError, RequestError
-from envkit.http.protocol.messages import write
-from envkit.metrics import Fold
-from envkit.types import JSON, Options, Task
-from envkit.vector import AnyEnv
-from envkit.wiring.env_check.episodes import (
+from envkit.checks.recorded import (
     EnvUnderTest,
     FailedCheckError,
     PlayedEpisode,
@@ -30,6 +24,12 @@ from envkit.wiring.env_check.episodes import (
     shown,
     step_name,
 )
+from envkit.env import AsyncEnv, AsyncEpisode, GymEpisode, loop_thread
+from envkit.errors import EnvkitError, OptionError, RequestError
+from envkit.http.protocol.messages import write
+from envkit.metrics import Fold
+from envkit.types import JSON, Options, Task
+from envkit.vector import AnyEnv
 from envkit.wiring.environments import attributed, open_env, open_resources
 
 BAD_ACTIONS = (

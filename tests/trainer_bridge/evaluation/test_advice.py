@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from envkit.trainer_bridge.evaluation.advice import Limits, advice
+from envkit.trainer_bridge.evaluation.outcomes import EpisodeOutcome
 from envkit.types import StopReason
-from envkit.wiring.evaluation.advice import Limits, advice
-from envkit.wiring.evaluation.outcomes import EpisodeOutcome
 
 
 def test_prompts_that_leave_no_room_for_an_answer_are_reported_as_cut_off() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from envkit.errors import UsageError
-from envkit.trainer_bridge.run_folder.episodes import EPISODES, read_episodes
+from envkit.runs.episodes import EPISODES, read_episodes
 from envkit.trainer_bridge.run_folder.record import CONFIG, recorded_steps, refuse_other_format
 from envkit.types import JSON, EpisodeRecord
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from gymnasium.vector import AutoresetMode
 
-from envkit.wiring.env_check.episodes import (
+from envkit.checks.recorded import (
     EnvUnderTest,
     FailedCheckError,
     Seen,

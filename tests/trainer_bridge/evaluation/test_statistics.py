@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from envkit.wiring.evaluation.statistics import Estimate, estimate, strata, summarise
+from envkit.trainer_bridge.evaluation.statistics import Estimate, estimate, strata, summarise
 
 
 def once(*values: float) -> list[list[float]]:

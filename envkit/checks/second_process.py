@@ -1,6 +1,6 @@
 """Checks that replay the recorded episodes in a second process, which must play them in the same way and clean up.
 
-``python -m envkit.wiring.env_check.apart FILE`` is the second process. It reads pickled seeds and actions from standard
+``python -m envkit.checks.second_process FILE`` is the second process. It reads pickled seeds and actions from standard
 input and plays them. The JSON file that it writes contains the episodes, or why they could not be played, and the
 processes and files that were left behind.
 """
@@ -25,15 +25,15 @@ from types import MappingProxyType
 from typing import Any
 
 from envkit import clock, registry
-from envkit.errors import ConfigError, EnvkitError
-from envkit.types import JSON
-from envkit.wiring.env_check.episodes import (
+from envkit.checks.recorded import (
     EnvUnderTest,
     FailedCheckError,
     PlayedEpisode,
     SkippedCheckError,
     difference,
 )
+from envkit.errors import ConfigError, EnvkitError
+from envkit.types import JSON
 
 _TIMEOUT_S = 120.0
 _ENDING_S = 2.0

@@ -10,10 +10,10 @@ import pytest
 
 import envkit
 from envkit import cli, clock
+from envkit.checks.tasks import PlayedEpisode, PlayerResult, check_tasks
 from envkit.errors import UsageError
 from envkit.types import Options, Reset, Task
-from envkit.wiring.env_check.tasks import PlayedEpisode, PlayerResult, check_tasks
-from tests.wiring.env_check.guessing import Guess, Says
+from tests.checks.guessing import Guess, Says
 
 
 def problems(env_id: str, players: dict[str, Says]) -> Sequence[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from envkit.errors import UsageError
-from envkit.formats import FORMAT_FILE, require_format, write_format
+from envkit.runs.folder import FORMAT_FILE, require_format, write_format
 
 
 def require(folder: Path, *, is_used: bool) -> None:

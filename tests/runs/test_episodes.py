@@ -17,8 +17,8 @@ from envkit import clock
 from envkit.errors import SandboxLostError, UsageError
 from envkit.trainer_bridge.render import ChatRenderer
 from envkit.trainer_bridge.rollout import Rollout, RolloutLimits, RolloutResult
-from envkit.trainer_bridge.run_folder.episodes import episode_of, read_episodes, sample_episodes
-from envkit.trainer_bridge.run_folder.rows import replace_rows
+from envkit.runs.episodes import episode_of, read_episodes, sample_episodes
+from envkit.runs.files import replace_rows
 from envkit.types import FinishReason, StopReason, Task
 from envkit.wiring import environments
 from tests.causes import cause

@@ -10,11 +10,11 @@ import pytest
 
 import envkit
 from envkit import cli
+from envkit.checks.recorded import EnvUnderTest
 from envkit.errors import ConfigError, OptionError, UnknownEnvError
-from envkit.wiring.env_check.episodes import EnvUnderTest
-from tests.wiring.env_check.broken_envs import LEFT
+from tests.checks.broken_envs import LEFT
 
-HERE = "tests.wiring.env_check.broken_envs"
+HERE = "tests.checks.broken_envs"
 
 
 def checked(name: str, *, expert: str = "WalkExpert", **settings: Any) -> dict[str, envkit.CheckResult]:

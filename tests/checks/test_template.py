@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from envkit import cli
+from envkit.checks.template import check_template
 from envkit.errors import UsageError
 from envkit.trainer_bridge.warmup.tiny_policy import make_tokenizer
-from envkit.wiring.training.template_check import check_template
 from tests.trainer_bridge.render.templates import FAMILIES, tokenizer_of
 from tests.trainer_bridge.render.tool_templates import TOOL_TEMPLATES, tool_tokenizer
 

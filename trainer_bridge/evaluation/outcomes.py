@@ -9,9 +9,9 @@ from functools import reduce
 
 from envkit.errors import UsageError
 from envkit.metrics import pass_at
-from envkit.trainer_bridge.run_folder.display import Display
+from envkit.runs.display import Display
+from envkit.trainer_bridge.evaluation.statistics import Estimate, clipped, estimate, share, summarise
 from envkit.types import JSON, Cause, EpisodeRecord, FinishReason, GenerationRecord, Info, StopReason
-from envkit.wiring.evaluation.statistics import Estimate, clipped, estimate, share, summarise
 
 CUT = "answers_cut_off"
 """Metric: share of an episode's answers that reached their token limit."""

@@ -6,11 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from envkit.checks import env_checks as single
+from envkit.checks import second_process as apart
+from envkit.checks import vector_checks as many
+from envkit.checks.recorded import EnvUnderTest, FailedCheckError, SkippedCheckError
 from envkit.env import env_error
 from envkit.errors import ConfigError, EnvkitError, UsageError
 from envkit.types import JSON
-from envkit.wiring.env_check import apart, many, single
-from envkit.wiring.env_check.episodes import EnvUnderTest, FailedCheckError, SkippedCheckError
 
 Outcome: TypeAlias = Literal["pass", "fail", "skip"]
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from envkit.trainer_bridge.run_folder.display import (
+from envkit.runs.display import (
     Display,
     LineDisplay,
     RichDisplay,

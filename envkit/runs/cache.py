@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import mkdtemp
 
-from ..run_folder.writing import share_weights, writing
-from .catalogue import is_model
+from envkit.runs.files import share_weights, writing
 
 REMEDY = "free some space, or choose another cache folder with ENVKIT_CACHE"
+
+
+def cache_folder() -> Path:
+    """Return envkit's cache: ``$ENVKIT_CACHE``, else ``$XDG_CACHE_HOME/envkit``, else ``~/.cache/envkit``."""
+    if own := os.environ.get("ENVKIT_CACHE"):
+        return Path(own)
+    shared = os.environ.get("XDG_CACHE_HOME")
+    return (Path(shared) if shared else Path.home() / ".cache") / "envkit"
 
 
 def make_once(
@@ -20,7 +28,7 @@ def make_once(
     make: Callable[[Path, Path], None],
     *,
     announce: Callable[[str], None],
-    is_made: Callable[[Path], bool] = is_model,
+    is_made: Callable[[Path], bool],
 ) -> bool:
     """Create the folder `target` if it is missing, and remove temporary files that killed processes left.
 
