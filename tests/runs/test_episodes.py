@@ -15,10 +15,10 @@ import pytest
 import envkit
 from envkit import clock
 from envkit.errors import SandboxLostError, UsageError
-from envkit.trainer_bridge.render import ChatRenderer
-from envkit.trainer_bridge.rollout import Rollout, RolloutLimits, RolloutResult
 from envkit.runs.episodes import episode_of, read_episodes, sample_episodes
 from envkit.runs.files import replace_rows
+from envkit.trainer_bridge.render import ChatRenderer
+from envkit.trainer_bridge.rollout import Rollout, RolloutLimits, RolloutResult
 from envkit.types import FinishReason, StopReason, Task
 from envkit.wiring import environments
 from tests.causes import cause
