@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import select
+import shlex
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -22,6 +23,8 @@ from tests.cli.commands import SCRIPT, called, envkit
 from tests.contract.kinds import new_marker
 
 pytestmark = pytest.mark.bwrap
+
+QUOTED = shlex.quote(str(SCRIPT))
 
 sandbox, called_sandbox = partial(envkit, "sandbox"), partial(called, "sandbox")
 
@@ -69,21 +72,21 @@ def test_a_lost_sandbox_is_125_with_the_cause_as_message() -> None:
 
 
 def test_a_closed_output_pipe_ends_the_command_without_an_error() -> None:
-    shell = f"{SCRIPT} sandbox run --backend local -- yes </dev/null | head -1"
+    shell = f"{QUOTED} sandbox run --backend local -- yes </dev/null | head -1"
     done = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout, done.stderr) == ("y\n", "")
 
 
 def test_a_program_that_reads_late_gets_all_of_its_input() -> None:
     mib = 100  # more than is kept inside for a program that does not read
-    shell = f"head -c {mib << 20} /dev/zero | {SCRIPT} sandbox run --backend local -- sh -c 'sleep 1; wc -c'"
+    shell = f"head -c {mib << 20} /dev/zero | {QUOTED} sandbox run --backend local -- sh -c 'sleep 1; wc -c'"
     done = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{mib << 20}\n", "")
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
 def test_a_standard_file_that_is_closed_is_empty(closed: str) -> None:
-    shell = f"{SCRIPT} sandbox run --backend local -- sh -c 'cat; echo out; echo err >&2' {closed}"
+    shell = f"{QUOTED} sandbox run --backend local -- sh -c 'cat; echo out; echo err >&2' {closed}"
     done = subprocess.run(
         ["sh", "-c", shell], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
     )
