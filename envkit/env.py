@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack
 from types import FrameType
-from typing import Any, ClassVar, TypeAlias, cast
+from typing import Any, ClassVar, TypeAlias
 
 import gymnasium
 import msgspec
@@ -36,10 +36,11 @@ from envkit.errors import (
     UnknownEnvError,
     UsageError,
 )
-from envkit.metrics import Fold, with_grade
+from envkit.metrics import Fold
 from envkit.protocols import EnvHost, Episode, GradedEpisode
 from envkit.spaces import Utf8Text
-from envkit.types import JSON, Info, Observation, Options, Reset, Step, Task
+from envkit.types import Info, Observation, Options, Reset, Step, Task
+from envkit.types.outcomes import is_success
 
 MAX_TEXT = 1 << 20
 """Maximum characters of an observation or action in `BlockingEnv`."""
@@ -71,9 +72,11 @@ class AsyncEnv(ABC):
 
     Attributes:
         metrics: Maps each metric in ``info`` to its aggregation over an episode: ``"mean"``, ``"last"`` or ``"sum"``.
+        success_return: `envkit.registry.EnvSpec.success_return`, set when the environment is created.
     """
 
     metrics: ClassVar[Mapping[str, Fold]] = {}
+    success_return: float | None = None
 
     @abstractmethod
     async def reset(self, *, seed: int, options: Options) -> Reset:
@@ -90,6 +93,12 @@ class AsyncEnv(ABC):
     @abstractmethod
     async def close(self) -> None:
         """Release the environment's resources; idempotent. Called at the end of every episode."""
+
+
+def _declared(metadata: Mapping[str, Any]) -> Info:
+    """Return what an environment declares about its episodes, as part of the info of their resets."""
+    folds, success_return = metadata.get("metrics"), metadata.get("success_return")
+    return {"metrics": dict(folds or {}), **({} if success_return is None else {"success_return": success_return})}
 
 
 class GymEpisode:
@@ -109,8 +118,7 @@ class GymEpisode:
         except Exception as error:
             raise env_error(error, self._task.env_id, "reset") from error
         self._running = True
-        folds = cast("Mapping[str, JSON]", self._env.metadata.get("metrics", {}))
-        return Reset(self._observe(text, info), {**info, "metrics": dict(folds)})
+        return Reset(self._observe(text, info), {**info, **_declared(self._env.metadata)})
 
     async def step(self, action: str) -> Step:
         return self.step_now(action)
@@ -155,8 +163,8 @@ class AsyncEpisode:
         except Exception as error:
             raise env_error(error, self._task.env_id, "reset") from error
         self._running = True
-        folds: dict[str, JSON] = dict(self._env.metrics)
-        return msgspec.structs.replace(start, info={**start.info, "metrics": folds})
+        declared = _declared({"metrics": self._env.metrics, "success_return": self._env.success_return})
+        return msgspec.structs.replace(start, info={**start.info, **declared})
 
     async def step(self, action: str) -> Step:
         if not self._running:
@@ -248,7 +256,8 @@ class BlockingEnv(gymnasium.Env[str, str]):
             if grade is None:
                 why = "no grade: the grader could not run, so the episode is void; play it again"
                 raise EnvError(self._env_id, why)
-            info, reward = cast("Info", with_grade(cast("dict[str, float]", info), grade)), reward + grade
+            info = {"success": bool(is_success(None, grade, reward, None)), **info, "grade": grade}
+            reward += grade
         return step.observation.text, reward, step.terminated, step.truncated, info
 
     def close(self) -> None:

@@ -36,14 +36,6 @@ def fold_infos(infos: Sequence[Mapping[str, object]], folds: Mapping[str, Fold])
     return folded
 
 
-def with_grade(metrics: Mapping[str, float], grade: float) -> dict[str, float]:
-    """Return the metrics of an episode that a grader has graded: with ``grade``, and ``success`` unless it is there.
-
-    Success is a grade of at least 1.
-    """
-    return {"success": float(grade >= 1), **metrics, "grade": grade}
-
-
 def pass_at(k: int, results: Sequence[bool]) -> float:
     """Return the unbiased estimate of the probability that at least one of `k` attempts at a task succeeds.
 

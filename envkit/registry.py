@@ -64,6 +64,9 @@ class EnvSpec:
             with all words of the environment, for the tokenizer of a policy that is trained from scratch. None means
             that the tokenizer only knows the words of some episodes with random moves, and the others are unknown.
             A text that is a number, such as ``13``, becomes a single token, as moves do.
+        success_return: Return from which an episode counts as a success, for an environment that reports neither the
+            metric ``success`` nor a grade; None: success is unknown. Gymnasium's ``reward_threshold`` is not used by
+            itself, because it is meant for the mean of many episodes.
     """
 
     id: str
@@ -81,6 +84,7 @@ class EnvSpec:
     task_set: str | Callable[..., Any] | None = None
     data: Mapping[str, str | Callable[..., Any]] = field(default_factory=dict)
     vocabulary: str | Callable[..., Any] | None = None
+    success_return: float | None = None
 
 
 _SPECS: dict[str, EnvSpec] = {}
@@ -109,6 +113,7 @@ def register(
     task_set: str | Callable[..., Any] | None = None,
     data: Mapping[str, str | Callable[..., Any]] | None = None,
     vocabulary: str | Callable[..., Any] | None = None,
+    success_return: float | None = None,
 ) -> EnvSpec:
     """Register an environment; see `EnvSpec` for the arguments. Repeating a call with equal arguments has no effect.
 
@@ -132,7 +137,13 @@ def register(
     of_players, of_data = (MappingProxyType(dict(one or {})) for one in (players, data))
     spec = EnvSpec(id, entry_point, *frozen, replayable, is_shareable, vector_entry_point)
     spec = replace(
-        spec, needs=frozenset(needs), players=of_players, task_set=task_set, data=of_data, vocabulary=vocabulary
+        spec,
+        needs=frozenset(needs),
+        players=of_players,
+        task_set=task_set,
+        data=of_data,
+        vocabulary=vocabulary,
+        success_return=success_return,
     )
     for other in list(_SPECS.values()):
         for name in spec.data.keys() & other.data.keys() if other.id != id else ():

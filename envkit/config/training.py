@@ -74,6 +74,9 @@ class RolloutSection(Section):
     completion_timeout_s: Seconds | None = None
     """Maximum seconds from a completion's first token to its last one, without pauses and waits for the engine. If one
     takes longer, the episode is void. null: no limit. vLLM's stall_timeout_s always applies."""
+    player_timeout_s: Seconds | None = None
+    """Maximum seconds that the policy may take for the turns of an episode together, including its waits for the
+    engine. Then the episode is cut off and counts as it is. null: no limit."""
     episode_timeout_s: Seconds | None = None
     """Maximum seconds of an episode, from its reset. If one takes longer, it is void. null: no limit."""
     grade_timeout_s: Seconds | None = 600.0

@@ -1,23 +1,20 @@
-"""Protocols between the parts of envkit. An implementation needs the same methods, but no base class."""
+"""Protocols between the parts of envkit. An implementation inherits only for the methods with defaults."""
 
 from envkit.protocols.environments import (
     EnvHost,
     Episode,
-    EpisodePlayer,
-    Expert,
     GradedEpisode,
     Grader,
     Judge,
     PartitionedHost,
-    Player,
     QueueingHost,
     ReadinessHost,
     ResumableEpisode,
     ResumableHost,
     SplitStepEpisode,
-    TaskExpert,
     TaskSet,
 )
+from envkit.protocols.players import EpisodePlayer, Expert, Player, TaskExpert
 from envkit.protocols.sandboxes import (
     Program,
     Sandbox,

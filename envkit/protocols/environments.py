@@ -1,15 +1,12 @@
-"""Protocols of environments, hosts and players."""
+"""Protocols of environments, their hosts and their graders."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from envkit.types import (
-    GenerationRecord,
-    Observation,
     Reset,
     Step,
     Submission,
@@ -217,53 +214,4 @@ class Grader(Protocol):
 
     async def grade(self, submission: Submission) -> float | None:
         """Return the reward of `submission`; None if the grader could not run, which says nothing about it."""
-        ...
-
-
-class Expert(Protocol):
-    """A policy that solves an environment. It gives hints to people and writes demonstrations for training."""
-
-    def moves(self, observation: Observation) -> Sequence[str]:
-        """Return the moves that begin a shortest path to success, best first; empty if no path leads to success."""
-        ...
-
-    def is_hazardous(self, observation: Observation) -> bool:
-        """Return whether a careless move can lose the game here. Demonstrations should include such observations."""
-        ...
-
-    def answer(self, move: str) -> str:
-        """Return the text that a language model should generate to play `move`."""
-        ...
-
-
-@runtime_checkable
-class TaskExpert(Expert, Protocol):
-    """An expert that knows more about a task than its observations show, such as the goal."""
-
-    def for_task(self, task: Task) -> Expert:
-        """Return an expert for one episode of `task`. It is asked for moves at every observation, in their order."""
-        ...
-
-
-class EpisodePlayer(Protocol):
-    """Chooses the actions of one episode."""
-
-    @property
-    def generation(self) -> GenerationRecord | None:
-        """The language model's last prompt and completion; None if the player uses no language model."""
-        ...
-
-    async def act(self, observation: Observation) -> str:
-        """Return the action to play after `observation`. May take long, for example if a model server has to answer."""
-        ...
-
-
-class Player(Protocol):
-    """A policy that `envkit eval` evaluates."""
-
-    def begin(self, task: Task, start: Reset, rng: random.Random) -> EpisodePlayer:
-        """Return a new player for one episode of `task`, after the episode was reset.
-
-        `start` is the result of the reset. The player must take all its random numbers from `rng`.
-        """
         ...

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from envkit.errors import UsageError
-from envkit.types import EpisodeRecord, GenerationRecord, Group, Trajectory, Turn, TurnRecord
+from envkit.types import (
+    Cause,
+    EpisodeRecord,
+    GenerationRecord,
+    Group,
+    Outcome,
+    StopReason,
+    Trajectory,
+    Turn,
+    TurnRecord,
+)
 from envkit.types.episodes import FORMAT
 
 EPISODES = "episodes.jsonl"
@@ -20,26 +32,34 @@ Decode = Callable[[Sequence[int]], str]
 
 def episode_of(trajectory: Trajectory, *, index: int, decode: Decode, train_step: int | None = None) -> EpisodeRecord:
     """Return the record of `trajectory`. `index` is the position of its task in the train step or evaluation."""
-    return EpisodeRecord.of(
-        trajectory.task,
-        trajectory.start,
-        (_turn_of(turn, decode) for turn in trajectory.turns),
-        trajectory.stop,
+    task, start = trajectory.task, trajectory.start
+    return EpisodeRecord(
+        env_id=task.env_id,
+        seed=task.seed,
+        options=dict(task.options),
         index=index,
         member=trajectory.member,
-        reward=trajectory.reward,
-        metrics=trajectory.metrics,
-        error=trajectory.error,
-        cause=trajectory.cause,
         train_step=train_step,
-        grade=trajectory.grade,
+        outcome=trajectory.outcome,
+        start=None if start is None else start.observation,
+        start_info={} if start is None else start.info,
+        turns=tuple(_turn_of(turn, decode) for turn in trajectory.turns),
+        system=None if start is None else start.system,
+        tools=() if start is None else start.tools,
     )
 
 
 def _turn_of(turn: Turn, decode: Decode) -> TurnRecord:
+    return TurnRecord.of(turn.action, turn.step, turn.generation or _generation_of(turn, decode), turn.step_s)
+
+
+def _generation_of(turn: Turn, decode: Decode) -> GenerationRecord | None:
+    """Return what the policy read and wrote; None for a player that samples no tokens."""
     completion = turn.completion
     prompt_ids, completion_ids = tuple(turn.new_ids.tolist()), tuple(completion.token_ids.tolist())
-    generation = GenerationRecord(
+    if not prompt_ids and not completion_ids:
+        return None
+    return GenerationRecord(
         prompt=decode(prompt_ids),
         completion=decode(completion_ids),
         finish=completion.finish,
@@ -49,7 +69,6 @@ def _turn_of(turn: Turn, decode: Decode) -> TurnRecord:
         versions=completion.versions,
         seconds=turn.generate_s,
     )
-    return TurnRecord.of(turn.action, turn.step, generation, turn.step_s)
 
 
 def sample_episodes(groups: Sequence[Group], count: int, *, decode: Decode, train_step: int) -> list[EpisodeRecord]:
@@ -89,11 +108,34 @@ _EPISODE = msgspec.json.Decoder(EpisodeRecord)
 
 def _decoded(line: bytes, location: str) -> EpisodeRecord:
     try:
-        episode = _EPISODE.decode(line)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        found = msgspec.json.decode(line, type=_Format).format
+        if found == _BEFORE:
+            return msgspec.convert(_with_outcome(msgspec.json.decode(line)), EpisodeRecord)
+        episode = _EPISODE.decode(line) if found == FORMAT else None
+    except (msgspec.MsgspecError, ValueError, RecursionError, KeyError) as error:
         raise UsageError(
             f"{location} is damaged or not an episode of format {FORMAT} ({error}); record it again or use another file"
         ) from None
-    if episode.format != FORMAT:
-        raise UsageError(f"{location} has format {episode.format}, but this version of envkit reads format {FORMAT}")
+    if episode is None:
+        raise UsageError(f"{location} has format {found}, but envkit reads formats {_BEFORE} and {FORMAT}")
     return episode
+
+
+class _Format(msgspec.Struct):
+    format: int
+
+
+_BEFORE = 2
+"""The format in which the fields of the outcome were fields of the episode."""
+
+
+def _with_outcome(old: dict[str, Any]) -> dict[str, Any]:
+    """Convert an episode of format 2."""
+    reward, stop = old.pop("reward"), StopReason(old["stop"])
+    if old["valid"]:
+        reward = math.nan if reward is None else reward
+        outcome = Outcome.score(stop, reward, old["metrics"], grade=old.get("grade"))
+    else:
+        cause = old.get("cause")
+        outcome = Outcome.void(stop, old["error"] or stop.value, cause and msgspec.convert(cause, Cause))
+    return {**old, "format": FORMAT, "outcome": msgspec.to_builtins(outcome)}

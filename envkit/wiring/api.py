@@ -220,7 +220,7 @@ def evaluate(
     def add(episode: EpisodeRecord) -> None:
         if folder is not None:
             folder.add(episode)
-        if dialogues is not None and episode.succeeded:
+        if dialogues is not None and episode.outcome.success:
             dialogue_of(episode)  # an environment with tools is refused here, and not after the last episode
             succeeded.append(episode)
 
@@ -251,7 +251,7 @@ def evaluate(
         folder.finish(found)
     if dialogues is not None:
         if folder is not None:  # it also has the episodes from before an interruption
-            succeeded = [one for one in open_recording(folder.path)[1] if one.succeeded]
+            succeeded = [one for one in open_recording(folder.path)[1] if one.outcome.success]
         succeeded.sort(key=lambda one: (one.index, one.member))
         _write(Path(dialogues), map(dialogue_of, succeeded))
     return found

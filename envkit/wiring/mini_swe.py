@@ -32,8 +32,8 @@ from envkit.environments.swe.agents.mini_swe import (
 from envkit.environments.tools import write_call
 from envkit.errors import UsageError
 from envkit.http.client.chat import Address
-from envkit.protocols import EpisodePlayer
-from envkit.types import FinishReason, GenerationRecord, Observation, Reset, Task
+from envkit.protocols import EpisodePlayer, Player
+from envkit.types import Action, FinishReason, GenerationRecord, Observation, Reset, RolloutRequest
 from envkit.wiring.evaluation.endpoint import Endpoint, open_endpoint
 from envkit.wiring.evaluation.players import Playing
 
@@ -86,8 +86,8 @@ async def open_mini_swe(
         yield MiniSwe(endpoint, prompts)
 
 
-class MiniSwe:
-    """mini-swe-agent as a player; see `envkit.protocols.Player`.
+class MiniSwe(Player):
+    """mini-swe-agent as a player.
 
     Args:
         endpoint: Asks the model.
@@ -105,11 +105,15 @@ class MiniSwe:
         names = ("system", "instance", "observation", "format_error")
         self._templates = {name: environment.from_string(getattr(prompts, name)) for name in names}
 
-    def begin(self, task: Task, start: Reset, rng: random.Random) -> EpisodePlayer:
+    def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
         tools = {tool["function"]["name"]: tool["function"]["parameters"] for tool in start.tools}
         if not {"bash", "submit"} <= tools.keys():
-            raise UsageError(f"--policy mini_swe: {task.env_id} lacks the tool bash or submit; use another environment")
-        return _Episode(self, rng, start, submits_text="answer" in tools["submit"].get("properties", {}))
+            raise UsageError(
+                f"--policy mini_swe: {request.task.env_id} lacks the tool bash or submit; use another environment"
+            )
+        return _Episode(
+            self, random.Random(request.seed), start, submits_text="answer" in tools["submit"].get("properties", {})
+        )
 
     def render(self, name: str, **values: object) -> str:
         """Return a message.
@@ -125,7 +129,7 @@ class MiniSwe:
 
 
 @dataclass(slots=True)
-class _Episode:
+class _Episode(EpisodePlayer):
     """One episode: a chat that grows by one answer and one result per turn.
 
     Attributes:
@@ -141,14 +145,12 @@ class _Episode:
     start: Reset
     submits_text: bool
     messages: list[Mapping[str, Any]] = field(default_factory=list)
-    generation: GenerationRecord | None = None
     has_run: bool = False
     asked: int = 0
     errors_in_a_row: int = 0
 
-    async def act(self, observation: Observation) -> str:
+    async def act(self, observation: Observation) -> Action | str:
         player, prompts = self.player, self.player.prompts
-        self.generation = None
         if not self.messages:
             task = str(self.start.info.get("issue") or observation.text)
             self._append("system", self._in_folder(player.render("system")))
@@ -163,7 +165,7 @@ class _Episode:
         choice = reply.choices[0]
         content = choice.message.content or ""
         thoughts = choice.message.reasoning_content or choice.message.reasoning
-        self.generation = GenerationRecord(
+        generation = GenerationRecord(
             prompt="\n\n".join(str(one["content"]) for one in self.messages[self.asked :]),
             completion=f"<think>{thoughts}</think>{content}" if thoughts else content,
             finish=FinishReason.LENGTH if choice.finish_reason == "length" else FinishReason.STOP,
@@ -181,14 +183,14 @@ class _Episode:
             self._append("assistant", content)
             self.asked = len(self.messages)
             self.errors_in_a_row = 0
-            return call_of(commands[0], prompts, self._folder)
+            return Action(call_of(commands[0], prompts, self._folder), generation=generation)
         self.errors_in_a_row += 1
         if self.errors_in_a_row >= prompts.max_format_errors:
-            return self._submit("")
+            return Action(self._submit(""), generation=generation)
         error = f"the answer has {len(commands)} commands instead of one"
         values = {"actions": commands, "error": error, "finish_reason": choice.finish_reason or ""}
         self._append("user", player.render("format_error", **values))
-        return ""
+        return Action("", generation=generation)
 
     @property
     def _folder(self) -> str:

@@ -38,7 +38,7 @@ class Says:
     def __call__(self, **options: Any) -> Says:
         return self
 
-    def begin(self, task: Task, start: Reset, rng: random.Random) -> EpisodePlayer:
+    def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
         action = self.exceptions.get(f"task_{task.seed}", self.action)
         if action == "sometimes":
             self.played += 1

@@ -45,7 +45,7 @@ def show(
     chosen = [
         (number, one)
         for number, one in enumerate(episodes, 1)
-        if episode in (None, number) and task in (None, one.index) and not (failed and one.succeeded)
+        if episode in (None, number) and task in (None, one.index) and not (failed and one.outcome.success)
     ]
     page = EpisodePage(sys.stdout, prompts=prompts)
     page.heading(f"{path}: {summary(episodes)}", episodes)

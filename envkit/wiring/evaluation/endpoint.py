@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from envkit import clock
-from envkit.errors import EnvkitError
+from envkit.errors import PlayerStoppedError
 from envkit.http.client.chat import (
     CONCURRENCY,
     Address,
@@ -25,11 +25,20 @@ from envkit.http.client.chat import (
     ToolCallReply,
     open_client,
 )
-from envkit.protocols import EpisodePlayer
+from envkit.protocols import EpisodePlayer, Player
 from envkit.trainer_bridge.thoughts import without_thoughts
 from envkit.trainer_bridge.tool_calls import as_call, canonical_call, hermes, join_prompts
-from envkit.types import FinishReason, GenerationRecord, Observation, Reset, Task, ToolSchema
-from envkit.wiring.evaluation.players import NoCompletionError, Playing, PromptTooLongError
+from envkit.types import (
+    Action,
+    FinishReason,
+    GenerationRecord,
+    Observation,
+    Reset,
+    RolloutRequest,
+    StopReason,
+    ToolSchema,
+)
+from envkit.wiring.evaluation.players import Playing
 
 TURN_TOKENS = 128
 MAX_TURNS = 16
@@ -39,22 +48,19 @@ _CALL_ID = "call_0"
 
 
 @dataclass(slots=True)
-class Endpoint:
-    """A player that asks a model behind an endpoint; see `envkit.protocols.Player`.
+class Endpoint(Player):
+    """A player that asks a model behind an endpoint.
 
     Attributes:
         client: Sends the requests.
         playing: System prompt, limits and sampling.
-        give_up_after: Number of consecutive void episodes after which the evaluation ends with an error.
     """
 
     client: ChatClient
     playing: Playing
-    give_up_after: int = CONCURRENCY
-    _void_in_a_row: int = field(default=0, init=False)
 
-    def begin(self, task: Task, start: Reset, rng: random.Random) -> EpisodePlayer:
-        return _Chat(self, rng, join_prompts(self.playing.system, start.system), start.tools)
+    def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
+        return _Chat(self, random.Random(request.seed), join_prompts(self.playing.system, start.system), start.tools)
 
     async def complete(
         self, messages: list[dict[str, Any]], seed: int, tools: tuple[ToolSchema, ...] = ()
@@ -62,8 +68,7 @@ class Endpoint:
         """Return the model's completion of the chat `messages`.
 
         Raises:
-            NoCompletionError: All tries failed.
-            PromptTooLongError: The chat does not fit into the model's context.
+            PlayerStoppedError: All tries failed, or the chat does not fit into the model's context.
             UsageError: The server rejects the request permanently.
             EnvkitError: The server is not reachable, or stopped answering.
         """
@@ -77,13 +82,9 @@ class Endpoint:
                 tools=tools,
             )
         except ChatTooLongError as error:
-            raise PromptTooLongError(str(error)) from error
+            raise PlayerStoppedError(StopReason.CONTEXT_OVERFLOW, str(error)) from error
         except NoReplyError as error:
-            self._void_in_a_row += 1
-            if self._void_in_a_row >= self.give_up_after:
-                raise EnvkitError(f"{self._void_in_a_row} episodes in a row had {error}; check the server") from error
-            raise NoCompletionError(str(error)) from error
-        self._void_in_a_row = 0
+            raise PlayerStoppedError(StopReason.NO_COMPLETION, str(error)) from error
         return reply
 
 
@@ -101,7 +102,7 @@ async def open_endpoint(
     """
     at_once = playing.concurrency or CONCURRENCY
     async with open_client(address, api_key=api_key, timeout_s=timeout_s, concurrency=at_once) as client:
-        yield Endpoint(client, playing, give_up_after=at_once)
+        yield Endpoint(client, playing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,7 @@ class _Turn:
 
 
 @dataclass(slots=True)
-class _Chat:
+class _Chat(EpisodePlayer):
     """One episode: a chat that grows by one observation and one answer per turn."""
 
     endpoint: Endpoint
@@ -134,9 +135,8 @@ class _Chat:
     system: str | None
     tools: tuple[ToolSchema, ...]
     turns: list[_Turn] = field(default_factory=list)
-    generation: GenerationRecord | None = None
 
-    async def act(self, observation: Observation) -> str:
+    async def act(self, observation: Observation) -> Action:
         playing = self.endpoint.playing
         began = clock.precise()
         reply = await self.endpoint.complete(self._messages(observation), self.rng.getrandbits(31), self.tools)
@@ -151,7 +151,7 @@ class _Chat:
         else:
             action = (canonical_call(spoken, self.tools) if self.tools else None) or spoken
         is_cut = reply.choices[0].finish_reason == "length"
-        self.generation = GenerationRecord(
+        generation = GenerationRecord(
             prompt=observation.text,
             completion=completion if call is None else completion + action,
             finish=FinishReason.LENGTH if is_cut else FinishReason.STOP,
@@ -163,7 +163,7 @@ class _Chat:
             usage=(reply.usage.prompt_tokens, reply.usage.completion_tokens) if reply.usage else (0, 0),
         )
         self.turns.append(_Turn(observation, completion if playing.thinking == "keep" else spoken, call))
-        return action
+        return Action(action, generation=generation)
 
     def _messages(self, observation: Observation) -> list[dict[str, Any]]:
         limit = self.endpoint.playing.history

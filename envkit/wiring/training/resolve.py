@@ -260,6 +260,7 @@ def limits_of(run: RunConfig) -> RolloutLimits:
         retries=section.retries,
         reset_timeout_s=section.reset_timeout_s,
         completion_timeout_s=section.completion_timeout_s,
+        player_timeout_s=section.player_timeout_s,
         episode_timeout_s=section.episode_timeout_s,
         grade_timeout_s=section.grade_timeout_s,
     )

@@ -21,7 +21,7 @@ from envkit.runs.files import read_rows
 from envkit.trainer_bridge.diagnostics import Diagnostics, DiagnosticSettings, Probe
 from envkit.trainer_bridge.loop import Evaluator, LoopSettings, TrainLoop
 from envkit.trainer_bridge.models.saved_policy import SavedPolicy
-from envkit.trainer_bridge.rollout import Rollout
+from envkit.trainer_bridge.rollout import PolicyPlayer, Rollout
 from envkit.trainer_bridge.run_folder import checkpoint
 from envkit.trainer_bridge.run_folder.checkpoint import RunState
 from envkit.trainer_bridge.run_folder.record import METRICS, RunRecord, refuse_other_format
@@ -259,14 +259,9 @@ class _Run:
 
     def _loop(self, policy: Policy, host: EnvHost, record: RunRecord) -> TrainLoop:
         run = self._run
-        rollout = Rollout(
-            host,
-            policy.engine,
-            policy.renderer,
-            limits_of(run),
-            run.num_envs,
-            run.rollout.num_graders,
-        )
+        limits = limits_of(run)
+        player = PolicyPlayer(policy.engine, policy.renderer, limits)
+        rollout = Rollout(host, player, limits, run.num_envs, run.rollout.num_graders)
         evaluation = run.evaluation
         evaluated = [
             list(task_sets.all_tasks(spec, section.options, "eval", evaluation.seed, evaluation.episodes))
@@ -302,6 +297,7 @@ class _Run:
         )
         return TrainLoop(
             rollout=rollout,
+            decode=policy.renderer.text,
             trainer=policy.trainer,
             channel=WeightChannel(policy.trainer, policy.engine),
             evaluator=evaluator,

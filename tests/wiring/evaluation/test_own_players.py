@@ -56,7 +56,7 @@ class Oracle:
     def __init__(self, **options: object) -> None:
         self.seed = 0
 
-    def begin(self, task: Task, start: Reset, rng: random.Random) -> Oracle:
+    def begin(self, request: RolloutRequest, start: Reset) -> Oracle:
         player = Oracle()
         player.seed = task.seed
         return player
@@ -112,7 +112,7 @@ class Reader(Oracle):
         super().__init__()
         self.answers = (data["answers"] / "all.txt").read_text().split() if points == 0.5 else []
 
-    def begin(self, task: Task, start: Reset, rng: random.Random) -> Reader:
+    def begin(self, request: RolloutRequest, start: Reset) -> Reader:
         return self
 
     def moves(self, observation: Observation) -> Sequence[str]:
@@ -154,7 +154,7 @@ class Overflows(Oracle):
 
     acted = 0
 
-    def begin(self, task: Task, start: Reset, rng: random.Random) -> Overflows:
+    def begin(self, request: RolloutRequest, start: Reset) -> Overflows:
         return self
 
     async def act(self, observation: Observation) -> str:

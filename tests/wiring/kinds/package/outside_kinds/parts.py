@@ -269,11 +269,7 @@ class Always:
 
     action: str
 
-    @property
-    def generation(self) -> None:
-        return None
-
-    def begin(self, task: Task, start: Reset, rng: random.Random) -> Always:
+    def begin(self, request: RolloutRequest, start: Reset) -> Always:
         return self
 
     async def act(self, observation: Observation) -> str:
