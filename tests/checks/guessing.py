@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 from envkit.env import AsyncEnv
 from envkit.protocols import EpisodePlayer
-from envkit.types import Observation, Options, Reset, Step, Task
+from envkit.types import Observation, Options, Reset, Step
 
 
 class Guess(AsyncEnv):
