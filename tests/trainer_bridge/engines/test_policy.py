@@ -12,6 +12,7 @@ from typing import Any
 import gymnasium
 import pytest
 import torch
+from envkit.wiring.evaluation.players import Playing
 from huggingface_hub import constants
 
 from envkit import clock, config, register, registry
@@ -24,7 +25,6 @@ from envkit.types import EpisodeRecord, Exchange, Info, Observation, Sample, Sam
 from envkit.wiring import environments
 from envkit.wiring.contexts import TrainerContext
 from envkit.wiring.evaluation.local_models import LocalModel
-from envkit.wiring.evaluation.players import Playing
 from envkit.wiring.training import resolve
 from envkit.wiring.training.torch_parts import device_of, find_model, open_torch_local
 from tests.trainer_bridge.fakes import Answer, ScriptedEngine, ScriptedHost
