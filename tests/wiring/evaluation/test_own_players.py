@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,16 +12,18 @@ import pytest
 from msgspec.structs import replace
 
 from envkit import clock, registry
+from envkit.config.evaluation import EvalRolloutSection
 from envkit.env import AsyncEnv
 from envkit.errors import PlayerStoppedError, UsageError
 from envkit.protocols import EpisodePlayer, Player
 from envkit.runs.display import SilentDisplay
 from envkit.runs.episodes import read_episodes
-from envkit.types import EpisodeRecord, Observation, Options, Reset, RolloutRequest, Step, StopReason, Task
+from envkit.trainer_bridge.rollout import play
+from envkit.types import EpisodeRecord, Observation, Options, Outcome, Reset, RolloutRequest, Step, StopReason, Task
 from envkit.vector import SlotHost
 from envkit.wiring.api import evaluate
-from envkit.wiring.evaluation.players import play_episode
 from envkit.wiring.evaluation.rescore import Rescored, rescore, totals
+from envkit.wiring.training.resolve import limits_of
 
 
 class Parity(AsyncEnv):
@@ -180,23 +181,25 @@ class Graded(Parity):
         return 0.5
 
 
-def overflowed(after_s: float) -> EpisodeRecord:
-    async def main() -> EpisodeRecord:
+def overflowed(after_s: float) -> Outcome:
+    limits = limits_of(EvalRolloutSection())
+
+    async def main() -> Outcome:
         async with SlotHost(lambda _: Graded(after_s), 1) as host:
-            task = Task("Parity-v0", 0)
-            return await play_episode(Overflows(), host, task, random.Random(0), index=0, member=0, max_turns=9)
+            request = RolloutRequest("eval/0/0", Task("Parity-v0", 0), 0)
+            return (await play(host, Overflows(), limits, request)).outcome
 
     return clock.run(main, virtual=True)
 
 
 def test_an_episode_without_room_for_the_next_prompt_is_graded_as_it_is() -> None:
-    played = overflowed(after_s=599)
-    assert (played.stop, played.valid, played.grade, played.reward) == (StopReason.CONTEXT_OVERFLOW, True, 0.5, 0.5)
+    found = overflowed(after_s=599)
+    assert (found.stop, found.grade, found.reward, found.success) == (StopReason.CONTEXT_OVERFLOW, 0.5, 0.5, False)
 
 
 def test_a_grader_that_does_not_answer_for_ten_minutes_voids_the_episode() -> None:
-    played = overflowed(after_s=601)
-    assert (played.stop, played.error) == (StopReason.NO_GRADE, "the grader did not answer within 600 s")
+    found = overflowed(after_s=601)
+    assert (found.stop, found.error) == (StopReason.NO_GRADE, "the grader did not answer within 600 s")
 
 
 def test_an_episode_without_a_grade_is_void() -> None:
