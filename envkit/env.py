@@ -230,6 +230,8 @@ class BlockingEnv(gymnasium.Env[str, str]):
         start = self._portal.call(self._episode.reset)
         self._is_graded = start.is_graded
         info = dict(start.info)
+        if start.is_graded:
+            info["metrics"] = {"success": "last", **info.get("metrics", {})}
         if start.system is not None:
             info["system"] = start.system
         if start.tools:

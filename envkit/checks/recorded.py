@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium
 
 from envkit import clock
-from envkit.protocols import Expert, TaskExpert
-from envkit.types import JSON, Observation, Options, Task, stable_hash
+from envkit.errors import PlayerStoppedError
+from envkit.protocols import EpisodePlayer, Expert, Player, TaskExpert
+from envkit.trainer_bridge.rollout import RolloutLimits, play
+from envkit.trainer_bridge.rollout.players import Chooser, ScriptedPlayer
+from envkit.types import JSON, Observation, Options, Reset, RolloutRequest, StopReason, Task, stable_hash
 from envkit.wiring.environments import attributed, find, make_here, open_expert
+from envkit.wiring.evaluation.instance import Instance, Seen, unless_void
 
 MAX_STEPS = 200
 """Limit on the steps of a recorded episode."""
@@ -26,6 +30,11 @@ WORDS = ("1", "yes", "<answer>1</answer>", "I do not know.")
 
 RECORD_S = 5.0
 """Seconds after which no further step of a recorded episode starts."""
+
+NO_SUCCESS = (
+    "the environment reports no success; set metadata = {'metrics': {'success': 'last'}} and put success into the info "
+    "of the last step, or grade the episodes, or pass success_return to envkit.register"
+)
 
 _SHORT = 60
 
@@ -38,25 +47,6 @@ class SkippedCheckError(Exception):
     """The check does not apply; the message says why."""
 
 
-class Seen(NamedTuple):
-    """The values that a step or reset returned; the reward of reset is 0."""
-
-    observation: Any
-    reward: Any
-    terminated: Any
-    truncated: Any
-    info: Mapping[str, Any]
-
-    @property
-    def legal_moves(self) -> tuple[str, ...]:
-        moves = self.info.get("legal_moves")
-        return tuple(map(str, moves)) if isinstance(moves, (list, tuple)) else ()
-
-
-Choose = Callable[[Seen], str | None]
-"""Chooses an action, given the values that the last step or reset returned. Returning None ends the episode."""
-
-
 @dataclass(slots=True)
 class PlayedEpisode:
     """A recorded episode.
@@ -65,11 +55,13 @@ class PlayedEpisode:
         seed: Seed of the episode.
         seen: The values that reset and each step returned.
         actions: The action of each step.
+        success: Whether it succeeded; None if that is unknown.
     """
 
     seed: int
     seen: list[Seen]
     actions: list[str] = field(default_factory=list)
+    success: bool | None = None
 
     @property
     def has_ended(self) -> bool:
@@ -103,7 +95,6 @@ class EnvUnderTest:
         self.seeds = seeds
         self.spec = find(env_id)
         self.expert: Expert | None = None if self.spec.expert is None else open_expert(env_id, options)
-        self._playing = self.expert
 
     @contextmanager
     def opened(self, options: Options | None = None) -> Iterator[gymnasium.Env[Any, Any]]:
@@ -116,66 +107,78 @@ class EnvUnderTest:
     @cached_property
     def episodes(self) -> list[PlayedEpisode]:
         """The recorded episodes: one episode per seed, each in its own instance."""
+        explorer = Explorer(self, within_s=RECORD_S)
         episodes = []
         for seed in self.seeds:
             with self.opened() as instance:
-                episodes.append(self.play(instance, seed, within_s=RECORD_S))
+                episodes.append(self.play(instance, seed, explorer))
         return episodes
 
     def play(
         self,
         env: gymnasium.Env[Any, Any],
         seed: int,
-        choose: Choose | None = None,
+        player: Player | None = None,
         *,
         options: Options | None = None,
         most: int = MAX_STEPS,
-        within_s: float = math.inf,
     ) -> PlayedEpisode:
-        """Play an episode of at most `most` steps in the instance `env`; no step starts after `within_s` seconds.
+        """Play an episode of at most `most` steps in the instance `env`; the default for `player` is an `Explorer`.
 
-        Without `choose`, actions are random legal moves; if the seed is odd, most are the expert's moves. If the
-        environment lists no legal moves, actions come from `WORDS`.
+        Raises:
+            EnvkitError: The environment failed.
         """
-        choose = choose or self._default_choice(seed)
-        with attributed(self.env_id, "reset"):
-            observation, info = env.reset(seed=seed, options=None if options is None else dict(options))
-        if isinstance(self.expert, TaskExpert):
-            self._playing = self.expert.for_task(Task(self.env_id, seed, {**self.options, **(options or {})}))
-        played = PlayedEpisode(seed, [Seen(observation, 0.0, False, False, info)])
-        until = clock.stopwatch() + within_s
-        while len(played.actions) < most and not played.has_ended and clock.stopwatch() < until:
-            action = choose(played.seen[-1])
-            if action is None:
-                break
-            with attributed(self.env_id, "step"):
-                played.seen.append(Seen(*env.step(action)))
-            played.actions.append(action)
-        return played
+        task = Task(self.env_id, seed, {**self.options, **(options or {})})
+        episode = Instance(env, task, options)
+        request = RolloutRequest("check-env", task, 0, stable_hash("check-env", seed))
+        limits = RolloutLimits(max_turns=most)
+        played = unless_void(clock.run(play, episode, player or Explorer(self), limits, request))
+        actions = [turn.action for turn in played.turns]
+        return PlayedEpisode(seed, episode.seen, actions, played.outcome.success)
 
     def replay(self, env: gymnasium.Env[Any, Any], recorded: PlayedEpisode) -> PlayedEpisode:
         """Play the seed and the actions of `recorded` again, in the instance `env`."""
-        actions = iter(recorded.actions)
-        return self.play(env, recorded.seed, lambda seen: next(actions, None))
+        return self.play(env, recorded.seed, ScriptedPlayer([recorded.actions]))
 
-    def best_moves(self, seen: Seen) -> Sequence[str]:
-        """Return the expert's moves in the episode that `play` started last; empty if there is no expert."""
-        if self._playing is None or not isinstance(seen.observation, str):
-            return ()
-        with attributed(self.env_id, "moves of the expert"):
-            return self._playing.moves(Observation(seen.observation, seen.legal_moves))
+    def best_moves(self, task: Task) -> Callable[[Observation], Sequence[str]]:
+        """Return a function that returns the expert's moves in an episode of `task`; empty if there is no expert."""
+        expert = self.expert.for_task(task) if isinstance(self.expert, TaskExpert) else self.expert
 
-    def _default_choice(self, seed: int) -> Choose:
-        rng = random.Random(stable_hash("check-env", seed))
+        def moves(observation: Observation) -> Sequence[str]:
+            with attributed(self.env_id, "moves of the expert"):
+                return () if expert is None or not observation.text else expert.moves(observation)
 
-        def choose(seen: Seen) -> str:
-            if not seen.legal_moves:
+        return moves
+
+
+@dataclass(frozen=True, slots=True)
+class Explorer(Player):
+    """Plays random legal moves, or `WORDS` if there are none. If the seed of the task is odd, most are the expert's.
+
+    Attributes:
+        env: The environment.
+        within_s: Seconds after which it stops.
+    """
+
+    env: EnvUnderTest
+    within_s: float = math.inf
+
+    def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
+        rng, expert, best_moves = random.Random(request.seed), self.env.expert, self.env.best_moves(request.task)
+        until = clock.stopwatch() + self.within_s
+        follows_expert = request.task.seed % 2 == 1
+
+        def choose(observation: Observation) -> str:
+            if clock.stopwatch() >= until:
+                raise PlayerStoppedError(StopReason.MAX_TURNS)
+            if not observation.legal_moves:
                 return rng.choice(WORDS)
-            best = self.best_moves(seen) if seed % 2 == 1 else ()
-            move = best[0] if seed % 2 == 1 and rng.random() < 0.7 and best else rng.choice(seen.legal_moves)
-            return move if self.expert is None else self.expert.answer(move)
+            best = best_moves(observation) if follows_expert else ()
+            is_best = follows_expert and rng.random() < 0.7 and best
+            move = best[0] if is_best else rng.choice(observation.legal_moves)
+            return move if expert is None else expert.answer(move)
 
-        return choose
+        return Chooser(choose)
 
 
 def difference(one: Sequence[Any], other: Sequence[Any]) -> str | None:
