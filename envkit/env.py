@@ -37,7 +37,7 @@ from envkit.errors import (
     UsageError,
 )
 from envkit.metrics import Fold
-from envkit.protocols import EnvHost, Episode, GradedEpisode
+from envkit.protocols import EnvHost, Episode
 from envkit.spaces import Utf8Text
 from envkit.types import Info, Observation, Options, Reset, Step, Task
 from envkit.types.outcomes import is_success
@@ -87,7 +87,7 @@ class AsyncEnv(ABC):
         """Play one action."""
 
     async def grade(self) -> float | None:
-        """Return the reward of the grader, if the reset returned `is_graded`; see `envkit.protocols.GradedEpisode`."""
+        """Return the reward of the grader, if the reset returned `is_graded`; see `envkit.protocols.Episode.grade`."""
         raise NotImplementedError(f"{type(self).__name__}.grade: the reset returned is_graded, so define this method")
 
     @abstractmethod
@@ -101,8 +101,10 @@ def _declared(metadata: Mapping[str, Any]) -> Info:
     return {"metrics": dict(folds or {}), **({} if success_return is None else {"success_return": success_return})}
 
 
-class GymEpisode:
+class GymEpisode(Episode):
     """Plays a task in a ``gymnasium.Env``. It calls the environment directly, not in a thread."""
+
+    computes = True
 
     def __init__(self, env: gymnasium.Env[str, str], task: Task) -> None:
         self._env = env
@@ -145,7 +147,7 @@ class GymEpisode:
         return Observation(text, self._moves)
 
 
-class AsyncEpisode:
+class AsyncEpisode(Episode):
     """Plays a task in an `AsyncEnv`.
 
     The reset may reject the task, for example with an `OptionError`. An error in a step or grader is raised as an
@@ -253,7 +255,6 @@ class BlockingEnv(gymnasium.Env[str, str]):
         step = self._portal.call(self._episode.step, action)
         info, reward = _with_moves(step.info, step.observation), step.reward
         if self._is_graded and step.ended:
-            assert isinstance(self._episode, GradedEpisode)
             grade = self._portal.call(self._episode.grade)
             if grade is None:
                 why = "no grade: the grader could not run, so the episode is void; play it again"

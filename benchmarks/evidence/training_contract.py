@@ -42,6 +42,7 @@ from envkit.types import (
     Completion,
     FinishReason,
     Observation,
+    Outcome,
     Reset,
     SamplingParams,
     Step,
@@ -240,9 +241,8 @@ def trajectory(draw: np.random.Generator, number: int) -> Trajectory:
         )
         turns.append(Turn(ints(draw.integers(0, 49_152, 80)), completion, "left", step))
     task = Task("Lake-v0", number // 8)
-    return Trajectory(
-        task, number % 8, tuple(turns), StopReason.TERMINATED, 1.0, start=Reset(step.observation, {}), key=str(number)
-    )
+    outcome, start = Outcome.score(StopReason.TERMINATED, 1.0, {}), Reset(step.observation, {})
+    return Trajectory(task, number % 8, tuple(turns), outcome, start=start, key=str(number))
 
 
 def train_here(folder: Path, *settings: str) -> None:

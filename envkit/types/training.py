@@ -228,7 +228,7 @@ class Trajectory:
     @property
     def is_filtered(self) -> bool:
         """Whether a limit ended the episode before its first turn, such as a first prompt that exceeds the context."""
-        return not self.turns and not self.is_void
+        return not self.turns and self.outcome.stop in (StopReason.CONTEXT_OVERFLOW, StopReason.PLAYER_TIMEOUT)
 
 
 @dataclass(frozen=True, slots=True)

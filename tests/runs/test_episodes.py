@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 import envkit
@@ -18,8 +16,8 @@ from envkit.errors import SandboxLostError, UsageError
 from envkit.runs.episodes import episode_of, read_episodes, sample_episodes
 from envkit.runs.files import replace_rows
 from envkit.trainer_bridge.render import ChatRenderer
-from envkit.trainer_bridge.rollout import Rollout, RolloutLimits, RolloutResult
-from envkit.types import FinishReason, StopReason, Task
+from envkit.trainer_bridge.rollout import PolicyPlayer, Rollout, RolloutLimits, RolloutResult
+from envkit.types import Cause, CauseKind, FinishReason, Outcome, StopReason, Task
 from envkit.wiring import environments
 from tests.causes import cause
 from tests.trainer_bridge.fakes import Answer, Call, LetterRenderer, ScriptedEngine, ScriptedHost, letters, text_of
@@ -38,7 +36,7 @@ def lake_episodes(tasks: Sequence[Task]) -> RolloutResult:
 
     async def main() -> RolloutResult:
         async with environments.slots(8) as host:
-            rollout = Rollout(host, ScriptedEngine(say), LetterRenderer(), LIMITS, 8)
+            rollout = Rollout(host, PolicyPlayer(ScriptedEngine(say), LetterRenderer(), LIMITS), LIMITS, 8)
             return await rollout.groups(tasks, 2, phase="train-4", temperature=1.0, seed=0)
 
     return clock.run(main)
@@ -49,7 +47,7 @@ def scripted(*answers: Answer, groups: int = 1, members: int = 1) -> RolloutResu
 
     async def main() -> RolloutResult:
         host = ScriptedHost(lambda task, time: answers)
-        rollout = Rollout(host, ScriptedEngine(lambda call: "up"), LetterRenderer(), LIMITS, 100)
+        rollout = Rollout(host, PolicyPlayer(ScriptedEngine(lambda call: "up"), LetterRenderer(), LIMITS), LIMITS, 100)
         tasks = [Task("Scripted-v0", seed) for seed in range(groups)]
         return await rollout.groups(tasks, members, phase="train-4", temperature=1.0, seed=0)
 
@@ -96,22 +94,19 @@ def test_a_line_has_the_end_and_the_reward_of_the_episode(tmp_path: Path) -> Non
     folds: dict[str, Any] = {"metrics": {"success": "last"}}
     answers = (Answer("s", info=folds), Answer("m", 0.25), Answer("e", 1.0, "truncated", info={"success": True}))
     (episode,) = written(tmp_path / "file", scripted(*answers))
-    ended = ("stop", "valid", "reward", "metrics", "error", "train_step")
-    assert [episode[key] for key in ended] == ["truncated", True, 1.25, {"success": 1.0}, None, 4]
+    ended = ("stop", "reward", "success", "metrics", "error")
+    assert [episode["outcome"][key] for key in ended] == ["truncated", 1.25, True, {}, None]
+    assert episode["train_step"] == 4
     assert [turn["reward"] for turn in episode["turns"]] == [0.25, 1.0]
 
 
 def test_a_lost_episode_keeps_the_turns_that_it_had_and_is_not_valid(tmp_path: Path) -> None:
     lost = Answer(error=SandboxLostError("sb-1", cause("oom-killed")))
     (episode,) = written(tmp_path / "file", scripted(Answer("s"), Answer("m", 1.0), lost))
-    assert [episode[key] for key in ("stop", "valid", "error")] == [
-        "sandbox_lost",
-        False,
-        "sandbox sb-1 lost: oom-killed",
-    ]
+    assert [episode["outcome"][key] for key in ("stop", "error")] == ["sandbox_lost", "sandbox sb-1 lost: oom-killed"]
     assert [turn["observation"]["text"] for turn in episode["turns"]] == ["m"]
     (read,) = read_episodes(tmp_path / "file")
-    assert not read.succeeded
+    assert not read.outcome.success
 
     (never,) = written(tmp_path / "file", scripted(lost))
     assert (never["start"], never["turns"]) == (None, [])
@@ -120,7 +115,8 @@ def test_a_lost_episode_keeps_the_turns_that_it_had_and_is_not_valid(tmp_path: P
 def test_an_attempt_that_was_lost_leaves_no_start_to_the_next_one() -> None:
     lost = Answer(error=SandboxLostError("sb-1", cause("gone")))
     host = ScriptedHost(lambda task, time: [lost] if time else [Answer("first attempt"), lost])
-    rollout = Rollout(host, ScriptedEngine(), LetterRenderer(), replace(LIMITS, retries=1), 1)
+    limits = replace(LIMITS, retries=1)
+    rollout = Rollout(host, PolicyPlayer(ScriptedEngine(), LetterRenderer(), limits), limits, 1)
 
     async def main() -> RolloutResult:
         return await rollout.groups([Task("Scripted-v0", 0)], 1, phase="train-1", temperature=1.0, seed=0)
@@ -131,19 +127,36 @@ def test_an_attempt_that_was_lost_leaves_no_start_to_the_next_one() -> None:
     assert second.start is None
 
 
-def test_a_reward_that_is_no_number_is_read_back_as_none(tmp_path: Path) -> None:
-    (finite,) = scripted(Answer("s"), Answer("e", 1.0, "terminated")).trajectories
-    (turn,) = finite.turns
-    assert turn.step is not None
-    ended = replace(
-        finite, turns=(replace(turn, step=msgspec.structs.replace(turn.step, reward=math.nan)),), reward=math.nan
-    )
-    replace_rows(tmp_path / "file", [episode_of(ended, index=0, decode=text_of)])
+def test_an_episode_is_read_back_with_its_outcome(tmp_path: Path) -> None:
+    (played,) = scripted(Answer("s"), Answer("e", 1.0, "terminated")).trajectories
+    replace_rows(tmp_path / "file", [episode_of(played, index=0, decode=text_of)])
     (episode,) = read_episodes(tmp_path / "file")
-    assert (episode.reward, episode.turns[0].reward, episode.succeeded) == (None, None, False)
-    assert episode.stop is StopReason.TERMINATED
+    assert episode.outcome == played.outcome == Outcome(stop=StopReason.TERMINATED, reward=1.0)
     assert episode.turns[0].generation is not None
     assert episode.turns[0].generation.finish is FinishReason.LENGTH
+
+
+BEFORE = {
+    "format": 2, "env_id": "Scripted-v0", "seed": 3, "options": {}, "index": 0, "member": 1, "train_step": None,
+    "valid": True, "stop": "terminated", "error": None, "reward": 0.5, "metrics": {"success": 1.0, "length": None},
+    "start": {"text": "s"}, "start_info": {}, "turns": [],
+}  # fmt: skip
+LOST = {"valid": False, "stop": "sandbox_lost", "error": "killed", "cause": {"kind": "killed", "detail": "signal 9"}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "outcome"),
+    [
+        ({}, Outcome(stop=StopReason.TERMINATED, reward=0.5, success=True)),
+        ({"metrics": {}}, Outcome(stop=StopReason.TERMINATED, reward=0.5)),
+        ({"metrics": {}, "grade": 0.5}, Outcome(stop=StopReason.TERMINATED, reward=0.5, success=False, grade=0.5)),
+        (LOST, Outcome(stop=StopReason.SANDBOX_LOST, error="killed", cause=Cause(CauseKind.KILLED, "signal 9"))),
+    ],
+)
+def test_an_episode_of_the_format_before_is_read(changes: dict[str, Any], outcome: Outcome, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text(json.dumps({**BEFORE, **changes}) + "\n")
+    (episode,) = read_episodes(tmp_path / "file")
+    assert (episode.format, episode.member, episode.outcome) == (3, 1, outcome)
 
 
 @pytest.mark.parametrize(
@@ -181,11 +194,11 @@ def test_the_text_of_a_chat_has_the_template_and_the_special_tokens(chat_folder:
         (b"", "file: is empty; it must have one JSON object per episode"),
         (
             b'{"format":2',
-            r"file: line 1 is damaged or not an episode of format 2 \(Input data was truncated\); ",
+            r"file: line 1 is damaged or not an episode of format 3 \(Input data was truncated\); ",
         ),
-        (b"[1]\n", r"file: line 1 is damaged or not an episode of format 2 \(Expected `object`, got `array`\)"),
-        (b'{"format":2,"env_id":3}\n', r"file: line 1 is damaged .*Expected `str`, got `int` - at `\$.env_id`"),
-        (b'{"step":3,"loss":0.5}\n', "file: line 1 is damaged or not an episode of format 2 .*required field `format`"),
+        (b"[1]\n", r"file: line 1 is damaged or not an episode of format 3 \(Expected `object`, got `array`\)"),
+        (b'{"format":3,"env_id":3}\n', r"file: line 1 is damaged .*Expected `str`, got `int` - at `\$.env_id`"),
+        (b'{"step":3,"loss":0.5}\n', "file: line 1 is damaged or not an episode of format 3 .*required field `format`"),
     ],
 )
 def test_a_damaged_record_is_reported_with_its_line(content: bytes, message: str, tmp_path: Path) -> None:
@@ -197,8 +210,8 @@ def test_a_damaged_record_is_reported_with_its_line(content: bytes, message: str
 def test_an_episode_of_another_format_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "file"
     written(path, scripted(Answer("s"), Answer("e", ends="terminated")))
-    path.write_bytes(path.read_bytes().replace(b'"format":2', b'"format":3', 1))
-    with pytest.raises(UsageError, match="file: line 1 has format 3, but this version of envkit reads format 2"):
+    path.write_bytes(path.read_bytes().replace(b'"format":3', b'"format":4', 1))
+    with pytest.raises(UsageError, match="file: line 1 has format 4, but envkit reads formats 2 and 3"):
         read_episodes(path)
 
 

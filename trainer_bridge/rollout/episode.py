@@ -135,7 +135,7 @@ async def play(
     except _VoidError as error:
         running.void(error.stop, str(error))
     except _PlayerFailedError as failed:
-        raise failed.error from failed.error.__cause__
+        raise failed.error from None
     except DeadlineError as error:
         running.void(StopReason.TIMEOUT, str(error))
     except (SandboxLostError, UnreachableError, SessionBrokenError, SessionNotFoundError) as error:
@@ -236,7 +236,7 @@ class _VoidError(Exception):
 class _PlayerFailedError(Exception):
     """Carries an error of the player past the handlers of the environment's errors."""
 
-    def __init__(self, error: EnvkitError) -> None:
+    def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
         self.error = error
 
@@ -250,19 +250,15 @@ def _errors_of_the_player() -> Iterator[None]:
         raise
     except DeadlineError as error:
         raise PlayerStoppedError(StopReason.NO_COMPLETION, str(error)) from error
-    except EnvkitError as error:
-        raise _PlayerFailedError(error) from error
     except Exception as error:
-        found = EnvkitError(f"the player raised {type(error).__name__}: {error}")
-        found.__cause__ = error
-        raise _PlayerFailedError(found) from error
+        raise _PlayerFailedError(error) from error
 
 
 def _checked(action: Action | str) -> Action:
     if isinstance(action, str):
         return Action(action)
     if not isinstance(action, Action):
-        raise TypeError(f"an action must be a text or an Action, got {action!r}")
+        raise EnvkitError(f"the player returned {action!r} instead of an action, which must be a text or an Action")
     return action
 
 

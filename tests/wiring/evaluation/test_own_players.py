@@ -14,13 +14,14 @@ from msgspec.structs import replace
 
 from envkit import clock, registry
 from envkit.env import AsyncEnv
-from envkit.errors import UsageError
+from envkit.errors import PlayerStoppedError, UsageError
+from envkit.protocols import EpisodePlayer, Player
 from envkit.runs.display import SilentDisplay
 from envkit.runs.episodes import read_episodes
-from envkit.types import EpisodeRecord, Observation, Options, Reset, Step, StopReason, Task
+from envkit.types import EpisodeRecord, Observation, Options, Reset, RolloutRequest, Step, StopReason, Task
 from envkit.vector import SlotHost
 from envkit.wiring.api import evaluate
-from envkit.wiring.evaluation.players import PromptTooLongError, play_episode
+from envkit.wiring.evaluation.players import play_episode
 from envkit.wiring.evaluation.rescore import Rescored, rescore, totals
 
 
@@ -48,17 +49,15 @@ class Parity(AsyncEnv):
     async def close(self) -> None: ...
 
 
-class Oracle:
+class Oracle(Player, EpisodePlayer):
     """Knows the answer from the task."""
-
-    generation = None
 
     def __init__(self, **options: object) -> None:
         self.seed = 0
 
     def begin(self, request: RolloutRequest, start: Reset) -> Oracle:
         player = Oracle()
-        player.seed = task.seed
+        player.seed = request.task.seed
         return player
 
     async def act(self, observation: Observation) -> str:
@@ -160,7 +159,7 @@ class Overflows(Oracle):
     async def act(self, observation: Observation) -> str:
         self.acted += 1
         if self.acted > 1:
-            raise PromptTooLongError("too long")
+            raise PlayerStoppedError(StopReason.CONTEXT_OVERFLOW)
         return "no"
 
 
