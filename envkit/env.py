@@ -120,7 +120,7 @@ class GymEpisode(Episode):
         except Exception as error:
             raise env_error(error, self._task.env_id, "reset") from error
         self._running = True
-        return Reset(self._observe(text, info), {**info, **_declared(self._env.metadata)})
+        return Reset(self._observe(text, info), {**_declared(self._env.metadata), **info})
 
     async def step(self, action: str) -> Step:
         return self.step_now(action)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from numbers import Real
 from typing import Any, get_args
 
@@ -17,6 +16,7 @@ from envkit import clock, registry
 from envkit.checks.recorded import (
     NO_SUCCESS,
     EnvUnderTest,
+    Explorer,
     FailedCheckError,
     PlayedEpisode,
     SkippedCheckError,
@@ -25,15 +25,15 @@ from envkit.checks.recorded import (
     step_name,
 )
 from envkit.env import loop_thread
-from envkit.errors import EnvkitError, OptionError, PlayerStoppedError, RequestError
+from envkit.errors import EnvkitError, OptionError, RequestError
 from envkit.http.protocol.messages import write
 from envkit.metrics import Fold
 from envkit.protocols import EpisodePlayer, Player
 from envkit.trainer_bridge.rollout import RolloutLimits, play
-from envkit.trainer_bridge.rollout.players import Chooser, ScriptedPlayer
-from envkit.types import JSON, Observation, Options, Reset, RolloutRequest, StopReason, Task, Trajectory
+from envkit.trainer_bridge.rollout.players import ScriptedPlayer
+from envkit.types import JSON, Observation, Options, Reset, RolloutRequest, Task, Trajectory
 from envkit.wiring.environments import attributed, open_resources, slots
-from envkit.wiring.evaluation.instance import Seen, unless_void
+from envkit.wiring.evaluation.recorder import Seen, unless_void
 
 BAD_ACTIONS = (
     "",
@@ -254,30 +254,8 @@ def expert_solves(env: EnvUnderTest) -> str:
 def _solves(env: EnvUnderTest, seed: int) -> bool | None:
     """Return whether the expert solves an episode; None if that is unknown."""
     with env.opened() as instance:
-        played = env.play(instance, seed, _ExpertAlone(env), most=_EXPERT_STEPS)
+        played = env.play(instance, seed, Explorer(env, only_expert=True), most=_EXPERT_STEPS)
     return played.success if played.has_ended else False
-
-
-@dataclass(frozen=True, slots=True)
-class _ExpertAlone(Player):
-    """Plays the expert's moves, and stops where the expert knows none."""
-
-    env: EnvUnderTest
-
-    def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
-        best_moves, expert = self.env.best_moves(request.task), self.env.expert
-
-        def choose(observation: Observation) -> str:
-            moves = best_moves(observation)
-            if observation.legal_moves and not set(moves) <= set(observation.legal_moves):
-                raise EnvkitError(
-                    f"the expert plays {moves[0]!r}, which is not in legal_moves: {', '.join(observation.legal_moves)}"
-                )
-            if not moves or expert is None:
-                raise PlayerStoppedError(StopReason.MAX_TURNS)
-            return expert.answer(moves[0])
-
-        return Chooser(choose)
 
 
 def steps_do_not_block(env: EnvUnderTest) -> str:

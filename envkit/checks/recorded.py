@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,13 +14,12 @@ from typing import Any
 import gymnasium
 
 from envkit import clock
-from envkit.errors import PlayerStoppedError
+from envkit.errors import EnvkitError, PlayerStoppedError
 from envkit.protocols import EpisodePlayer, Expert, Player, TaskExpert
-from envkit.trainer_bridge.rollout import RolloutLimits, play
 from envkit.trainer_bridge.rollout.players import Chooser, ScriptedPlayer
 from envkit.types import JSON, Observation, Options, Reset, RolloutRequest, StopReason, Task, stable_hash
 from envkit.wiring.environments import attributed, find, make_here, open_expert
-from envkit.wiring.evaluation.instance import Instance, Seen, unless_void
+from envkit.wiring.evaluation.recorder import Recorder, Seen, play_in
 
 MAX_STEPS = 200
 """Limit on the steps of a recorded episode."""
@@ -107,11 +106,10 @@ class EnvUnderTest:
     @cached_property
     def episodes(self) -> list[PlayedEpisode]:
         """The recorded episodes: one episode per seed, each in its own instance."""
-        explorer = Explorer(self, within_s=RECORD_S)
         episodes = []
         for seed in self.seeds:
             with self.opened() as instance:
-                episodes.append(self.play(instance, seed, explorer))
+                episodes.append(self.play(instance, seed, Explorer(self, within_s=RECORD_S)))
         return episodes
 
     def play(
@@ -128,27 +126,13 @@ class EnvUnderTest:
         Raises:
             EnvkitError: The environment failed.
         """
-        task = Task(self.env_id, seed, {**self.options, **(options or {})})
-        episode = Instance(env, task, options)
-        request = RolloutRequest("check-env", task, 0, stable_hash("check-env", seed))
-        limits = RolloutLimits(max_turns=most)
-        played = unless_void(clock.run(play, episode, player or Explorer(self), limits, request))
-        actions = [turn.action for turn in played.turns]
-        return PlayedEpisode(seed, episode.seen, actions, played.outcome.success)
+        recorder, task = Recorder(env), Task(self.env_id, seed, options or {})
+        played = clock.run(play_in, recorder, player or Explorer(self), task, most)
+        return PlayedEpisode(seed, recorder.seen, [turn.action for turn in played.turns], played.outcome.success)
 
     def replay(self, env: gymnasium.Env[Any, Any], recorded: PlayedEpisode) -> PlayedEpisode:
         """Play the seed and the actions of `recorded` again, in the instance `env`."""
         return self.play(env, recorded.seed, ScriptedPlayer([recorded.actions]))
-
-    def best_moves(self, task: Task) -> Callable[[Observation], Sequence[str]]:
-        """Return a function that returns the expert's moves in an episode of `task`; empty if there is no expert."""
-        expert = self.expert.for_task(task) if isinstance(self.expert, TaskExpert) else self.expert
-
-        def moves(observation: Observation) -> Sequence[str]:
-            with attributed(self.env_id, "moves of the expert"):
-                return () if expert is None or not observation.text else expert.moves(observation)
-
-        return moves
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,24 +142,31 @@ class Explorer(Player):
     Attributes:
         env: The environment.
         within_s: Seconds after which it stops.
+        only_expert: Whether all moves are the expert's, and it stops where the expert knows none.
     """
 
     env: EnvUnderTest
     within_s: float = math.inf
+    only_expert: bool = False
 
     def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
-        rng, expert, best_moves = random.Random(request.seed), self.env.expert, self.env.best_moves(request.task)
+        task, expert, rng = request.task, self.env.expert, random.Random(stable_hash("check-env", request.task.seed))
+        playing = expert.for_task(task) if isinstance(expert, TaskExpert) else expert
         until = clock.stopwatch() + self.within_s
-        follows_expert = request.task.seed % 2 == 1
+        share = 1.0 if self.only_expert else 0.7 if task.seed % 2 == 1 else 0.0
 
         def choose(observation: Observation) -> str:
-            if clock.stopwatch() >= until:
+            moves, best = observation.legal_moves, tuple[str, ...]()
+            if playing is not None and share and observation.text:
+                with attributed(task.env_id, "moves of the expert"):
+                    best = tuple(playing.moves(observation))
+            if clock.stopwatch() >= until or (self.only_expert and not best):
                 raise PlayerStoppedError(StopReason.MAX_TURNS)
-            if not observation.legal_moves:
+            if self.only_expert and moves and not set(best) <= set(moves):
+                raise EnvkitError(f"the expert plays {best[0]!r}, which is not in legal_moves: {', '.join(moves)}")
+            if not moves and not self.only_expert:
                 return rng.choice(WORDS)
-            best = best_moves(observation) if follows_expert else ()
-            is_best = follows_expert and rng.random() < 0.7 and best
-            move = best[0] if is_best else rng.choice(observation.legal_moves)
+            move = best[0] if share and rng.random() < share and best else rng.choice(moves)
             return move if expert is None else expert.answer(move)
 
         return Chooser(choose)

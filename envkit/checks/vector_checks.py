@@ -19,7 +19,7 @@ from envkit.checks.recorded import (
     step_name,
 )
 from envkit.wiring.environments import VectorMode, attributed, make_vec
-from envkit.wiring.evaluation.instance import Seen
+from envkit.wiring.evaluation.recorder import Seen
 
 _COPIES = 3
 _CAUSES: dict[VectorMode, str] = {

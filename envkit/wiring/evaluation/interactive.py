@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack, closing, contextmanager
@@ -17,11 +16,10 @@ from anyio.from_thread import start_blocking_portal
 from envkit.errors import StepOrderError, UsageError
 from envkit.protocols import EpisodePlayer, Expert, Player, TaskExpert
 from envkit.trainer_bridge.evaluation.outcomes import shortest_of
-from envkit.trainer_bridge.rollout import RolloutLimits, play
 from envkit.types import Info, Observation, Options, Outcome, Reset, RolloutRequest, StopReason, Task, Trajectory
 from envkit.wiring.environments import attributed, make, make_here, open_expert
-from envkit.wiring.evaluation.instance import Instance, unless_void
 from envkit.wiring.evaluation.players import ANY_SPLIT, spec_of, with_split
+from envkit.wiring.evaluation.recorder import Recorder, play_in
 
 SOLVED = "solved"
 LOST = "lost"
@@ -138,9 +136,8 @@ class Game:
         """
         self._played.cancel()
         self._person, task = Person(), Task(self.env_id, seed, self._options)
-        self._episode = Instance(self._env, task, self._options)
-        request = RolloutRequest("play", task, 0)
-        self._played = self._portal.start_task_soon(play, self._episode, self._person, _NO_LIMITS, request)
+        self._episode = Recorder(self._env)
+        self._played = self._portal.start_task_soon(play_in, self._episode, self._person, task)
         self._playing = self._expert.for_task(task) if isinstance(self._expert, TaskExpert) else self._expert
         self._hinted = 0
         return self._next(seed)
@@ -160,7 +157,7 @@ class Game:
     def _next(self, seed: int) -> Scene:
         """Wait until the person has to act, or the episode is over, and return the state."""
         wait([self._played, self._person.asked], return_when=FIRST_COMPLETED)
-        outcome = unless_void(self._played.result()).outcome if self._played.done() else None
+        outcome = self._played.result().outcome if self._played.done() else None
         seen, info = self._episode.seen, self._episode.seen[-1].info
         drawing, notes = self._drawn(seen[-1].observation)
         self._scene = Scene(
@@ -203,9 +200,6 @@ class Game:
         if not isinstance(drawing, str) or not drawing.strip():
             return None, ""
         return drawing, text.rstrip().removesuffix(_COLOURS.sub("", drawing).rstrip()).strip()
-
-
-_NO_LIMITS = RolloutLimits(max_turns=sys.maxsize)
 
 
 @contextmanager

@@ -170,7 +170,9 @@ def test_after_the_end_no_action_is_played() -> None:
 
 
 def test_an_environment_that_raises_is_named() -> None:
-    with pytest.raises(EnvkitError, match=r"Echo-v0 raised RuntimeError in step: it broke \(.*test_interactive.py:\d+\)"):
+    with pytest.raises(
+        EnvkitError, match=r"Echo-v0 raised RuntimeError in step: it broke \(.*test_interactive.py:\d+\)"
+    ):
         after("crash")
 
 
