@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
-from typing import NamedTuple
 
 from envkit import clock, registry
 from envkit.checks.recorded import NO_SUCCESS
@@ -31,7 +30,8 @@ _AT_ONCE = 4
 _LOG_LINES = 10
 
 
-class TaskEpisode(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class TaskEpisode:
     """One episode of a player.
 
     Attributes:

@@ -156,7 +156,8 @@ class Game:
 
     def _next(self, seed: int) -> Scene:
         """Wait until the person has to act, or the episode is over, and return the state."""
-        wait([self._played, self._person.asked], return_when=FIRST_COMPLETED)
+        either: tuple[Future[Any], ...] = (self._played, self._person.asked)
+        wait(either, return_when=FIRST_COMPLETED)
         outcome = self._played.result().outcome if self._played.done() else None
         seen, info = self._episode.seen, self._episode.seen[-1].info
         drawing, notes = self._drawn(seen[-1].observation)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -13,7 +12,7 @@ import gymnasium
 from envkit.errors import EnvkitError
 from envkit.protocols import Player
 from envkit.trainer_bridge.rollout import RolloutLimits, play
-from envkit.types import RolloutRequest, Task, Trajectory
+from envkit.types import Info, RolloutRequest, Task, Trajectory
 from envkit.vector import SlotHost
 
 
@@ -24,7 +23,7 @@ class Seen(NamedTuple):
     reward: Any
     terminated: Any
     truncated: Any
-    info: Mapping[str, Any]
+    info: Info
 
     @property
     def legal_moves(self) -> tuple[str, ...]:
