@@ -17,9 +17,9 @@ from envkit.types import Observation, Reset, Step, Task
 if TYPE_CHECKING:
     from envkit.checks import CheckResult, check_env
     from envkit.http.client.env_client import EnvClient
+    from envkit.trainer_bridge.evaluation.result import Evaluation
     from envkit.wiring.api import TrainSummary, evaluate, train
     from envkit.wiring.environments import make, make_vec, registered
-    from envkit.wiring.evaluation.evaluate import Evaluation
     from envkit.wiring.sandboxes.blocking import open_sandbox, open_sandbox_async
 
 __version__ = "0.1.0"
@@ -50,7 +50,7 @@ __getattr__ = late_names(
     {
         "EnvClient": "envkit.http.client.env_client",
         "CheckResult": "envkit.checks",
-        "Evaluation": "envkit.wiring.evaluation.evaluate",
+        "Evaluation": "envkit.trainer_bridge.evaluation.result",
         "TrainSummary": "envkit.wiring.api",
         "check_env": "envkit.checks",
         "evaluate": "envkit.wiring.api",

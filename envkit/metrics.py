@@ -53,6 +53,18 @@ def pass_at(k: int, results: Sequence[bool]) -> float:
     return 1 - math.comb(failures, k) / math.comb(len(results), k)
 
 
+def pass_all(k: int, results: Sequence[bool]) -> float:
+    """Return the unbiased estimate of the probability that all of `k` attempts at a task succeed, called pass^k.
+
+        C(c, k) / C(n, k)   for c successes in n attempts
+
+    Source: Yao et al., "tau-bench", arXiv 2406.12045. The arguments are those of `pass_at`.
+    """
+    if not 1 <= k <= len(results):
+        raise ValueError(f"k must lie between 1 and the number of results, {len(results)}, got {k}")
+    return math.comb(sum(map(bool, results)), k) / math.comb(len(results), k)
+
+
 def pass_at_group(groups: Sequence[Sequence[bool]]) -> float:
     """Return the share of groups with at least one success; NaN without groups. RAGEN calls it pass@group_size."""
     return sum(any(group) for group in groups) / len(groups) if groups else math.nan

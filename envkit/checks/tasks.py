@@ -20,7 +20,7 @@ from envkit.trainer_bridge.rollout import Rollout, RolloutLimits
 from envkit.types import JSON, Options, Outcome, Task, stable_hash
 from envkit.wiring import tasks as task_sets
 from envkit.wiring.environments import find, open_resources, slots
-from envkit.wiring.evaluation.players import NOP, own_player
+from envkit.wiring.evaluation.policies import NOP, own_player
 
 EXPECTED: Mapping[str, str] = {"nop": "must fail", "oracle": "must succeed", "cheat": "must earn 0"}
 """What each kind of player must do. The kind of ``cheat:NAME`` is ``cheat``."""

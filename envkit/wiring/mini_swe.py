@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,11 +30,9 @@ from envkit.environments.swe.agents.mini_swe import (
 )
 from envkit.environments.tools import write_call
 from envkit.errors import UsageError
-from envkit.http.client.chat import Address
 from envkit.protocols import EpisodePlayer, Player
 from envkit.types import Action, FinishReason, GenerationRecord, Observation, Reset, RolloutRequest
-from envkit.wiring.evaluation.endpoint import Endpoint, open_endpoint
-from envkit.wiring.evaluation.players import Playing
+from envkit.wiring.evaluation.endpoint import Endpoint
 
 TURN_TOKENS = 4096
 
@@ -74,16 +71,6 @@ def announcement(prompts: Prompts) -> str:
             "to use its prompts: pip install mini-swe-agent"
         )
     return f"mini_swe: plays with the prompts of {prompts.source}"
-
-
-@asynccontextmanager
-async def open_mini_swe(
-    address: Address, playing: Playing, prompts: Prompts, *, api_key: str | None
-) -> AsyncIterator[MiniSwe]:
-    """Open a player that asks the model at `address`; see `envkit.wiring.evaluation.endpoint.open_endpoint`."""
-    playing = replace(playing, turn_tokens=playing.turn_tokens or TURN_TOKENS)
-    async with open_endpoint(address, playing, api_key=api_key) as endpoint:
-        yield MiniSwe(endpoint, prompts)
 
 
 class MiniSwe(Player):
@@ -142,6 +129,7 @@ class _Episode(EpisodePlayer):
 
     player: MiniSwe
     rng: random.Random
+    temperature: float
     start: Reset
     submits_text: bool
     messages: list[Mapping[str, Any]] = field(default_factory=list)
@@ -161,7 +149,8 @@ class _Episode(EpisodePlayer):
                 return self._submit(output.submission)
             self._append("user", player.render("observation", output=output))
         began = clock.precise()
-        reply = await player.endpoint.complete([dict(one) for one in self.messages], self.rng.getrandbits(31))
+        messages = [dict(one) for one in self.messages]
+        reply = await player.endpoint.complete(messages, seed=self.rng.getrandbits(31), temperature=self.temperature)
         choice = reply.choices[0]
         content = choice.message.content or ""
         thoughts = choice.message.reasoning_content or choice.message.reasoning

@@ -1,22 +1,32 @@
-"""Outcomes of evaluated episodes, by task and attempt."""
+"""Evaluated episodes, how they ended, and the tally of an evaluation by task and attempt."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import reduce
 
 from envkit.errors import UsageError
-from envkit.metrics import pass_at
+from envkit.metrics import pass_all, pass_at
 from envkit.runs.display import Display
-from envkit.trainer_bridge.evaluation.statistics import Estimate, clipped, estimate, share, summarise
-from envkit.types import JSON, Cause, EpisodeRecord, FinishReason, GenerationRecord, Info, StopReason
+from envkit.types import JSON, EpisodeRecord, FinishReason, GenerationRecord, Info, Outcome, StopReason
+
+from .statistics import Estimate, clipped, estimate, share, summarise
 
 CUT = "answers_cut_off"
 """Metric: share of an episode's answers that reached their token limit."""
 VALID = "action_is_valid"
 """Metric of most environments: share of an episode's actions in a valid format."""
+CUT_BY = {
+    StopReason.MAX_TURNS: "cut_by_turns",
+    StopReason.CONTEXT_OVERFLOW: "cut_by_context",
+    StopReason.PLAYER_TIMEOUT: "cut_by_time",
+}
+BY_LENGTH = "cut_by_length"
+ENDINGS = ("solved", "wrong", "ended", *CUT_BY.values(), BY_LENGTH, "void")
+"""How an episode ended. ``ended``: by itself, but its success is unknown. ``cut_by_length``: it is wrong, and some of
+its answers reached their token limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +38,7 @@ class TokenUsage:
         cut: Number of completions that reached their token limit. A completion of one token never counts as cut.
         prompt_tokens: Tokens of the prompts. For a model in this process, only those added since the last completion.
         completion_tokens: Tokens of the completions.
-        seconds: Sum of the durations of the completions, even if they overlapped.
+        seconds: Sum of the durations of the completions, with waits for the engine, even if they overlapped.
     """
 
     completions: int = 0
@@ -48,49 +58,50 @@ class TokenUsage:
 
 
 @dataclass(frozen=True, slots=True)
-class EpisodeOutcome:
-    """Outcome of one episode.
+class EvaluatedEpisode:
+    """An episode of an evaluation.
 
     Attributes:
-        stop: Why the episode ended.
-        metrics: The metrics; empty for a void episode.
-        error: Why the episode is void, in one line; None for a finished episode.
-        cause: Why the episode's sandbox was lost; None if no sandbox was lost.
+        outcome: Its outcome.
+        turns: Number of turns.
         shortest: Number of moves of the level's shortest solution; None if the environment does not report it.
         usage: Numbers of tokens of a language model; zeros for other players.
+        env_s: Seconds of the environment and its tools in the steps.
     """
 
-    stop: StopReason
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    error: str | None = None
-    cause: Cause | None = None
+    outcome: Outcome
+    turns: int = 0
     shortest: int | None = None
     usage: TokenUsage = TokenUsage()
+    env_s: float = 0.0
+
+    @classmethod
+    def of(cls, episode: EpisodeRecord) -> EvaluatedEpisode:
+        """Return a recorded episode."""
+        usage = reduce(TokenUsage.plus, map(_usage_of, episode.turns_of_models()), TokenUsage())
+        env_s = math.fsum(turn.seconds or 0.0 for turn in episode.turns)
+        return cls(episode.outcome, len(episode.turns), shortest_of(episode.start_info), usage, env_s)
 
     @property
-    def is_solved(self) -> bool:
-        return self.metrics.get("success") == 1
+    def ending(self) -> str:
+        """One of `ENDINGS`."""
+        outcome = self.outcome
+        if outcome.is_void:
+            return "void"
+        if outcome.success:
+            return "solved"
+        if outcome.stop in CUT_BY:
+            return CUT_BY[outcome.stop]
+        if self.usage.cut:
+            return BY_LENGTH
+        return "ended" if outcome.success is None else "wrong"
 
-
-def outcome_of(episode: EpisodeRecord) -> EpisodeOutcome:
-    """Return the outcome of a recorded episode."""
-    shortest = shortest_of(episode.start_info)
-    if not episode.valid:
-        return EpisodeOutcome(
-            episode.stop, error=episode.error or episode.stop.value, cause=episode.cause, shortest=shortest
-        )
-    usage = TokenUsage()
-    for turn in episode.turns:
-        if turn.generation is not None:
-            usage = usage.plus(_usage_of(turn.generation))
-    metrics = {name: _number(value) for name, value in episode.metrics.items()}
-    if not episode.turns and "success" in episode.start_info:
-        # The first prompt exceeded the token limit, so no step was played that could report success.
-        metrics["success"] = 0.0
-    if usage.completions:
-        metrics[CUT] = usage.cut / usage.completions
-    metrics |= {"return": _number(episode.reward), "turns": float(len(episode.turns))}
-    return EpisodeOutcome(episode.stop, metrics, shortest=shortest, usage=usage)
+    @property
+    def values(self) -> dict[str, float]:
+        """The metrics of an episode that is not void, with its return and number of turns."""
+        assert self.outcome.reward is not None, "the episode is not void"
+        cut = {CUT: self.usage.cut / self.usage.completions} if self.usage.completions else {}
+        return {**self.outcome.values, **cut, "return": self.outcome.reward, "turns": float(self.turns)}
 
 
 def shortest_of(info: Info) -> int | None:
@@ -100,27 +111,30 @@ def shortest_of(info: Info) -> int | None:
     return shortest if isinstance(shortest, int) and not isinstance(shortest, bool) else None
 
 
-class OutcomeTally:
-    """Collects the outcomes of an evaluation, and displays how many there are and their success rate.
+class Tally:
+    """Collects the episodes of an evaluation, and displays how many there are and their success rate.
 
     Args:
         tasks: Number of tasks.
         attempts: Number of episodes per task.
         display: Shows the progress.
         on_episode: Called with every added episode.
+
+    Attributes:
+        versions: The environment's ``info["versions"]``, from its resets; empty if it reports none.
+        success_rule: How success is defined, in words; empty before the first episode that is not void.
     """
 
     def __init__(
         self, tasks: int, attempts: int, display: Display, on_episode: Callable[[EpisodeRecord], None] | None
     ) -> None:
         self.total = tasks * attempts
-        self._outcomes: list[dict[int, EpisodeOutcome]] = [{} for _ in range(tasks)]
+        self.versions: Mapping[str, JSON] = {}
+        self.success_rule = ""
+        self._episodes: list[dict[int, EvaluatedEpisode]] = [{} for _ in range(tasks)]
         self._display = display
         self._on_episode = on_episode
-        self.versions: Mapping[str, JSON] = {}
-        """The environment's ``info["versions"]``, from its resets; empty if it reports none."""
-        self._success = 0.0
-        self._successes_known = 0
+        self._known: list[bool] = []
         self._count = 0
 
     @property
@@ -128,21 +142,21 @@ class OutcomeTally:
         """Task and attempt numbers of the episodes that are not void."""
         return {
             (task, attempt)
-            for task, attempts in enumerate(self._outcomes)
-            for attempt, outcome in attempts.items()
-            if outcome.error is None
+            for task, attempts in enumerate(self._episodes)
+            for attempt, episode in attempts.items()
+            if not episode.outcome.is_void
         }
 
     @property
-    def by_task(self) -> list[list[EpisodeOutcome]]:
-        """The outcomes so far: for each task, in order, a list with the outcomes of its attempts."""
-        return [[outcome for _, outcome in sorted(attempts.items())] for attempts in self._outcomes]
+    def by_task(self) -> list[list[EvaluatedEpisode]]:
+        """The episodes so far: for each task, in order, a list with its attempts."""
+        return [[episode for _, episode in sorted(attempts.items())] for attempts in self._episodes]
 
     def restore(self, episodes: Iterable[EpisodeRecord]) -> int:
         """Add those of the `episodes` of an interrupted evaluation that are not void, and return their number."""
         before = self._count
         for episode in episodes:
-            if episode.valid:
+            if not episode.outcome.is_void:
                 self._put(episode)
         if self._count > before:
             self._show(self._count - before)
@@ -160,53 +174,80 @@ class OutcomeTally:
         """Return a summary of an interrupted evaluation in one line; empty if no episode has ended."""
         if self._count == 0:
             return ""
-        found = _share([task for task in self.by_task if task])
-        success = "" if found is None else f", success {found.mean:.1%} ({found.low:.1%} – {found.high:.1%})"
+        known = [some for task in self.by_task if (some := _successes(task))]
+        success = ""
+        if known:
+            found = estimate(known, is_share=True)
+            success = f", success {found.mean:.1%} ({found.low:.1%} – {found.high:.1%})"
         return f"stopped after {self._count} of {self.total} episodes{success}"
 
     def _put(self, episode: EpisodeRecord) -> None:
-        outcome = outcome_of(episode)
+        found = EvaluatedEpisode.of(episode)
         versions = episode.start_info.get("versions")
         if isinstance(versions, dict):
             if self.versions and versions != self.versions:
                 problem = f"episodes of different versions, {dict(self.versions)} and {versions}"
                 raise UsageError(f"the evaluation has {problem}; replace it with --force, or choose another folder")
             self.versions = versions
-        attempts = self._outcomes[episode.index]
+        attempts = self._episodes[episode.index]
         self._count += episode.member not in attempts
-        attempts[episode.member] = outcome
-        if "success" in outcome.metrics:
-            self._success += outcome.metrics["success"]
-            self._successes_known += 1
+        attempts[episode.member] = found
+        if not found.outcome.is_void and not self.success_rule:
+            self.success_rule = _success_rule(episode)
+        if found.outcome.success is not None:
+            self._known.append(found.outcome.success)
 
     def _show(self, count: int) -> None:
-        known = self._successes_known
-        self._display.advance(count, success=self._success / known if known else math.nan)
+        known = self._known
+        self._display.advance(count, success=sum(known) / len(known) if known else math.nan)
 
 
-def measure(tasks: Sequence[Sequence[EpisodeOutcome]], attempts: int) -> dict[str, Estimate]:
-    """Return the estimates of an evaluation: success, pass@k if there are several attempts, then all other metrics.
+def _success_rule(episode: EpisodeRecord) -> str:
+    """Return the rule of `envkit.types.outcomes.is_success` that decided, in words."""
+    if episode.outcome.success is None:
+        return "unknown: the environment reports no metric success, has no grader, and declares no success_return"
+    if "success" in episode.start_info.get("metrics", {}):
+        return "metric success >= 1"
+    if episode.outcome.grade is not None:
+        return "grade >= 1"
+    return f"return >= {episode.start_info.get('success_return')}"
+
+
+def measure(tasks: Sequence[Sequence[EvaluatedEpisode]], attempts: int) -> dict[str, Estimate]:
+    """Return the estimates of an evaluation: success, then all other metrics.
+
+    With several attempts, success is followed by pass@k, pass^k (all of k attempts succeed) and ``flips``, the share of
+    tasks with successful and other attempts. If a limit cut episodes off, ``success_uncut`` and ``return_uncut`` are
+    the means over the others.
 
     Args:
-        tasks: For each task, the outcomes of its attempts; void episodes are ignored.
+        tasks: For each task, its attempts; void episodes are ignored.
         attempts: Requested number of episodes per task.
     """
-    valid = [[one for one in task if one.error is None] for task in tasks]
-    found = summarise([[one.metrics for one in task] for task in valid])
+    valid = [[one for one in task if not one.outcome.is_void] for task in tasks]
+    found = summarise([[one.values for one in task] for task in valid])
     found |= {name: clipped(found[name]) for name in (CUT, VALID) if name in found}
-    if attempts == 1 or "success" not in found:
-        return found
-    first = {"success": found.pop("success")}
-    for k in _powers(attempts):
-        values = [pass_at(k, [one.is_solved for one in task]) for task in valid if len(task) >= k]
-        if values:
-            first[f"pass@{k}"] = share(values)
+    first = {name: found.pop(name) for name in ("success",) if name in found}
+    uncut = [[one for one in task if one.ending not in (*CUT_BY.values(), BY_LENGTH)] for task in valid]
+    if sum(map(len, uncut)) not in (0, sum(map(len, valid))):
+        rest = summarise([[one.values for one in task] for task in uncut])
+        first |= {f"{name}_uncut": rest[name] for name in ("success", "return") if name in rest}
+    if attempts > 1 and "success" in first:
+        for k in _powers(attempts):
+            some = [_successes(task) for task in valid if len(_successes(task)) >= k]
+            if some:
+                first[f"pass@{k}"] = share([pass_at(k, one) for one in some])
+                first[f"pass^{k}"] = share([pass_all(k, one) for one in some])
+        several = [one for task in valid if len(one := _successes(task)) > 1]
+        if several:
+            first["flips"] = share([float(len({*one}) == 2) for one in several])
     return first | found
 
 
-def total_usage(tasks: Sequence[Sequence[EpisodeOutcome]]) -> TokenUsage:
+def total_usage(tasks: Sequence[Sequence[EvaluatedEpisode]]) -> TokenUsage:
     """Return the token usage of all episodes that are not void."""
-    return reduce(TokenUsage.plus, (one.usage for task in tasks for one in task), TokenUsage())
+    every = (one.usage for task in tasks for one in task if not one.outcome.is_void)
+    return reduce(TokenUsage.plus, every, TokenUsage())
 
 
 def _powers(attempts: int) -> list[int]:
@@ -214,17 +255,12 @@ def _powers(attempts: int) -> list[int]:
     return [*(1 << exponent for exponent in range((attempts - 1).bit_length())), attempts]
 
 
-def _share(tasks: Sequence[Sequence[EpisodeOutcome]]) -> Estimate | None:
-    known = [[one.metrics["success"] for one in task if "success" in one.metrics] for task in tasks]
-    values = [task for task in known if task]
-    return estimate(values, is_share=True) if values else None
+def _successes(task: Sequence[EvaluatedEpisode]) -> list[bool]:
+    """Return the successes of the attempts at a task where they are known."""
+    return [one.outcome.success for one in task if one.outcome.success is not None]
 
 
 def _usage_of(generation: GenerationRecord) -> TokenUsage:
     prompt, completion = generation.usage or (len(generation.prompt_ids), len(generation.completion_ids))
     is_cut = generation.finish is FinishReason.LENGTH and completion != 1
     return TokenUsage(1, int(is_cut), prompt, completion, generation.seconds)
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value

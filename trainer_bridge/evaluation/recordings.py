@@ -7,8 +7,9 @@ from pathlib import Path
 
 from envkit.errors import UsageError
 from envkit.runs.episodes import EPISODES, read_episodes
-from envkit.trainer_bridge.run_folder.record import CONFIG, recorded_steps, refuse_other_format
 from envkit.types import JSON, EpisodeRecord
+
+from ..run_folder.record import CONFIG, recorded_steps, refuse_other_format
 
 _MAX_LISTED = 12
 """Maximum number of train steps that an error message lists."""

@@ -18,7 +18,7 @@ from envkit.protocols import EpisodePlayer, Expert, Player, TaskExpert
 from envkit.trainer_bridge.evaluation.outcomes import shortest_of
 from envkit.types import Info, Observation, Options, Outcome, Reset, RolloutRequest, StopReason, Task, Trajectory
 from envkit.wiring.environments import attributed, make, make_here, open_expert
-from envkit.wiring.evaluation.players import ANY_SPLIT, spec_of, with_split
+from envkit.wiring.evaluation.policies import ANY_SPLIT, spec_of, with_split
 from envkit.wiring.evaluation.recorder import Recorder, play_in
 
 SOLVED = "solved"

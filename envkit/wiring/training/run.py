@@ -113,7 +113,7 @@ class _Run:
             is_tiny(run),
             first.id,
             first.options,
-            limits_of(run).turn_tokens,
+            limits_of(run.rollout).turn_tokens,
             run.renderer.model_dump(mode="json"),
             {one.id: one.options for one in reversed(others) if one.id != first.id},
         )
@@ -259,7 +259,7 @@ class _Run:
 
     def _loop(self, policy: Policy, host: EnvHost, record: RunRecord) -> TrainLoop:
         run = self._run
-        limits = limits_of(run)
+        limits = limits_of(run.rollout)
         player = PolicyPlayer(policy.engine, policy.renderer, limits)
         rollout = Rollout(host, player, limits, run.num_envs, run.rollout.num_graders)
         evaluation = run.evaluation

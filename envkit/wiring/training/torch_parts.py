@@ -68,7 +68,7 @@ def new_tiny_policy(run: RunConfig, section: TransformersEngineSection, folder: 
     model = find_model(str(folder), is_tiny=True)
     renderer = open_renderer(RendererContext(section=run.renderer, model=model))
     longest, env_id = max((len(renderer.open(Observation(text))), env_id) for env_id, text in texts.openings)
-    needed = longest + limits_of(run).turn_tokens
+    needed = longest + limits_of(run.rollout).turn_tokens
     if needed > run.rollout.max_tokens:
         raise UsageError(
             f"rollout.max_tokens: {run.rollout.max_tokens} is too small for the first observation of {env_id} and "

@@ -140,7 +140,7 @@ class _Stages:
 
     def _teacher(self, expert: Expert, noise: float) -> Teacher:
         is_bare = self._section.answers == "bare"
-        return Teacher(expert, self._policy.renderer, noise, is_bare, limits_of(self._run).turn_tokens)
+        return Teacher(expert, self._policy.renderer, noise, is_bare, limits_of(self._run.rollout).turn_tokens)
 
     def _parts(self, total: int, seed: int) -> Iterator[tuple[int, int, Iterator[Task]]]:
         """Divide `total` by weight. Yield for each environment its index, its part of `total`, and its tasks."""
@@ -198,7 +198,7 @@ class _Stages:
                     tasks,
                     min(_PART, end - len(episodes)),
                     stable_hash(seed, len(episodes)),
-                    limits_of(self._run),
+                    limits_of(self._run.rollout),
                 )
                 episodes += played
                 display.advance(len(played))
@@ -251,7 +251,7 @@ class _Stages:
         """Return the success rate of greedy play on validation levels, which training and evaluation never use."""
         run, policy = self._run, self._policy
         await WeightChannel(policy.trainer, policy.engine).push()
-        limits = limits_of(run)
+        limits = limits_of(run.rollout)
         rollout = Rollout(self._host, PolicyPlayer(policy.engine, policy.renderer, limits), limits, run.num_envs)
         seed = stable_hash(run.seed, "validation")
         levels = range(_filled(run.warmup.check_episodes))

@@ -116,7 +116,7 @@ def test_moves_of_several_words_also_later_ones_fit_into_a_turn_of_a_tiny_policy
         renderer = open_policy(run).renderer
     for move in ("turn left", "A1", "move_up"):
         answer = renderer.demonstrate(move)
-        assert len(answer) <= resolve.limits_of(run).turn_tokens
+        assert len(answer) <= resolve.limits_of(run.rollout).turn_tokens
         assert renderer.action(answer) == f"<answer>{move}</answer>"
 
 

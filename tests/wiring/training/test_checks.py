@@ -382,10 +382,10 @@ def test_tasks_of_different_splits_seeds_and_numbers_are_different() -> None:
 def test_limits_are_the_files() -> None:
     section = {"max_turns": 5, "max_tokens": 99, "timeout_s": 7, "retries": 0}
     usual: dict[str, Any] = {**section, "turn_tokens": 1}
-    limits = resolve.limits_of(resolve.resolve(run_of(rollout=section)))
+    limits = resolve.limits_of(resolve.resolve(run_of(rollout=section)).rollout)
     assert limits == RolloutLimits(**usual, grade_timeout_s=600)
     timeouts = {"reset_timeout_s": 20, "completion_timeout_s": 30, "episode_timeout_s": 40, "grade_timeout_s": 50}
-    limits = resolve.limits_of(resolve.resolve(run_of(rollout={**section, **timeouts})))
+    limits = resolve.limits_of(resolve.resolve(run_of(rollout={**section, **timeouts})).rollout)
     assert limits == RolloutLimits(**usual, **timeouts)
 
 

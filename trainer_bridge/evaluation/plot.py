@@ -8,9 +8,9 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from envkit.trainer_bridge.evaluation.statistics import Stratum
-from envkit.trainer_bridge.run_folder.plots import BLUE, FAINT, INK, frame, new_figure, save
-from envkit.wiring.evaluation.evaluate import MAX_STRATA, Evaluation
+from ..run_folder.plots import BLUE, FAINT, INK, frame, new_figure, save
+from .result import MAX_STRATA, Evaluation
+from .statistics import Stratum
 
 _MAX_LABELLED_BARS = 16
 _TITLE_WIDTH = 75

@@ -20,11 +20,12 @@ from envkit.errors import UsageError
 from envkit.runs.episodes import EPISODES, read_episodes
 from envkit.runs.files import encoded
 from envkit.types import JSON, EpisodeRecord
-from envkit.wiring.evaluation.evaluate import Evaluation
-from envkit.wiring.evaluation.plot import draw
+
+from .compare import EVALUATION, flat
+from .plot import draw
+from .result import Evaluation
 
 ARGUMENTS = "arguments.json"
-EVALUATION = "evaluation.json"
 PLOT = "success_by_difficulty.png"
 
 
@@ -79,7 +80,7 @@ class EvaluationFolder:
             if complete < len(content):
                 os.truncate(file, complete)
         kept = read_episodes(file) if complete else []
-        self.count = len({(one.index, one.member) for one in kept if one.valid})
+        self.count = len({(one.index, one.member) for one in kept if not one.outcome.is_void})
         return kept
 
     def add(self, episode: EpisodeRecord) -> None:
@@ -93,7 +94,7 @@ class EvaluationFolder:
                 self._begin_files()
             with (self.path / EPISODES).open("ab") as file:
                 file.write(encoded(episode) + b"\n")
-        self.count += episode.valid
+        self.count += not episode.outcome.is_void
 
     def finish(self, found: Evaluation) -> None:
         """Sort the file of episodes, and write the results and the plot.
@@ -111,6 +112,12 @@ class EvaluationFolder:
 
     def _refuse_others(self) -> None:
         before, now = _read(self.path / ARGUMENTS), _plain(self._arguments)
+        if "environment" in before:
+            raise UsageError(
+                f"{self.path}: holds an unfinished evaluation of an earlier version of envkit; finish it with that "
+                "version, replace it with --force or choose another folder"
+            )
+        before, now = flat(before), flat(now)
         changes = [
             f"{name} was {orjson.dumps(before.get(name)).decode()}, now {orjson.dumps(now.get(name)).decode()}"
             for name in dict.fromkeys([*before, *now])
