@@ -1,4 +1,4 @@
-"""Every program steps its episodes in one place: `play`. Only `lessons` visits states for imitation without a player."""
+"""Every program steps its episodes in one place: `play`. Only `lessons` visits states without a player."""
 
 from __future__ import annotations
 
@@ -61,20 +61,21 @@ def test_the_steps_of_all_episodes_have_one_caller(tmp_path: Path) -> None:
         "check-task": check_a_task,
         "play": play_by_hand,
     }
-    callers: dict[str, set[tuple[str, str]]] = {name: set() for name in programs}
+    callers: set[tuple[str, str]] = set()
 
     def profile(frame: FrameType, event: str, _: object) -> None:
         if event == "call" and frame.f_code in STEPS and (caller := frame.f_back) is not None:
-            callers[name].add((Path(caller.f_code.co_filename).name, caller.f_code.co_name))
+            callers.add((Path(caller.f_code.co_filename).name, caller.f_code.co_name))
 
     before = sys.getprofile()
     threading.setprofile(profile)
     sys.setprofile(profile)
     try:
         for name, program in programs.items():
+            callers.clear()
             program()
+            lessons = {("demonstrations.py", "lessons")} if name == "train" else set()
+            assert callers == {("episode.py", "_turns"), *lessons}, name
     finally:
         sys.setprofile(before)
-        threading.setprofile(None)  # type: ignore[arg-type] # removes it
-    assert callers.pop("train") == {("episode.py", "_turns"), ("demonstrations.py", "lessons")}
-    assert callers == dict.fromkeys(callers, {("episode.py", "_turns")})
+        threading.setprofile(None)
