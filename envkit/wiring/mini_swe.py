@@ -99,7 +99,11 @@ class MiniSwe(Player):
                 f"--policy mini_swe: {request.task.env_id} lacks the tool bash or submit; use another environment"
             )
         return _Episode(
-            self, random.Random(request.seed), start, submits_text="answer" in tools["submit"].get("properties", {})
+            self,
+            random.Random(request.seed),
+            request.temperature,
+            start,
+            submits_text="answer" in tools["submit"].get("properties", {}),
         )
 
     def render(self, name: str, **values: object) -> str:
