@@ -120,7 +120,7 @@ class GymEpisode(Episode):
         except Exception as error:
             raise env_error(error, self._task.env_id, "reset") from error
         self._running = True
-        return Reset(self._observe(text, info), {**info, **_declared(self._env.metadata)})
+        return Reset(self._observe(text, info), {**_declared(self._env.metadata), **info})
 
     async def step(self, action: str) -> Step:
         return self.step_now(action)
@@ -232,6 +232,8 @@ class BlockingEnv(gymnasium.Env[str, str]):
         start = self._portal.call(self._episode.reset)
         self._is_graded = start.is_graded
         info = dict(start.info)
+        if start.is_graded:
+            info["metrics"] = {"success": "last", **info.get("metrics", {})}
         if start.system is not None:
             info["system"] = start.system
         if start.tools:

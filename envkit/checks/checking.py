@@ -42,6 +42,7 @@ _CHECKS: tuple[tuple[str, Callable[[EnvUnderTest], str], tuple[str, ...]], ...] 
     ("rewards are finite", single.rewards_are_finite, _PLAYED),
     ("info is plain data", single.info_is_plain_data, _PLAYED),
     ("metrics are numbers", single.metrics_are_numbers, _PLAYED),
+    ("success is reported", single.success_is_reported, _PLAYED),
     ("bad actions are answered", single.bad_actions_are_answered, _TEXT),
     ("same seed, same episode", apart.same_in_two_processes, _REPEATED),
     ("replay gives the same", single.replay_gives_the_same, _REPEATED),
@@ -50,7 +51,7 @@ _CHECKS: tuple[tuple[str, Callable[[EnvUnderTest], str], tuple[str, ...]], ...] 
     ("expert solves", single.expert_solves, _TEXT),
     ("vector equals single", many.vector_equals_single, _REPEATED),
     ("autoreset is honoured", many.autoreset_is_honoured, _REPEATED),
-    ("steps do not block", single.steps_do_not_block, _PLAYED),
+    ("steps do not block", single.steps_do_not_block, (*_PLAYED, "rewards are finite")),
     ("nothing is left behind", apart.nothing_is_left_behind, _PLAYED),
 )
 """Name, function and prerequisites of each check."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Iterator, Sequence
-from functools import partial
 from numbers import Real
 from typing import Any, get_args
 
@@ -15,22 +14,26 @@ import numpy as np
 
 from envkit import clock, registry
 from envkit.checks.recorded import (
+    NO_SUCCESS,
     EnvUnderTest,
+    Explorer,
     FailedCheckError,
     PlayedEpisode,
-    Seen,
     SkippedCheckError,
     difference,
     shown,
     step_name,
 )
-from envkit.env import AsyncEnv, AsyncEpisode, GymEpisode, loop_thread
+from envkit.env import loop_thread
 from envkit.errors import EnvkitError, OptionError, RequestError
 from envkit.http.protocol.messages import write
 from envkit.metrics import Fold
-from envkit.types import JSON, Options, Task
-from envkit.vector import AnyEnv
-from envkit.wiring.environments import attributed, open_env, open_resources
+from envkit.protocols import EpisodePlayer, Player
+from envkit.trainer_bridge.rollout import RolloutLimits, play
+from envkit.trainer_bridge.rollout.players import ScriptedPlayer
+from envkit.types import JSON, Observation, Options, Reset, RolloutRequest, Task, Trajectory
+from envkit.wiring.environments import attributed, open_resources, slots
+from envkit.wiring.evaluation.recorder import Seen, unless_void
 
 BAD_ACTIONS = (
     "",
@@ -114,11 +117,19 @@ def metrics_are_numbers(env: EnvUnderTest) -> str:
     return ", ".join(named)
 
 
+def success_is_reported(env: EnvUnderTest) -> str:
+    ended = [played.success for played in env.episodes if played.has_ended]
+    known = [success for success in ended if success is not None]
+    if not known:
+        raise SkippedCheckError(NO_SUCCESS if ended else "no recorded episode ended")
+    return f"{sum(known)} of {len(known)} episodes"
+
+
 def bad_actions_are_answered(env: EnvUnderTest) -> str:
     with env.opened() as instance:
         for action in BAD_ACTIONS:
             try:
-                seen = env.play(instance, 0, partial(_always, action), most=1).seen[-1]
+                seen = env.play(instance, 0, ScriptedPlayer([[action]])).seen[-1]
             except EnvkitError as error:
                 raise FailedCheckError(
                     f"{error}, for the action {shown(action)}; answer bad actions with an observation that says what "
@@ -128,10 +139,6 @@ def bad_actions_are_answered(env: EnvUnderTest) -> str:
                 kind = type(seen.observation).__name__
                 raise FailedCheckError(f"the observation after action {shown(action)} is a {kind}; return text")
     return f"{len(BAD_ACTIONS)} meaningless actions"
-
-
-def _always(action: str, seen: Seen) -> str:
-    return action
 
 
 def replay_gives_the_same(env: EnvUnderTest) -> str:
@@ -233,30 +240,22 @@ def _options_to_try(env: EnvUnderTest) -> Iterator[tuple[str, Sequence[JSON]]]:
 def expert_solves(env: EnvUnderTest) -> str:
     if env.expert is None:
         raise SkippedCheckError("no expert is registered")
-    solved = sum(_solves(env, seed) for seed in env.seeds)
-    if not solved:
+    solved = [_solves(env, seed) for seed in env.seeds]
+    if None in solved:
+        raise SkippedCheckError(NO_SUCCESS)
+    if not any(solved):
         raise FailedCheckError(
             f"the expert solves none of {len(env.seeds)} episodes (success in the info of the last step); its "
             "moves must solve them from the observations alone"
         )
-    return f"solves {solved} of {len(env.seeds)} episodes"
+    return f"solves {sum(map(bool, solved))} of {len(env.seeds)} episodes"
 
 
-def _solves(env: EnvUnderTest, seed: int) -> bool:
-    def choose(seen: Seen) -> str | None:
-        moves = env.best_moves(seen)
-        if seen.legal_moves and not set(moves) <= set(seen.legal_moves):
-            raise FailedCheckError(
-                f"the expert plays {moves[0]!r}, which is not in legal_moves: {', '.join(seen.legal_moves)}"
-            )
-        return env.expert.answer(moves[0]) if moves and env.expert is not None else None
-
+def _solves(env: EnvUnderTest, seed: int) -> bool | None:
+    """Return whether the expert solves an episode; None if that is unknown."""
     with env.opened() as instance:
-        played = env.play(instance, seed, choose, most=_EXPERT_STEPS)
-    info = played.seen[-1].info
-    if played.has_ended and "success" not in info:
-        raise SkippedCheckError("the info of the last step has no success, which this check needs")
-    return bool(played.has_ended and info.get("success"))
+        played = env.play(instance, seed, Explorer(env, only_expert=True), most=_EXPERT_STEPS)
+    return played.success if played.has_ended else False
 
 
 def steps_do_not_block(env: EnvUnderTest) -> str:
@@ -281,48 +280,53 @@ async def _longest_step(env: EnvUnderTest, played: PlayedEpisode) -> float:
 
     The episode is played several times, and the shortest time of each step counts.
     """
-    async with open_resources(env.spec.needs) as resources:
-        return await _longest_of(env, played, open_env(env.env_id, resources, **env.options))
+    timer = _BlockTimer(played.actions[:_STEPS_TIMED])
+    request = RolloutRequest("check-env", Task(env.env_id, played.seed, env.options), 0)
+    limits = RolloutLimits(max_turns=len(timer.actions))
+    until = clock.now() + _TIMED_S
+    async with (
+        open_resources(env.spec.needs) as resources,
+        slots(1, env.options, resources) as host,
+        clock.background_tasks() as tasks,
+    ):
+        tasks.start_soon(timer.watch)
+        for repeat in range(_REPEATS):
+            if repeat and clock.now() > until:
+                break
+            timer.finish(unless_void(await play(host, timer, limits, request)))
+    return max(one for one in timer.shortest_s if one < math.inf)
 
 
-async def _longest_of(env: EnvUnderTest, played: PlayedEpisode, instance: AnyEnv) -> float:
-    task = Task(env.env_id, played.seed, env.options)
-    episode = AsyncEpisode(instance, task) if isinstance(instance, AsyncEnv) else GymEpisode(instance, task)
-    actions = played.actions[:_STEPS_TIMED]
-    shortest_s = [math.inf] * len(actions)
-    blocked_s = 0.0
+class _BlockTimer(Player, EpisodePlayer):
+    """Plays `actions` and measures for how long each step blocks the event loop, at least, over several episodes."""
 
-    async def watch() -> None:
-        nonlocal blocked_s
+    def __init__(self, actions: Sequence[str]) -> None:
+        self.actions = actions
+        self.shortest_s = [math.inf] * len(actions)
+        self._blocked_s: list[float] = []
+
+    async def watch(self) -> None:
+        """Measure how long the event loop takes for each iteration, until cancelled."""
         while True:
             began = clock.stopwatch()
             await anyio.lowlevel.checkpoint()
-            blocked_s = max(blocked_s, clock.stopwatch() - began)
+            if self._blocked_s:
+                self._blocked_s[-1] = max(self._blocked_s[-1], clock.stopwatch() - began)
 
-    until = clock.now() + _TIMED_S
-    try:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(watch)
-            for repeat in range(_REPEATS):
-                if repeat and clock.now() > until:
-                    break
-                await episode.reset()
-                for number, action in enumerate(actions):
-                    # Let `watch` run, so that it does not count the time before the step.
-                    await anyio.lowlevel.checkpoint()
-                    blocked_s = 0.0
-                    step = await episode.step(action)
-                    await anyio.lowlevel.checkpoint()
-                    shortest_s[number] = min(shortest_s[number], blocked_s)
-                    if step.ended:
-                        break
-            tasks.cancel_scope.cancel()
-    finally:
-        if isinstance(instance, AsyncEnv):
-            await instance.close()
-        else:
-            instance.close()
-    return max(one for one in shortest_s if one < math.inf)
+    def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
+        self._blocked_s = []
+        return self
+
+    async def act(self, observation: Observation) -> str:
+        # Let `watch` run, so that the last step counts up to here, and the next one only from here.
+        await anyio.lowlevel.checkpoint()
+        self._blocked_s.append(0.0)
+        return self.actions[len(self._blocked_s) - 1]
+
+    def finish(self, played: Trajectory) -> None:
+        """Add the times of an episode. The last step blocked for at most its own duration."""
+        for number, (turn, blocked_s) in enumerate(zip(played.turns, self._blocked_s, strict=True)):
+            self.shortest_s[number] = min(self.shortest_s[number], blocked_s, turn.step_s)
 
 
 def _everything(env: EnvUnderTest) -> Iterator[tuple[Seen, str]]:

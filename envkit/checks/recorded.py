@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium
 
 from envkit import clock
-from envkit.protocols import Expert, TaskExpert
-from envkit.types import JSON, Observation, Options, Task, stable_hash
+from envkit.errors import EnvkitError, PlayerStoppedError
+from envkit.protocols import EpisodePlayer, Expert, Player, TaskExpert
+from envkit.trainer_bridge.rollout.players import Chooser, ScriptedPlayer
+from envkit.types import JSON, Observation, Options, Reset, RolloutRequest, StopReason, Task, stable_hash
 from envkit.wiring.environments import attributed, find, make_here, open_expert
+from envkit.wiring.evaluation.recorder import Recorder, Seen, play_in
 
 MAX_STEPS = 200
 """Limit on the steps of a recorded episode."""
@@ -26,6 +29,11 @@ WORDS = ("1", "yes", "<answer>1</answer>", "I do not know.")
 
 RECORD_S = 5.0
 """Seconds after which no further step of a recorded episode starts."""
+
+NO_SUCCESS = (
+    "the environment reports no success; set metadata = {'metrics': {'success': 'last'}} and put success into the info "
+    "of the last step, or grade the episodes, or pass success_return to envkit.register"
+)
 
 _SHORT = 60
 
@@ -38,25 +46,6 @@ class SkippedCheckError(Exception):
     """The check does not apply; the message says why."""
 
 
-class Seen(NamedTuple):
-    """The values that a step or reset returned; the reward of reset is 0."""
-
-    observation: Any
-    reward: Any
-    terminated: Any
-    truncated: Any
-    info: Mapping[str, Any]
-
-    @property
-    def legal_moves(self) -> tuple[str, ...]:
-        moves = self.info.get("legal_moves")
-        return tuple(map(str, moves)) if isinstance(moves, (list, tuple)) else ()
-
-
-Choose = Callable[[Seen], str | None]
-"""Chooses an action, given the values that the last step or reset returned. Returning None ends the episode."""
-
-
 @dataclass(slots=True)
 class PlayedEpisode:
     """A recorded episode.
@@ -65,11 +54,13 @@ class PlayedEpisode:
         seed: Seed of the episode.
         seen: The values that reset and each step returned.
         actions: The action of each step.
+        success: Whether it succeeded; None if that is unknown.
     """
 
     seed: int
     seen: list[Seen]
     actions: list[str] = field(default_factory=list)
+    success: bool | None = None
 
     @property
     def has_ended(self) -> bool:
@@ -103,7 +94,6 @@ class EnvUnderTest:
         self.seeds = seeds
         self.spec = find(env_id)
         self.expert: Expert | None = None if self.spec.expert is None else open_expert(env_id, options)
-        self._playing = self.expert
 
     @contextmanager
     def opened(self, options: Options | None = None) -> Iterator[gymnasium.Env[Any, Any]]:
@@ -119,63 +109,67 @@ class EnvUnderTest:
         episodes = []
         for seed in self.seeds:
             with self.opened() as instance:
-                episodes.append(self.play(instance, seed, within_s=RECORD_S))
+                episodes.append(self.play(instance, seed, Explorer(self, within_s=RECORD_S)))
         return episodes
 
     def play(
         self,
         env: gymnasium.Env[Any, Any],
         seed: int,
-        choose: Choose | None = None,
+        player: Player | None = None,
         *,
         options: Options | None = None,
         most: int = MAX_STEPS,
-        within_s: float = math.inf,
     ) -> PlayedEpisode:
-        """Play an episode of at most `most` steps in the instance `env`; no step starts after `within_s` seconds.
+        """Play an episode of at most `most` steps in the instance `env`; the default for `player` is an `Explorer`.
 
-        Without `choose`, actions are random legal moves; if the seed is odd, most are the expert's moves. If the
-        environment lists no legal moves, actions come from `WORDS`.
+        Raises:
+            EnvkitError: The environment failed.
         """
-        choose = choose or self._default_choice(seed)
-        with attributed(self.env_id, "reset"):
-            observation, info = env.reset(seed=seed, options=None if options is None else dict(options))
-        if isinstance(self.expert, TaskExpert):
-            self._playing = self.expert.for_task(Task(self.env_id, seed, {**self.options, **(options or {})}))
-        played = PlayedEpisode(seed, [Seen(observation, 0.0, False, False, info)])
-        until = clock.stopwatch() + within_s
-        while len(played.actions) < most and not played.has_ended and clock.stopwatch() < until:
-            action = choose(played.seen[-1])
-            if action is None:
-                break
-            with attributed(self.env_id, "step"):
-                played.seen.append(Seen(*env.step(action)))
-            played.actions.append(action)
-        return played
+        recorder, task = Recorder(env), Task(self.env_id, seed, options or {})
+        played = clock.run(play_in, recorder, player or Explorer(self), task, most)
+        return PlayedEpisode(seed, recorder.seen, [turn.action for turn in played.turns], played.outcome.success)
 
     def replay(self, env: gymnasium.Env[Any, Any], recorded: PlayedEpisode) -> PlayedEpisode:
         """Play the seed and the actions of `recorded` again, in the instance `env`."""
-        actions = iter(recorded.actions)
-        return self.play(env, recorded.seed, lambda seen: next(actions, None))
+        return self.play(env, recorded.seed, ScriptedPlayer([recorded.actions]))
 
-    def best_moves(self, seen: Seen) -> Sequence[str]:
-        """Return the expert's moves in the episode that `play` started last; empty if there is no expert."""
-        if self._playing is None or not isinstance(seen.observation, str):
-            return ()
-        with attributed(self.env_id, "moves of the expert"):
-            return self._playing.moves(Observation(seen.observation, seen.legal_moves))
 
-    def _default_choice(self, seed: int) -> Choose:
-        rng = random.Random(stable_hash("check-env", seed))
+@dataclass(frozen=True, slots=True)
+class Explorer(Player):
+    """Plays random legal moves, or `WORDS` if there are none. If the seed of the task is odd, most are the expert's.
 
-        def choose(seen: Seen) -> str:
-            if not seen.legal_moves:
+    Attributes:
+        env: The environment.
+        within_s: Seconds after which it stops.
+        only_expert: Whether all moves are the expert's, and it stops where the expert knows none.
+    """
+
+    env: EnvUnderTest
+    within_s: float = math.inf
+    only_expert: bool = False
+
+    def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
+        task, expert, rng = request.task, self.env.expert, random.Random(stable_hash("check-env", request.task.seed))
+        playing = expert.for_task(task) if isinstance(expert, TaskExpert) else expert
+        until = clock.stopwatch() + self.within_s
+        share = 1.0 if self.only_expert else 0.7 if task.seed % 2 == 1 else 0.0
+
+        def choose(observation: Observation) -> str:
+            moves, best = observation.legal_moves, tuple[str, ...]()
+            if playing is not None and share and observation.text:
+                with attributed(task.env_id, "moves of the expert"):
+                    best = tuple(playing.moves(observation))
+            if clock.stopwatch() >= until or (self.only_expert and not best):
+                raise PlayerStoppedError(StopReason.MAX_TURNS)
+            if self.only_expert and moves and not set(best) <= set(moves):
+                raise EnvkitError(f"the expert plays {best[0]!r}, which is not in legal_moves: {', '.join(moves)}")
+            if not moves and not self.only_expert:
                 return rng.choice(WORDS)
-            best = self.best_moves(seen) if seed % 2 == 1 else ()
-            move = best[0] if seed % 2 == 1 and rng.random() < 0.7 and best else rng.choice(seen.legal_moves)
-            return move if self.expert is None else self.expert.answer(move)
+            move = best[0] if share and rng.random() < share and best else rng.choice(moves)
+            return move if expert is None else expert.answer(move)
 
-        return choose
+        return Chooser(choose)
 
 
 def difference(one: Sequence[Any], other: Sequence[Any]) -> str | None:

@@ -6,78 +6,70 @@ The nop must not succeed, the oracle must always succeed, and cheats must earn n
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
-
-import anyio
+from tempfile import TemporaryDirectory, mkdtemp
 
 from envkit import clock, registry
-from envkit.errors import UsageError, leaves
-from envkit.protocols import EnvHost, Player
+from envkit.checks.recorded import NO_SUCCESS
+from envkit.errors import UsageError
+from envkit.protocols import EnvHost
 from envkit.registry import EnvSpec
-from envkit.types import JSON, Options, Task, stable_hash
+from envkit.trainer_bridge.rollout import Rollout, RolloutLimits
+from envkit.types import JSON, Options, Outcome, Task, stable_hash
 from envkit.wiring import tasks as task_sets
 from envkit.wiring.environments import find, open_resources, slots
-from envkit.wiring.evaluation.players import NOP, own_player, play_episode
+from envkit.wiring.evaluation.policies import NOP, own_player
 
 EXPECTED: Mapping[str, str] = {"nop": "must fail", "oracle": "must succeed", "cheat": "must earn 0"}
 """What each kind of player must do. The kind of ``cheat:NAME`` is ``cheat``."""
 
-_EPISODE_S = 900.0
-"""Maximum seconds of an episode with its grader."""
-_MAX_TURNS = 1000
+_LIMITS = RolloutLimits(max_turns=1000, episode_timeout_s=900.0, grade_timeout_s=600.0)
 _AT_ONCE = 4
 _LOG_LINES = 10
 
 
 @dataclass(frozen=True, slots=True)
-class PlayedEpisode:
-    """The result of one episode.
+class TaskEpisode:
+    """One episode of a player.
 
     Attributes:
         index: Index of the task.
-        is_success: Whether the environment or its grader reports success; without such a report, if the reward is 1.
-        reward: Sum of all rewards, with that of the grader.
-        void: Why the episode does not count; None if it does.
+        outcome: How it ended.
         log: The last lines of the grader's output, if the environment has the option ``logs`` and it was not set.
     """
 
     index: int
-    is_success: bool = False
-    reward: float = 0.0
-    void: str | None = None
+    outcome: Outcome
     log: str = ""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class PlayerResult:
     """What a player did in all tasks.
 
     Attributes:
         player: Name of the player.
-        episodes: Its episodes, in the order in which they ended.
+        episodes: Its episodes, in the order of the tasks.
     """
 
     player: str
-    episodes: list[PlayedEpisode] = field(default_factory=list)
+    episodes: Sequence[TaskEpisode]
 
     @property
     def successes(self) -> int:
-        return sum(one.is_success for one in self.episodes)
+        return sum(one.outcome.success is True for one in self.episodes)
 
     def problems(self) -> Sequence[str]:
         """Return a line, and below it the grader's log, for each task in which the player did not do what it must."""
         kind, lines = _kind(self.player), []
-        for index in sorted({one.index for one in self.episodes}):
+        for index in dict.fromkeys(one.index for one in self.episodes):
             played = [one for one in self.episodes if one.index == index]
-            bad = [one for one in played if one.void is not None or not _is_as_expected(kind, one)]
+            bad = [one for one in played if not _is_as_expected(kind, one.outcome)]
             if bad:
-                one = next((one for one in bad if one.void is not None), bad[0])
-                seen = f"void: {one.void}" if one.void else f"reward {one.reward:g}, success {one.is_success}"
-                seen += "".join(f"\n    {line}" for line in one.log.splitlines())
+                one = next((one for one in bad if one.outcome.is_void), bad[0])
+                seen = "\n    ".join([_shown(one.outcome), *one.log.splitlines()])
                 lines.append(f"{self.player} {EXPECTED[kind]}: task {index}: {len(bad)} of {len(played)}: {seen}")
         return lines
 
@@ -86,10 +78,19 @@ def _kind(player: str) -> str:
     return player.partition(":")[0]
 
 
-def _is_as_expected(kind: str, episode: PlayedEpisode) -> bool:
+def _is_as_expected(kind: str, outcome: Outcome) -> bool:
+    if outcome.reward is None:
+        return False
     if kind == "cheat":
-        return episode.reward <= 0 and not episode.is_success
-    return episode.is_success == (kind == "oracle")
+        return outcome.reward <= 0 and outcome.success is not True
+    return outcome.success is (kind == "oracle")
+
+
+def _shown(outcome: Outcome) -> str:
+    if outcome.reward is None:
+        return f"void: {outcome.error}"
+    success = f"unknown: {NO_SUCCESS}" if outcome.success is None else outcome.success
+    return f"reward {outcome.reward:g}, success {success}"
 
 
 def check_tasks(
@@ -141,42 +142,36 @@ def check_tasks(
     players = {name: own_player(name, spec, chosen) for name in names}
     missing = [kind for kind in EXPECTED if kind not in map(_kind, names)]
     found = _tasks(spec, split, indices, tasks, chosen)
-    episodes = [
-        (name, index, task, attempt)
-        for name in names
-        for index, task in found.items()
-        for attempt in range(repeat if name == "oracle" else 1)
-    ]
-    results = {name: PlayerResult(name) for name in names}
+    repeats = {name: repeat if name == "oracle" else 1 for name in names}
+    on_begin(sum(repeats.values()) * len(found))
     defaults = getattr(registry.load(spec.entry_point), "options", {})
     has_logs = "logs" in defaults and isinstance(defaults["logs"], str | None)
-    on_begin(len(episodes))
 
-    async def play_some(host: EnvHost) -> None:
-        while episodes:
-            name, index, task, attempt = episodes.pop(0)
-            rng = random.Random(stable_hash("check task", name, index, attempt))
-            with TemporaryDirectory(prefix="envkit-logs-") as logs:
-                is_kept = has_logs and not {**chosen, **task.options}.get("logs")
-                asked = replace(task, options={**task.options, "logs": logs}) if is_kept else task
-                played = await _play(host, players[name], index, asked, rng)
-                results[name].episodes.append(replace(played, log=_end_of(Path(logs))))
-            on_episode(name)
+    def with_logs(task: Task, folder: Path) -> Task:
+        is_kept = has_logs and not {**chosen, **task.options}.get("logs")
+        return replace(task, options={**task.options, "logs": str(folder)}) if is_kept else task
 
-    async def main() -> None:
+    async def play_all(host: EnvHost, name: str) -> PlayerResult:
+        with TemporaryDirectory(prefix="envkit-logs-") as folder:
+            numbers = [index for index in found for _ in range(repeats[name])]
+            logs = [Path(mkdtemp(dir=folder)) for _ in numbers]
+            result = await Rollout(host, players[name], _LIMITS, _AT_ONCE).groups(
+                [with_logs(found[index], log) for index, log in zip(numbers, logs, strict=True)],
+                phase=name,
+                seed=stable_hash("check task", name),
+                on_episode=lambda played: on_episode(name),
+            )
+            rows = zip(numbers, result.trajectories, logs, strict=True)
+            return PlayerResult(name, [TaskEpisode(index, one.outcome, _end_of(log)) for index, one, log in rows])
+
+    async def main() -> list[PlayerResult]:
         async with (
             open_resources(spec.needs, backend=backend, judge=judge, announce=announce) as resources,
             slots(_AT_ONCE, chosen, resources) as host,
-            anyio.create_task_group() as group,
         ):
-            for _ in range(_AT_ONCE):
-                group.start_soon(play_some, host)
+            return [await play_all(host, name) for name in names]
 
-    try:
-        clock.run(main)
-    except ExceptionGroup as errors:
-        raise next(leaves(errors)) from errors
-    return list(results.values()), missing
+    return clock.run(main), missing
 
 
 def _tasks(
@@ -205,15 +200,3 @@ def _end_of(logs: Path) -> str:
     files = sorted(filter(Path.is_file, logs.iterdir()), key=lambda path: path.stat().st_mtime_ns)
     texts = [path.read_text(encoding="utf-8", errors="replace") for path in files]
     return "\n".join("".join(texts).splitlines()[-_LOG_LINES:])
-
-
-async def _play(host: EnvHost, player: Player, index: int, task: Task, rng: random.Random) -> PlayedEpisode:
-    try:
-        with anyio.fail_after(_EPISODE_S):
-            played = await play_episode(player, host, task, rng, index=index, member=0, max_turns=_MAX_TURNS)
-    except TimeoutError:
-        return PlayedEpisode(index, void=f"the episode did not end within {_EPISODE_S:g} s")
-    if not played.valid:
-        return PlayedEpisode(index, void=played.error or str(played.stop))
-    reward = played.reward or 0.0
-    return PlayedEpisode(index, (played.metrics.get("success", float(reward >= 1)) or 0.0) >= 1, reward)

@@ -12,7 +12,6 @@ from gymnasium.vector import AutoresetMode
 from envkit.checks.recorded import (
     EnvUnderTest,
     FailedCheckError,
-    Seen,
     SkippedCheckError,
     differs,
     shown,
@@ -20,6 +19,7 @@ from envkit.checks.recorded import (
     step_name,
 )
 from envkit.wiring.environments import VectorMode, attributed, make_vec
+from envkit.wiring.evaluation.recorder import Seen
 
 _COPIES = 3
 _CAUSES: dict[VectorMode, str] = {

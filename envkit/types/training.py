@@ -166,6 +166,7 @@ class RolloutRequest:
         temperature: Sampling temperature of a language model; 0 always takes the most likely token.
         attempt: Number of earlier attempts that were void.
         group: Key of its group, unique in the run also if two groups play the same task. Empty: that of the task.
+        index: Index of its task in the rollout.
     """
 
     key: str
@@ -175,6 +176,7 @@ class RolloutRequest:
     temperature: float = 1.0
     attempt: int = 0
     group: str = ""
+    index: int = 0
 
     @property
     def session(self) -> str:

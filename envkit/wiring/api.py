@@ -23,13 +23,15 @@ from envkit.types import JSON, EpisodeRecord, Options
 
 if TYPE_CHECKING:
     from envkit.trainer_bridge.evaluation.report import EvaluationFolder
+    from envkit.trainer_bridge.evaluation.rescore import Rescored
     from envkit.trainer_bridge.evaluation.result import Evaluation
-    from envkit.wiring.evaluation.rescore import Rescored
     from envkit.wiring.training.run import OnStep
 
 __all__ = ["TrainSummary", "display_on", "evaluate", "train"]
 
 T = TypeVar("T")
+
+_REPEATED_AT_ONCE = 8
 
 RUNS = Path("runs")
 """Folder in which `train` creates the folders of runs by default."""
@@ -213,14 +215,21 @@ def rescore(
     Raises:
         UsageError: The episodes cannot be read or repeated.
     """
+    from envkit.trainer_bridge.evaluation import rescore as rescoring
     from envkit.trainer_bridge.evaluation.recordings import open_recording
-    from envkit.wiring.evaluation import rescore as rescoring
+    from envkit.wiring.environments import find, open_resources, slots
 
-    path, episodes = open_recording(run, step=step)
+    path, recorded = open_recording(run, step=step)
+    episodes, chosen = rescoring.repeatable(recorded), options or {}
+
+    async def main() -> list[Rescored]:
+        async with (
+            open_resources(find(episodes[0].env_id).needs, backend=backend, judge=judge) as resources,
+            slots(_REPEATED_AT_ONCE, chosen, resources) as host,
+        ):
+            return await rescoring.rescore(host, episodes, options=chosen, num_envs=_REPEATED_AT_ONCE, display=display)
+
     with closing(display_on(sys.stderr)) as display:
-        main = partial(
-            rescoring.rescore, episodes, options=options or {}, display=display, backend=backend, judge=judge
-        )
         found = _run(main)
     if output is not None:
         _write(output, (one.after for one in found))

@@ -105,6 +105,12 @@ class NanReward(Walk):
         return text, math.nan, ends[0], ends[1], info
 
 
+class TellsNothing(Walk):
+    """Declares no metric for success."""
+
+    metadata = {"metrics": {"action_is_valid": "mean"}}  # noqa: RUF012 - as Gymnasium's
+
+
 class RaisesOnBadAction(Walk):
     def step(self, action: str) -> tuple[Any, float, bool, bool, Info]:
         MOVES.index(action)

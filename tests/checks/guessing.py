@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from envkit.env import AsyncEnv
-from envkit.protocols import EpisodePlayer
-from envkit.types import Observation, Options, Reset, Step
+from envkit.protocols import EpisodePlayer, Player
+from envkit.trainer_bridge.rollout.players import Chooser
+from envkit.types import Observation, Options, Reset, RolloutRequest, Step
 
 
 class Guess(AsyncEnv):
@@ -28,7 +29,7 @@ class Guess(AsyncEnv):
     async def close(self) -> None: ...
 
 
-class Says:
+class Says(Player):
     """A player that says one thing, or ``str(seed)`` for ``seed``. In some tasks, it says something else."""
 
     def __init__(self, action: str, **exceptions: str) -> None:
@@ -38,18 +39,8 @@ class Says:
         return self
 
     def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
-        action = self.exceptions.get(f"task_{task.seed}", self.action)
+        action = self.exceptions.get(f"task_{request.task.seed}", self.action)
         if action == "sometimes":
             self.played += 1
             action = "wrong" if self.played % 3 == 0 else "seed"
-        return _Once(str(task.seed) if action == "seed" else action)
-
-
-class _Once:
-    generation = None
-
-    def __init__(self, action: str) -> None:
-        self.action = action
-
-    async def act(self, observation: Observation) -> str:
-        return self.action
+        return Chooser(lambda observation: str(request.task.seed) if action == "seed" else action)

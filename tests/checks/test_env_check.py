@@ -10,7 +10,7 @@ import pytest
 
 import envkit
 from envkit import cli
-from envkit.checks.recorded import EnvUnderTest
+from envkit.checks.recorded import NO_SUCCESS, EnvUnderTest, Explorer
 from envkit.errors import ConfigError, OptionError, UnknownEnvError
 from tests.checks.broken_envs import LEFT
 
@@ -38,7 +38,7 @@ def failures(results: dict[str, envkit.CheckResult]) -> dict[str, str]:
 def test_a_correct_environment_passes_every_check() -> None:
     results = checked("Walk")
     assert {name for name, result in results.items() if result.outcome != "pass"} == set()
-    assert len(results) == 15
+    assert len(results) == 16
     assert results["options count at reset"].seen == "top: same effect when passed to make as to reset"
     assert results["expert solves"].seen == "solves 3 of 3 episodes"
     assert results["autoreset is honoured"].seen.startswith("SameStep and NextStep begin the next episode")
@@ -126,6 +126,15 @@ def test_an_expert_that_never_succeeds_fails() -> None:
     assert failed["expert solves"].startswith("the expert solves none of 3 episodes (success in the info of the last")
 
 
+def test_an_environment_without_success_says_how_to_declare_it() -> None:
+    results = checked("TellsNothing")
+    assert failures(results) == {}
+    assert {results[name].seen for name in ("success is reported", "expert solves")} == {NO_SUCCESS}
+    by_return = checked("TellsNothing", expert="LostExpert", success_return=1.0)
+    assert by_return["success is reported"].outcome == "pass"
+    assert set(failures(by_return)) == {"expert solves"}
+
+
 def test_an_environment_that_awaits_does_not_block() -> None:
     results = checked("Waits")
     assert failures(results) == {}
@@ -144,7 +153,7 @@ def test_a_recorded_episode_ends_when_its_time_is_up() -> None:
     envkit.register("Walk-v0", f"{HERE}:Walk")
     env = EnvUnderTest("Walk-v0", {}, range(2))
     with env.opened() as instance:
-        assert env.play(instance, 0, within_s=0.0).actions == []
+        assert env.play(instance, 0, Explorer(env, within_s=0.0)).actions == []
         assert env.play(instance, 0).has_ended
 
 
@@ -180,5 +189,5 @@ def test_the_command_prints_a_table_and_its_exit_code_is_the_verdict(
         return
     head, *rows = out.splitlines()
     assert head.split() == ["CHECK", "VERDICT", "SEEN"]
-    assert len(rows) == 15
+    assert len(rows) == 16
     assert sum("  fail " in row for row in rows) == code

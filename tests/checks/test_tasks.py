@@ -10,9 +10,10 @@ import pytest
 
 import envkit
 from envkit import cli, clock
-from envkit.checks.tasks import PlayedEpisode, PlayerResult, check_tasks
+from envkit.checks.recorded import NO_SUCCESS
+from envkit.checks.tasks import PlayerResult, TaskEpisode, check_tasks
 from envkit.errors import UsageError
-from envkit.types import Options, Reset, Task
+from envkit.types import Observation, Options, Outcome, Reset, Step, StopReason, Task
 from tests.checks.guessing import Guess, Says
 
 
@@ -82,6 +83,31 @@ def test_an_environment_without_players_or_splits_is_refused_with_the_remedy() -
         check_tasks("Code-v0", split="test")
 
 
+class SilentGuess(Guess):
+    """Its steps give the reward, and it does not say what success is."""
+
+    async def reset(self, *, seed: int, options: Options) -> Reset:
+        await super().reset(seed=seed, options=options)
+        return Reset(Observation("Guess."), {})
+
+    async def step(self, action: str) -> Step:
+        return Step(Observation(""), float(action == str(self.seed)), True, False, {})
+
+
+def test_unknown_success_is_neither_success_nor_failure() -> None:
+    players = {"oracle": Says("seed"), "nop": Says(""), "cheat:x": Says("?")}
+    envkit.register("GuessSilent-v0", SilentGuess, players=players)
+    results, _ = check_tasks("GuessSilent-v0", [3], repeat=2)
+    assert [one.problems() for one in results] == [
+        [f"oracle must succeed: task 3: 2 of 2: reward 1, success unknown: {NO_SUCCESS}"],
+        [f"nop must fail: task 3: 1 of 1: reward 0, success unknown: {NO_SUCCESS}"],
+        [],
+    ]
+    envkit.register("GuessByReturn-v0", SilentGuess, players=players, success_return=1.0)
+    results, _ = check_tasks("GuessByReturn-v0", [3], repeat=2)
+    assert [one.problems() for one in results] == [[], [], []]
+
+
 class EasyGuess(Guess):
     """A task that an empty answer solves."""
 
@@ -134,8 +160,8 @@ def test_the_end_of_the_log_tells_why_a_player_did_not_do_what_it_must(tmp_path:
 
 
 def test_the_cause_and_the_log_are_those_of_the_same_episode() -> None:
-    wrong = PlayedEpisode(0, log="got wrong")
-    void = PlayedEpisode(0, void="the grader could not run", log="out of memory")
+    wrong = TaskEpisode(0, Outcome.score(StopReason.TERMINATED, 0.0, {}, grade=0.0), "got wrong")
+    void = TaskEpisode(0, Outcome.void(StopReason.NO_GRADE, "the grader could not run"), "out of memory")
     result = PlayerResult("oracle", [wrong, void])
     line = "oracle must succeed: task 0: 2 of 2: void: the grader could not run\n    out of memory"
     assert result.problems() == [line]

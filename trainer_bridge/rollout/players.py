@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -147,13 +147,13 @@ class ScriptedPlayer(Player):
     """Plays given actions, and stops after the last one.
 
     Attributes:
-        actions: The actions of each episode, by the key of its task.
+        scripts: The actions of each episode, by `RolloutRequest.index`.
     """
 
-    actions: Mapping[str, Sequence[str]]
+    scripts: Sequence[Sequence[str]]
 
     def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
-        left = iter(self.actions[request.task.key])
+        left = iter(self.scripts[request.index])
 
         def choose(observation: Observation) -> str:
             if (action := next(left, None)) is None:

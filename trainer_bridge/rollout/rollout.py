@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import anyio
 
+from envkit.errors import leaves
 from envkit.protocols import EnvHost, Gate, Player
 from envkit.types import Group, RolloutRequest, StopReason, Task, Trajectory, stable_hash
 
@@ -74,7 +75,8 @@ class Rollout:
         def request_of(index: int, member: int) -> RolloutRequest:
             group = f"{phase}/{index:08d}"
             own_seed = stable_hash(seed, index, member) if seed_of is None else seed_of(index, member)
-            return RolloutRequest(f"{group}/{member:04d}", tasks[index], member, own_seed, temperature, group=group)
+            key = f"{group}/{member:04d}"
+            return RolloutRequest(key, tasks[index], member, own_seed, temperature, group=group, index=index)
 
         numbers = [(index, member) for index in range(len(tasks)) for member in range(group_size)]
         requests = {number: request_of(*number) for number in numbers if number not in skip}
@@ -88,7 +90,10 @@ class Rollout:
 
         waiting = list(requests.values())
         for _ in range(self.limits.retries + 1):
-            await self._play(waiting, on_begin or (lambda request: None), ended)
+            try:
+                await self._play(waiting, on_begin or (lambda request: None), ended)
+            except ExceptionGroup as errors:  # raise the first error itself
+                raise next(leaves(errors)) from errors
             lost = [request for request in waiting if played[request.key].is_void]
             void += [played[request.key] for request in lost]
             waiting = [_retry(request, played[request.key].outcome.stop) for request in lost]

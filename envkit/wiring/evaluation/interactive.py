@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
+from anyio.from_thread import start_blocking_portal
 
-from envkit.errors import UsageError
-from envkit.protocols import Expert, TaskExpert
+from envkit.errors import StepOrderError, UsageError
+from envkit.protocols import EpisodePlayer, Expert, Player, TaskExpert
 from envkit.trainer_bridge.evaluation.outcomes import shortest_of
-from envkit.types import Info, Observation, Options, Task
+from envkit.types import Info, Observation, Options, Outcome, Reset, RolloutRequest, StopReason, Task, Trajectory
 from envkit.wiring.environments import attributed, make, make_here, open_expert
-from envkit.wiring.evaluation.players import ANY_SPLIT, spec_of, with_split
+from envkit.wiring.evaluation.policies import ANY_SPLIT, spec_of, with_split
+from envkit.wiring.evaluation.recorder import Recorder, play_in
 
 SOLVED = "solved"
 LOST = "lost"
@@ -59,8 +63,33 @@ class Scene:
     end: str | None = None
 
 
+class Person(Player, EpisodePlayer):
+    """A person, whose actions come from another thread.
+
+    Attributes:
+        asked: Done when the person has to act.
+    """
+
+    def __init__(self) -> None:
+        self.asked: Future[None] = Future()
+
+    def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
+        return self
+
+    async def act(self, observation: Observation) -> str:
+        self._action = asyncio.get_running_loop().create_future()
+        self.asked.set_result(None)
+        action: str = await self._action
+        return action
+
+    async def send(self, action: str) -> None:
+        """Play `action`, after the person was asked."""
+        self.asked = Future()
+        self._action.set_result(action)
+
+
 class Game:
-    """A game in an environment, created by `open_game`.
+    """A game in an environment, created by `open_game`. Its episodes are played in another thread, until `close`.
 
     Args:
         env: The environment, with text actions and observations.
@@ -77,7 +106,15 @@ class Game:
         self._expert = self._playing = expert
         self._options = dict(options or {})
         self._scene: Scene | None = None
-        self._unasked: list[Observation] = []
+        self._hinted = 0
+        self._played: Future[Trajectory] = Future()
+        self._thread = ExitStack()
+        self._portal = self._thread.enter_context(start_blocking_portal())
+
+    def close(self) -> None:
+        """End the episode and the thread. The caller closes the environment."""
+        self._played.cancel()
+        self._thread.close()
 
     @property
     def has_expert(self) -> bool:
@@ -91,45 +128,53 @@ class Game:
         return self._scene
 
     def begin(self, seed: int) -> Scene:
-        """Start the level that `seed` selects.
+        """Start the level that `seed` selects. An episode that is not over ends.
 
         Raises:
             OptionError: The environment rejects an option.
-            EnvError: The environment raised an exception.
+            EnvkitError: The environment failed.
         """
-        with attributed(self.env_id, "reset"):
-            text, info = self._env.reset(seed=seed, options=dict(self._options))
-        if isinstance(self._expert, TaskExpert):
-            self._playing = self._expert.for_task(Task(self.env_id, seed, self._options))
-        drawing, notes = self._drawn(text)
-        self._scene = Scene(seed, text, drawing, notes, _moves(info), shortest=shortest_of(info))
-        self._unasked = [Observation(text, self._scene.legal_moves)]
-        return self._scene
+        self._played.cancel()
+        self._person, task = Person(), Task(self.env_id, seed, self._options)
+        self._episode = Recorder(self._env)
+        self._played = self._portal.start_task_soon(play_in, self._episode, self._person, task)
+        self._playing = self._expert.for_task(task) if isinstance(self._expert, TaskExpert) else self._expert
+        self._hinted = 0
+        return self._next(seed)
 
     def act(self, action: str) -> Scene:
         """Play `action`, unchanged, and return the new state.
 
         Raises:
-            EnvError: The environment raised an exception.
+            EnvkitError: The environment failed.
+            StepOrderError: The episode is over.
         """
-        before = self.scene
-        with attributed(self.env_id, "step"):
-            text, reward, terminated, truncated, info = self._env.step(action)
-        drawing, notes = self._drawn(text)
-        self._scene = replace(
-            before,
-            text=text,
-            drawing=drawing,
-            notes=notes,
-            legal_moves=_moves(info),
-            turns=before.turns + 1,
-            total=before.total + float(reward),
-            reward=float(reward),
+        if self._played.done():
+            raise StepOrderError("the episode is over; begin another one")
+        self._portal.call(self._person.send, action)
+        return self._next(self.scene.seed)
+
+    def _next(self, seed: int) -> Scene:
+        """Wait until the person has to act, or the episode is over, and return the state."""
+        either: tuple[Future[Any], ...] = (self._played, self._person.asked)
+        wait(either, return_when=FIRST_COMPLETED)
+        outcome = self._played.result().outcome if self._played.done() else None
+        seen, info = self._episode.seen, self._episode.seen[-1].info
+        drawing, notes = self._drawn(seen[-1].observation)
+        self._scene = Scene(
+            seed,
+            seen[-1].observation,
+            drawing,
+            notes,
+            seen[-1].legal_moves,
+            turns=len(seen) - 1,
+            total=float(sum(one.reward for one in seen)),
+            shortest=shortest_of(seen[0].info),
+            reward=float(seen[-1].reward) if len(seen) > 1 else None,
             is_valid=_truth(info, "action_is_valid"),
             is_effective=_truth(info, "action_is_effective"),
-            end=_end(_truth(info, "success"), terminated=bool(terminated), truncated=bool(truncated)),
+            end=None if outcome is None else _end(outcome),
         )
-        self._unasked.append(Observation(text, self._scene.legal_moves))
         return self._scene
 
     def answer(self, text: str) -> str:
@@ -143,10 +188,11 @@ class Game:
         """Return the expert's best moves; empty if the expert finds no move, or if there is no expert."""
         if self._playing is None:
             return ()
+        last = len(self._episode.seen) - 1
         # An expert of a task needs every observation.
-        asked = self._unasked if isinstance(self._expert, TaskExpert) else self._unasked[-1:]
-        self._unasked = self._unasked[-1:]
-        return [self._playing.moves(observation) for observation in asked][-1]
+        asked = self._episode.seen[self._hinted if isinstance(self._expert, TaskExpert) else last :]
+        self._hinted = last
+        return [self._playing.moves(Observation(seen.observation, seen.legal_moves)) for seen in asked][-1]
 
     def _drawn(self, text: str) -> tuple[str | None, str]:
         """Return the environment's rendering, and the part of the observation that is not in the rendering."""
@@ -183,8 +229,11 @@ def open_game(
         raise UsageError(f"--split: {env_id} has no splits; leave it out")
     chosen = with_split(options, split, splits)
     expert = None if spec is None or spec.expert is None else open_expert(env_id, chosen)
-    with closing(_open_env(env_id, chosen, url, render_mode)) as env:
-        yield Game(env, env_id, expert=expert, options=chosen)
+    with (
+        closing(_open_env(env_id, chosen, url, render_mode)) as env,
+        closing(Game(env, env_id, expert=expert, options=chosen)) as game,
+    ):
+        yield game
 
 
 def _open_env(env_id: str, options: Options, url: str | None, render_mode: str) -> gymnasium.Env[Any, Any]:
@@ -199,21 +248,14 @@ def _open_env(env_id: str, options: Options, url: str | None, render_mode: str) 
         return make_here(env_id, {**options, "render_mode": render_mode})
 
 
-def _moves(info: Info) -> tuple[str, ...]:
-    moves = info.get("legal_moves")
-    return tuple(str(move) for move in moves) if isinstance(moves, (list, tuple)) else ()
-
-
 def _truth(info: Info, name: str) -> bool | None:
     value = info.get(name)
     return bool(value) if isinstance(value, (bool, int, float)) else None
 
 
-def _end(success: bool | None, *, terminated: bool, truncated: bool) -> str | None:
-    if not terminated and not truncated:
-        return None
-    if success:
+def _end(outcome: Outcome) -> str:
+    if outcome.success:
         return SOLVED
-    if not terminated:
+    if outcome.stop is not StopReason.TERMINATED:
         return OUT_OF_MOVES
-    return OVER if success is None else LOST
+    return OVER if outcome.success is None else LOST

@@ -51,7 +51,11 @@ class Echo(gymnasium.Env[str, str]):
 
 @contextmanager
 def serving(env: gymnasium.Env[str, str], seed: int = 0) -> Iterator[GameServer]:
-    with GameServer(Game(env, "Echo-v0"), seed) as server, ThreadPoolExecutor(1) as threads:
+    with (
+        closing(Game(env, "Echo-v0")) as game,
+        GameServer(game, seed) as server,
+        ThreadPoolExecutor(1) as threads,
+    ):
         serving = threads.submit(server.serve_forever, 0.05)
         try:
             yield server

@@ -478,9 +478,9 @@ def test_any_other_error_ends_the_rollout_and_leaves_no_task_behind(error: Excep
     engine = ScriptedEngine()
     seen: list[Trajectory] = []
 
-    with pytest.RaisesGroup(type(error)) as caught:
+    with pytest.raises(type(error)) as caught:
         play(script(), (A, B, C), group_size=1, host=host, engine=engine, on_episode=seen.append)
-    assert caught.value.exceptions == (error,)
+    assert caught.value is error
     begun = range(3) if place else [0]
     assert sorted(engine.forgotten) == [f"train-1/{index:08d}/0000.0" for index in begun]
     assert seen == []
@@ -490,7 +490,7 @@ def test_an_unknown_environment_ends_the_rollout() -> None:
     def answers(task: Task, time: int) -> Sequence[Answer]:
         raise UnknownEnvError(task.env_id)
 
-    with pytest.RaisesGroup(UnknownEnvError):
+    with pytest.raises(UnknownEnvError):
         play(answers, (A,))
 
 
@@ -498,5 +498,5 @@ def test_an_engine_that_fails_ends_the_rollout() -> None:
     def fail(call: object) -> str:
         raise RuntimeError("out of memory")
 
-    with pytest.RaisesGroup(pytest.RaisesExc(RuntimeError, match="out of memory")):
+    with pytest.raises(RuntimeError, match="out of memory"):
         play(script(Answer()), (A,), engine=ScriptedEngine(fail))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
@@ -11,7 +12,7 @@ import gymnasium
 import pytest
 
 from envkit.env import AsyncEnv, BlockingEnv
-from envkit.errors import EnvError, OptionError, UnknownEnvError, UsageError
+from envkit.errors import EnvkitError, OptionError, StepOrderError, UnknownEnvError, UsageError
 from envkit.protocols import EnvHost
 from envkit.spaces import Utf8Text
 from envkit.types import Info, Observation, Options, Reset, Step, Task
@@ -24,9 +25,8 @@ ANSWER = "<answer>{}</answer>"
 class Echo(gymnasium.Env[str, str]):
     """Returns the action as text; ``win``, ``fall`` and ``stop`` end the episode, ``crash`` raises."""
 
-    metadata = {"render_modes": ["ansi"]}  # noqa: RUF012 - as Gymnasium's
-
     def __init__(self, *, render_mode: str | None = None, tells_success: bool = True) -> None:
+        self.metadata = {"render_modes": ["ansi"], "metrics": {"success": "last"}}
         self.observation_space = self.action_space = Utf8Text(1000)
         self.render_mode = render_mode
         self._tells_success = tells_success
@@ -60,20 +60,20 @@ class EchoExpert:
 
 
 def after(action: str, env: gymnasium.Env[Any, Any] | None = None) -> Scene:
-    game = Game(env or Echo(), "Echo-v0")
-    game.begin(0)
-    return game.act(action)
+    with closing(Game(env or Echo(), "Echo-v0")) as game:
+        game.begin(0)
+        return game.act(action)
 
 
 def test_turns_and_rewards_add_up_and_begin_anew_with_every_level() -> None:
-    game = Game(Echo(), "Echo-v0")
-    first = game.begin(7)
-    assert (first.seed, first.turns, first.total, first.reward, first.shortest) == (7, 0, 0.0, None, 2)
-    game.act("one")
-    second = game.act("two")
-    assert (second.turns, second.total, second.reward, second.shortest) == (2, 1.0, 0.5, 2)
-    assert (second.is_valid, second.is_effective, second.end) == (True, False, None)
-    assert game.begin(8) == Scene(8, "The rules.\n\n[level 8]", None, "", ("up", "Jump"), shortest=2)
+    with closing(Game(Echo(), "Echo-v0")) as game:
+        first = game.begin(7)
+        assert (first.seed, first.turns, first.total, first.reward, first.shortest) == (7, 0, 0.0, None, 2)
+        game.act("one")
+        second = game.act("two")
+        assert (second.turns, second.total, second.reward, second.shortest) == (2, 1.0, 0.5, 2)
+        assert (second.is_valid, second.is_effective, second.end) == (True, False, None)
+        assert game.begin(8) == Scene(8, "The rules.\n\n[level 8]", None, "", ("up", "Jump"), shortest=2)
 
 
 @pytest.mark.parametrize(
@@ -92,10 +92,10 @@ def test_the_end_has_a_reason(action: str, tells_success: bool, end: str | None)
 
 
 def test_text_that_is_drawn_is_not_repeated() -> None:
-    game = Game(Echo(render_mode="ansi"), "Echo-v0")
-    scene = game.begin(1)
-    assert (scene.drawing, scene.notes) == ("\x1b[1;34m[\x1b[0mlevel 1]\n", "The rules.")
-    assert game.act("on").notes == "Well."
+    with closing(Game(Echo(render_mode="ansi"), "Echo-v0")) as game:
+        scene = game.begin(1)
+        assert (scene.drawing, scene.notes) == ("\x1b[1;34m[\x1b[0mlevel 1]\n", "The rules.")
+        assert game.act("on").notes == "Well."
 
 
 def test_without_a_drawing_the_observation_is_all_there_is() -> None:
@@ -108,23 +108,23 @@ def test_without_a_drawing_the_observation_is_all_there_is() -> None:
     [("up", "<answer>up</answer>"), (" jUMP ", "<answer>Jump</answer>"), ("left", "left"), (" up up", " up up")],
 )
 def test_a_bare_move_gets_the_experts_format_and_other_text_is_unchanged(typed: str, sent: str) -> None:
-    game = Game(Echo(), "Echo-v0", expert=EchoExpert())
-    game.begin(0)
-    assert game.answer(typed) == sent
+    with closing(Game(Echo(), "Echo-v0", expert=EchoExpert())) as game:
+        game.begin(0)
+        assert game.answer(typed) == sent
 
 
 def test_without_an_expert_a_bare_move_is_sent_by_its_name_and_there_are_no_hints() -> None:
-    game = Game(Echo(), "Echo-v0")
-    game.begin(0)
-    assert (game.answer("JUMP "), game.has_expert, game.hint()) == ("Jump", False, ())
+    with closing(Game(Echo(), "Echo-v0")) as game:
+        game.begin(0)
+        assert (game.answer("JUMP "), game.has_expert, game.hint()) == ("Jump", False, ())
 
 
 def test_a_hint_is_for_the_current_observation() -> None:
-    game = Game(Echo(), "Echo-v0", expert=EchoExpert())
-    game.begin(0)
-    assert game.hint() == ["up"]
-    game.act("on")
-    assert game.hint() == []
+    with closing(Game(Echo(), "Echo-v0", expert=EchoExpert())) as game:
+        game.begin(0)
+        assert game.hint() == ["up"]
+        game.act("on")
+        assert game.hint() == []
 
 
 class CountingExpert(EchoExpert):
@@ -143,16 +143,36 @@ class CountingExpert(EchoExpert):
 
 
 def test_an_expert_of_tasks_gets_every_observation_before_it_gives_a_hint() -> None:
-    game = Game(Echo(), "Echo-v0", expert=CountingExpert())
-    first = game.begin(3).text
-    texts = [first, *(game.act(action).text for action in ("on", "up"))]
-    assert game.hint() == ["3 " + "".join(f"[{text}]" for text in texts)]
-    again = game.begin(4).text
-    assert game.hint() == [f"4 [{again}]"]
+    with closing(Game(Echo(), "Echo-v0", expert=CountingExpert())) as game:
+        first = game.begin(3).text
+        texts = [first, *(game.act(action).text for action in ("on", "up"))]
+        assert game.hint() == ["3 " + "".join(f"[{text}]" for text in texts)]
+        again = game.begin(4).text
+        assert game.hint() == [f"4 [{again}]"]
+
+
+def test_a_game_that_is_closed_or_begun_anew_in_an_episode_leaves_no_thread() -> None:
+    before = threading.active_count()
+    with closing(Game(Echo(), "Echo-v0")) as game:
+        for seed in range(3):
+            game.begin(seed)
+            game.act("on")
+    assert threading.active_count() == before
+
+
+def test_after_the_end_no_action_is_played() -> None:
+    with closing(Game(Echo(), "Echo-v0")) as game:
+        game.begin(0)
+        game.act("win")
+        with pytest.raises(StepOrderError, match="the episode is over"):
+            game.act("on")
+        assert game.begin(1).text.endswith("[level 1]")
 
 
 def test_an_environment_that_raises_is_named() -> None:
-    with pytest.raises(EnvError, match=r"Echo-v0 raised RuntimeError in step: it broke \(.*test_interactive.py:\d+\)"):
+    with pytest.raises(
+        EnvkitError, match=r"Echo-v0 raised RuntimeError in step: it broke \(.*test_interactive.py:\d+\)"
+    ):
         after("crash")
 
 
@@ -177,8 +197,7 @@ def test_an_async_environment_lists_its_moves_too() -> None:
         async with SlotHost(lambda env_id: Waiting(), 1) as slots:
             yield slots
 
-    with closing(BlockingEnv("Waiting-v0", host)) as env:
-        game = Game(env, "Waiting-v0")
+    with closing(BlockingEnv("Waiting-v0", host)) as env, closing(Game(env, "Waiting-v0")) as game:
         assert game.begin(0).legal_moves == ("on",)
         assert game.act("on").legal_moves == ("on", "back")
 
