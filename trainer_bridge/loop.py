@@ -24,6 +24,7 @@ from envkit.types import JSON, EpisodeRecord, FinishReason, Task, Trajectory, st
 
 from .accounting import Ledger, add_counts, fate_before_training, trained_sessions
 from .diagnostics import Diagnostics, Finding, Probe, TrainStep
+from .evaluation.evaluator import Evaluator, mean, return_of, success_of, valid
 from .models.saved_policy import SavedPolicy
 from .rollout import Rollout, RolloutResult
 from .run_folder import checkpoint
@@ -72,64 +73,6 @@ class LoopSettings:
     keep_checkpoints: int
     trajectories_every: int
     trajectories: int
-
-
-class Evaluator:
-    """Measures the policy's success on fixed held-out tasks.
-
-    Args:
-        rollout: Plays the episodes.
-        tasks: Tasks to play. Each is played twice: once with sampled and once with greedy completions.
-        temperature: Sampling temperature of the sampled completions.
-        seed: Sampling seed; the same at every evaluation.
-        names: Name of the environment of each task, for metrics per environment; empty for no such metrics.
-    """
-
-    def __init__(
-        self, rollout: Rollout, tasks: Sequence[Task], *, temperature: float, seed: int, names: Sequence[str] = ()
-    ) -> None:
-        self._rollout = rollout
-        self._tasks = tasks
-        self._temperature = temperature
-        self._seed = seed
-        self._names = names
-
-    async def run(self, display: Display, step: int) -> dict[str, float]:
-        """Play all tasks twice after train step `step`, sampled and greedily; return the metrics, if there are tasks.
-
-        eval_success, eval_return and eval_turns are means over the valid sampled episodes; eval_greedy is the success
-        of greedy play; eval_episodes is the number of valid sampled episodes. Metrics such as
-        ``eval_success/FrozenLake-v0`` have the same meaning for one of several environments.
-        """
-        if not self._tasks:
-            return {}
-        display.phase("evaluate", 2 * len(self._tasks))
-        sampled = await self._play(self._temperature, display, f"eval-{step}-sampled")
-        greedy = await self._play(0.0, display, f"eval-{step}-greedy")
-        values = _evaluated(sampled, greedy)
-        greedy_parts = greedy.by_name(self._names)
-        for name, part in sampled.by_name(self._names).items():
-            values |= {f"{key}/{name}": value for key, value in _evaluated(part, greedy_parts[name]).items()}
-        return values
-
-    async def _play(self, temperature: float, display: Display, phase: str) -> RolloutResult:
-        def count(trajectory: Trajectory) -> None:
-            display.advance(0 if trajectory.is_void else 1)
-
-        return await self._rollout.groups(
-            self._tasks, 1, phase=phase, temperature=temperature, seed=self._seed, on_episode=count
-        )
-
-
-def _evaluated(sampled: RolloutResult, greedy: RolloutResult) -> dict[str, float]:
-    played = valid(sampled.trajectories)
-    return {
-        "eval_success": success_of(played),
-        "eval_greedy": success_of(valid(greedy.trajectories)),
-        "eval_return": return_of(played),
-        "eval_turns": _mean([len(one.turns) for one in played]),
-        "eval_episodes": float(len(played)),
-    }
 
 
 class TrainLoop:
@@ -397,7 +340,7 @@ def step_metrics(result: RolloutResult, report: Mapping[str, float], seconds: Ma
     played = [one for one in valid(result.trajectories) if not one.is_filtered]
     tokens = sum(len(turn.new_ids) + len(turn.completion.token_ids) for one in played for turn in one.turns)
     metrics = [one.outcome.values for one in played]
-    folded = {name: _mean([one[name] for one in metrics if name in one]) for name in sorted({*chain(*metrics)})}
+    folded = {name: mean([one[name] for one in metrics if name in one]) for name in sorted({*chain(*metrics)})}
     lost = [one.outcome for one in result.void]
     versions = [version for one in played for turn in one.turns for version, _ in turn.completion.versions]
     return {
@@ -412,7 +355,7 @@ def step_metrics(result: RolloutResult, report: Mapping[str, float], seconds: Ma
         ),
         **folded,
         "return": return_of(played),
-        "episode_turns": _mean([len(one.turns) for one in played]),
+        "episode_turns": mean([len(one.turns) for one in played]),
         "episodes": float(len(played)),
         "lost_episodes": float(len(result.void)),
         "lost_by_agent": float(sum(one.cause is not None and one.cause.by_agent for one in lost)),
@@ -466,26 +409,7 @@ def _why_no_samples(trajectories: Sequence[Trajectory]) -> str:
     return f"all {len(trajectories)} episodes are void{others}; {reason}"
 
 
-def valid(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-    """Return the trajectories that are not void."""
-    return [one for one in trajectories if not one.is_void]
-
-
-def success_of(trajectories: Sequence[Trajectory]) -> float:
-    """Return the share of successful episodes among those whose success is known; NaN if none is."""
-    return _mean([float(one.outcome.success) for one in trajectories if one.outcome.success is not None])
-
-
-def return_of(trajectories: Sequence[Trajectory]) -> float:
-    """Return the mean return of valid episodes; NaN without episodes."""
-    return _mean([one.outcome.reward for one in trajectories if one.outcome.reward is not None])
-
-
 def _is_known(evaluated: Mapping[str, JSON]) -> bool:
     """Whether the episodes of an evaluation report success."""
     success = evaluated.get("eval_success")
     return isinstance(success, float) and not math.isnan(success)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values) if values else math.nan

@@ -16,10 +16,9 @@ from envkit.types import (
     FinishReason,
     GenerationRecord,
     Observation,
-    Reset,
+    Outcome,
     Step,
     StopReason,
-    Task,
     TurnRecord,
 )
 from tests.cli.commands import called
@@ -39,9 +38,13 @@ def numbers(page: str) -> list[int]:
 
 
 def episode(*turns: TurnRecord, start: str = "P_G", **changes: Any) -> EpisodeRecord:
-    defaults: dict[str, Any] = {"index": 0, "member": 0, "reward": 0.0, "metrics": {}, "error": None, "train_step": 1}
-    stop = changes.pop("stop", StopReason.TERMINATED)
-    return EpisodeRecord.of(Task("Mazes-v0", 5), Reset(Observation(start), {}), turns, stop, **{**defaults, **changes})
+    stop, error = changes.pop("stop", StopReason.TERMINATED), changes.pop("error", None)
+    reward, metrics = changes.pop("reward", 0.0), changes.pop("metrics", {})
+    cause = changes.pop("cause", None)
+    outcome = Outcome.void(stop, error, cause) if stop.is_void else Outcome.score(stop, reward, metrics)
+    usual: dict[str, Any] = {"env_id": "Mazes-v0", "seed": 5, "options": {}, "index": 0, "member": 0, "train_step": 1}
+    values = {**usual, "outcome": outcome, "start": Observation(start), "start_info": {}, "turns": turns, **changes}
+    return EpisodeRecord(**values)
 
 
 def turn(action: str, seen: str, *, finish: FinishReason = FinishReason.STOP, prompt: str = "") -> TurnRecord:

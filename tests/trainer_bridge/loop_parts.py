@@ -12,7 +12,8 @@ import anyio
 from envkit import clock
 from envkit.runs.display import SilentDisplay
 from envkit.trainer_bridge.diagnostics import Diagnostics
-from envkit.trainer_bridge.loop import Evaluator, LoopSettings, TrainLoop
+from envkit.trainer_bridge.evaluation.evaluator import Evaluator
+from envkit.trainer_bridge.loop import LoopSettings, TrainLoop
 from envkit.trainer_bridge.rollout import PolicyPlayer, Rollout, RolloutLimits
 from envkit.trainer_bridge.run_folder import checkpoint
 from envkit.trainer_bridge.run_folder.checkpoint import RunState

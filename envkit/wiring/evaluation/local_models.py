@@ -43,13 +43,12 @@ def find_local(evaluation: EvalConfig, kind: str, name: str) -> FoundPolicy:
     if kind == "model":
         path = locate(name)
         run = _run({"env": {"id": evaluation.env.id}, "engine": {"model": name}}, evaluation)
-        at_once, options, warning = AT_ONCE, {}, ""
+        at_once = AT_ONCE
     else:
         path, content = _checkpoint(Path(name))
         run = _run(content, evaluation)
-        trained = [section for section in run.envs if section.id == evaluation.env.id]
-        at_once, options = run.num_envs, trained[0].options if trained else {}
-        warning = _mismatch(run, path, evaluation.env.id)
+        at_once = run.num_envs
+    options = next((section.options for section in run.envs if section.id == evaluation.env.id), {})
     limits = limits_of(run.rollout)
     if "max_tokens" in evaluation.rollout.model_fields_set and run.engine.model is not None and not is_tiny(run):
         check_length(run.engine.model, limits.max_tokens)
@@ -61,7 +60,7 @@ def find_local(evaluation: EvalConfig, kind: str, name: str) -> FoundPolicy:
         options,
         temperature=evaluation.rollout.temperature if is_set else run.rollout.temperature,
         identity=_identity(Path(path)),
-        warning=warning,
+        warning=_mismatch(run, path, evaluation.env.id),
     )
 
 

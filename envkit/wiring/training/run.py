@@ -19,7 +19,8 @@ from envkit.protocols import EnvHost
 from envkit.runs.display import Display
 from envkit.runs.files import read_rows
 from envkit.trainer_bridge.diagnostics import Diagnostics, DiagnosticSettings, Probe
-from envkit.trainer_bridge.loop import Evaluator, LoopSettings, TrainLoop
+from envkit.trainer_bridge.evaluation.evaluator import Evaluator
+from envkit.trainer_bridge.loop import LoopSettings, TrainLoop
 from envkit.trainer_bridge.models.saved_policy import SavedPolicy
 from envkit.trainer_bridge.rollout import PolicyPlayer, Rollout
 from envkit.trainer_bridge.run_folder import checkpoint
@@ -255,7 +256,10 @@ class _Run:
     def _episodes_at_once(self) -> int:
         """Return how many episodes can be in progress, graders included, in a train step or an evaluation."""
         run = self._run
-        return max(run.trainer.groups_per_step * run.rollout.group_size, run.evaluation.episodes * len(run.envs))
+        return max(
+            run.trainer.groups_per_step * run.rollout.group_size,
+            run.evaluation.episodes * run.evaluation.attempts * len(run.envs),
+        )
 
     def _loop(self, policy: Policy, host: EnvHost, record: RunRecord) -> TrainLoop:
         run = self._run
@@ -264,7 +268,7 @@ class _Run:
         rollout = Rollout(host, player, limits, run.num_envs, run.rollout.num_graders)
         evaluation = run.evaluation
         evaluated = [
-            list(task_sets.all_tasks(spec, section.options, "eval", evaluation.seed, evaluation.episodes))
+            list(task_sets.all_tasks(spec, section.options, evaluation.split, evaluation.seed, evaluation.episodes))
             for section, spec in zip(run.envs, self._specs, strict=True)
         ]
         # With several environments, the metrics contain the values of each one under its name.
@@ -286,6 +290,7 @@ class _Run:
             [task for tasks in evaluated for task in tasks],
             temperature=run.rollout.temperature,
             seed=evaluation.seed,
+            attempts=evaluation.attempts,
             names=[names[index] for index, one in enumerate(evaluated) for _ in one] if names else [],
         )
         self._diagnostics = self._open_diagnostics()

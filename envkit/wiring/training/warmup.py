@@ -18,7 +18,7 @@ from envkit.errors import UsageError
 from envkit.protocols import Expert
 from envkit.registry import EnvSpec
 from envkit.runs.display import Display
-from envkit.trainer_bridge.loop import success_of, valid
+from envkit.trainer_bridge.evaluation.evaluator import success_of, valid
 from envkit.trainer_bridge.render import ChatRenderer
 from envkit.trainer_bridge.rollout import PolicyPlayer, Rollout
 from envkit.trainer_bridge.warmup import demonstrations

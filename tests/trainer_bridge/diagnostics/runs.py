@@ -18,7 +18,8 @@ from envkit.runs.display import SilentDisplay
 from envkit.trainer_bridge.algorithms import catalogue
 from envkit.trainer_bridge.diagnostics import Diagnostics, DiagnosticSettings, Probe
 from envkit.trainer_bridge.engines.transformers import TransformersEngine
-from envkit.trainer_bridge.loop import Evaluator, LoopSettings, TrainLoop
+from envkit.trainer_bridge.evaluation.evaluator import Evaluator
+from envkit.trainer_bridge.loop import LoopSettings, TrainLoop
 from envkit.trainer_bridge.render.plain import PlainRenderer
 from envkit.trainer_bridge.rollout import PolicyPlayer, Rollout, RolloutLimits
 from envkit.trainer_bridge.run_folder import checkpoint

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from envkit.trainer_bridge.evaluation.advice import Limits, advice
-from envkit.trainer_bridge.evaluation.outcomes import EpisodeOutcome
-from envkit.types import StopReason
+from envkit.trainer_bridge.evaluation.advice import advice
+from envkit.trainer_bridge.evaluation.outcomes import EvaluatedEpisode
+from envkit.trainer_bridge.rollout import RolloutLimits
+from envkit.types import Outcome, StopReason
 
 
 def test_prompts_that_leave_no_room_for_an_answer_are_reported_as_cut_off() -> None:
-    episode = EpisodeOutcome(StopReason.CONTEXT_OVERFLOW)
-    lines = advice([[episode], [episode]], Limits(turn_tokens=8, max_turns=1, max_tokens=8))
+    episode = EvaluatedEpisode(Outcome.score(StopReason.CONTEXT_OVERFLOW, 0.0, {}))
+    lines = advice([[episode], [episode]], RolloutLimits(turn_tokens=8, max_turns=1, max_tokens=8))
     assert lines == [
-        "cut off: 2 of 2 episodes reached --max-tokens (8)",
-        "no prompt left room for an answer: raise --max-tokens, or shorten the prompt",
+        "cut off: 2 of 2 episodes reached rollout.max_tokens (8)",
+        "no prompt left room for an answer: raise rollout.max_tokens, or shorten the prompt",
     ]
