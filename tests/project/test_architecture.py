@@ -1,8 +1,7 @@
 """docs/architecture.md follows the tree.
 
-Its rule: a word in backticks that begins with a folder of the product and a slash is a path; if it also ends in a slash,
-it is a package. In a table row that begins with a package, the other words in backticks are its modules, except in
-parentheses.
+Its rule: a word in backticks that begins with a folder of the product and a slash is a path. If it also ends in a slash,
+it is a package, and in the row of a table, the other words in backticks outside parentheses are the package's modules.
 """
 
 from __future__ import annotations
