@@ -27,9 +27,9 @@ Do not edit this page: `make docs` generates it from `envkit/config/`.
 # The evaluation file
 
 This page lists every key of the file that `envkit eval FILE` reads. `envkit eval ENV --policy POLICY` and
-[`envkit.evaluate`](train.md#train-from-python) describe an evaluation with the same keys: options such as `--episodes` are short
-names of keys, and `--set` overrides any key, for example `--set rollout.player_timeout_s=60`. Only `env.id` and `policy` are
-required:
+[`envkit.evaluate`](train.md#train-from-python) describe an evaluation with the same keys: options such as `--episodes`
+are short names of keys, and `--set` overrides any key, for example `--set rollout.player_timeout_s=60`. Only `env.id`
+and `policy` are required:
 
 ```yaml
 env: {id: FrozenLake-v0, options: {size: 6}}
@@ -40,11 +40,11 @@ renderer: {thinking: cut}
 ```
 
 Most sections are those of the [training file](config.md). A key that the policy cannot use is an error, such as
-`rollout.max_tokens` for `openai:`; keys that only training uses, such as `evaluation.every`, have no effect. These defaults
-depend on the policy: `env.num_envs` is 16 for language models, and 8 in an environment that uses sandboxes;
-`rollout.max_turns` is no limit for players without a language model, and 250 for `mini_swe:`; `rollout.turn_tokens` is 4096 for
-`mini_swe:`; `renderer.thinking` is `cut` for `openai:`; and a `checkpoint:` has the values of its run. Editors that support JSON
-schemas can complete and check the file with [eval-config.schema.json](eval-config.schema.json).
+`rollout.max_tokens` for `openai:`; keys that only training uses, such as `evaluation.every`, have no effect. These
+defaults depend on the policy: `env.num_envs` is 16 for language models, and 8 in an environment that uses sandboxes;
+`rollout.max_turns` is no limit for players without a language model, and 250 for `mini_swe:`; `rollout.turn_tokens` is
+4096 for `mini_swe:`; `renderer.thinking` is `cut` for `openai:`; and a `checkpoint:` has the values of its run. Editors
+that support JSON schemas can complete and check the file with [eval-config.schema.json](eval-config.schema.json).
 
 Do not edit this page: `make docs` generates it from `envkit/config/`.
 """,

@@ -1,7 +1,7 @@
 """docs/architecture.md follows the tree.
 
-Its rule: a word in backticks that begins with a folder of the product and a slash is a path. If it also ends in a slash,
-it is a package, and in the row of a table, the other words in backticks outside parentheses are the package's modules.
+Its rule: a word in backticks that begins with a folder of the product and a slash is a path. If it ends in a slash, it is
+a package, and in the row of a table, the other words in backticks outside parentheses are the modules of this package.
 """
 
 from __future__ import annotations
