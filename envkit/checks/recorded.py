@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import gymnasium
@@ -127,7 +127,7 @@ class EnvUnderTest:
             EnvkitError: The environment failed.
         """
         recorder, task = Recorder(env), Task(self.env_id, seed, options or {})
-        played = clock.run(play_in, recorder, player or Explorer(self), task, most)
+        played = clock.run_blocking(partial(play_in, recorder, player or Explorer(self), task, most))
         return PlayedEpisode(seed, recorder.seen, [turn.action for turn in played.turns], played.outcome.success)
 
     def replay(self, env: gymnasium.Env[Any, Any], recorded: PlayedEpisode) -> PlayedEpisode:

@@ -171,7 +171,7 @@ def check_tasks(
         ):
             return [await play_all(host, name) for name in names]
 
-    return clock.run(main), missing
+    return clock.run_blocking(main), missing
 
 
 def _tasks(

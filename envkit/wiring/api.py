@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
-
-from anyio.from_thread import start_blocking_portal
+from typing import TYPE_CHECKING, Any
 
 from envkit import clock, config
 from envkit.config import EvalConfig, RunConfig
@@ -29,7 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["TrainSummary", "display_on", "evaluate", "train"]
 
-T = TypeVar("T")
 
 _REPEATED_AT_ONCE = 8
 
@@ -121,7 +117,7 @@ def train(
     from envkit.wiring.training import run  # Import this slow module only if the file is valid.
 
     with closing(display_on(sys.stdout)) as display:
-        content = _run(
+        content = clock.run_blocking(
             partial(run.train, settings, folder, resume=resume, force=force, display=display, on_step=on_step)
         )
     return TrainSummary.of(folder, content)
@@ -179,7 +175,7 @@ def evaluate(
 
     with closing(display_on(sys.stderr)) as display:
         kept = None if folder is None else folder.begin
-        found = _run(partial(evaluation.evaluate, chosen, display=display, kept=kept, on_episode=add))
+        found = clock.run_blocking(partial(evaluation.evaluate, chosen, display=display, kept=kept, on_episode=add))
     if folder is not None:
         folder.finish(found)
     if dialogues is not None:
@@ -230,7 +226,7 @@ def rescore(
             return await rescoring.rescore(host, episodes, options=chosen, num_envs=_REPEATED_AT_ONCE, display=display)
 
     with closing(display_on(sys.stderr)) as display:
-        found = _run(main)
+        found = clock.run_blocking(main)
     if output is not None:
         _write(output, (one.after for one in found))
     return path, found
@@ -275,21 +271,3 @@ def _folder(output: str | os.PathLike[str] | EvaluationFolder, *, force: bool) -
     from envkit.trainer_bridge.evaluation.report import EvaluationFolder  # needs matplotlib
 
     return output if isinstance(output, EvaluationFolder) else EvaluationFolder(Path(output), force=force)
-
-
-def _run(main: Callable[[], Awaitable[T]]) -> T:
-    """Run `main` in a new event loop, in a worker thread if this thread already runs one.
-
-    If the wait for the worker thread is interrupted, `main` is cancelled, and the interrupt is raised after its end.
-    """
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return clock.run(main)
-    with start_blocking_portal() as portal:
-        result = portal.start_task_soon(main)
-        try:
-            return result.result()
-        except BaseException:
-            result.cancel()
-            raise

@@ -203,8 +203,8 @@ def test_the_same_command_resumes_a_killed_evaluation(tmp_path: Path) -> None:
     assert (code, again) == (0, 0)
     assert 0 < kept < 800
     assert orjson.loads(parts)["metrics"] == orjson.loads(whole)["metrics"]
-    one, other = (re.sub(rb'"seconds":[^,}]*', b"", (tmp_path / name).read_bytes()) for name in BOTH)
-    assert one == other
+    found, expected = (re.sub(rb'"seconds":[^,}]*', b"", (tmp_path / name).read_bytes()) for name in BOTH)
+    assert found == expected
 
 
 def test_control_c_saves_finished_episodes_and_prints_the_command_that_resumes(tmp_path: Path, plain: Path) -> None:

@@ -203,10 +203,11 @@ def test_no_other_site_can_frame_the_page_or_see_its_address(server: GameServer)
 
 def test_a_port_that_is_taken_is_named(server: GameServer, echo: Echo) -> None:
     port = server.server_address[1]
-    with pytest.raises(
-        UsageError, match=f"--port {port}: Address already in use; choose another port, or leave it out"
+    with (
+        closing(Game(echo, "Echo-v0")) as game,
+        pytest.raises(UsageError, match=f"--port {port}: Address already in use; choose another port, or leave it out"),
     ):
-        GameServer(Game(echo, "Echo-v0"), 0, port=port)
+        GameServer(game, 0, port=port)
 
 
 @pytest.mark.parametrize(

@@ -299,7 +299,7 @@ def test_a_model_without_the_answer_format_gets_a_warning() -> None:
 
     async def main() -> Evaluation:
         async with served.run():
-            settings = {"episodes": 4, "seed": 0, "options": LAKE, "split": "any", "max_turns": 3, "turn_tokens": 7}
+            settings: dict[str, Any] = {"episodes": 4, "seed": 0, "options": LAKE, "split": "any", "max_turns": 3, "turn_tokens": 7}
             described = evaluation.read("FrozenLake-v0", policy=f"openai:m@{served.url}", **settings)
             return await evaluate(described, display=Display())
 

@@ -14,7 +14,7 @@ from typing import Any
 import gymnasium
 import pytest
 
-from envkit import clock, config
+from envkit import clock, config, registry
 from envkit.config import evaluation
 from envkit.errors import EnvkitError, OptionError, UnknownEnvError, UsageError
 from envkit.registry import EnvSpec
@@ -142,7 +142,7 @@ class Brittle(gymnasium.Env[str, str]):
 
 def test_an_episode_whose_environment_raises_is_void_and_the_others_count(capsys: pytest.CaptureFixture[str]) -> None:
     if all(one.id != "Brittle-v0" for one in environments.registered()):
-        environments.registry.register("Brittle-v0", Brittle, success_return=2.0)
+        registry.register("Brittle-v0", Brittle, success_return=2.0)
     found = evaluated("Brittle-v0", "random")
     assert (found.episodes + found.void, found.void_by_cause) == (40, {"env_error": found.void})
     assert found.endings == {"solved": found.episodes, "void": found.void}

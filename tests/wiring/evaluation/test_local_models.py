@@ -16,10 +16,8 @@ from envkit.wiring.training.resolve import is_tiny, resolve
 from tests.trainer_bridge.models import write_chat, write_tiny
 
 
-def found(
-    name: str | Path, *overrides: str, kind: str = "model", env_id: str = "FrozenLake-v0", **settings: Any
-) -> FoundPolicy:
-    return find_policy(evaluation.read(env_id, overrides, policy=f"{kind}:{name}", **settings), None)
+def found(name: str | Path, env_id: str = "FrozenLake-v0") -> FoundPolicy:
+    return find_policy(evaluation.read(env_id, policy=f"model:{name}"), None)
 
 
 def test_a_pretrained_model_plays_with_instructions_and_128_tokens_a_turn(tmp_path: Path) -> None:

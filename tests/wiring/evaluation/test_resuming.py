@@ -114,7 +114,7 @@ def test_an_evaluation_of_a_local_model_can_be_resumed(tmp_path: Path, model: st
 
 def test_weights_that_changed_are_noticed(tmp_path: Path) -> None:
     folder = write_chat(tmp_path / "model", seed=5)
-    how = {"turn_tokens": 2, "max_turns": 1, "overrides": ["env.num_envs=2"]}
+    how: dict[str, Any] = {"turn_tokens": 2, "max_turns": 1, "overrides": ["env.num_envs=2"]}
     stopped(tmp_path / "found", f"model:{folder}", after=2, **how)
     os.utime(folder / "model.safetensors", (1, 1))
     with pytest.raises(UsageError, match=r"holds an evaluation with other arguments: weights was .*, now "):
