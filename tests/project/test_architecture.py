@@ -1,7 +1,7 @@
 """docs/architecture.md follows the tree.
 
-Its rule: a word in backticks that begins with a folder of the product and a slash is a path. If it ends in a slash, it is
-a package, and in the row of a table, the other words in backticks outside parentheses are the modules of this package.
+Its rule: a word in backticks that begins with a folder of the product and a slash is a path. If it ends in a slash, it
+is a package. In the row of a package in a table, the other words in backticks outside parentheses are its modules.
 """
 
 from __future__ import annotations
