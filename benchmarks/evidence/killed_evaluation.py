@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import sleep
+from threading import Event
 from typing import Any
 
 from record import Evidence, parser
@@ -36,8 +36,8 @@ def killed() -> dict[str, Any]:
             before = _lines(parts)
             with subprocess.Popen(_words(parts), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
                 while _lines(parts) == before and running.poll() is None:
-                    sleep(0.01)
-                sleep(draw.uniform(0.0, whole_s / 4 / KILLS))
+                    Event().wait(0.01)
+                Event().wait(draw.uniform(0.0, whole_s / 4 / KILLS))
                 running.kill()
             kept.append(_lines(parts))
         found, _ = _finished(parts)
