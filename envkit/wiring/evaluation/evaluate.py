@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 from envkit import __version__, clock
@@ -118,7 +119,13 @@ async def evaluate(
         seconds=seconds,
         resumed=resumed,
         notes=notes,
-        settings={**description, "envkit": __version__, **_sandboxes(config, spec), **contestant.facts},
+        settings={
+            **description,
+            "limits": asdict(found.limits),
+            "envkit": __version__,
+            **_sandboxes(config, spec),
+            **contestant.facts,
+        },
     )
 
 

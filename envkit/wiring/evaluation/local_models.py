@@ -134,5 +134,4 @@ def _facts(run: RunConfig, model: Model) -> dict[str, JSON]:
         "dtype": getattr(run.engine, "dtype", None),
         "chat_template": hashlib.sha256(str(template).encode()).hexdigest()[:16] if template else None,
         "renderer": run.renderer.model_dump(mode="json"),
-        "limits": run.rollout.model_dump(mode="json"),
     }
