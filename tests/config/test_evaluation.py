@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,13 @@ def test_a_file_options_and_python_arguments_describe_the_same_evaluation(tmp_pa
     file = tmp_path / "lake.yaml"
     file.write_text(str(CONTENT))
     overrides = ["rollout.temperature=0.5", "renderer.history=2", "env.options={size: 4}"]
-    settings = {"policy": "openai:m@http://h", "episodes": 8, "attempts": 2, "split": "any", "max_turns": 3}
+    settings: dict[str, Any] = {
+        "policy": "openai:m@http://h",
+        "episodes": 8,
+        "attempts": 2,
+        "split": "any",
+        "max_turns": 3,
+    }
     found = [
         evaluation.read(file),
         evaluation.read(CONTENT),
