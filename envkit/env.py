@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack
 from types import FrameType
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias, cast
 
 import gymnasium
 import msgspec
@@ -233,7 +233,7 @@ class BlockingEnv(gymnasium.Env[str, str]):
         self._is_graded = start.is_graded
         info = dict(start.info)
         if start.is_graded:
-            info["metrics"] = {"success": "last", **info.get("metrics", {})}
+            info["metrics"] = {"success": "last", **cast("Info", info.get("metrics") or {})}
         if start.system is not None:
             info["system"] = start.system
         if start.tools:

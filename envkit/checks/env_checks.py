@@ -24,6 +24,7 @@ from envkit.checks.recorded import (
     shown,
     step_name,
 )
+from envkit.checks.recorder import Seen, unless_void
 from envkit.env import loop_thread
 from envkit.errors import EnvkitError, OptionError, RequestError
 from envkit.http.protocol.messages import write
@@ -33,7 +34,6 @@ from envkit.trainer_bridge.rollout import RolloutLimits, play
 from envkit.trainer_bridge.rollout.players import ScriptedPlayer
 from envkit.types import JSON, Observation, Options, Reset, RolloutRequest, Task, Trajectory
 from envkit.wiring.environments import attributed, open_resources, slots
-from envkit.wiring.evaluation.recorder import Seen, unless_void
 
 BAD_ACTIONS = (
     "",

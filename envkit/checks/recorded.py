@@ -14,12 +14,12 @@ from typing import Any
 import gymnasium
 
 from envkit import clock
+from envkit.checks.recorder import Recorder, Seen, play_in
 from envkit.errors import EnvkitError, PlayerStoppedError
 from envkit.protocols import EpisodePlayer, Expert, Player, TaskExpert
 from envkit.trainer_bridge.rollout.players import Chooser, ScriptedPlayer
 from envkit.types import JSON, Observation, Options, Reset, RolloutRequest, StopReason, Task, stable_hash
 from envkit.wiring.environments import attributed, find, make_here, open_expert
-from envkit.wiring.evaluation.recorder import Recorder, Seen, play_in
 
 MAX_STEPS = 200
 """Limit on the steps of a recorded episode."""

@@ -18,8 +18,8 @@ from envkit.checks.recorded import (
     shown_apart,
     step_name,
 )
+from envkit.checks.recorder import Seen
 from envkit.wiring.environments import VectorMode, attributed, make_vec
-from envkit.wiring.evaluation.recorder import Seen
 
 _COPIES = 3
 _CAUSES: dict[VectorMode, str] = {

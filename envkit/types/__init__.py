@@ -2,7 +2,7 @@
 
 from envkit.types.arrays import Bools, Floats, Hashes, Ints, bools, floats, hashes, ints
 from envkit.types.environments import Observation, Reset, Role, Step, Submission, Task, ToolSchema
-from envkit.types.episodes import EpisodeRecord, GenerationRecord, TurnRecord
+from envkit.types.episodes import EpisodeRecord, TurnRecord
 from envkit.types.outcomes import Outcome, StopReason
 from envkit.types.plain import JSON, Info, Options, TenantKey, stable_hash
 from envkit.types.sandboxes import (
@@ -28,6 +28,7 @@ from envkit.types.training import (
     EngineHealth,
     Exchange,
     FinishReason,
+    GenerationRecord,
     Group,
     PauseMode,
     Prompt,

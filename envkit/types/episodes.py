@@ -13,36 +13,10 @@ import msgspec
 
 from envkit.types.environments import Observation, Step, ToolSchema
 from envkit.types.outcomes import Outcome
-from envkit.types.training import FinishReason
+from envkit.types.training import GenerationRecord
 
 FORMAT = 3
 """Version of the file format. Increase it when a change makes older versions of envkit misread a record."""
-
-
-class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """New prompt tokens (N) and completion tokens (M) of one turn.
-
-    Attributes:
-        prompt: The part of the prompt after the previous completion, as text with special tokens.
-        completion: The sampled tokens, as text with special tokens.
-        finish: Why the completion ended.
-        prompt_ids: The token ids of `prompt` [N].
-        completion_ids: The token ids of `completion` [M].
-        logprobs: Log-probabilities of the completion's tokens in nats [M]; a value that is not finite is None.
-        versions: Policy versions that sampled the completion, in order: pairs of a version and its number of tokens.
-        seconds: Time in seconds that the model needed for the completion.
-        usage: Numbers of prompt and completion tokens, if an endpoint returned them without token ids; otherwise None.
-    """
-
-    prompt: str
-    completion: str
-    finish: FinishReason
-    prompt_ids: tuple[int, ...]
-    completion_ids: tuple[int, ...]
-    logprobs: tuple[float | None, ...]
-    versions: tuple[tuple[int, int], ...]
-    seconds: float
-    usage: tuple[int, int] | None = None
 
 
 class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,16 +12,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from envkit.types.arrays import Bools, Floats, Hashes, Ints, bools, floats, hashes, ints
 from envkit.types.environments import Observation, Reset, Step, Task
 from envkit.types.outcomes import Outcome, StopReason
-
-if TYPE_CHECKING:
-    from envkit.types.episodes import GenerationRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +80,32 @@ class Completion:
 
 NO_TOKENS = Completion((), (), FinishReason.STOP, ())  # type: ignore[arg-type]
 """The completion of a player that samples no tokens."""
+
+
+class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """New prompt tokens (N) and completion tokens (M) of one turn.
+
+    Attributes:
+        prompt: The part of the prompt after the previous completion, as text with special tokens.
+        completion: The sampled tokens, as text with special tokens.
+        finish: Why the completion ended.
+        prompt_ids: The token ids of `prompt` [N].
+        completion_ids: The token ids of `completion` [M].
+        logprobs: Log-probabilities of the completion's tokens in nats [M]; a value that is not finite is None.
+        versions: Policy versions that sampled the completion, in order: pairs of a version and its number of tokens.
+        seconds: Time in seconds that the model needed for the completion.
+        usage: Numbers of prompt and completion tokens, if an endpoint returned them without token ids; otherwise None.
+    """
+
+    prompt: str
+    completion: str
+    finish: FinishReason
+    prompt_ids: tuple[int, ...]
+    completion_ids: tuple[int, ...]
+    logprobs: tuple[float | None, ...]
+    versions: tuple[tuple[int, int], ...]
+    seconds: float
+    usage: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

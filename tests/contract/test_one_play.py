@@ -13,10 +13,10 @@ import pytest
 
 import envkit
 from envkit.checks.tasks import check_tasks
+from envkit.cli.environments.game import open_game
 from envkit.env import AsyncEpisode, GymEpisode
 from envkit.http.client.env_client import SessionEpisode
 from envkit.wiring.api import rescore
-from envkit.wiring.evaluation.interactive import open_game
 from tests.checks.guessing import Guess, Says
 
 RUN: dict[str, Any] = {

@@ -17,6 +17,7 @@ import envkit
 from envkit import clock, config
 from envkit.checks import tasks as check_task
 from envkit.checks.tasks import check_tasks
+from envkit.cli.environments.game import Person
 from envkit.config.evaluation import read
 from envkit.config.parts import AutoRendererSection
 from envkit.errors import EnvkitError
@@ -30,7 +31,6 @@ from envkit.trainer_bridge.warmup.demonstrations import Teacher, demonstrations
 from envkit.types import Action, Info, Observation, Outcome, Reset, RolloutRequest, StopReason, Task, Trajectory
 from envkit.vector import SlotHost
 from envkit.wiring.evaluation.endpoint import open_endpoint
-from envkit.wiring.evaluation.interactive import Person
 from envkit.wiring.evaluation.policies import find_policy
 from envkit.wiring.training.resolve import limits_of, resolve
 from tests.trainer_bridge.fakes import Call, LetterRenderer, ScriptedEngine

@@ -22,6 +22,7 @@ from envkit.environments.tools import submit, tool_of
 from envkit.errors import ConfigError, PlayerStoppedError, UsageError
 from envkit.runs.display import SilentDisplay
 from envkit.trainer_bridge.evaluation.result import Evaluation
+from envkit.trainer_bridge.rollout import RolloutLimits
 from envkit.types import JSON, EpisodeRecord, Info, Observation, Reset, RolloutRequest, StopReason, Task, ToolSchema
 from envkit.wiring import data, mini_swe
 from envkit.wiring.evaluation.evaluate import evaluate
@@ -61,7 +62,8 @@ def acted(
     """Let the player answer the observations of one episode, and return its actions."""
 
     async def main() -> list[str]:
-        async with served.run(), opened(served.url) as endpoint:
+        limits = RolloutLimits(max_turns=6, turn_tokens=mini_swe.TURN_TOKENS)
+        async with served.run(), opened(served.url, limits) as endpoint:
             start = Reset(observations[0], info or {}, tools=tools)
             request = RolloutRequest("eval/0/0", Task("SWE-v0", 0), 0)
             playing = mini_swe.MiniSwe(endpoint, prompts).begin(request, start)

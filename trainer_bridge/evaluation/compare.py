@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import cast
 
 import orjson
 
@@ -52,7 +53,8 @@ def compare(one: Path, other: Path) -> Iterator[str]:
             rows.append(row(f"{name} of B", estimate([[y] for _, _, y in known], is_share=name == "success")))
             rows.append(row(f"{name}: B - A", estimate([[y - x] for _, x, y in known], is_share=False)))
         if name == "success":
-            flips = [(before[key][0], x, y) for key, x, y in known if x != y]
+            flipped = [(before[key][0], x, y) for key, x, y in known if x != y]
+            flips = sorted(flipped, key=lambda one: one[0].index)
     yield f"{len(common)} tasks, paired"
     yield from table([("", "mean", "95 % interval"), *rows])
     if flips:
@@ -94,8 +96,8 @@ def _mean(episodes: list[EpisodeRecord], name: str) -> float:
 
 
 def _settings(result: Mapping[str, JSON]) -> dict[str, JSON]:
-    names = ("env_id", "policy", "seed", "options", "versions", "task_set", "success_rule", "attempts", "settings")
-    return {name: result.get(name) for name in names}
+    settings, names = result["settings"], ("versions", "task_set", "success_rule")
+    return {**cast("dict[str, JSON]", settings), **{name: result.get(name) for name in names}}
 
 
 def flat(value: JSON, key: str = "") -> dict[str, JSON]:

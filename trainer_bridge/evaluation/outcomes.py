@@ -237,7 +237,8 @@ def measure(tasks: Sequence[Sequence[EvaluatedEpisode]], attempts: int) -> dict[
             some = [_successes(task) for task in valid if len(_successes(task)) >= k]
             if some:
                 first[f"pass@{k}"] = share([pass_at(k, one) for one in some])
-                first[f"pass^{k}"] = share([pass_all(k, one) for one in some])
+                if k > 1:  # pass^1 is pass@1
+                    first[f"pass^{k}"] = share([pass_all(k, one) for one in some])
         several = [one for task in valid if len(one := _successes(task)) > 1]
         if several:
             first["flips"] = share([float(len({*one}) == 2) for one in several])

@@ -16,7 +16,7 @@ _NAMES = {
     "return_uncut": "return, if not cut off",
     "flips": "tasks that flip",
 }
-_SHARES = ("success", "success_uncut", "flips", "action_is_valid", "action_is_effective", CUT)
+_SHARES = ("flips", "action_is_valid", "action_is_effective", CUT)
 
 
 def lines(found: Evaluation) -> Iterator[str]:
@@ -55,7 +55,7 @@ def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 def row(name: str, estimate: Estimate) -> tuple[str, str, str]:
     """Return the label, mean and interval of a metric."""
-    is_share = name in _SHARES or name.startswith(("pass@", "pass^"))
+    is_share = name in _SHARES or name.startswith(("pass@", "pass^", "success"))
     mean, low, high = (f"{value:.1%}" if is_share else f"{value:.2f}" for value in estimate)
     return _NAMES.get(name, name.replace("_", " ")), mean, f"{low} – {high}"
 

@@ -133,7 +133,8 @@ def _env(episode: EpisodeRecord) -> str:
 
 
 def _facts(episode: EpisodeRecord) -> Iterator[str]:
-    yield f"reward {_number(episode.outcome.reward)}"
+    if not episode.outcome.is_void:
+        yield f"reward {_number(episode.outcome.reward)}"
     yield _count(len(episode.turns), "turn")
     yield f"ended: {episode.outcome.stop.value}"
     level = episode.start_info.get("level")

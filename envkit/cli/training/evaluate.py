@@ -57,13 +57,13 @@ _OTHERS: dict[str, Any] = {
         typer.Option(metavar="FILE", help="Write successful episodes here, for warmup.kind: dialogues."),
     ],
     "force": Annotated[bool, typer.Option("--force", help="Replace the evaluation that is already in the folder.")],
-    "was": Annotated[list[str] | None, typer.Option(*_WAS, hidden=True)],
+    **{option: Annotated[str | None, typer.Option(option, hidden=True)] for option in _WAS},
 }
 _TYPES = {"COUNT": int, "SEED": int, "X": float}
 _ORDER = (
     *("policy", "episodes", "attempts", "option", "split", "greedy", "output", "url", "overrides", "as_json"),
     *("compare", "seed", "tasks", "temperature", "turn_tokens", "max_turns", "system", "backend", "judge", "force"),
-    *("dialogues", "was"),
+    *("dialogues", *_WAS),
 )
 """The options, the most used ones first."""
 
@@ -78,9 +78,9 @@ def evaluate(**chosen: Any) -> None:
         return
     if chosen["target"] is None:
         raise UsageError("name an environment or an evaluation file")
-    if chosen["was"]:
-        given = next(word for word in sys.argv if word.partition("=")[0] in _WAS).partition("=")[0]
-        raise UsageError(f"{given} is now --set {_WAS[given]}={chosen['was'][0]}")
+    for option, key in _WAS.items():
+        if (value := chosen[_name(option)]) is not None:
+            raise UsageError(f"{option} is now --set {key}={value}")
     if chosen["force"] and chosen["output"] is None:
         raise UsageError("--force replaces the evaluation in the folder --output; add --output, or leave out --force")
     settings = {name: chosen[name] for name in SHORTHANDS}
@@ -125,6 +125,10 @@ def _run(chosen: dict[str, Any], settings: dict[str, Any]) -> None:
             typer.echo("to play the lost episodes again, repeat the command", err=as_json)
 
 
+def _name(option: str) -> str:
+    return option.strip("-").replace("-", "_")
+
+
 def _declare() -> None:
     """Give the command its argument and options; Typer reads them from the signature."""
     target = Annotated[
@@ -141,10 +145,11 @@ def _declare() -> None:
             types[name] = _OTHERS[name]
     keyword, defaults = inspect.Parameter.KEYWORD_ONLY, {"greedy": False, "as_json": False, "force": False}
     parameters = [
-        inspect.Parameter(name, keyword, default=defaults.get(name), annotation=one) for name, one in types.items()
+        inspect.Parameter(_name(name), keyword, default=defaults.get(name), annotation=one)
+        for name, one in types.items()
     ]
     evaluate.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    evaluate.__annotations__ = types
+    evaluate.__annotations__ = {_name(name): one for name, one in types.items()}
 
 
 _declare()

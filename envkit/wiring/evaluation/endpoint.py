@@ -53,7 +53,7 @@ class Endpoint(Player):
     Attributes:
         client: Sends the requests.
         limits: Limits of the answers.
-        system: System prompt; None if there is none.
+        system: System prompt; None sends no prompt of our own.
         history: Number of most recent turns in a prompt, or ``"all"``.
         keeps_thoughts: Whether thoughts of earlier turns stay in the prompt.
     """

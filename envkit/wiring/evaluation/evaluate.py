@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 from envkit import __version__, clock
 from envkit.config import EvalConfig
-from envkit.errors import ConfigError, EnvkitError, leaves
+from envkit.errors import ConfigError, EnvkitError
 from envkit.protocols import EnvHost
 from envkit.registry import EnvSpec
 from envkit.runs.display import Display
@@ -20,7 +21,8 @@ from envkit.trainer_bridge.rollout import Rollout
 from envkit.types import JSON, EpisodeRecord, Options, Task, Trajectory
 from envkit.wiring import tasks as task_sets
 from envkit.wiring.environments import open_resources, slots
-from envkit.wiring.evaluation.policies import FoundPolicy, find_policy, num_envs, spec_of, with_split
+from envkit.wiring.evaluation.contestant import FoundPolicy, num_envs
+from envkit.wiring.evaluation.policies import find_policy, spec_of, with_split
 
 TOOL_SLOTS = 8
 """Maximum number of concurrent episodes of an environment that uses sandboxes as tools."""
@@ -96,12 +98,10 @@ async def evaluate(
                 skip=tally.finished,
                 seed_of=found.seed_of(section.seed),
             )
-        except BaseException as error:
+        except BaseException:
             display.close()
             if line := tally.so_far():
                 display.announce(line)
-            if isinstance(error, ExceptionGroup):
-                raise next(leaves(error)) from error
             raise
         seconds = clock.now() - began
         display.close()
@@ -119,7 +119,13 @@ async def evaluate(
         seconds=seconds,
         resumed=resumed,
         notes=notes,
-        settings={**description, "envkit": __version__, **_sandboxes(config, spec), **contestant.facts},
+        settings={
+            **description,
+            "limits": asdict(found.limits),
+            "envkit": __version__,
+            **_sandboxes(config, spec),
+            **contestant.facts,
+        },
     )
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,12 +14,11 @@ from envkit.config import EvalConfig, kinds
 from envkit.errors import ConfigError, UsageError, did_you_mean
 from envkit.protocols import Player
 from envkit.registry import EnvSpec
-from envkit.runs.episodes import Decode
-from envkit.trainer_bridge.rollout import RolloutLimits
 from envkit.trainer_bridge.rollout.players import ExpertPlayer, NopPlayer, RandomPlayer
-from envkit.types import JSON, Options, stable_hash
+from envkit.types import Options
 from envkit.wiring.contexts import PlayerContext, open_part
 from envkit.wiring.environments import find, open_expert, open_helper, registered
+from envkit.wiring.evaluation.contestant import AT_ONCE, Contestant, FoundPolicy, num_envs
 from envkit.wiring.training.resolve import limits_of
 
 if TYPE_CHECKING:
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
 
 SLOTS = 256
 """Maximum number of concurrent episodes of a player without a language model."""
-AT_ONCE = 16
-"""Default number of concurrent episodes of a language model."""
 MAX_TURNS = 10_000
 """Default number of turns of a player without a language model, because an environment may set no limit itself."""
 
@@ -52,50 +49,6 @@ _NEEDS: Mapping[str, tuple[str, ...]] = {
     "renderer.thinking": ("model", "checkpoint", "openai"),
 }
 """For each key that some policies do not have, the kinds of policies that have it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Contestant:
-    """A player that was opened.
-
-    Attributes:
-        player: The player.
-        decode: Converts its tokens to text.
-        facts: What the result file says about it, such as its versions.
-    """
-
-    player: Player
-    decode: Decode = lambda ids: ""
-    facts: Mapping[str, JSON] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class FoundPolicy:
-    """A policy that was found, but whose model is not loaded yet.
-
-    Attributes:
-        opened: Function of the episodes' options. Returns a context manager that loads the policy.
-        limits: Limits of its episodes.
-        at_once: Maximum number of concurrent episodes.
-        options: Options of the environment that the policy was trained with.
-        temperature: Sampling temperature; None for a player without a language model.
-        identity: Fingerprint of the policy's files; empty if unknown.
-        warning: Warning for the user, in one line; may be empty.
-    """
-
-    opened: Callable[[Options], AbstractAsyncContextManager[Contestant]]
-    limits: RolloutLimits
-    at_once: int
-    options: Options = field(default_factory=dict)
-    temperature: float | None = None
-    identity: str = ""
-    warning: str = ""
-
-    def seed_of(self, seed: int) -> Callable[[int, int], int] | None:
-        """Return how the seeds of episodes derive from that of the evaluation; None for that of a training run."""
-        if self.temperature is not None:
-            return None
-        return lambda index, member: stable_hash(seed, "policy", index, *([member] if member else []))
 
 
 def find_policy(config: EvalConfig, spec: EnvSpec | None) -> FoundPolicy:
@@ -132,11 +85,6 @@ def find_policy(config: EvalConfig, spec: EnvSpec | None) -> FoundPolicy:
     if kind in ("random", "expert"):
         return replace(found, opened=partial(_open_player, partial(player_for, kind, config.env.id, spec)))
     return found
-
-
-def num_envs(config: EvalConfig) -> int | None:
-    """Return the maximum number of concurrent episodes; None if it was not set."""
-    return config.env.num_envs if "num_envs" in config.env.model_fields_set else None
 
 
 def _refuse_needless(config: EvalConfig, kind: str) -> None:

@@ -20,9 +20,9 @@ import gymnasium
 import pytest
 
 from envkit.cli.environments.browser import MAX_BODY_BYTES, GameServer
+from envkit.cli.environments.game import Game
 from envkit.errors import UsageError
 from envkit.spaces import Utf8Text
-from envkit.wiring.evaluation.interactive import Game
 from tests.cli.commands import SCRIPT, envkit
 from tests.environments.webshop.shop import LAMP, make_shop
 

@@ -78,8 +78,10 @@ def request(temperature: float = 1.0) -> RolloutRequest:
     return RolloutRequest("eval/0/0", Task("Code-v0", 0), 0, temperature=temperature)
 
 
-def opened(url: str, **renderer: Any) -> AbstractAsyncContextManager[Endpoint]:
-    limits = RolloutLimits(max_turns=6)
+LIMITS = RolloutLimits(max_turns=6)
+
+
+def opened(url: str, limits: RolloutLimits = LIMITS, **renderer: Any) -> AbstractAsyncContextManager[Endpoint]:
     return open_endpoint(Address.of(f"m@{url}"), limits, AutoRendererSection(**renderer), at_once=1)
 
 
@@ -299,8 +301,15 @@ def test_a_model_without_the_answer_format_gets_a_warning() -> None:
 
     async def main() -> Evaluation:
         async with served.run():
-            settings: dict[str, Any] = {"episodes": 4, "seed": 0, "options": LAKE, "split": "any", "max_turns": 3, "turn_tokens": 7}
-            described = evaluation.read("FrozenLake-v0", policy=f"openai:m@{served.url}", **settings)
+            settings: dict[str, Any] = {
+                "episodes": 4,
+                "seed": 0,
+                "options": LAKE,
+                "split": "any",
+                "max_turns": 3,
+                "turn_tokens": 7,
+            }
+            described = evaluation.read("FrozenLake-v0", policy=f"openai:m@{served.url}", turn_tokens=7, **settings)
             return await evaluate(described, display=Display())
 
     found = clock.run(main)

@@ -11,13 +11,13 @@ from typing import Any, ClassVar
 import gymnasium
 import pytest
 
+from envkit.cli.environments.game import Game, Scene, open_game
 from envkit.env import AsyncEnv, BlockingEnv
 from envkit.errors import EnvkitError, OptionError, StepOrderError, UnknownEnvError, UsageError
 from envkit.protocols import EnvHost
 from envkit.spaces import Utf8Text
 from envkit.types import Info, Observation, Options, Reset, Step, Task
 from envkit.vector import SlotHost
-from envkit.wiring.evaluation.interactive import Game, Scene, open_game
 
 ANSWER = "<answer>{}</answer>"
 

@@ -13,13 +13,13 @@ from typing import Any
 import gymnasium
 from anyio.from_thread import start_blocking_portal
 
+from envkit.checks.recorder import Recorder, play_in
 from envkit.errors import StepOrderError, UsageError
 from envkit.protocols import EpisodePlayer, Expert, Player, TaskExpert
 from envkit.trainer_bridge.evaluation.outcomes import shortest_of
 from envkit.types import Info, Observation, Options, Outcome, Reset, RolloutRequest, StopReason, Task, Trajectory
 from envkit.wiring.environments import attributed, make, make_here, open_expert
 from envkit.wiring.evaluation.policies import ANY_SPLIT, spec_of, with_split
-from envkit.wiring.evaluation.recorder import Recorder, play_in
 
 SOLVED = "solved"
 LOST = "lost"
