@@ -118,7 +118,7 @@ def parse(content: Mapping[str, Any], overrides: Sequence[str] = (), **settings:
     Args:
         content: The content of an evaluation file.
         overrides: ``"a.b=value"`` strings; the values are parsed as YAML.
-        settings: Values by short names; None sets nothing.
+        settings: Values by short names; None sets nothing. ``greedy=True`` stands for ``temperature=0``.
 
     Raises:
         ConfigError: The mapping is invalid. The error has one line per problem, starting with the key.
@@ -126,6 +126,10 @@ def parse(content: Mapping[str, Any], overrides: Sequence[str] = (), **settings:
     """
     changed = copy.deepcopy(dict(content))
     known = {**{name: one.key for name, one in SHORTHANDS.items()}, **_IN_PYTHON}
+    if settings.pop("greedy", False):
+        if settings.get("temperature"):
+            raise UsageError("greedy play does not sample; leave out greedy or temperature")
+        settings["temperature"] = 0.0
     for name, value in settings.items():
         if name not in known:
             raise UsageError(f"there is no setting {name!r}{did_you_mean(name, known)}")

@@ -145,7 +145,7 @@ def evaluate(
         force: Whether to replace the evaluation in the folder.
         settings: Values of keys by short names, such as ``episodes=64``, ``attempts=4``, ``seed=1``, ``split="any"``,
             ``options={"size": 6}``, ``url="http://host"``, ``temperature=0`` (greedy), ``max_turns=8``,
-            ``turn_tokens=64`` or ``system="Be brief."``; see `envkit.config.evaluation`.
+            ``greedy=True``, ``turn_tokens=64`` or ``system="Be brief."``; see `envkit.config.evaluation`.
 
     Raises:
         UnknownEnvError: No such environment.

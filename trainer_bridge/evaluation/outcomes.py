@@ -97,6 +97,11 @@ class EvaluatedEpisode:
         return "ended" if outcome.success is None else "wrong"
 
     @property
+    def is_cut(self) -> bool:
+        """Whether a limit cut off the episode or one of its answers, even if it succeeded."""
+        return self.outcome.stop in CUT_BY or self.usage.cut > 0
+
+    @property
     def values(self) -> dict[str, float]:
         """The metrics of an episode that is not void, with its return and number of turns."""
         assert self.outcome.reward is not None, "the episode is not void"
@@ -228,7 +233,7 @@ def measure(tasks: Sequence[Sequence[EvaluatedEpisode]], attempts: int) -> dict[
     found = summarise([[one.values for one in task] for task in valid])
     found |= {name: clipped(found[name]) for name in (CUT, VALID) if name in found}
     first = {name: found.pop(name) for name in ("success",) if name in found}
-    uncut = [[one for one in task if one.ending not in (*CUT_BY.values(), BY_LENGTH)] for task in valid]
+    uncut = [[one for one in task if not one.is_cut] for task in valid]
     if sum(map(len, uncut)) not in (0, sum(map(len, valid))):
         rest = summarise([[one.values for one in task] for task in uncut])
         first |= {f"{name}_uncut": rest[name] for name in ("success", "return") if name in rest}

@@ -88,11 +88,7 @@ def evaluate(**chosen: Any) -> None:
     if chosen["tasks"] is not None:
         options["tasks"] = str(chosen["tasks"])
         settings["split"] = settings["split"] or "any"
-    if chosen["greedy"]:
-        if settings["temperature"]:
-            raise UsageError("--greedy does not sample; leave out --greedy or --temperature")
-        settings["temperature"] = 0.0
-    _run(chosen, {**settings, "options": options or None})
+    _run(chosen, {**settings, "options": options or None, "greedy": chosen["greedy"]})
 
 
 def _run(chosen: dict[str, Any], settings: dict[str, Any]) -> None:

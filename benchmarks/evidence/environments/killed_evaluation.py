@@ -1,6 +1,6 @@
 """Kill an evaluation at random moments and resume it: the table must equal that of an uninterrupted one.
 
-    python benchmarks/evidence/killed_evaluation.py
+    python benchmarks/evidence/environments/killed_evaluation.py
 
 A random policy plays 2,000 levels of Sokoban, and is killed (-9) ten times.
 """
@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 from threading import Event
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[1]))  # the folder of `record`
 from record import Evidence, parser
 
 from envkit import clock
