@@ -103,15 +103,6 @@ _IN_PYTHON = {
 """Further short names that only `envkit.evaluate` has."""
 
 
-def load(path: Path, overrides: Sequence[str] = (), **settings: Any) -> EvalConfig:
-    """Read an evaluation file; see `parse` for the other arguments.
-
-    Raises:
-        ConfigError: The file cannot be read or is invalid.
-    """
-    return parse(grammar.content_of(path, example="env: {id: Sokoban-v0}"), overrides, **settings)
-
-
 def parse(content: Mapping[str, Any], overrides: Sequence[str] = (), **settings: Any) -> EvalConfig:
     """Check a mapping against the schema.
 
@@ -153,7 +144,7 @@ def read(
     if isinstance(config, Mapping):
         return parse(config, overrides, **settings)
     if (path := Path(config)).suffix in (".yaml", ".yml") or path.is_file():
-        return load(path, overrides, **settings)
+        return parse(grammar.content_of(path, example="env: {id: Sokoban-v0}"), overrides, **settings)
     if settings.get("policy") is None and not any(one.startswith("policy=") for one in overrides):
         raise UsageError("the policy is missing; name one, such as random (--policy)")
     content: dict[str, Any] = {"env": {"id": os.fspath(config)}}

@@ -45,11 +45,6 @@ class StopReason(StrEnum):
         """Whether the episode does not measure the policy, as after a lost sandbox. Training ignores such episodes."""
         return self not in _MEASURES_THE_POLICY
 
-    @property
-    def is_cut(self) -> bool:
-        """Whether a limit of the caller ended the episode, so that a longer one might have had another outcome."""
-        return self in (StopReason.MAX_TURNS, StopReason.CONTEXT_OVERFLOW, StopReason.PLAYER_TIMEOUT)
-
 
 _MEASURES_THE_POLICY = (
     StopReason.TERMINATED,

@@ -140,6 +140,7 @@ class Tally:
         self._display = display
         self._on_episode = on_episode
         self._known: list[bool] = []
+        self._returns: list[float] = []
         self._count = 0
 
     @property
@@ -201,10 +202,12 @@ class Tally:
             self.success_rule = _success_rule(episode)
         if found.outcome.success is not None:
             self._known.append(found.outcome.success)
+        if found.outcome.reward is not None:
+            self._returns.append(found.outcome.reward)
 
     def _show(self, count: int) -> None:
-        known = self._known
-        self._display.advance(count, success=sum(known) / len(known) if known else math.nan)
+        name, values = ("success", self._known) if self._known else ("return", self._returns)
+        self._display.advance(count, **{name: sum(values) / len(values) if values else math.nan})
 
 
 def _success_rule(episode: EpisodeRecord) -> str:

@@ -347,14 +347,12 @@ class _Run:
         before, after = facts.get("before"), facts.get("after")
         before = before if isinstance(before, dict) else {}
         after = after if isinstance(after, dict) else {}
+        evaluations = {"before": before, "after": after}
         return {
             **self._of_environments(before, after),
             "algorithm": self._run.algorithm.preset,
             "policy": "" if self._policy is None else self._policy.description,
-            "eval_success_before": before.get("eval_success"),
-            "eval_success_after": after.get("eval_success"),
-            "eval_greedy_before": before.get("eval_greedy"),
-            "eval_greedy_after": after.get("eval_greedy"),
+            **{f"{key}_{when}": _finite(values.get(key)) for key in _HELD_OUT for when, values in evaluations.items()},
             "eval_episodes": round(played) if isinstance(played := after.get("eval_episodes"), float) else 0,
             "best_step": self._state.best_step,
             "eval_success_best": self._state.best_success,
@@ -378,13 +376,21 @@ class _Run:
             return {"env_id": ids[0]}
         environments: dict[str, JSON] = {
             name: {
-                f"{key}_{when}": values.get(f"{key}/{name}")
-                for key in ("eval_success", "eval_greedy")
+                f"{key}_{when}": _finite(values.get(f"{key}/{name}"))
+                for key in _HELD_OUT
                 for when, values in (("before", before), ("after", after))
             }
             for name in names_of(self._run)
         }
         return {"env_ids": ids, "environments": environments}
+
+
+_HELD_OUT = ("eval_success", "eval_greedy", "eval_return")
+
+
+def _finite(value: JSON) -> JSON:
+    """Return `value`, but None for the mean of no values, such as the success that an environment does not report."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
