@@ -120,7 +120,7 @@ class GymEpisode(Episode):
         except Exception as error:
             raise env_error(error, self._task.env_id, "reset") from error
         self._running = True
-        return Reset(self._observe(text, info), {**_declared(self._env.metadata), **info})
+        return Reset(self._observe(text, info), {**info, **_declared(self._env.metadata)})
 
     async def step(self, action: str) -> Step:
         return self.step_now(action)
@@ -232,8 +232,12 @@ class BlockingEnv(gymnasium.Env[str, str]):
         start = self._portal.call(self._episode.reset)
         self._is_graded = start.is_graded
         info = dict(start.info)
-        if start.is_graded:
-            info["metrics"] = {"success": "last", **cast("Info", info.get("metrics") or {})}
+        metrics = cast("Info", info.get("metrics") or {})
+        declared: Info = {"metrics": {**({"success": "last"} if start.is_graded else {}), **metrics}}
+        if "success_return" in info:
+            declared["success_return"] = info["success_return"]
+        info |= declared
+        self.metadata = {**self.metadata, **declared}
         if start.system is not None:
             info["system"] = start.system
         if start.tools:

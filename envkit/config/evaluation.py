@@ -57,7 +57,9 @@ class EvalConfig(Section):
     def set_keys(self, name: str) -> dict[str, Any]:
         """Return the keys of the section `name` that were set, with their values."""
         section: Section = getattr(self, name)
-        return section.model_dump(mode="json", exclude_unset=True)
+        kind = getattr(section, "kind", "auto")
+        other = {} if kind in ("auto", "transformers") else {"kind": kind}
+        return {**other, **section.model_dump(mode="json", exclude_unset=True)}
 
 
 class Shorthand(NamedTuple):
@@ -125,7 +127,11 @@ def parse(content: Mapping[str, Any], overrides: Sequence[str] = (), **settings:
         if name not in known:
             raise UsageError(f"there is no setting {name!r}{did_you_mean(name, known)}")
         if value is not None:
-            grammar.put(changed, known[name], dict(value) if isinstance(value, Mapping) else value)
+            if isinstance(value, Mapping):
+                for key, one in value.items():
+                    grammar.put(changed, f"{known[name]}.{key}", one)
+            else:
+                grammar.put(changed, known[name], value)
     grammar.override(changed, overrides)
     return grammar.check(changed, EvalConfig)
 
@@ -140,7 +146,10 @@ def read(
         UsageError: There is no such short name, or the policy is missing.
     """
     if isinstance(config, EvalConfig):
-        config = config.model_dump(exclude_unset=True)
+        if not overrides and all(value is None for value in settings.values()):
+            return config
+        parts = {name: config.set_keys(name) for name in ("engine", "renderer", "sandbox")}
+        config = {**config.model_dump(exclude_unset=True), **{name: part for name, part in parts.items() if part}}
     if isinstance(config, Mapping):
         return parse(config, overrides, **settings)
     if (path := Path(config)).suffix in (".yaml", ".yml") or path.is_file():

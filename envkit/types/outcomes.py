@@ -115,7 +115,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 def is_success(metric: float | None, grade: float | None, reward: float, success_return: float | None) -> bool | None:
     """Return whether an episode succeeded. The first rule that applies decides.
 
-    1. the environment reports the metric ``success``: whether it is at least 1;
+    1. the environment has the metric ``success``: whether it is at least 1 (0 if no step has reported it);
     2. the episode was graded: whether the grade is at least 1;
     3. the environment declares `success_return` (see `envkit.registry.EnvSpec`): whether the return is at least that;
     4. otherwise success is unknown: None.

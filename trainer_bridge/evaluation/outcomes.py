@@ -127,7 +127,7 @@ class Tally:
 
     Attributes:
         versions: The environment's ``info["versions"]``, from its resets; empty if it reports none.
-        success_rule: How success is defined, in words; empty before the first episode that is not void.
+        success_rule: How success is defined, in words.
     """
 
     def __init__(
@@ -135,7 +135,9 @@ class Tally:
     ) -> None:
         self.total = tasks * attempts
         self.versions: Mapping[str, JSON] = {}
-        self.success_rule = ""
+        self.success_rule = (
+            "unknown: the environment reports no metric success, has no grader, and declares no success_return"
+        )
         self._episodes: list[dict[int, EvaluatedEpisode]] = [{} for _ in range(tasks)]
         self._display = display
         self._on_episode = on_episode
@@ -198,10 +200,9 @@ class Tally:
         attempts = self._episodes[episode.index]
         self._count += episode.member not in attempts
         attempts[episode.member] = found
-        if not found.outcome.is_void and not self.success_rule:
-            self.success_rule = _success_rule(episode)
         if found.outcome.success is not None:
             self._known.append(found.outcome.success)
+            self.success_rule = _success_rule(episode)
         if found.outcome.reward is not None:
             self._returns.append(found.outcome.reward)
 
@@ -212,8 +213,6 @@ class Tally:
 
 def _success_rule(episode: EpisodeRecord) -> str:
     """Return the rule of `envkit.types.outcomes.is_success` that decided, in words."""
-    if episode.outcome.success is None:
-        return "unknown: the environment reports no metric success, has no grader, and declares no success_return"
     if "success" in episode.start_info.get("metrics", {}):
         return "metric success >= 1"
     if episode.outcome.grade is not None:

@@ -124,9 +124,7 @@ async def play(
                     start = await _reset(running, episode, limits)
                     gate.arrive()  # only now: a reset may wait for a sandbox that another episode of the wave holds
                     arrived = True
-                    with _errors_of_the_player():
-                        running.player = player.begin(request, start)
-                    running.stop = await _turns(running, running.player, start, episode, limits, gate)
+                    running.stop = await _turns(running, player, start, episode, limits, gate)
                 if start.is_graded and not running.stop.is_void:
                     leave()
                     await _grade(running, episode, limits)
@@ -159,13 +157,18 @@ async def _reset(running: _RunningEpisode, episode: Episode, limits: RolloutLimi
 
 async def _turns(
     running: _RunningEpisode,
-    player: EpisodePlayer,
+    player: Player,
     start: Reset,
     episode: Episode,
     limits: RolloutLimits,
     gate: Gate,
 ) -> StopReason:
     """Play the turns of an episode that was reset, and return why it ended."""
+    try:
+        with _errors_of_the_player():
+            acting = running.player = player.begin(running.request, start)
+    except PlayerStoppedError as stopped:
+        return _reason(stopped)
     observation, left_s = start.observation, math.inf if limits.player_timeout_s is None else limits.player_timeout_s
     while len(running.turns) < limits.max_turns:
         # Yield to the event loop so that Ctrl-C works: an environment that only computes never yields.
@@ -175,11 +178,9 @@ async def _turns(
         began = clock.now()
         try:
             with anyio.move_on_after(left_s) as scope, _errors_of_the_player():
-                action = _checked(await player.act(observation))
+                action = _checked(await acting.act(observation))
         except PlayerStoppedError as stopped:
-            if stopped.stop.is_void:
-                raise _VoidError(stopped.stop, str(stopped)) from stopped
-            return stopped.stop
+            return _reason(stopped)
         if scope.cancelled_caught:
             return StopReason.PLAYER_TIMEOUT
         acted = clock.now()
@@ -210,6 +211,13 @@ async def _turns(
             return StopReason.TERMINATED if step.terminated else StopReason.TRUNCATED
         observation = step.observation
     return StopReason.MAX_TURNS
+
+
+def _reason(stopped: PlayerStoppedError) -> StopReason:
+    """Return why a player stopped its episode, unless that makes the episode void."""
+    if stopped.stop.is_void:
+        raise _VoidError(stopped.stop, str(stopped)) from stopped
+    return stopped.stop
 
 
 async def _grade(running: _RunningEpisode, episode: Episode, limits: RolloutLimits) -> None:
@@ -311,8 +319,11 @@ class _RunningEpisode:
         assert self.stop is not None, "the episode has ended"
         assert self.start is not None, "the episode was reset"
         steps, info = [turn.step for turn in self.turns if turn.step is not None], self.start.info
-        folds = info.get("metrics")
-        metrics = fold_infos([one.info for one in steps] or [info], cast("dict[str, Fold]", folds or {}))
+        declared = info.get("metrics")
+        folds = cast("dict[str, Fold]", declared if isinstance(declared, dict) else {})
+        metrics = fold_infos([one.info for one in steps] or [info], folds)
+        if "success" in folds:
+            metrics.setdefault("success", 0.0)  # an environment may report it only in the last step
         success_return = info.get("success_return")
         return Outcome.score(
             self.stop,

@@ -80,11 +80,11 @@ class Rollout:
 
         numbers = [(index, member) for index in range(len(tasks)) for member in range(group_size)]
         requests = {number: request_of(*number) for number in numbers if number not in skip}
-        played: dict[str, Trajectory] = {}
+        last: dict[str, Trajectory] = {}
         void: list[Trajectory] = []
 
         def ended(trajectory: Trajectory) -> None:
-            played[trajectory.key] = trajectory
+            last[trajectory.key] = trajectory
             if on_episode is not None:
                 on_episode(trajectory)
 
@@ -94,14 +94,14 @@ class Rollout:
                 await self._play(waiting, on_begin or (lambda request: None), ended)
             except ExceptionGroup as errors:  # raise the first error itself
                 raise next(leaves(errors)) from errors
-            lost = [request for request in waiting if played[request.key].is_void]
-            void += [played[request.key] for request in lost]
-            waiting = [_retry(request, played[request.key].outcome.stop) for request in lost]
+            lost = [request for request in waiting if last[request.key].is_void]
+            void += [last[request.key] for request in lost]
+            waiting = [_retry(request, last[request.key].outcome.stop) for request in lost]
             if not waiting:
                 break
         members: list[list[Trajectory]] = [[] for _ in tasks]
         for (index, _), request in requests.items():
-            members[index].append(played[request.key])
+            members[index].append(last[request.key])
         groups = tuple(Group(task, tuple(some)) for task, some in zip(tasks, members, strict=True))
         return RolloutResult(groups, tuple(void))
 

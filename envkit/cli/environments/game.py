@@ -168,7 +168,7 @@ class Game:
             notes,
             seen[-1].legal_moves,
             turns=len(seen) - 1,
-            total=float(sum(one.reward for one in seen)),
+            total=float(sum(one.reward for one in seen)) if outcome is None else outcome.reward or 0.0,
             shortest=shortest_of(seen[0].info),
             reward=float(seen[-1].reward) if len(seen) > 1 else None,
             is_valid=_truth(info, "action_is_valid"),

@@ -100,7 +100,7 @@ def _run(chosen: dict[str, Any], settings: dict[str, Any]) -> None:
         from envkit.trainer_bridge.evaluation.report import EvaluationFolder
 
         folder = EvaluationFolder(chosen["output"], force=chosen["force"])
-    with _split_hint(settings["split"]), _resume_hint(folder):
+    with _split_hint(settings["split"], settings["options"] or {}), _resume_hint(folder):
         found = api.evaluate(
             chosen["target"], overrides=chosen["overrides"] or (), output=folder, dialogues=dialogues, **settings
         )
@@ -164,11 +164,11 @@ def _resume_hint(folder: EvaluationFolder | None) -> Iterator[None]:
 
 
 @contextmanager
-def _split_hint(split: str | None) -> Iterator[None]:
+def _split_hint(split: str | None, options: dict[str, Any]) -> Iterator[None]:
     """If an environment rejects the split, add a remedy to the error: the user may only have used --split's default."""
     try:
         yield
     except OptionError as error:
-        if error.option != "split":
+        if error.option != "split" or "split" in options:
             raise
         raise UsageError(f"--split {split or 'eval'}: {error.reason}; use --split any") from None

@@ -71,11 +71,11 @@ def _rows(summary: TrainSummary) -> Iterator[tuple[str, str]]:
     for env, values in environments.items() if isinstance(environments, dict) else ():
         if isinstance(values, dict):
             yield from _held_out(values, f", {env}")
-    best = summary.content.get("eval_success_best")
-    if isinstance(best, float):
-        is_success = summary.eval_success_before is not None
-        shown = f"{best:.1%} sampled" if is_success else f"return {best:.2f} sampled"
-        yield "best checkpoint", f"step-{summary.content['best_step']}, {shown}"
+    step = summary.content.get("best_step")
+    if isinstance(best := summary.content.get("eval_success_best"), float):
+        yield "best checkpoint", f"step-{step}, {best:.1%} sampled"
+    if isinstance(best := summary.content.get("eval_return_best"), float):
+        yield "best checkpoint", f"step-{step}, return {best:.2f} sampled"
     yield "train steps", str(summary.train_steps)
     yield "episodes", f"{summary.episodes:,}, {summary.lost_episodes:,} of them lost"
     wall_s = summary.wall_s

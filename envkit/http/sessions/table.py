@@ -232,7 +232,7 @@ class SessionTable:
         return move.result()
 
     async def grade(self, key: TenantKey) -> float | None:
-        """Run the grader of an episode, or return its result again; see `envkit.protocols.GradedEpisode.grade`.
+        """Run the grader of an episode, or return its result again; see `envkit.protocols.Episode.grade`.
 
         The episode ends, if it has not ended yet. Cancelling the caller does not cancel the grader.
 

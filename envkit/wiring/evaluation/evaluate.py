@@ -86,7 +86,7 @@ async def evaluate(
             tally.add(episode_of(trajectory, index=numbers[id(trajectory.task)], decode=contestant.decode))
             lost.count(trajectory)
 
-        rollout = Rollout(host, contestant.player, found.limits, found.at_once)
+        rollout = Rollout(host, contestant.player, found.limits, found.at_once, config.rollout.num_graders)
         try:
             await rollout.groups(
                 tasks,
@@ -142,9 +142,13 @@ def evaluation_tasks(spec: EnvSpec, options: Options, split: str, seed: int, cou
 
 def _check(config: EvalConfig, found: FoundPolicy) -> None:
     """Refuse keys that contradict each other."""
-    problems = []
+    problems, env_keys = [], config.env.model_fields_set
     if config.env.url is not None and ("sandbox" in config.model_fields_set or config.env.judge is not None):
         problems.append("sandbox and env.judge: the server at env.url has its own; leave them out")
+    if needless := sorted({*config.set_keys("sandbox")} - {"kind"}):
+        problems.append(f"sandbox.{needless[0]}: is for training; leave it out")
+    if "outage_timeout_s" in env_keys:
+        problems.append("env.outage_timeout_s: is for training; leave it out")
     if config.evaluation.episodes == 0:
         problems.append("evaluation.episodes: must be at least 1")
     if found.temperature == 0 and config.evaluation.attempts > 1:
@@ -165,6 +169,8 @@ def _description(config: EvalConfig, found: FoundPolicy, options: Options, episo
         "evaluation": {**config.evaluation.model_dump(mode="json", exclude={"every"}), "episodes": episodes},
         "rollout": {**config.set_keys("rollout"), "temperature": found.temperature},
         "renderer": config.set_keys("renderer"),
+        "engine": {key: value for key, value in config.set_keys("engine").items() if key != "device"},
+        "sandbox": config.set_keys("sandbox"),
     }
 
 

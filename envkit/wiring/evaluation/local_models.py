@@ -42,7 +42,9 @@ def find_local(evaluation: EvalConfig, kind: str, name: str) -> FoundPolicy:
     """
     if kind == "model":
         path = locate(name)
-        run = _run({"env": {"id": evaluation.env.id}, "engine": {"model": name}}, evaluation)
+        rollout = evaluation.rollout.model_dump(mode="json", include={"timeout_s", "retries"})
+        content = {"env": {"id": evaluation.env.id}, "engine": {"model": name}, "rollout": rollout}
+        run = _run(content, evaluation)
         at_once = AT_ONCE
     else:
         path, content = _checkpoint(Path(name))

@@ -348,6 +348,7 @@ class _Run:
         before = before if isinstance(before, dict) else {}
         after = after if isinstance(after, dict) else {}
         evaluations = {"before": before, "after": after}
+        is_known = _finite(before.get("eval_success")) is not None
         return {
             **self._of_environments(before, after),
             "algorithm": self._run.algorithm.preset,
@@ -355,7 +356,7 @@ class _Run:
             **{f"{key}_{when}": _finite(values.get(key)) for key in _HELD_OUT for when, values in evaluations.items()},
             "eval_episodes": round(played) if isinstance(played := after.get("eval_episodes"), float) else 0,
             "best_step": self._state.best_step,
-            "eval_success_best": self._state.best_success,
+            "eval_success_best" if is_known else "eval_return_best": self._state.best_success,
             "train_steps": self._state.step,
             "episodes": self._state.episodes,
             "lost_episodes": self._state.lost_episodes,
