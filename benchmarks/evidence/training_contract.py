@@ -160,7 +160,7 @@ def essence(episode: Figures) -> Any:
         (turn["action"], turn["reward"], turn["generation"]["prompt_ids"], turn["generation"]["completion_ids"])
         for turn in episode["turns"]
     ]
-    return episode["seed"], episode["member"], episode["reward"], episode["metrics"].get("success"), turns
+    return episode["seed"], episode["member"], episode["outcome"]["reward"], episode["outcome"]["success"], turns
 
 
 def apart(old: Figures, new: Figures) -> list[str]:

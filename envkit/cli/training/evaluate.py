@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from envkit.cli.environments.options import EnvOptions, read_options
-from envkit.config.evaluation import SHORTHANDS
 from envkit.errors import OptionError, UsageError
+from envkit.shorthands import SHORTHANDS
 
 if TYPE_CHECKING:
     from envkit.trainer_bridge.evaluation.report import EvaluationFolder

@@ -60,7 +60,7 @@ async def _collect_section(section: EnvSection, spec: EnvSpec, seed: int, player
         result = await Rollout(host, player, _ANY_LENGTH, 1).groups(tasks, phase="vocabulary", seed=seed)
     for played in result.trajectories:
         if played.is_void or played.start is None:
-            raise EnvkitError(f"{section.id}: {played.outcome.error}")
+            raise EnvkitError(played.outcome.error or f"{section.id}: no episode was played")
         steps = [turn.step.observation for turn in played.turns if turn.step is not None]
         texts.openings.append((section.id, played.start.observation.text))
         for seen in (played.start.observation, *steps):

@@ -26,7 +26,7 @@ class Echo(gymnasium.Env[str, str]):
     """Returns the action as text; ``win``, ``fall`` and ``stop`` end the episode, ``crash`` raises."""
 
     def __init__(self, *, render_mode: str | None = None, tells_success: bool = True) -> None:
-        self.metadata = {"render_modes": ["ansi"], "metrics": {"success": "last"}}
+        self.metadata = {"render_modes": ["ansi"], "metrics": {"success": "last"} if tells_success else {}}
         self.observation_space = self.action_space = Utf8Text(1000)
         self.render_mode = render_mode
         self._tells_success = tells_success
@@ -170,9 +170,7 @@ def test_after_the_end_no_action_is_played() -> None:
 
 
 def test_an_environment_that_raises_is_named() -> None:
-    with pytest.raises(
-        EnvkitError, match=r"Echo-v0 raised RuntimeError in step: it broke \(.*test_interactive.py:\d+\)"
-    ):
+    with pytest.raises(EnvkitError, match=r"Echo-v0 raised RuntimeError in step: it broke \(.*test_game.py:\d+\)"):
         after("crash")
 
 

@@ -309,7 +309,7 @@ def test_a_model_without_the_answer_format_gets_a_warning() -> None:
                 "max_turns": 3,
                 "turn_tokens": 7,
             }
-            described = evaluation.read("FrozenLake-v0", policy=f"openai:m@{served.url}", turn_tokens=7, **settings)
+            described = evaluation.read("FrozenLake-v0", policy=f"openai:m@{served.url}", **settings)
             return await evaluate(described, display=Display())
 
     found = clock.run(main)
