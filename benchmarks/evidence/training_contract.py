@@ -263,7 +263,7 @@ def played_in(folder: Path) -> list[tuple[Any, ...]]:
         (
             [(turn["generation"]["prompt_ids"], turn["generation"]["completion_ids"]) for turn in episode["turns"]],
             [turn["reward"] for turn in episode["turns"]],
-            episode["metrics"].get("success"),
+            episode["outcome"]["success"],
         )
         for step in range(1, SERVED_STEPS + 1)
         for episode in rows(folder, f"trajectories/step-{step}.jsonl")
