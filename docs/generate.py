@@ -10,7 +10,7 @@ from typing import Any
 
 import http_reference
 
-from envkit.config import RunConfig, ServeConfig
+from envkit.config import EvalConfig, RunConfig, ServeConfig
 
 FOLDER = Path(__file__).parent
 HEADS = {
@@ -20,6 +20,31 @@ HEADS = {
 This page lists every key of the file that `envkit train` and `envkit check` read. An unknown key in the file is an
 error. To override one key on the command line, use `--set`, for example `--set trainer.steps=10`. Editors that support
 JSON schemas can complete and check the file with [config.schema.json](config.schema.json).
+
+Do not edit this page: `make docs` generates it from `envkit/config/`.
+""",
+    "eval-config": """\
+# The evaluation file
+
+This page lists every key of the file that `envkit eval FILE` reads. `envkit eval ENV --policy POLICY` and
+[`envkit.evaluate`](train.md#train-from-python) describe an evaluation with the same keys: options such as `--episodes`
+are short names of keys, and `--set` overrides any key, for example `--set rollout.player_timeout_s=60`. Only `env.id`
+and `policy` are required:
+
+```yaml
+env: {id: FrozenLake-v0, options: {size: 6}}
+policy: model:smollm2-135m
+evaluation: {episodes: 64, attempts: 4}
+rollout: {temperature: 0.7, max_tokens: 4096}
+renderer: {thinking: cut}
+```
+
+Most sections are those of the [training file](config.md). A key that the policy cannot use is an error, such as
+`rollout.max_tokens` for `openai:`; keys that only training uses, such as `evaluation.every`, have no effect. These
+defaults depend on the policy: `env.num_envs` is 16 for language models, and 8 in an environment that uses sandboxes;
+`rollout.max_turns` is no limit for players without a language model, and 250 for `mini_swe:`; `rollout.turn_tokens` is
+4096 for `mini_swe:`; `renderer.thinking` is `cut` for `openai:`; and a `checkpoint:` has the values of its run. Editors
+that support JSON schemas can complete and check the file with [eval-config.schema.json](eval-config.schema.json).
 
 Do not edit this page: `make docs` generates it from `envkit/config/`.
 """,
@@ -99,7 +124,7 @@ def _values(key: Schema) -> str:
 
 def main() -> None:
     files = {FOLDER / "http-api.md": http_reference.page()}
-    for name, config in (("config", RunConfig), ("serve-config", ServeConfig)):
+    for name, config in (("config", RunConfig), ("eval-config", EvalConfig), ("serve-config", ServeConfig)):
         schema = config.model_json_schema()
         files[FOLDER / f"{name}.md"] = reference(HEADS[name], schema)
         files[FOLDER / f"{name}.schema.json"] = json.dumps(schema, indent=2, ensure_ascii=False) + "\n"

@@ -15,11 +15,11 @@ from envkit.registry import EnvSpec, register
 from envkit.types import Observation, Reset, Step, Task
 
 if TYPE_CHECKING:
+    from envkit.checks import CheckResult, check_env
     from envkit.http.client.env_client import EnvClient
+    from envkit.trainer_bridge.evaluation.result import Evaluation
     from envkit.wiring.api import TrainSummary, evaluate, train
-    from envkit.wiring.env_check import CheckResult, check_env
     from envkit.wiring.environments import make, make_vec, registered
-    from envkit.wiring.evaluation.evaluate import Evaluation
     from envkit.wiring.sandboxes.blocking import open_sandbox, open_sandbox_async
 
 __version__ = "0.1.0"
@@ -49,10 +49,10 @@ __getattr__ = late_names(
     __name__,
     {
         "EnvClient": "envkit.http.client.env_client",
-        "CheckResult": "envkit.wiring.env_check",
-        "Evaluation": "envkit.wiring.evaluation.evaluate",
+        "CheckResult": "envkit.checks",
+        "Evaluation": "envkit.trainer_bridge.evaluation.result",
         "TrainSummary": "envkit.wiring.api",
-        "check_env": "envkit.wiring.env_check",
+        "check_env": "envkit.checks",
         "evaluate": "envkit.wiring.api",
         "make": "envkit.wiring.environments",
         "make_vec": "envkit.wiring.environments",

@@ -20,6 +20,7 @@ import anyio
 import anyio.to_thread
 from anyio._backends._asyncio import CancelScope
 from anyio.abc import TaskGroup
+from anyio.from_thread import start_blocking_portal
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -83,6 +84,24 @@ def run(main: Callable[..., Awaitable[T]], *args: object, virtual: bool = False,
     if virtual:
         options = {"loop_factory": VirtualLoop}
     return anyio.run(partial(main, *args), backend="asyncio", backend_options=options)
+
+
+def run_blocking(main: Callable[[], Awaitable[T]]) -> T:
+    """Run `main` in a new event loop, in a worker thread if this thread already runs one.
+
+    If the wait for the worker thread is interrupted, `main` is cancelled, and the interrupt is raised after its end.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return run(main)
+    with start_blocking_portal() as portal:
+        result = portal.start_task_soon(main)
+        try:
+            return result.result()
+        except BaseException:
+            result.cancel()
+            raise
 
 
 async def to_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -36,10 +36,11 @@ from envkit.errors import (
     UnknownEnvError,
     UsageError,
 )
-from envkit.metrics import Fold, with_grade
-from envkit.protocols import EnvHost, Episode, GradedEpisode
+from envkit.metrics import Fold
+from envkit.protocols import EnvHost, Episode
 from envkit.spaces import Utf8Text
-from envkit.types import JSON, Info, Observation, Options, Reset, Step, Task
+from envkit.types import Info, Observation, Options, Reset, Step, Task
+from envkit.types.outcomes import is_success
 
 MAX_TEXT = 1 << 20
 """Maximum characters of an observation or action in `BlockingEnv`."""
@@ -71,9 +72,11 @@ class AsyncEnv(ABC):
 
     Attributes:
         metrics: Maps each metric in ``info`` to its aggregation over an episode: ``"mean"``, ``"last"`` or ``"sum"``.
+        success_return: `envkit.registry.EnvSpec.success_return`, set when the environment is created.
     """
 
     metrics: ClassVar[Mapping[str, Fold]] = {}
+    success_return: float | None = None
 
     @abstractmethod
     async def reset(self, *, seed: int, options: Options) -> Reset:
@@ -84,7 +87,7 @@ class AsyncEnv(ABC):
         """Play one action."""
 
     async def grade(self) -> float | None:
-        """Return the reward of the grader, if the reset returned `is_graded`; see `envkit.protocols.GradedEpisode`."""
+        """Return the reward of the grader, if the reset returned `is_graded`; see `envkit.protocols.Episode.grade`."""
         raise NotImplementedError(f"{type(self).__name__}.grade: the reset returned is_graded, so define this method")
 
     @abstractmethod
@@ -92,8 +95,16 @@ class AsyncEnv(ABC):
         """Release the environment's resources; idempotent. Called at the end of every episode."""
 
 
-class GymEpisode:
+def _declared(metadata: Mapping[str, Any]) -> Info:
+    """Return what an environment declares about its episodes, as part of the info of their resets."""
+    folds, success_return = metadata.get("metrics"), metadata.get("success_return")
+    return {"metrics": dict(folds or {}), **({} if success_return is None else {"success_return": success_return})}
+
+
+class GymEpisode(Episode):
     """Plays a task in a ``gymnasium.Env``. It calls the environment directly, not in a thread."""
+
+    computes = True
 
     def __init__(self, env: gymnasium.Env[str, str], task: Task) -> None:
         self._env = env
@@ -109,8 +120,7 @@ class GymEpisode:
         except Exception as error:
             raise env_error(error, self._task.env_id, "reset") from error
         self._running = True
-        folds = cast("Mapping[str, JSON]", self._env.metadata.get("metrics", {}))
-        return Reset(self._observe(text, info), {**info, "metrics": dict(folds)})
+        return Reset(self._observe(text, info), {**info, **_declared(self._env.metadata)})
 
     async def step(self, action: str) -> Step:
         return self.step_now(action)
@@ -137,7 +147,7 @@ class GymEpisode:
         return Observation(text, self._moves)
 
 
-class AsyncEpisode:
+class AsyncEpisode(Episode):
     """Plays a task in an `AsyncEnv`.
 
     The reset may reject the task, for example with an `OptionError`. An error in a step or grader is raised as an
@@ -155,8 +165,8 @@ class AsyncEpisode:
         except Exception as error:
             raise env_error(error, self._task.env_id, "reset") from error
         self._running = True
-        folds: dict[str, JSON] = dict(self._env.metrics)
-        return msgspec.structs.replace(start, info={**start.info, "metrics": folds})
+        declared = _declared({"metrics": self._env.metrics, "success_return": self._env.success_return})
+        return msgspec.structs.replace(start, info={**start.info, **declared})
 
     async def step(self, action: str) -> Step:
         if not self._running:
@@ -222,6 +232,12 @@ class BlockingEnv(gymnasium.Env[str, str]):
         start = self._portal.call(self._episode.reset)
         self._is_graded = start.is_graded
         info = dict(start.info)
+        metrics = cast("Info", info.get("metrics") or {})
+        declared: Info = {"metrics": {**({"success": "last"} if start.is_graded else {}), **metrics}}
+        if "success_return" in info:
+            declared["success_return"] = info["success_return"]
+        info |= declared
+        self.metadata = {**self.metadata, **declared}
         if start.system is not None:
             info["system"] = start.system
         if start.tools:
@@ -243,12 +259,12 @@ class BlockingEnv(gymnasium.Env[str, str]):
         step = self._portal.call(self._episode.step, action)
         info, reward = _with_moves(step.info, step.observation), step.reward
         if self._is_graded and step.ended:
-            assert isinstance(self._episode, GradedEpisode)
             grade = self._portal.call(self._episode.grade)
             if grade is None:
                 why = "no grade: the grader could not run, so the episode is void; play it again"
                 raise EnvError(self._env_id, why)
-            info, reward = cast("Info", with_grade(cast("dict[str, float]", info), grade)), reward + grade
+            info = {"success": bool(is_success(None, grade, reward, None)), **info, "grade": grade}
+            reward += grade
         return step.observation.text, reward, step.terminated, step.truncated, info
 
     def close(self) -> None:

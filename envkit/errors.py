@@ -11,6 +11,7 @@ import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Self
 
+from envkit.types.outcomes import StopReason
 from envkit.types.sandboxes import Cause, CauseKind
 
 
@@ -207,6 +208,23 @@ class DeadlineError(EnvkitError):
 
     code = "deadline"
     status = 504
+
+
+class PlayerStoppedError(EnvkitError):
+    """A player ends its episode.
+
+    Attributes:
+        stop: Why. If it makes the episode void, `reason` says what failed.
+        reason: Why, in one line.
+    """
+
+    code = "player_stopped"
+    fields = ("stop", "reason")
+
+    def __init__(self, stop: StopReason, reason: str = "") -> None:
+        super().__init__(reason or stop.value)
+        self.stop = stop
+        self.reason = reason
 
 
 class EnvError(EnvkitError):

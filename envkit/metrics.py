@@ -36,14 +36,6 @@ def fold_infos(infos: Sequence[Mapping[str, object]], folds: Mapping[str, Fold])
     return folded
 
 
-def with_grade(metrics: Mapping[str, float], grade: float) -> dict[str, float]:
-    """Return the metrics of an episode that a grader has graded: with ``grade``, and ``success`` unless it is there.
-
-    Success is a grade of at least 1.
-    """
-    return {"success": float(grade >= 1), **metrics, "grade": grade}
-
-
 def pass_at(k: int, results: Sequence[bool]) -> float:
     """Return the unbiased estimate of the probability that at least one of `k` attempts at a task succeeds.
 
@@ -59,6 +51,18 @@ def pass_at(k: int, results: Sequence[bool]) -> float:
         raise ValueError(f"k must lie between 1 and the number of results, {len(results)}, got {k}")
     failures = len(results) - sum(map(bool, results))
     return 1 - math.comb(failures, k) / math.comb(len(results), k)
+
+
+def pass_all(k: int, results: Sequence[bool]) -> float:
+    """Return the unbiased estimate of the probability that all of `k` attempts at a task succeed, called pass^k.
+
+        C(c, k) / C(n, k)   for c successes in n attempts
+
+    Source: Yao et al., "tau-bench", arXiv 2406.12045. The arguments are those of `pass_at`.
+    """
+    if not 1 <= k <= len(results):
+        raise ValueError(f"k must lie between 1 and the number of results, {len(results)}, got {k}")
+    return math.comb(sum(map(bool, results)), k) / math.comb(len(results), k)
 
 
 def pass_at_group(groups: Sequence[Sequence[bool]]) -> float:

@@ -6,13 +6,13 @@ import importlib
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 from typing import Any
 
-from envkit.errors import ConfigError, UnknownEnvError
+from envkit.errors import ConfigError, UnknownEnvError, did_you_mean
 from envkit.types import Options
 
 ENTRY_POINT_GROUP = "envkit.envs"
@@ -64,6 +64,9 @@ class EnvSpec:
             with all words of the environment, for the tokenizer of a policy that is trained from scratch. None means
             that the tokenizer only knows the words of some episodes with random moves, and the others are unknown.
             A text that is a number, such as ``13``, becomes a single token, as moves do.
+        success_return: Return from which an episode counts as a success, for an environment that reports neither the
+            metric ``success`` nor a grade; None: success is unknown. Gymnasium's ``reward_threshold`` is not used by
+            itself, because it is meant for the mean of many episodes.
     """
 
     id: str
@@ -81,6 +84,7 @@ class EnvSpec:
     task_set: str | Callable[..., Any] | None = None
     data: Mapping[str, str | Callable[..., Any]] = field(default_factory=dict)
     vocabulary: str | Callable[..., Any] | None = None
+    success_return: float | None = None
 
 
 _SPECS: dict[str, EnvSpec] = {}
@@ -92,48 +96,24 @@ _LOCK = threading.RLock()
 """Held while entry points are loaded. `register` does not acquire it: modules may call `register` during an import."""
 
 
-def register(
-    id: str,
-    entry_point: str | Callable[..., Any],
-    *,
-    options: Options | None = None,
-    expert: str | Callable[..., Any] | None = None,
-    summary: str = "",
-    splits: Sequence[str] = (),
-    compact_options: Options | None = None,
-    replayable: bool = True,
-    is_shareable: bool = True,
-    vector_entry_point: str | Callable[..., Any] | None = None,
-    needs: Collection[str] = (),
-    players: Mapping[str, str | Callable[..., Any]] | None = None,
-    task_set: str | Callable[..., Any] | None = None,
-    data: Mapping[str, str | Callable[..., Any]] | None = None,
-    vocabulary: str | Callable[..., Any] | None = None,
-) -> EnvSpec:
-    """Register an environment; see `EnvSpec` for the arguments. Repeating a call with equal arguments has no effect.
+def register(id: str, entry_point: str | Callable[..., Any], **fields: Any) -> EnvSpec:
+    """Register an environment; `fields` are those of `EnvSpec`. Repeating a call with equal arguments has no effect.
 
     Raises:
-        ConfigError: The id has no version, or belongs to a different environment; `needs` contains another name; or
-            another environment declares data of the same name with a different builder.
+        ConfigError: The id has no version, or belongs to a different environment; there is no such field; `needs`
+            contains another name; or another environment declares data of the same name with a different builder.
     """
     name, dash, version = id.rpartition("-v")
     if not (dash and name and version.isdecimal()):
         raise ConfigError([f"id: {id!r} must end in a version, such as {id.rstrip('-') or 'Name'}-v0"])
-    frozen = (
-        MappingProxyType(dict(options or {})),
-        expert,
-        summary,
-        tuple(splits),
-        MappingProxyType(dict(compact_options or {})),
-    )
-    for need in needs:
+    for field_name in fields:
+        if field_name not in EnvSpec.__dataclass_fields__:
+            raise ConfigError([f"{field_name}: no such field{did_you_mean(field_name, EnvSpec.__dataclass_fields__)}"])
+    frozen = {name: _FROZEN.get(name, _same)(value) for name, value in fields.items() if value is not None}
+    spec = EnvSpec(id, entry_point, **frozen)
+    for need in spec.needs:
         if need not in NEEDS:
             raise ConfigError([f"needs: {need!r} is not one of {', '.join(NEEDS)}"])
-    of_players, of_data = (MappingProxyType(dict(one or {})) for one in (players, data))
-    spec = EnvSpec(id, entry_point, *frozen, replayable, is_shareable, vector_entry_point)
-    spec = replace(
-        spec, needs=frozenset(needs), players=of_players, task_set=task_set, data=of_data, vocabulary=vocabulary
-    )
     for other in list(_SPECS.values()):
         for name in spec.data.keys() & other.data.keys() if other.id != id else ():
             if spec.data[name] != other.data[name]:
@@ -143,6 +123,21 @@ def register(
     if old != spec:
         raise ConfigError([f"id: {id!r} is already registered for {old.entry_point}; choose another id"])
     return spec
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _mapping(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    return MappingProxyType(dict(value))
+
+
+_FROZEN: Mapping[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("options", "compact_options", "players", "data"), _mapping),
+    "splits": tuple,
+    "needs": frozenset,
+}
 
 
 def find(env_id: str) -> EnvSpec:

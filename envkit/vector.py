@@ -15,7 +15,7 @@ import anyio
 import gymnasium
 
 from envkit.env import AsyncEnv, AsyncEpisode, GymEpisode
-from envkit.protocols import Episode
+from envkit.protocols import EnvHost, Episode
 from envkit.types import Task
 
 AnyEnv: TypeAlias = "gymnasium.Env[str, str] | AsyncEnv"
@@ -27,7 +27,7 @@ _CLOSE_S = 60.0
 _log = logging.getLogger(__name__)
 
 
-class SlotHost:
+class SlotHost(EnvHost):
     """Plays episodes in this process; see `envkit.protocols.EnvHost`.
 
     Args:

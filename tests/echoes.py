@@ -9,7 +9,7 @@ from typing import Any, Self
 import anyio
 
 from envkit.errors import UnreachableError
-from envkit.protocols import ResumableEpisode
+from envkit.protocols import Episode
 from envkit.restarts import RestartBudget
 from envkit.types import JSON, Cause, Observation, Reset, Step, Task
 from tests.causes import cause
@@ -57,7 +57,7 @@ class Worker:
         self._check()
 
     @asynccontextmanager
-    async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[ResumableEpisode]:
+    async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[Episode]:
         if self.is_dying:
             self.die("killed by signal 9")
         self._check()
@@ -76,7 +76,7 @@ class Worker:
             raise UnreachableError("connection refused")
 
 
-class Echo:
+class Echo(Episode):
     """An episode that answers with its seed and all actions so far."""
 
     turn = 0

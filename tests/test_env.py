@@ -113,7 +113,7 @@ def test_an_error_for_remote_callers_and_its_pickled_copy_keep_what_they_may_say
 @pytest.mark.parametrize(("grade", "success"), [(1.0, 1.0), (0.5, 0.0)])
 def test_the_last_step_of_a_graded_episode_has_the_grade(grade: float, success: float) -> None:
     with closing(BlockingEnv("Graded-v0", slots, {"grade": grade})) as env:
-        assert env.reset(seed=0) == ("start", {"metrics": {}, "system": "Be brief.", "tools": [TOOL]})
+        assert env.reset(seed=0) == ("start", {"metrics": {"success": "last"}, "system": "Be brief.", "tools": [TOOL]})
         assert env.step("go on") == ("go on", 0.25, False, False, {})
         assert env.step("end") == ("end", 0.25 + grade, True, False, {"grade": grade, "success": success})
 

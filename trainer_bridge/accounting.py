@@ -38,9 +38,9 @@ def fate_before_training(trajectory: Trajectory) -> Fate | None:
     """Return the fate of an episode that cannot be trained on; None if it can."""
     if trajectory.is_filtered:
         return Fate.FILTERED
-    if not trajectory.stop.is_void:
+    if not trajectory.is_void:
         return None
-    return {StopReason.STALE: Fate.STALE, StopReason.ABORTED: Fate.ABORTED}.get(trajectory.stop, Fate.VOIDED)
+    return {StopReason.STALE: Fate.STALE, StopReason.ABORTED: Fate.ABORTED}.get(trajectory.outcome.stop, Fate.VOIDED)
 
 
 class Ledger:

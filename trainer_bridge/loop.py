@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
@@ -17,16 +18,17 @@ from envkit import clock
 from envkit.errors import EnvkitError
 from envkit.metrics import pass_at_group
 from envkit.protocols import Trainer
+from envkit.runs.display import Display
+from envkit.runs.episodes import Decode, sample_episodes
 from envkit.types import JSON, EpisodeRecord, FinishReason, Task, Trajectory, stable_hash
 
 from .accounting import Ledger, add_counts, fate_before_training, trained_sessions
 from .diagnostics import Diagnostics, Finding, Probe, TrainStep
+from .evaluation.evaluator import Evaluator, mean, return_of, success_of, valid
 from .models.saved_policy import SavedPolicy
 from .rollout import Rollout, RolloutResult
 from .run_folder import checkpoint
 from .run_folder.checkpoint import RunState
-from .run_folder.display import Display
-from .run_folder.episodes import sample_episodes
 from .run_folder.timeline import Span, timeline
 from .run_folder.timings import durations, quantile_metrics
 from .samples import samples_of
@@ -73,69 +75,12 @@ class LoopSettings:
     trajectories: int
 
 
-class Evaluator:
-    """Measures the policy's success on fixed held-out tasks.
-
-    Args:
-        rollout: Plays the episodes.
-        tasks: Tasks to play. Each is played twice: once with sampled and once with greedy completions.
-        temperature: Sampling temperature of the sampled completions.
-        seed: Sampling seed; the same at every evaluation.
-        names: Name of the environment of each task, for metrics per environment; empty for no such metrics.
-    """
-
-    def __init__(
-        self, rollout: Rollout, tasks: Sequence[Task], *, temperature: float, seed: int, names: Sequence[str] = ()
-    ) -> None:
-        self._rollout = rollout
-        self._tasks = tasks
-        self._temperature = temperature
-        self._seed = seed
-        self._names = names
-
-    async def run(self, display: Display, step: int) -> dict[str, float]:
-        """Play all tasks twice after train step `step`, sampled and greedily; return the metrics, if there are tasks.
-
-        eval_success, eval_return and eval_turns are means over the valid sampled episodes; eval_greedy is the success
-        of greedy play; eval_episodes is the number of valid sampled episodes. Metrics such as
-        ``eval_success/FrozenLake-v0`` have the same meaning for one of several environments.
-        """
-        if not self._tasks:
-            return {}
-        display.phase("evaluate", 2 * len(self._tasks))
-        sampled = await self._play(self._temperature, display, f"eval-{step}-sampled")
-        greedy = await self._play(0.0, display, f"eval-{step}-greedy")
-        values = _evaluated(sampled, greedy)
-        greedy_parts = greedy.by_name(self._names)
-        for name, part in sampled.by_name(self._names).items():
-            values |= {f"{key}/{name}": value for key, value in _evaluated(part, greedy_parts[name]).items()}
-        return values
-
-    async def _play(self, temperature: float, display: Display, phase: str) -> RolloutResult:
-        def count(trajectory: Trajectory) -> None:
-            display.advance(0 if trajectory.stop.is_void else 1)
-
-        return await self._rollout.groups(
-            self._tasks, 1, phase=phase, temperature=temperature, seed=self._seed, on_episode=count
-        )
-
-
-def _evaluated(sampled: RolloutResult, greedy: RolloutResult) -> dict[str, float]:
-    played = valid(sampled.trajectories)
-    return {
-        "eval_success": success_of(played),
-        "eval_greedy": success_of(valid(greedy.trajectories)),
-        "eval_return": _mean([one.reward for one in played]),
-        "eval_turns": _mean([len(one.turns) for one in played]),
-        "eval_episodes": float(len(played)),
-    }
-
-
 class TrainLoop:
     """Runs the train steps of a run, starting after `state.step`.
 
     Args:
         rollout: Plays the episodes.
+        decode: Converts tokens to text, for recorded episodes.
         trainer: Updates the weights.
         channel: Brings the new weights to the engine.
         evaluator: Measures success on held-out levels.
@@ -157,6 +102,7 @@ class TrainLoop:
     def __init__(
         self,
         rollout: Rollout,
+        decode: Decode,
         trainer: Trainer,
         channel: WeightChannel,
         evaluator: Evaluator,
@@ -174,6 +120,7 @@ class TrainLoop:
         name_of: Callable[[int], str] | None = None,
     ) -> None:
         self._rollout = rollout
+        self._decode = decode
         self._trainer = trainer
         self._channel = channel
         self._evaluator = evaluator
@@ -245,7 +192,7 @@ class TrainLoop:
             values = await self._evaluate(display)
             state.facts.setdefault("before", values)
             state.facts |= {"after": values, "evaluated": state.step}
-            success = values.get("eval_success")
+            success = values.get("eval_success" if _is_known(values) else "eval_return")
             if isinstance(success, float) and (state.best_success is None or success >= state.best_success):
                 state.best_step, state.best_success = state.step, success
             self._saved = None  # Save the checkpoint again if it was saved before the evaluation.
@@ -321,7 +268,7 @@ class TrainLoop:
     def _record_episodes(self, number: int, result: RolloutResult, work: Sequence[Span]) -> None:
         """Record some episodes and a timeline, if they are due. `work` is that of the trainer."""
         settings = self._settings
-        every, decode = settings.trajectories_every, self._rollout.renderer.text
+        every, decode = settings.trajectories_every, self._decode
         if every and (number in (1, settings.steps) or number % every == 0):
             chosen = sample_episodes(result.groups, settings.trajectories, decode=decode, train_step=number)
             self._record.trajectories(number, chosen)
@@ -366,12 +313,15 @@ class TrainLoop:
         values = await self._evaluator.run(display, self.state.step)
         if values:
             self._record.evaluation(self.state.step, values)
-            self._shown["held-out"] = f"{values['eval_success']:.3f}"
+            self._shown["held-out"] = (
+                f"{values['eval_success']:.3f}" if _is_known(values) else f"return {values['eval_return']:.2f}"
+            )
         return {**values}
 
     def _show(self, values: Mapping[str, float]) -> None:
+        if not math.isnan(values["success"]):
+            self._shown["success"] = f"{values['success']:.3f}"
         self._shown |= {
-            "success": f"{values['success']:.3f}",
             "return": f"{values['return']:.2f}",
             "tokens/s": f"{values['tokens_per_s']:.0f}",
             "lost": f"{self.state.lost_episodes}",
@@ -389,25 +339,26 @@ def step_metrics(result: RolloutResult, report: Mapping[str, float], seconds: Ma
     """
     played = [one for one in valid(result.trajectories) if not one.is_filtered]
     tokens = sum(len(turn.new_ids) + len(turn.completion.token_ids) for one in played for turn in one.turns)
-    names = sorted({name for one in played for name in one.metrics})
-    folded = {name: _mean([one.metrics[name] for one in played if name in one.metrics]) for name in names}
+    metrics = [one.outcome.values for one in played]
+    folded = {name: mean([one[name] for one in metrics if name in one]) for name in sorted({*chain(*metrics)})}
+    lost = [one.outcome for one in result.void]
     versions = [version for one in played for turn in one.turns for version, _ in turn.completion.versions]
     return {
         "success": success_of(played),
         "pass_at_group": pass_at_group(
             [
-                [_success(one) > 0 for one in group.trajectories]
+                [one.outcome.success is True for one in group.trajectories]
                 for group in result.groups
                 # Leave out groups with a void or filtered episode, because they have fewer attempts at their task.
-                if not any(one.stop.is_void or one.is_filtered for one in group.trajectories)
+                if not any(one.outcome.success is None or one.is_filtered for one in group.trajectories)
             ]
         ),
         **folded,
-        "return": _mean([one.reward for one in played]),
-        "episode_turns": _mean([len(one.turns) for one in played]),
+        "return": return_of(played),
+        "episode_turns": mean([len(one.turns) for one in played]),
         "episodes": float(len(played)),
         "lost_episodes": float(len(result.void)),
-        "lost_by_agent": float(sum(one.cause is not None and one.cause.by_agent for one in result.void)),
+        "lost_by_agent": float(sum(one.cause is not None and one.cause.by_agent for one in lost)),
         "cut_completions": cut_completions(played),
         "empty_actions": empty_actions(played),
         "tokens": float(tokens),
@@ -449,28 +400,16 @@ def first_prompt(trajectories: Sequence[Trajectory]) -> list[int]:
 
 
 def _why_no_samples(trajectories: Sequence[Trajectory]) -> str:
-    lost = next((one for one in trajectories if one.stop.is_void), trajectories[0])
+    lost = next((one for one in trajectories if one.is_void), trajectories[0]).outcome
     filtered = sum(one.is_filtered for one in trajectories)
-    if not lost.stop.is_void:
+    if not lost.is_void:
         return f"the first prompts of all {filtered} episodes exceed rollout.max_tokens; raise it"
     others = f", or their first prompts exceed rollout.max_tokens ({filtered} episodes)" if filtered else ""
     reason = f"the first ended as {lost.stop}{f': {lost.error}' if lost.error else ''}"
     return f"all {len(trajectories)} episodes are void{others}; {reason}"
 
 
-def valid(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-    """Return the trajectories that are not void."""
-    return [one for one in trajectories if not one.stop.is_void]
-
-
-def success_of(trajectories: Sequence[Trajectory]) -> float:
-    """Return the mean of the metric ``success``; an episode without it counts 1 if its return is positive, else 0."""
-    return _mean([_success(one) for one in trajectories])
-
-
-def _success(trajectory: Trajectory) -> float:
-    return trajectory.metrics.get("success", float(trajectory.reward > 0))
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values) if values else math.nan
+def _is_known(evaluated: Mapping[str, JSON]) -> bool:
+    """Whether the episodes of an evaluation report success."""
+    success = evaluated.get("eval_success")
+    return isinstance(success, float) and not math.isnan(success)

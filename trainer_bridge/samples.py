@@ -19,7 +19,7 @@ def samples_of(groups: Iterable[Group]) -> list[Sample]:
         sample
         for group in groups
         for trajectory in group.trajectories
-        if trajectory.turns and not trajectory.stop.is_void
+        if trajectory.turns and not trajectory.is_void
         for sample in samples_from(trajectory)
     ]
 
@@ -33,8 +33,8 @@ def samples_from(trajectory: Trajectory) -> list[Sample]:
     turns = trajectory.turns
     starts = [number for number, turn in enumerate(turns) if number == 0 or turn.starts_sample]
     rewards = np.array([0.0 if turn.step is None else turn.step.reward for turn in turns], dtype=np.float32)
-    if trajectory.grade is not None:
-        rewards[-1] += trajectory.grade
+    if trajectory.outcome.grade is not None:
+        rewards[-1] += trajectory.outcome.grade
     observed = _observed(trajectory)
     return [
         _sample(trajectory, turns[first:end], first, rewards, observed)
@@ -62,7 +62,7 @@ def _sample(trajectory: Trajectory, turns: Sequence[Turn], first: int, rewards: 
         episode=trajectory.key,
         member=trajectory.member,
         env_id=trajectory.task.env_id,
-        stop=trajectory.stop,
+        stop=trajectory.outcome.stop,
         observations=observed,
     )
 

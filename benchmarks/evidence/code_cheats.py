@@ -18,16 +18,16 @@ from typing import Any
 from record import Evidence, parser
 
 from envkit import clock
+from envkit.checks.tasks import check_tasks
 from envkit.environments.code import Code, CodeTasks
 from envkit.environments.code.cheats import CHEATS
 from envkit.registry import register
 from envkit.types import JSON
-from envkit.wiring.env_check.tasks import check_tasks
 from envkit.wiring.environments import find
 from tests.sandbox.containers import image
 
 NAME = "code-cheats"
-STALE_AFTER = ("environments/code", "environments/tools", "envkit/wiring/env_check/tasks.py")
+STALE_AFTER = ("environments/code", "environments/tools", "envkit/checks/tasks.py")
 TWIN = "tests/environments/code/test_cheats.py::test_the_oracle_earns_1_and_every_cheat_0"
 BACKENDS = ("local", "docker")
 MODES = ("answer", "tools")

@@ -42,6 +42,7 @@ from envkit.types import (
     Completion,
     FinishReason,
     Observation,
+    Outcome,
     Reset,
     SamplingParams,
     Step,
@@ -159,7 +160,7 @@ def essence(episode: Figures) -> Any:
         (turn["action"], turn["reward"], turn["generation"]["prompt_ids"], turn["generation"]["completion_ids"])
         for turn in episode["turns"]
     ]
-    return episode["seed"], episode["member"], episode["reward"], episode["metrics"].get("success"), turns
+    return episode["seed"], episode["member"], episode["outcome"]["reward"], episode["outcome"]["success"], turns
 
 
 def apart(old: Figures, new: Figures) -> list[str]:
@@ -240,9 +241,8 @@ def trajectory(draw: np.random.Generator, number: int) -> Trajectory:
         )
         turns.append(Turn(ints(draw.integers(0, 49_152, 80)), completion, "left", step))
     task = Task("Lake-v0", number // 8)
-    return Trajectory(
-        task, number % 8, tuple(turns), StopReason.TERMINATED, 1.0, start=Reset(step.observation, {}), key=str(number)
-    )
+    outcome, start = Outcome.score(StopReason.TERMINATED, 1.0, {}), Reset(step.observation, {})
+    return Trajectory(task, number % 8, tuple(turns), outcome, start=start, key=str(number))
 
 
 def train_here(folder: Path, *settings: str) -> None:
@@ -263,7 +263,7 @@ def played_in(folder: Path) -> list[tuple[Any, ...]]:
         (
             [(turn["generation"]["prompt_ids"], turn["generation"]["completion_ids"]) for turn in episode["turns"]],
             [turn["reward"] for turn in episode["turns"]],
-            episode["metrics"].get("success"),
+            episode["outcome"]["success"],
         )
         for step in range(1, SERVED_STEPS + 1)
         for episode in rows(folder, f"trajectories/step-{step}.jsonl")

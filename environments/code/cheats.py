@@ -5,11 +5,10 @@ A cheat is data. ``envkit check-task Code-v0`` plays all of them, as the players
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
 
-from envkit.protocols import EpisodePlayer
-from envkit.types import JSON, Reset, Task
+from envkit.protocols import EpisodePlayer, Player
+from envkit.types import JSON, Reset, RolloutRequest
 
 from ..tools import Script, write_call
 from .players import answer_of, problem_of, write_solution
@@ -48,20 +47,20 @@ class Cheat:
 
 
 @dataclass(frozen=True, slots=True)
-class CheatPlayer:
-    """Plays a cheat; see `envkit.protocols.Player`."""
+class CheatPlayer(Player):
+    """Plays a cheat."""
 
     cheat: Cheat
     options: dict[str, JSON]
 
-    def begin(self, task: Task, start: Reset, rng: random.Random) -> EpisodePlayer:
-        problem = problem_of(task, self.options)
+    def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
+        problem = problem_of(request.task, self.options)
         submission = self.cheat.submission_for(problem, has_tools=bool(start.tools))
         if not start.tools:
-            return Script([answer_of(submission)]).begin(task, start, rng)
+            return Script([answer_of(submission)]).begin(request, start)
         commands = [write_solution(submission), *self.cheat.commands]
         calls = [write_call("bash", command=one) for one in commands]
-        return Script([*calls, write_call("submit")]).begin(task, start, rng)
+        return Script([*calls, write_call("submit")]).begin(request, start)
 
 
 _FRAMES = """

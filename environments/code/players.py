@@ -5,11 +5,9 @@ They play in both modes: in one answer, or with calls of tools.
 
 from __future__ import annotations
 
-import random
-
 from envkit.errors import UsageError
-from envkit.protocols import EpisodePlayer
-from envkit.types import JSON, Options, Reset, Task
+from envkit.protocols import EpisodePlayer, Player
+from envkit.types import JSON, Options, Reset, RolloutRequest, Task
 
 from ..options import override
 from ..tools import Script, write_call
@@ -18,29 +16,29 @@ from .task_set import CodeOptions
 from .tasks import Problem
 
 
-class CodeOracle:
-    """Submits the known solution; see `envkit.protocols.Player`."""
+class CodeOracle(Player):
+    """Submits the known solution."""
 
     def __init__(self, **options: JSON) -> None:
         self._options = options
 
-    def begin(self, task: Task, start: Reset, rng: random.Random) -> EpisodePlayer:
-        solution = problem_of(task, self._options).solution
+    def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
+        solution = problem_of(request.task, self._options).solution
         if solution is None:
             raise UsageError("Code-v0: the oracle knows no solution, because the rows of this file have none")
         if not start.tools:
-            return Script([answer_of(solution)]).begin(task, start, rng)
+            return Script([answer_of(solution)]).begin(request, start)
         command = f"{write_solution(solution)}\npython3 test_examples.py"
-        return Script([write_call("bash", command=command), write_call("submit")]).begin(task, start, rng)
+        return Script([write_call("bash", command=command), write_call("submit")]).begin(request, start)
 
 
-class CodeNop:
-    """Submits nothing; see `envkit.protocols.Player`."""
+class CodeNop(Player):
+    """Submits nothing."""
 
     def __init__(self, **options: JSON) -> None: ...
 
-    def begin(self, task: Task, start: Reset, rng: random.Random) -> EpisodePlayer:
-        return Script([write_call("submit") if start.tools else ""]).begin(task, start, rng)
+    def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
+        return Script([write_call("submit") if start.tools else ""]).begin(request, start)
 
 
 def problem_of(task: Task, options: Options) -> Problem:

@@ -5,11 +5,10 @@ A cheat is data. ``envkit check-task SWE-v0`` plays all of them, as the players 
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
 
-from envkit.protocols import EpisodePlayer
-from envkit.types import JSON, Reset, Task
+from envkit.protocols import EpisodePlayer, Player
+from envkit.types import JSON, Reset, RolloutRequest
 
 from ..tools import Script, write_call
 from .players import task_of
@@ -66,15 +65,15 @@ class Cheat:
 
 
 @dataclass(frozen=True, slots=True)
-class CheatPlayer:
-    """Plays a cheat; see `envkit.protocols.Player`."""
+class CheatPlayer(Player):
+    """Plays a cheat."""
 
     cheat: Cheat
     options: dict[str, JSON]
 
-    def begin(self, task: Task, start: Reset, rng: random.Random) -> EpisodePlayer:
-        calls = [write_call("bash", command=one) for one in self.cheat.calls(task_of(task, self.options))]
-        return Script([*calls, write_call("submit")]).begin(task, start, rng)
+    def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
+        calls = [write_call("bash", command=one) for one in self.cheat.calls(task_of(request.task, self.options))]
+        return Script([*calls, write_call("submit")]).begin(request, start)
 
 
 _HOOK = """

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import random
 import re
 
 from envkit.errors import UsageError
-from envkit.protocols import EpisodePlayer
-from envkit.types import JSON, Options, Reset, Task
+from envkit.protocols import EpisodePlayer, Player
+from envkit.types import JSON, Options, Reset, RolloutRequest, Task
 
 from ..tools import Script, write_call
 from .env import options_of
@@ -28,26 +27,26 @@ for path, hunks in json.loads(sys.argv[1]).items():
 """
 
 
-class SweOracle:
-    """Fixes the bug with the known patch, by a command in the agent's sandbox; see `envkit.protocols.Player`."""
+class SweOracle(Player):
+    """Fixes the bug with the known patch, by a command in the agent's sandbox."""
 
     def __init__(self, **options: JSON) -> None:
         self._options = options
 
-    def begin(self, task: Task, start: Reset, rng: random.Random) -> EpisodePlayer:
-        patch = task_of(task, self._options).patch
+    def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
+        patch = task_of(request.task, self._options).patch
         if not patch:
             raise UsageError("SWE-v0: the oracle knows no fix, because the task has none")
-        return Script([write_call("bash", command=apply_command(patch)), write_call("submit")]).begin(task, start, rng)
+        return Script([write_call("bash", command=apply_command(patch)), write_call("submit")]).begin(request, start)
 
 
-class SweNop:
-    """Submits the package as it is; see `envkit.protocols.Player`."""
+class SweNop(Player):
+    """Submits the package as it is."""
 
     def __init__(self, **options: JSON) -> None: ...
 
-    def begin(self, task: Task, start: Reset, rng: random.Random) -> EpisodePlayer:
-        return Script([write_call("submit")]).begin(task, start, rng)
+    def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
+        return Script([write_call("submit")]).begin(request, start)
 
 
 def task_of(task: Task, options: Options) -> SweTask:

@@ -6,13 +6,12 @@ the cheats that a task itself comes with.
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from envkit.protocols import EpisodePlayer
-from envkit.types import JSON, Reset, Task
+from envkit.protocols import EpisodePlayer, Player
+from envkit.types import JSON, Reset, RolloutRequest
 
 from ..tools import Script
 from .players import answer_of, call, submission, task_of
@@ -48,23 +47,23 @@ class Cheat:
 
 
 @dataclass(frozen=True, slots=True)
-class CheatPlayer:
-    """Plays a cheat in each step of a task; see `envkit.protocols.Player`."""
+class CheatPlayer(Player):
+    """Plays a cheat in each step of a task."""
 
     cheat: Cheat
     options: dict[str, JSON]
 
-    def begin(self, task: Task, start: Reset, rng: random.Random) -> EpisodePlayer:
+    def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
         commands = list(self.cheat.commands)
         with TemporaryDirectory(prefix="envkit-task-") as scratch:
-            found = task_of(task, self.options, Path(scratch))
+            found = task_of(request.task, self.options, Path(scratch))
             own = sorted(found.cheats.items())[self.cheat.place : self.cheat.place + 1]
             if not commands:
                 commands = [f"bash -s <<'END-OF-CHEAT'\n{path.read_text()}\nEND-OF-CHEAT" for _, path in own]
             if not start.tools:  # one script
                 commands = ["\n".join(commands)]
             calls = [*(call(start, one) for one in commands), *submission(start)] or [answer_of(":")]
-            return Script(calls * len(found.steps)).begin(task, start, rng)
+            return Script(calls * len(found.steps)).begin(request, start)
 
 
 reward_files = Cheat("Writes the files in which verifiers keep rewards.", (_WRITE_REWARDS,))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import random
 import re
 import shlex
 import tarfile
@@ -13,8 +12,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from envkit.errors import UsageError
-from envkit.protocols import EpisodePlayer
-from envkit.types import JSON, Reset, Task
+from envkit.protocols import EpisodePlayer, Player
+from envkit.types import JSON, Reset, RolloutRequest, Task
 
 from ..tools import Script, write_call
 from .options import options_of
@@ -24,30 +23,30 @@ _CHANGES_SHELL = re.compile(r"\b(exit|set|exec|trap|shopt|cd|return|BASH_SOURCE)
 _WAIT_S = 50.0
 
 
-class TerminalOracle:
-    """Runs the solution of each step, by commands in the agent's sandbox; see `envkit.protocols.Player`."""
+class TerminalOracle(Player):
+    """Runs the solution of each step, by commands in the agent's sandbox."""
 
     def __init__(self, **options: JSON) -> None:
         self._options = options
 
-    def begin(self, task: Task, start: Reset, rng: random.Random) -> EpisodePlayer:
+    def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
         actions: list[str] = []
         with TemporaryDirectory(prefix="envkit-task-") as scratch:
-            found = task_of(task, self._options, Path(scratch))
+            found = task_of(request.task, self._options, Path(scratch))
             for step in found.steps:
                 if step.solution is None:
                     raise UsageError(f"Terminal-v0: the oracle cannot play {found.name}: the task has no solution")
                 actions += [call(start, solve_command(found, step.solution)), *submission(start)]
-        return Script(actions).begin(task, start, rng)
+        return Script(actions).begin(request, start)
 
 
-class TerminalNop:
-    """Submits each step without work; see `envkit.protocols.Player`."""
+class TerminalNop(Player):
+    """Submits each step without work."""
 
     def __init__(self, **options: JSON) -> None: ...
 
-    def begin(self, task: Task, start: Reset, rng: random.Random) -> EpisodePlayer:
-        return Script(submission(start) or [answer_of(":")]).begin(task, start, rng)
+    def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
+        return Script(submission(start) or [answer_of(":")]).begin(request, start)
 
 
 def task_of(task: Task, options: Mapping[str, JSON], scratch: Path) -> TerminalTask:

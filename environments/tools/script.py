@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Sequence
 
-from envkit.protocols import EpisodePlayer
-from envkit.types import JSON, Observation, Reset, Task
+from envkit.protocols import EpisodePlayer, Player
+from envkit.types import JSON, Observation, Reset, RolloutRequest
 
 
 def write_call(name: str, **arguments: JSON) -> str:
@@ -15,11 +14,11 @@ def write_call(name: str, **arguments: JSON) -> str:
     return json.dumps({"name": name, "arguments": arguments})
 
 
-class Script:
-    """Plays the same actions in every episode, whatever it observes; see `envkit.protocols.Player`.
+class Script(Player):
+    """Plays the same actions in every episode, whatever it observes.
 
     After the last action, it repeats it. To play actions that depend on the task, return a script from the `begin` of
-    another player: ``return Script(actions).begin(task, start, rng)``.
+    another player: ``return Script(actions).begin(request, start)``.
 
     Args:
         actions: The actions, at least one.
@@ -30,17 +29,13 @@ class Script:
             raise ValueError("a script needs at least one action")
         self._actions = tuple(actions)
 
-    def begin(self, task: Task, start: Reset, rng: random.Random) -> EpisodePlayer:
+    def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
         return _Reading(self._actions)
 
 
-class _Reading:
+class _Reading(EpisodePlayer):
     def __init__(self, actions: Sequence[str]) -> None:
         self._left = list(actions)
-
-    @property
-    def generation(self) -> None:
-        return None
 
     async def act(self, observation: Observation) -> str:
         return self._left.pop(0) if len(self._left) > 1 else self._left[0]

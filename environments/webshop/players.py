@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
 from envkit.errors import UsageError
-from envkit.protocols import EpisodePlayer, Expert
-from envkit.types import JSON, Observation, Reset, Task
+from envkit.protocols import EpisodePlayer, Expert, Player
+from envkit.types import JSON, Observation, Reset, RolloutRequest, Task
 
 from ..options import override
 from .compact import CompactPage, queries, read
@@ -34,8 +33,8 @@ class _Shop:
         return open_session(self._data[chosen.catalogue], task.seed, chosen)
 
 
-class FirstHit:
-    """Searches for the instruction, and buys the first product found as it is; see `envkit.protocols.Player`.
+class FirstHit(Player):
+    """Searches for the instruction, and buys the first product found as it is.
 
     Args:
         data: Folders of the catalogues by name.
@@ -47,8 +46,8 @@ class FirstHit:
     def __init__(self, *, data: Mapping[str, Path], **options: JSON) -> None:
         self._shop = _Shop(data, options)
 
-    def begin(self, task: Task, start: Reset, rng: random.Random) -> EpisodePlayer:
-        session, view = self._shop.session(task), self._shop.options(task).observation
+    def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
+        session, view = self._shop.session(request.task), self._shop.options(request.task).observation
         _check_same(session, view, start.observation.text)
         return _Plan(session, self.plan, is_compact=view == "compact")
 
@@ -71,17 +70,13 @@ class RulePlayer(FirstHit):
     chooses_options = True
 
 
-class _Plan:
+class _Plan(EpisodePlayer):
     """One episode of a player whose actions do not depend on what it sees. It plays along in its own session."""
 
     def __init__(self, session: Session, plan: Callable[[Session], Iterator[str]], *, is_compact: bool) -> None:
         self._session = session
         self._actions = plan(session)
         self._is_compact = is_compact
-
-    @property
-    def generation(self) -> None:
-        return None
 
     async def act(self, observation: Observation) -> str:
         action = next(self._actions, "")

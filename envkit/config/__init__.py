@@ -1,7 +1,18 @@
 """Schemas of the configuration files: `RunConfig` for `envkit train` and `ServeConfig` for `envkit serve`."""
 
+from envkit.config.evaluation import EvalConfig
 from envkit.config.restarts import HealthSection, RestartSection
 from envkit.config.serving import ServeConfig
 from envkit.config.training import RunConfig, WarmupSection, dump, load, parse
 
-__all__ = ["HealthSection", "RestartSection", "RunConfig", "ServeConfig", "WarmupSection", "dump", "load", "parse"]
+__all__ = [
+    "EvalConfig",
+    "HealthSection",
+    "RestartSection",
+    "RunConfig",
+    "ServeConfig",
+    "WarmupSection",
+    "dump",
+    "load",
+    "parse",
+]

@@ -103,7 +103,7 @@ FAMILIES: Mapping[str, Family] = {
     "policies": Family("envkit.policies", "player"),
     "algorithms": Family("envkit.algorithms", "advantage or loss"),
 }
-"""The families. The built-in players are in `envkit.wiring.evaluation.players`, the built-in advantages and losses in
+"""The families. The built-in players are in `envkit.wiring.evaluation.policies`, the built-in advantages and losses in
 `envkit.trainer_bridge.algorithms.catalogue`."""
 
 

@@ -74,6 +74,9 @@ class RolloutSection(Section):
     completion_timeout_s: Seconds | None = None
     """Maximum seconds from a completion's first token to its last one, without pauses and waits for the engine. If one
     takes longer, the episode is void. null: no limit. vLLM's stall_timeout_s always applies."""
+    player_timeout_s: Seconds | None = None
+    """Maximum seconds that the policy may take for the turns of an episode together, including its waits for the
+    engine. Then the episode is cut off and counts as it is. null: no limit."""
     episode_timeout_s: Seconds | None = None
     """Maximum seconds of an episode, from its reset. If one takes longer, it is void. null: no limit."""
     grade_timeout_s: Seconds | None = 600.0
@@ -125,15 +128,20 @@ class AlgorithmSection(Section):
 
 
 class EvaluationSection(Section):
-    """Evaluation on held-out levels, which are never used for training."""
+    """Evaluation on held-out tasks, which are never used for training. Evaluation files have this section too."""
 
     episodes: Annotated[int, Field(ge=0)] = 512
-    """Number of held-out tasks; each is played once with sampling and once greedily. 0: no evaluation."""
+    """Number of tasks, or all if the split has fewer. A training run plays each with sampling and once greedily. 0: no
+    evaluation in a training run."""
+    attempts: Count = 1
+    """Episodes per task with sampling."""
+    split: str = "eval"
+    """Split of the tasks, if the environment has splits; any: all splits."""
     every: Count = 10
-    """Train steps between two evaluations. There is always an evaluation before the first and after the last train
-    step."""
+    """Train steps between two evaluations of a training run. There is always an evaluation before the first and after
+    the last train step."""
     seed: Annotated[int, Field(ge=0)] = 1_000_003
-    """Seed of the held-out tasks; it does not depend on the seed of the run, so that runs are comparable."""
+    """Seed of the tasks; it does not depend on the seed of the run, so that runs are comparable."""
 
 
 class WarmupSection(Section):

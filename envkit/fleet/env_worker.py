@@ -12,7 +12,7 @@ from msgspec import Raw
 
 from envkit.errors import EnvkitError, SandboxLostError, UnreachableError
 from envkit.fleet.worker_health import HeartbeatTimes, ServerMonitor, WorkerClient
-from envkit.protocols import ResumableEpisode, Sandbox, SplitStepEpisode
+from envkit.protocols import Episode, Sandbox
 from envkit.types import Cause, CauseKind, Task
 
 T = TypeVar("T")
@@ -133,7 +133,7 @@ class EnvWorker:
                 if not answer.done():
                     answer.set_exception(LostDuringCallError(self))
 
-    def start_step(self, episode: SplitStepEpisode, action: str) -> Future[Raw] | None:
+    def start_step(self, episode: Episode, action: str) -> Future[Raw] | None:
         """Start a step and return the future of its answer. The future raises `LostDuringCallError` if the worker ends.
 
         If the step cannot be sent, return None. The caller then calls `episode.step`, which raises the reason.
@@ -190,4 +190,4 @@ class WorkerSlot(NamedTuple):
     """
 
     worker: EnvWorker
-    lease: AbstractAsyncContextManager[ResumableEpisode]
+    lease: AbstractAsyncContextManager[Episode]

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from envkit.errors import CapacityError, EnvkitError, SandboxLostError, SandboxStartError, UnreachableError
 from envkit.fleet.env_worker import EnvWorker, LostDuringCallError, WorkerLostError, WorkerSlot
-from envkit.protocols import GradedEpisode, ResumableEpisode, SplitStepEpisode
+from envkit.protocols import Episode
 from envkit.types import JSON, Cause, Observation, Reset, Step
 
 T = TypeVar("T")
@@ -43,7 +43,7 @@ class EpisodeTally:
     void: int = 0
 
 
-class FleetEpisode:
+class FleetEpisode(Episode):
     """An episode in a worker of a fleet. If the worker is lost, the episode is rebuilt in another worker.
 
     To start it, enter it with ``async with``, which waits for a free slot.
@@ -92,8 +92,7 @@ class FleetEpisode:
         self._goes_on = goes_on
         self._slot = AsyncExitStack()
         self._worker: EnvWorker
-        self._episode: ResumableEpisode
-        self._split_episode: SplitStepEpisode | None = None
+        self._episode: Episode
         self._pending_action = ""
         """The action of the last `start_step`."""
         self._step_loss: WorkerLostError | None = None
@@ -146,9 +145,8 @@ class FleetEpisode:
                 return step if not self._rebuilt_cause else replace(step, info=self._with_rebuilt(step.info))
 
     async def grade(self) -> float | None:
-        """Grade the episode; see `envkit.protocols.GradedEpisode.grade`. If the worker is lost, the episode is void."""
+        """Grade the episode; see `envkit.protocols.Episode.grade`. If the worker is lost, the episode is void."""
         episode = self._played()
-        assert isinstance(episode, GradedEpisode)
         try:
             return await self._worker.call(episode.grade)
         except WorkerLostError as loss:
@@ -157,17 +155,16 @@ class FleetEpisode:
             raise lost from None
 
     def start_step(self, action: str) -> Future[Raw] | None:
-        """Start a step without waiting for its answer; see `envkit.protocols.SplitStepEpisode`."""
-        if self._split_episode is None or self._rebuilt_cause or self._loss is not None:
+        """Start a step without waiting for its answer; see `envkit.protocols.Episode`."""
+        if self._rebuilt_cause or self._loss is not None:
             return None
         self._pending_action = action
-        return self._worker.start_step(self._split_episode, action)
+        return self._worker.start_step(self._episode, action)
 
     def finish_step(self, answer: Future[Raw]) -> Step:
-        """Return the result of the step that `start_step` started; see `envkit.protocols.SplitStepEpisode`."""
-        assert self._split_episode is not None
+        """Return the result of the step that `start_step` started; see `envkit.protocols.Episode`."""
         try:
-            step = self._split_episode.finish_step(answer)
+            step = self._episode.finish_step(answer)
         except WorkerLostError as loss:
             self._step_loss = loss
             raise
@@ -178,7 +175,7 @@ class FleetEpisode:
         return step
 
     async def repeat_step(self, action: str) -> Step:
-        """Return the result of the last step again; see `envkit.protocols.ResumableEpisode.repeat_step`."""
+        """Return the result of the last step again; see `envkit.protocols.Episode.repeat_step`."""
         try:
             return await self._worker.call(self._played().repeat_step, action)
         except LostDuringCallError as loss:
@@ -198,7 +195,7 @@ class FleetEpisode:
     ) -> None:
         await self._slot.__aexit__(kind, error, trace)
 
-    def _played(self) -> ResumableEpisode:
+    def _played(self) -> Episode:
         if self._loss is not None:
             raise self._loss.with_traceback(None)
         return self._episode
@@ -323,11 +320,10 @@ class FleetEpisode:
             self._episode = await enter(lease.__aenter__)
             stack.push_async_exit(partial(self._leave, lease))
             self._slot = stack.pop_all()
-        self._split_episode = self._episode if isinstance(self._episode, SplitStepEpisode) else None
 
     async def _leave(
         self,
-        lease: AbstractAsyncContextManager[ResumableEpisode],
+        lease: AbstractAsyncContextManager[Episode],
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,

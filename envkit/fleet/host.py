@@ -26,7 +26,7 @@ from envkit.fleet.episode import REBUILDS, EpisodeTally, FleetEpisode
 from envkit.fleet.offenders import Offenders
 from envkit.fleet.session_store import SessionRecord, SessionStore
 from envkit.fleet.worker_health import HeartbeatTimes
-from envkit.protocols import Sandbox, ServerPool
+from envkit.protocols import EnvHost, Sandbox, ServerPool
 from envkit.restarts import Failures, RestartBudget
 from envkit.types import Cause, CauseKind, SandboxSpec, SandboxState, Task, TenantKey
 
@@ -39,8 +39,8 @@ _ROOM_S = 1.0
 _ALIVE = (SandboxState.LEASED, SandboxState.SUSPECT)
 
 
-class FleetHost:
-    """Plays episodes in a fleet of workers; implements `envkit.protocols.EnvHost`.
+class FleetHost(EnvHost):
+    """Plays episodes in a fleet of workers.
 
     A worker is a sandbox of a pool in which an env server runs. Use the host with ``async with``: the start of the
     block waits until each worker has started or failed once, and the end stops all workers. Sandboxes of the same kind

@@ -7,15 +7,13 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 from envkit.fleet.offenders import Offenders
-from envkit.protocols import Episode, ReadinessHost, ResumableHost
+from envkit.protocols import EnvHost, Episode
 from envkit.types import Task, TenantKey
 
 
 @dataclass(frozen=True, slots=True)
-class RoutedHosts:
+class RoutedHosts(EnvHost):
     """Sends each task to a host, depending on its environment.
-
-    It implements `envkit.protocols.ResumableHost` and `envkit.protocols.PartitionedHost`.
 
     Attributes:
         shared: Host whose workers each play many episodes.
@@ -27,12 +25,12 @@ class RoutedHosts:
         is_trusted: Returns whether `trusted` must play the environment with this id; raises an error to refuse it.
     """
 
-    shared: ResumableHost
-    own: ResumableHost
+    shared: EnvHost
+    own: EnvHost
     is_shareable: Callable[[str], bool]
     offenders: Offenders
     is_own_counted: bool = True
-    trusted: ResumableHost | None = None
+    trusted: EnvHost | None = None
     is_trusted: Callable[[str], bool] = lambda env_id: False
 
     @property
@@ -43,7 +41,7 @@ class RoutedHosts:
     @property
     def why_unready(self) -> str:
         """Why no worker of `shared` is healthy; empty if at least one is. The workers of `own` start only on demand."""
-        return self.shared.why_unready if isinstance(self.shared, ReadinessHost) else ""
+        return self.shared.why_unready
 
     def lease(self, task: Task) -> AbstractAsyncContextManager[Episode]:
         return self._host_of(task.env_id, "").lease(task)
@@ -52,7 +50,7 @@ class RoutedHosts:
         host = self.own if self.own.resumable_task(key) == task else self._host_of(task.env_id, key.tenant)
         return host.lease_as(key, task)
 
-    def part_of(self, env_id: str, tenant: str) -> tuple[str, int]:
+    def partition_of(self, env_id: str, tenant: str) -> tuple[str, int]:
         host = self._host_of(env_id, tenant)
         if host is self.trusted:
             return "environments with tools", host.capacity
@@ -64,7 +62,7 @@ class RoutedHosts:
     def resumable_keys(self) -> Sequence[TenantKey]:
         return [*self.shared.resumable_keys(), *self.own.resumable_keys()]
 
-    def _host_of(self, env_id: str, tenant: str) -> ResumableHost:
+    def _host_of(self, env_id: str, tenant: str) -> EnvHost:
         """Return the host for a new episode.
 
         Raises:

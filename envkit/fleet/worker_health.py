@@ -16,7 +16,7 @@ import anyio
 from envkit import clock
 from envkit.clock import compensate_loop_lag
 from envkit.errors import EnvkitError
-from envkit.protocols import ResumableEpisode
+from envkit.protocols import Episode
 from envkit.types import Cause, CauseKind, Task
 
 
@@ -44,7 +44,7 @@ class HeartbeatTimes:
 class WorkerClient(Protocol):
     """Client of the env server in one worker."""
 
-    def lease(self, task: Task, *, id: str | None = None) -> AbstractAsyncContextManager[ResumableEpisode]:
+    def lease(self, task: Task, *, id: str | None = None) -> AbstractAsyncContextManager[Episode]:
         """Lease an episode of `task`; if the server has one with this id and task, resume it."""
         ...
 

@@ -1,21 +1,13 @@
-"""Protocols of environments, hosts and players."""
+"""Protocols of environments, their hosts and their graders."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol
 
-from envkit.types import (
-    GenerationRecord,
-    Observation,
-    Reset,
-    Step,
-    Submission,
-    Task,
-    TenantKey,
-)
+from envkit.errors import EnvError, StepOrderError
+from envkit.types import Reset, Step, Submission, Task, TenantKey
 
 if TYPE_CHECKING:
     from asyncio import Future
@@ -24,7 +16,10 @@ if TYPE_CHECKING:
 
 
 class Episode(Protocol):
-    """An episode of a task. The interface is the same whether it runs in this process, on a server or in a sandbox."""
+    """An episode of a task. The interface is the same whether it runs in this process, on a server or in a sandbox.
+
+    Inherit from it to get the defaults.
+    """
 
     async def reset(self) -> Reset:
         """Start the episode. Must be called once, before the first step.
@@ -46,26 +41,65 @@ class Episode(Protocol):
         """
         ...
 
-
-@runtime_checkable
-class GradedEpisode(Episode, Protocol):
-    """An episode whose reward may only be complete after a grader has run; see `Reset.is_graded`."""
-
     async def grade(self) -> float | None:
         """Return the reward that the grader adds to those of the steps; None if the grader could not run.
 
-        Called at most once, after the last step of the player: at the end of the episode, or earlier if the player
-        stops. No step may follow. None says nothing about the player, so the episode is void and is played again.
+        Called at most once, and only if `Reset.is_graded`, after the last step of the player: at the end of the
+        episode, or earlier if the player stops. No step may follow. None says nothing about the player, so the episode
+        is void and is played again.
 
         Raises:
-            EnvError: The environment raised an exception.
+            EnvError: The environment raised an exception, or its host cannot grade episodes.
             SandboxLostError: The environment's sandbox was lost.
         """
-        ...
+        raise EnvError("the environment", "no grade: its host cannot grade episodes")
+
+    computes: bool = False
+    """Whether `step_now` plays steps, so that they need no task."""
+
+    def step_now(self, action: str) -> Step:
+        """Play one action as `step` does, without ``await``."""
+        raise StepOrderError("the episode does not compute its steps")
+
+    @property
+    def turn(self) -> int:
+        """Number of steps played so far, on a server where another client may have played some of them."""
+        return 0
+
+    async def repeat_step(self, action: str) -> Step:
+        """Return the result of the last step again, for a client that did not receive it. This plays no step.
+
+        Raises:
+            SessionConflictError: The last step was played with an action other than `action`.
+            StepOrderError: The episode cannot repeat its last step.
+        """
+        raise StepOrderError("the episode cannot repeat its last step")
+
+    def start_step(self, action: str) -> Future[Raw] | None:
+        """Start a step and return the future of its answer, which the caller may cancel.
+
+        This is faster than `step`, which needs a waiting asyncio task: the task takes most of the time of a remote
+        step. If the step cannot be started in this way, return None; the caller then calls `step` instead. Raises the
+        same errors as `step`.
+        """
+        return None
+
+    def finish_step(self, answer: Future[Raw]) -> Step:
+        """Return the result of a step that `start_step` started, after its future `answer` is done.
+
+        Raises:
+            SandboxLostError, UnreachableError: It is unknown whether the environment has played the step. Call `step`
+                with the same action.
+            EnvkitError: As for `step`.
+        """
+        raise StepOrderError("no step was started")
 
 
 class EnvHost(Protocol):
-    """Runs episodes, and leases them to callers. The episodes run in this process, on a server, or in sandboxes."""
+    """Runs episodes, and leases them to callers. The episodes run in this process, on a server, or in sandboxes.
+
+    Inherit from it to get the defaults.
+    """
 
     @property
     def capacity(self) -> int:
@@ -80,54 +114,26 @@ class EnvHost(Protocol):
         """
         ...
 
-
-@runtime_checkable
-class ResumableEpisode(Episode, Protocol):
-    """An episode that runs on a server under an id, with which another client can resume the episode."""
+    @property
+    def queued(self) -> int:
+        """Number of leases that wait for a slot that others use, or for the host to be reachable."""
+        return 0
 
     @property
-    def turn(self) -> int:
-        """Number of steps played so far."""
-        ...
+    def why_unready(self) -> str:
+        """Why no episode can start at present, in one line; empty if episodes can start."""
+        return ""
 
-    async def repeat_step(self, action: str) -> Step:
-        """Return the result of the last step again, for a client that did not receive it. This plays no step.
+    def partition_of(self, env_id: str, tenant: str) -> tuple[str, int]:
+        """Return the name and the number of slots of the part of the host that plays an environment for a tenant.
 
-        Raises:
-            SessionConflictError: The last step was played with an action other than `action`.
-        """
-        ...
-
-
-@runtime_checkable
-class SplitStepEpisode(ResumableEpisode, Protocol):
-    """An episode whose step can be split into two calls, which start the step and decode its answer.
-
-    This is faster than `step`, which needs a waiting asyncio task: the task takes most of the time of a remote step.
-    """
-
-    def start_step(self, action: str) -> Future[Raw] | None:
-        """Start a step and return the future of its answer, which the caller may cancel.
-
-        If the step cannot be started in this way, return None; the caller then calls `step` instead. Raises the same
-        errors as `step`.
-        """
-        ...
-
-    def finish_step(self, answer: Future[Raw]) -> Step:
-        """Return the result of a step that `start_step` started, after its future `answer` is done.
+        Errors use the name after "slots for", so it says whose slots these are, such as ``environments with tools``. It
+        is empty if the host has only one part.
 
         Raises:
-            SandboxLostError, UnreachableError: It is unknown whether the environment has played the step. Call `step`
-                with the same action.
-            EnvkitError: As for `step`.
+            EnvkitError: The host refuses new episodes of this environment.
         """
-        ...
-
-
-@runtime_checkable
-class ResumableHost(EnvHost, Protocol):
-    """A host whose episodes may outlive it. A later host with the same ledger can resume each episode by its key."""
+        return "", self.capacity
 
     def lease_as(self, key: TenantKey, task: Task) -> AbstractAsyncContextManager[Episode]:
         """Lease an episode as `lease` does, but if the host has an episode with this key and task, resume that one.
@@ -136,50 +142,15 @@ class ResumableHost(EnvHost, Protocol):
             key: Key of the episode. Losses of sandboxes that the episode causes count against the key's tenant.
             task: Task of the episode.
         """
-        ...
+        return self.lease(task)
 
     def resumable_task(self, key: TenantKey) -> Task | None:
         """Return the task of the episode with this key; None if this host cannot resume an episode with this key."""
-        ...
+        return None
 
     def resumable_keys(self) -> Sequence[TenantKey]:
-        """Return the keys of the episodes that this host can resume."""
-        ...
-
-
-@runtime_checkable
-class ReadinessHost(EnvHost, Protocol):
-    """A host that reports whether it can start episodes. A fleet whose sandboxes are all lost, for example, cannot."""
-
-    @property
-    def why_unready(self) -> str:
-        """Why no episode can start at present, in one line; empty if episodes can start."""
-        ...
-
-
-@runtime_checkable
-class PartitionedHost(EnvHost, Protocol):
-    """A host whose slots are divided into parts, each for certain environments."""
-
-    def part_of(self, env_id: str, tenant: str) -> tuple[str, int]:
-        """Return the name and the number of slots of the part that plays an environment for a tenant.
-
-        Errors use the name after "slots for", so it says whose slots these are, such as ``environments with tools``.
-
-        Raises:
-            EnvkitError: The host refuses new episodes of this environment.
-        """
-        ...
-
-
-@runtime_checkable
-class QueueingHost(EnvHost, Protocol):
-    """A host whose slots others may use too, so that leases may wait even if they are fewer than its capacity."""
-
-    @property
-    def queued(self) -> int:
-        """Number of leases that wait for a slot, or for the host to be reachable."""
-        ...
+        """Return the keys of the episodes that this host can resume, such as those of an earlier server process."""
+        return ()
 
 
 class TaskSet(Protocol):
@@ -217,53 +188,4 @@ class Grader(Protocol):
 
     async def grade(self, submission: Submission) -> float | None:
         """Return the reward of `submission`; None if the grader could not run, which says nothing about it."""
-        ...
-
-
-class Expert(Protocol):
-    """A policy that solves an environment. It gives hints to people and writes demonstrations for training."""
-
-    def moves(self, observation: Observation) -> Sequence[str]:
-        """Return the moves that begin a shortest path to success, best first; empty if no path leads to success."""
-        ...
-
-    def is_hazardous(self, observation: Observation) -> bool:
-        """Return whether a careless move can lose the game here. Demonstrations should include such observations."""
-        ...
-
-    def answer(self, move: str) -> str:
-        """Return the text that a language model should generate to play `move`."""
-        ...
-
-
-@runtime_checkable
-class TaskExpert(Expert, Protocol):
-    """An expert that knows more about a task than its observations show, such as the goal."""
-
-    def for_task(self, task: Task) -> Expert:
-        """Return an expert for one episode of `task`. It is asked for moves at every observation, in their order."""
-        ...
-
-
-class EpisodePlayer(Protocol):
-    """Chooses the actions of one episode."""
-
-    @property
-    def generation(self) -> GenerationRecord | None:
-        """The language model's last prompt and completion; None if the player uses no language model."""
-        ...
-
-    async def act(self, observation: Observation) -> str:
-        """Return the action to play after `observation`. May take long, for example if a model server has to answer."""
-        ...
-
-
-class Player(Protocol):
-    """A policy that `envkit eval` evaluates."""
-
-    def begin(self, task: Task, start: Reset, rng: random.Random) -> EpisodePlayer:
-        """Return a new player for one episode of `task`, after the episode was reset.
-
-        `start` is the result of the reset. The player must take all its random numbers from `rng`.
-        """
         ...

@@ -2,7 +2,8 @@
 
 from envkit.types.arrays import Bools, Floats, Hashes, Ints, bools, floats, hashes, ints
 from envkit.types.environments import Observation, Reset, Role, Step, Submission, Task, ToolSchema
-from envkit.types.episodes import EpisodeRecord, GenerationRecord, TurnRecord
+from envkit.types.episodes import EpisodeRecord, TurnRecord
+from envkit.types.outcomes import Outcome, StopReason
 from envkit.types.plain import JSON, Info, Options, TenantKey, stable_hash
 from envkit.types.sandboxes import (
     EXEC_TIMEOUT_S,
@@ -21,17 +22,19 @@ from envkit.types.sandboxes import (
     why_no_network,
 )
 from envkit.types.training import (
+    NO_TOKENS,
+    Action,
     Completion,
     EngineHealth,
     Exchange,
     FinishReason,
+    GenerationRecord,
     Group,
     PauseMode,
     Prompt,
     RolloutRequest,
     Sample,
     SamplingParams,
-    StopReason,
     Trajectory,
     Turn,
     Weights,
@@ -41,6 +44,8 @@ __all__ = [
     "EXEC_TIMEOUT_S",
     "GRADER_HOME",
     "JSON",
+    "NO_TOKENS",
+    "Action",
     "Bools",
     "Cause",
     "CauseKind",
@@ -59,6 +64,7 @@ __all__ = [
     "Ints",
     "Observation",
     "Options",
+    "Outcome",
     "PauseMode",
     "Phase",
     "PoolEvent",

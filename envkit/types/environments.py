@@ -64,7 +64,7 @@ class Reset(msgspec.Struct, frozen=True):
         info: The environment's info.
         system: System prompt of the environment; None if it has none.
         tools: The tools that the player may call.
-        is_graded: Whether the reward of the episode is only complete after `envkit.protocols.GradedEpisode.grade`.
+        is_graded: Whether the reward of the episode is only complete after `envkit.protocols.Episode.grade`.
     """
 
     observation: Observation

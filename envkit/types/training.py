@@ -9,15 +9,16 @@ Lengths in brackets: [L] tokens, [T] turns, [G] episodes of the same task.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import msgspec
 import numpy as np
 
 from envkit.types.arrays import Bools, Floats, Hashes, Ints, bools, floats, hashes, ints
 from envkit.types.environments import Observation, Reset, Step, Task
-from envkit.types.sandboxes import Cause
+from envkit.types.outcomes import Outcome, StopReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,21 +78,63 @@ class Completion:
         object.__setattr__(self, "logprobs", floats(self.logprobs))
 
 
+NO_TOKENS = Completion((), (), FinishReason.STOP, ())  # type: ignore[arg-type]
+"""The completion of a player that samples no tokens."""
+
+
+class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """New prompt tokens (N) and completion tokens (M) of one turn.
+
+    Attributes:
+        prompt: The part of the prompt after the previous completion, as text with special tokens.
+        completion: The sampled tokens, as text with special tokens.
+        finish: Why the completion ended.
+        prompt_ids: The token ids of `prompt` [N].
+        completion_ids: The token ids of `completion` [M].
+        logprobs: Log-probabilities of the completion's tokens in nats [M]; a value that is not finite is None.
+        versions: Policy versions that sampled the completion, in order: pairs of a version and its number of tokens.
+        seconds: Time in seconds that the model needed for the completion.
+        usage: Numbers of prompt and completion tokens, if an endpoint returned them without token ids; otherwise None.
+    """
+
+    prompt: str
+    completion: str
+    finish: FinishReason
+    prompt_ids: tuple[int, ...]
+    completion_ids: tuple[int, ...]
+    logprobs: tuple[float | None, ...]
+    versions: tuple[tuple[int, int], ...]
+    seconds: float
+    usage: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Action:
+    """What a player plays: a text and, from a policy, the tokens of which it is the text; see `Turn` for the fields."""
+
+    text: str
+    new_ids: Sequence[int] = ()
+    completion: Completion = NO_TOKENS
+    starts_sample: bool = False
+    generation: GenerationRecord | None = None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Turn:
-    """One turn of an episode: a completion, and the step that played its action.
+    """One turn of an episode: the player's action, and the step that played it.
 
     Attributes:
         new_ids: Tokens between the last completion and this one (the observation and the template's text around it), or
             the whole prompt if `starts_sample`. The constructor converts a sequence to an array.
-        completion: The policy's completion.
+        completion: The policy's completion; without tokens if the player does not sample tokens.
         action: The text that was sent to the environment.
         step: The environment's answer; None if the episode was cut off before it.
-        generate_s: Duration of the completion in seconds.
+        generate_s: Seconds that the player took.
         step_s: Duration of the step in seconds.
         wait_s: Seconds that the turn waited at its gate before the engine got the prompt.
         starts_sample: Whether the prompt does not continue the previous tokens, so that a new sample begins here;
             always true for the first turn.
+        generation: What a language model behind an endpoint read and wrote; None for other players.
     """
 
     new_ids: Ints
@@ -102,6 +145,7 @@ class Turn:
     step_s: float = 0.0
     wait_s: float = 0.0
     starts_sample: bool = False
+    generation: GenerationRecord | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "new_ids", ints(self.new_ids))
@@ -133,43 +177,6 @@ class Prompt:
     starts_sample: bool = False
 
 
-class StopReason(StrEnum):
-    """Why an episode ended."""
-
-    TERMINATED = "terminated"
-    """The environment ended the episode."""
-    TRUNCATED = "truncated"
-    """The episode reached a limit of the environment, such as a number of moves."""
-    MAX_TURNS = "max_turns"
-    """The caller's turn limit was reached."""
-    CONTEXT_OVERFLOW = "context_overflow"
-    """The next prompt and its completion do not fit into the caller's token limit."""
-    TIMEOUT = "timeout"
-    """A reset, a step or the whole episode exceeded the caller's timeout; the episode is void."""
-    ENV_ERROR = "env_error"
-    """The environment raised, or its reward was not finite; the episode is void."""
-    SANDBOX_LOST = "sandbox_lost"
-    """The environment's sandbox was lost."""
-    NO_COMPLETION = "no_completion"
-    """The engine or the model's endpoint did not complete a prompt in time; the episode is void."""
-    NO_GRADE = "no_grade"
-    """The grader failed or did not answer in time; the episode is void."""
-    ABORTED = "aborted"
-    """The engine aborted a completion at the caller's request; the episode is void."""
-    STALE = "stale"
-    """The episode was dropped because its tokens come from a policy version that is too old; the episode is void."""
-
-    @property
-    def is_void(self) -> bool:
-        """Whether the episode does not measure the policy, as after a lost sandbox. Training ignores such episodes."""
-        return self not in (
-            StopReason.TERMINATED,
-            StopReason.TRUNCATED,
-            StopReason.MAX_TURNS,
-            StopReason.CONTEXT_OVERFLOW,
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class RolloutRequest:
     """An episode to play.
@@ -178,17 +185,21 @@ class RolloutRequest:
         key: Key of the episode, unique in its run. Keys sort in the order of the episodes.
         task: Its task.
         member: Index in its group, from 0.
-        params: Sampling parameters. The seed of each turn is derived from `params.seed` and the turn's index.
+        seed: Seed of the player's random choices, such as a language model's sampling.
+        temperature: Sampling temperature of a language model; 0 always takes the most likely token.
         attempt: Number of earlier attempts that were void.
         group: Key of its group, unique in the run also if two groups play the same task. Empty: that of the task.
+        index: Index of its task in the rollout.
     """
 
     key: str
     task: Task
     member: int
-    params: SamplingParams
+    seed: int = 0
+    temperature: float = 1.0
     attempt: int = 0
     group: str = ""
+    index: int = 0
 
     @property
     def session(self) -> str:
@@ -204,38 +215,28 @@ class Trajectory:
         task: The task that was played.
         member: Index of the episode in its group, from 0.
         turns: The turns, in order [T].
-        stop: Why the episode ended.
-        reward: Sum of the rewards of the turns and of the grader.
-        metrics: The environment's own metrics, aggregated over the episode.
-        error: If infrastructure failed, the reason in one line; otherwise None.
+        outcome: Why it ended, and its reward and success.
         start: Result of the reset, with the first observation; None if the episode was lost before it.
-        cause: Why its sandbox was lost; None if it was not lost, or if the cause is unknown.
         key: Key of its `RolloutRequest`.
         attempt: Number of earlier attempts that were void.
         group: `RolloutRequest.group`.
         began_s: When the episode was requested, in seconds on the event loop's clock.
         queue_s: Seconds that it waited for an environment.
         reset_s: Seconds from then to the first observation.
-        grade: Reward that the grader gave after the last turn, included in `reward`; None if there was no grader.
         grade_s: Seconds that the grader took.
     """
 
     task: Task
     member: int
     turns: tuple[Turn, ...]
-    stop: StopReason
-    reward: float
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    error: str | None = None
+    outcome: Outcome
     start: Reset | None = None
-    cause: Cause | None = None
     key: str = ""
     attempt: int = 0
     group: str = ""
     began_s: float = 0.0
     queue_s: float = 0.0
     reset_s: float = 0.0
-    grade: float | None = None
     grade_s: float = 0.0
 
     @property
@@ -244,9 +245,13 @@ class Trajectory:
         return f"{self.key}.{self.attempt}"
 
     @property
+    def is_void(self) -> bool:
+        return self.outcome.is_void
+
+    @property
     def is_filtered(self) -> bool:
-        """Whether the episode ended before its first turn, because its first prompt does not fit into the context."""
-        return self.stop is StopReason.CONTEXT_OVERFLOW and not self.turns
+        """Whether a limit ended the episode before its first turn, such as a first prompt that exceeds the context."""
+        return not self.turns and self.outcome.stop in (StopReason.CONTEXT_OVERFLOW, StopReason.PLAYER_TIMEOUT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
-
-from anyio.from_thread import start_blocking_portal
+from typing import TYPE_CHECKING, Any
 
 from envkit import clock, config
-from envkit.config import RunConfig
+from envkit.config import EvalConfig, RunConfig
+from envkit.config.evaluation import read as config_of_evaluation
 from envkit.errors import UsageError
-from envkit.trainer_bridge.run_folder.display import display_on
+from envkit.runs.display import display_on
 from envkit.types import JSON, EpisodeRecord, Options
 
 if TYPE_CHECKING:
-    from envkit.wiring.evaluation.evaluate import Evaluation
-    from envkit.wiring.evaluation.report import EvaluationFolder
-    from envkit.wiring.evaluation.rescore import Rescored
+    from envkit.trainer_bridge.evaluation.report import EvaluationFolder
+    from envkit.trainer_bridge.evaluation.rescore import Rescored
+    from envkit.trainer_bridge.evaluation.result import Evaluation
     from envkit.wiring.training.run import OnStep
 
 __all__ = ["TrainSummary", "display_on", "evaluate", "train"]
 
-T = TypeVar("T")
+
+_REPEATED_AT_ONCE = 8
 
 RUNS = Path("runs")
 """Folder in which `train` creates the folders of runs by default."""
@@ -118,100 +117,50 @@ def train(
     from envkit.wiring.training import run  # Import this slow module only if the file is valid.
 
     with closing(display_on(sys.stdout)) as display:
-        content = _run(
+        content = clock.run_blocking(
             partial(run.train, settings, folder, resume=resume, force=force, display=display, on_step=on_step)
         )
     return TrainSummary.of(folder, content)
 
 
 def evaluate(
-    env_id: str,
-    policy: str,
+    config: str | os.PathLike[str] | Mapping[str, Any] | EvalConfig,
+    policy: str | None = None,
     *,
-    episodes: int | None = None,
-    attempts: int = 1,
-    seed: int = 1_000_003,
-    options: Options | None = None,
-    split: str = "eval",
-    url: str | None = None,
-    token: str | None = None,
-    ca: str | os.PathLike[str] | None = None,
-    backend: str | None = None,
-    judge: str | None = None,
-    greedy: bool = False,
-    temperature: float | None = None,
-    system: str | None = None,
-    turn_tokens: int | None = None,
-    max_turns: int | None = None,
-    max_tokens: int | None = None,
-    history: int | Literal["all"] | None = None,
-    thinking: Literal["keep", "cut"] | None = None,
-    device: Literal["auto", "cpu", "cuda"] | None = None,
-    batch: int | None = None,
-    concurrency: int | None = None,
+    overrides: Sequence[str] = (),
     output: str | os.PathLike[str] | EvaluationFolder | None = None,
     dialogues: str | os.PathLike[str] | None = None,
     force: bool = False,
+    **settings: Any,
 ) -> Evaluation:
     """Measure how well a policy plays. Prints progress on standard error, and works in scripts and notebooks.
 
     Args:
-        env_id: Registered environment.
-        policy: ``"random"``, ``"expert"``, ``"checkpoint:DIR"`` (the folder of a run), ``"model:NAME-OR-PATH"``,
-            ``"openai:MODEL@URL"``, or a player of the environment such as ``"oracle"``.
-        episodes: Number of tasks; None means 512, or all if the split has fewer.
-        attempts: Episodes per task; above 1, ``pass@k`` is reported too.
-        seed: Seed of the tasks; by default the same as in training files.
-        options: Options of the environment.
-        split: Split whose levels are played, if the environment has splits; ``"any"`` plays all levels.
-        url: Address of an `envkit serve` that plays the episodes; None plays in this process.
-        token: Token for that server; None means the variable ``ENVKIT_TOKEN``.
-        ca: PEM file of the certificates to trust for ``https://``, instead of the system's.
-        backend: As in `envkit.make`.
-        judge: ``"MODEL@URL"`` of the judge, for an environment that needs one.
-        greedy: Whether a language model takes the most likely token instead of sampling.
-        temperature: Sampling temperature of a language model. Like the settings below, it is only for language models;
-            None means the default.
-        system: System prompt.
-        turn_tokens: Maximum tokens of one answer.
-        max_turns: Turns after which an episode is cut off.
-        max_tokens: Maximum tokens of a prompt plus its answer.
-        history: Number of most recent turns in a prompt, or ``"all"``.
-        thinking: Whether thoughts of earlier turns stay in the prompt.
-        device: Device of a model in this process.
-        batch: Number of concurrent episodes of a model in this process.
-        concurrency: Number of concurrent requests to an endpoint.
+        config: Id of an environment, path of an evaluation file, its content as a mapping, or an `EvalConfig`.
+        policy: The policy, such as ``"random"``; see `envkit.config.EvalConfig`. None means that of `config`.
+        overrides: ``"a.b=value"`` strings, such as ``"rollout.max_turns=8"``.
         output: Folder in which the episodes, the results and a plot are saved, and from which an interrupted evaluation
             continues; None saves nothing.
         dialogues: File for the successful episodes as dialogues, for ``warmup.kind: dialogues``; None writes no file.
         force: Whether to replace the evaluation in the folder.
+        settings: Values of keys by short names, such as ``episodes=64``, ``attempts=4``, ``seed=1``, ``split="any"``,
+            ``options={"size": 6}``, ``url="http://host"``, ``temperature=0`` (greedy), ``max_turns=8``,
+            ``greedy=True``, ``turn_tokens=64`` or ``system="Be brief."``; see `envkit.config.evaluation`.
 
     Raises:
         UnknownEnvError: No such environment.
         OptionError: The environment rejects an option.
-        UsageError: No such policy, it cannot play this environment with these arguments, or the folder or the file of
+        ConfigError: The description is invalid; one line for each problem.
+        UsageError: No such policy or short name, the policy cannot play this environment, or the folder or the file of
             dialogues cannot be used.
-        UnreachableError: The server does not answer, or stopped answering.
-        EnvkitError: No episode finished, or an endpoint was lost.
+        EnvkitError: No episode finished, or a server or endpoint was lost.
     """
+    from envkit.trainer_bridge.evaluation.recordings import dialogue_of, open_recording
     from envkit.wiring.evaluation import evaluate as evaluation
-    from envkit.wiring.evaluation.players import Playing
-    from envkit.wiring.evaluation.recordings import dialogue_of, open_recording
 
     if force and output is None:
         raise UsageError("force replaces the evaluation in the folder output; set output, or leave out force")
-    playing = Playing(
-        system=system,
-        turn_tokens=turn_tokens,
-        max_turns=max_turns,
-        max_tokens=max_tokens,
-        temperature=temperature,
-        history=history,
-        thinking=thinking,
-        device=device,
-        batch=batch,
-        concurrency=concurrency,
-    )
+    chosen = config_of_evaluation(config, overrides, policy=policy, **settings)
     if dialogues is not None:
         _check_writable(Path(dialogues))
     folder = None if output is None else _folder(output, force=force)
@@ -220,38 +169,18 @@ def evaluate(
     def add(episode: EpisodeRecord) -> None:
         if folder is not None:
             folder.add(episode)
-        if dialogues is not None and episode.succeeded:
+        if dialogues is not None and episode.outcome.success:
             dialogue_of(episode)  # an environment with tools is refused here, and not after the last episode
             succeeded.append(episode)
 
     with closing(display_on(sys.stderr)) as display:
-        found = _run(
-            partial(
-                evaluation.evaluate,
-                env_id,
-                policy,
-                episodes=episodes,
-                attempts=attempts,
-                seed=seed,
-                options=options or {},
-                split=split,
-                display=display,
-                url=url,
-                token=token,
-                ca=None if ca is None else Path(ca),
-                backend=backend,
-                judge=judge,
-                greedy=greedy,
-                playing=playing,
-                kept=None if folder is None else folder.begin,
-                on_episode=add,
-            )
-        )
+        kept = None if folder is None else folder.begin
+        found = clock.run_blocking(partial(evaluation.evaluate, chosen, display=display, kept=kept, on_episode=add))
     if folder is not None:
         folder.finish(found)
     if dialogues is not None:
         if folder is not None:  # it also has the episodes from before an interruption
-            succeeded = [one for one in open_recording(folder.path)[1] if one.succeeded]
+            succeeded = [one for one in open_recording(folder.path)[1] if one.outcome.success]
         succeeded.sort(key=lambda one: (one.index, one.member))
         _write(Path(dialogues), map(dialogue_of, succeeded))
     return found
@@ -282,22 +211,29 @@ def rescore(
     Raises:
         UsageError: The episodes cannot be read or repeated.
     """
-    from envkit.wiring.evaluation import rescore as rescoring
-    from envkit.wiring.evaluation.recordings import open_recording
+    from envkit.trainer_bridge.evaluation import rescore as rescoring
+    from envkit.trainer_bridge.evaluation.recordings import open_recording
+    from envkit.wiring.environments import find, open_resources, slots
 
-    path, episodes = open_recording(run, step=step)
+    path, recorded = open_recording(run, step=step)
+    episodes, chosen = rescoring.repeatable(recorded), options or {}
+
+    async def main() -> list[Rescored]:
+        async with (
+            open_resources(find(episodes[0].env_id).needs, backend=backend, judge=judge) as resources,
+            slots(_REPEATED_AT_ONCE, chosen, resources) as host,
+        ):
+            return await rescoring.rescore(host, episodes, options=chosen, num_envs=_REPEATED_AT_ONCE, display=display)
+
     with closing(display_on(sys.stderr)) as display:
-        main = partial(
-            rescoring.rescore, episodes, options=options or {}, display=display, backend=backend, judge=judge
-        )
-        found = _run(main)
+        found = clock.run_blocking(main)
     if output is not None:
         _write(output, (one.after for one in found))
     return path, found
 
 
 def _write(path: Path, rows: Iterable[object]) -> None:
-    from envkit.trainer_bridge.run_folder.rows import encoded
+    from envkit.runs.files import encoded
 
     with _writing(path):
         path.write_bytes(b"".join(encoded(row) + b"\n" for row in rows))
@@ -332,24 +268,6 @@ def _read(content: str | os.PathLike[str] | Mapping[str, Any] | RunConfig) -> tu
 
 
 def _folder(output: str | os.PathLike[str] | EvaluationFolder, *, force: bool) -> EvaluationFolder:
-    from envkit.wiring.evaluation.report import EvaluationFolder  # needs matplotlib
+    from envkit.trainer_bridge.evaluation.report import EvaluationFolder  # needs matplotlib
 
     return output if isinstance(output, EvaluationFolder) else EvaluationFolder(Path(output), force=force)
-
-
-def _run(main: Callable[[], Awaitable[T]]) -> T:
-    """Run `main` in a new event loop, in a worker thread if this thread already runs one.
-
-    If the wait for the worker thread is interrupted, `main` is cancelled, and the interrupt is raised after its end.
-    """
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return clock.run(main)
-    with start_blocking_portal() as portal:
-        result = portal.start_task_soon(main)
-        try:
-            return result.result()
-        except BaseException:
-            result.cancel()
-            raise

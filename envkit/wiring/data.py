@@ -15,8 +15,7 @@ from pathlib import Path
 from envkit import registry
 from envkit.errors import UsageError, did_you_mean
 from envkit.registry import EnvSpec
-from envkit.trainer_bridge.models.cache import make_once
-from envkit.trainer_bridge.models.catalogue import cache_folder
+from envkit.runs.cache import cache_folder, make_once
 from envkit.wiring.catalogue import load_catalogue
 
 INSIDE = "/data"

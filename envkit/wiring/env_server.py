@@ -73,7 +73,7 @@ async def serve_inside(path: str, capacity: int, sandboxes: str | None = None, j
             await serve(app, uds=path, on_ready=on_ready)
 
 
-class GuardedOptions:
+class GuardedOptions(EnvHost):
     """A host of environments of a trusted worker, whose tasks come from the clients of a server.
 
     Clients do not choose files that the worker opens with the rights of the server, nor the images of the server's own

@@ -358,6 +358,11 @@ def open_env(env_id: str, resources: Resources = NO_RESOURCES, /, **options: JSO
     except TypeError:
         _check_known(chosen, entry_point)
         raise
+    if spec.success_return is not None:
+        if isinstance(env, AsyncEnv):
+            env.success_return = spec.success_return
+        else:
+            env.metadata = {**env.metadata, "success_return": spec.success_return}
     return env
 
 

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from envkit.errors import TooLargeError, UnreachableError
+from envkit.http.client.chat import API_KEY, Address, ChatClient, ChatTooLongError, NoReplyError, open_client
 from envkit.trainer_bridge.thoughts import without_thoughts
-from envkit.wiring.chat_endpoint import API_KEY, Address, ChatClient, ChatTooLongError, NoReplyError, open_client
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,11 +30,9 @@ from envkit.environments.swe.agents.mini_swe import (
 )
 from envkit.environments.tools import write_call
 from envkit.errors import UsageError
-from envkit.protocols import EpisodePlayer
-from envkit.types import FinishReason, GenerationRecord, Observation, Reset, Task
-from envkit.wiring.chat_endpoint import Address
-from envkit.wiring.evaluation.endpoint import Endpoint, open_endpoint
-from envkit.wiring.evaluation.players import Playing
+from envkit.protocols import EpisodePlayer, Player
+from envkit.types import Action, FinishReason, GenerationRecord, Observation, Reset, RolloutRequest
+from envkit.wiring.evaluation.endpoint import Endpoint
 
 TURN_TOKENS = 4096
 
@@ -76,18 +73,8 @@ def announcement(prompts: Prompts) -> str:
     return f"mini_swe: plays with the prompts of {prompts.source}"
 
 
-@asynccontextmanager
-async def open_mini_swe(
-    address: Address, playing: Playing, prompts: Prompts, *, api_key: str | None
-) -> AsyncIterator[MiniSwe]:
-    """Open a player that asks the model at `address`; see `envkit.wiring.evaluation.endpoint.open_endpoint`."""
-    playing = replace(playing, turn_tokens=playing.turn_tokens or TURN_TOKENS)
-    async with open_endpoint(address, playing, api_key=api_key) as endpoint:
-        yield MiniSwe(endpoint, prompts)
-
-
-class MiniSwe:
-    """mini-swe-agent as a player; see `envkit.protocols.Player`.
+class MiniSwe(Player):
+    """mini-swe-agent as a player.
 
     Args:
         endpoint: Asks the model.
@@ -105,11 +92,19 @@ class MiniSwe:
         names = ("system", "instance", "observation", "format_error")
         self._templates = {name: environment.from_string(getattr(prompts, name)) for name in names}
 
-    def begin(self, task: Task, start: Reset, rng: random.Random) -> EpisodePlayer:
+    def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
         tools = {tool["function"]["name"]: tool["function"]["parameters"] for tool in start.tools}
         if not {"bash", "submit"} <= tools.keys():
-            raise UsageError(f"--policy mini_swe: {task.env_id} lacks the tool bash or submit; use another environment")
-        return _Episode(self, rng, start, submits_text="answer" in tools["submit"].get("properties", {}))
+            raise UsageError(
+                f"--policy mini_swe: {request.task.env_id} lacks the tool bash or submit; use another environment"
+            )
+        return _Episode(
+            self,
+            random.Random(request.seed),
+            request.temperature,
+            start,
+            submits_text="answer" in tools["submit"].get("properties", {}),
+        )
 
     def render(self, name: str, **values: object) -> str:
         """Return a message.
@@ -125,7 +120,7 @@ class MiniSwe:
 
 
 @dataclass(slots=True)
-class _Episode:
+class _Episode(EpisodePlayer):
     """One episode: a chat that grows by one answer and one result per turn.
 
     Attributes:
@@ -138,17 +133,16 @@ class _Episode:
 
     player: MiniSwe
     rng: random.Random
+    temperature: float
     start: Reset
     submits_text: bool
     messages: list[Mapping[str, Any]] = field(default_factory=list)
-    generation: GenerationRecord | None = None
     has_run: bool = False
     asked: int = 0
     errors_in_a_row: int = 0
 
-    async def act(self, observation: Observation) -> str:
+    async def act(self, observation: Observation) -> Action | str:
         player, prompts = self.player, self.player.prompts
-        self.generation = None
         if not self.messages:
             task = str(self.start.info.get("issue") or observation.text)
             self._append("system", self._in_folder(player.render("system")))
@@ -159,11 +153,12 @@ class _Episode:
                 return self._submit(output.submission)
             self._append("user", player.render("observation", output=output))
         began = clock.precise()
-        reply = await player.endpoint.complete([dict(one) for one in self.messages], self.rng.getrandbits(31))
+        messages = [dict(one) for one in self.messages]
+        reply = await player.endpoint.complete(messages, seed=self.rng.getrandbits(31), temperature=self.temperature)
         choice = reply.choices[0]
         content = choice.message.content or ""
         thoughts = choice.message.reasoning_content or choice.message.reasoning
-        self.generation = GenerationRecord(
+        generation = GenerationRecord(
             prompt="\n\n".join(str(one["content"]) for one in self.messages[self.asked :]),
             completion=f"<think>{thoughts}</think>{content}" if thoughts else content,
             finish=FinishReason.LENGTH if choice.finish_reason == "length" else FinishReason.STOP,
@@ -181,14 +176,14 @@ class _Episode:
             self._append("assistant", content)
             self.asked = len(self.messages)
             self.errors_in_a_row = 0
-            return call_of(commands[0], prompts, self._folder)
+            return Action(call_of(commands[0], prompts, self._folder), generation=generation)
         self.errors_in_a_row += 1
         if self.errors_in_a_row >= prompts.max_format_errors:
-            return self._submit("")
+            return Action(self._submit(""), generation=generation)
         error = f"the answer has {len(commands)} commands instead of one"
         values = {"actions": commands, "error": error, "finish_reason": choice.finish_reason or ""}
         self._append("user", player.render("format_error", **values))
-        return ""
+        return Action("", generation=generation)
 
     @property
     def _folder(self) -> str:

@@ -19,10 +19,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from envkit.cli.environments.game import open_game
 from envkit.cli.environments.keyboard import Keyboard
 from envkit.cli.environments.screen import play_on_screen
 from envkit.types import Options
-from envkit.wiring.evaluation.interactive import open_game
 from tests.cli.commands import SCRIPT, called
 
 TIMEOUT_S = 60

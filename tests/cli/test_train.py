@@ -11,7 +11,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from envkit.trainer_bridge.run_folder.rows import read_rows
+from envkit.runs.files import read_rows
 from tests.cli.commands import SCRIPT, called
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("cli-train")]
@@ -97,10 +97,10 @@ def test_a_policy_of_another_environment_is_played_with_a_warning_and_the_limits
     assert code == 0
     mismatch, *_, cut_off = [line for line in errors.splitlines() if line.startswith(("warning", "cut off"))]
     assert mismatch.startswith(
-        "warning: the policy was trained on FrozenLake-v0 and plays Sokoban-v0 within these limits"
+        "warning: the policy was trained on FrozenLake-v0 and plays Sokoban-v0 with rollout.max_turns "
     )
-    assert mismatch.endswith(" limits: --max-turns 8, --max-tokens 256, --turn-tokens 1")
-    assert cut_off == "cut off: 4 of 4 episodes reached --max-tokens (256)"
+    assert mismatch.endswith(" 8, rollout.max_tokens 256 and rollout.turn_tokens 1")
+    assert cut_off == "cut off: 4 of 4 episodes reached rollout.max_tokens (256)"
 
 
 def test_a_run_whose_episodes_all_end_alike_prints_a_warning_with_a_remedy(tmp_path: Path) -> None:

@@ -49,12 +49,12 @@ def test_the_package_of_the_guide_installs_is_found_by_its_name_and_plays_as_sho
 
 
 ORACLE = """
-import random
-
 import anyio
 
 import envkit
 from envkit.registry import load
+from envkit.trainer_bridge.rollout import RolloutLimits, play
+from envkit.types import RolloutRequest
 from envkit.wiring.environments import Resources, find, slots
 from envkit.wiring.sandboxes.tool_pool import open_tool_pool
 
@@ -62,14 +62,9 @@ from envkit.wiring.sandboxes.tool_pool import open_tool_pool
 async def main():
     async with open_tool_pool("local") as pool, slots(1, {}, Resources(pool)) as host:
         for seed in range(2):
-            task = envkit.Task("Totals-v0", seed)
-            async with host.lease(task) as episode:
-                start = await episode.reset()
-                player = load(find("Totals-v0").players["oracle"])().begin(task, start, random.Random(1))
-                step = await episode.step(await player.act(start.observation))
-                while not step.ended:
-                    step = await episode.step(await player.act(step.observation))
-                print(await episode.grade())
+            request = RolloutRequest(f"{seed}", envkit.Task("Totals-v0", seed), 0)
+            player = load(find("Totals-v0").players["oracle"])()
+            print((await play(host, player, RolloutLimits(max_turns=10), request)).outcome.grade)
 
 
 anyio.run(main)

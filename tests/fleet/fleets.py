@@ -14,7 +14,7 @@ from envkit import clock
 from envkit.errors import EnvkitError, SandboxLostError, SandboxStartError, UnreachableError
 from envkit.fleet import FleetHost, HeartbeatTimes, WorkerClient
 from envkit.fleet.session_store import SessionRecord
-from envkit.protocols import ResumableEpisode, Sandbox, SandboxBackend
+from envkit.protocols import Episode, Sandbox, SandboxBackend
 from envkit.restarts import RestartBudget
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.node import Node
@@ -77,12 +77,12 @@ class ScriptedFleet(FleetHost):
 
 
 @dataclass(eq=False)
-class Worker:
+class Worker(Episode):
     """A sandbox that dies on `die`, with a server that answers while `answers`; also its client and episode."""
 
     id: str
     answers: bool = True
-    computes: bool = False
+    hogs: bool = False
     knows_its_cause: bool = True
     step_s: float = 1.0
     died: anyio.Event = field(default_factory=anyio.Event)
@@ -117,11 +117,11 @@ class Worker:
         await self._talk()
 
     async def heartbeat(self) -> None:
-        if not self.computes:
+        if not self.hogs:
             await self._talk()
 
     @asynccontextmanager
-    async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[ResumableEpisode]:
+    async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[Episode]:
         await self._talk()
         self.playing += 1
         self.most_playing = max(self.playing, self.most_playing)

@@ -14,7 +14,7 @@ from msgspec import Raw
 from envkit.errors import DeadlineError, EnvError, EnvkitError, ForbiddenError, SandboxLostError
 from envkit.fleet import RoutedHosts
 from envkit.fleet.offenders import Offenders
-from envkit.protocols import ResumableEpisode
+from envkit.protocols import Episode
 from envkit.restarts import RestartBudget
 from envkit.types import Observation, Reset, Step, Task
 from tests.echoes import TASK, Echo, Worker, fleet_of
@@ -283,7 +283,7 @@ def test_an_environment_with_needs_is_routed_to_the_trusted_worker_which_keeps_r
         async with shared, own, trusted:
             offenders = Offenders(RestartBudget())
             routed = RoutedHosts(shared, own, lambda env_id: True, offenders, False, trusted, is_trusted)
-            assert (routed.capacity, routed.part_of("Tooled-v0", ""), routed.part_of("Light-v0", "")) == (
+            assert (routed.capacity, routed.partition_of("Tooled-v0", ""), routed.partition_of("Light-v0", "")) == (
                 *(13, ("environments with tools", 4)),
                 ("environments", 9),
             )
@@ -336,7 +336,7 @@ class SplitWorker(Worker):
     played: SplitEcho
 
     @asynccontextmanager
-    async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[ResumableEpisode]:
+    async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[Episode]:
         self._check()
         self.played = SplitEcho(self, task)
         yield self.played

@@ -13,7 +13,7 @@ from msgspec import Raw
 from envkit import clock
 from envkit.errors import SandboxLostError, UnreachableError
 from envkit.fleet.session_store import SessionRecord
-from envkit.protocols import ResumableEpisode
+from envkit.protocols import Episode
 from envkit.types import Reset, Step, Task
 from tests.echoes import Echo, EchoFleet, Worker, fleet_of
 from tests.fleet.fleets import FakeSessionStore, run
@@ -65,7 +65,7 @@ class DeadlyWorker(Worker):
         self.is_blocked = is_blocked
 
     @asynccontextmanager
-    async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[ResumableEpisode]:
+    async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[Episode]:
         episode = DeadlyEcho(self, task)
         if self.deadly == "lease":
             await episode.maybe_kill("lease")
@@ -87,7 +87,7 @@ class SlowWorker(DeadlyWorker):
     """A worker in which the deadly step kills at once, while the others take 4 s."""
 
     @asynccontextmanager
-    async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[ResumableEpisode]:
+    async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[Episode]:
         yield (DeadlyEcho if task.seed == DEADLY else SlowEcho)(self, task)
 
 
@@ -145,7 +145,7 @@ def test_of_32_concurrent_steps_only_the_one_that_kills_two_workers_is_void(
 def test_two_deadly_episodes_cost_three_workers_and_no_other_episode() -> None:
     class TwoDeadly(DeadlyWorker):
         @asynccontextmanager
-        async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[ResumableEpisode]:
+        async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[Episode]:
             episode = DeadlyEcho(self, task)
             episode.is_deadly = task.seed in (3, 5)
             yield episode
@@ -268,7 +268,7 @@ class SplitWorker(DeadlyWorker):
     played: SplitEcho
 
     @asynccontextmanager
-    async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[ResumableEpisode]:
+    async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[Episode]:
         self.played = SplitEcho(self, task)
         yield self.played
 

@@ -15,9 +15,9 @@ PROBING = HeartbeatTimes(interval_s=1, lost_s=4, longest_step_s=300)
 
 async def compute(worker: Worker, seconds: float) -> None:
     """Block a worker's server for a while, as an environment that computes does."""
-    worker.answers, worker.computes = False, True
+    worker.answers, worker.hogs = False, True
     await anyio.sleep(seconds)
-    worker.answers, worker.computes = True, False
+    worker.answers, worker.hogs = True, False
 
 
 def test_a_server_that_computes_for_long_is_not_lost_and_its_episodes_continue() -> None:
@@ -62,7 +62,7 @@ def test_a_server_that_hangs_after_it_computed_is_lost_in_time() -> None:
             with anyio.move_on_after(100):
                 await compute(starter.workers[1], 1000)
             assert host.lost == 1
-            starter.workers[1].computes = False
+            starter.workers[1].hogs = False
             await anyio.sleep(5)
             assert host.lost == 2
 

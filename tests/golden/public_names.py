@@ -27,11 +27,11 @@ from envkit.cli import app
 from envkit.config import RunConfig, ServeConfig, kinds
 from envkit.environments.catalog import CATALOG
 from envkit.errors import EnvkitError
-from envkit.formats import FORMAT_FILE
 from envkit.http.api.app import create_app
 from envkit.http.protocol import messages as wire
 from envkit.http.protocol.operations import METHODS
 from envkit.protocols import EnvHost, SandboxPool
+from envkit.runs.folder import FORMAT_FILE
 from envkit.trainer_bridge.run_folder import record
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -107,7 +107,7 @@ def slots(capacity: int = 4) -> SlotHost:
     return SlotHost(open_env, capacity)
 
 
-class Lender:
+class Lender(EnvHost):
     """Counts the leases of another host: open ones, and those left by an error."""
 
     def __init__(self, host: EnvHost) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SPOKES = ("environments", "sandbox", "trainer_bridge")
-ABOVE_THE_SPOKES = ("wiring", "gym", "cli")
+ABOVE_THE_SPOKES = ("checks", "wiring", "gym", "cli")
 NOT_FOR_SPOKES = (*ABOVE_THE_SPOKES, "fleet", "http", "vector", "config")
 
 # Imports every module of a package, or one module, while some names are blocked; prints the modules that import one of

@@ -12,6 +12,7 @@ from pathlib import Path
 import anyio
 
 from envkit import clock
+from envkit.protocols import EnvHost, Episode
 from envkit.types import (
     Completion,
     EngineHealth,
@@ -57,7 +58,7 @@ class Answer:
 
 
 @dataclass
-class ScriptedEpisode:
+class ScriptedEpisode(Episode):
     """Returns its answers in order: the first for `reset`; the last one is repeated."""
 
     answers: Sequence[Answer]
@@ -83,11 +84,13 @@ class ScriptedEpisode:
         return answer
 
 
-class ScriptedHost:
+class ScriptedHost(EnvHost):
     """Leases episodes; the script depends on the task and on the number of its earlier leases.
 
     Its capacity is what it says; its places are what it has.
     """
+
+    capacity: int = 100
 
     def __init__(self, script: Callable[[Task, int], Sequence[Answer]], capacity: int = 100, places: int = 100) -> None:
         self._script = script

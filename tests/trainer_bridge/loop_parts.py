@@ -10,12 +10,13 @@ from pathlib import Path
 import anyio
 
 from envkit import clock
+from envkit.runs.display import SilentDisplay
 from envkit.trainer_bridge.diagnostics import Diagnostics
-from envkit.trainer_bridge.loop import Evaluator, LoopSettings, TrainLoop
-from envkit.trainer_bridge.rollout import Rollout, RolloutLimits
+from envkit.trainer_bridge.evaluation.evaluator import Evaluator
+from envkit.trainer_bridge.loop import LoopSettings, TrainLoop
+from envkit.trainer_bridge.rollout import PolicyPlayer, Rollout, RolloutLimits
 from envkit.trainer_bridge.run_folder import checkpoint
 from envkit.trainer_bridge.run_folder.checkpoint import RunState
-from envkit.trainer_bridge.run_folder.display import SilentDisplay
 from envkit.trainer_bridge.stopping import Stop
 from envkit.trainer_bridge.weights.channel import WeightChannel
 from envkit.types import JSON, EpisodeRecord, Info, Task, stable_hash
@@ -89,9 +90,10 @@ class Part:
             state = checkpoint.load_state(newest)
             asyncio.run(self.trainer.restore(str(newest)))
         limits = RolloutLimits(max_turns=3, max_tokens=100, turn_tokens=2, timeout_s=10, retries=1)
-        rollout = Rollout(self.host, self.engine, LetterRenderer(), limits, 100)
+        rollout = Rollout(self.host, PolicyPlayer(self.engine, LetterRenderer(), limits), limits, 100)
         self.loop = TrainLoop(
             rollout=rollout,
+            decode=LetterRenderer().text,
             trainer=self.trainer,
             channel=WeightChannel(self.trainer, self.engine),
             evaluator=Evaluator(

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -41,7 +42,8 @@ def open_policy(run: RunConfig) -> LocalPolicy:
     assert isinstance(section, TransformersEngineSection)
     with TemporaryDirectory() as scratch:
         if section.model is None:
-            model = new_tiny_policy(run, section, Path(scratch))
+            with ThreadPoolExecutor(1) as thread:  # as in a run, whose event loop occupies the main thread
+                model = thread.submit(new_tiny_policy, run, section, Path(scratch)).result()
         else:
             model = find_model(locate(section.model), is_tiny=is_tiny(run))
         return _opened(run, section, model, run.renderer, playing_threads(run))

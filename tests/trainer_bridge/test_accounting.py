@@ -11,7 +11,7 @@ import pytest
 from envkit.errors import EnvkitError, SandboxLostError
 from envkit.trainer_bridge.accounting import Fate, Ledger, fate_before_training, trained_sessions
 from envkit.trainer_bridge.run_folder import checkpoint
-from envkit.types import Sample, StopReason, Task, Trajectory, ints
+from envkit.types import Outcome, Sample, StopReason, Task, Trajectory, ints
 from tests.causes import cause
 from tests.trainer_bridge.fakes import Answer
 from tests.trainer_bridge.loop_parts import SETTINGS, Part
@@ -26,7 +26,7 @@ def ledger_of(*sessions: str) -> Ledger:
 
 
 def played(key: str, stop: StopReason = StopReason.TERMINATED, attempt: int = 0) -> Trajectory:
-    return Trajectory(Task("Scripted-v0", 0), 0, (), stop, 0.0, key=key, attempt=attempt)
+    return Trajectory(Task("Scripted-v0", 0), 0, (), Outcome(stop=stop), key=key, attempt=attempt)
 
 
 # --- The ledger ------------------------------------------------------------------------------------------------------

@@ -13,15 +13,16 @@ import pytest
 
 from envkit import clock
 from envkit.errors import EnvkitError, SandboxLostError
+from envkit.runs.display import SilentDisplay
 from envkit.trainer_bridge.loop import step_metrics
 from envkit.trainer_bridge.rollout import RolloutResult
 from envkit.trainer_bridge.run_folder import checkpoint
-from envkit.trainer_bridge.run_folder.display import SilentDisplay
-from envkit.types import Group, Sample, StopReason, Task, Trajectory
+from envkit.types import Group, Outcome, Sample, StopReason, Task, Trajectory
 from tests.causes import cause
 from tests.trainer_bridge.fakes import Answer, Call
 from tests.trainer_bridge.loop_parts import SETTINGS, Part
 from tests.trainer_bridge.plain import plain
+from tests.trainer_bridge.run_folder.test_timeline import turn
 
 
 def checkpoints(folder: Path) -> list[str]:
@@ -215,13 +216,19 @@ def test_a_group_that_lost_a_member_does_not_count_for_pass_at_group() -> None:
     def share(*groups: str) -> float:
         """Groups of won (w), failed (f) and void (v) episodes."""
         ends = {
-            "w": (StopReason.TERMINATED, 1.0),
-            "f": (StopReason.TRUNCATED, 0.0),
-            "v": (StopReason.SANDBOX_LOST, 0.0),
+            "w": Outcome.score(StopReason.TERMINATED, 1.0, {"success": 1.0}),
+            "f": Outcome.score(StopReason.TRUNCATED, 0.0, {"success": 0.0}),
+            "v": Outcome.void(StopReason.SANDBOX_LOST, "lost"),
         }
         task = Task("Scripted-v0", 0)
         played = [
-            Group(task, tuple(Trajectory(task, member, (), *ends[end]) for member, end in enumerate(group)))
+            Group(
+                task,
+                tuple(
+                    Trajectory(task, member, (turn(wait_s=0, generate_s=0, step_s=0),), ends[end])
+                    for member, end in enumerate(group)
+                ),
+            )
             for group in groups
         ]
         return step_metrics(RolloutResult(tuple(played), ()), {}, {})["pass_at_group"]

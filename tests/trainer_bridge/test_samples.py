@@ -13,6 +13,7 @@ from envkit.types import (
     Completion,
     FinishReason,
     Observation,
+    Outcome,
     Reset,
     Sample,
     Step,
@@ -39,7 +40,9 @@ def turn(
 
 def trajectory(*turns: Turn) -> Trajectory:
     start = Reset(Observation("start"), {})
-    return Trajectory(TASK, 3, turns, StopReason.MAX_TURNS, 0.0, start=start, key="train-1/00000000/0003")
+    return Trajectory(
+        TASK, 3, turns, Outcome.score(StopReason.MAX_TURNS, 0.0, {}), start=start, key="train-1/00000000/0003"
+    )
 
 
 def test_each_token_has_the_version_that_sampled_it() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,20 +12,22 @@ import pytest
 from starlette.responses import Response
 
 from envkit import clock
+from envkit.config import evaluation
 from envkit.environments.code.players import problem_of
 from envkit.environments.swe.agents.mini_swe import OWN_PROMPTS, Prompts
 from envkit.environments.swe.env import OWN_TASKS
 from envkit.environments.swe.players import apply_command
 from envkit.environments.swe.tasks import read_folder, write_folder
 from envkit.environments.tools import submit, tool_of
-from envkit.errors import UsageError
-from envkit.trainer_bridge.run_folder.display import SilentDisplay
-from envkit.types import JSON, EpisodeRecord, Info, Observation, Reset, StopReason, Task, ToolSchema
+from envkit.errors import ConfigError, PlayerStoppedError, UsageError
+from envkit.runs.display import SilentDisplay
+from envkit.trainer_bridge.evaluation.result import Evaluation
+from envkit.trainer_bridge.rollout import RolloutLimits
+from envkit.types import JSON, EpisodeRecord, Info, Observation, Reset, RolloutRequest, StopReason, Task, ToolSchema
 from envkit.wiring import data, mini_swe
-from envkit.wiring.chat_endpoint import Address
-from envkit.wiring.evaluation.evaluate import Evaluation, evaluate
-from envkit.wiring.evaluation.players import Playing, PromptTooLongError
+from envkit.wiring.evaluation.evaluate import evaluate
 from tests.wiring.evaluation.chat_servers import Answer, Served, completion, failure
+from tests.wiring.evaluation.test_endpoint import opened, text_of
 
 TEXT: dict[str, Any] = {"type": "string"}
 BASH: ToolSchema = {
@@ -61,13 +62,12 @@ def acted(
     """Let the player answer the observations of one episode, and return its actions."""
 
     async def main() -> list[str]:
-        async with (
-            served.run(),
-            mini_swe.open_mini_swe(Address.of(f"m@{served.url}"), Playing(), prompts, api_key=None) as player,
-        ):
+        limits = RolloutLimits(max_turns=6, turn_tokens=mini_swe.TURN_TOKENS)
+        async with served.run(), opened(served.url, limits) as endpoint:
             start = Reset(observations[0], info or {}, tools=tools)
-            playing = player.begin(Task("SWE-v0", 0), start, random.Random(0))
-            return [await playing.act(observation) for observation in observations]
+            request = RolloutRequest("eval/0/0", Task("SWE-v0", 0), 0)
+            playing = mini_swe.MiniSwe(endpoint, prompts).begin(request, start)
+            return [text_of(await playing.act(observation)) for observation in observations]
 
     return clock.run(main)
 
@@ -152,26 +152,21 @@ def test_an_environment_without_the_tools_and_prompts_with_unknown_variables_are
 
 def test_a_chat_that_exceeds_the_context_ends_the_episode() -> None:
     served = Served(lambda body: failure(400, "maximum context length is 4096 tokens"))
-    with pytest.raises(PromptTooLongError, match="context length"):
+    with pytest.raises(PlayerStoppedError, match="context length"):
         acted(served, [FIRST])
 
 
 def evaluated(
-    served: Served, options: dict[str, JSON], *, env_id: str = "Code-v0", **arguments: Any
+    served: Served, options: dict[str, JSON], *, env_id: str = "Code-v0", **settings: Any
 ) -> tuple[Evaluation, list[EpisodeRecord]]:
     found: list[EpisodeRecord] = []
 
     async def main() -> Evaluation:
         async with served.run():
-            return await evaluate(
-                *(env_id, f"mini_swe:some/model@{served.url}"),
-                episodes=1,
-                seed=0,
-                options=options,
-                split="eval",
-                backend="local",
-                **{"display": SilentDisplay(), "on_episode": found.append, **arguments},
-            )
+            usual = {"episodes": 1, "seed": 0, "options": options, "backend": "local"}
+            policy = f"mini_swe:some/model@{served.url}"
+            described = evaluation.read(env_id, policy=policy, **{**usual, **settings})
+            return await evaluate(described, display=SilentDisplay(), on_episode=found.append)
 
     return clock.run(main), found
 
@@ -199,7 +194,7 @@ def test_an_agent_solves_a_task_in_a_sandbox(monkeypatch: pytest.MonkeyPatch) ->
     served = Served(answer)
     result, (episode,) = evaluated(served, options)
     assert result.metrics["success"].mean == 1
-    assert (episode.stop, len(episode.turns), len(served.asked)) == (StopReason.TERMINATED, 5, 4)
+    assert (episode.outcome.stop, len(episode.turns), len(served.asked)) == (StopReason.TERMINATED, 5, 4)
     assert result.usage.completion_tokens == 4 * 5
     content = served.asked[2]["messages"][-1]["content"]
     assert content.startswith("<returncode>4</returncode>\n<output>\n/workspace\n")
@@ -210,13 +205,13 @@ def test_an_agent_solves_a_task_in_a_sandbox(monkeypatch: pytest.MonkeyPatch) ->
 def test_an_agent_is_stopped_after_its_maximum_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mini_swe, "installed_prompts", lambda: OWN_PROMPTS)
     served = Served(lambda body: completion("```bash\nls\n```"))
-    _, (episode,) = evaluated(served, {"mode": "tools", "level": 1}, playing=Playing(max_turns=3))
-    assert (episode.stop, len(episode.turns)) == (StopReason.MAX_TURNS, 3)
+    _, (episode,) = evaluated(served, {"mode": "tools", "level": 1}, max_turns=3)
+    assert (episode.outcome.stop, len(episode.turns)) == (StopReason.MAX_TURNS, 3)
 
 
 def test_options_of_other_players_are_rejected() -> None:
-    with pytest.raises(UsageError, match=r"--system needs --policy model:\.\.\. or checkpoint:"):
-        evaluated(Served(lambda body: completion("?")), {}, playing=Playing(system="x"))
+    with pytest.raises(ConfigError, match=r"renderer.system: needs the policy model:\.\.\. or checkpoint:"):
+        evaluated(Served(lambda body: completion("?")), {}, system="x")
 
 
 def test_the_prompts_of_an_installed_mini_swe_agent_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +248,11 @@ def test_an_agent_fixes_the_bug_of_a_package(tmp_path: Path, monkeypatch: pytest
         answering(f"cat {tasks[0].file}", change, "git status --short", "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),
     )
     result, (episode,) = evaluated(served, {"tasks": str(tmp_path)}, env_id="SWE-v0")
-    assert (result.metrics["success"].mean, episode.grade, episode.stop) == (1, 1, StopReason.TERMINATED)
+    assert (result.metrics["success"].mean, episode.outcome.grade, episode.outcome.stop) == (
+        1,
+        1,
+        StopReason.TERMINATED,
+    )
     first, _, source, _, _, _, last = (message["content"] for message in served.asked[-1]["messages"][1:])
     assert f"<report>\n{tasks[0].statements[1].strip()}\n</report>" in first
     assert "the package in /workspace/repo:" in first

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from envkit.runs.cache import cache_folder
 
 from . import adapters
 
@@ -57,14 +58,6 @@ _SMOLLM2 = CatalogueModel(
 
 CATALOGUE: Mapping[str, CatalogueModel] = {model.name: model for model in (_SMOLLM2,)}
 """All catalogue models, by short name."""
-
-
-def cache_folder() -> Path:
-    """Return envkit's cache: ``$ENVKIT_CACHE``, else ``$XDG_CACHE_HOME/envkit``, else ``~/.cache/envkit``."""
-    if own := os.environ.get("ENVKIT_CACHE"):
-        return Path(own)
-    shared = os.environ.get("XDG_CACHE_HOME")
-    return (Path(shared) if shared else Path.home() / ".cache") / "envkit"
 
 
 def models_folder() -> Path:

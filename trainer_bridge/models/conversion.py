@@ -11,8 +11,7 @@ import torch
 import transformers
 
 from envkit.errors import UsageError
-
-from ..run_folder.display import Display
+from envkit.runs.display import Display
 
 
 def convert(file: Path, folder: Path, display: Display) -> None:

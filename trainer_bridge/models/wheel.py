@@ -10,8 +10,8 @@ import zipfile
 from pathlib import Path
 
 from envkit.errors import UsageError
+from envkit.runs.display import Display
 
-from ..run_folder.display import Display
 from .catalogue import CatalogueModel
 
 _POLL_EVERY_S = 0.25

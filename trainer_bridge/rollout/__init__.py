@@ -1,7 +1,8 @@
-"""Playing episodes with a policy: one coroutine per episode, gates between them, and groups of episodes."""
+"""Playing episodes: one coroutine per episode, its player, gates between episodes, and groups of episodes."""
 
+from .episode import RolloutLimits, play
 from .gates import Lockstep, OpenGate
-from .play import RolloutLimits, play
+from .players import PolicyPlayer
 from .rollout import Rollout, RolloutResult
 
-__all__ = ["Lockstep", "OpenGate", "Rollout", "RolloutLimits", "RolloutResult", "play"]
+__all__ = ["Lockstep", "OpenGate", "PolicyPlayer", "Rollout", "RolloutLimits", "RolloutResult", "play"]

@@ -1,26 +1,23 @@
-"""Groups of episodes: play every task several times, in waves that share one gate, and repeat void episodes.
+"""Groups of episodes: play every task several times, and repeat void episodes.
 
-The episodes of a wave may meet at a `Lockstep`, so that turn k of all running episodes reaches the engine at the same
-time and forms one batch. The same weights then reproduce the same episodes bit by bit. The next wave begins as soon as
-no episode needs the engine, while the graders of earlier waves may still run.
+Episodes begin as soon as there is room, but those of a player that repeats begin in waves, whose episodes meet at a
+`Lockstep`: turn k of all running episodes reaches the engine at the same time and forms one batch. The same weights
+then reproduce the same episodes bit by bit. Graders of earlier episodes may still run when others begin.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Coroutine, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
 
 import anyio
-from anyio.abc import TaskGroup
 
-from envkit.protocols import Engine, EnvHost, Gate, QueueingHost, Renderer
-from envkit.types import Group, RolloutRequest, SamplingParams, StopReason, Task, Trajectory, stable_hash
+from envkit.errors import leaves
+from envkit.protocols import EnvHost, Gate, Player
+from envkit.types import Group, RolloutRequest, StopReason, Task, Trajectory, stable_hash
 
+from .episode import RolloutLimits, play
 from .gates import Lockstep, OpenGate
-from .play import RolloutLimits, play
-
-_PlayOne: TypeAlias = Callable[[RolloutRequest, Gate, Callable[[], None]], Coroutine[Any, Any, None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +26,16 @@ class Rollout:
 
     Attributes:
         host: Runs the environments.
-        engine: Samples the completions.
-        renderer: Converts observations to prompts, and completions to actions.
+        player: Chooses the actions.
         limits: Limits of each episode.
         num_envs: Maximum number of concurrent episodes, unless the capacity of the host is lower. Episodes that are
             being graded do not count.
-        num_graders: Maximum number of episodes that are being graded when a wave begins; None means no limit. A grader
+        num_graders: Maximum number of episodes that are being graded when others begin; None means no limit. A grader
             itself never waits, since its episode may hold a sandbox that another one needs.
     """
 
     host: EnvHost
-    engine: Engine
-    renderer: Renderer
+    player: Player
     limits: RolloutLimits
     num_envs: int
     num_graders: int | None = None
@@ -48,14 +43,15 @@ class Rollout:
     async def groups(
         self,
         tasks: Sequence[Task],
-        group_size: int,
+        group_size: int = 1,
         *,
         phase: str,
-        temperature: float,
         seed: int,
+        temperature: float = 1.0,
         on_begin: Callable[[RolloutRequest], None] | None = None,
         on_episode: Callable[[Trajectory], None] | None = None,
         skip: Container[tuple[int, int]] = (),
+        seed_of: Callable[[int, int], int] | None = None,
     ) -> RolloutResult:
         """Play every task `group_size` times.
 
@@ -63,98 +59,106 @@ class Rollout:
             tasks: Tasks to play.
             group_size: Episodes per task.
             phase: Name of this call, unique in the run; the keys of the episodes begin with it.
+            seed: Seed of the player. The seed of an episode is derived from it, the index of the task, the index of
+                the episode in its group, and the number of earlier attempts if the last one missed a deadline: an
+                action that hangs the environment is not simply repeated.
             temperature: Sampling temperature; 0 is greedy.
-            seed: Sampling seed. The seed of a turn is derived from it, the index of the task, the index of the episode
-                in its group, the turn, and the number of earlier attempts if the last one missed a deadline: an action
-                that hangs the environment is not simply repeated.
             on_begin: Called with each episode that begins, also before a retry.
             on_episode: Called with each episode that ends, finished or void.
             skip: Episodes to omit, as pairs of the index of the task and the index in its group.
+            seed_of: Returns the seed of an episode from such a pair, instead of the usual derivation from `seed`.
 
         Returns:
             One group per task, in order. Groups include the episodes that are void after all retries.
         """
-        params = SamplingParams(temperature=temperature, max_tokens=self.limits.turn_tokens, stop=self.renderer.stop)
 
         def request_of(index: int, member: int) -> RolloutRequest:
-            group, own = f"{phase}/{index:08d}", replace(params, seed=stable_hash(seed, index, member))
-            return RolloutRequest(f"{group}/{member:04d}", tasks[index], member, own, group=group)
+            group = f"{phase}/{index:08d}"
+            own_seed = stable_hash(seed, index, member) if seed_of is None else seed_of(index, member)
+            key = f"{group}/{member:04d}"
+            return RolloutRequest(key, tasks[index], member, own_seed, temperature, group=group, index=index)
 
         numbers = [(index, member) for index in range(len(tasks)) for member in range(group_size)]
         requests = {number: request_of(*number) for number in numbers if number not in skip}
-        played: dict[str, Trajectory] = {}
-        graded = anyio.Condition()
-        unfinished = 0
+        last: dict[str, Trajectory] = {}
+        void: list[Trajectory] = []
 
-        async def one(request: RolloutRequest, gate: Gate, on_played: Callable[[], None]) -> None:
-            nonlocal unfinished
-            unfinished += 1
-            if on_begin is not None:
-                on_begin(request)
-            trajectory = await play(
-                self.host, self.engine, self.renderer, self.limits, request, gate, on_played=on_played
-            )
-            unfinished -= 1
-            async with graded:
-                graded.notify_all()
-            played[request.key] = trajectory
+        def ended(trajectory: Trajectory) -> None:
+            last[trajectory.key] = trajectory
             if on_episode is not None:
                 on_episode(trajectory)
 
         waiting = list(requests.values())
-        void: list[Trajectory] = []
         for _ in range(self.limits.retries + 1):
-            started = 0
-            async with anyio.create_task_group() as running:
-                while started < len(waiting):
-                    # Read the capacity for each wave, because a fleet may have shrunk since the last wave.
-                    size = max(1, min(self.num_envs, self.host.capacity))
-                    await self._wave(running, waiting[started : started + size], one)
-                    started += size
-                    async with graded:
-                        while self.num_graders is not None and unfinished > self.num_graders:
-                            await graded.wait()
-            lost = [request for request in waiting if played[request.key].stop.is_void]
-            void += [played[request.key] for request in lost]
-            waiting = [_retry(request, played[request.key].stop) for request in lost]
+            try:
+                await self._play(waiting, on_begin or (lambda request: None), ended)
+            except ExceptionGroup as errors:  # raise the first error itself
+                raise next(leaves(errors)) from errors
+            lost = [request for request in waiting if last[request.key].is_void]
+            void += [last[request.key] for request in lost]
+            waiting = [_retry(request, last[request.key].outcome.stop) for request in lost]
             if not waiting:
                 break
         members: list[list[Trajectory]] = [[] for _ in tasks]
         for (index, _), request in requests.items():
-            members[index].append(played[request.key])
+            members[index].append(last[request.key])
         groups = tuple(Group(task, tuple(some)) for task, some in zip(tasks, members, strict=True))
         return RolloutResult(groups, tuple(void))
 
-    async def _wave(self, running: TaskGroup, requests: Sequence[RolloutRequest], one: _PlayOne) -> None:
-        """Play a wave in `running`; return when its episodes need the engine no longer. Some may still be graded."""
-        # An episode with a slot arrives within the time that a reset and a step may take.
-        limits, host = self.limits, self.host
-        lockstep = Lockstep(
-            len(requests),
-            timeout_s=limits.timeout_s + (limits.reset_timeout_s or limits.timeout_s),
-            queued=(lambda: host.queued) if isinstance(host, QueueingHost) else None,
-        )
-        # An engine that does not repeat gains nothing if its episodes wait for the longest completion of their wave.
-        gate: Gate = lockstep if self.engine.repeats else OpenGate()
-        left, all_played = len(requests), anyio.Event()
+    async def _play(
+        self,
+        requests: Sequence[RolloutRequest],
+        on_begin: Callable[[RolloutRequest], None],
+        on_end: Callable[[Trajectory], None],
+    ) -> None:
+        """Play each request once."""
+        host, player, limits = self.host, self.player, self.limits
+        acting = unfinished = started = 0
+        changed = anyio.Event()
 
-        def on_played() -> None:
-            nonlocal left
-            left -= 1
-            if not left:
-                all_played.set()
+        async def one(request: RolloutRequest, gate: Gate) -> None:
+            nonlocal unfinished
+            on_begin(request)
+            trajectory = await play(host, player, limits, request, gate, on_played=played)
+            unfinished -= 1
+            on_end(trajectory)
+            notify()
 
-        for request in requests:
-            running.start_soon(one, request, gate, on_played)
-        await all_played.wait()
+        def played() -> None:
+            nonlocal acting
+            acting -= 1
+            notify()
+
+        def notify() -> None:
+            nonlocal changed
+            changed.set()
+            changed = anyio.Event()
+
+        async with anyio.create_task_group() as running:
+            while started < len(requests):
+                # Read the capacity each time, because a fleet may have shrunk.
+                size = max(1, min(self.num_envs, host.capacity))
+                is_busy = acting > 0 if player.repeats else acting >= size
+                if is_busy or (self.num_graders is not None and unfinished - acting > self.num_graders):
+                    await changed.wait()
+                    continue
+                some = requests[started : started + (size if player.repeats else 1)]
+                gate: Gate = OpenGate()
+                if player.repeats:
+                    # An episode with a slot arrives within the time that a reset and a step may take.
+                    timeout_s = limits.timeout_s + (limits.reset_timeout_s or limits.timeout_s)
+                    gate = Lockstep(len(some), timeout_s=timeout_s, queued=lambda: host.queued)
+                acting, unfinished, started = acting + len(some), unfinished + len(some), started + len(some)
+                for request in some:
+                    running.start_soon(one, request, gate)
 
 
 def _retry(request: RolloutRequest, stop: StopReason) -> RolloutRequest:
     """Return the next attempt at a request whose last attempt was void and ended with `stop`."""
-    attempt, params = request.attempt + 1, request.params
+    attempt, seed = request.attempt + 1, request.seed
     if stop in (StopReason.TIMEOUT, StopReason.NO_COMPLETION):
-        params = replace(params, seed=stable_hash(params.seed, "attempt", attempt))
-    return replace(request, attempt=attempt, params=params)
+        seed = stable_hash(seed, "attempt", attempt)
+    return replace(request, attempt=attempt, seed=seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +181,7 @@ class RolloutResult:
     @property
     def attempts(self) -> list[Trajectory]:
         """Every attempt once: the episodes that finished, then the void ones."""
-        return [*(one for one in self.trajectories if not one.stop.is_void), *self.void]
+        return [*(one for one in self.trajectories if not one.is_void), *self.void]
 
     def by_name(self, names: Sequence[str]) -> dict[str, RolloutResult]:
         """Return the part of the result that belongs to each name.

@@ -14,10 +14,10 @@ import orjson
 
 from envkit import clock
 from envkit.errors import UsageError
+from envkit.runs.files import writing
 from envkit.types import JSON
 
 from ..models.saved_policy import SavedPolicy
-from .writing import writing
 
 _STATE = "state.json"
 _NAME = re.compile(r"step-(\d+)")
@@ -39,7 +39,7 @@ class RunState:
             until it is known.
         best_step: Train step with the highest success of all evaluations with sampled completions so far; the last of
             several. None before the first evaluation.
-        best_success: The success in this evaluation.
+        best_success: The success in this evaluation, or the return if the environment does not report success.
     """
 
     step: int = 0

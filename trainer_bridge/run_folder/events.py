@@ -11,8 +11,7 @@ from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary  # type
 from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
 
 from envkit import clock
-
-from .writing import writing
+from envkit.runs.files import writing
 
 _BUCKETS = 30
 

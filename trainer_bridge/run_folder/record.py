@@ -34,13 +34,12 @@ import orjson
 import yaml
 
 from envkit.errors import UsageError
-from envkit.formats import FORMAT_FILE, lock_folder, require_format, write_format
 from envkit.protocols import Tracker
+from envkit.runs.files import Rows, encoded, keep_until, read_rows, replace, replace_rows, writing
+from envkit.runs.folder import FORMAT_FILE, lock_folder, require_format, write_format
 from envkit.types import JSON, EpisodeRecord
 
-from .rows import Rows, encoded, keep_until, read_rows, replace_rows
 from .timeline import encoded_timeline
-from .writing import replace, writing
 
 CONFIG = "config.yaml"
 METRICS = "metrics.jsonl"

@@ -55,7 +55,7 @@ def timeline(step: int, attempts: Sequence[Trajectory], work: Sequence[Span]) ->
     events += [_name("thread_name", f"slot {slot}", _EPISODES, slot) for slot in range(max(slots, default=-1) + 1)]
     for one, some, slot in zip(episodes, spans, slots, strict=True):
         for span in some:
-            about: dict[str, JSON] = {"session": one.session, "seed": one.task.seed, "stop": one.stop.value}
+            about: dict[str, JSON] = {"session": one.session, "seed": one.task.seed, "stop": one.outcome.stop.value}
             events.append(_complete(span, zero_s, _EPISODES, slot, about))
     events.append(_name("process_name", f"train step {step}: trainer", _TRAINER))
     events += [_name("thread_name", name, _TRAINER, number) for number, name in enumerate(tracks)]

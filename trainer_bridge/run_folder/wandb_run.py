@@ -14,9 +14,8 @@ import wandb
 import wandb.errors
 
 from envkit.errors import UsageError
+from envkit.runs.files import replace, writing
 from envkit.types import JSON
-
-from .writing import replace, writing
 
 _BUCKETS = 30
 _ID = "envkit-run-id"

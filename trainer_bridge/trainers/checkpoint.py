@@ -15,8 +15,8 @@ from safetensors import SafetensorError
 from torch import nn
 
 from envkit.errors import UsageError
+from envkit.runs.files import share_weights
 
-from ..run_folder.writing import share_weights
 from ..weights import lora
 from ..weights.files import load_weights, save_weights
 

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from envkit import clock
 from envkit.errors import UsageError
+from envkit.runs.files import writing
 from envkit.types import Floats, Sample, Weights, floats
 
 from ..algorithms import losses
@@ -28,7 +29,6 @@ from ..algorithms.advantages import Advantages, Rollouts
 from ..algorithms.catalogue import Algorithm
 from ..algorithms.critic import Critic, critic_and_reference, policy_turns
 from ..algorithms.losses import PolicyLoss, Tokens
-from ..run_folder.writing import writing
 from ..stopping import Stop
 from ..threads import torch_threads
 from ..warmup.warmup import Imitator

@@ -7,13 +7,33 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import islice
 
 import anyio.lowlevel
 
-from envkit.errors import ConfigError
-from envkit.protocols import EnvHost, Expert, Renderer, TaskExpert
-from envkit.types import Exchange, Observation, Prompt, Reset, Sample, Task, bools, floats, ints
+from envkit.errors import ConfigError, EnvkitError, PlayerStoppedError
+from envkit.protocols import EnvHost, EpisodePlayer, Expert, Player, Renderer, TaskExpert
+from envkit.types import (
+    Action,
+    Completion,
+    Exchange,
+    FinishReason,
+    Observation,
+    Prompt,
+    Reset,
+    RolloutRequest,
+    Sample,
+    StopReason,
+    Task,
+    Trajectory,
+    bools,
+    floats,
+    ints,
+)
+
+from ..rollout import Rollout, RolloutLimits
+from ..samples import samples_from
 
 _FRUITLESS_EPISODES = 1000
 """Number of consecutive episodes without a lesson after which `lessons` raises an error."""
@@ -175,47 +195,58 @@ async def lessons(
 
 
 async def demonstrations(
-    host: EnvHost, teacher: Teacher, tasks: Iterator[Task], count: int, seed: int, *, max_turns: int, max_tokens: int
+    host: EnvHost, teacher: Teacher, tasks: Iterator[Task], count: int, seed: int, limits: RolloutLimits
 ) -> list[Demonstration]:
-    """Let `teacher` play `count` whole episodes of at most `max_turns` turns, and `max_tokens` tokens per sample."""
-    rng = random.Random(seed)
-    return [await _demonstration(host, teacher, next(tasks), rng, max_turns, max_tokens) for _ in range(count)]
+    """Let `teacher` play `count` whole episodes within `limits`, one after another.
+
+    Raises:
+        EnvkitError: An episode is void after all retries.
+    """
+    rollout = Rollout(host, _TeacherPlayer(teacher, limits.max_tokens, random.Random(seed)), limits, 1)
+    result = await rollout.groups(list(islice(tasks, count)), phase="demonstrations", seed=seed)
+    return [_demonstration(one) for one in result.trajectories]
 
 
-async def _demonstration(
-    host: EnvHost, teacher: Teacher, task: Task, rng: random.Random, max_turns: int, max_tokens: int
-) -> Demonstration:
-    samples: list[Sample] = []
-    ids: list[int] = []
-    mask: list[int] = []
-    turn_ids: list[int] = []
-    history: list[Exchange] = []
-    success = False
-    await anyio.lowlevel.checkpoint()
-    async with host.lease(task) as episode:
-        start = await episode.reset()
-        observation, teacher = start.observation, teacher.for_episode(task, start)
-        prompt = Prompt(teacher.renderer.open(observation))
-        for turn in range(max_turns):
-            move = teacher.move(observation, rng)
-            completion = teacher.tokens(move)
-            length = 0 if prompt.starts_sample else len(ids)
-            if length + len(prompt.ids) + len(completion) > max_tokens:
-                break
-            if prompt.starts_sample:
-                samples.append(unscored_sample(ids, mask, turn_ids))
-                ids, mask, turn_ids = [], [], []
-            ids += prompt.ids + completion
-            mask += [0] * len(prompt.ids) + [1] * len(completion)
-            turn_ids += [turn] * (len(prompt.ids) + len(completion))
-            step = await episode.step(teacher.answer(move))
-            success = bool(step.info.get("success", False))
-            if step.ended:
-                break
-            history.append(Exchange(observation, completion))
-            observation = step.observation
-            prompt = teacher.renderer.extend(history, observation)
-    return Demonstration((*samples, unscored_sample(ids, mask, turn_ids)) if ids else (), success)
+def _demonstration(played: Trajectory) -> Demonstration:
+    if played.is_void:
+        raise EnvkitError(f"a demonstration of {played.task.env_id} is void: {played.outcome.error}")
+    samples = samples_from(played) if played.turns else ()
+    return Demonstration(tuple(samples), played.outcome.success is True)
+
+
+@dataclass(frozen=True, slots=True)
+class _TeacherPlayer(Player):
+    """Plays the moves of a teacher; `rng` is shared by all episodes."""
+
+    teacher: Teacher
+    max_tokens: int
+    rng: random.Random
+
+    def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
+        return _TeacherEpisode(self.teacher.for_episode(request.task, start), self.max_tokens, self.rng)
+
+
+@dataclass(slots=True)
+class _TeacherEpisode(EpisodePlayer):
+    """An episode of a teacher. `length` is the number of tokens of the current sample."""
+
+    teacher: Teacher
+    max_tokens: int
+    rng: random.Random
+    length: int = 0
+    history: list[Exchange] = field(default_factory=list)
+
+    async def act(self, observation: Observation) -> Action:
+        renderer, history = self.teacher.renderer, self.history
+        prompt = renderer.extend(history, observation) if history else Prompt(renderer.open(observation))
+        move = self.teacher.move(observation, self.rng)
+        ids = self.teacher.tokens(move)
+        self.length = (0 if prompt.starts_sample else self.length) + len(prompt.ids) + len(ids)
+        if self.length > self.max_tokens:
+            raise PlayerStoppedError(StopReason.CONTEXT_OVERFLOW)
+        history.append(Exchange(observation, ids))
+        completion = Completion(ints(ids), floats([0.0] * len(ids)), FinishReason.STOP, ((0, len(ids)),))
+        return Action(self.teacher.answer(move), prompt.ids, completion, prompt.starts_sample)
 
 
 def unscored_sample(ids: Sequence[int], mask: Sequence[int], turn_ids: Sequence[int]) -> Sample:

@@ -20,8 +20,8 @@ import anyio
 
 from envkit import clock
 from envkit.errors import UsageError
-from envkit.formats import lock_folder, private_folder
 from envkit.protocols import PolicyEngine, Trainer
+from envkit.runs.folder import lock_folder, private_folder
 from envkit.types import PauseMode, Weights, stable_hash
 
 _MEMORY = Path("/dev/shm")

@@ -16,9 +16,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from envkit.errors import UsageError
+from envkit.runs.files import share_weights
 
 from ..models.adapters import CONFIG, TENSORS
-from ..run_folder.writing import share_weights
 from .files import ADAPTER, fill, is_of_adapter, merged
 
 _PREFIX = "base_model.model."

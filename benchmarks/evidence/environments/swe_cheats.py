@@ -23,6 +23,7 @@ import msgspec
 from record import Evidence, parser
 
 from envkit import clock
+from envkit.checks.tasks import check_tasks
 from envkit.environments.swe import Swe, SweTasks
 from envkit.environments.swe.cheats import CHEATS
 from envkit.environments.swe.checkout import changes_of_patch, diff_of, source_of
@@ -33,13 +34,12 @@ from envkit.environments.swe.tasks import Lock, LockedPackage, SweTask, write_fo
 from envkit.registry import register
 from envkit.types import JSON
 from envkit.wiring import data
-from envkit.wiring.env_check.tasks import check_tasks
 from envkit.wiring.environments import find
 from envkit.wiring.sandboxes.tool_pool import open_tool_pool
 from tests.sandbox.containers import image
 
 NAME = "swe-cheats"
-STALE_AFTER = ("environments/swe", "environments/tools", "envkit/wiring/env_check/tasks.py")
+STALE_AFTER = ("environments/swe", "environments/tools", "envkit/checks/tasks.py")
 TWIN = "tests/environments/swe/test_cheats.py::test_the_fix_earns_1_and_every_cheat_0"
 BACKENDS = ("local", "docker")
 BUGS = {

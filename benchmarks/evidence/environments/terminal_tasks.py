@@ -28,6 +28,7 @@ sys.path.append(str(Path(__file__).parents[1]))  # the folder of `record`
 from record import Evidence, parser
 
 from envkit import clock
+from envkit.checks.tasks import check_tasks
 from envkit.environments.terminal import Terminal
 from envkit.environments.terminal.families import FAMILIES
 from envkit.environments.terminal.images import image_of
@@ -35,11 +36,10 @@ from envkit.environments.terminal.players import TerminalOracle
 from envkit.environments.terminal.tasks import TerminalTask
 from envkit.types import Task
 from envkit.wiring import terminal
-from envkit.wiring.env_check.tasks import check_tasks
 from envkit.wiring.sandboxes.tool_pool import open_tool_pool
 
 NAME = "terminal-tasks"
-STALE_AFTER = ("environments/terminal", "environments/tools", "envkit/wiring/env_check/tasks.py")
+STALE_AFTER = ("environments/terminal", "environments/tools", "envkit/checks/tasks.py")
 TWIN = "tests/environments/terminal/own/test_players.py::test_the_oracle_earns_1_and_every_cheat_0"
 ENV_ID = "Terminal-v0"
 BACKENDS = ("docker", "local")

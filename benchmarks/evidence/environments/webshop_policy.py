@@ -28,7 +28,7 @@ from envkit import evaluate
 from envkit.environments.answer import answer_text
 from envkit.environments.webshop.compact import CompactPage
 from envkit.environments.webshop.env import WebShopOptions, open_session
-from envkit.trainer_bridge.run_folder.episodes import EPISODES, read_episodes
+from envkit.runs.episodes import EPISODES, read_episodes
 from envkit.types import EpisodeRecord
 from envkit.wiring import data
 

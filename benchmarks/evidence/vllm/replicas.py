@@ -39,7 +39,7 @@ from envkit.protocols import Renderer
 from envkit.trainer_bridge.engines.vllm.client import Part, VllmClient
 from envkit.trainer_bridge.engines.vllm.engine import VllmEngine, VllmSettings
 from envkit.trainer_bridge.engines.vllm.server import VllmServer
-from envkit.trainer_bridge.rollout import Rollout, RolloutLimits, RolloutResult
+from envkit.trainer_bridge.rollout import PolicyPlayer, Rollout, RolloutLimits, RolloutResult
 from envkit.trainer_bridge.samples import samples_of
 from envkit.trainer_bridge.weights.channel import WeightChannel, weights_folder
 from envkit.types import Completion, PauseMode, Sample, SamplingParams, Task
@@ -225,7 +225,7 @@ class Run:
             async with environments.slots(self._episodes) as host, anyio.create_task_group() as tasks:
                 tasks.start_soon(self._push_later, tap, plan, found)
                 tasks.start_soon(self._kill_later, tap, plan, found)
-                rollout = Rollout(host, tap, self._renderer, LIMITS, self._episodes)  # type: ignore[arg-type]
+                rollout = Rollout(host, PolicyPlayer(tap, self._renderer, LIMITS), LIMITS, self._episodes)  # type: ignore[arg-type]
                 counts: Counter[str] = Counter()
                 result = await rollout.groups(
                     self._tasks(number),
@@ -278,7 +278,7 @@ class Run:
             "episodes": {
                 **counts,
                 "different": len(set(keys)),
-                "void": sum(one.stop.is_void for one in result.trajectories),
+                "void": sum(one.is_void for one in result.trajectories),
             },
             "completions": len(tap.completions),
             "completions_continued": sum(count > 1 for count in tap.parts.values()),

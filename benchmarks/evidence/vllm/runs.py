@@ -16,7 +16,7 @@ from processes import peaks
 from record import ROOT, run
 
 from benchmarks.training.runs import rows
-from envkit.wiring.evaluation.statistics import share
+from envkit.trainer_bridge.evaluation.statistics import share
 
 Figures = dict[str, Any]
 _EVALUATED = re.compile(r"evaluate (\d+)/\1  (\d+):(\d+)$")

@@ -21,8 +21,8 @@ from urllib.parse import parse_qs
 
 import typer
 
+from envkit.cli.environments.game import Game
 from envkit.errors import EnvkitError, UsageError
-from envkit.wiring.evaluation.interactive import Game
 
 MAX_BODY_BYTES = 4 << 20
 """Maximum size of a posted form."""

@@ -22,7 +22,7 @@ def check_env(
     """
     from rich.console import Console
 
-    from envkit.wiring.env_check import check_env
+    from envkit.checks import check_env
 
     with Console(stderr=True).status(f"checking {env_id}") as status:
         verdicts = check_env(

@@ -43,7 +43,7 @@ def check_task(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from envkit.wiring.env_check.tasks import EXPECTED, check_tasks
+    from envkit.checks.tasks import EXPECTED, check_tasks
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True)

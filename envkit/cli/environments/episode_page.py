@@ -19,7 +19,7 @@ _NARROW = 36
 _GAP = "   "
 _INDENT = "  "
 _ANSWER = re.compile("<answer>([^<>]*)</answer>")
-_STYLES = {"succeeded": "bold green", "failed": "bold red", "lost": "bold yellow"}
+_STYLES = {"succeeded": "bold green", "failed": "bold red", "ended": "bold", "lost": "bold yellow"}
 
 
 _Block = Sequence[Text]
@@ -56,8 +56,8 @@ class EpisodePage:
         self._console.print()
         self._write(Text.assemble((f"episode {number}", "bold"), task, (verdict, _STYLES[verdict])))
         self._write(Text(", ".join(_facts(episode)), style="dim"))
-        if episode.error is not None:
-            self._write(Text(" ".join(_plain(episode.error)), style="red"))
+        if episode.outcome.error is not None:
+            self._write(Text(" ".join(_plain(episode.outcome.error)), style="red"))
         for is_narrow, some in groupby(self._blocks(episode), key=lambda block: _width(block) <= _NARROW):
             self._rows(list(some), side_by_side=is_narrow)
 
@@ -121,7 +121,10 @@ def summary(episodes: Sequence[EpisodeRecord]) -> str:
 
 
 def _verdict(episode: EpisodeRecord) -> str:
-    return "lost" if not episode.valid else "succeeded" if episode.succeeded else "failed"
+    outcome = episode.outcome
+    if outcome.is_void:
+        return "lost"
+    return {True: "succeeded", False: "failed", None: "ended"}[outcome.success]
 
 
 def _env(episode: EpisodeRecord) -> str:
@@ -130,13 +133,14 @@ def _env(episode: EpisodeRecord) -> str:
 
 
 def _facts(episode: EpisodeRecord) -> Iterator[str]:
-    yield f"reward {_number(episode.reward)}"
+    if not episode.outcome.is_void:
+        yield f"reward {_number(episode.outcome.reward)}"
     yield _count(len(episode.turns), "turn")
-    yield f"ended: {episode.stop.value}"
+    yield f"ended: {episode.outcome.stop.value}"
     level = episode.start_info.get("level")
     if isinstance(level, dict) and isinstance(level.get("shortest"), int):
         yield f"shortest solution: {_count(level['shortest'], 'move')}"
-    yield from (f"{name} {_number(value)}" for name, value in episode.metrics.items() if name != "success")
+    yield from (f"{name} {_number(value)}" for name, value in episode.outcome.metrics.items())
 
 
 def _action(turn: TurnRecord) -> str:

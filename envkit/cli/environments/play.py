@@ -14,7 +14,7 @@ from envkit.cli.environments.options import EnvOptions, read_options
 from envkit.errors import UsageError
 
 if TYPE_CHECKING:
-    from envkit.wiring.evaluation.interactive import Game
+    from envkit.cli.environments.game import Game
 
 
 def play(
@@ -38,7 +38,7 @@ def play(
     On a terminal you play with keys; the last line on the screen lists them. Without a terminal, each line of the input
     is an action. With --browser, you play on the environment's own pages, until you press Ctrl-C.
     """
-    from envkit.wiring.evaluation.interactive import open_game
+    from envkit.cli.environments.game import open_game
 
     if browser:
         from envkit.cli.environments.browser import play_in_browser

@@ -10,8 +10,8 @@ from rich.live import Live
 from rich.text import Text
 
 from envkit.cli.environments import keyboard
+from envkit.cli.environments.game import LOST, OUT_OF_MOVES, SOLVED, Game, Scene
 from envkit.cli.environments.keyboard import Keyboard
-from envkit.wiring.evaluation.interactive import LOST, OUT_OF_MOVES, SOLVED, Game, Scene
 
 _MOVES = {
     **dict.fromkeys((keyboard.UP, "w", "k"), "up"),

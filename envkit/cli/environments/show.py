@@ -38,14 +38,14 @@ def show(
 ) -> None:
     """Print recorded episodes turn by turn."""
     from envkit.cli.environments.episode_page import EpisodePage, summary
-    from envkit.wiring.evaluation.recordings import open_recording
+    from envkit.trainer_bridge.evaluation.recordings import open_recording
 
     path, episodes = open_recording(run, step=step)
     _check(path, episodes, task=task, episode=episode, prompts=prompts)
     chosen = [
         (number, one)
         for number, one in enumerate(episodes, 1)
-        if episode in (None, number) and task in (None, one.index) and not (failed and one.succeeded)
+        if episode in (None, number) and task in (None, one.index) and not (failed and one.outcome.success)
     ]
     page = EpisodePage(sys.stdout, prompts=prompts)
     page.heading(f"{path}: {summary(episodes)}", episodes)
@@ -61,7 +61,7 @@ def _check(
     path: Path, episodes: Sequence[EpisodeRecord], *, task: int | None, episode: int | None, prompts: bool
 ) -> None:
     """Raise `UsageError` if the file does not contain the episode, task or prompts that an option selects."""
-    from envkit.wiring.evaluation.recordings import listed
+    from envkit.trainer_bridge.evaluation.recordings import listed
 
     if episode is not None and episode > len(episodes):
         raise UsageError(f"--episode {episode}: the last episode of {path} has number {len(episodes)}")

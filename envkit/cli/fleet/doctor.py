@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from envkit.wiring.sandboxes.doctor import DoctorReport
+    from envkit.checks.doctor import DoctorReport
 
 
 def doctor(
@@ -24,7 +24,7 @@ def doctor(
     it. Exits with 1 only if no kind of sandbox works.
     """
     from envkit import clock
-    from envkit.wiring.sandboxes.doctor import examine
+    from envkit.checks.doctor import examine
 
     found = clock.run(examine, image, _show_progress)
     if as_json:
@@ -43,7 +43,7 @@ def _print(found: DoctorReport) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from envkit.wiring.sandboxes.doctor import CAPABILITIES
+    from envkit.checks.doctor import CAPABILITIES
 
     if sys.stderr.isatty():
         print(end="\x1b[K", file=sys.stderr, flush=True)

@@ -10,7 +10,7 @@ from envkit.cli.exits import FAILED
 from envkit.cli.tables import print_table
 
 if TYPE_CHECKING:
-    from envkit.wiring.training.template_check import TemplateReport
+    from envkit.checks.template import TemplateReport
 
 
 def check_template(
@@ -26,7 +26,7 @@ def check_template(
     system prompt. "differs": training would use wrong tokens, or does not read the model's tool calls; the command
     exits with 1.
     """
-    from envkit.wiring.training.template_check import check_template
+    from envkit.checks.template import check_template
 
     report = check_template(model)
     stops = ", ".join(f"{token} {text!r}" for token, text in report.stop)

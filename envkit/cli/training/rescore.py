@@ -35,21 +35,22 @@ def rescore(
     ] = None,
 ) -> None:
     """Repeat recorded actions, and compare the rewards with the recorded ones."""
+    from envkit.trainer_bridge.evaluation.rescore import totals
     from envkit.wiring import api
-    from envkit.wiring.evaluation.rescore import totals
 
     options = read_options(option or ())
     path, found = api.rescore(run, step=step, options=options, backend=backend, judge=judge, output=output)
     changed = [one for one in found if one.is_changed]
-    failed = [one for one in found if not one.after.valid]
+    failed = [one for one in found if one.after.outcome.is_void]
     typer.echo(f"{path}: {len(found)} episodes repeated, {len(changed)} rewards changed")
     for name, (before, after) in totals(found).items():
         typer.echo(f"  {name:<8} {before:.3f} -> {after:.3f}")
     for one in changed[:_SHOWN]:
-        typer.echo(f"  task {one.before.index}, episode {one.before.member}: {one.before.reward} -> {one.after.reward}")
+        before_reward, after_reward = one.before.outcome.reward, one.after.outcome.reward
+        typer.echo(f"  task {one.before.index}, episode {one.before.member}: {before_reward} -> {after_reward}")
     if len(changed) > _SHOWN:
         typer.echo(f"  and {len(changed) - _SHOWN} more; --output FILE writes all")
-    different = [one for one in found if one.after.valid and one.differs_at is not None]
+    different = [one for one in found if not one.after.outcome.is_void and one.differs_at is not None]
     if different:
         typer.echo(
             f"{len(different)} episodes had other observations, the first in turn {different[0].differs_at}: the "
@@ -57,7 +58,7 @@ def rescore(
             err=True,
         )
     if failed:
-        typer.echo(f"{len(failed)} could not be repeated; the first: {failed[0].after.error}", err=True)
+        typer.echo(f"{len(failed)} could not be repeated; the first: {failed[0].after.outcome.error}", err=True)
     if output is not None:
         typer.echo(f"written: {output}")
     if failed:

@@ -71,9 +71,11 @@ def _rows(summary: TrainSummary) -> Iterator[tuple[str, str]]:
     for env, values in environments.items() if isinstance(environments, dict) else ():
         if isinstance(values, dict):
             yield from _held_out(values, f", {env}")
-    best = summary.content.get("eval_success_best")
-    if isinstance(best, float):
-        yield "best checkpoint", f"step-{summary.content['best_step']}, {best:.1%} sampled"
+    step = summary.content.get("best_step")
+    if isinstance(best := summary.content.get("eval_success_best"), float):
+        yield "best checkpoint", f"step-{step}, {best:.1%} sampled"
+    if isinstance(best := summary.content.get("eval_return_best"), float):
+        yield "best checkpoint", f"step-{step}, return {best:.2f} sampled"
     yield "train steps", str(summary.train_steps)
     yield "episodes", f"{summary.episodes:,}, {summary.lost_episodes:,} of them lost"
     wall_s = summary.wall_s
@@ -86,3 +88,9 @@ def _held_out(values: Mapping[str, JSON], suffix: str = "") -> Iterator[tuple[st
         if isinstance(before, float):
             shown = f"{before:.1%} → {after:.1%}" if isinstance(after, float) else f"{before:.1%} before"
             yield f"{name}{suffix}", shown
+    first, last = values.get("eval_return_before"), values.get("eval_return_after")
+    if values.get("eval_success_before") is None and isinstance(first, float):
+        yield (
+            f"held-out return, sampled{suffix}",
+            f"{first:.2f} → {last:.2f}" if isinstance(last, float) else f"{first:.2f}",
+        )

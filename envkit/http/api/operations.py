@@ -46,7 +46,6 @@ from envkit.http.sessions.counters import step_metrics_of
 from envkit.http.sessions.metrics import Collect, exposition
 from envkit.http.sessions.session import Move, SessionView
 from envkit.http.sessions.table import SessionTable
-from envkit.protocols import ReadinessHost
 from envkit.registry import EnvSpec
 from envkit.types import TenantKey
 
@@ -150,7 +149,7 @@ class Operations:
         host, why = self.sessions.host, ""
         if self.sessions.is_closing:
             why = "the server is shutting down"
-        elif isinstance(host, ReadinessHost) and host.why_unready:
+        elif host.why_unready:
             why = host.why_unready
         elif leased >= capacity:
             why = f"all {capacity} episode slots are in use"

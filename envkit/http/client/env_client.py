@@ -32,7 +32,7 @@ from envkit.http.client.connection import SharedWebSocket
 from envkit.http.protocol import messages
 from envkit.http.protocol import operations as table
 from envkit.http.protocol.operations import Operation, Q, R
-from envkit.protocols import ResumableEpisode
+from envkit.protocols import EnvHost, Episode
 from envkit.types import Reset, Step, Task
 
 TIMEOUT_S = 60.0
@@ -49,8 +49,8 @@ _POLL_DELAYS_S = (0.01, 1.0)
 """Initial and maximum seconds between two checks whether a full server has a free slot again."""
 
 
-class EnvClient:
-    """Plays episodes on a server; implements `envkit.protocols.EnvHost`. Use it with ``async with``, which connects.
+class EnvClient(EnvHost):
+    """Plays episodes on a server. Use it with ``async with``, which connects.
 
     All calls share one WebSocket. If the WebSocket breaks, the client reconnects and sends unanswered calls again. If
     the server stays unreachable, the unanswered calls fail, and the next call tries to reconnect.
@@ -124,7 +124,7 @@ class EnvClient:
         return self._queued
 
     @asynccontextmanager
-    async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[ResumableEpisode]:
+    async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[Episode]:
         """Start an episode; wait while the server has no free slot. See `envkit.protocols.EnvHost.lease`.
 
         Entering the block already resets the environment on the server. If this reset fails, `Episode.reset` raises
@@ -180,7 +180,7 @@ class EnvClient:
     ) -> None:
         await self._resources.__aexit__(kind, error, trace)
 
-    async def _create(self, id: str, task: Task) -> ResumableEpisode:
+    async def _create(self, id: str, task: Task) -> Episode:
         """Create a session as soon as the server has a free slot, and return its episode."""
         body = messages.CreateSessionBody(task.env_id, task.seed, dict(task.options), session_id=id)
         times = self._timeout_s, self._grade_timeout_s
@@ -245,7 +245,7 @@ class EnvClient:
         return await self._connection.call(operation, request, self._timeout_s)
 
 
-class SessionEpisode:
+class SessionEpisode(Episode):
     """An episode on a server. `start` is the result of its reset, or the error that its reset raised."""
 
     def __init__(
@@ -257,13 +257,17 @@ class SessionEpisode:
         timeout_s: float,
         grade_timeout_s: float,
     ) -> None:
-        self.turn = turn
+        self._turn = turn
         self._id = id
         self._start = start
         self._connection = connection
         self._timeout_s = timeout_s
         self._grade_timeout_s = grade_timeout_s
         self._is_reset = False
+
+    @property
+    def turn(self) -> int:
+        return self._turn
 
     async def reset(self) -> Reset:
         if isinstance(self._start, EnvkitError):
@@ -274,17 +278,17 @@ class SessionEpisode:
     async def step(self, action: str) -> Step:
         if not self._is_reset:
             raise StepOrderError("step before reset")
-        return self._decode_step(await self._request(self.turn, action))
+        return self._decode_step(await self._request(self._turn, action))
 
     async def repeat_step(self, action: str) -> Step:
-        return self._decode_step(await self._request(self.turn - 1, action))
+        return self._decode_step(await self._request(self._turn - 1, action))
 
     async def grade(self) -> float | None:
         reply = await self._connection.call(table.GRADE, messages.SessionBody(self._id), self._grade_timeout_s)
         return reply.grade
 
     def start_step(self, action: str) -> Future[msgspec.Raw] | None:
-        return self._request(self.turn, action) if self._is_reset else None
+        return self._request(self._turn, action) if self._is_reset else None
 
     def finish_step(self, answer: Future[msgspec.Raw]) -> Step:
         return self._decode_step(answer.result())
@@ -298,5 +302,5 @@ class SessionEpisode:
     def _decode_step(self, result: msgspec.Raw) -> Step:
         reply = self._connection.decode(table.STEP, result)
         step = reply.step()
-        self.turn = reply.turn
+        self._turn = reply.turn
         return step

@@ -13,7 +13,7 @@ import anyio
 
 from envkit import clock
 from envkit.errors import EnvkitError, SandboxStartError, UnreachableError
-from envkit.protocols import Episode, GradedEpisode
+from envkit.protocols import EnvHost, Episode
 from envkit.types import Reset, Step, Task
 
 T = TypeVar("T")
@@ -37,8 +37,8 @@ class Client(Protocol):
     def lease(self, task: Task, *, id: str | None = None) -> AbstractAsyncContextManager[Episode]: ...
 
 
-class ReconnectingHost:
-    """Plays episodes on a server; implements `envkit.protocols.QueueingHost`.
+class ReconnectingHost(EnvHost):
+    """Plays episodes on a server; see `envkit.protocols.EnvHost`.
 
     While the server is unreachable, is shutting down, or refuses calls that may succeed later, leases wait for it, and
     steps in progress are sent again. The server plays a repeated step only once. If a restarted server no longer has an
@@ -126,7 +126,7 @@ class ReconnectingHost:
             ) from None
 
 
-class _Episode:
+class _Episode(Episode):
     """An episode of a `ReconnectingHost`."""
 
     def __init__(self, episode: Episode, retry: _Retry) -> None:
@@ -143,5 +143,4 @@ class _Episode:
         return await self._retry(partial(self._episode.step, action))
 
     async def grade(self) -> float | None:
-        assert isinstance(self._episode, GradedEpisode)
         return await self._retry(self._episode.grade)

@@ -6,7 +6,7 @@ from asyncio import Future
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import anyio
 import msgspec
@@ -14,7 +14,7 @@ from msgspec import Raw
 
 from envkit import clock
 from envkit.errors import EnvError, EnvkitError, SessionBrokenError, SessionConflictError, StepOrderError
-from envkit.protocols import Episode, SplitStepEpisode
+from envkit.protocols import Episode
 from envkit.types import Reset, Step, Task, TenantKey
 
 
@@ -106,13 +106,6 @@ class SessionView:
     idle_s: float
 
 
-@runtime_checkable
-class ComputingEpisode(Protocol):
-    """An episode whose steps are computed synchronously. A step blocks the event loop and cannot be cancelled."""
-
-    def step_now(self, action: str) -> Step: ...
-
-
 # Creating a msgspec struct takes a third of the time of creating an ordinary object.
 class Move(msgspec.Struct):
     """A step of a session. `answer` is None while the step is in progress."""
@@ -161,8 +154,6 @@ class Session:
         """When the current step began, on the finer clock `envkit.clock.precise`."""
         self.start: Reset | None = None
         self.episode: Episode | None = None
-        self.computing: ComputingEpisode | None = None
-        self.split_step: SplitStepEpisode | None = None
         self.move: Move | None = None
         self.error: EnvkitError | None = None
         """The error that steps raise while the session is broken."""

@@ -53,12 +53,12 @@ class Stepper:
         Raises:
             EnvkitError: The step failed; the session is broken.
         """
-        if session.computing is None:
+        if session.episode is None or not session.episode.computes:
             return None
         answer: Step | EnvkitError
         began = self._precise()
         try:
-            answer = session.computing.step_now(action)
+            answer = session.episode.step_now(action)
         except Exception as error:
             answer = attributed(error, session.task)
         self._counters.step(self._precise() - began)
@@ -72,7 +72,7 @@ class Stepper:
         """
         began = self._precise()
         try:
-            answer = None if session.split_step is None else session.split_step.start_step(action)
+            answer = None if session.episode is None else session.episode.start_step(action)
         except EnvkitError:
             return False
         if answer is None:
@@ -90,11 +90,11 @@ class Stepper:
         await self._play(session, move, session.stepping)
 
     def _finish_step(self, session: Session, move: Move, settled: Callable[[Move], None], answer: Future[Raw]) -> None:
-        assert session.split_step is not None
+        assert session.episode is not None
         step: Step | EnvkitError = session.interrupt_error
         try:
             if not (session.is_interrupted or answer.cancelled()):
-                step = session.split_step.finish_step(answer)
+                step = session.episode.finish_step(answer)
         except (SandboxLostError, UnreachableError):  # `Episode.step` can still recover the episode
             session.stepping = anyio.CancelScope()
             self._tasks.start_soon(self._play_again, session, move, settled, session.stepping)

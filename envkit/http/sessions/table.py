@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Self
 
 import anyio
@@ -38,7 +38,6 @@ from envkit.errors import (
 )
 from envkit.http.sessions.counters import SessionCounters
 from envkit.http.sessions.session import (
-    ComputingEpisode,
     Move,
     Opened,
     Session,
@@ -50,11 +49,6 @@ from envkit.http.sessions.stepper import Stepper, attributed
 from envkit.protocols import (
     EnvHost,
     Episode,
-    GradedEpisode,
-    PartitionedHost,
-    ResumableEpisode,
-    ResumableHost,
-    SplitStepEpisode,
 )
 from envkit.types import Step, Task, TenantKey
 
@@ -114,8 +108,6 @@ class SessionTable:
         self.counters = SessionCounters()
         self.is_closing = False
         self.host = host
-        self._resumable = host if isinstance(host, ResumableHost) else None
-        self._partitioned = host if isinstance(host, PartitionedHost) else None
         self._ttl_s = ttl_s
         self._timeouts_s = {
             SessionState.OPENING: ("reset", reset_timeout_s),
@@ -153,9 +145,7 @@ class SessionTable:
 
     def can_resume(self, key: TenantKey) -> bool:
         """Return whether this is a session of an earlier server process that can be resumed, but is not yet."""
-        if self._resumable is None:
-            return False
-        return key in self._resuming or (key not in self._sessions and self._resumable.resumable_task(key) is not None)
+        return key in self._resuming or (key not in self._sessions and self.host.resumable_task(key) is not None)
 
     async def create(self, key: TenantKey, task: Task) -> Opened:
         """Start a session, or return the first observation of an existing session with the same task.
@@ -189,7 +179,7 @@ class SessionTable:
 
         The arguments are those of `step`; `now` is the current time, `self.now()`.
         """
-        if self._resumable is not None and self.can_resume(key):
+        if (self._resuming or key not in self._sessions) and self.can_resume(key):
             return None
         session = self._sessions.get(key) or self._find(key)
         session.used_at = now
@@ -242,7 +232,7 @@ class SessionTable:
         return move.result()
 
     async def grade(self, key: TenantKey) -> float | None:
-        """Run the grader of an episode, or return its result again; see `envkit.protocols.GradedEpisode.grade`.
+        """Run the grader of an episode, or return its result again; see `envkit.protocols.Episode.grade`.
 
         The episode ends, if it has not ended yet. Cancelling the caller does not cancel the grader.
 
@@ -311,10 +301,9 @@ class SessionTable:
         self._tasks = await anyio.create_task_group().__aenter__()
         self._stepper = Stepper(self.counters, self.now, clock.precise_reader(), self._tasks)
         self._tasks.start_soon(self._sweep)
-        if self._resumable is not None:
-            # Resume the sessions of the earlier server process now, so that they count as used slots and can expire.
-            for key in self._resumable.resumable_keys():
-                self._tasks.start_soon(self._resume_or_drop, key)
+        # Resume the sessions of the earlier server process now, so that they count as used slots and can expire.
+        for key in self.host.resumable_keys():
+            self._tasks.start_soon(self._resume_or_drop, key)
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -350,9 +339,9 @@ class SessionTable:
         Raises:
             CapacityError: All slots of the part are in use, or those that the tenant may use.
         """
-        if self._partitioned is None:
-            return ""
-        part, slots = self._partitioned.part_of(env_id, tenant)
+        part, slots = self.host.partition_of(env_id, tenant)
+        if not part:
+            return part
         if sum(count for (name, _), count in self._leased_of.items() if name == part) >= slots > 0:
             raise CapacityError(f"all {slots} slots for {part} are in use; retry later")
         limit = max(int(slots * self._tenant_share), 1) if tenant else slots
@@ -373,11 +362,9 @@ class SessionTable:
         failure: EnvkitError = session.interrupt_error
         try:
             with session.lease_scope:
-                async with self._lease(session) as episode:
+                async with self.host.lease_as(session.key, session.task) as episode:
                     session.episode = episode
-                    session.computing = episode if isinstance(episode, ComputingEpisode) else None
-                    session.split_step = episode if isinstance(episode, SplitStepEpisode) else None
-                    if session.computing is None:
+                    if not episode.computes:
                         session.start = await episode.reset()
                     else:
                         # Run one reset at a time: a thousand concurrent resets would each generate a level and block
@@ -385,7 +372,7 @@ class SessionTable:
                         async with self._computing:
                             session.start = await episode.reset()
                     session.used_at = self.now()
-                    if isinstance(episode, ResumableEpisode) and episode.turn:
+                    if episode.turn:
                         session.turn, session.is_resumed = episode.turn, True
                     session.apply(SessionEvent.OPENED)
                     session.opened.set()
@@ -412,18 +399,11 @@ class SessionTable:
         answer: float | EnvkitError | None = session.interrupt_error
         try:
             with session.stepping:
-                if not isinstance(episode, GradedEpisode):
-                    raise EnvkitError(f"{session.task.env_id}: its host cannot grade episodes")
                 answer = await episode.grade()
         except Exception as error:
             answer = attributed(error, session.task)
         session.used_at = self.now()
         session.settle_grade(session.interrupt_error if session.is_interrupted else answer)
-
-    def _lease(self, session: Session) -> AbstractAsyncContextManager[Episode]:
-        if self._resumable is None:
-            return self.host.lease(session.task)
-        return self._resumable.lease_as(session.key, session.task)
 
     async def _resume(self, key: TenantKey, turn: int = 0) -> None:
         """Resume a session of an earlier server process. `turn` is the turn that the caller wants to play.
@@ -431,8 +411,7 @@ class SessionTable:
         Raises:
             SessionNotFoundError: The old episode has expired, so the host has started a new one, but `turn` is not 0.
         """
-        assert self._resumable is not None
-        task = self._resuming.get(key) or self._resumable.resumable_task(key)
+        task = self._resuming.get(key) or self.host.resumable_task(key)
         if task is None:
             return
         self._resuming[key] = task
@@ -452,7 +431,7 @@ class SessionTable:
 
     async def _repeat_last_step(self, session: Session, action: str) -> Step:
         """Return the answer to the last step before the session was resumed. `action` must be the step's action."""
-        if session.state is not SessionState.READY or not isinstance(session.episode, ResumableEpisode):
+        if session.state is not SessionState.READY or session.episode is None:
             raise StepOrderError(f"session {session.id}: cannot repeat the last step; expected turn {session.turn}")
         turn = session.turn
         move = Move(turn - 1, action)

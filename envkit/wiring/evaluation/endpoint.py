@@ -1,4 +1,4 @@
-"""A player that asks an OpenAI-compatible endpoint; see `envkit.wiring.chat_endpoint` for retries and errors.
+"""A player that asks an OpenAI-compatible endpoint; see `envkit.http.client.chat` for retries and errors.
 
 If all tries of a request fail, the episode is void. An environment's tools are sent in the field ``tools``; the first
 tool call of a reply is the action, as canonical JSON.
@@ -7,20 +7,18 @@ tool call of a reply is the action, as canonical JSON.
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from envkit import clock
-from envkit.errors import EnvkitError
-from envkit.protocols import EpisodePlayer
-from envkit.trainer_bridge.thoughts import without_thoughts
-from envkit.trainer_bridge.tool_calls import as_call, canonical_call, hermes, join_prompts
-from envkit.types import FinishReason, GenerationRecord, Observation, Reset, Task, ToolSchema
-from envkit.wiring.chat_endpoint import (
-    CONCURRENCY,
+from envkit.config.parts import RendererSection
+from envkit.errors import PlayerStoppedError
+from envkit.http.client.chat import (
+    API_KEY,
     Address,
     ChatClient,
     ChatTooLongError,
@@ -29,79 +27,85 @@ from envkit.wiring.chat_endpoint import (
     ToolCallReply,
     open_client,
 )
-from envkit.wiring.evaluation.players import NoCompletionError, Playing, PromptTooLongError
-
-TURN_TOKENS = 128
-MAX_TURNS = 16
+from envkit.protocols import EpisodePlayer, Player
+from envkit.trainer_bridge.rollout import RolloutLimits
+from envkit.trainer_bridge.thoughts import without_thoughts
+from envkit.trainer_bridge.tool_calls import as_call, canonical_call, hermes, join_prompts
+from envkit.types import (
+    Action,
+    FinishReason,
+    GenerationRecord,
+    Observation,
+    Reset,
+    RolloutRequest,
+    StopReason,
+    ToolSchema,
+)
 
 _CALL_ID = "call_0"
 """Id of a tool call that the server gave none."""
 
 
-@dataclass(slots=True)
-class Endpoint:
-    """A player that asks a model behind an endpoint; see `envkit.protocols.Player`.
+@dataclass(frozen=True, slots=True)
+class Endpoint(Player):
+    """A player that asks a model behind an endpoint.
 
     Attributes:
         client: Sends the requests.
-        playing: System prompt, limits and sampling.
-        give_up_after: Number of consecutive void episodes after which the evaluation ends with an error.
+        limits: Limits of the answers.
+        system: System prompt; None sends no prompt of our own.
+        history: Number of most recent turns in a prompt, or ``"all"``.
+        keeps_thoughts: Whether thoughts of earlier turns stay in the prompt.
     """
 
     client: ChatClient
-    playing: Playing
-    give_up_after: int = CONCURRENCY
-    _void_in_a_row: int = field(default=0, init=False)
+    limits: RolloutLimits
+    system: str | None = None
+    history: int | Literal["all"] = "all"
+    keeps_thoughts: bool = False
 
-    def begin(self, task: Task, start: Reset, rng: random.Random) -> EpisodePlayer:
-        return _Chat(self, rng, join_prompts(self.playing.system, start.system), start.tools)
+    def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
+        system = join_prompts(self.system, start.system)
+        return _Chat(self, random.Random(request.seed), request.temperature, system, start.tools)
 
     async def complete(
-        self, messages: list[dict[str, Any]], seed: int, tools: tuple[ToolSchema, ...] = ()
+        self, messages: list[dict[str, Any]], *, seed: int, temperature: float, tools: tuple[ToolSchema, ...] = ()
     ) -> CompletionReply:
         """Return the model's completion of the chat `messages`.
 
         Raises:
-            NoCompletionError: All tries failed.
-            PromptTooLongError: The chat does not fit into the model's context.
+            PlayerStoppedError: All tries failed, or the chat does not fit into the model's context.
             UsageError: The server rejects the request permanently.
-            EnvkitError: The server is not reachable, or stopped answering.
+            UnreachableError: The server is not reachable.
         """
-        playing = self.playing
         try:
-            reply = await self.client.complete(
-                messages,
-                max_tokens=playing.turn_tokens or TURN_TOKENS,
-                temperature=1.0 if playing.temperature is None else playing.temperature,
-                seed=seed,
-                tools=tools,
+            return await self.client.complete(
+                messages, max_tokens=self.limits.turn_tokens, temperature=temperature, seed=seed, tools=tools
             )
         except ChatTooLongError as error:
-            raise PromptTooLongError(str(error)) from error
+            raise PlayerStoppedError(StopReason.CONTEXT_OVERFLOW, str(error)) from error
         except NoReplyError as error:
-            self._void_in_a_row += 1
-            if self._void_in_a_row >= self.give_up_after:
-                raise EnvkitError(f"{self._void_in_a_row} episodes in a row had {error}; check the server") from error
-            raise NoCompletionError(str(error)) from error
-        self._void_in_a_row = 0
-        return reply
+            raise PlayerStoppedError(StopReason.NO_COMPLETION, str(error)) from error
 
 
 @asynccontextmanager
 async def open_endpoint(
-    address: Address, playing: Playing, *, api_key: str | None, timeout_s: float = 600.0
+    address: Address, limits: RolloutLimits, renderer: RendererSection, *, at_once: int, timeout_s: float = 600.0
 ) -> AsyncIterator[Endpoint]:
-    """Open a player that asks the model at `address`.
+    """Open a player that asks the model at `address`, with the API key in ``OPENAI_API_KEY``.
 
     Args:
         address: The model and its server.
-        playing: System prompt, limits and sampling.
-        api_key: Key to send as a bearer token; None sends no token.
+        limits: Limits of the answers.
+        renderer: System prompt, history and thoughts in prompts.
+        at_once: Number of concurrent requests.
         timeout_s: Seconds without a received byte after which a request fails.
     """
-    at_once = playing.concurrency or CONCURRENCY
-    async with open_client(address, api_key=api_key, timeout_s=timeout_s, concurrency=at_once) as client:
-        yield Endpoint(client, playing, give_up_after=at_once)
+    key = os.environ.get(API_KEY)
+    keeps_thoughts = "thinking" in renderer.model_fields_set and getattr(renderer, "thinking", "") == "keep"
+    async with open_client(address, api_key=key, timeout_s=timeout_s, concurrency=at_once) as client:
+        system = getattr(renderer, "system", None)
+        yield Endpoint(client, limits, system, renderer.history, keeps_thoughts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,20 +130,24 @@ class _Turn:
 
 
 @dataclass(slots=True)
-class _Chat:
+class _Chat(EpisodePlayer):
     """One episode: a chat that grows by one observation and one answer per turn."""
 
     endpoint: Endpoint
     rng: random.Random
+    temperature: float
     system: str | None
     tools: tuple[ToolSchema, ...]
     turns: list[_Turn] = field(default_factory=list)
-    generation: GenerationRecord | None = None
 
-    async def act(self, observation: Observation) -> str:
-        playing = self.endpoint.playing
+    async def act(self, observation: Observation) -> Action:
         began = clock.precise()
-        reply = await self.endpoint.complete(self._messages(observation), self.rng.getrandbits(31), self.tools)
+        reply = await self.endpoint.complete(
+            self._messages(observation),
+            seed=self.rng.getrandbits(31),
+            temperature=self.temperature,
+            tools=self.tools,
+        )
         message = reply.choices[0].message
         thoughts = message.reasoning_content or message.reasoning
         content = message.content or ""
@@ -151,7 +159,7 @@ class _Chat:
         else:
             action = (canonical_call(spoken, self.tools) if self.tools else None) or spoken
         is_cut = reply.choices[0].finish_reason == "length"
-        self.generation = GenerationRecord(
+        generation = GenerationRecord(
             prompt=observation.text,
             completion=completion if call is None else completion + action,
             finish=FinishReason.LENGTH if is_cut else FinishReason.STOP,
@@ -162,12 +170,12 @@ class _Chat:
             seconds=clock.precise() - began,
             usage=(reply.usage.prompt_tokens, reply.usage.completion_tokens) if reply.usage else (0, 0),
         )
-        self.turns.append(_Turn(observation, completion if playing.thinking == "keep" else spoken, call))
-        return action
+        self.turns.append(_Turn(observation, completion if self.endpoint.keeps_thoughts else spoken, call))
+        return Action(action, generation=generation)
 
     def _messages(self, observation: Observation) -> list[dict[str, Any]]:
-        limit = self.endpoint.playing.history
-        before = len(self.turns) if limit is None or limit == "all" else min(len(self.turns), limit - 1)
+        limit = self.endpoint.history
+        before = len(self.turns) if limit == "all" else min(len(self.turns), limit - 1)
         kept = self.turns[len(self.turns) - before :]
         seen = [*(turn.observation for turn in kept), observation]
         messages: list[dict[str, Any]] = [] if self.system is None else [{"role": "system", "content": self.system}]

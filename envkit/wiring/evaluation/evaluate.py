@@ -2,204 +2,49 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
 
-from envkit import clock, installation
-from envkit.errors import EnvkitError, UnreachableError, UsageError
-from envkit.protocols import EnvHost, Player
+from envkit import __version__, clock
+from envkit.config import EvalConfig
+from envkit.errors import ConfigError, EnvkitError
+from envkit.protocols import EnvHost
 from envkit.registry import EnvSpec
-from envkit.trainer_bridge.run_folder.display import Display
-from envkit.types import JSON, EpisodeRecord, Options, Task
+from envkit.runs.display import Display
+from envkit.runs.episodes import episode_of
+from envkit.trainer_bridge.evaluation.advice import advice
+from envkit.trainer_bridge.evaluation.outcomes import Tally
+from envkit.trainer_bridge.evaluation.result import Evaluation
+from envkit.trainer_bridge.rollout import Rollout
+from envkit.types import JSON, EpisodeRecord, Options, Task, Trajectory
 from envkit.wiring import tasks as task_sets
-from envkit.wiring.contexts import PlayerContext, open_part
 from envkit.wiring.environments import open_resources, slots
-from envkit.wiring.evaluation.advice import Limits, advice
-from envkit.wiring.evaluation.outcomes import EpisodeOutcome, OutcomeTally, TokenUsage, measure, total_usage
-from envkit.wiring.evaluation.players import (
-    OnEpisode,
-    Playing,
-    kind_of,
-    own_player,
-    play,
-    player_for,
-    spec_of,
-    with_split,
-)
-from envkit.wiring.evaluation.statistics import Estimate, Stratum, strata
+from envkit.wiring.evaluation.contestant import FoundPolicy, num_envs
+from envkit.wiring.evaluation.policies import find_policy, spec_of, with_split
 
-if TYPE_CHECKING:
-    from envkit.environments.swe.agents.mini_swe import Prompts
-    from envkit.wiring.chat_endpoint import Address
-    from envkit.wiring.evaluation.local_models import LocalModel
-
-SLOTS = 256
-"""Maximum number of concurrent episodes in this process."""
 TOOL_SLOTS = 8
 """Maximum number of concurrent episodes of an environment that uses sandboxes as tools."""
-MAX_STRATA = 12
-"""Maximum number of rows in a table or plot of success by difficulty."""
-_DEFAULTS = Playing()
-_EPISODES = 512
 
-
-class _PlayAll(Protocol):
-    async def __call__(
-        self,
-        host: EnvHost,
-        tasks: Sequence[Task],
-        *,
-        attempts: int,
-        on_episode: OnEpisode,
-        skip: Container[tuple[int, int]],
-    ) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class _EvaluatedPolicy:
-    """A policy that was found, but whose model is not loaded yet.
-
-    Attributes:
-        opened: Function of the episodes' options. Returns a context manager that loads the policy and yields a function
-            that plays episodes.
-        options: Options of the environment that the policy was trained with.
-        identity: Fingerprint of the policy's files; empty if unknown.
-        limits: Limits of a language model; None for other players.
-        warning: Warning for the user, in one line; may be empty.
-    """
-
-    opened: Callable[[Options], AbstractAsyncContextManager[_PlayAll]]
-    options: Options
-    identity: str = ""
-    limits: Limits | None = None
-    warning: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """Result of `evaluate`.
-
-    Attributes:
-        attempts: Number of episodes per task.
-        episodes: Number of finished episodes. Only these count in `metrics`, `levels` and `usage`.
-        void: Number of episodes that could not finish, because the environment, its sandbox or an endpoint failed.
-        void_by_agent: Number of void episodes whose sandbox ended because of a program in it (`Cause.by_agent`).
-        metrics: ``"success"``, if the environment reports it. ``"pass@k"``, if there are several attempts: the
-            probability that at least one of k attempts solves a task, over tasks with at least k finished attempts.
-            ``"return"``, the sum of an episode's rewards. ``"turns"``. The environment's own metrics, aggregated over
-            each episode. See `statistics.estimate` for the intervals.
-        levels: One entry per task whose shortest solution is known: the number of moves of that solution, and whether
-            each episode of the task succeeded. Empty if the environment does not report success.
-        seconds: Duration in seconds; if the evaluation was interrupted and resumed, only since then.
-        error: Why one of the void episodes was lost; None without void episodes.
-        resumed: Number of episodes that were finished before the evaluation was interrupted and resumed.
-        usage: Token counts of a language model, with those of the `resumed` episodes; zeros for other players.
-        notes: Warnings of `advice`, one line each.
-        versions: Versions of the environment's rules and data that its resets report as ``info["versions"]``.
-        task_set: Hash of the tasks and `versions`. Results are comparable only if it is equal.
-    """
-
-    env_id: str
-    policy: str
-    seed: int
-    options: Options
-    attempts: int
-    episodes: int
-    void: int
-    void_by_agent: int
-    metrics: Mapping[str, Estimate]
-    levels: Sequence[tuple[int, Sequence[bool]]]
-    seconds: float
-    error: str | None
-    resumed: int
-    usage: TokenUsage
-    notes: Sequence[str]
-    versions: Mapping[str, JSON]
-    task_set: str
-
-    def by_difficulty(self, *, most: int | None = None) -> list[Stratum]:
-        """Return the success rate by length of the shortest solution; see `statistics.strata`."""
-        return strata(self.levels, most=most)
-
-    def as_json(self) -> dict[str, JSON]:
-        """Return the result as JSON data, with each estimate as ``{"mean": m, "low": l, "high": h}``."""
-        return {
-            "env_id": self.env_id,
-            "policy": self.policy,
-            "seed": self.seed,
-            "options": dict(self.options),
-            "versions": dict(self.versions),
-            "task_set": self.task_set,
-            "attempts": self.attempts,
-            "episodes": self.episodes,
-            "void": self.void,
-            "void_by_agent": self.void_by_agent,
-            "metrics": {name: cast("JSON", one._asdict()) for name, one in self.metrics.items()},
-            "by_difficulty": [
-                {
-                    "shortest": one.shortest,
-                    "episodes": one.episodes,
-                    "successes": one.successes,
-                    "success": cast("JSON", one.success._asdict()),
-                }
-                for one in self.by_difficulty()
-            ],
-            "seconds": self.seconds,
-            "error": self.error,
-            "usage": cast("JSON", asdict(self.usage)),
-            "notes": list(self.notes),
-        }
+OnEpisode = Callable[[EpisodeRecord], None]
 
 
 async def evaluate(
-    env_id: str,
-    policy: str,
+    config: EvalConfig,
     *,
-    episodes: int | None,
-    seed: int,
-    options: Options,
-    split: str,
     display: Display,
-    attempts: int = 1,
-    url: str | None = None,
-    token: str | None = None,
-    ca: Path | None = None,
-    backend: str | None = None,
-    judge: str | None = None,
-    greedy: bool = False,
-    playing: Playing = _DEFAULTS,
     kept: Callable[[Mapping[str, JSON]], Iterable[EpisodeRecord]] | None = None,
     on_episode: OnEpisode | None = None,
 ) -> Evaluation:
-    """Play `episodes` different tasks, each `attempts` times. The same arguments play the same episodes.
+    """Play different tasks, each `attempts` times. The same configuration plays the same episodes.
 
-    A training run with the same ``env.options`` and ``evaluation.seed`` is evaluated on the same tasks as here with the
-    split ``"eval"``. Attempts at a task differ only in what the policy samples. With a larger value of `attempts`,
-    the earlier attempts stay the same.
+    A training run with the same ``env.options`` and section ``evaluation`` is evaluated on the same tasks. Attempts at
+    a task differ only in what the policy samples. With a larger value of `attempts`, the earlier ones stay the same.
 
     Args:
-        env_id: Registered environment.
-        policy: One of `players.POLICIES`, or a player of another package.
-        episodes: Number of tasks; None means 512, or all if the split has fewer.
-        seed: Seed of the tasks and of the policy's sampling.
-        options: Options of every task.
-        split: Split whose levels are played, if the environment has splits; ``"any"`` plays all levels.
+        config: The evaluation.
         display: Shows the progress.
-        attempts: Number of episodes per task.
-        url: Address of an `envkit serve`; None plays in this process.
-        token: Token for that server; None means the variable ``ENVKIT_TOKEN``.
-        ca: PEM file of the certificates to trust for ``https://``, instead of the system's.
-        backend: Kind of the sandboxes, for an environment that uses them as tools; None means ``"auto"``.
-        judge: ``MODEL@URL`` of the judge, for an environment that needs one.
-        greedy: Whether a language model picks the most likely token instead of sampling.
-        playing: Settings of a language model.
         kept: Called before the first episode, with the values that identify this evaluation. Returns the episodes that
             it finished before it was interrupted; these are not played again. If `kept` is None, all are played.
         on_episode: Called with every episode when it ends, including void episodes, in no particular order. If a void
@@ -208,102 +53,80 @@ async def evaluate(
     Raises:
         UnknownEnvError: No such environment.
         OptionError: The environment rejects an option.
-        UsageError: No such policy, or it cannot play this environment with these arguments.
-        UnreachableError: The server does not answer, or stopped answering.
-        EnvkitError: No episode finished, or an endpoint was lost.
+        ConfigError: A key has no effect here.
+        UsageError: No such policy, or it cannot play this environment.
+        EnvkitError: No episode finished, or a server or endpoint was lost.
     """
-    if url is not None and (backend is not None or judge is not None):
-        raise UsageError("--backend and --judge: the server at --url has its own; leave them out")
-    spec = spec_of(env_id, url)
-    kind, name = kind_of(policy, spec)
-    playing.check(kind)
-    if greedy and playing.temperature:
-        raise UsageError("--greedy does not sample; leave out --greedy or --temperature")
-    greedy = greedy or playing.temperature == 0
-    if greedy and attempts > 1:
-        raise UsageError(
-            "greedy play (--greedy, or --temperature 0) makes all attempts at a task identical; sample, or use "
-            "--attempts 1"
-        )
-    found = _find(kind, name, env_id, spec, replace(playing, temperature=0.0) if greedy else playing, seed)
-    options = {**found.options, **options}
-    wanted = _EPISODES if episodes is None else episodes
-    tasks = evaluation_tasks(spec or EnvSpec(env_id, ""), options, split, seed, wanted)
+    env, section = config.env, config.evaluation
+    spec = spec_of(env.id, env.url)
+    found = find_policy(config, spec)
+    _check(config, found)
+    options: Options = {**found.options, **env.options}
+    wanted, attempts = section.episodes, section.attempts
+    tasks = evaluation_tasks(spec or EnvSpec(env.id, ""), options, section.split, section.seed, wanted)
     if spec is None or spec.task_set is None:
         options = tasks[0].options
-    if episodes is not None and len(tasks) < episodes:
-        display.announce(f"{env_id} has only {len(tasks)} tasks in the split {split}; each is played once per attempt")
-    episodes = len(tasks)
+    if "episodes" in section.model_fields_set and len(tasks) < wanted:
+        display.announce(
+            f"{env.id} has only {len(tasks)} tasks in the split {section.split}; each is played once per attempt"
+        )
     if found.warning:
         display.announce(found.warning)
-    arguments: dict[str, JSON] = {
-        "environment": env_id,
-        "policy": policy,
-        "weights": found.identity,
-        "episodes": episodes,
-        "attempts": attempts,
-        "seed": seed,
-        "split": split,
-        "options": dict(options),
-        "url": url,
-        "greedy": greedy,
-        **playing.arguments(),
-    }
-    earlier = () if kept is None else kept(arguments)
-    tally = OutcomeTally(episodes, attempts, display, on_episode)
-    async with (
-        found.opened(options) as play_all,
-        _host(spec, url, token, ca, episodes * attempts, options, backend, judge) as host,
-    ):
-        display.phase(policy, episodes * attempts)
+    description = _description(config, found, options, len(tasks))
+    earlier = () if kept is None else kept(description)
+    tally = Tally(len(tasks), attempts, display, on_episode)
+    numbers = {id(task): number for number, task in enumerate(tasks)}
+    lost = _LostInARow(found.at_once)
+    async with found.opened(options) as contestant, _host(config, spec, found, options, len(tasks) * attempts) as host:
+        display.phase(config.policy, len(tasks) * attempts)
         resumed = tally.restore(earlier)
         began = clock.now()
+
+        def ended(trajectory: Trajectory) -> None:
+            tally.add(episode_of(trajectory, index=numbers[id(trajectory.task)], decode=contestant.decode))
+            lost.count(trajectory)
+
+        rollout = Rollout(host, contestant.player, found.limits, found.at_once, config.rollout.num_graders)
         try:
-            await play_all(host, tasks, attempts=attempts, on_episode=tally.add, skip=tally.finished)
-        except BaseException as error:
+            await rollout.groups(
+                tasks,
+                attempts,
+                phase="eval",
+                seed=section.seed,
+                temperature=found.temperature or 0.0,
+                on_episode=ended,
+                skip=tally.finished,
+                seed_of=found.seed_of(section.seed),
+            )
+        except BaseException:
             display.close()
             if line := tally.so_far():
                 display.announce(line)
-            if isinstance(error, UnreachableError) and url is not None:
-                reason = f"lost the server at {url}: {error}; repeat the evaluation once it is back"
-                raise UnreachableError(reason) from error
             raise
         seconds = clock.now() - began
         display.close()
-    outcomes = tally.by_task
-    causes = [outcome.cause for task in outcomes for outcome in task if outcome.cause is not None]
-    errors = [outcome.error for task in outcomes for outcome in task if outcome.error is not None]
-    count = sum(map(len, outcomes)) - len(errors)
-    if count == 0:
-        raise EnvkitError(f"0 of {episodes * attempts} episodes of {env_id} finished; the first error: {errors[0]}")
-    notes = [] if found.limits is None else advice(outcomes, found.limits)
+    notes = [] if found.temperature is None else advice(tally.by_task, found.limits)
     for line in notes:
         display.announce(line)
-    return Evaluation(
-        env_id=env_id,
-        policy=policy,
-        seed=seed,
-        options=options,
+    return Evaluation.of(
+        tally,
+        tasks,
         attempts=attempts,
-        episodes=count,
-        void=len(errors),
-        void_by_agent=sum(cause.by_agent for cause in causes),
-        metrics=measure(outcomes, attempts),
-        levels=list(_levels(outcomes)),
+        env_id=env.id,
+        policy=config.policy,
+        seed=section.seed,
+        options=options,
         seconds=seconds,
-        error=errors[0] if errors else None,
         resumed=resumed,
-        usage=total_usage(outcomes),
         notes=notes,
-        versions=tally.versions,
-        task_set=task_set_hash(tasks, tally.versions),
+        settings={
+            **description,
+            "limits": asdict(found.limits),
+            "envkit": __version__,
+            **_sandboxes(config, spec),
+            **contestant.facts,
+        },
     )
-
-
-def task_set_hash(tasks: Iterable[Task], versions: Mapping[str, JSON]) -> str:
-    """Return a hash of a set of tasks, played with these versions of the environment, as 16 hexadecimal digits."""
-    content = json.dumps([sorted(task.key for task in tasks), dict(versions)], sort_keys=True)
-    return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 def evaluation_tasks(spec: EnvSpec, options: Options, split: str, seed: int, count: int) -> list[Task]:
@@ -317,133 +140,85 @@ def evaluation_tasks(spec: EnvSpec, options: Options, split: str, seed: int, cou
     return list(task_sets.all_tasks(spec, options, split, seed, count))
 
 
-def _levels(tasks: Sequence[Sequence[EpisodeOutcome]]) -> Iterator[tuple[int, Sequence[bool]]]:
-    for task in tasks:
-        solved = [one.is_solved for one in task if "success" in one.metrics]
-        length = next((one.shortest for one in task if one.shortest is not None), None)
-        if length is not None and solved:
-            yield length, solved
-
-
-def _find(kind: str, name: str, env_id: str, spec: EnvSpec | None, playing: Playing, seed: int) -> _EvaluatedPolicy:
-    """Find a policy, and make those checks of it that do not need its model to be loaded."""
-    if kind == "player":
-        return _EvaluatedPolicy(partial(_open_own_player, name, spec, seed), {})
-    if kind in ("random", "expert"):
-        return _EvaluatedPolicy(partial(_open_player, kind, env_id, spec, seed), {})
-    if kind == "openai":
-        installation.load("httpx")
-        from envkit.wiring.chat_endpoint import Address
-        from envkit.wiring.evaluation import endpoint
-
-        address = Address.of(name)
-        limits = Limits(playing.turn_tokens or endpoint.TURN_TOKENS, playing.max_turns or endpoint.MAX_TURNS, None)
-        return _EvaluatedPolicy(partial(_open_endpoint, address, playing, limits, seed), {}, limits=limits)
-    if kind == "mini_swe":
-        installation.load("httpx")
-        from envkit.wiring import mini_swe
-        from envkit.wiring.chat_endpoint import Address
-
-        address, prompts = Address.of(name, prefix="mini_swe:"), mini_swe.installed_prompts()
-        limits = Limits(playing.turn_tokens or mini_swe.TURN_TOKENS, playing.max_turns or prompts.max_steps, None)
-        return _EvaluatedPolicy(
-            partial(_open_mini_swe, address, playing, prompts, limits, seed),
-            {},
-            identity=mini_swe.identity_of(prompts),
-            limits=limits,
-            warning=mini_swe.announcement(prompts),
+def _check(config: EvalConfig, found: FoundPolicy) -> None:
+    """Refuse keys that contradict each other."""
+    problems, env_keys = [], config.env.model_fields_set
+    if config.env.url is not None and ("sandbox" in config.model_fields_set or config.env.judge is not None):
+        problems.append("sandbox and env.judge: the server at env.url has its own; leave them out")
+    if needless := sorted({*config.set_keys("sandbox")} - {"kind"}):
+        problems.append(f"sandbox.{needless[0]}: is for training; leave it out")
+    if "outage_timeout_s" in env_keys:
+        problems.append("env.outage_timeout_s: is for training; leave it out")
+    if config.evaluation.episodes == 0:
+        problems.append("evaluation.episodes: must be at least 1")
+    if found.temperature == 0 and config.evaluation.attempts > 1:
+        problems.append(
+            "evaluation.attempts: greedy play (rollout.temperature 0) makes all attempts at a task identical; sample, "
+            "or use 1"
         )
-    if kind not in ("model", "checkpoint"):
-        return _EvaluatedPolicy(partial(_open_other, kind, name, env_id, seed), {})
-    installation.load("torch")
-    from envkit.wiring.evaluation.local_models import LocalModel
-
-    if kind == "checkpoint":
-        found = LocalModel.of_checkpoint(Path(name), playing, seed=seed)
-    else:
-        found = LocalModel.of_name(name, env_id, playing, seed=seed)
-    return _EvaluatedPolicy(
-        lambda _: _open_local(found),
-        found.options_for(env_id),
-        identity=found.identity,
-        limits=found.limits,
-        warning=found.mismatch(env_id),
-    )
+    if problems:
+        raise ConfigError(problems)
 
 
-@asynccontextmanager
-async def _open_player(
-    kind: str, env_id: str, spec: EnvSpec | None, seed: int, options: Options
-) -> AsyncIterator[_PlayAll]:
-    yield partial(play, player_for(kind, env_id, spec, options), seed=seed)
+def _description(config: EvalConfig, found: FoundPolicy, options: Options, episodes: int) -> dict[str, JSON]:
+    """Return the values that must not change when an evaluation is resumed."""
+    return {
+        "policy": config.policy,
+        "weights": found.identity,
+        "env": {"id": config.env.id, "url": config.env.url, "options": dict(options)},
+        "evaluation": {**config.evaluation.model_dump(mode="json", exclude={"every"}), "episodes": episodes},
+        "rollout": {**config.set_keys("rollout"), "temperature": found.temperature},
+        "renderer": config.set_keys("renderer"),
+        "engine": {key: value for key, value in config.set_keys("engine").items() if key != "device"},
+        "sandbox": config.set_keys("sandbox"),
+    }
 
 
-@asynccontextmanager
-async def _open_own_player(name: str, spec: EnvSpec | None, seed: int, options: Options) -> AsyncIterator[_PlayAll]:
-    """Open a player of the environment."""
-    yield partial(play, own_player(name, spec, options), seed=seed)
+def _sandboxes(config: EvalConfig, spec: EnvSpec | None) -> dict[str, JSON]:
+    """Return what the result says about the sandboxes of an environment that uses some as tools."""
+    needs = frozenset[str]() if spec is None or config.env.url is not None else spec.needs
+    return {"sandbox": config.sandbox.kind} if "sandbox" in needs else {}
 
 
-@asynccontextmanager
-async def _open_other(kind: str, name: str, env_id: str, seed: int, options: Options) -> AsyncIterator[_PlayAll]:
-    """Open a player of another package."""
-    async with AsyncExitStack() as parts:
-        context = PlayerContext(name=name, env_id=env_id, options=options)
-        player: Player = await open_part(parts, "policies", kind, context)
-        yield partial(play, player, seed=seed)
+class _LostInARow:
+    """Ends an evaluation whose episodes are void one after another, because a server or endpoint is lost."""
 
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._count = 0
 
-@asynccontextmanager
-async def _open_endpoint(
-    address: Address, playing: Playing, limits: Limits, seed: int, options: Options
-) -> AsyncIterator[_PlayAll]:
-    from envkit.wiring.chat_endpoint import API_KEY, CONCURRENCY
-    from envkit.wiring.evaluation import endpoint
+    def count(self, trajectory: Trajectory) -> None:
+        """Count an episode that has ended.
 
-    async with endpoint.open_endpoint(address, playing, api_key=os.environ.get(API_KEY)) as player:
-        at_once = playing.concurrency or CONCURRENCY
-        yield partial(play, player, seed=seed, at_once=at_once, max_turns=limits.max_turns)
-
-
-@asynccontextmanager
-async def _open_mini_swe(
-    address: Address, playing: Playing, prompts: Prompts, limits: Limits, seed: int, options: Options
-) -> AsyncIterator[_PlayAll]:
-    from envkit.wiring import mini_swe
-    from envkit.wiring.chat_endpoint import API_KEY, CONCURRENCY
-
-    async with mini_swe.open_mini_swe(address, playing, prompts, api_key=os.environ.get(API_KEY)) as player:
-        at_once = playing.concurrency or CONCURRENCY
-        yield partial(play, player, seed=seed, at_once=at_once, max_turns=limits.max_turns)
-
-
-@asynccontextmanager
-async def _open_local(found: LocalModel) -> AsyncIterator[_PlayAll]:
-    async with found.opened() as player:
-        yield player.play
+        Raises:
+            EnvkitError: As many episodes in a row are void as may be played at once.
+        """
+        self._count = self._count + 1 if trajectory.is_void else 0
+        if self._count >= max(self._limit, 2):
+            raise EnvkitError(
+                f"{self._count} episodes in a row were void, the last one because: {trajectory.outcome.error}; "
+                "repeat the evaluation when this works again"
+            )
 
 
 @asynccontextmanager
 async def _host(
-    spec: EnvSpec | None,
-    url: str | None,
-    token: str | None,
-    ca: Path | None,
-    episodes: int,
-    options: Options,
-    backend: str | None,
-    judge: str | None,
+    config: EvalConfig, spec: EnvSpec | None, found: FoundPolicy, options: Options, episodes: int
 ) -> AsyncIterator[EnvHost]:
-    if url is None:
+    env = config.env
+    if env.url is None:
         needs = frozenset[str]() if spec is None else spec.needs
-        count = max(1, min(TOOL_SLOTS if needs else SLOTS, episodes))
+        count = max(1, min(TOOL_SLOTS if needs and num_envs(config) is None else found.at_once, episodes))
+        backend = config.sandbox.kind if "sandbox" in config.model_fields_set else None
         async with (
-            open_resources(needs, backend=backend, judge=judge) as resources,
+            open_resources(needs, backend=backend, judge=env.judge) as resources,
             slots(count, options, resources) as host,
         ):
             yield host
     else:
+        from envkit.http.client.connect import read_token
         from envkit.http.client.env_client import EnvClient
 
-        async with EnvClient(url, token=token, ca=ca) as client:
+        token = None if env.token_file is None else read_token(Path(env.token_file), print)
+        async with EnvClient(env.url, token=token, ca=None if env.ca is None else Path(env.ca)) as client:
             yield client

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import IO
 
 from envkit.errors import UsageError
-from envkit.formats import lock_folder, require_format, write_format
 from envkit.http.auth.tokens import TokenStore
+from envkit.runs.folder import lock_folder, require_format, write_format
 
 STATE_FORMAT = 1
 """Format number of the folder. Increase it when older versions would misread the files."""

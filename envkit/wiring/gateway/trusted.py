@@ -31,7 +31,7 @@ from envkit.http.auth.caller import Caller
 from envkit.http.auth.sandbox_policy import SandboxPolicy
 from envkit.http.protocol.asgi import Receive, Scope, Send
 from envkit.http.server.server import serve
-from envkit.protocols import Episode, Sandbox
+from envkit.protocols import EnvHost, Episode, Sandbox
 from envkit.restarts import RestartBudget
 from envkit.sandbox.host import run_dirs
 from envkit.sandbox.pool import Pool
@@ -199,7 +199,7 @@ class _PoolApp:
         await self._app.drain(timeout_s)
 
 
-class _NoEnvironments:
+class _NoEnvironments(EnvHost):
     """A host without episodes."""
 
     capacity = 0

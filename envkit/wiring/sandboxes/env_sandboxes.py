@@ -16,7 +16,7 @@ from envkit.errors import UnknownEnvError, UnreachableError
 from envkit.fleet import FleetHost, HeartbeatTimes, WorkerClient
 from envkit.fleet.host import WorkerKind
 from envkit.http.client.env_client import EnvClient
-from envkit.protocols import EnvHost, Episode, ResumableEpisode, Sandbox, SandboxBackend
+from envkit.protocols import EnvHost, Episode, Sandbox, SandboxBackend
 from envkit.registry import ENTRY_POINT_GROUP
 from envkit.restarts import RestartBudget
 from envkit.sandbox.bubblewrap import host_python
@@ -138,8 +138,8 @@ class ToolSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolHost:
-    """Plays environments that use sandboxes as tools in this process; see `envkit.protocols.QueueingHost`.
+class ToolHost(EnvHost):
+    """Plays environments that use sandboxes as tools in this process; see `envkit.protocols.EnvHost`.
 
     Attributes:
         slots: Plays the episodes.
@@ -162,7 +162,7 @@ class ToolHost:
 
 
 @dataclass(frozen=True, slots=True)
-class _ByEnv:
+class _ByEnv(EnvHost):
     """Plays some environments on one host, and all others on another."""
 
     env_ids: frozenset[str]
@@ -299,7 +299,7 @@ class _SandboxedEnvClient:
                 raise UnreachableError(f"the env server of sandbox {self._sandbox.id} does not answer")
 
     @asynccontextmanager
-    async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[ResumableEpisode]:
+    async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[Episode]:
         try:
             async with self._client.lease(task, id=id) as episode:
                 yield episode

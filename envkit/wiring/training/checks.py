@@ -124,7 +124,7 @@ def _check_section(run: RunConfig, key: str, section: EnvSection) -> None:
         _check_needs(run, key, section, spec)
         made = environments.open_env(section.id, Resources.unused(), **section.options)
         found = tasks.splits(spec, section.options)
-        for split in ("train", *(["eval"] if run.evaluation.episodes else [])):
+        for split in ("train", *([run.evaluation.split] if run.evaluation.episodes else [])):
             tasks.count(spec, section.options, split, 1)
         if not isinstance(made, AsyncEnv):
             made.close()

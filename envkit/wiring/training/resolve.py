@@ -12,7 +12,7 @@ from typing import Any
 from envkit.config import RunConfig, WarmupSection, kinds
 from envkit.config.grammar import Section
 from envkit.config.parts import RendererSection, TorchTrainerSection, TransformersEngineSection, VllmEngineSection
-from envkit.config.training import EnvSection
+from envkit.config.training import EnvSection, RolloutSection
 from envkit.errors import ConfigError, UsageError
 from envkit.registry import EnvSpec
 from envkit.trainer_bridge.algorithms import catalogue
@@ -55,6 +55,8 @@ _PRETRAINED_WARMUP: Mapping[str, float] = {
 
 _LORA_WARMUP: Mapping[str, float] = {"learning_rate": 2e-4, "episode_learning_rate": 2e-4}
 
+TURN_TOKENS = 128
+"""Default maximum length of an answer of a pretrained model, in tokens."""
 _TOOL_RESET_S = 600.0
 """Default timeout of a reset that may wait for a sandbox."""
 
@@ -76,7 +78,7 @@ def resolve(run: RunConfig) -> RunConfig:
     for section, spec in zip(run.envs, specs_of(run), strict=True):
         defaults = {**(spec.compact_options if tiny else {}), **(saved.options_for(section.id) or {})}
         envs.append(section.model_copy(update={"options": {**defaults, **section.options}}))
-    turn_tokens = run.rollout.turn_tokens or saved.turn_tokens or (1 if tiny else 128)
+    turn_tokens = run.rollout.turn_tokens or saved.turn_tokens or (1 if tiny else TURN_TOKENS)
     reset_timeout_s = run.rollout.reset_timeout_s
     if reset_timeout_s is None and any(spec.needs for spec in specs_of(run)):
         reset_timeout_s = _TOOL_RESET_S
@@ -248,18 +250,17 @@ def _parts(chosen: Mapping[str, str | None]) -> Mapping[str, Part]:
     return parts
 
 
-def limits_of(run: RunConfig) -> RolloutLimits:
-    """Return the limits of one episode. `run` must come from `resolve`."""
-    section = run.rollout
-    assert section.turn_tokens is not None, "resolve fills it in"
+def limits_of(section: RolloutSection) -> RolloutLimits:
+    """Return the limits of one episode. In a training file, the section must come from `resolve`."""
     return RolloutLimits(
         max_turns=section.max_turns,
         max_tokens=section.max_tokens,
-        turn_tokens=section.turn_tokens,
+        turn_tokens=section.turn_tokens or TURN_TOKENS,
         timeout_s=section.timeout_s,
         retries=section.retries,
         reset_timeout_s=section.reset_timeout_s,
         completion_timeout_s=section.completion_timeout_s,
+        player_timeout_s=section.player_timeout_s,
         episode_timeout_s=section.episode_timeout_s,
         grade_timeout_s=section.grade_timeout_s,
     )

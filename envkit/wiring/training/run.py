@@ -16,15 +16,16 @@ from envkit.config import RunConfig
 from envkit.config.parts import TorchTrainerSection
 from envkit.errors import ConfigError, EnvkitError, leaves
 from envkit.protocols import EnvHost
+from envkit.runs.display import Display
+from envkit.runs.files import read_rows
 from envkit.trainer_bridge.diagnostics import Diagnostics, DiagnosticSettings, Probe
-from envkit.trainer_bridge.loop import Evaluator, LoopSettings, TrainLoop
+from envkit.trainer_bridge.evaluation.evaluator import Evaluator
+from envkit.trainer_bridge.loop import LoopSettings, TrainLoop
 from envkit.trainer_bridge.models.saved_policy import SavedPolicy
-from envkit.trainer_bridge.rollout import Rollout
+from envkit.trainer_bridge.rollout import PolicyPlayer, Rollout
 from envkit.trainer_bridge.run_folder import checkpoint
 from envkit.trainer_bridge.run_folder.checkpoint import RunState
-from envkit.trainer_bridge.run_folder.display import Display
 from envkit.trainer_bridge.run_folder.record import METRICS, RunRecord, refuse_other_format
-from envkit.trainer_bridge.run_folder.rows import read_rows
 from envkit.trainer_bridge.stopping import Stop
 from envkit.trainer_bridge.weights.channel import WeightChannel, weights_folder
 from envkit.types import JSON
@@ -113,7 +114,7 @@ class _Run:
             is_tiny(run),
             first.id,
             first.options,
-            limits_of(run).turn_tokens,
+            limits_of(run.rollout).turn_tokens,
             run.renderer.model_dump(mode="json"),
             {one.id: one.options for one in reversed(others) if one.id != first.id},
         )
@@ -255,21 +256,19 @@ class _Run:
     def _episodes_at_once(self) -> int:
         """Return how many episodes can be in progress, graders included, in a train step or an evaluation."""
         run = self._run
-        return max(run.trainer.groups_per_step * run.rollout.group_size, run.evaluation.episodes * len(run.envs))
+        return max(
+            run.trainer.groups_per_step * run.rollout.group_size,
+            run.evaluation.episodes * run.evaluation.attempts * len(run.envs),
+        )
 
     def _loop(self, policy: Policy, host: EnvHost, record: RunRecord) -> TrainLoop:
         run = self._run
-        rollout = Rollout(
-            host,
-            policy.engine,
-            policy.renderer,
-            limits_of(run),
-            run.num_envs,
-            run.rollout.num_graders,
-        )
+        limits = limits_of(run.rollout)
+        player = PolicyPlayer(policy.engine, policy.renderer, limits)
+        rollout = Rollout(host, player, limits, run.num_envs, run.rollout.num_graders)
         evaluation = run.evaluation
         evaluated = [
-            list(task_sets.all_tasks(spec, section.options, "eval", evaluation.seed, evaluation.episodes))
+            list(task_sets.all_tasks(spec, section.options, evaluation.split, evaluation.seed, evaluation.episodes))
             for section, spec in zip(run.envs, self._specs, strict=True)
         ]
         # With several environments, the metrics contain the values of each one under its name.
@@ -291,6 +290,7 @@ class _Run:
             [task for tasks in evaluated for task in tasks],
             temperature=run.rollout.temperature,
             seed=evaluation.seed,
+            attempts=evaluation.attempts,
             names=[names[index] for index, one in enumerate(evaluated) for _ in one] if names else [],
         )
         self._diagnostics = self._open_diagnostics()
@@ -302,6 +302,7 @@ class _Run:
         )
         return TrainLoop(
             rollout=rollout,
+            decode=policy.renderer.text,
             trainer=policy.trainer,
             channel=WeightChannel(policy.trainer, policy.engine),
             evaluator=evaluator,
@@ -346,17 +347,16 @@ class _Run:
         before, after = facts.get("before"), facts.get("after")
         before = before if isinstance(before, dict) else {}
         after = after if isinstance(after, dict) else {}
+        evaluations = {"before": before, "after": after}
+        is_known = _finite(before.get("eval_success")) is not None
         return {
             **self._of_environments(before, after),
             "algorithm": self._run.algorithm.preset,
             "policy": "" if self._policy is None else self._policy.description,
-            "eval_success_before": before.get("eval_success"),
-            "eval_success_after": after.get("eval_success"),
-            "eval_greedy_before": before.get("eval_greedy"),
-            "eval_greedy_after": after.get("eval_greedy"),
+            **{f"{key}_{when}": _finite(values.get(key)) for key in _HELD_OUT for when, values in evaluations.items()},
             "eval_episodes": round(played) if isinstance(played := after.get("eval_episodes"), float) else 0,
             "best_step": self._state.best_step,
-            "eval_success_best": self._state.best_success,
+            "eval_success_best" if is_known else "eval_return_best": self._state.best_success,
             "train_steps": self._state.step,
             "episodes": self._state.episodes,
             "lost_episodes": self._state.lost_episodes,
@@ -377,13 +377,21 @@ class _Run:
             return {"env_id": ids[0]}
         environments: dict[str, JSON] = {
             name: {
-                f"{key}_{when}": values.get(f"{key}/{name}")
-                for key in ("eval_success", "eval_greedy")
+                f"{key}_{when}": _finite(values.get(f"{key}/{name}"))
+                for key in _HELD_OUT
                 for when, values in (("before", before), ("after", after))
             }
             for name in names_of(self._run)
         }
         return {"env_ids": ids, "environments": environments}
+
+
+_HELD_OUT = ("eval_success", "eval_greedy", "eval_return")
+
+
+def _finite(value: JSON) -> JSON:
+    """Return `value`, but None for the mean of no values, such as the success that an environment does not report."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,28 +14,20 @@ from safetensors import SafetensorError
 
 from envkit.config import RunConfig
 from envkit.config.parts import TorchTrainerSection, TransformersEngineSection
-from envkit.config.training import EnvSection
-from envkit.env import AsyncEnv
 from envkit.errors import UsageError
-from envkit.registry import EnvSpec
+from envkit.runs.files import writing
 from envkit.trainer_bridge.algorithms.critic import critic_and_reference
 from envkit.trainer_bridge.engines.transformers import TransformersEngine
 from envkit.trainer_bridge.models.adapters import base_of
 from envkit.trainer_bridge.models.conversion import silence_transformers
-from envkit.trainer_bridge.run_folder.writing import writing
 from envkit.trainer_bridge.trainers.torch_local import TorchTrainer, TrainerSettings
 from envkit.trainer_bridge.warmup.tiny_policy import make_policy
 from envkit.trainer_bridge.weights.lora import LoraSettings, add_adapter, merge_adapter
 from envkit.types import Observation
-from envkit.wiring import environments
 from envkit.wiring.contexts import EngineContext, Model, RendererContext, TrainerContext
 from envkit.wiring.training.renderer import open_renderer
-from envkit.wiring.training.resolve import limits_of, specs_of, task_in, trainer_defaults
-
-_VOCABULARY_EPISODES = 64
-"""Number of randomly played episodes from which the vocabulary of a tiny policy is built."""
-_EPISODES_BESIDE_VOCABULARY = 8
-"""The same for an environment that has a vocabulary; they only find the moves and the lengths of first observations."""
+from envkit.wiring.training.resolve import limits_of, trainer_defaults
+from envkit.wiring.training.vocabulary import collect_texts
 
 _HUB_TIMEOUT_S = 10.0
 """Timeout of the request that asks the hub whether it has a model."""
@@ -63,7 +53,7 @@ def new_tiny_policy(run: RunConfig, section: TransformersEngineSection, folder: 
         UsageError: The disk has no space, or the first observation and answer need more than rollout.max_tokens.
     """
     silence_transformers()
-    texts = _collect_texts(run)
+    texts = collect_texts(run)
     with writing(folder):
         make_policy(
             folder,
@@ -78,7 +68,7 @@ def new_tiny_policy(run: RunConfig, section: TransformersEngineSection, folder: 
     model = find_model(str(folder), is_tiny=True)
     renderer = open_renderer(RendererContext(section=run.renderer, model=model))
     longest, env_id = max((len(renderer.open(Observation(text))), env_id) for env_id, text in texts.openings)
-    needed = longest + limits_of(run).turn_tokens
+    needed = longest + limits_of(run.rollout).turn_tokens
     if needed > run.rollout.max_tokens:
         raise UsageError(
             f"rollout.max_tokens: {run.rollout.max_tokens} is too small for the first observation of {env_id} and "
@@ -200,58 +190,6 @@ def _loading(path: str, *, is_local: bool) -> Iterator[None]:
         if is_local and not Path(path).is_dir():
             reason = "no such folder or cached model, and the hub lacks it or is unreachable; name a model folder"
         raise UsageError(f"cannot load {path}: {reason}") from error
-
-
-@dataclass(frozen=True, slots=True)
-class _Texts:
-    """Texts of the environments, collected in episodes with random moves and from vocabularies.
-
-    Attributes:
-        openings: The id of the environment and the first observation of each episode.
-        observations: All observations, and the texts of vocabularies.
-        moves: All legal moves.
-    """
-
-    openings: list[tuple[str, str]]
-    observations: list[str]
-    moves: set[str]
-
-
-def _collect_texts(run: RunConfig) -> _Texts:
-    """Play episodes with random moves in every environment and collect their texts."""
-    rng = random.Random(run.seed)
-    texts = _Texts([], [], set())
-    for section, spec in zip(run.envs, specs_of(run), strict=True):
-        _collect_section(section, spec, run.seed, rng, texts)
-    return texts
-
-
-def _collect_section(section: EnvSection, spec: EnvSpec, seed: int, rng: random.Random, texts: _Texts) -> None:
-    """Add the texts of one environment to `texts`."""
-    env = environments.open_env(section.id, **section.options)
-    if isinstance(env, AsyncEnv):
-        raise UsageError(f"engine.model: a tiny policy cannot play {section.id}; name a model")
-    if spec.vocabulary is not None:
-        words = list(environments.open_helper(spec, spec.vocabulary, section.options))
-        texts.observations.extend(words)
-        texts.moves.update(word for word in words if word.isdecimal())
-    for number in range(_VOCABULARY_EPISODES if spec.vocabulary is None else _EPISODES_BESIDE_VOCABULARY):
-        task = task_in(section, spec, "train", seed, number)
-        with environments.attributed(section.id, "reset"):
-            text, info = env.reset(seed=task.seed, options=dict(task.options))
-        moves = [str(move) for move in info.get("legal_moves", ())]
-        texts.openings.append((section.id, text))
-        texts.observations.append(text)
-        texts.moves.update(moves)
-        ended = not moves
-        while not ended:
-            with environments.attributed(section.id, "step"):
-                text, _, terminated, truncated, info = env.step(f"<answer>{rng.choice(moves)}</answer>")
-            texts.observations.append(text)
-            moves = [str(move) for move in info.get("legal_moves", moves)]
-            texts.moves.update(moves)
-            ended = terminated or truncated or not moves
-    env.close()
 
 
 def _hub_has(name: str) -> bool:

@@ -17,10 +17,10 @@ from envkit.config import RunConfig, WarmupSection
 from envkit.errors import UsageError
 from envkit.protocols import Expert
 from envkit.registry import EnvSpec
-from envkit.trainer_bridge.loop import success_of, valid
+from envkit.runs.display import Display
+from envkit.trainer_bridge.evaluation.evaluator import success_of, valid
 from envkit.trainer_bridge.render import ChatRenderer
-from envkit.trainer_bridge.rollout import Rollout
-from envkit.trainer_bridge.run_folder.display import Display
+from envkit.trainer_bridge.rollout import PolicyPlayer, Rollout
 from envkit.trainer_bridge.warmup import demonstrations
 from envkit.trainer_bridge.warmup.demonstrations import Demonstration, Lesson, Teacher
 from envkit.trainer_bridge.warmup.dialogues import read_dialogues
@@ -140,7 +140,7 @@ class _Stages:
 
     def _teacher(self, expert: Expert, noise: float) -> Teacher:
         is_bare = self._section.answers == "bare"
-        return Teacher(expert, self._policy.renderer, noise, is_bare, limits_of(self._run).turn_tokens)
+        return Teacher(expert, self._policy.renderer, noise, is_bare, limits_of(self._run.rollout).turn_tokens)
 
     def _parts(self, total: int, seed: int) -> Iterator[tuple[int, int, Iterator[Task]]]:
         """Divide `total` by weight. Yield for each environment its index, its part of `total`, and its tasks."""
@@ -198,8 +198,7 @@ class _Stages:
                     tasks,
                     min(_PART, end - len(episodes)),
                     stable_hash(seed, len(episodes)),
-                    max_turns=self._run.rollout.max_turns,
-                    max_tokens=self._run.rollout.max_tokens,
+                    limits_of(self._run.rollout),
                 )
                 episodes += played
                 display.advance(len(played))
@@ -252,7 +251,8 @@ class _Stages:
         """Return the success rate of greedy play on validation levels, which training and evaluation never use."""
         run, policy = self._run, self._policy
         await WeightChannel(policy.trainer, policy.engine).push()
-        rollout = Rollout(self._host, policy.engine, policy.renderer, limits_of(run), run.num_envs)
+        limits = limits_of(run.rollout)
+        rollout = Rollout(self._host, PolicyPlayer(policy.engine, policy.renderer, limits), limits, run.num_envs)
         seed = stable_hash(run.seed, "validation")
         levels = range(_filled(run.warmup.check_episodes))
         tasks = [task_of(run, self._specs, "validation", seed, number) for number in levels]

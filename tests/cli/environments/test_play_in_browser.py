@@ -20,9 +20,9 @@ import gymnasium
 import pytest
 
 from envkit.cli.environments.browser import MAX_BODY_BYTES, GameServer
+from envkit.cli.environments.game import Game
 from envkit.errors import UsageError
 from envkit.spaces import Utf8Text
-from envkit.wiring.evaluation.interactive import Game
 from tests.cli.commands import SCRIPT, envkit
 from tests.environments.webshop.shop import LAMP, make_shop
 
@@ -51,7 +51,11 @@ class Echo(gymnasium.Env[str, str]):
 
 @contextmanager
 def serving(env: gymnasium.Env[str, str], seed: int = 0) -> Iterator[GameServer]:
-    with GameServer(Game(env, "Echo-v0"), seed) as server, ThreadPoolExecutor(1) as threads:
+    with (
+        closing(Game(env, "Echo-v0")) as game,
+        GameServer(game, seed) as server,
+        ThreadPoolExecutor(1) as threads,
+    ):
         serving = threads.submit(server.serve_forever, 0.05)
         try:
             yield server
@@ -199,10 +203,11 @@ def test_no_other_site_can_frame_the_page_or_see_its_address(server: GameServer)
 
 def test_a_port_that_is_taken_is_named(server: GameServer, echo: Echo) -> None:
     port = server.server_address[1]
-    with pytest.raises(
-        UsageError, match=f"--port {port}: Address already in use; choose another port, or leave it out"
+    with (
+        closing(Game(echo, "Echo-v0")) as game,
+        pytest.raises(UsageError, match=f"--port {port}: Address already in use; choose another port, or leave it out"),
     ):
-        GameServer(Game(echo, "Echo-v0"), 0, port=port)
+        GameServer(game, 0, port=port)
 
 
 @pytest.mark.parametrize(

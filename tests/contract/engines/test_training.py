@@ -15,8 +15,8 @@ import torch
 from envkit import clock, config
 from envkit.errors import EnvkitError
 from envkit.protocols import PolicyEngine
+from envkit.runs.display import SilentDisplay
 from envkit.trainer_bridge.algorithms import catalogue
-from envkit.trainer_bridge.run_folder.display import SilentDisplay
 from envkit.trainer_bridge.trainers.torch_local import TorchTrainer, TrainerSettings
 from envkit.trainer_bridge.weights.channel import WeightChannel, weights_folder
 from envkit.trainer_bridge.weights.lora import LoraSettings, add_adapter

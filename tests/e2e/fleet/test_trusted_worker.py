@@ -19,7 +19,7 @@ from envkit.http.client.env_client import EnvClient
 from envkit.http.client.sandbox_client import SandboxClient
 from envkit.http.protocol import messages
 from envkit.http.protocol import operations as table
-from envkit.protocols import Episode, GradedEpisode
+from envkit.protocols import Episode
 from envkit.types import Task
 from tests.contract.kinds import arguments, processes
 from tests.e2e.fleet.fleet import Gateway, free_port, install_environment, run, serving
@@ -114,7 +114,6 @@ async def without_tools(gateway: Gateway) -> None:
 
 
 async def grade(episode: Episode) -> float | None:
-    assert isinstance(episode, GradedEpisode)
     return await episode.grade()
 
 

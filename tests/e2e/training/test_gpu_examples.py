@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from envkit import clock, config
-from envkit.trainer_bridge.run_folder.display import SilentDisplay
+from envkit.runs.display import SilentDisplay
 from envkit.wiring.training.checks import check
 from envkit.wiring.training.run import train
 from tests.trainer_bridge.models import write_chat

@@ -54,8 +54,8 @@ def played(folder: Path) -> list[tuple[Any, ...]]:
         (
             [(turn["generation"]["prompt_ids"], turn["generation"]["completion_ids"]) for turn in episode["turns"]],
             [turn["reward"] for turn in episode["turns"]],
-            episode["metrics"]["success"],
-            episode["stop"],
+            episode["outcome"]["success"],
+            episode["outcome"]["stop"],
         )
         for step in range(1, STEPS + 1)
         for episode in map(json.loads, (folder / f"trajectories/step-{step}.jsonl").read_text().splitlines())

@@ -17,7 +17,7 @@ import envkit
 from envkit import clock
 from envkit.environments.tools import ToolEnv, bash, submit, write_call
 from envkit.sandbox.host import run_dirs
-from envkit.trainer_bridge.rollout import Rollout, RolloutLimits, RolloutResult
+from envkit.trainer_bridge.rollout import PolicyPlayer, Rollout, RolloutLimits, RolloutResult
 from envkit.types import Options, SandboxSpec, StopReason, Task
 from envkit.wiring.environments import Resources, slots
 from envkit.wiring.sandboxes.tool_pool import open_tool_pool
@@ -120,7 +120,7 @@ def test_a_killed_sandbox_voids_exactly_its_episode_whose_retry_has_the_right_re
 
     async def main() -> None:
         async with open_tool_pool("local") as pool, slots(4, {}, Resources(pool)) as host:
-            rollout = Rollout(host, policy(), LetterRenderer(), limits, num_envs=4)
+            rollout = Rollout(host, PolicyPlayer(policy(), LetterRenderer(), limits), limits, num_envs=4)
             tasks = [Task("SumsOfTest-v0", seed) for seed in range(4)]
             async with clock.background_tasks() as background:
                 background.start_soon(kill_one)
@@ -131,9 +131,9 @@ def test_a_killed_sandbox_voids_exactly_its_episode_whose_retry_has_the_right_re
 
     def check(result: RolloutResult) -> None:
         (lost,) = result.void
-        assert (lost.task.seed, lost.stop, lost.attempt) == (KILLED, StopReason.SANDBOX_LOST, 0)
-        assert str(lost.cause) == "killed by signal 9 (SIGKILL)"
-        played: list[Any] = [(one.stop, one.attempt, one.reward) for one in result.trajectories]
+        assert (lost.task.seed, lost.outcome.stop, lost.attempt) == (KILLED, StopReason.SANDBOX_LOST, 0)
+        assert str(lost.outcome.cause) == "killed by signal 9 (SIGKILL)"
+        played: list[Any] = [(one.outcome.stop, one.attempt, one.outcome.reward) for one in result.trajectories]
         rewards = [0.0 if index == WRONG else 1.0 for index in range(4)]
         assert played == [(StopReason.TERMINATED, int(index == KILLED), rewards[index]) for index in range(4)]
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from envkit import clock
+from envkit.checks.tasks import check_tasks
 from envkit.environments.code import Code, CodeTasks, cheats
 from envkit.environments.code.grading import grade
 from envkit.environments.code.tasks import Case, Problem, draw_problem
 from envkit.environments.tools import AdaptiveTimeout
 from envkit.registry import register
 from envkit.types import ExecResult, SandboxSpec
-from envkit.wiring.env_check.tasks import check_tasks
 from envkit.wiring.environments import find
 from envkit.wiring.sandboxes.tool_pool import open_tool_pool
 from tests.sandbox.containers import image

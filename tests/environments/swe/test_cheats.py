@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from envkit.checks.tasks import check_tasks
 from envkit.environments.swe import Swe, SweTasks
 from envkit.environments.swe.cheats import CHEATS
 from envkit.registry import register
 from envkit.types import JSON
-from envkit.wiring.env_check.tasks import check_tasks
 from envkit.wiring.environments import find
 from tests.sandbox.containers import image
 

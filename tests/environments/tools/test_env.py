@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from random import Random
 from typing import Any, ClassVar
 
 import anyio
@@ -14,7 +13,7 @@ from envkit import clock, registry
 from envkit.env import AsyncEpisode
 from envkit.environments.tools import SandboxGrader, Script, ToolEnv, bash, submit, view_file, write_call
 from envkit.errors import CapacityError, EnvError, OptionError, SandboxLostError, StepOrderError
-from envkit.types import ExecResult, Observation, Options, Reset, SandboxSpec, Step, Submission, Task
+from envkit.types import ExecResult, Observation, Options, Reset, RolloutRequest, SandboxSpec, Step, Submission, Task
 from envkit.wiring.environments import Resources, open_env
 from tests.environments.tools.pools import NODE_LOST, OUT_OF_MEMORY, pool_of
 from tests.sandbox.fake.backend import Command, Fate
@@ -217,7 +216,8 @@ def test_a_script_plays_its_actions_in_every_episode_and_repeats_the_last() -> N
     async def main() -> None:
         script = Script([write_call("bash", command="ls"), write_call("submit")])
         for seed in (1, 2):
-            player = script.begin(Task("Work-v0", seed), Reset(Observation(""), {}), Random(seed))
+            request = RolloutRequest("eval/0/0", Task("Work-v0", seed), 0)
+            player = script.begin(request, Reset(Observation(""), {}))
             actions = [await player.act(Observation("")) for _ in range(3)]
             assert actions == [call("bash", command="ls"), call("submit"), call("submit")]
 

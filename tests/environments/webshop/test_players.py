@@ -16,7 +16,7 @@ from envkit.environments.webshop.catalogue.store import write_catalogue
 from envkit.environments.webshop.players import FirstHit, RulePlayer, WebShopExpert
 from envkit.errors import UsageError
 from envkit.protocols import Expert, TaskExpert
-from envkit.types import JSON, Info, Observation, Reset, Task
+from envkit.types import JSON, Info, Observation, Reset, RolloutRequest, Task
 
 VIEWS = ("text", "text_rich", "compact")
 SEEDS = 40
@@ -109,12 +109,16 @@ def test_without_a_task_the_expert_knows_no_moves(data: dict[str, Path]) -> None
     assert not WebShopExpert(data=data).moves(begin(WebShop(data=data), 0))
 
 
+def request(seed: int) -> RolloutRequest:
+    return RolloutRequest("eval/0/0", Task("WebShop-v0", seed), 0)
+
+
 def scores_of(player: FirstHit, data: dict[str, Path], view: str) -> list[float]:
     shop = WebShop(data=data, observation=view)
 
     def score(seed: int) -> float:
-        playing = player.begin(Task("WebShop-v0", seed), Reset(begin(shop, seed), {}), random.Random(0))
-        return play(shop, seed, lambda observation: clock.run(partial(playing.act, observation)))
+        playing = player.begin(request(seed), Reset(begin(shop, seed), {}))
+        return play(shop, seed, lambda observation: str(clock.run(partial(playing.act, observation))))
 
     return [score(seed) for seed in range(SEEDS)]
 
@@ -149,4 +153,4 @@ def test_players_refuse_a_shop_with_another_catalogue(data: dict[str, Path], tmp
     with pytest.raises(UsageError, match="has another catalogue or version than this machine"):
         expert_of(data, 3, "text_rich").moves(observation)
     with pytest.raises(UsageError, match="has another catalogue or version than this machine"):
-        FirstHit(data=data).begin(Task("WebShop-v0", 3), Reset(observation, {}), random.Random(0))
+        FirstHit(data=data).begin(request(3), Reset(observation, {}))

@@ -158,7 +158,7 @@ class Parted(Lender):
     def __init__(self) -> None:
         super().__init__(slots(12))
 
-    def part_of(self, env_id: str, tenant: str) -> tuple[str, int]:
+    def partition_of(self, env_id: str, tenant: str) -> tuple[str, int]:
         return ("environments", 8) if env_id == "Count-v0" else ("environments with tools", 4)
 
 

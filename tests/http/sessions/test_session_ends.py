@@ -23,7 +23,7 @@ from envkit.errors import (
 )
 from envkit.http.sessions.session import SessionState
 from envkit.http.sessions.table import SessionTable
-from envkit.protocols import Episode
+from envkit.protocols import EnvHost, Episode
 from envkit.types import Observation, Reset, Step, Task
 from tests.causes import cause
 from tests.http.envs import Lender, slots
@@ -190,7 +190,7 @@ def test_all_leases_are_released_when_the_server_stops() -> None:
     assert clock.run(run, virtual=True) == 0
 
 
-class LosingHost:
+class LosingHost(EnvHost, Episode):
     """Its lease fails after ten seconds, as after the loss of a sandbox."""
 
     capacity = 1

@@ -24,7 +24,7 @@ from envkit.errors import (
 )
 from envkit.http.sessions.session import Move, SessionState
 from envkit.http.sessions.table import SessionTable
-from envkit.protocols import SplitStepEpisode
+from envkit.protocols import EnvHost, Episode
 from envkit.types import Observation, Reset, Step, Task
 from tests.causes import cause
 from tests.http.stage import settle
@@ -33,7 +33,7 @@ from tests.keys import key
 TASK = Task("Far-v0", 1)
 
 
-class Far:
+class Far(Episode):
     """A remote environment whose steps the test answers."""
 
     turn = 0
@@ -72,14 +72,14 @@ class Far:
         self.started[-1][1].set_result(Raw(text.encode()))
 
 
-class FarHost:
+class FarHost(EnvHost):
     capacity = 1
 
     def __init__(self) -> None:
         self.far = Far()
 
     @asynccontextmanager
-    async def lease(self, task: Task) -> AsyncIterator[SplitStepEpisode]:
+    async def lease(self, task: Task) -> AsyncIterator[Episode]:
         yield self.far
 
 

@@ -13,16 +13,17 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from envkit import clock
-from envkit.protocols import EnvHost, PolicyEngine, Renderer, Trainer
+from envkit.protocols import EnvHost, Episode, PolicyEngine, Renderer, Trainer
+from envkit.runs.display import SilentDisplay
 from envkit.trainer_bridge.algorithms import catalogue
 from envkit.trainer_bridge.diagnostics import Diagnostics, DiagnosticSettings, Probe
 from envkit.trainer_bridge.engines.transformers import TransformersEngine
-from envkit.trainer_bridge.loop import Evaluator, LoopSettings, TrainLoop
+from envkit.trainer_bridge.evaluation.evaluator import Evaluator
+from envkit.trainer_bridge.loop import LoopSettings, TrainLoop
 from envkit.trainer_bridge.render.plain import PlainRenderer
-from envkit.trainer_bridge.rollout import Rollout, RolloutLimits
+from envkit.trainer_bridge.rollout import PolicyPlayer, Rollout, RolloutLimits
 from envkit.trainer_bridge.run_folder import checkpoint
 from envkit.trainer_bridge.run_folder.checkpoint import RunState
-from envkit.trainer_bridge.run_folder.display import SilentDisplay
 from envkit.trainer_bridge.stopping import Stop
 from envkit.trainer_bridge.trainers.torch_local import TorchTrainer, TrainerSettings
 from envkit.trainer_bridge.weights.channel import WeightChannel
@@ -46,7 +47,7 @@ FOLDS: Info = {"metrics": {"success": "last", "action_is_valid": "mean"}}
 
 
 @dataclass
-class WordEpisode:
+class WordEpisode(Episode):
     """Two turns; a hash of the action decides on its reward, unless every episode is to end alike."""
 
     task: Task
@@ -63,11 +64,12 @@ class WordEpisode:
         return Step(Observation("a wall"), reward, self.turn == 2, False, info)
 
 
-class WordHost:
+class WordHost(EnvHost):
     """Leases word episodes."""
 
+    capacity = 100
+
     def __init__(self, *, is_alike: bool = False) -> None:
-        self.capacity = 100
         self._is_alike = is_alike
 
     @asynccontextmanager
@@ -110,12 +112,13 @@ class Run:
             state = checkpoint.load_state(newest)
             asyncio.run(trainer.restore(str(newest)))
         limits = RolloutLimits(max_turns=3, max_tokens=60, turn_tokens=1, timeout_s=10, retries=1)
-        playing = rollout(host, engine, renderer, limits, 100)
+        playing = rollout(host, PolicyPlayer(engine, renderer, limits), limits, 100)
         known: Any = state.facts.get("findings", {})
         diagnosing = DiagnosticSettings(**{"stop_on": frozenset(), **diagnostics})
         self.diagnostics = Diagnostics(diagnosing, rows or [], dict(known))
         self.loop = TrainLoop(
             rollout=playing,
+            decode=renderer.text,
             trainer=trainer,
             channel=WeightChannel(trainer, engine),
             evaluator=Evaluator(playing, [], temperature=1.0, seed=99),

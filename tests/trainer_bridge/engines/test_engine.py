@@ -25,7 +25,7 @@ from transformers import (
 
 from envkit import clock
 from envkit.trainer_bridge.engines.transformers import TransformersEngine
-from envkit.trainer_bridge.rollout import Rollout, RolloutLimits
+from envkit.trainer_bridge.rollout import PolicyPlayer, Rollout, RolloutLimits
 from envkit.trainer_bridge.weights.files import copy_weights
 from envkit.types import Completion, FinishReason, SamplingParams, Task, Weights
 from tests.trainer_bridge.fakes import Answer, LetterRenderer, ScriptedHost
@@ -305,7 +305,7 @@ def test_a_rollout_gives_the_engine_each_turn_as_one_batch_in_order_of_task_and_
     limits = RolloutLimits(max_turns=4, max_tokens=200, turn_tokens=1, timeout_s=30.0, retries=0)
     engine = TransformersEngine(model, pad_id=0)
     tasks = [Task("Mazes-v0", seed) for seed in (2, 0, 1)]
-    rollout = Rollout(ScriptedHost(answers_of), engine, TaskRenderer(), limits, 100)
+    rollout = Rollout(ScriptedHost(answers_of), PolicyPlayer(engine, TaskRenderer(), limits), limits, 100)
     clock.run(lambda: rollout.groups(tasks, 2, phase="train-1", temperature=1.0, seed=1), virtual=True)
     assert fed == [[7, 8, 3, 4, 5, 6], [7, 8, 5, 6], [7, 8]]
 

@@ -15,16 +15,17 @@ import torch
 from huggingface_hub import constants
 
 from envkit import clock, config, register, registry
-from envkit.config import RunConfig
+from envkit.config import RunConfig, evaluation
 from envkit.config.parts import AutoRendererSection
 from envkit.errors import UsageError
+from envkit.runs.episodes import episode_of
 from envkit.trainer_bridge.render import ChatRenderer, PlainRenderer
+from envkit.trainer_bridge.rollout import Rollout
 from envkit.trainer_bridge.weights.files import checksum
-from envkit.types import EpisodeRecord, Exchange, Info, Observation, Sample, SamplingParams, Task
+from envkit.types import Exchange, Info, Observation, Sample, SamplingParams, Task, Trajectory
 from envkit.wiring import environments
 from envkit.wiring.contexts import TrainerContext
-from envkit.wiring.evaluation.local_models import LocalModel
-from envkit.wiring.evaluation.players import Playing
+from envkit.wiring.evaluation.local_models import find_local
 from envkit.wiring.training import resolve
 from envkit.wiring.training.torch_parts import device_of, find_model, open_torch_local
 from tests.trainer_bridge.fakes import Answer, ScriptedEngine, ScriptedHost
@@ -116,7 +117,7 @@ def test_moves_of_several_words_also_later_ones_fit_into_a_turn_of_a_tiny_policy
         renderer = open_policy(run).renderer
     for move in ("turn left", "A1", "move_up"):
         answer = renderer.demonstrate(move)
-        assert len(answer) <= resolve.limits_of(run).turn_tokens
+        assert len(answer) <= resolve.limits_of(run.rollout).turn_tokens
         assert renderer.action(answer) == f"<answer>{move}</answer>"
 
 
@@ -199,17 +200,18 @@ def test_a_checkpoint_plays_with_the_prompts_of_its_run(chat_folder: Path, tmp_p
     run = run_of(engine={"device": "cpu"}, rollout={"max_turns": 2, "turn_tokens": 4}, renderer={"system": "Be brief."})
     (tmp_path / "config.yaml").write_text(config.dump(run))
 
-    episodes: list[EpisodeRecord] = []
-    tasks, host = [Task("W-v0", 0)], ScriptedHost(lambda task, time: [Answer("#P")])
+    host = ScriptedHost(lambda task, time: [Answer("#P")])
+    described = evaluation.parse({"env": {"id": "W-v0"}, "policy": f"checkpoint:{place}"})
+    found = find_local(described, "checkpoint", str(place))
 
-    async def play() -> None:
-        async with LocalModel.of_checkpoint(place, Playing(), seed=0).opened() as player:
-            await player.play(host, tasks, attempts=1, on_episode=episodes.append, skip=())
+    async def main() -> Trajectory:
+        async with found.opened({}) as contestant:
+            rollout = Rollout(host, contestant.player, found.limits, 1)
+            return (await rollout.groups([Task("W-v0", 0)], phase="eval", seed=0)).trajectories[0]
 
-    clock.run(play)
-    (episode,) = episodes
-    first = episode.turns[0].generation
-    assert len(episode.turns) == 2
+    played = episode_of(clock.run(main), index=0, decode=load_policy(str(place / "policy")).renderer.text)
+    first = played.turns[0].generation
+    assert len(played.turns) == 2
     assert first is not None
     assert first.prompt.startswith("<|im_start|>system\nBe brief.<|im_end|>\n")
 

@@ -11,7 +11,7 @@ import pytest
 from envkit import clock
 from envkit.protocols import Renderer
 from envkit.trainer_bridge.render import ChatRenderer, PlainRenderer
-from envkit.trainer_bridge.rollout import Rollout, RolloutLimits
+from envkit.trainer_bridge.rollout import PolicyPlayer, Rollout, RolloutLimits
 from envkit.trainer_bridge.samples import samples_from
 from envkit.trainer_bridge.warmup.tiny_policy import make_tokenizer
 from envkit.types import Exchange, FinishReason, Observation, Task
@@ -205,7 +205,7 @@ def test_a_qwen2_plays_an_environment_through_its_template(chat_folder: Path) ->
     texts = ["you see a wall", "up", "#P_#\n####", "down"]
     host = ScriptedHost(lambda task, time: [Answer(text) for text in texts])
     limits = RolloutLimits(max_turns=4, max_tokens=500, turn_tokens=40, timeout_s=10, retries=0)
-    rollout = Rollout(host, policy.engine, policy.renderer, limits, 8)
+    rollout = Rollout(host, PolicyPlayer(policy.engine, policy.renderer, limits), limits, 8)
     tasks = [Task("Scripted-v0", seed) for seed in range(4)]
     result = clock.run(lambda: rollout.groups(tasks, 2, phase="train-1", temperature=2.5, seed=5), virtual=True)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from envkit import clock
 from envkit.errors import UsageError
 from envkit.trainer_bridge.render import ChatRenderer, PlainRenderer
-from envkit.trainer_bridge.rollout import RolloutLimits, play
+from envkit.trainer_bridge.rollout import PolicyPlayer, RolloutLimits, play
 from envkit.trainer_bridge.samples import samples_from
 from envkit.trainer_bridge.thoughts import without_thoughts
 from envkit.trainer_bridge.warmup.tiny_policy import make_tokenizer
@@ -404,9 +404,11 @@ def rollout(
     engine = Scripted(meant)
     host = ScriptedHost(lambda task, time: [Answer(text) for text in observations])
     turn_tokens = max(map(len, meant))
-    limits = RolloutLimits(len(meant), max_tokens, turn_tokens=turn_tokens, timeout_s=10, retries=0)
-    request = RolloutRequest("train-1/0/0", Task("Scripted-v0", 0), 0, SamplingParams(stop=renderer.stop))
-    trajectory = clock.run(lambda: play(host, engine, renderer, limits, request), virtual=True)
+    limits = RolloutLimits(
+        max_turns=len(meant), max_tokens=max_tokens, turn_tokens=turn_tokens, timeout_s=10, retries=0
+    )
+    request = RolloutRequest("train-1/0/0", Task("Scripted-v0", 0), 0)
+    trajectory = clock.run(lambda: play(host, PolicyPlayer(engine, renderer, limits), limits, request), virtual=True)
     ids: list[int] = []
     for turn, prompt in zip(trajectory.turns, engine.prompts, strict=True):
         ids = ([] if turn.starts_sample else ids) + turn.new_ids.tolist()

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from envkit import clock
 from envkit.errors import UsageError
 from envkit.trainer_bridge.render import ChatRenderer, PlainRenderer
-from envkit.trainer_bridge.rollout import RolloutLimits, play
+from envkit.trainer_bridge.rollout import PolicyPlayer, RolloutLimits, play
 from envkit.trainer_bridge.samples import samples_from
 from envkit.trainer_bridge.tool_calls import MARKUP_TOKENS, as_call
 from envkit.trainer_bridge.warmup.tiny_policy import make_tokenizer
-from envkit.types import Exchange, Observation, Reset, RolloutRequest, SamplingParams, Task, ToolSchema
+from envkit.types import Exchange, Observation, Reset, RolloutRequest, Task, ToolSchema
 from tests.trainer_bridge.fakes import Answer, ScriptedEngine, ScriptedHost
 from tests.trainer_bridge.models import WORDS
 from tests.trainer_bridge.render.templates import tokenizer_of
@@ -292,9 +292,9 @@ def test_an_episode_is_played_with_its_tools_and_the_environment_gets_the_call()
     call = renderer_of("hermes").demonstrate(LS)
     engine = ScriptedEngine(lambda request: "".join(map(chr, call)))
     host = ScriptedHost(lambda task, time: [Answer("a", tools=(BASH,)), Answer("b", role="tool")])
-    limits = RolloutLimits(2, 9_999, turn_tokens=999, timeout_s=10, retries=0)
-    request = RolloutRequest("train-1/0/0", Task("Scripted-v0", 0), 0, SamplingParams(stop=renderer.stop))
-    trajectory = clock.run(lambda: play(host, engine, renderer, limits, request), virtual=True)
+    limits = RolloutLimits(max_turns=2, max_tokens=9_999, turn_tokens=999, timeout_s=10, retries=0)
+    request = RolloutRequest("train-1/0/0", Task("Scripted-v0", 0), 0)
+    trajectory = clock.run(lambda: play(host, PolicyPlayer(engine, renderer, limits), limits, request), virtual=True)
     assert host.episodes[0].actions == [LS, LS]
     (sample,) = samples_from(trajectory)
     tool = {"role": "tool", "content": "b", "tool_call_id": "call00000"}

@@ -8,7 +8,7 @@ import pytest
 
 from envkit import clock
 from envkit.environments.tools import SandboxGrader, ToolEnv
-from envkit.trainer_bridge.rollout import Rollout, RolloutResult
+from envkit.trainer_bridge.rollout import PolicyPlayer, Rollout, RolloutResult
 from envkit.types import ExecResult, Options, SandboxState, Task
 from envkit.vector import SlotHost
 from envkit.wiring.sandboxes.env_sandboxes import ToolHost
@@ -48,20 +48,15 @@ def test_no_episode_waits_for_a_sandbox_until_its_deadline(num_envs: int, num_gr
     async def main() -> tuple[RolloutResult, float, int]:
         began = clock.now()
         async with pool_of(Fate(answer=slow)) as (pool, _), SlotHost(lambda _: Work(sandboxes=pool), 100) as slots:
-            rollout = Rollout(
-                ToolHost(slots, pool),
-                SlowEngine(),
-                ToolRenderer(),
-                replace(LIMITS, max_tokens=100_000, reset_timeout_s=600, grade_timeout_s=600, retries=0),
-                num_envs=num_envs,
-                num_graders=num_graders,
-            )
+            limits = replace(LIMITS, max_tokens=100_000, reset_timeout_s=600, grade_timeout_s=600, retries=0)
+            player = PolicyPlayer(SlowEngine(), ToolRenderer(), limits)
+            rollout = Rollout(ToolHost(slots, pool), player, limits, num_envs, num_graders)
             tasks = [Task("Work-v0", number) for number in range(16)]
             result = await rollout.groups(tasks, 1, phase="train-1", temperature=1.0, seed=0)
             return result, clock.now() - began, pool.counts().states.get(SandboxState.LEASED, 0)
 
     result, seconds, lent = clock.run(main, virtual=True)
-    assert [one.error for one in result.void] == []
-    assert [one.grade for one in result.trajectories] == [1.0] * 16
+    assert [one.outcome.error for one in result.void] == []
+    assert [one.outcome.grade for one in result.trajectories] == [1.0] * 16
     assert seconds < 60
     assert lent == 0

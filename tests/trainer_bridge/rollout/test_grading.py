@@ -14,13 +14,14 @@ import pytest
 
 from envkit import clock
 from envkit.errors import EnvError
-from envkit.trainer_bridge.rollout import Rollout, RolloutLimits, RolloutResult, play
+from envkit.protocols import EnvHost
+from envkit.trainer_bridge.rollout import PolicyPlayer, Rollout, RolloutLimits, RolloutResult, play
 from envkit.trainer_bridge.samples import samples_from
 from envkit.types import Completion, Reset, RolloutRequest, SamplingParams, StopReason, Task, Trajectory
 from tests.trainer_bridge.fakes import Answer, LetterRenderer, ScriptedEngine, ScriptedEpisode
 
 TASK = Task("Scripted-v0", 0)
-REQUEST = RolloutRequest("train-1/00000000/0000", TASK, 0, SamplingParams(max_tokens=1, seed=7))
+REQUEST = RolloutRequest("train-1/00000000/0000", TASK, 0, seed=7)
 LIMITS = RolloutLimits(max_turns=4, max_tokens=100, turn_tokens=1, timeout_s=30, retries=1, grade_timeout_s=60)
 ENDS = (Answer(), Answer(reward=0.5), Answer(reward=0.25, ends="terminated", info={"length": 2}))
 
@@ -44,7 +45,7 @@ class GradedEpisode(ScriptedEpisode):
         return self.result
 
 
-class GradingHost:
+class GradingHost(EnvHost):
     """Leases episodes with the results in `results` in order; the last one is repeated."""
 
     capacity = 100
@@ -65,13 +66,18 @@ class GradingHost:
 
 
 def graded(host: GradingHost) -> Trajectory:
-    return clock.run(play, host, ScriptedEngine(), LetterRenderer(), LIMITS, REQUEST, virtual=True)
+    player = PolicyPlayer(ScriptedEngine(), LetterRenderer(), LIMITS)
+    return clock.run(play, host, player, LIMITS, REQUEST, virtual=True)
 
 
 def test_the_grade_is_part_of_the_last_turns_reward_and_of_the_metrics() -> None:
     trajectory = graded(GradingHost(1.0))
-    assert (trajectory.stop, trajectory.grade, trajectory.reward) == (StopReason.TERMINATED, 1.0, 1.75)
-    assert trajectory.metrics == {"success": 1.0, "grade": 1.0}
+    assert (trajectory.outcome.stop, trajectory.outcome.grade, trajectory.outcome.reward) == (
+        StopReason.TERMINATED,
+        1.0,
+        1.75,
+    )
+    assert trajectory.outcome.values == {"success": 1.0, "grade": 1.0}
     (sample,) = samples_from(trajectory)
     assert sample.rewards.tolist() == [0.5, 1.25]
 
@@ -79,8 +85,8 @@ def test_the_grade_is_part_of_the_last_turns_reward_and_of_the_metrics() -> None
 def test_an_episode_that_the_policy_does_not_finish_is_graded_once() -> None:
     host = GradingHost(0.5, answers=[Answer()])
     trajectory = graded(host)
-    assert (trajectory.stop, trajectory.grade, len(trajectory.turns)) == (StopReason.MAX_TURNS, 0.5, 4)
-    assert trajectory.metrics["success"] == 0.0
+    assert (trajectory.outcome.stop, trajectory.outcome.grade, len(trajectory.turns)) == (StopReason.MAX_TURNS, 0.5, 4)
+    assert trajectory.outcome.success is False
     assert host.episodes[0].graded == 1
 
 
@@ -95,10 +101,10 @@ def test_an_episode_that_the_policy_does_not_finish_is_graded_once() -> None:
 )
 def test_a_failed_grader_voids_the_episode(result: Any, after_s: float, stop: StopReason, reason: str) -> None:
     trajectory = graded(GradingHost(result, after_s=after_s))
-    assert trajectory.stop is stop
-    assert trajectory.stop.is_void
-    assert reason in str(trajectory.error)
-    assert trajectory.grade is None
+    assert trajectory.outcome.stop is stop
+    assert trajectory.is_void
+    assert reason in str(trajectory.outcome.error)
+    assert trajectory.outcome.reward is None
 
 
 class SlowEngine(ScriptedEngine):
@@ -122,7 +128,7 @@ class SlowEngine(ScriptedEngine):
 def rollout(host: GradingHost, engine: ScriptedEngine, tasks: int) -> tuple[RolloutResult, float]:
     async def main() -> tuple[RolloutResult, float]:
         began = clock.now()
-        parts = Rollout(host, engine, LetterRenderer(), LIMITS, num_envs=8, num_graders=None)
+        parts = Rollout(host, PolicyPlayer(engine, LetterRenderer(), LIMITS), LIMITS, num_envs=8, num_graders=None)
         result = await parts.groups(
             [Task("Scripted-v0", number) for number in range(tasks)], 1, phase="train-1", temperature=1.0, seed=0
         )
@@ -134,8 +140,8 @@ def rollout(host: GradingHost, engine: ScriptedEngine, tasks: int) -> tuple[Roll
 def test_an_episode_without_a_grade_is_played_again() -> None:
     host = GradingHost(None, 1.0)
     result, _ = rollout(host, ScriptedEngine(), 1)
-    assert [one.stop for one in result.void] == [StopReason.NO_GRADE]
-    assert [one.grade for one in result.trajectories] == [1.0]
+    assert [one.outcome.stop for one in result.void] == [StopReason.NO_GRADE]
+    assert [one.outcome.grade for one in result.trajectories] == [1.0]
 
 
 def test_graders_do_not_keep_the_engine_waiting() -> None:

@@ -13,13 +13,13 @@ import pytest
 
 from envkit import clock
 from envkit.errors import DeadlineError, EnvkitError, UnreachableError
-from envkit.trainer_bridge.rollout import RolloutLimits, play
+from envkit.trainer_bridge.rollout import PolicyPlayer, RolloutLimits, play
 from envkit.trainer_bridge.samples import samples_of
 from envkit.types import Completion, FinishReason, Group, RolloutRequest, SamplingParams, StopReason, Task, Trajectory
 from tests.trainer_bridge.fakes import Answer, LetterRenderer, ScriptedEngine, ScriptedEpisode, ScriptedHost, text_of
 
 TASK = Task("Scripted-v0", 0)
-REQUEST = RolloutRequest("train-1/00000000/0000", TASK, 0, SamplingParams(max_tokens=3, seed=7))
+REQUEST = RolloutRequest("train-1/00000000/0000", TASK, 0, seed=7)
 
 
 class SlowEngine(ScriptedEngine):
@@ -70,7 +70,8 @@ def one(host: ScriptedHost, engine: ScriptedEngine | None = None, **limits: Any)
 
     async def main() -> tuple[Trajectory, float]:
         began = clock.now()
-        trajectory = await play(host, engine or ScriptedEngine(), LetterRenderer(), bounds, REQUEST)
+        player = PolicyPlayer(engine or ScriptedEngine(), LetterRenderer(), bounds)
+        trajectory = await play(host, player, bounds, REQUEST)
         return trajectory, clock.now() - began
 
     return clock.run(main, virtual=True)
@@ -110,21 +111,21 @@ def test_a_missed_deadline_voids_the_episode_and_names_the_component(
 ) -> None:
     host = Host(*answers)
     trajectory, took_s = one(host, SlowEngine(engine_s), **limits)
-    assert (trajectory.stop, trajectory.error, took_s) == (stop, error, seconds)
-    assert trajectory.stop.is_void
+    assert (trajectory.outcome.stop, trajectory.outcome.error, took_s) == (stop, error, seconds)
+    assert trajectory.is_void
     assert host.reusable == [False]  # its environment may still be busy
 
 
 def test_a_slow_engine_alone_misses_no_deadline() -> None:
     trajectory, took_s = one(Host(Answer(), Answer(), Answer(ends="terminated")), SlowEngine(3600))
-    assert (trajectory.stop, took_s) == (StopReason.TERMINATED, 7200)
+    assert (trajectory.outcome.stop, took_s) == (StopReason.TERMINATED, 7200)
 
 
 def test_a_wait_for_the_engine_is_no_part_of_a_completion() -> None:
     trajectory, took_s = one(
         Host(Answer(), Answer(ends="terminated")), SlowEngine(4, waits_s=3600), completion_timeout_s=5
     )
-    assert (trajectory.stop, took_s) == (StopReason.TERMINATED, 3604)
+    assert (trajectory.outcome.stop, took_s) == (StopReason.TERMINATED, 3604)
 
 
 def test_an_error_of_the_environment_about_time_is_not_mistaken_for_a_deadline() -> None:
@@ -136,7 +137,7 @@ def test_waiting_for_an_environment_counts_against_no_deadline() -> None:
     trajectory, took_s = one(
         Host(Answer(after_s=2), Answer(after_s=3, ends="terminated"), waits_s=500), episode_timeout_s=6
     )
-    assert (trajectory.stop, took_s) == (StopReason.TERMINATED, 505)
+    assert (trajectory.outcome.stop, took_s) == (StopReason.TERMINATED, 505)
     assert (trajectory.began_s, trajectory.queue_s, trajectory.reset_s) == (0, 500, 2)
     assert [turn.step_s for turn in trajectory.turns] == [3]
 
@@ -145,9 +146,9 @@ def test_waiting_for_an_environment_counts_against_no_deadline() -> None:
 def test_a_reward_that_is_not_finite_voids_the_episode(reward: float) -> None:
     host = Host(Answer(), Answer(reward=1.0), Answer(reward=reward))
     trajectory, _ = one(host)
-    assert trajectory.stop is StopReason.ENV_ERROR
-    assert trajectory.error == f"the environment returned the reward {reward} in turn 1"
-    assert trajectory.reward == 1.0  # of the turns before
+    assert trajectory.outcome.stop is StopReason.ENV_ERROR
+    assert trajectory.outcome.error == f"the environment returned the reward {reward} in turn 1"
+    assert trajectory.outcome.reward is None
     assert host.reusable == [False]
     assert samples_of([Group(TASK, (trajectory,))]) == []
 
@@ -156,7 +157,11 @@ def test_an_aborted_completion_ends_the_episode_without_a_step() -> None:
     host = Host(Answer())
     engine = SlowEngine(finish=[FinishReason.LENGTH, FinishReason.ABORTED])
     trajectory, _ = one(host, engine)
-    assert (trajectory.stop, trajectory.stop.is_void, trajectory.error) == (StopReason.ABORTED, True, None)
+    assert (trajectory.outcome.stop, trajectory.is_void, trajectory.outcome.error) == (
+        StopReason.ABORTED,
+        True,
+        "the engine aborted a completion",
+    )
     assert host.episodes[0].actions == ["xy"]
     assert [turn.step is None for turn in trajectory.turns] == [False, True]
     assert text_of(trajectory.turns[1].completion.token_ids.tolist()) == "xy"
@@ -165,16 +170,10 @@ def test_an_aborted_completion_ends_the_episode_without_a_step() -> None:
 
 def test_the_session_is_that_of_the_attempt_and_is_forgotten_at_the_end() -> None:
     engine = ScriptedEngine()
-    clock.run(
-        lambda: play(
-            Host(Answer(), Answer(ends="terminated")),
-            engine,
-            LetterRenderer(),
-            RolloutLimits(4, 100, 3, 30.0, 0),
-            replace(REQUEST, attempt=2),
-        ),
-        virtual=True,
-    )
+    limits = RolloutLimits(max_turns=4)
+    player = PolicyPlayer(engine, LetterRenderer(), limits)
+    request = replace(REQUEST, attempt=2)
+    clock.run(lambda: play(Host(Answer(), Answer(ends="terminated")), player, limits, request), virtual=True)
     assert [call.session for call in engine.calls] == engine.forgotten == ["train-1/00000000/0000.2"]
 
 
@@ -196,4 +195,4 @@ def test_an_error_of_the_engine_is_raised_and_not_taken_for_one_of_the_environme
 
 def test_an_engine_that_gives_up_at_its_deadline_voids_the_episode() -> None:
     trajectory, _ = one(Host(Answer()), BrokenEngine(DeadlineError("no completion within 5 s")))
-    assert (trajectory.stop, trajectory.error) == (StopReason.NO_COMPLETION, "no completion within 5 s")
+    assert (trajectory.outcome.stop, trajectory.outcome.error) == (StopReason.NO_COMPLETION, "no completion within 5 s")

@@ -21,12 +21,11 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
 from envkit.errors import UsageError
-from envkit.trainer_bridge.run_folder.episodes import read_episodes
+from envkit.runs.episodes import read_episodes
+from envkit.runs.files import read_rows, writing
 from envkit.trainer_bridge.run_folder.events import EventFile
 from envkit.trainer_bridge.run_folder.record import RunRecord
-from envkit.trainer_bridge.run_folder.rows import read_rows
-from envkit.trainer_bridge.run_folder.writing import writing
-from envkit.types import EpisodeRecord, Observation, Reset, Step, StopReason, Task, TurnRecord
+from envkit.types import EpisodeRecord, Observation, Outcome, Step, StopReason, TurnRecord
 
 CONFIG = "seed: 7\nenv:\n  id: Sokoban-v0\n  options: {}\ntrainer:\n  steps: 10\n  learning_rate: 0.0003\n"
 
@@ -58,16 +57,16 @@ def steps_in(path: Path) -> list[object]:
 
 def an_episode(info: Any) -> EpisodeRecord:
     step = Step(Observation("#P_#", ("up", "down")), 1.0, True, False, info)
-    return EpisodeRecord.of(
-        Task("Sokoban-v0", 2**64 - 1, {"size": 6}),
-        Reset(Observation("#_P#"), {}),
-        [TurnRecord.of("<answer>up</answer>", step)],
-        StopReason.TERMINATED,
+    return EpisodeRecord(
+        env_id="Sokoban-v0",
+        seed=2**64 - 1,
+        options={"size": 6},
         index=0,
         member=0,
-        reward=1.0,
-        metrics={},
-        error=None,
+        outcome=Outcome.score(StopReason.TERMINATED, 1.0, {}),
+        start=Observation("#_P#"),
+        start_info={},
+        turns=(TurnRecord.of("<answer>up</answer>", step),),
     )
 
 
@@ -95,7 +94,7 @@ def test_trajectories_are_plain_objects_one_a_line(tmp_path: Path) -> None:
     first, second = (orjson.loads(line) for line in (tmp_path / "trajectories/step-3.jsonl").read_bytes().splitlines())
     assert first == second
     assert (first["env_id"], first["seed"], first["options"]) == ("Sokoban-v0", 2**64 - 1, {"size": 6})
-    assert (first["stop"], first["valid"], first["start"]["text"]) == ("terminated", True, "#_P#")
+    assert (first["outcome"]["stop"], first["start"]["text"]) == ("terminated", "#_P#")
     (turn,) = first["turns"]
     assert turn["observation"]["text"] == "#P_#"
     assert turn["info"] == {"odd": None}
@@ -239,7 +238,7 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from envkit.trainer_bridge.run_folder.episodes import read_episodes
+from envkit.runs.episodes import read_episodes
 from envkit.trainer_bridge.run_folder.events import EventFile
 from envkit.trainer_bridge.run_folder.record import RunRecord
 record = RunRecord.create(Path(sys.argv[1]), "seed: 7", force=False)

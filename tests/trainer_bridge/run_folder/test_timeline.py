@@ -18,6 +18,7 @@ from envkit.types import (
     Completion,
     FinishReason,
     Observation,
+    Outcome,
     Reset,
     Step,
     StopReason,
@@ -40,8 +41,8 @@ def turn(*, wait_s: float, generate_s: float, step_s: float | None) -> Turn:
 
 def episode(key: str, began_s: float, *turns: Turn, queue_s: float = 0.0, reset_s: float = 0.0) -> Trajectory:
     return Trajectory(
-        Task("Scripted-v0", 3), 0, turns, StopReason.TERMINATED, 0.0,
-        start=START, key=key, began_s=began_s, queue_s=queue_s, reset_s=reset_s,
+        Task("Scripted-v0", 3), 0, turns, Outcome.score(StopReason.TERMINATED, 0.0, {}), start=START,
+        key=key, began_s=began_s, queue_s=queue_s, reset_s=reset_s,
     )  # fmt: skip
 
 

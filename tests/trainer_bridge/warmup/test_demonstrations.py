@@ -13,6 +13,7 @@ import pytest
 from envkit import clock
 from envkit.errors import ConfigError
 from envkit.trainer_bridge.render import ChatRenderer
+from envkit.trainer_bridge.rollout import RolloutLimits
 from envkit.trainer_bridge.warmup import demonstrations
 from envkit.trainer_bridge.warmup.demonstrations import Lesson, Teacher
 from envkit.types import Observation, Task
@@ -22,6 +23,9 @@ from tests.trainer_bridge.models import chat_tokenizer
 from tests.trainer_bridge.plain import plain
 
 MOVES = ("u", "d", "l", "r")
+
+
+LIMITS = RolloutLimits(max_turns=9, max_tokens=999)
 
 
 class SignExpert:
@@ -191,8 +195,8 @@ def test_an_expert_of_tasks_demonstrates_each_task_anew() -> None:
 
     async def main() -> tuple[list[Lesson], list[demonstrations.Demonstration]]:
         found = await demonstrations.lessons(host, shown, numbered(), 4, 0)
-        limits = {"max_turns": 9, "max_tokens": 99}
-        return found, await demonstrations.demonstrations(host, shown, numbered(), 2, 0, **limits)
+        limits = LIMITS
+        return found, await demonstrations.demonstrations(host, shown, numbered(), 2, 0, limits)
 
     found, _ = clock.run(main, virtual=True)
     assert [lesson.good for lesson in found] == [(letters(move),) for move in "dllr"]
@@ -207,7 +211,7 @@ def test_a_bare_move_goes_to_the_policy_and_to_the_environment() -> None:
     bare = Teacher(SignExpert(), LetterRenderer(), 0.0, is_bare=True)
 
     async def main() -> list[demonstrations.Demonstration]:
-        return await demonstrations.demonstrations(host, bare, numbered(), 1, 3, max_turns=9, max_tokens=99)
+        return await demonstrations.demonstrations(host, bare, numbered(), 1, 3, LIMITS)
 
     ((one,),) = (played.samples for played in clock.run(main, virtual=True))
     assert text_of(one.token_ids.tolist()) == "[u]u"
@@ -257,7 +261,7 @@ def demonstrate(
 
     async def main() -> list[demonstrations.Demonstration]:
         return await demonstrations.demonstrations(
-            host, teacher(noise), numbered(), number, 3, max_turns=max_turns, max_tokens=max_tokens
+            host, teacher(noise), numbered(), number, 3, RolloutLimits(max_turns=max_turns, max_tokens=max_tokens)
         )
 
     played = clock.run(main, virtual=True)
@@ -276,7 +280,7 @@ def demonstrate(
 
 def test_the_mask_is_one_exactly_on_the_teachers_tokens() -> None:
     won = Answer("end", ends="terminated", info={"success": True})
-    (shown,) = demonstrate(Answer("u"), Answer("!l"), won)
+    (shown,) = demonstrate(Answer("u", info={"metrics": {"success": "last"}}), Answer("!l"), won)
     assert shown == [
         "[u]<u>[!l]<l>",
         "0001110000111",
@@ -303,7 +307,7 @@ def test_with_a_history_of_one_turn_every_state_is_a_separate_sample() -> None:
     host = ScriptedHost(lambda task, time: [Answer("u"), Answer("l"), Answer("d"), Answer(ends="terminated")])
 
     async def main() -> list[demonstrations.Demonstration]:
-        return await demonstrations.demonstrations(host, shown, numbered(), 1, 3, max_turns=9, max_tokens=999)
+        return await demonstrations.demonstrations(host, shown, numbered(), 1, 3, LIMITS)
 
     (played,) = clock.run(main, virtual=True)
     prompt = "<|im_start|>system\nRules.<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n{}<|im_end|>"
@@ -331,7 +335,7 @@ def test_lessons_and_demonstrations_show_the_system_prompt_and_calls_of_the_tool
 
     async def main() -> tuple[list[Lesson], list[demonstrations.Demonstration]]:
         lessons = await demonstrations.lessons(host, shown, numbered(), 1, 3)
-        played = await demonstrations.demonstrations(host, shown, numbered(), 1, 3, max_turns=9, max_tokens=999)
+        played = await demonstrations.demonstrations(host, shown, numbered(), 1, 3, LIMITS)
         return lessons, played
 
     (lesson,), (played,) = clock.run(main, virtual=True)
@@ -355,7 +359,7 @@ def test_every_demonstration_plays_its_own_task() -> None:
     tasks = numbered()
 
     async def main() -> None:
-        await demonstrations.demonstrations(host, teacher(0.0), tasks, 4, 3, max_turns=9, max_tokens=99)
+        await demonstrations.demonstrations(host, teacher(0.0), tasks, 4, 3, LIMITS)
 
     clock.run(main, virtual=True)
     assert [episode.actions[0] for episode in host.episodes] != ["<u>"] * 4
@@ -369,7 +373,7 @@ def test_demonstrations_of_the_lake_are_the_same_again_and_worse_with_more_noise
         async with environments.slots(1) as host:
             shown = Teacher(expert, LetterRenderer(), noise)
             return await demonstrations.demonstrations(
-                host, shown, islice(tasks, 60), 60, 4, max_turns=12, max_tokens=999
+                host, shown, islice(tasks, 60), 60, 4, RolloutLimits(max_turns=12, max_tokens=999)
             )
 
     rates = []

@@ -17,8 +17,8 @@ from safetensors.torch import load_model, save_model
 from envkit import clock, config
 from envkit.config import RunConfig
 from envkit.errors import UsageError
+from envkit.runs.display import SilentDisplay
 from envkit.trainer_bridge.render import ChatRenderer
-from envkit.trainer_bridge.run_folder.display import SilentDisplay
 from envkit.trainer_bridge.warmup.demonstrations import Lesson, unscored_sample
 from envkit.trainer_bridge.warmup.warmup import Imitator, LessonBook, Stage
 from envkit.types import JSON, Observation, Sample, SamplingParams, Weights

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import random
+import sys
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import anyio
@@ -11,16 +12,31 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from envkit import clock
+from envkit.config import evaluation
+from envkit.config.parts import AutoRendererSection
 from envkit.errors import EnvkitError, UnreachableError, UsageError
-from envkit.trainer_bridge.run_folder.display import SilentDisplay
-from envkit.types import EpisodeRecord, FinishReason, Observation, Options, Reset, StopReason, Task, ToolSchema
-from envkit.wiring.chat_endpoint import Address
+from envkit.http.client.chat import Address
+from envkit.runs.display import SilentDisplay
+from envkit.runs.episodes import episode_of
+from envkit.trainer_bridge.evaluation.advice import advice
+from envkit.trainer_bridge.evaluation.outcomes import EvaluatedEpisode, measure
+from envkit.trainer_bridge.evaluation.result import Evaluation
+from envkit.trainer_bridge.rollout import Rollout, RolloutLimits, RolloutResult
+from envkit.types import (
+    Action,
+    EpisodeRecord,
+    FinishReason,
+    Observation,
+    Options,
+    Reset,
+    RolloutRequest,
+    StopReason,
+    Task,
+    ToolSchema,
+)
 from envkit.wiring.environments import slots
-from envkit.wiring.evaluation.advice import Limits, advice
-from envkit.wiring.evaluation.endpoint import open_endpoint
-from envkit.wiring.evaluation.evaluate import Evaluation, evaluate
-from envkit.wiring.evaluation.outcomes import OutcomeTally, measure, outcome_of
-from envkit.wiring.evaluation.players import Playing, play
+from envkit.wiring.evaluation.endpoint import Endpoint, open_endpoint
+from envkit.wiring.evaluation.evaluate import evaluate
 from tests.wiring.evaluation.chat_servers import Answer, Served, completion, failure
 
 LAKE: Options = {"map": "4x4", "instructions": False}
@@ -34,21 +50,44 @@ def on_the_way(body: dict[str, Any]) -> Response:
 
 
 def played(
-    served: Served, *, episodes: int = 1, timeout_s: float = 10.0, tries: int = 5, **playing: Any
+    served: Served,
+    *,
+    episodes: int = 1,
+    timeout_s: float = 10.0,
+    tries: int = 5,
+    turn_tokens: int = 128,
+    temperature: float = 1.0,
+    **renderer: Any,
 ) -> list[EpisodeRecord]:
-    """Play the same lake with short delays between tries, and return the episodes."""
-    found: list[EpisodeRecord] = []
+    """Play the same lake with short delays between tries, one episode after another, and return the episodes."""
+    limits = RolloutLimits(max_turns=6, turn_tokens=turn_tokens)
 
-    async def main() -> None:
+    async def main() -> RolloutResult:
         async with served.run(), slots(8, LAKE) as host:
-            address = Address.of(f"some/model@{served.url}")
-            async with open_endpoint(address, Playing(**playing), api_key="sk-secret", timeout_s=timeout_s) as endpoint:
+            address, section = Address.of(f"some/model@{served.url}"), AutoRendererSection(**renderer)
+            async with open_endpoint(address, limits, section, at_once=1, timeout_s=timeout_s) as endpoint:
                 endpoint.client.delay_s, endpoint.client.tries = 0.01, tries
                 tasks = [Task("FrozenLake-v0", seed, LAKE) for seed in range(episodes)]
-                await play(endpoint, host, tasks, seed=0, attempts=1, on_episode=found.append, at_once=1, max_turns=6)
+                rollout = Rollout(host, endpoint, limits, 1)
+                return await rollout.groups(tasks, phase="eval", seed=0, temperature=temperature)
 
-    clock.run(main)
-    return found
+    return [episode_of(one, index=index, decode=str) for index, one in enumerate(clock.run(main).trajectories)]
+
+
+def request(temperature: float = 1.0) -> RolloutRequest:
+    return RolloutRequest("eval/0/0", Task("Code-v0", 0), 0, temperature=temperature)
+
+
+LIMITS = RolloutLimits(max_turns=6)
+
+
+def opened(url: str, limits: RolloutLimits = LIMITS, **renderer: Any) -> AbstractAsyncContextManager[Endpoint]:
+    return open_endpoint(Address.of(f"m@{url}"), limits, AutoRendererSection(**renderer), at_once=1)
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
 
 
 def refused(served: Served, *, tries: int = 5, episodes: int = 1) -> EnvkitError:
@@ -64,7 +103,7 @@ def refused(served: Served, *, tries: int = 5, episodes: int = 1) -> EnvkitError
 def test_an_episode_is_a_chat_in_which_observations_are_the_user_and_answers_the_assistant() -> None:
     served = Served(on_the_way)
     (episode,) = played(served, system="Be brief.", turn_tokens=20, temperature=0.5)
-    assert (episode.succeeded, [turn.action for turn in episode.turns]) == (
+    assert (episode.outcome.success, [turn.action for turn in episode.turns]) == (
         True,
         [f"<answer>{move}</answer>" for move in WAY],
     )
@@ -134,10 +173,8 @@ def test_an_answer_that_reached_its_limit_is_counted_as_cut_off() -> None:
     (episode,) = played(served)
     finishes = [turn.generation.finish for turn in episode.turns if turn.generation is not None]
     assert finishes == [FinishReason.STOP] * 2 + [FinishReason.LENGTH] * 4
-    tally = OutcomeTally(1, 1, SilentDisplay(), None)
-    tally.add(episode)
-    ((outcome,),) = tally.by_task
-    assert outcome.metrics["answers_cut_off"] == 4 / 6
+    outcome = EvaluatedEpisode.of(episode)
+    assert outcome.values["answers_cut_off"] == 4 / 6
     assert (outcome.usage.prompt_tokens, outcome.usage.completion_tokens) == (180, 30)
 
 
@@ -154,7 +191,7 @@ def test_an_answer_that_reached_its_limit_is_counted_as_cut_off() -> None:
 def test_a_temporary_failure_is_retried_and_changes_nothing(passing: Answer) -> None:
     served = Served(on_the_way, [passing, on_the_way, passing, passing])
     (episode,) = played(served)
-    assert (episode.succeeded, len(served.asked)) == (True, 9)
+    assert (episode.outcome.success, len(served.asked)) == (True, 9)
     assert served.asked[0] == served.asked[1]
 
 
@@ -162,13 +199,11 @@ def test_a_retry_waits_as_long_as_retry_after_asks() -> None:
     served = Served(on_the_way, [lambda body: failure(429, "slow down", **{"Retry-After": "1"})])
 
     async def main() -> float:
-        async with served.run():
-            address = Address.of(f"m@{served.url}")
-            async with open_endpoint(address, Playing(), api_key=None) as endpoint:
-                endpoint.client.delay_s = 30.0
-                began = clock.now()
-                await endpoint.complete([{"role": "user", "content": "?"}], 0)
-                return clock.now() - began
+        async with served.run(), opened(served.url) as endpoint:
+            endpoint.client.delay_s = 30.0
+            began = clock.now()
+            await endpoint.complete([{"role": "user", "content": "?"}], seed=0, temperature=1.0)
+            return clock.now() - began
 
     assert 1.0 <= clock.run(main) < 25.0
 
@@ -182,35 +217,27 @@ def test_a_request_to_a_hanging_server_is_retried_after_the_timeout() -> None:
             return await super().chat(request)
 
     (episode,) = played(Hangs(on_the_way), timeout_s=0.5)
-    assert episode.succeeded
+    assert episode.outcome.success
 
 
 def test_an_episode_without_a_completion_is_void_and_the_others_count() -> None:
     served = Served(on_the_way, [*[lambda body: failure(503, "overloaded")] * 3])
     lost, fine = played(served, episodes=2, tries=3)
-    assert (lost.valid, lost.stop, fine.succeeded) == (False, StopReason.NO_COMPLETION, True)
-    assert lost.error == f"no completion from {served.url}/v1 in 3 tries: 503 Service Unavailable: overloaded"
-
-
-def test_an_endpoint_that_only_fails_ends_the_evaluation() -> None:
-    served = Served(lambda body: failure(500, "oops"))
-    error = refused(served, tries=1, episodes=40)
-    assert str(error).startswith("16 episodes in a row had no completion from http://127.0.0.1:")
-    assert len(served.asked) == 16
+    assert (lost.outcome.stop, fine.outcome.success) == (StopReason.NO_COMPLETION, True)
+    assert lost.outcome.error == f"no completion from {served.url}/v1 in 3 tries: 503 Service Unavailable: overloaded"
 
 
 def test_a_chat_that_is_too_long_for_the_model_cuts_the_episode_off() -> None:
     too_long = failure(400, "This model's maximum context length is 64 tokens")
     (episode,) = played(Served(lambda body: too_long, [on_the_way, on_the_way]))
-    assert (episode.valid, episode.stop, len(episode.turns)) == (True, StopReason.CONTEXT_OVERFLOW, 2)
+    assert (episode.outcome.stop, len(episode.turns)) == (StopReason.CONTEXT_OVERFLOW, 2)
 
 
 def test_an_episode_whose_first_prompt_is_too_long_counts_as_a_failure() -> None:
     too_long = failure(400, "This model's maximum context length is 64 tokens")
-    outcomes = [[outcome_of(one)] for one in played(Served(lambda body: too_long), episodes=2)]
-    assert measure(outcomes, 1)["success"].mean == 0.0
-    limits = Limits(turn_tokens=7, max_turns=6, max_tokens=None)
-    assert advice(outcomes, limits) == [
+    episodes = [[EvaluatedEpisode.of(one)] for one in played(Served(lambda body: too_long), episodes=2)]
+    assert measure(episodes, 1)["success"].mean == 0.0
+    assert advice(episodes, RolloutLimits(max_turns=6, max_tokens=sys.maxsize, turn_tokens=7)) == [
         "cut off: 2 of 2 episodes reached the end of the model's context",
         "no prompt left room for an answer: shorten the prompt",
     ]
@@ -242,8 +269,8 @@ def test_a_permanent_failure_ends_the_evaluation_with_request_and_reason(
 
 def test_an_unreachable_server_is_named_at_once() -> None:
     async def main() -> None:
-        async with open_endpoint(Address.of("m@http://127.0.0.1:9"), Playing(), api_key=None) as endpoint:
-            await endpoint.complete([], 0)
+        async with opened("http://127.0.0.1:9") as endpoint:
+            await endpoint.complete([], seed=0, temperature=1.0)
 
     with pytest.raises(
         UnreachableError, match=r"^no server answers at http://127.0.0.1:9/v1 \(.*\); start one, or check the URL$"
@@ -274,22 +301,24 @@ def test_a_model_without_the_answer_format_gets_a_warning() -> None:
 
     async def main() -> Evaluation:
         async with served.run():
-            return await evaluate(
-                "FrozenLake-v0",
-                f"openai:m@{served.url}",
-                episodes=4,
-                seed=0,
-                options=LAKE,
-                split="any",
-                display=Display(),
-                playing=Playing(max_turns=3, turn_tokens=7),
-            )
+            settings: dict[str, Any] = {
+                "episodes": 4,
+                "seed": 0,
+                "options": LAKE,
+                "split": "any",
+                "max_turns": 3,
+                "turn_tokens": 7,
+            }
+            described = evaluation.read("FrozenLake-v0", policy=f"openai:m@{served.url}", **settings)
+            return await evaluate(described, display=Display())
 
     found = clock.run(main)
     assert (found.metrics["action_is_valid"].mean, found.metrics["answers_cut_off"].mean) == (0.0, 1.0)
     assert (found.usage.completions, found.usage.prompt_tokens, found.usage.completion_tokens) == (12, 360, 60)
     cut, many, form = found.notes
-    assert cut == "cut off: 4 of 4 episodes reached --max-turns (3), 100.0% of the answers reached --turn-tokens (7)"
+    assert cut == (
+        "cut off: 4 of 4 episodes reached rollout.max_turns (3), 100.0% of the answers reached rollout.turn_tokens (7)"
+    )
     assert many.startswith("most answers were cut off: raise --turn-tokens")
     assert form.startswith("no answer was valid: the model does not use the answer format of the environment")
     assert notes_shown == found.notes == found.as_json()["notes"]
@@ -313,6 +342,10 @@ SEEN = [
 ]
 
 
+def text_of(action: Action | str) -> str:
+    return action if isinstance(action, str) else action.text
+
+
 def calling(name: str, arguments: str, **more: str) -> dict[str, Any]:
     return {"id": "call_7", "type": "function", "function": {"name": name, "arguments": arguments}, **more}
 
@@ -321,12 +354,10 @@ def acted(served: Served, observations: list[Observation], *, tools: tuple[ToolS
     """Let the player answer the observations of one episode, and return its actions."""
 
     async def main() -> list[str]:
-        async with served.run():
-            address, playing = Address.of(f"m@{served.url}"), Playing(system="Be brief.")
-            async with open_endpoint(address, playing, api_key=None) as endpoint:
-                start = Reset(observations[0], {}, system="You fix bugs.", tools=tools)
-                player = endpoint.begin(Task("Code-v0", 0), start, random.Random(0))
-                return [await player.act(observation) for observation in observations]
+        async with served.run(), opened(served.url, system="Be brief.") as endpoint:
+            start = Reset(observations[0], {}, system="You fix bugs.", tools=tools)
+            player = endpoint.begin(request(), start)
+            return [text_of(await player.act(observation)) for observation in observations]
 
     return clock.run(main)
 

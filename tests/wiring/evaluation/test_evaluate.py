@@ -7,50 +7,30 @@ import random
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import pytest
 
-from envkit import clock, config
-from envkit.errors import OptionError, UnknownEnvError, UnreachableError, UsageError
+from envkit import clock, config, registry
+from envkit.config import evaluation
+from envkit.errors import EnvkitError, OptionError, UnknownEnvError, UsageError
 from envkit.registry import EnvSpec
+from envkit.runs.display import SilentDisplay
 from envkit.spaces import Utf8Text
-from envkit.trainer_bridge.run_folder.display import SilentDisplay
+from envkit.trainer_bridge.evaluation.result import Evaluation, task_set_hash
+from envkit.trainer_bridge.rollout.players import RandomPlayer
 from envkit.types import EpisodeRecord, Info, Observation, Task
-from envkit.vector import SlotHost
 from envkit.wiring import environments
-from envkit.wiring.evaluation.evaluate import Evaluation, evaluate, evaluation_tasks, task_set_hash
-from envkit.wiring.evaluation.outcomes import OutcomeTally
-from envkit.wiring.evaluation.players import RandomPlayer, play
+from envkit.wiring.evaluation.evaluate import evaluate, evaluation_tasks
 from envkit.wiring.training import resolve
 
 
-def evaluated(
-    env_id: str,
-    policy: str,
-    *,
-    split: str = "eval",
-    seed: int = 3,
-    attempts: int = 1,
-    greedy: bool = False,
-    **options: Any,
-) -> Evaluation:
-    async def main() -> Evaluation:
-        return await evaluate(
-            env_id,
-            policy,
-            episodes=40,
-            attempts=attempts,
-            seed=seed,
-            options=options,
-            split=split,
-            display=SilentDisplay(),
-            greedy=greedy,
-        )
-
-    return clock.run(main)
+def evaluated(env_id: str, policy: str, **settings: Any) -> Evaluation:
+    described = evaluation.read(env_id, policy=policy, **{"episodes": 40, "seed": 3, **settings})
+    return clock.run(partial(evaluate, described, display=SilentDisplay()))
 
 
 def test_the_expert_crosses_every_lake_and_its_numbers_agree() -> None:
@@ -81,36 +61,34 @@ def test_an_environment_without_splits_gets_no_split_option() -> None:
 
 
 def test_the_options_that_were_really_played_are_reported() -> None:
-    assert evaluated("FrozenLake-v0", "expert", size=5).as_json()["options"] == {"size": 5, "split": "eval"}
+    assert evaluated("FrozenLake-v0", "expert", options={"size": 5}).as_json()["options"] == {
+        "size": 5,
+        "split": "eval",
+    }
     assert evaluated("FrozenLake-v0", "expert", split="any").as_json()["options"] == {}
 
 
 def test_unknown_names_are_rejected_with_the_nearest_one() -> None:
     with pytest.raises(UnknownEnvError, match="did you mean 'FrozenLake-v0'"):
         evaluated("FrozenLak-v0", "random")
-    with pytest.raises(UsageError, match="--policy: there is no 'exprt'; did you mean 'expert'"):
+    with pytest.raises(UsageError, match="policy: there is no 'exprt'; did you mean 'expert'"):
         evaluated("FrozenLake-v0", "exprt")
     with pytest.raises(UsageError, match="--split: there is no 'evil'; did you mean 'eval'"):
         evaluated("FrozenLake-v0", "random", split="evil")
     with pytest.raises(OptionError, match="slop: no such option; did you mean 'slip'"):
-        evaluated("FrozenLake-v0", "random", slop=0.5)
+        evaluated("FrozenLake-v0", "random", options={"slop": 0.5})
 
 
 def test_rooms_of_a_file_are_played(tmp_path: Path) -> None:
     rooms = tmp_path / "rooms.txt"
     rooms.write_text("#####\n#@$.#\n#   #\n#   #\n#####\n")
-    found = evaluated("Sokoban-v0", "expert", split="any", level_file=str(rooms))
+    found = evaluated("Sokoban-v0", "expert", split="any", options={"level_file": str(rooms)})
     assert (found.metrics["success"].mean, found.metrics["turns"].mean) == (1.0, 1.0)
     assert found.options == {"level_file": str(rooms)}
 
 
-def test_greedy_attempts_are_refused_since_they_are_all_the_same() -> None:
-    with pytest.raises(UsageError, match="makes all attempts at a task identical"):
-        evaluated("FrozenLake-v0", "random", attempts=2, greedy=True)
-
-
 def test_levels_are_counted_by_the_length_of_their_shortest_solution() -> None:
-    found = evaluated("FrozenLake-v0", "expert", split="any", map="4x4", max_moves=6)
+    found = evaluated("FrozenLake-v0", "expert", split="any", options={"map": "4x4", "max_moves": 6})
     assert [(one.shortest, one.episodes, one.successes) for one in found.by_difficulty()] == [(6, 40, 40)]
     assert found.as_json()["by_difficulty"] == [
         {
@@ -132,8 +110,10 @@ def test_every_length_adds_up_to_all_episodes_and_all_successes() -> None:
 def test_pass_at_n_is_the_share_of_tasks_that_are_solved_at_least_once() -> None:
     found = evaluated("FrozenLake-v0", "random", attempts=4)
     solved = [any(attempts) for _, attempts in found.levels]
-    assert list(found.metrics)[:5] == ["success", "pass@1", "pass@2", "pass@4", "return"]
+    assert list(found.metrics)[:5] == ["success", "pass@1", "pass@2", "pass^2", "pass@4"]
     assert found.metrics["pass@4"].mean == sum(solved) / 40
+    assert found.metrics["pass^4"].mean == sum(all(attempts) for _, attempts in found.levels) / 40
+    assert found.metrics["flips"].mean == sum(len({*attempts}) == 2 for _, attempts in found.levels) / 40
     assert found.metrics["pass@4"].mean > found.metrics["success"].mean + 0.1
 
 
@@ -160,20 +140,16 @@ class Brittle(gymnasium.Env[str, str]):
         return "go", 1.0, self.steps == 2, False, {"legal_moves": ["on"]}
 
 
-def test_an_episode_whose_environment_raises_is_void_and_the_others_count() -> None:
-    tally = OutcomeTally(5, 1, SilentDisplay(), None)
-
-    async def main() -> None:
-        async with SlotHost(lambda env_id: Brittle(), 2) as host:
-            tasks = [Task("Brittle-v0", seed) for seed in range(5)]
-            await play(RandomPlayer("Brittle-v0", None), host, tasks, seed=0, attempts=1, on_episode=tally.add)
-
-    clock.run(main)
-    outcomes = [outcome for (outcome,) in tally.by_task]
-    assert [outcome.error is None for outcome in outcomes] == [True, False, True, False, True]
+def test_an_episode_whose_environment_raises_is_void_and_the_others_count(capsys: pytest.CaptureFixture[str]) -> None:
+    if all(one.id != "Brittle-v0" for one in environments.registered()):
+        registry.register("Brittle-v0", Brittle, success_return=2.0)
+    found = evaluated("Brittle-v0", "random")
+    assert (found.episodes + found.void, found.void_by_cause) == (40, {"env_error": found.void})
+    assert found.endings == {"solved": found.episodes, "void": found.void}
+    assert (found.metrics["success"].mean, found.metrics["return"].mean) == (1.0, 2.0)
+    assert found.success_rule == "return >= 2.0"
     place = rf"{re.escape(__file__)}:\d+"
-    assert re.fullmatch(rf"Brittle-v0 raised RuntimeError in step: it broke \({place}\)", outcomes[1].error or "")
-    assert [outcome.metrics.get("return") for outcome in outcomes] == [2.0, None, 2.0, None, 2.0]
+    assert re.fullmatch(rf"Brittle-v0 raised RuntimeError in step: it broke \({place}\)", found.error or "")
 
 
 class Killer(SilentDisplay):
@@ -195,16 +171,10 @@ def test_a_lost_server_is_named(tmp_path: Path) -> None:
         assert server.stdout is not None
         url = server.stdout.readline().split()[1]
 
-        async def main() -> Evaluation:
-            task = ("FrozenLake-v0", "random")
-            display = Killer(server)
-            return await evaluate(*task, episodes=2000, seed=0, options={}, split="eval", display=display, url=url)
-
+        described = evaluation.read("FrozenLake-v0", policy="random", episodes=2000, seed=0, url=url)
         try:
-            with pytest.raises(
-                UnreachableError, match=f"^lost the server at {url}: .*; repeat the evaluation once it is"
-            ):
-                clock.run(main)
+            with pytest.raises(EnvkitError, match=r"^256 episodes in a row were void, .*; repeat the evaluation when"):
+                clock.run(partial(evaluate, described, display=Killer(server)))
         finally:
             server.kill()
 
@@ -222,20 +192,8 @@ def test_random_and_expert_play_the_actions_that_they_always_played() -> None:
         def note(episode: EpisodeRecord) -> None:
             played[episode.index, episode.member] = [turn.action for turn in episode.turns]
 
-        async def main() -> None:
-            await evaluate(
-                "FrozenLake-v0",
-                policy,
-                episodes=6,
-                attempts=2,
-                seed=3,
-                options={},
-                split="eval",
-                display=SilentDisplay(),
-                on_episode=note,
-            )
-
-        clock.run(main)
+        described = evaluation.read("FrozenLake-v0", policy=policy, episodes=6, attempts=2, seed=3)
+        clock.run(partial(evaluate, described, display=SilentDisplay(), on_episode=note))
         return hashlib.sha256(repr(sorted(played.items())).encode()).hexdigest()[:16]
 
     assert (actions("random"), actions("expert")) == ("20369c94e16c49fd", "f1de4c259a98c553")
@@ -244,7 +202,7 @@ def test_random_and_expert_play_the_actions_that_they_always_played() -> None:
 def test_evaluations_of_the_same_tasks_have_the_same_hash() -> None:
     expert, chance = evaluated("FrozenLake-v0", "expert"), evaluated("FrozenLake-v0", "random")
     assert expert.as_json()["task_set"] == chance.task_set
-    others = [evaluated("FrozenLake-v0", "expert", seed=4), evaluated("FrozenLake-v0", "expert", size=5)]
+    others = [evaluated("FrozenLake-v0", "expert", seed=4), evaluated("FrozenLake-v0", "expert", options={"size": 5})]
     assert len({expert.task_set, *(one.task_set for one in others)}) == 3
 
 

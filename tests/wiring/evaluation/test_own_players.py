@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 import anyio
 import pytest
 from msgspec.structs import replace
 
-from envkit import clock, registry
+from envkit import registry
 from envkit.env import AsyncEnv
 from envkit.errors import UsageError
-from envkit.trainer_bridge.run_folder.display import SilentDisplay
-from envkit.trainer_bridge.run_folder.episodes import read_episodes
-from envkit.types import EpisodeRecord, Observation, Options, Reset, Step, StopReason, Task
-from envkit.vector import SlotHost
-from envkit.wiring.api import evaluate
-from envkit.wiring.evaluation.players import PromptTooLongError, play_episode
-from envkit.wiring.evaluation.rescore import Rescored, rescore, totals
+from envkit.protocols import EpisodePlayer, Player
+from envkit.trainer_bridge.evaluation.rescore import totals
+from envkit.types import Observation, Options, Reset, RolloutRequest, Step, Task
+from envkit.wiring.api import evaluate, rescore
 
 
 class Parity(AsyncEnv):
@@ -48,17 +43,15 @@ class Parity(AsyncEnv):
     async def close(self) -> None: ...
 
 
-class Oracle:
+class Oracle(Player, EpisodePlayer):
     """Knows the answer from the task."""
-
-    generation = None
 
     def __init__(self, **options: object) -> None:
         self.seed = 0
 
-    def begin(self, task: Task, start: Reset, rng: random.Random) -> Oracle:
+    def begin(self, request: RolloutRequest, start: Reset) -> Oracle:
         player = Oracle()
-        player.seed = task.seed
+        player.seed = request.task.seed
         return player
 
     async def act(self, observation: Observation) -> str:
@@ -112,7 +105,7 @@ class Reader(Oracle):
         super().__init__()
         self.answers = (data["answers"] / "all.txt").read_text().split() if points == 0.5 else []
 
-    def begin(self, task: Task, start: Reset, rng: random.Random) -> Reader:
+    def begin(self, request: RolloutRequest, start: Reset) -> Reader:
         return self
 
     def moves(self, observation: Observation) -> Sequence[str]:
@@ -149,70 +142,14 @@ def test_a_player_that_the_environment_does_not_have_is_refused_with_the_nearest
         evaluate("Cheated-v0", policy, episodes=1)
 
 
-class Overflows(Oracle):
-    """Has no room for a second prompt."""
-
-    acted = 0
-
-    def begin(self, task: Task, start: Reset, rng: random.Random) -> Overflows:
-        return self
-
-    async def act(self, observation: Observation) -> str:
-        self.acted += 1
-        if self.acted > 1:
-            raise PromptTooLongError("too long")
-        return "no"
-
-
-class Graded(Parity):
-    """Goes on after each step, and grades with 0.5 after `after_s` seconds."""
-
-    def __init__(self, after_s: float) -> None:
-        self.after_s = after_s
-
-    async def reset(self, *, seed: int, options: Options) -> Reset:
-        return Reset(Observation("a"), {}, is_graded=True)
-
-    async def step(self, action: str) -> Step:
-        return Step(Observation("b"), 0.0, False, False, {})
-
-    async def grade(self) -> float | None:
-        await anyio.sleep(self.after_s)
-        return 0.5
-
-
-def overflowed(after_s: float) -> EpisodeRecord:
-    async def main() -> EpisodeRecord:
-        async with SlotHost(lambda _: Graded(after_s), 1) as host:
-            task = Task("Parity-v0", 0)
-            return await play_episode(Overflows(), host, task, random.Random(0), index=0, member=0, max_turns=9)
-
-    return clock.run(main, virtual=True)
-
-
-def test_an_episode_without_room_for_the_next_prompt_is_graded_as_it_is() -> None:
-    played = overflowed(after_s=599)
-    assert (played.stop, played.valid, played.grade, played.reward) == (StopReason.CONTEXT_OVERFLOW, True, 0.5, 0.5)
-
-
-def test_a_grader_that_does_not_answer_for_ten_minutes_voids_the_episode() -> None:
-    played = overflowed(after_s=601)
-    assert (played.stop, played.error) == (StopReason.NO_GRADE, "the grader did not answer within 600 s")
-
-
 def test_an_episode_without_a_grade_is_void() -> None:
     with pytest.raises(Exception, match=r"0 of 2 episodes of Parity-v0 finished.*the grader could not run"):
         evaluate("Parity-v0", "oracle", episodes=2, options={"broken": 1})
 
 
-def rescored(episodes: list[EpisodeRecord], **options: float) -> list[Rescored]:
-    return clock.run(partial(rescore, episodes, options=options, display=SilentDisplay()))
-
-
 def test_rewards_are_computed_again_from_recorded_actions(tmp_path: Path) -> None:
     evaluate("Parity-v0", "oracle", episodes=6, output=tmp_path)
-    episodes = read_episodes(tmp_path / "episodes.jsonl")
-    same, other = rescored(episodes), rescored(episodes, points=0.5)
+    (_, same), (_, other) = rescore(tmp_path), rescore(tmp_path, options={"points": 0.5})
     assert not any(one.is_changed or one.differs_at is not None for one in same)
     assert totals(same) == {"success": (1, 1), "reward": (1, 1)}
     assert all(one.is_changed for one in other)
@@ -221,8 +158,7 @@ def test_rewards_are_computed_again_from_recorded_actions(tmp_path: Path) -> Non
 
 def test_episodes_whose_observations_differ_are_named(tmp_path: Path) -> None:
     evaluate("Arithmetic-v0", "expert", episodes=3, options={"instructions": False}, output=tmp_path)
-    episodes = read_episodes(tmp_path / "episodes.jsonl")
-    again = clock.run(partial(rescore, episodes, options={"instructions": True}, display=SilentDisplay()))
+    _, again = rescore(tmp_path, options={"instructions": True})
     assert [one.differs_at for one in again] == [0, 0, 0]
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from envkit import clock, config
-from envkit.config import kinds
+from envkit.config import evaluation, kinds
 from envkit.errors import ConfigError, UsageError
-from envkit.trainer_bridge.run_folder.display import SilentDisplay
-from envkit.trainer_bridge.run_folder.rows import read_rows
-from envkit.wiring.evaluation.players import Playing, kind_of
+from envkit.runs.display import SilentDisplay
+from envkit.runs.files import read_rows
+from envkit.wiring.evaluation.policies import find_policy, kind_of
 from envkit.wiring.training import resolve
 from envkit.wiring.training.run import train
 
@@ -149,15 +149,16 @@ def test_a_player_of_a_package_is_evaluated_and_gets_what_follows_the_colon(site
 def test_a_policy_that_does_not_exist_is_refused_with_the_names_of_packages(installed: Path) -> None:
     assert kind_of("always") == ("always", "")
     assert kind_of("always:go: up") == ("always", "go: up")
-    with pytest.raises(UsageError, match=r"^--policy: there is no 'alwys:up'; did you mean 'always'\?$"):
+    with pytest.raises(UsageError, match=r"^policy: there is no 'alwys:up'; did you mean 'always'\?$"):
         kind_of("alwys:up")
     with pytest.raises(UsageError, match=r"; there are: random, expert, .*, checkpoint:DIR, nop, always$"):
         kind_of("sonnet")
 
 
-def test_a_player_of_a_package_has_no_settings_of_a_language_model() -> None:
-    with pytest.raises(UsageError, match=r"^--temperature needs --policy .*; leave it out with always$"):
-        Playing(temperature=1.0).check("always")
+def test_a_player_of_a_package_has_no_settings_of_a_language_model(installed: Path) -> None:
+    described = evaluation.read("FrozenLake-v0", policy="always", temperature=1.0)
+    with pytest.raises(ConfigError, match=r"^rollout.temperature: needs the policy .*; leave it out with always$"):
+        find_policy(described, None)
 
 
 # --- Checks ----------------------------------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ import pytest
 
 from envkit.config.parts import WandbSection
 from envkit.errors import UsageError
+from envkit.runs.files import read_rows
 from envkit.trainer_bridge.run_folder.record import RunRecord
-from envkit.trainer_bridge.run_folder.rows import read_rows
 from envkit.wiring.contexts import TrackerContext
 from envkit.wiring.training.kinds.trackers import open_wandb
 from tests.wiring.kinds.wandb_files import records

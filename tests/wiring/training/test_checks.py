@@ -13,8 +13,8 @@ from huggingface_hub import constants
 from envkit import clock, config, register
 from envkit.config import RunConfig
 from envkit.errors import ConfigError
+from envkit.runs.display import SilentDisplay
 from envkit.trainer_bridge.rollout import RolloutLimits
-from envkit.trainer_bridge.run_folder.display import SilentDisplay
 from envkit.wiring.training import checks, resolve
 from envkit.wiring.training.run import train
 from tests.cli.commands import called
@@ -381,11 +381,12 @@ def test_tasks_of_different_splits_seeds_and_numbers_are_different() -> None:
 
 def test_limits_are_the_files() -> None:
     section = {"max_turns": 5, "max_tokens": 99, "timeout_s": 7, "retries": 0}
-    limits = resolve.limits_of(resolve.resolve(run_of(rollout=section)))
-    assert limits == RolloutLimits(5, 99, 1, 7, 0, grade_timeout_s=600)
+    usual: dict[str, Any] = {**section, "turn_tokens": 1}
+    limits = resolve.limits_of(resolve.resolve(run_of(rollout=section)).rollout)
+    assert limits == RolloutLimits(**usual, grade_timeout_s=600)
     timeouts = {"reset_timeout_s": 20, "completion_timeout_s": 30, "episode_timeout_s": 40, "grade_timeout_s": 50}
-    limits = resolve.limits_of(resolve.resolve(run_of(rollout={**section, **timeouts})))
-    assert limits == RolloutLimits(5, 99, 1, 7, 0, **timeouts)
+    limits = resolve.limits_of(resolve.resolve(run_of(rollout={**section, **timeouts})).rollout)
+    assert limits == RolloutLimits(**usual, **timeouts)
 
 
 def test_the_algorithm_is_the_files() -> None:

@@ -12,13 +12,12 @@ import pytest
 from safetensors.torch import load_file
 
 from envkit import clock, config
-from envkit.config import RunConfig
+from envkit.config import RunConfig, evaluation
 from envkit.config.parts import TorchTrainerSection
 from envkit.errors import UsageError
-from envkit.trainer_bridge.run_folder.display import SilentDisplay
+from envkit.runs.display import SilentDisplay
 from envkit.types import SamplingParams
-from envkit.wiring.evaluation.local_models import LocalModel
-from envkit.wiring.evaluation.players import Playing
+from envkit.wiring.evaluation.local_models import find_local
 from envkit.wiring.training import checks
 from envkit.wiring.training.policy import open_policy
 from envkit.wiring.training.resolve import resolve
@@ -144,9 +143,12 @@ def test_the_policy_of_a_run_is_evaluated_and_trained_on_as_long_as_its_model_ex
     policy = trained(chat_folder, tmp_path / "run", steps=1)
     assert json.loads((policy / "adapter_config.json").read_text())["base_model_name_or_path"] == str(chat_folder)
     assert not (policy / "model.safetensors").exists()
-    named = LocalModel.of_name(str(policy), "FrozenLake-v0", Playing(), seed=1)
-    checkpoint = LocalModel.of_checkpoint(tmp_path / "run", Playing(), seed=1)
-    assert named.path == checkpoint.path == str(policy)
+    both = (("model", policy), ("checkpoint", tmp_path / "run"))
+    lake = {"env": {"id": "FrozenLake-v0"}}
+    described = [(evaluation.parse({**lake, "policy": f"{kind}:{one}"}), kind, str(one)) for kind, one in both]
+    named, checkpoint = (find_local(*one) for one in described)
+    assert named.identity == checkpoint.identity
+    assert named.identity.startswith(f"{policy} ")
     assert checks.check(config.parse(content(policy, steps=1))) == []
     assert answers(policy) != answers(chat_folder)
     # Without training, an adapter on top of the adapter plays like it.

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from envkit.errors import UsageError
-from envkit.trainer_bridge.models.cache import make_once
+from envkit.runs.cache import make_once
+from envkit.runs.display import SilentDisplay
 from envkit.trainer_bridge.models.catalogue import CATALOGUE, CatalogueModel, is_model, models_folder
-from envkit.trainer_bridge.run_folder.display import SilentDisplay
 from envkit.wiring.training.models import fetch, find, locate, verify
 from tests.trainer_bridge.models import write_tiny
 from tests.wiring.training.gguf_files import SPECIAL, weights, write_gguf, write_wheel
@@ -188,7 +188,7 @@ def test_an_unknown_name_gets_the_nearest_one() -> None:
 FETCH = """
 import ast, sys
 from envkit.trainer_bridge.models.catalogue import CatalogueModel
-from envkit.trainer_bridge.run_folder.display import SilentDisplay
+from envkit.runs.display import SilentDisplay
 from envkit.wiring.training.models import fetch
 from envkit.errors import UsageError
 
@@ -219,14 +219,14 @@ def test_a_python_without_pip_is_named_in_the_error(small: CatalogueModel, tmp_p
 STOPS = """
 import sys
 from pathlib import Path
-from envkit.trainer_bridge.models.cache import make_once
+from envkit.runs.cache import make_once
 
 def make(draft, folder):
     (folder / "config.json").write_text("{}")
     print("writing", flush=True)
     sys.stdin.read()
 
-print(make_once(Path(sys.argv[1]), make, announce=print))
+print(make_once(Path(sys.argv[1]), make, is_made=Path.is_dir, announce=print))
 """
 
 
@@ -259,7 +259,7 @@ def test_a_killed_conversion_leaves_no_model_and_the_next_one_removes_its_files(
     def make(draft: Path, folder: Path) -> None:
         (folder / "config.json").write_text("whole")
 
-    assert make_once(place, make, announce=silent)
+    assert make_once(place, make, is_made=is_model, announce=silent)
     assert (place / "config.json").read_text() == "whole"
     assert sorted(path.name for path in cache.iterdir()) == [".small.lock", "small"]
 

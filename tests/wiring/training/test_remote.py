@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from envkit import clock, config
+from envkit.protocols import EnvHost
 from envkit.wiring.training import checks, remote
 from envkit.wiring.training.resolve import spec_of
 from tests.http.envs import serving, slots
@@ -104,7 +105,7 @@ def test_a_server_that_cannot_be_asked_is_a_problem(env: dict[str, str], problem
 
 
 def test_a_server_without_slots_is_a_problem() -> None:
-    class Empty:
+    class Empty(EnvHost):
         """A host whose sandboxes all failed."""
 
         capacity = 0

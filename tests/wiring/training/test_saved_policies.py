@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 
 from envkit import clock, config
-from envkit.config import RunConfig
+from envkit.config import RunConfig, evaluation
 from envkit.config.parts import AutoRendererSection, TransformersEngineSection
 from envkit.errors import ConfigError
+from envkit.runs.display import SilentDisplay
 from envkit.trainer_bridge.models.saved_policy import POLICY_FILE, SavedPolicy
-from envkit.trainer_bridge.run_folder.display import SilentDisplay
 from envkit.types import JSON
-from envkit.wiring.evaluation.local_models import LocalModel
-from envkit.wiring.evaluation.players import Playing
+from envkit.wiring.evaluation.local_models import find_local
 from envkit.wiring.training import checks
 from envkit.wiring.training.policy import open_policy, playing_threads
 from envkit.wiring.training.resolve import is_tiny, resolve
@@ -161,9 +160,9 @@ def test_a_learning_rate_that_can_destroy_a_pretrained_model_gets_a_line(
 
 
 def test_an_evaluation_of_the_folder_plays_as_the_policy_was_trained(tiny: Path) -> None:
-    found = LocalModel.of_name(str(tiny), "FrozenLake-v0", Playing(), seed=1)
-    assert found.options_for("FrozenLake-v0") == {"instructions": False}
-    assert (found.path, found.limits.turn_tokens, dtype_of(found.run)) == (str(tiny), 1, "float32")
+    described = evaluation.parse({"env": {"id": "FrozenLake-v0"}, "policy": f"model:{tiny}"})
+    found = find_local(described, "model", str(tiny))
+    assert (found.options, found.limits.turn_tokens, found.warning) == ({"instructions": False}, 1, "")
 
 
 @pytest.mark.slow

@@ -13,13 +13,13 @@ import pytest
 
 from envkit import TrainSummary, clock, config, register, registry
 from envkit.cli.training.train import _rows
-from envkit.config import RunConfig
+from envkit.config import RunConfig, evaluation
+from envkit.runs.display import SilentDisplay
 from envkit.trainer_bridge.models.saved_policy import POLICY_FILE, SavedPolicy
-from envkit.trainer_bridge.run_folder.display import SilentDisplay
 from envkit.types import JSON, Observation, Task, stable_hash
 from envkit.wiring import environments
-from envkit.wiring.evaluation.local_models import LocalModel
-from envkit.wiring.evaluation.players import Playing
+from envkit.wiring.evaluation.contestant import FoundPolicy
+from envkit.wiring.evaluation.local_models import find_local
 from envkit.wiring.training import checks, resolve
 from envkit.wiring.training.run import train
 from tests.trainer_bridge.models import write_tiny
@@ -145,6 +145,10 @@ def test_a_tiny_policy_knows_the_vocabulary_of_its_environment(monkeypatch: pyte
             assert unknown not in policy.renderer.open(Observation(env.reset(seed=seed)[0]))
 
 
+def found(kind: str, name: object, env_id: str) -> FoundPolicy:
+    return find_local(evaluation.parse({"env": {"id": env_id}, "policy": f"{kind}:{name}"}), kind, str(name))
+
+
 def test_a_saved_policy_records_every_environment_that_it_was_trained_in(tmp_path: Path) -> None:
     folder = write_tiny(tmp_path / "policy", seed=1)
     saved = SavedPolicy(True, "FrozenLake-v0", {"size": 3}, 2, {}, {"Sokoban-v0": {"size": 5}})
@@ -154,10 +158,10 @@ def test_a_saved_policy_records_every_environment_that_it_was_trained_in(tmp_pat
     run = resolve.resolve(run_of({"id": "Sokoban-v0"}, {"id": "FrozenLake-v0", "options": {"size": 4}}, engine=engine))
     assert [section.options["size"] for section in run.envs] == [5, 4]
     assert run.rollout.turn_tokens == 2
-    model = LocalModel.of_name(str(folder), "Sokoban-v0", Playing(), seed=1)
-    assert (model.options_for("Sokoban-v0")["size"], model.mismatch("Sokoban-v0")) == (5, "")
-    warning = "warning: the policy was trained on FrozenLake-v0, Sokoban-v0 and plays Arithmetic-v0 within these limits"
-    assert model.mismatch("Arithmetic-v0").startswith(warning)
+    sokoban, other = (found("model", folder, env_id) for env_id in ("Sokoban-v0", "Arithmetic-v0"))
+    assert (sokoban.options["size"], sokoban.warning) == (5, "")
+    warning = "warning: the policy was trained on FrozenLake-v0, Sokoban-v0 and plays Arithmetic-v0 with rollout."
+    assert other.warning.startswith(warning)
 
 
 def test_a_policy_that_was_saved_with_one_environment_is_read(tmp_path: Path) -> None:
@@ -171,9 +175,11 @@ def test_a_checkpoint_is_evaluated_in_each_environment_with_its_options(tmp_path
     policy = write_tiny(tmp_path / "checkpoints" / "step-1" / "policy", seed=1)
     SavedPolicy(True, "FrozenLake-v0", {}, other_envs={"Sokoban-v0": {}}).write(policy)
     (tmp_path / "config.yaml").write_text(config.dump(resolve.resolve(run_of(LAKE, SOKOBAN, {**LAKE, "options": {}}))))
-    model = LocalModel.of_checkpoint(tmp_path, Playing(), seed=0)
-    assert (model.options_for("FrozenLake-v0")["size"], model.options_for("Sokoban-v0")["size"]) == (3, 5)
-    assert (model.options_for("Arithmetic-v0"), model.mismatch("Sokoban-v0"), model.batch) == ({}, "", 24)
+    lake, sokoban, other = (
+        found("checkpoint", tmp_path, env_id) for env_id in ("FrozenLake-v0", "Sokoban-v0", "Arithmetic-v0")
+    )
+    assert (lake.options["size"], sokoban.options["size"], other.options) == (3, 5, {})
+    assert (sokoban.warning, sokoban.at_once) == ("", 24)
 
 
 # --- Summaries -------------------------------------------------------------------------------------------------------

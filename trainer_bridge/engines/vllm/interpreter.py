@@ -8,8 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from envkit.errors import UsageError
-
-from ...models.catalogue import cache_folder
+from envkit.runs.cache import cache_folder
 
 _PROBE = """if True:
     from importlib.metadata import PackageNotFoundError, version

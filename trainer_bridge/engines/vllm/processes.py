@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from envkit import clock
-from envkit.formats import private_folder
+from envkit.runs.folder import private_folder
 
 from .plugin.envkit_processes import end_group, members, started_at
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from envkit.wiring.env_check.tasks import check_tasks
+from envkit.checks.tasks import check_tasks
 from envkit.wiring.environments import find
 from envkit.wiring.terminal import OWN_TASKS
 from tests.sandbox.containers import image

@@ -21,6 +21,7 @@ from pydantic import Field
 
 from envkit.config.grammar import Section
 from envkit.config.parts import EngineSection, RendererSection, SandboxSection, TrackerSection, TrainerSection
+from envkit.protocols import EpisodePlayer, Player
 from envkit.sandbox import ProcessBackend
 from envkit.trainer_bridge.algorithms.catalogue import Part
 from envkit.types import (
@@ -33,9 +34,9 @@ from envkit.types import (
     PauseMode,
     Prompt,
     Reset,
+    RolloutRequest,
     Sample,
     SamplingParams,
-    Task,
     Weights,
     floats,
     ints,
@@ -264,16 +265,12 @@ LINES = Kind(LinesSection, open_lines)
 
 
 @dataclass(frozen=True)
-class Always:
+class Always(Player, EpisodePlayer):
     """Plays the same action in every turn, in every episode."""
 
     action: str
 
-    @property
-    def generation(self) -> None:
-        return None
-
-    def begin(self, task: Task, start: Reset, rng: random.Random) -> Always:
+    def begin(self, request: RolloutRequest, start: Reset) -> Always:
         return self
 
     async def act(self, observation: Observation) -> str:

@@ -1,0 +1,336 @@
+"""Checks of an environment that play it in this process, one instance at a time."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Iterator, Sequence
+from numbers import Real
+from typing import Any, get_args
+
+import anyio
+import anyio.lowlevel
+import numpy as np
+
+from envkit import clock, registry
+from envkit.checks.recorded import (
+    NO_SUCCESS,
+    EnvUnderTest,
+    Explorer,
+    FailedCheckError,
+    PlayedEpisode,
+    SkippedCheckError,
+    difference,
+    shown,
+    step_name,
+)
+from envkit.checks.recorder import Seen, unless_void
+from envkit.env import loop_thread
+from envkit.errors import EnvkitError, OptionError, RequestError
+from envkit.http.protocol.messages import write
+from envkit.metrics import Fold
+from envkit.protocols import EpisodePlayer, Player
+from envkit.trainer_bridge.rollout import RolloutLimits, play
+from envkit.trainer_bridge.rollout.players import ScriptedPlayer
+from envkit.types import JSON, Observation, Options, Reset, RolloutRequest, Task, Trajectory
+from envkit.wiring.environments import attributed, open_resources, slots
+
+BAD_ACTIONS = (
+    "",
+    "\x00 \N{SNOWMAN} DROP TABLE",
+    "<answer></answer>",
+    "<answer>" * 1000,
+    "x" * 2**20,
+    "\ud800",
+    "\\boxed{",
+)
+"""Actions without meaning: empty, odd characters, very long, incomplete answers."""
+
+MAX_BLOCK_S = 0.02
+"""Maximum seconds that a step may block its thread, because hundreds of other episodes may share the thread."""
+
+_EXPERT_STEPS = 1000
+_REPEATS = 5
+_STEPS_TIMED = 20
+_TIMED_S = 10.0
+_OPTIONS_TRIED = 6
+_OPTION_SEEDS = range(3)
+_OPTION_STEPS = 40
+_OPTIONS_S = 20.0
+
+
+def episodes_can_be_played(env: EnvUnderTest) -> str:
+    ended = sum(played.has_ended for played in env.episodes)
+    steps = sum(len(played.actions) for played in env.episodes)
+    return f"{len(env.episodes)} episodes, {steps} steps, {ended} ended"
+
+
+def observations_are_text(env: EnvUnderTest) -> str:
+    for seen, where in _everything(env):
+        if not isinstance(seen.observation, str):
+            raise FailedCheckError(
+                f"the observation of {where} is a {type(seen.observation).__name__} ({shown(seen.observation)}); "
+                "return text that a language model can read, and put the rest into info"
+            )
+    return f"the longest has {max(len(seen.observation) for seen, _ in _everything(env))} characters"
+
+
+def rewards_are_finite(env: EnvUnderTest) -> str:
+    for seen, where in _everything(env):
+        if not isinstance(seen.reward, Real) or not math.isfinite(seen.reward):
+            raise FailedCheckError(
+                f"the reward of {where} is {shown(seen.reward)}; return a finite number, such as 0.0"
+            )
+        for name, flag in (("terminated", seen.terminated), ("truncated", seen.truncated)):
+            if not isinstance(flag, (bool, np.bool_)):
+                raise FailedCheckError(f"{name} of {where} is {shown(flag)}; return True or False")
+    rewards = [seen.reward for played in env.episodes for seen in played.seen[1:]]
+    return f"from {min(rewards):g} to {max(rewards):g}" if rewards else "no step was played"
+
+
+def info_is_plain_data(env: EnvUnderTest) -> str:
+    for seen, where in _everything(env):
+        try:
+            write(seen.info)
+        except RequestError as error:
+            raise FailedCheckError(
+                f"the info of {where} {error}; put only numbers, texts, lists and dicts into it"
+            ) from None
+    return "all infos can be sent as JSON"
+
+
+def metrics_are_numbers(env: EnvUnderTest) -> str:
+    with env.opened() as instance:
+        named: Any = instance.metadata.get("metrics") or env.episodes[0].seen[0].info.get("metrics")
+    if not named:
+        raise SkippedCheckError("no metrics declared; to plot success, set metadata = {'metrics': {'success': 'last'}}")
+    infos = [seen.info for played in env.episodes for seen in played.seen[1:]]
+    for name, how in named.items():
+        if how not in get_args(Fold):
+            raise FailedCheckError(f"metric {name} has the aggregation {how!r}; use one of {', '.join(get_args(Fold))}")
+        values = [info[name] for info in infos if name in info]
+        if not values:
+            raise FailedCheckError(f"metric {name} is missing in the infos of {len(infos)} steps; report it there")
+        wrong = [one for one in values if not isinstance(one, (bool, int, float)) or not math.isfinite(one)]
+        if wrong:
+            raise FailedCheckError(f"metric {name} is {shown(wrong[0])} in an info; report a bool, int or finite float")
+    return ", ".join(named)
+
+
+def success_is_reported(env: EnvUnderTest) -> str:
+    ended = [played.success for played in env.episodes if played.has_ended]
+    known = [success for success in ended if success is not None]
+    if not known:
+        raise SkippedCheckError(NO_SUCCESS if ended else "no recorded episode ended")
+    return f"{sum(known)} of {len(known)} episodes"
+
+
+def bad_actions_are_answered(env: EnvUnderTest) -> str:
+    with env.opened() as instance:
+        for action in BAD_ACTIONS:
+            try:
+                seen = env.play(instance, 0, ScriptedPlayer([[action]])).seen[-1]
+            except EnvkitError as error:
+                raise FailedCheckError(
+                    f"{error}, for the action {shown(action)}; answer bad actions with an observation that says what "
+                    "was wrong, and raise nothing"
+                ) from None
+            if not isinstance(seen.observation, str):
+                kind = type(seen.observation).__name__
+                raise FailedCheckError(f"the observation after action {shown(action)} is a {kind}; return text")
+    return f"{len(BAD_ACTIONS)} meaningless actions"
+
+
+def replay_gives_the_same(env: EnvUnderTest) -> str:
+    for played in env.episodes:
+        with env.opened() as instance:
+            found = difference(played.as_json(), env.replay(instance, played).as_json())
+        if found is not None:
+            raise FailedCheckError(
+                f"the same actions from the same seed gave different episodes ({found}); draw all random values from "
+                "the seed of reset, as by random.Random(stable_hash(seed)), never from global generators or the time"
+            )
+    return f"{len(env.episodes)} episodes, action by action"
+
+
+def nothing_leaks(env: EnvUnderTest) -> str:
+    episodes = [*env.episodes, *env.episodes]
+    with env.opened() as instance:
+        for played in episodes:
+            found = difference(played.as_json(), env.replay(instance, played).as_json())
+            if found is not None:
+                raise FailedCheckError(
+                    f"an instance that has played other episodes plays this one differently ({found}); set all "
+                    "state of an episode in reset, since instances are used again"
+                )
+    return f"one instance played {len(episodes)} episodes like new ones"
+
+
+def options_count_at_reset(env: EnvUnderTest) -> str:
+    same: list[str] = []
+    until = clock.stopwatch() + _OPTIONS_S
+    for name, values in _options_to_try(env):
+        if any(_counts_at_reset(env, name, value) for value in values):
+            same.append(name)
+        if len(same) == _OPTIONS_TRIED or clock.stopwatch() > until:
+            break
+    if not same:
+        raise SkippedCheckError("no option was found that changes an episode; name one with --option KEY=VALUE")
+    return f"{', '.join(same)}: same effect when passed to make as to reset"
+
+
+def _counts_at_reset(env: EnvUnderTest, name: str, value: JSON) -> bool:
+    """Check that option `name` with `value` has the same effect when passed to reset as when passed to make.
+
+    Returns:
+        False if the option has no effect, or if reset rejects it.
+
+    Raises:
+        FailedCheckError: The effect is different when passed to reset, or lasts beyond the episode.
+    """
+    others = {key: one for key, one in env.options.items() if key != name}
+    try:
+        by_make, without = _with_options(env, {**others, name: value}), _with_options(env, others)
+    except EnvkitError:  # the guessed value is invalid, or the option needs another option
+        return False
+    if by_make == without:
+        return False
+    try:
+        by_reset, after = _with_options(env, others, at_reset={name: value})
+    except OptionError:
+        return False
+    if by_reset != by_make[0]:
+        ignores = "reset(options=...) ignores it"
+        how = ignores if by_reset == without[0] else "has a different effect when passed to reset(options=...)"
+        raise FailedCheckError(
+            f"option {name}={value!r} has an effect when passed to make, but {how}; the options of a training file "
+            "are passed to reset, so let reset read options too, and let them override those of __init__"
+        )
+    if after != without[0]:
+        raise FailedCheckError(
+            f"option {name}={value!r} of one reset still has an effect after the next reset, which does not pass it; "
+            "apply it to one episode only"
+        )
+    return True
+
+
+def _with_options(env: EnvUnderTest, options: Options, *, at_reset: Options | None = None) -> list[str]:
+    """Play all seeds in one instance, first with `at_reset` passed to reset, if given; return the episodes as text."""
+    with env.opened(options) as instance:
+        return [
+            repr([env.play(instance, seed, options=one, most=_OPTION_STEPS).as_json() for seed in _OPTION_SEEDS])
+            for one in ([None] if at_reset is None else [at_reset, None])
+        ]
+
+
+def _options_to_try(env: EnvUnderTest) -> Iterator[tuple[str, Sequence[JSON]]]:
+    """Yield options with values to try: the caller's, or else all options whose default is a number or bool."""
+    if env.options:
+        yield from ((name, [value]) for name, value in env.options.items())
+        return
+    parameters = inspect.signature(registry.load(env.spec.entry_point)).parameters
+    usual = {name: one.default for name, one in parameters.items()} | dict(env.spec.options)
+    for name, default in usual.items():
+        if isinstance(default, bool):
+            yield name, [not default]
+        elif isinstance(default, (int, float)):
+            yield name, [default + 1, default - 1, 2 * default, default / 2]
+
+
+def expert_solves(env: EnvUnderTest) -> str:
+    if env.expert is None:
+        raise SkippedCheckError("no expert is registered")
+    solved = [_solves(env, seed) for seed in env.seeds]
+    if None in solved:
+        raise SkippedCheckError(NO_SUCCESS)
+    if not any(solved):
+        raise FailedCheckError(
+            f"the expert solves none of {len(env.seeds)} episodes (success in the info of the last step); its "
+            "moves must solve them from the observations alone"
+        )
+    return f"solves {sum(map(bool, solved))} of {len(env.seeds)} episodes"
+
+
+def _solves(env: EnvUnderTest, seed: int) -> bool | None:
+    """Return whether the expert solves an episode; None if that is unknown."""
+    with env.opened() as instance:
+        played = env.play(instance, seed, Explorer(env, only_expert=True), most=_EXPERT_STEPS)
+    return played.success if played.has_ended else False
+
+
+def steps_do_not_block(env: EnvUnderTest) -> str:
+    if not env.spec.is_shareable:
+        raise SkippedCheckError("each episode runs in its own sandbox (is_shareable=False)")
+    played = env.episodes[0]
+    if not played.actions:
+        raise SkippedCheckError("no step was played")
+    with loop_thread() as portal, attributed(env.env_id, "step"):
+        longest_s = portal.call(_longest_step, env, played)
+    if longest_s > MAX_BLOCK_S:
+        raise FailedCheckError(
+            f"a step blocks its thread for {longest_s * 1000:.0f} ms (limit {MAX_BLOCK_S * 1000:g} ms) and stops "
+            "all other episodes; await in an AsyncEnv instead (anyio.sleep; anyio.to_thread.run_sync for blocking "
+            "calls), or register an environment with long computations with is_shareable=False"
+        )
+    return f"at most {longest_s * 1000:.3f} ms a step"
+
+
+async def _longest_step(env: EnvUnderTest, played: PlayedEpisode) -> float:
+    """Return the longest time in seconds that a step of the episode blocks the event loop.
+
+    The episode is played several times, and the shortest time of each step counts.
+    """
+    timer = _BlockTimer(played.actions[:_STEPS_TIMED])
+    request = RolloutRequest("check-env", Task(env.env_id, played.seed, env.options), 0)
+    limits = RolloutLimits(max_turns=len(timer.actions))
+    until = clock.now() + _TIMED_S
+    async with (
+        open_resources(env.spec.needs) as resources,
+        slots(1, env.options, resources) as host,
+        clock.background_tasks() as tasks,
+    ):
+        tasks.start_soon(timer.watch)
+        for repeat in range(_REPEATS):
+            if repeat and clock.now() > until:
+                break
+            timer.finish(unless_void(await play(host, timer, limits, request)))
+    return max(one for one in timer.shortest_s if one < math.inf)
+
+
+class _BlockTimer(Player, EpisodePlayer):
+    """Plays `actions` and measures for how long each step blocks the event loop, at least, over several episodes."""
+
+    def __init__(self, actions: Sequence[str]) -> None:
+        self.actions = actions
+        self.shortest_s = [math.inf] * len(actions)
+        self._blocked_s: list[float] = []
+
+    async def watch(self) -> None:
+        """Measure how long the event loop takes for each iteration, until cancelled."""
+        while True:
+            began = clock.stopwatch()
+            await anyio.lowlevel.checkpoint()
+            if self._blocked_s:
+                self._blocked_s[-1] = max(self._blocked_s[-1], clock.stopwatch() - began)
+
+    def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
+        self._blocked_s = []
+        return self
+
+    async def act(self, observation: Observation) -> str:
+        # Let `watch` run, so that the last step counts up to here, and the next one only from here.
+        await anyio.lowlevel.checkpoint()
+        self._blocked_s.append(0.0)
+        return self.actions[len(self._blocked_s) - 1]
+
+    def finish(self, played: Trajectory) -> None:
+        """Add the times of an episode. The last step blocked for at most its own duration."""
+        for number, (turn, blocked_s) in enumerate(zip(played.turns, self._blocked_s, strict=True)):
+            self.shortest_s[number] = min(self.shortest_s[number], blocked_s, turn.step_s)
+
+
+def _everything(env: EnvUnderTest) -> Iterator[tuple[Seen, str]]:
+    """Yield the return values of every reset and step, each with a name for the step."""
+    for played in env.episodes:
+        for number, seen in enumerate(played.seen):
+            yield seen, f"{step_name(number)} (seed {played.seed})"

@@ -1,0 +1,210 @@
+"""Recording, replay and comparison of episodes for the checks."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any
+
+import gymnasium
+
+from envkit import clock
+from envkit.checks.recorder import Recorder, Seen, play_in
+from envkit.errors import EnvkitError, PlayerStoppedError
+from envkit.protocols import EpisodePlayer, Expert, Player, TaskExpert
+from envkit.trainer_bridge.rollout.players import Chooser, ScriptedPlayer
+from envkit.types import JSON, Observation, Options, Reset, RolloutRequest, StopReason, Task, stable_hash
+from envkit.wiring.environments import attributed, find, make_here, open_expert
+
+MAX_STEPS = 200
+"""Limit on the steps of a recorded episode."""
+
+WORDS = ("1", "yes", "<answer>1</answer>", "I do not know.")
+"""Actions for an environment that lists no legal moves."""
+
+RECORD_S = 5.0
+"""Seconds after which no further step of a recorded episode starts."""
+
+NO_SUCCESS = (
+    "the environment reports no success; set metadata = {'metrics': {'success': 'last'}} and put success into the info "
+    "of the last step, or grade the episodes, or pass success_return to envkit.register"
+)
+
+_SHORT = 60
+
+
+class FailedCheckError(Exception):
+    """The environment violates the contract; the message says how, and what to change."""
+
+
+class SkippedCheckError(Exception):
+    """The check does not apply; the message says why."""
+
+
+@dataclass(slots=True)
+class PlayedEpisode:
+    """A recorded episode.
+
+    Attributes:
+        seed: Seed of the episode.
+        seen: The values that reset and each step returned.
+        actions: The action of each step.
+        success: Whether it succeeded; None if that is unknown.
+    """
+
+    seed: int
+    seen: list[Seen]
+    actions: list[str] = field(default_factory=list)
+    success: bool | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        return bool(self.seen[-1].terminated or self.seen[-1].truncated)
+
+    def as_json(self) -> list[JSON]:
+        """Return the seed and all of `seen` as JSON values."""
+        seen: list[JSON] = json.loads(json.dumps([self.seed, *map(list, self.seen)], default=_plain))
+        return seen
+
+
+class EnvUnderTest:
+    """Creates and plays instances of one environment. Exceptions of the environment become `EnvError`s.
+
+    Args:
+        env_id: Registered environment.
+        options: Options with which instances are created.
+        seeds: Seeds of the recorded episodes, one episode each.
+
+    Attributes:
+        spec: Registration of the environment.
+        expert: Plays part of the recorded episodes; None if no expert is registered.
+
+    Raises:
+        UnknownEnvError, OptionError: The environment is not registered, or its expert rejects an option.
+    """
+
+    def __init__(self, env_id: str, options: Options, seeds: Sequence[int]) -> None:
+        self.env_id = env_id
+        self.options = dict(options)
+        self.seeds = seeds
+        self.spec = find(env_id)
+        self.expert: Expert | None = None if self.spec.expert is None else open_expert(env_id, options)
+
+    @contextmanager
+    def opened(self, options: Options | None = None) -> Iterator[gymnasium.Env[Any, Any]]:
+        """Create an instance for the duration of a ``with`` block; `options`, if given, replace ``self.options``."""
+        with attributed(self.env_id, "__init__"):
+            env = make_here(self.env_id, self.options if options is None else options)
+        with closing(env):
+            yield env
+
+    @cached_property
+    def episodes(self) -> list[PlayedEpisode]:
+        """The recorded episodes: one episode per seed, each in its own instance."""
+        episodes = []
+        for seed in self.seeds:
+            with self.opened() as instance:
+                episodes.append(self.play(instance, seed, Explorer(self, within_s=RECORD_S)))
+        return episodes
+
+    def play(
+        self,
+        env: gymnasium.Env[Any, Any],
+        seed: int,
+        player: Player | None = None,
+        *,
+        options: Options | None = None,
+        most: int = MAX_STEPS,
+    ) -> PlayedEpisode:
+        """Play an episode of at most `most` steps in the instance `env`; the default for `player` is an `Explorer`.
+
+        Raises:
+            EnvkitError: The environment failed.
+        """
+        recorder, task = Recorder(env), Task(self.env_id, seed, options or {})
+        played = clock.run_blocking(partial(play_in, recorder, player or Explorer(self), task, most))
+        return PlayedEpisode(seed, recorder.seen, [turn.action for turn in played.turns], played.outcome.success)
+
+    def replay(self, env: gymnasium.Env[Any, Any], recorded: PlayedEpisode) -> PlayedEpisode:
+        """Play the seed and the actions of `recorded` again, in the instance `env`."""
+        return self.play(env, recorded.seed, ScriptedPlayer([recorded.actions]))
+
+
+@dataclass(frozen=True, slots=True)
+class Explorer(Player):
+    """Plays random legal moves, or `WORDS` if there are none. If the seed of the task is odd, most are the expert's.
+
+    Attributes:
+        env: The environment.
+        within_s: Seconds after which it stops.
+        only_expert: Whether all moves are the expert's, and it stops where the expert knows none.
+    """
+
+    env: EnvUnderTest
+    within_s: float = math.inf
+    only_expert: bool = False
+
+    def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
+        task, expert, rng = request.task, self.env.expert, random.Random(stable_hash("check-env", request.task.seed))
+        playing = expert.for_task(task) if isinstance(expert, TaskExpert) else expert
+        until = clock.stopwatch() + self.within_s
+        share = 1.0 if self.only_expert else 0.7 if task.seed % 2 == 1 else 0.0
+
+        def choose(observation: Observation) -> str:
+            moves, best = observation.legal_moves, tuple[str, ...]()
+            if playing is not None and share and observation.text:
+                with attributed(task.env_id, "moves of the expert"):
+                    best = tuple(playing.moves(observation))
+            if clock.stopwatch() >= until or (self.only_expert and not best):
+                raise PlayerStoppedError(StopReason.MAX_TURNS)
+            if self.only_expert and moves and not set(best) <= set(moves):
+                raise EnvkitError(f"the expert plays {best[0]!r}, which is not in legal_moves: {', '.join(moves)}")
+            if not moves and not self.only_expert:
+                return rng.choice(WORDS)
+            move = best[0] if share and rng.random() < share and best else rng.choice(moves)
+            return move if expert is None else expert.answer(move)
+
+        return Chooser(choose)
+
+
+def difference(one: Sequence[Any], other: Sequence[Any]) -> str | None:
+    """Return, as text, the first difference between two results of `PlayedEpisode.as_json`; None if they are equal."""
+    for number, (row, other_row) in enumerate(zip(one[1:], other[1:], strict=False)):
+        for name, value, expected in zip(Seen._fields, row, other_row, strict=True):
+            if differs(value, expected):
+                return f"seed {one[0]}, {name} of {step_name(number)}: {shown_apart(value, expected)}"
+    return None if len(one) == len(other) else f"seed {one[0]}: {len(one) - 2} steps, then {len(other) - 2}"
+
+
+def differs(value: object, other: object) -> bool:
+    """Whether two values differ; two NaNs count as equal."""
+    return value != other and repr(value) != repr(other)
+
+
+def step_name(number: int) -> str:
+    """Return the name of step `number` for a message; ``"reset"`` for 0."""
+    return f"step {number}" if number else "reset"
+
+
+def shown_apart(value: object, other: object) -> str:
+    """Return two values as texts, each cut to the part around their first difference."""
+    one, two = (text if isinstance(text, str) else json.dumps(text, default=str) for text in (value, other))
+    at = next((where for where, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
+    start = max(0, at - 20)
+    return f"{shown(one[start:])}, then {shown(two[start:])}"
+
+
+def shown(value: object) -> str:
+    """Return the `repr` of a value, cut after `_SHORT` characters."""
+    text = repr(value)
+    return text if len(text) <= _SHORT else f"{text[:_SHORT]}..."
+
+
+def _plain(value: Any) -> object:
+    """Convert a value that JSON does not support, such as a NumPy value, to a JSON value."""
+    return value.tolist() if hasattr(value, "tolist") else repr(value)

@@ -1,0 +1,129 @@
+"""The schema of an evaluation file, in the grammar of training files, and the short names of its keys.
+
+``envkit eval FILE``, ``envkit eval ENV --policy POLICY --set KEY=VALUE`` and `envkit.evaluate` describe an evaluation
+with the same keys.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, SerializeAsAny
+
+from envkit.config import grammar
+from envkit.config.grammar import Exponent, Seconds, Section
+from envkit.config.kinds import ByKind
+from envkit.config.parts import (
+    AutoRendererSection,
+    BuiltInSandboxSection,
+    EngineSection,
+    RendererSection,
+    SandboxSection,
+    TransformersEngineSection,
+)
+from envkit.config.training import EnvSection, EvaluationSection, RolloutSection
+from envkit.errors import UsageError, did_you_mean
+from envkit.shorthands import SHORTHANDS
+
+
+class EvalRolloutSection(RolloutSection):
+    """Limits and sampling of the episodes. For a checkpoint, keys that are not set have the values of its run."""
+
+    temperature: Annotated[float, Field(ge=0), Exponent] = 1.0
+    """Sampling temperature of a language model; 0 always takes the most likely token."""
+    timeout_s: Seconds = 600.0
+    """Maximum seconds that a step may take. If one takes longer, the episode is void."""
+    retries: Annotated[int, Field(ge=0)] = 0
+    """Maximum number of times that a void episode is played again."""
+
+
+class EvalConfig(Section):
+    """An evaluation file."""
+
+    env: EnvSection
+    policy: str
+    """random, expert, model:NAME-OR-PATH (a language model in this process), checkpoint:DIR (a training run),
+    openai:MODEL@URL (an OpenAI-compatible server), mini_swe:MODEL@URL, a player of the environment such as oracle or
+    nop, or NAME or NAME:TEXT for a player of a package."""
+    evaluation: EvaluationSection = EvaluationSection()
+    rollout: EvalRolloutSection = EvalRolloutSection()
+    engine: SerializeAsAny[Annotated[EngineSection, ByKind("engines", "transformers")]] = TransformersEngineSection()
+    renderer: SerializeAsAny[Annotated[RendererSection, ByKind("renderers", "auto")]] = AutoRendererSection()
+    sandbox: SerializeAsAny[Annotated[SandboxSection, ByKind("sandboxes", "auto")]] = BuiltInSandboxSection()
+
+    def set_keys(self, name: str) -> dict[str, Any]:
+        """Return the keys of the section `name` that were set, with their values."""
+        section: Section = getattr(self, name)
+        kind = getattr(section, "kind", "auto")
+        other = {} if kind in ("auto", "transformers") else {"kind": kind}
+        return {**other, **section.model_dump(mode="json", exclude_unset=True)}
+
+
+_IN_PYTHON = {
+    "options": "env.options",
+    "ca": "env.ca",
+    "max_tokens": "rollout.max_tokens",
+    "history": "renderer.history",
+    "thinking": "renderer.thinking",
+    "device": "engine.device",
+}
+"""Further short names that only `envkit.evaluate` has."""
+
+
+def parse(content: Mapping[str, Any], overrides: Sequence[str] = (), **settings: Any) -> EvalConfig:
+    """Check a mapping against the schema.
+
+    Args:
+        content: The content of an evaluation file.
+        overrides: ``"a.b=value"`` strings; the values are parsed as YAML.
+        settings: Values by short names; None sets nothing. ``greedy=True`` stands for ``temperature=0``.
+
+    Raises:
+        ConfigError: The mapping is invalid. The error has one line per problem, starting with the key.
+        UsageError: There is no such short name.
+    """
+    changed = copy.deepcopy(dict(content))
+    known = {**{name: one.key for name, one in SHORTHANDS.items()}, **_IN_PYTHON}
+    if settings.pop("greedy", False):
+        if settings.get("temperature"):
+            raise UsageError("greedy play does not sample; leave out greedy or temperature")
+        settings["temperature"] = 0.0
+    for name, value in settings.items():
+        if name not in known:
+            raise UsageError(f"there is no setting {name!r}{did_you_mean(name, known)}")
+        if value is not None:
+            if isinstance(value, Mapping):
+                for key, one in value.items():
+                    grammar.put(changed, f"{known[name]}.{key}", one)
+            else:
+                grammar.put(changed, known[name], value)
+    grammar.override(changed, overrides)
+    return grammar.check(changed, EvalConfig)
+
+
+def read(
+    config: str | os.PathLike[str] | Mapping[str, Any] | EvalConfig, overrides: Sequence[str] = (), **settings: Any
+) -> EvalConfig:
+    """Return the evaluation that a file, its content, or the id of an environment describes; see `parse`.
+
+    Raises:
+        ConfigError: The description is invalid.
+        UsageError: There is no such short name, or the policy is missing.
+    """
+    if isinstance(config, EvalConfig):
+        if not overrides and all(value is None for value in settings.values()):
+            return config
+        parts = {name: config.set_keys(name) for name in ("engine", "renderer", "sandbox")}
+        config = {**config.model_dump(exclude_unset=True), **{name: part for name, part in parts.items() if part}}
+    if isinstance(config, Mapping):
+        return parse(config, overrides, **settings)
+    if (path := Path(config)).suffix in (".yaml", ".yml") or path.is_file():
+        return parse(grammar.content_of(path, example="env: {id: Sokoban-v0}"), overrides, **settings)
+    if settings.get("policy") is None and not any(one.startswith("policy=") for one in overrides):
+        raise UsageError("the policy is missing; name one, such as random (--policy)")
+    content: dict[str, Any] = {"env": {"id": os.fspath(config)}}
+    return parse(content, overrides, **settings)

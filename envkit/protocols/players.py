@@ -1,0 +1,67 @@
+"""Protocols of players: policies, experts, scripts and people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+from envkit.types import Action, Observation, Reset, RolloutRequest, Task
+
+
+class Expert(Protocol):
+    """A policy that solves an environment. It gives hints to people and writes demonstrations for training."""
+
+    def moves(self, observation: Observation) -> Sequence[str]:
+        """Return the moves that begin a shortest path to success, best first; empty if no path leads to success."""
+        ...
+
+    def is_hazardous(self, observation: Observation) -> bool:
+        """Return whether a careless move can lose the game here. Demonstrations should include such observations."""
+        ...
+
+    def answer(self, move: str) -> str:
+        """Return the text that a language model should generate to play `move`."""
+        ...
+
+
+@runtime_checkable
+class TaskExpert(Expert, Protocol):
+    """An expert that knows more about a task than its observations show, such as the goal."""
+
+    def for_task(self, task: Task) -> Expert:
+        """Return an expert for one episode of `task`. It is asked for moves at every observation, in their order."""
+        ...
+
+
+class EpisodePlayer(Protocol):
+    """Chooses the actions of one episode. Inherit from it to get the defaults."""
+
+    async def act(self, observation: Observation) -> Action | str:
+        """Return the action to play after `observation`. May take long, for example if a model server has to answer.
+
+        Raises:
+            PlayerStoppedError: The episode ends here, for the reason that the error gives.
+            DeadlineError: The model did not answer in time. The episode is void.
+            Exception: Any other error ends the program that plays, such as a training run.
+        """
+        ...
+
+    def end(self) -> None:
+        """Release what the episode holds. Called once, after the last action; the grader may still run."""
+        return
+
+
+class Player(Protocol):
+    """Plays episodes. Inherit from it to get the defaults."""
+
+    @property
+    def repeats(self) -> bool:
+        """Whether concurrent episodes repeat exactly only if their turns begin together; see `Engine.repeats`."""
+        return False
+
+    def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
+        """Return a new player for one episode, after the episode was reset with the result `start`.
+
+        All random choices must depend on ``request.seed`` only.
+        """
+        ...

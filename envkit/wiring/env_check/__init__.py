@@ -1,5 +1,0 @@
-"""`check_env` checks that an environment behaves as training and serving expect."""
-
-from envkit.wiring.env_check.checking import CheckResult, check_env
-
-__all__ = ["CheckResult", "check_env"]

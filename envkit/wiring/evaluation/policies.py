@@ -1,0 +1,225 @@
+"""Policies of evaluations: finds the policy that a name describes, and opens its player."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from envkit import installation
+from envkit.config import EvalConfig, kinds
+from envkit.errors import ConfigError, UsageError, did_you_mean
+from envkit.protocols import Player
+from envkit.registry import EnvSpec
+from envkit.trainer_bridge.rollout.players import ExpertPlayer, NopPlayer, RandomPlayer
+from envkit.types import Options
+from envkit.wiring.contexts import PlayerContext, open_part
+from envkit.wiring.environments import find, open_expert, open_helper, registered
+from envkit.wiring.evaluation.contestant import AT_ONCE, Contestant, FoundPolicy, num_envs
+from envkit.wiring.training.resolve import limits_of
+
+if TYPE_CHECKING:
+    from envkit.http.client.chat import Address
+
+SLOTS = 256
+"""Maximum number of concurrent episodes of a player without a language model."""
+MAX_TURNS = 10_000
+"""Default number of turns of a player without a language model, because an environment may set no limit itself."""
+
+ANY_SPLIT = "any"
+"""Selects the tasks of all splits."""
+
+NOP = "nop"
+"""The player that plays an empty action in each turn, unless the environment has a player of this name."""
+
+POLICIES = ("random", "expert", "model:NAME-OR-PATH", "openai:MODEL@URL", "mini_swe:MODEL@URL", "checkpoint:DIR")
+"""The built-in policies."""
+
+_LOCAL, _MODELS = ("model", "checkpoint"), ("model", "checkpoint", "openai", "mini_swe")
+_NEEDS: Mapping[str, tuple[str, ...]] = {
+    "rollout.temperature": _MODELS,
+    "rollout.turn_tokens": _MODELS,
+    "rollout.max_tokens": _LOCAL,
+    "rollout.completion_timeout_s": _LOCAL,
+    "renderer.system": ("model", "checkpoint", "openai"),
+    "renderer.history": ("model", "checkpoint", "openai"),
+    "renderer.thinking": ("model", "checkpoint", "openai"),
+}
+"""For each key that some policies do not have, the kinds of policies that have it."""
+
+
+def find_policy(config: EvalConfig, spec: EnvSpec | None) -> FoundPolicy:
+    """Find a policy, and make those checks of it that do not need its model to be loaded.
+
+    Raises:
+        UsageError: There is no such policy.
+        ConfigError: A key has no effect with this policy.
+    """
+    kind, name = kind_of(config.policy, spec)
+    _refuse_needless(config, kind)
+    if kind in _LOCAL:
+        installation.load("torch")
+        from envkit.wiring.evaluation.local_models import find_local
+
+        return find_local(config, kind, name)
+    is_model, rollout = kind in _MODELS, config.rollout
+    max_turns = rollout.max_turns if is_model or "max_turns" in rollout.model_fields_set else MAX_TURNS
+    found = FoundPolicy(
+        partial(_open_other, kind, name, config.env.id),
+        limits=replace(limits_of(rollout), max_tokens=sys.maxsize, max_turns=max_turns),
+        at_once=num_envs(config) or (AT_ONCE if is_model else SLOTS),
+        temperature=rollout.temperature if is_model else None,
+    )
+    if is_model:
+        installation.load("httpx")
+        from envkit.http.client.chat import Address
+
+        if kind == "mini_swe":
+            return _find_mini_swe(config, name, found)
+        return replace(found, opened=partial(_open_endpoint, config, Address.of(name), found))
+    if kind == "player":
+        return replace(found, opened=partial(_open_player, partial(own_player, name, spec)))
+    if kind in ("random", "expert"):
+        return replace(found, opened=partial(_open_player, partial(player_for, kind, config.env.id, spec)))
+    return found
+
+
+def _refuse_needless(config: EvalConfig, kind: str) -> None:
+    """Refuse keys that have no effect with policies of this kind."""
+    problems = []
+    keys = [f"{name}.{key}" for name in ("rollout", "renderer", "engine") for key in config.set_keys(name)]
+    for key in keys:
+        allowing = _LOCAL if key.startswith("engine.") else _NEEDS.get(key)
+        if allowing is not None and kind not in allowing:
+            allowed = " or ".join(f"{one}:..." for one in allowing)
+            problems.append(f"{key}: needs the policy {allowed}; leave it out with {kind}")
+    if "group_size" in config.rollout.model_fields_set:
+        problems.append("rollout.group_size: is for training; use evaluation.attempts")
+    if problems:
+        raise ConfigError(problems)
+
+
+def _find_mini_swe(config: EvalConfig, name: str, found: FoundPolicy) -> FoundPolicy:
+    from envkit.http.client.chat import Address
+    from envkit.wiring import mini_swe
+    from envkit.wiring.evaluation.endpoint import open_endpoint
+
+    address, prompts, chosen = Address.of(name, prefix="mini_swe:"), mini_swe.installed_prompts(), config.rollout
+    limits = replace(
+        found.limits,
+        turn_tokens=chosen.turn_tokens or mini_swe.TURN_TOKENS,
+        max_turns=chosen.max_turns if "max_turns" in chosen.model_fields_set else prompts.max_steps,
+    )
+
+    @asynccontextmanager
+    async def opened(options: Options) -> AsyncIterator[Contestant]:
+        async with open_endpoint(address, limits, config.renderer, at_once=found.at_once) as endpoint:
+            yield Contestant(mini_swe.MiniSwe(endpoint, prompts))
+
+    identity, warning = mini_swe.identity_of(prompts), mini_swe.announcement(prompts)
+    return replace(found, opened=opened, limits=limits, identity=identity, warning=warning)
+
+
+@asynccontextmanager
+async def _open_endpoint(
+    config: EvalConfig, address: Address, found: FoundPolicy, options: Options
+) -> AsyncIterator[Contestant]:
+    from envkit.wiring.evaluation.endpoint import open_endpoint
+
+    async with open_endpoint(address, found.limits, config.renderer, at_once=found.at_once) as endpoint:
+        yield Contestant(endpoint)
+
+
+@asynccontextmanager
+async def _open_player(make: Callable[[Options], Player], options: Options) -> AsyncIterator[Contestant]:
+    yield Contestant(make(options))
+
+
+@asynccontextmanager
+async def _open_other(kind: str, name: str, env_id: str, options: Options) -> AsyncIterator[Contestant]:
+    """Open a player of another package."""
+    async with AsyncExitStack() as parts:
+        yield Contestant(
+            await open_part(parts, "policies", kind, PlayerContext(name=name, env_id=env_id, options=options))
+        )
+
+
+def spec_of(env_id: str, url: str | None) -> EnvSpec | None:
+    """Return the registered spec of `env_id`; None for an environment that only the server at `url` knows.
+
+    Raises:
+        UnknownEnvError: There is no such environment, and `url` is None.
+    """
+    return None if url is not None and all(one.id != env_id for one in registered()) else find(env_id)
+
+
+def with_split(options: Options, split: str, splits: Sequence[str]) -> Options:
+    """Return `options` plus the option ``split``, unless `split` is ``"any"`` or the environment has no `splits`.
+
+    Raises:
+        UsageError: The environment has no such split.
+    """
+    if splits and split not in (*splits, ANY_SPLIT):
+        raise UsageError(f"--split: there is no {split!r}{did_you_mean(split, [*splits, ANY_SPLIT])}")
+    return {**options, "split": split} if split in splits else options
+
+
+def kind_of(policy: str, spec: EnvSpec | None = None) -> tuple[str, str]:
+    """Return the kind and name of a policy, such as ``("model", "smollm2-135m")``; the name of others may be empty.
+
+    The kind of a player of the environment, such as ``oracle`` or ``cheat:skip``, is ``"player"``.
+
+    Raises:
+        UsageError: There is no such kind, or the name is missing.
+    """
+    if policy == NOP or (spec is not None and policy in spec.players):
+        return "player", policy
+    kind, _, name = policy.partition(":")
+    forms = {one.partition(":")[0]: one for one in POLICIES}
+    form = forms.get(kind)
+    others = kinds.names("policies") if form is None else []
+    if kind in others:
+        return kind, name
+    if form is None or (name and ":" not in form):
+        known = [*(f"{one}:" if ":" in forms[one] else one for one in forms), *others]
+        of_env = [NOP, *(one for one in (() if spec is None else spec.players) if one != NOP)]
+        remedy = ""
+        if form is None:
+            remedy = did_you_mean(policy, of_env, lists=False) or did_you_mean(kind, known, lists=False)
+        all_forms = f"; there are: {', '.join([*POLICIES, *of_env, *others])}"
+        raise UsageError(f"policy: there is no {policy!r}{remedy or all_forms}")
+    if ":" in form and not name:
+        raise UsageError(f"policy: {policy} lacks {form.partition(':')[2]} after the colon; write {form}")
+    return kind, name
+
+
+def own_player(name: str, spec: EnvSpec | None, options: Options) -> Player:
+    """Return the player `name` of an environment, such as ``oracle``, for episodes with `options`.
+
+    Raises:
+        OptionError: The player rejects an option.
+    """
+    if spec is None or name not in spec.players:
+        return NopPlayer()
+    player: Player = open_helper(spec, spec.players[name], options)
+    return player
+
+
+def player_for(policy: str, env_id: str, spec: EnvSpec | None, options: Options) -> Player:
+    """Return the player for `policy`, which is ``"random"`` or ``"expert"``, and for episodes with `options`.
+
+    `spec` is None for an environment that only a server knows; such an environment has no expert here.
+
+    Raises:
+        UsageError: The environment has no expert.
+        OptionError: The expert rejects an option.
+    """
+    expert = None if spec is None or spec.expert is None else open_expert(env_id, options)
+    if policy == "random":
+        return RandomPlayer(env_id, expert)
+    if expert is None:
+        raise UsageError(f"policy: {env_id} has no expert; use another policy")
+    return ExpertPlayer(expert, RandomPlayer(env_id, expert))

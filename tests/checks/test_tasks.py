@@ -1,0 +1,207 @@
+"""``envkit check-task``: correct tasks pass, and each player that does not do what it must is named with its task."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+import envkit
+from envkit import cli, clock
+from envkit.checks.recorded import NO_SUCCESS
+from envkit.checks.tasks import PlayerResult, TaskEpisode, check_tasks
+from envkit.errors import UsageError
+from envkit.types import Observation, Options, Outcome, Reset, Step, StopReason, Task
+from tests.checks.guessing import Guess, Says
+
+
+def problems(env_id: str, players: dict[str, Says]) -> Sequence[str]:
+    envkit.register(env_id, Guess, players=players)
+    results, _ = check_tasks(env_id, tasks=3, repeat=3)
+    return [line for one in results for line in one.problems()]
+
+
+def test_players_that_do_what_they_must_give_no_problem() -> None:
+    assert problems("GuessRight-v0", {"oracle": Says("seed"), "nop": Says(""), "cheat:x": Says("?")}) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "player", "problem"),
+    [
+        ("nop", Says("", task_2="seed"), "nop must fail: task 2: 1 of 1: reward 1, success True"),
+        ("oracle", Says("seed", task_1="?"), "oracle must succeed: task 1: 3 of 3: reward 0, success False"),
+        ("oracle", Says("seed", task_0="sometimes"), "oracle must succeed: task 0: 1 of 3: reward 0, success False"),
+        ("oracle", Says("seed", task_0="void"), "oracle must succeed: task 0: 3 of 3: void: the grader could not run"),
+        ("cheat:half", Says("half"), "cheat:half must earn 0: task 0: 1 of 1: reward 0.5, success False"),
+        ("cheat:void", Says("void"), "cheat:void must earn 0: task 0: 1 of 1: void: the grader could not run"),
+    ],
+)
+def test_a_player_that_does_not_is_named_with_its_task(name: str, player: Says, problem: str) -> None:
+    found = problems(f"Guess{abs(hash(problem))}-v0", {name: player})
+    assert found[0] == problem
+    assert len(found) == (3 if name.startswith("cheat") else 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "lines"),
+    [
+        (
+            ["GuessGood-v0", "1", "--repeat", "2"],
+            0,
+            ["oracle   2         2        ok", "nop      1         0        ok"],
+        ),
+        (["GuessBad-v0", "--tasks", "1"], 1, ["nop     1         1        fail", "GuessBad-v0 has no player oracle"]),
+        (["FrozenLake-v0"], 2, []),
+        (["GuessGood-v0", "--option", "x"], 2, []),
+    ],
+)
+def test_the_command_prints_a_table_and_its_exit_code_is_the_verdict(
+    words: list[str], code: int, lines: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = {"oracle": Says("seed"), "nop": Says(""), "cheat:x": Says("?")}
+    if words[0] == "GuessBad-v0":
+        envkit.register("GuessBad-v0", Guess, players={"nop": BAD})
+    elif all(one.id != "GuessGood-v0" for one in envkit.registered()):
+        envkit.register("GuessGood-v0", Guess, players=good)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["check-task", *words])
+    out, _ = capsys.readouterr()
+    assert ended.value.code == code
+    for line in lines:
+        assert line in out
+
+
+BAD = Says("seed")
+
+
+def test_an_environment_without_players_or_splits_is_refused_with_the_remedy() -> None:
+    with pytest.raises(UsageError, match="has no players to check tasks with; register players="):
+        check_tasks("FrozenLake-v0")
+    with pytest.raises(UsageError, match="Code-v0 has no split 'test'; it has train, validation, eval"):
+        check_tasks("Code-v0", split="test")
+
+
+class SilentGuess(Guess):
+    """Its steps give the reward, and it does not say what success is."""
+
+    async def reset(self, *, seed: int, options: Options) -> Reset:
+        await super().reset(seed=seed, options=options)
+        return Reset(Observation("Guess."), {})
+
+    async def step(self, action: str) -> Step:
+        return Step(Observation(""), float(action == str(self.seed)), True, False, {})
+
+
+def test_unknown_success_is_neither_success_nor_failure() -> None:
+    players = {"oracle": Says("seed"), "nop": Says(""), "cheat:x": Says("?")}
+    envkit.register("GuessSilent-v0", SilentGuess, players=players)
+    results, _ = check_tasks("GuessSilent-v0", [3], repeat=2)
+    assert [one.problems() for one in results] == [
+        [f"oracle must succeed: task 3: 2 of 2: reward 1, success unknown: {NO_SUCCESS}"],
+        [f"nop must fail: task 3: 1 of 1: reward 0, success unknown: {NO_SUCCESS}"],
+        [],
+    ]
+    envkit.register("GuessByReturn-v0", SilentGuess, players=players, success_return=1.0)
+    results, _ = check_tasks("GuessByReturn-v0", [3], repeat=2)
+    assert [one.problems() for one in results] == [[], [], []]
+
+
+class EasyGuess(Guess):
+    """A task that an empty answer solves."""
+
+    async def grade(self) -> float | None:
+        return 1.0
+
+
+def test_an_environment_without_a_nop_is_checked_with_empty_actions() -> None:
+    envkit.register("GuessEasy-v0", EasyGuess, players={"oracle": Says("seed")})
+    results, missing = check_tasks("GuessEasy-v0", tasks=1, repeat=1)
+    problems = [line for one in results for line in one.problems()]
+    assert problems == ["nop must fail: task 0: 1 of 1: reward 1, success True"]
+    assert missing == ["cheat"]
+
+
+class LoggedGuess(Guess):
+    """The grader keeps the answer that it got, as Terminal-v0 keeps what its tests print."""
+
+    options: ClassVar[Options] = {"logs": ""}
+
+    def __init__(self, logs: str = "") -> None:
+        self.logs = logs
+
+    async def reset(self, *, seed: int, options: Options) -> Reset:
+        self.logs = str(options.get("logs") or self.logs)
+        return await super().reset(seed=seed, options=options)
+
+    async def grade(self) -> float | None:
+        await clock.to_thread(self.write)
+        return await super().grade()
+
+    def write(self) -> None:
+        content = "cut off\n" + "line\n" * 9 + f"got {self.action}"
+        Path(self.logs, f"{self.seed}.txt").write_bytes(content.encode() + b"\xff\n")
+        Path(self.logs, f"{self.seed}.files").mkdir(exist_ok=True)
+
+
+def test_the_end_of_the_log_tells_why_a_player_did_not_do_what_it_must(tmp_path: Path) -> None:
+    envkit.register("GuessLogged-v0", LoggedGuess, players={"oracle": Says("seed", task_1="2"), "nop": Says("")})
+    results, _ = check_tasks("GuessLogged-v0", tasks=2, repeat=1)
+    problem = "oracle must succeed: task 1: 1 of 1: reward 0, success False"
+    assert [one.problems() for one in results] == [
+        [problem + "\n    line" * 9 + "\n    got 2\N{REPLACEMENT CHARACTER}"],
+        [],
+    ]
+
+    results, _ = check_tasks("GuessLogged-v0", tasks=2, repeat=1, options={"logs": str(tmp_path)})
+    assert [one.problems() for one in results] == [[problem], []]
+    assert len(list(tmp_path.glob("*.txt"))) == 2
+
+
+def test_the_cause_and_the_log_are_those_of_the_same_episode() -> None:
+    wrong = TaskEpisode(0, Outcome.score(StopReason.TERMINATED, 0.0, {}, grade=0.0), "got wrong")
+    void = TaskEpisode(0, Outcome.void(StopReason.NO_GRADE, "the grader could not run"), "out of memory")
+    result = PlayerResult("oracle", [wrong, void])
+    line = "oracle must succeed: task 0: 2 of 2: void: the grader could not run\n    out of memory"
+    assert result.problems() == [line]
+
+
+class GuessWithSwitch(Guess):
+    """Its option ``logs`` is no folder."""
+
+    options: ClassVar[Options] = {"logs": False}
+
+    async def reset(self, *, seed: int, options: Options) -> Reset:
+        assert "logs" not in options
+        return await super().reset(seed=seed, options=options)
+
+
+class OneTask:
+    """A task set whose only task has a folder for logs of its own."""
+
+    splits = ("eval",)
+
+    def __init__(self, folder: str, env_id: str) -> None:
+        self.folder, self.env_id = folder, env_id
+
+    def __call__(self) -> OneTask:
+        return self
+
+    def count(self, split: str) -> int:
+        return 1
+
+    def task(self, split: str, index: int) -> Task:
+        return Task(self.env_id, index, {"logs": self.folder})
+
+
+def test_the_option_logs_is_set_only_if_it_is_a_folder_and_the_task_has_none(tmp_path: Path) -> None:
+    players = {"oracle": Says("seed"), "nop": Says("")}
+    envkit.register("GuessSwitch-v0", GuessWithSwitch, players=players)
+    results, _ = check_tasks("GuessSwitch-v0", tasks=1, repeat=1)
+    assert [one.problems() for one in results] == [[], []]
+
+    env_id = "GuessOwnLogs-v0"
+    envkit.register(env_id, LoggedGuess, players={"oracle": Says("seed")}, task_set=OneTask(str(tmp_path), env_id))
+    check_tasks(env_id, tasks=1, repeat=1)
+    assert (tmp_path / "0.txt").is_file()

@@ -1,0 +1,224 @@
+"""What all players promise: they play whole episodes, and their failures end the same in every program."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import anyio
+import gymnasium
+import pytest
+
+import envkit
+from envkit import clock, config
+from envkit.checks import tasks as check_task
+from envkit.checks.tasks import check_tasks
+from envkit.cli.environments.game import Person
+from envkit.config.evaluation import read
+from envkit.config.parts import AutoRendererSection
+from envkit.errors import EnvkitError
+from envkit.http.client.chat import Address
+from envkit.protocols import EpisodePlayer, Expert, Player
+from envkit.spaces import Utf8Text
+from envkit.trainer_bridge.evaluation import rescore
+from envkit.trainer_bridge.rollout import PolicyPlayer, Rollout, RolloutLimits, play
+from envkit.trainer_bridge.rollout.players import ExpertPlayer, NopPlayer, RandomPlayer, ScriptedPlayer
+from envkit.trainer_bridge.warmup.demonstrations import Teacher, demonstrations
+from envkit.types import Action, Info, Observation, Outcome, Reset, RolloutRequest, StopReason, Task, Trajectory
+from envkit.vector import SlotHost
+from envkit.wiring.evaluation.endpoint import open_endpoint
+from envkit.wiring.evaluation.policies import find_policy
+from envkit.wiring.training.resolve import limits_of, resolve
+from tests.trainer_bridge.fakes import Call, LetterRenderer, ScriptedEngine
+from tests.wiring.evaluation.chat_servers import Served, completion
+
+LIMITS = RolloutLimits(max_turns=9)
+TASK = Task("Three-v0", 0)
+
+
+class Three(gymnasium.Env[str, str]):
+    """Ends after three steps, each with the reward 1, and reports success if one of the actions was not empty."""
+
+    metadata = {"metrics": {"success": "last"}}  # noqa: RUF012 - as Gymnasium's
+    observation_space = action_space = Utf8Text(1000)
+
+    def __init__(self, **options: Any) -> None: ...
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
+        self.actions: list[str] = []
+        return "go", {"legal_moves": ["a", "b"]}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
+        self.actions.append(action)
+        return "on", 1.0, len(self.actions) == 3, False, {"legal_moves": ["a", "b"], "success": any(self.actions)}
+
+
+class Knows(Expert):
+    def __init__(self, **options: Any) -> None: ...
+
+    def moves(self, observation: Observation) -> Sequence[str]:
+        return ["b"]
+
+    def is_hazardous(self, observation: Observation) -> bool:
+        return False
+
+    def answer(self, move: str) -> str:
+        return move
+
+
+# --- Whole episodes --------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def endpoint() -> AsyncIterator[Player]:
+    async with Served(lambda asked: completion("b")).run() as served:
+        address = Address("m", served.url + "/v1")
+        async with open_endpoint(address, LIMITS, AutoRendererSection(), at_once=1) as player:
+            yield player
+
+
+@asynccontextmanager
+async def person() -> AsyncIterator[Player]:
+    player = Person()
+
+    async def types() -> None:
+        for action in "aba":
+            await asyncio.wrap_future(player.asked)
+            await player.send(action)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(types)
+        yield player
+
+
+@asynccontextmanager
+async def ready(player: Player) -> AsyncIterator[Player]:
+    yield player
+
+
+RANDOM = RandomPlayer("Three-v0", None)
+PLAYERS: Mapping[str, Callable[[], Any]] = {
+    "policy": lambda: ready(PolicyPlayer(ScriptedEngine(), LetterRenderer(), replace(LIMITS, turn_tokens=1))),
+    "endpoint": endpoint,
+    "scripted": lambda: ready(ScriptedPlayer([["b", "a", "b"]])),
+    "random": lambda: ready(RANDOM),
+    "expert": lambda: ready(ExpertPlayer(Knows(), RANDOM)),
+    "nop": lambda: ready(NopPlayer()),
+    "person": person,
+}
+
+
+@pytest.mark.parametrize("name", PLAYERS)
+def test_a_player_plays_a_whole_episode(name: str) -> None:
+    async def main() -> Trajectory:
+        async with PLAYERS[name]() as player:
+            return await play(SlotHost(lambda env_id: Three(), 1), player, LIMITS, RolloutRequest("", TASK, 0, seed=1))
+
+    played = clock.run(main)
+    assert len(played.turns) == 3
+    assert played.outcome == Outcome(stop=StopReason.TERMINATED, reward=3.0, success=name != "nop")
+
+
+# --- Failures --------------------------------------------------------------------------------------------------------
+
+
+class Fails(Player, EpisodePlayer):
+    """Plays one action, then fails in a way."""
+
+    def __init__(self, way: str = "raises", **options: Any) -> None:
+        self.way = way
+
+    def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
+        return Fails(self.way)
+
+    async def act(self, observation: Observation) -> Action | str:
+        if observation.text == "go":
+            return "a"
+        if self.way == "raises":
+            raise RuntimeError("lost its head")
+        if self.way == "returns None":
+            return None  # type: ignore[return-value] # the fault
+        await anyio.sleep_forever()
+        raise AssertionError
+
+
+def limits_of_programs() -> dict[str, RolloutLimits]:
+    """Return the limits with which each program plays, with a limit of the player's time."""
+    training = limits_of(resolve(config.parse({"env": {"id": "FrozenLake-v0"}})).rollout)
+    limits = {
+        "train": training,
+        "demonstrations": training,
+        "eval": find_policy(read("FrozenLake-v0", policy="expert"), None).limits,
+        "check-task": check_task._LIMITS,
+        "rescore": rescore._LIMITS,
+    }
+    return {name: replace(one, player_timeout_s=5.0, retries=0) for name, one in limits.items()}
+
+
+async def ending(limits: RolloutLimits, way: str) -> object:
+    """Return how an episode ends whose player fails: its outcome, its error, or that it was cancelled."""
+    ended: list[Trajectory] = []
+    with anyio.move_on_after(1.0 if way == "is cancelled" else None) as scope:
+        rollout = Rollout(SlotHost(lambda env_id: Three(), 1), Fails(way), limits, 1)
+        try:
+            await rollout.groups([TASK], phase="p", seed=0, on_episode=ended.append)
+        except Exception as error:
+            return type(error), str(error), len(ended)
+    return ("cancelled", len(ended)) if scope.cancelled_caught else ended[0].outcome
+
+
+@pytest.mark.parametrize(
+    ("way", "expected"),
+    [
+        ("raises", (RuntimeError, "lost its head", 0)),
+        (
+            "returns None",
+            (EnvkitError, "the player returned None instead of an action, which must be a text or an Action", 0),
+        ),
+        ("hangs", Outcome(stop=StopReason.PLAYER_TIMEOUT, reward=1.0, success=True)),
+        ("is cancelled", ("cancelled", 0)),
+    ],
+)
+def test_a_player_that_fails_ends_its_episode_in_the_same_way_in_every_program(way: str, expected: object) -> None:
+    endings = {name: clock.run(ending, limits, way, virtual=True) for name, limits in limits_of_programs().items()}
+    assert endings == dict.fromkeys(endings, expected)
+
+
+class Raises(Knows):
+    def moves(self, observation: Observation) -> Sequence[str]:
+        raise RuntimeError("lost its head")
+
+
+def train() -> None:
+    def say(call: Call) -> str:
+        raise RuntimeError("lost its head")
+
+    player = PolicyPlayer(ScriptedEngine(say), LetterRenderer(), LIMITS)
+    clock.run(
+        partial(Rollout(SlotHost(lambda env_id: Three(), 1), player, LIMITS, 1).groups, [TASK], phase="p", seed=0)
+    )
+
+
+def demonstrate() -> None:
+    teacher = Teacher(Raises(), LetterRenderer(), noise=0.0)
+    clock.run(demonstrations, SlotHost(lambda env_id: Three(), 1), teacher, iter([TASK]), 1, 0, LIMITS)
+
+
+PROGRAMS: Mapping[str, Callable[[], object]] = {
+    "train": train,
+    "demonstrations": demonstrate,
+    "eval": lambda: envkit.evaluate("ThreeFails-v0", "oracle", episodes=2),
+    "check-task": lambda: check_tasks("ThreeFails-v0", tasks=1, repeat=1),
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_an_error_of_the_player_is_the_error_of_the_program(program: str) -> None:
+    if all(one.id != "ThreeFails-v0" for one in envkit.registered()):
+        envkit.register("ThreeFails-v0", Three, players={"oracle": Fails})
+    with pytest.raises(RuntimeError, match="lost its head"):
+        PROGRAMS[program]()

@@ -1,0 +1,224 @@
+"""Recorded episodes: content of the file, sampling of episodes, and unreadable files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import envkit
+from envkit import clock
+from envkit.errors import SandboxLostError, UsageError
+from envkit.runs.episodes import episode_of, read_episodes, sample_episodes
+from envkit.runs.files import replace_rows
+from envkit.trainer_bridge.render import ChatRenderer
+from envkit.trainer_bridge.rollout import PolicyPlayer, Rollout, RolloutLimits, RolloutResult
+from envkit.types import Cause, CauseKind, FinishReason, Outcome, StopReason, Task
+from envkit.wiring import environments
+from tests.causes import cause
+from tests.trainer_bridge.fakes import Answer, Call, LetterRenderer, ScriptedEngine, ScriptedHost, letters, text_of
+
+LIMITS = RolloutLimits(max_turns=9, max_tokens=5000, turn_tokens=40, timeout_s=10, retries=0)
+MOVES = ("right", "down", "fly", "left", "down")
+
+
+def lake_episodes(tasks: Sequence[Task]) -> RolloutResult:
+    """Episodes on real lakes by a policy that always plays the same moves, one of them invalid."""
+    turns: dict[str | None, int] = {}
+
+    def say(call: Call) -> str:
+        turns[call.session] = turn = turns.get(call.session, -1) + 1
+        return f"<answer>{MOVES[turn % len(MOVES)]}</answer>!"
+
+    async def main() -> RolloutResult:
+        async with environments.slots(8) as host:
+            rollout = Rollout(host, PolicyPlayer(ScriptedEngine(say), LetterRenderer(), LIMITS), LIMITS, 8)
+            return await rollout.groups(tasks, 2, phase="train-4", temperature=1.0, seed=0)
+
+    return clock.run(main)
+
+
+def scripted(*answers: Answer, groups: int = 1, members: int = 1) -> RolloutResult:
+    """Episodes with scripted observations and the action "up"."""
+
+    async def main() -> RolloutResult:
+        host = ScriptedHost(lambda task, time: answers)
+        rollout = Rollout(host, PolicyPlayer(ScriptedEngine(lambda call: "up"), LetterRenderer(), LIMITS), LIMITS, 100)
+        tasks = [Task("Scripted-v0", seed) for seed in range(groups)]
+        return await rollout.groups(tasks, members, phase="train-4", temperature=1.0, seed=0)
+
+    return clock.run(main, virtual=True)
+
+
+def written(path: Path, result: RolloutResult, count: int = 100) -> list[dict[str, Any]]:
+    """The JSON objects in a file with the episodes of `result`."""
+    replace_rows(path, sample_episodes(result.groups, count, decode=text_of, train_step=4))
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_the_file_alone_is_enough_to_see_every_board_again(tmp_path: Path) -> None:
+    tasks = [Task("FrozenLake-v0", seed, {"size": 4, "max_moves": 6}) for seed in range(4)]
+    episodes = written(tmp_path / "episodes.jsonl", lake_episodes(tasks))
+    assert [episode["seed"] for episode in episodes] == [0, 0, 1, 1, 2, 2, 3, 3]
+    for episode in episodes:
+        with envkit.make(episode["env_id"]) as env:
+            board, _ = env.reset(seed=episode["seed"], options=episode["options"])
+            assert episode["start"]["text"] == board
+            for turn in episode["turns"]:
+                board, reward, *_ = env.step(turn["action"])
+                assert (turn["observation"]["text"], turn["reward"]) == (board, reward)
+
+
+def test_prompts_and_completions_stand_as_text_beside_their_tokens(tmp_path: Path) -> None:
+    (episode,) = written(tmp_path / "file", scripted(Answer("first"), Answer("then"), Answer("end", ends="terminated")))
+    generations = [turn["generation"] for turn in episode["turns"]]
+    assert [(one["prompt"], one["completion"]) for one in generations] == [("[first]", "up"), ("[then]", "up")]
+    assert generations[0] | {"seconds": 0} == {
+        "prompt": "[first]",
+        "completion": "up",
+        "finish": "length",
+        "prompt_ids": list(letters("[first]")),
+        "completion_ids": list(letters("up")),
+        "logprobs": [-0.5, -1.0],
+        "versions": [[0, 2]],
+        "seconds": 0,
+        "usage": None,
+    }
+
+
+def test_a_line_has_the_end_and_the_reward_of_the_episode(tmp_path: Path) -> None:
+    folds: dict[str, Any] = {"metrics": {"success": "last"}}
+    answers = (Answer("s", info=folds), Answer("m", 0.25), Answer("e", 1.0, "truncated", info={"success": True}))
+    (episode,) = written(tmp_path / "file", scripted(*answers))
+    ended = ("stop", "reward", "success", "metrics", "error")
+    assert [episode["outcome"][key] for key in ended] == ["truncated", 1.25, True, {}, None]
+    assert episode["train_step"] == 4
+    assert [turn["reward"] for turn in episode["turns"]] == [0.25, 1.0]
+
+
+def test_a_lost_episode_keeps_the_turns_that_it_had_and_is_not_valid(tmp_path: Path) -> None:
+    lost = Answer(error=SandboxLostError("sb-1", cause("oom-killed")))
+    (episode,) = written(tmp_path / "file", scripted(Answer("s"), Answer("m", 1.0), lost))
+    assert [episode["outcome"][key] for key in ("stop", "error")] == ["sandbox_lost", "sandbox sb-1 lost: oom-killed"]
+    assert [turn["observation"]["text"] for turn in episode["turns"]] == ["m"]
+    (read,) = read_episodes(tmp_path / "file")
+    assert not read.outcome.success
+
+    (never,) = written(tmp_path / "file", scripted(lost))
+    assert (never["start"], never["turns"]) == (None, [])
+
+
+def test_an_attempt_that_was_lost_leaves_no_start_to_the_next_one() -> None:
+    lost = Answer(error=SandboxLostError("sb-1", cause("gone")))
+    host = ScriptedHost(lambda task, time: [lost] if time else [Answer("first attempt"), lost])
+    limits = replace(LIMITS, retries=1)
+    rollout = Rollout(host, PolicyPlayer(ScriptedEngine(), LetterRenderer(), limits), limits, 1)
+
+    async def main() -> RolloutResult:
+        return await rollout.groups([Task("Scripted-v0", 0)], 1, phase="train-1", temperature=1.0, seed=0)
+
+    first, second = clock.run(main, virtual=True).void
+    assert first.start is not None
+    assert first.start.observation.text == "first attempt"
+    assert second.start is None
+
+
+def test_an_episode_is_read_back_with_its_outcome(tmp_path: Path) -> None:
+    (played,) = scripted(Answer("s"), Answer("e", 1.0, "terminated")).trajectories
+    replace_rows(tmp_path / "file", [episode_of(played, index=0, decode=text_of)])
+    (episode,) = read_episodes(tmp_path / "file")
+    assert episode.outcome == played.outcome == Outcome(stop=StopReason.TERMINATED, reward=1.0)
+    assert episode.turns[0].generation is not None
+    assert episode.turns[0].generation.finish is FinishReason.LENGTH
+
+
+BEFORE = {
+    "format": 2, "env_id": "Scripted-v0", "seed": 3, "options": {}, "index": 0, "member": 1, "train_step": None,
+    "valid": True, "stop": "terminated", "error": None, "reward": 0.5, "metrics": {"success": 1.0, "length": None},
+    "start": {"text": "s"}, "start_info": {}, "turns": [],
+}  # fmt: skip
+LOST = {"valid": False, "stop": "sandbox_lost", "error": "killed", "cause": {"kind": "killed", "detail": "signal 9"}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "outcome"),
+    [
+        ({}, Outcome(stop=StopReason.TERMINATED, reward=0.5, success=True)),
+        ({"metrics": {}}, Outcome(stop=StopReason.TERMINATED, reward=0.5)),
+        ({"metrics": {}, "grade": 0.5}, Outcome(stop=StopReason.TERMINATED, reward=0.5, success=False, grade=0.5)),
+        (LOST, Outcome(stop=StopReason.SANDBOX_LOST, error="killed", cause=Cause(CauseKind.KILLED, "signal 9"))),
+    ],
+)
+def test_an_episode_of_the_format_before_is_read(changes: dict[str, Any], outcome: Outcome, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text(json.dumps({**BEFORE, **changes}) + "\n")
+    (episode,) = read_episodes(tmp_path / "file")
+    assert (episode.format, episode.member, episode.outcome) == (3, 1, outcome)
+
+
+@pytest.mark.parametrize(
+    ("groups", "members", "count", "chosen"),
+    [
+        (8, 4, 3, [(0, 0), (2, 0), (5, 0)]),
+        (4, 2, 4, [(0, 0), (1, 0), (2, 0), (3, 0)]),
+        (2, 4, 5, [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]),
+        (2, 2, 9, [(0, 0), (0, 1), (1, 0), (1, 1)]),
+    ],
+)
+def test_episodes_are_taken_from_as_many_tasks_as_there_are(
+    groups: int, members: int, count: int, chosen: list[tuple[int, int]], tmp_path: Path
+) -> None:
+    result = scripted(Answer("s"), Answer("e", ends="terminated"), groups=groups, members=members)
+    episodes = written(tmp_path / "file", result, count)
+    assert [(one["index"], one["member"]) for one in episodes] == chosen
+    assert [one["seed"] for one in episodes] == [index for index, _ in chosen]
+
+
+def test_the_text_of_a_chat_has_the_template_and_the_special_tokens(chat_folder: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(chat_folder)
+    renderer = ChatRenderer(tokenizer)
+    trajectory = scripted(Answer("s"), Answer("e", ends="terminated")).trajectories[0]
+    prompt = renderer.open(trajectory.start.observation) if trajectory.start is not None else ()
+    assert renderer.text(prompt) == "<|im_start|>user\ns<|im_end|>\n<|im_start|>assistant\n"
+    assert episode_of(trajectory, index=0, decode=text_of).train_step is None
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "file: is empty; it must have one JSON object per episode"),
+        (
+            b'{"format":2',
+            r"file: line 1 is damaged or not an episode of format 3 \(Input data was truncated\); ",
+        ),
+        (b"[1]\n", r"file: line 1 is damaged or not an episode of format 3 \(Expected `object`, got `array`\)"),
+        (b'{"format":3,"env_id":3}\n', r"file: line 1 is damaged .*Expected `str`, got `int` - at `\$.env_id`"),
+        (b'{"step":3,"loss":0.5}\n', "file: line 1 is damaged or not an episode of format 3 .*required field `format`"),
+    ],
+)
+def test_a_damaged_record_is_reported_with_its_line(content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(content)
+    with pytest.raises(UsageError, match=message):
+        read_episodes(tmp_path / "file")
+
+
+def test_an_episode_of_another_format_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    written(path, scripted(Answer("s"), Answer("e", ends="terminated")))
+    path.write_bytes(path.read_bytes().replace(b'"format":3', b'"format":4', 1))
+    with pytest.raises(UsageError, match="file: line 1 has format 4, but envkit reads formats 2 and 3"):
+        read_episodes(path)
+
+
+def test_a_damaged_line_is_counted_from_one(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    written(path, scripted(Answer("s"), Answer("e", ends="terminated"), groups=3))
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0] + lines[1][:40] + b"\n" + lines[2])
+    with pytest.raises(UsageError, match="file: line 2 is damaged"):
+        read_episodes(path)

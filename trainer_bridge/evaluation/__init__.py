@@ -1,0 +1,1 @@
+"""Outcomes of evaluated episodes: their statistics, advice, recordings and plots."""

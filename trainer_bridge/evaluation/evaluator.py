@@ -1,0 +1,98 @@
+"""Evaluation of the policy during a training run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from envkit.runs.display import Display
+from envkit.types import Task, Trajectory
+
+from ..rollout import Rollout, RolloutResult
+
+
+class Evaluator:
+    """Measures the policy's success on fixed held-out tasks.
+
+    Args:
+        rollout: Plays the episodes.
+        tasks: Tasks to play. Each is played `attempts` times with sampled and once with greedy completions.
+        attempts: Number of sampled episodes per task.
+        temperature: Sampling temperature of the sampled completions.
+        seed: Sampling seed; the same at every evaluation.
+        names: Name of the environment of each task, for metrics per environment; empty for no such metrics.
+    """
+
+    def __init__(
+        self,
+        rollout: Rollout,
+        tasks: Sequence[Task],
+        *,
+        temperature: float,
+        seed: int,
+        attempts: int = 1,
+        names: Sequence[str] = (),
+    ) -> None:
+        self._rollout = rollout
+        self._tasks = tasks
+        self._temperature = temperature
+        self._seed = seed
+        self._attempts = attempts
+        self._names = names
+
+    async def run(self, display: Display, step: int) -> dict[str, float]:
+        """Play all tasks after train step `step`, sampled and greedily; return the metrics, if there are tasks.
+
+        eval_success, eval_return and eval_turns are means over the valid sampled episodes; eval_greedy is the success
+        of greedy play; eval_episodes is the number of valid sampled episodes. Metrics such as
+        ``eval_success/FrozenLake-v0`` have the same meaning for one of several environments.
+        """
+        if not self._tasks:
+            return {}
+        display.phase("evaluate", (self._attempts + 1) * len(self._tasks))
+        sampled = await self._play(self._temperature, display, f"eval-{step}-sampled", self._attempts)
+        greedy = await self._play(0.0, display, f"eval-{step}-greedy", 1)
+        values = _evaluated(sampled, greedy)
+        greedy_parts = greedy.by_name(self._names)
+        for name, part in sampled.by_name(self._names).items():
+            values |= {f"{key}/{name}": value for key, value in _evaluated(part, greedy_parts[name]).items()}
+        return values
+
+    async def _play(self, temperature: float, display: Display, phase: str, attempts: int) -> RolloutResult:
+        def count(trajectory: Trajectory) -> None:
+            display.advance(0 if trajectory.is_void else 1)
+
+        return await self._rollout.groups(
+            self._tasks, attempts, phase=phase, temperature=temperature, seed=self._seed, on_episode=count
+        )
+
+
+def _evaluated(sampled: RolloutResult, greedy: RolloutResult) -> dict[str, float]:
+    played = valid(sampled.trajectories)
+    return {
+        "eval_success": success_of(played),
+        "eval_greedy": success_of(valid(greedy.trajectories)),
+        "eval_return": return_of(played),
+        "eval_turns": mean([len(one.turns) for one in played]),
+        "eval_episodes": float(len(played)),
+    }
+
+
+def valid(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    """Return the trajectories that are not void."""
+    return [one for one in trajectories if not one.is_void]
+
+
+def success_of(trajectories: Sequence[Trajectory]) -> float:
+    """Return the share of successful episodes among those whose success is known; NaN if none is."""
+    return mean([float(one.outcome.success) for one in trajectories if one.outcome.success is not None])
+
+
+def return_of(trajectories: Sequence[Trajectory]) -> float:
+    """Return the mean return of valid episodes; NaN without episodes."""
+    return mean([one.outcome.reward for one in trajectories if one.outcome.reward is not None])
+
+
+def mean(values: Sequence[float]) -> float:
+    """Return the mean; NaN without values."""
+    return math.fsum(values) / len(values) if values else math.nan

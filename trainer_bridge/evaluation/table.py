@@ -1,0 +1,66 @@
+"""The result of an evaluation as lines of text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from .outcomes import CUT
+from .result import MAX_STRATA, Evaluation
+from .statistics import Estimate, Stratum
+
+_NAMES = {
+    "action_is_valid": "valid answers",
+    "action_is_effective": "effective actions",
+    CUT: "answers cut off",
+    "success_uncut": "success, if not cut off",
+    "return_uncut": "return, if not cut off",
+    "flips": "tasks that flip",
+}
+_SHARES = ("flips", "action_is_valid", "action_is_effective", CUT)
+
+
+def lines(found: Evaluation) -> Iterator[str]:
+    """Yield the lines of a result: the metrics with their intervals, how the episodes ended, tokens and difficulty."""
+    times = f" ({found.attempts} attempts at each task)" if found.attempts > 1 else ""
+    earlier = f", {found.resumed} of them earlier" if found.resumed else ""
+    yield f"{found.policy} on {found.env_id}: {found.episodes} episodes{times} in {found.seconds:.1f} s{earlier}"
+    if found.void:
+        by_agent = f" ({found.void_by_agent} of them by programs in their sandbox)" if found.void_by_agent else ""
+        yield f"{found.void} more were lost{by_agent} and do not count: {found.error}"
+    yield from table([("", "mean", "95 % interval"), *(row(name, one) for name, one in found.metrics.items())])
+    total = found.episodes + found.void
+    ends = (f"{name.replace('_', ' ')} {count} ({count / total:.1%})" for name, count in found.endings.items())
+    yield f"endings: {', '.join(ends)}"
+    if found.success_rule.startswith("unknown"):
+        yield f"success is {found.success_rule}; see docs/write-an-environment.md"
+    if count := found.usage.completions:
+        used = found.usage
+        yield (
+            f"{count:,} answers: {used.prompt_tokens:,} tokens read, {used.completion_tokens:,} written, "
+            f"{used.seconds / count:.2f} s per answer"
+        )
+        yield f"seconds per episode: {found.player_s:.2f} for the model, {found.env_s:.2f} in the environment"
+    if found.levels:
+        yield "success by shortest solution"
+        head = ("moves", "mean", "95 % interval", "episodes")
+        yield from table([head, *(_stratum(one) for one in found.by_difficulty(most=MAX_STRATA))])
+
+
+def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield rows, with the first column aligned left and all other columns aligned right."""
+    width = max(len(name) for name, *_ in rows)
+    for name, mean, interval, *rest in rows:
+        yield "  ".join([f"  {name:<{width}}", f"{mean:>8}", f"{interval:>16}", *(f"{one:>9}" for one in rest)])
+
+
+def row(name: str, estimate: Estimate) -> tuple[str, str, str]:
+    """Return the label, mean and interval of a metric."""
+    is_share = name in _SHARES or name.startswith(("pass@", "pass^", "success"))
+    mean, low, high = (f"{value:.1%}" if is_share else f"{value:.2f}" for value in estimate)
+    return _NAMES.get(name, name.replace("_", " ")), mean, f"{low} – {high}"
+
+
+def _stratum(one: Stratum) -> tuple[str, str, str, str]:
+    moves = str(one.shortest) if one.shortest == one.longest else f"{one.shortest}-{one.longest}"
+    _, mean, interval = row("success", one.success)
+    return moves, mean, interval, str(one.episodes)

@@ -1,0 +1,334 @@
+"""One episode: `play` leases an environment, and alternates between the actions of a player and steps.
+
+This is the only place that steps an episode, for training, evaluation and checks. Each deadline is attributed to the
+component that missed it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import cast
+
+import anyio
+import anyio.lowlevel
+
+from envkit import clock
+from envkit.errors import (
+    CapacityError,
+    DeadlineError,
+    EnvError,
+    EnvkitError,
+    PlayerStoppedError,
+    SandboxLostError,
+    SandboxStartError,
+    SessionBrokenError,
+    SessionNotFoundError,
+    UnreachableError,
+)
+from envkit.metrics import Fold, fold_infos
+from envkit.protocols import EnvHost, Episode, EpisodePlayer, Gate, Player
+from envkit.types import (
+    Action,
+    Cause,
+    FinishReason,
+    Outcome,
+    Reset,
+    RolloutRequest,
+    StopReason,
+    Trajectory,
+    Turn,
+    ints,
+)
+
+from .gates import OpenGate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutLimits:
+    """Limits of an episode.
+
+    Attributes:
+        max_turns: Maximum number of turns.
+        max_tokens: Maximum total length in tokens of a turn's prompt and completion. The prompt contains all earlier
+            turns, unless the renderer limits the history.
+        turn_tokens: Maximum number of tokens of a completion.
+        timeout_s: Maximum seconds that a step may take. An episode that misses one of its timeouts is void.
+        retries: Maximum number of times that a void episode is played again.
+        reset_timeout_s: Maximum seconds of the reset; None means `timeout_s`.
+        completion_timeout_s: Maximum seconds of a completion from its first token; see `SamplingParams.timeout_s`. None
+            means no limit.
+        player_timeout_s: Maximum seconds that the player may take for its turns together, with its waits for an engine
+            but without those at the gate. Then the episode is cut off, and graded as it is; None means no limit.
+        episode_timeout_s: Maximum seconds of the episode from its reset, including its waits at the gate but without
+            its grader; None means no limit.
+        grade_timeout_s: Maximum seconds of the grader; None means no limit.
+    """
+
+    max_turns: int
+    max_tokens: int = 2048
+    turn_tokens: int = 128
+    timeout_s: float = math.inf
+    retries: int = 0
+    reset_timeout_s: float | None = None
+    completion_timeout_s: float | None = None
+    player_timeout_s: float | None = None
+    episode_timeout_s: float | None = None
+    grade_timeout_s: float | None = None
+
+
+async def play(
+    host: EnvHost,
+    player: Player,
+    limits: RolloutLimits,
+    request: RolloutRequest,
+    gate: Gate | None = None,
+    *,
+    on_played: Callable[[], None] | None = None,
+) -> Trajectory:
+    """Play one episode. An episode with a grader leaves the gate after its last turn, before it is graded.
+
+    Args:
+        host: Leases the environment.
+        player: Chooses the actions.
+        limits: Limits of the episode.
+        request: The episode to play.
+        gate: Decides when each turn may begin; None lets every turn through.
+        on_played: Called once, when the episode needs its player no longer.
+
+    Returns:
+        The trajectory. A failure of the environment, its sandbox or server, or a missed deadline gives a void
+        trajectory that names the component. Errors of the player are raised.
+    """
+    gate = gate or OpenGate()
+    running = _RunningEpisode(request, began_s=clock.now())
+    arrived = has_left = False
+
+    def leave() -> None:
+        nonlocal has_left
+        if not has_left:
+            has_left = True
+            gate.leave(arrived=arrived)
+            if running.player is not None:
+                running.player.end()
+            if on_played is not None:
+                on_played()
+
+    try:
+        async with host.lease(request.task) as episode:
+            running.queue_s = clock.now() - running.began_s
+            try:
+                with _deadline(limits.episode_timeout_s, StopReason.TIMEOUT, "the episode was not over"):
+                    start = await _reset(running, episode, limits)
+                    gate.arrive()  # only now: a reset may wait for a sandbox that another episode of the wave holds
+                    arrived = True
+                    running.stop = await _turns(running, player, start, episode, limits, gate)
+                if start.is_graded and not running.stop.is_void:
+                    leave()
+                    await _grade(running, episode, limits)
+            except (SandboxStartError, CapacityError) as error:  # a sandbox that the environment uses as a tool
+                raise _VoidError(StopReason.SANDBOX_LOST, str(error)) from error
+    except _VoidError as error:
+        running.void(error.stop, str(error))
+    except _PlayerFailedError as failed:
+        raise failed.error from None
+    except DeadlineError as error:
+        running.void(StopReason.TIMEOUT, str(error))
+    except (SandboxLostError, UnreachableError, SessionBrokenError, SessionNotFoundError) as error:
+        running.void(StopReason.SANDBOX_LOST, str(error), error.cause if isinstance(error, SandboxLostError) else None)
+    except EnvError as error:
+        running.void(StopReason.ENV_ERROR, str(error))
+    finally:
+        leave()
+    return running.trajectory()
+
+
+async def _reset(running: _RunningEpisode, episode: Episode, limits: RolloutLimits) -> Reset:
+    """Start a leased episode."""
+    began = clock.now()
+    reset_timeout_s = limits.timeout_s if limits.reset_timeout_s is None else limits.reset_timeout_s
+    with _deadline(reset_timeout_s, StopReason.TIMEOUT, "the environment did not answer a reset"):
+        start = running.start = await episode.reset()
+    running.reset_s = clock.now() - began
+    return start
+
+
+async def _turns(
+    running: _RunningEpisode,
+    player: Player,
+    start: Reset,
+    episode: Episode,
+    limits: RolloutLimits,
+    gate: Gate,
+) -> StopReason:
+    """Play the turns of an episode that was reset, and return why it ended."""
+    try:
+        with _errors_of_the_player():
+            acting = running.player = player.begin(running.request, start)
+    except PlayerStoppedError as stopped:
+        return _reason(stopped)
+    observation, left_s = start.observation, math.inf if limits.player_timeout_s is None else limits.player_timeout_s
+    while len(running.turns) < limits.max_turns:
+        # Yield to the event loop so that Ctrl-C works: an environment that only computes never yields.
+        await anyio.lowlevel.checkpoint()
+        arrived = clock.now()
+        await gate.together()
+        began = clock.now()
+        try:
+            with anyio.move_on_after(left_s) as scope, _errors_of_the_player():
+                action = _checked(await acting.act(observation))
+        except PlayerStoppedError as stopped:
+            return _reason(stopped)
+        if scope.cancelled_caught:
+            return StopReason.PLAYER_TIMEOUT
+        acted = clock.now()
+        left_s -= acted - began
+        step = None
+        if action.completion.finish is not FinishReason.ABORTED:
+            with _deadline(limits.timeout_s, StopReason.TIMEOUT, "the environment did not answer a step"):
+                step = await episode.step(action.text)
+            if not math.isfinite(step.reward):
+                reason = f"the environment returned the reward {step.reward} in turn {len(running.turns)}"
+                raise _VoidError(StopReason.ENV_ERROR, reason)
+        running.turns.append(
+            Turn(
+                ints(action.new_ids),
+                action.completion,
+                action.text,
+                step,
+                generate_s=acted - began,
+                step_s=clock.now() - acted,
+                wait_s=began - arrived,
+                starts_sample=action.starts_sample,
+                generation=action.generation,
+            )
+        )
+        if step is None:
+            raise _VoidError(StopReason.ABORTED, "the engine aborted a completion")
+        if step.ended:
+            return StopReason.TERMINATED if step.terminated else StopReason.TRUNCATED
+        observation = step.observation
+    return StopReason.MAX_TURNS
+
+
+def _reason(stopped: PlayerStoppedError) -> StopReason:
+    """Return why a player stopped its episode, unless that makes the episode void."""
+    if stopped.stop.is_void:
+        raise _VoidError(stopped.stop, str(stopped)) from stopped
+    return stopped.stop
+
+
+async def _grade(running: _RunningEpisode, episode: Episode, limits: RolloutLimits) -> None:
+    """Grade an episode whose last turn was played."""
+    began = clock.now()
+    with _deadline(limits.grade_timeout_s, StopReason.NO_GRADE, "the grader did not answer"):
+        grade = await episode.grade()
+    running.grade_s = clock.now() - began
+    if grade is None:
+        raise _VoidError(StopReason.NO_GRADE, "the grader could not run")
+    if not math.isfinite(grade):
+        raise _VoidError(StopReason.NO_GRADE, f"the grader returned the reward {grade}")
+    running.grade = grade
+
+
+class _VoidError(Exception):
+    """Ends a void episode from within its lease, so that its environment is not used again."""
+
+    def __init__(self, stop: StopReason, reason: str) -> None:
+        super().__init__(reason)
+        self.stop = stop
+
+
+class _PlayerFailedError(Exception):
+    """Carries an error of the player past the handlers of the environment's errors."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@contextmanager
+def _errors_of_the_player() -> Iterator[None]:
+    """Let a player stop its episode, make the episode void after a missed deadline, and pass on all other errors."""
+    try:
+        yield
+    except PlayerStoppedError:
+        raise
+    except DeadlineError as error:
+        raise PlayerStoppedError(StopReason.NO_COMPLETION, str(error)) from error
+    except Exception as error:
+        raise _PlayerFailedError(error) from error
+
+
+def _checked(action: Action | str) -> Action:
+    if isinstance(action, str):
+        return Action(action)
+    if not isinstance(action, Action):
+        raise EnvkitError(f"the player returned {action!r} instead of an action, which must be a text or an Action")
+    return action
+
+
+@contextmanager
+def _deadline(seconds: float | None, stop: StopReason, what: str) -> Iterator[None]:
+    """Cancel the block after `seconds` and end the episode. A `TimeoutError` raised inside the block passes through."""
+    with anyio.move_on_after(seconds) as scope:
+        yield
+    if scope.cancelled_caught:
+        raise _VoidError(stop, f"{what} within {seconds:g} s")
+
+
+@dataclass(slots=True)
+class _RunningEpisode:
+    """An episode in progress."""
+
+    request: RolloutRequest
+    began_s: float
+    queue_s: float = 0.0
+    reset_s: float = 0.0
+    start: Reset | None = None
+    player: EpisodePlayer | None = None
+    turns: list[Turn] = field(default_factory=list)
+    stop: StopReason | None = None
+    grade: float | None = None
+    grade_s: float = 0.0
+    failure: Outcome | None = None
+
+    def void(self, stop: StopReason, error: str, cause: Cause | None = None) -> None:
+        self.failure = Outcome.void(stop, error, cause)
+
+    def trajectory(self) -> Trajectory:
+        request = self.request
+        return Trajectory(
+            request.task,
+            request.member,
+            tuple(self.turns),
+            self.failure or self._score(),
+            start=self.start,
+            key=request.key,
+            attempt=request.attempt,
+            group=request.group,
+            began_s=self.began_s,
+            queue_s=self.queue_s,
+            reset_s=self.reset_s,
+            grade_s=self.grade_s,
+        )
+
+    def _score(self) -> Outcome:
+        assert self.stop is not None, "the episode has ended"
+        assert self.start is not None, "the episode was reset"
+        steps, info = [turn.step for turn in self.turns if turn.step is not None], self.start.info
+        declared = info.get("metrics")
+        folds = cast("dict[str, Fold]", declared if isinstance(declared, dict) else {})
+        metrics = fold_infos([one.info for one in steps] or [info], folds)
+        if "success" in folds:
+            metrics.setdefault("success", 0.0)  # an environment may report it only in the last step
+        success_return = info.get("success_return")
+        return Outcome.score(
+            self.stop,
+            sum(one.reward for one in steps) + (self.grade or 0.0),
+            metrics,
+            grade=self.grade,
+            success_return=success_return if isinstance(success_return, (int, float)) else None,
+        )
