@@ -91,9 +91,7 @@ def run_blocking(main: Callable[[], Awaitable[T]]) -> T:
 
     If the wait for the worker thread is interrupted, `main` is cancelled, and the interrupt is raised after its end.
     """
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    if asyncio._get_running_loop() is None:  # get_running_loop would add its error to the tracebacks of `main`
         return run(main)
     with start_blocking_portal() as portal:
         result = portal.start_task_soon(main)
