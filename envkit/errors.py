@@ -222,8 +222,8 @@ class PlayerStoppedError(EnvkitError):
     fields = ("stop", "reason")
 
     def __init__(self, stop: StopReason, reason: str = "") -> None:
-        super().__init__(reason or stop.value)
-        self.stop = stop
+        self.stop = StopReason(stop)
+        super().__init__(reason or self.stop.value)
         self.reason = reason
 
 

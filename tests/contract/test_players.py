@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -20,7 +21,7 @@ from envkit.checks.tasks import check_tasks
 from envkit.cli.environments.game import Person
 from envkit.config.evaluation import read
 from envkit.config.parts import AutoRendererSection
-from envkit.errors import EnvkitError
+from envkit.errors import EnvkitError, PlayerStoppedError
 from envkit.http.client.chat import Address
 from envkit.protocols import EpisodePlayer, Expert, Player
 from envkit.spaces import Utf8Text
@@ -133,13 +134,13 @@ class Fails(Player, EpisodePlayer):
         self.way = way
 
     def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
-        return Fails(self.way)
+        return None if self.way == "begins with None" else Fails(self.way)  # type: ignore[return-value] # the fault
 
     async def act(self, observation: Observation) -> Action | str:
         if observation.text == "go":
             return "a"
         if self.way == "raises":
-            raise RuntimeError("lost its head")
+            raise RuntimeError("lost its head") from ValueError("its own cause")
         if self.way == "returns None":
             return None  # type: ignore[return-value] # the fault
         await anyio.sleep_forever()
@@ -178,6 +179,10 @@ async def ending(limits: RolloutLimits, way: str) -> object:
         (
             "returns None",
             (EnvkitError, "the player returned None instead of an action, which must be a text or an Action", 0),
+        ),
+        (
+            "begins with None",
+            (EnvkitError, "begin of the player returned None instead of an EpisodePlayer: it has no method act", 0),
         ),
         ("hangs", Outcome(stop=StopReason.PLAYER_TIMEOUT, reward=1.0, success=True)),
         ("is cancelled", ("cancelled", 0)),
@@ -220,5 +225,13 @@ PROGRAMS: Mapping[str, Callable[[], object]] = {
 def test_an_error_of_the_player_is_the_error_of_the_program(program: str) -> None:
     if all(one.id != "ThreeFails-v0" for one in envkit.registered()):
         envkit.register("ThreeFails-v0", Three, players={"oracle": Fails})
-    with pytest.raises(RuntimeError, match="lost its head"):
+    with pytest.raises(RuntimeError, match="lost its head") as failed:
         PROGRAMS[program]()
+    assert "ExceptionGroup" not in "".join(traceback.format_exception(failed.value))
+    if program in ("eval", "check-task"):
+        assert str(failed.value.__cause__) == "its own cause"
+
+
+def test_only_a_reason_to_stop_ends_an_episode() -> None:
+    with pytest.raises(ValueError, match="'I give up' is not a valid StopReason"):
+        PlayerStoppedError("I give up")  # type: ignore[arg-type] # the fault

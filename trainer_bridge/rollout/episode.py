@@ -133,7 +133,7 @@ async def play(
     except _VoidError as error:
         running.void(error.stop, str(error))
     except _PlayerFailedError as failed:
-        raise failed.error from None
+        raise failed.error from failed.error.__cause__
     except DeadlineError as error:
         running.void(StopReason.TIMEOUT, str(error))
     except (SandboxLostError, UnreachableError, SessionBrokenError, SessionNotFoundError) as error:
@@ -166,7 +166,7 @@ async def _turns(
     """Play the turns of an episode that was reset, and return why it ended."""
     try:
         with _errors_of_the_player():
-            acting = running.player = player.begin(running.request, start)
+            acting = running.player = _able_to_act(player.begin(running.request, start))
     except PlayerStoppedError as stopped:
         return _reason(stopped)
     observation, left_s = start.observation, math.inf if limits.player_timeout_s is None else limits.player_timeout_s
@@ -260,6 +260,12 @@ def _errors_of_the_player() -> Iterator[None]:
         raise PlayerStoppedError(StopReason.NO_COMPLETION, str(error)) from error
     except Exception as error:
         raise _PlayerFailedError(error) from error
+
+
+def _able_to_act(player: EpisodePlayer) -> EpisodePlayer:
+    if not callable(getattr(player, "act", None)):
+        raise EnvkitError(f"begin of the player returned {player!r} instead of an EpisodePlayer: it has no method act")
+    return player
 
 
 def _checked(action: Action | str) -> Action:

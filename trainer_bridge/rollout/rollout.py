@@ -92,8 +92,9 @@ class Rollout:
         for _ in range(self.limits.retries + 1):
             try:
                 await self._play(waiting, on_begin or (lambda request: None), ended)
-            except ExceptionGroup as errors:  # raise the first error itself
-                raise next(leaves(errors)) from errors
+            except ExceptionGroup as errors:  # raise the first error itself, with its own cause
+                first = next(leaves(errors))
+                raise first from first.__cause__
             lost = [request for request in waiting if last[request.key].is_void]
             void += [last[request.key] for request in lost]
             waiting = [_retry(request, last[request.key].outcome.stop) for request in lost]
