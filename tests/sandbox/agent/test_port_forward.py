@@ -53,24 +53,6 @@ def write_some(inside: socket.socket, content: bytes) -> bytes:
     return content
 
 
-def test_bytes_go_both_ways_and_each_direction_closes_separately(
-    sandbox: Client, server: tuple[socket.socket, dict[str, object]]
-) -> None:
-    number, inside = opened(sandbox, server[1], server[0])
-    with inside:
-        sandbox.send({"id": number, "more": True}, b"to the server")
-        assert inside.recv(100) == b"to the server"
-        assert sandbox.next(number)[0] == {"id": number, "ack": 13}
-        inside.sendall(b"back")
-        assert sandbox.next(number) == ({"id": number, "of": "data"}, b"back")
-        sandbox.send({"id": number, "eof": True})
-        assert inside.recv(100) == b""
-        inside.sendall(b"last")
-        assert sandbox.next(number)[1] == b"last"
-    assert sandbox.next(number)[0] == {"id": number, "eof": True}
-    assert sandbox.next(number)[0] == {"id": number, "end": True}
-
-
 def test_the_agent_sends_at_most_one_window_until_it_is_acknowledged(
     sandbox: Client, server: tuple[socket.socket, dict[str, object]]
 ) -> None:
@@ -97,30 +79,6 @@ def test_the_agent_sends_at_most_one_window_until_it_is_acknowledged(
     assert frame[0] == {"id": number, "eof": True}
     sandbox.send({"id": number, "eof": True})
     assert sandbox.next(number)[0] == {"id": number, "end": True}
-
-
-def test_all_data_that_the_server_reads_is_acknowledged(
-    sandbox: Client, server: tuple[socket.socket, dict[str, object]]
-) -> None:
-    number, inside = opened(sandbox, server[1], server[0])
-    with inside:
-        content = bytes(8 << 20)
-        sandbox.feed(number, content)
-        received = acknowledged = 0
-        while received < len(content):
-            received += len(inside.recv(1 << 20))
-        assert inside.recv(1) == b""
-    while "end" not in (header := sandbox.next(number)[0]):
-        acknowledged += header.get("ack", 0)
-    assert acknowledged == len(content)
-
-
-def test_a_port_or_socket_without_a_listener_is_unreachable(sandbox: Client, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
-    assert sandbox.call("forward", port=port)["error"] == "unreachable"
-    assert sandbox.call("forward", socket=str(tmp_path / "none"))["error"] == "unreachable"
-    assert sandbox.call("forward", socket="/" + "x" * 200)["error"] in ("unreachable", "bad")
 
 
 def test_a_cancelled_connection_is_closed(sandbox: Client, server: tuple[socket.socket, dict[str, object]]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import anyio
 import anyio.lowlevel
 import pytest
@@ -11,33 +13,22 @@ from envkit.sandbox.agent_client.channel import ChannelEndedError
 from tests.sandbox.agent_client.peer import opened, run
 
 
-def test_an_agent_that_does_not_answer_is_given_up_after_ten_seconds() -> None:
+@pytest.mark.parametrize(
+    ("do", "fields", "ends_at_s"),
+    [
+        ("ping", {}, 10.5),
+        ("exec", {"timeout_s": 30, "keep_bytes": 1}, 40.5),
+        ("shell", {"queue_s": 100, "timeout_s": 30, "keep_bytes": 1}, 140.5),
+    ],
+)
+def test_an_agent_is_given_up_ten_seconds_after_the_time_of_a_call_and_of_its_queue(
+    do: str, fields: dict[str, Any], ends_at_s: float
+) -> None:
     async def main() -> None:
         channel, peer = await opened()
         with pytest.raises(ChannelEndedError, match=r"^it does not answer$"):
-            await channel.call("ping")
-        assert clock.now() == 10.5
-        assert peer.is_closed
-
-    run(main)
-
-
-def test_an_agent_that_does_not_answer_for_a_command_is_given_up_ten_seconds_after_the_commands_time() -> None:
-    async def main() -> None:
-        channel, _ = await opened()
-        with pytest.raises(ChannelEndedError, match=r"^it does not answer$"):
-            await channel.call("exec", timeout_s=30, keep_bytes=1)
-        assert clock.now() == 40.5
-
-    run(main)
-
-
-def test_the_queueing_time_of_a_command_extends_its_timeout() -> None:
-    async def main() -> None:
-        channel, _ = await opened()
-        with pytest.raises(ChannelEndedError):
-            await channel.call("shell", queue_s=100, timeout_s=30, keep_bytes=1)
-        assert clock.now() == 140.5
+            await channel.call(do, **fields)
+        assert (clock.now(), peer.is_closed) == (ends_at_s, True)
 
     run(main)
 

@@ -59,50 +59,6 @@ def test_a_missing_or_invalid_hello_ends_the_channel(first: object, reason: str)
     run(main)
 
 
-def test_answers_reach_their_callers_in_any_order() -> None:
-    async def main() -> None:
-        channel, peer = await opened()
-        got: dict[str, bytes] = {}
-
-        async def ask(path: str) -> None:
-            got[path] = (await channel.call("read", path=path, max_bytes=100)).data
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(ask, "a")
-            tasks.start_soon(ask, "b")
-            calls = {header["path"]: header["id"] for header, _ in (await peer.next_frame(), await peer.next_frame())}
-            peer.emit({"id": calls["b"], "of": "data"}, b"1")
-            peer.emit({"id": calls["a"], "of": "data"}, b"2")
-            peer.emit({"id": calls["b"], "of": "data"}, b"3")
-            peer.emit({"id": calls["b"], "end": True})
-            peer.emit({"id": calls["a"], "end": True})
-        assert got == {"a": b"2", "b": b"13"}
-        channel.close()
-
-    run(main)
-
-
-def test_an_answer_consists_of_its_pieces_and_its_last_header() -> None:
-    async def main() -> None:
-        channel, peer = await opened()
-        async with anyio.create_task_group() as tasks:
-
-            async def answer() -> None:
-                header, _ = await peer.next_frame()
-                assert header == {"id": 1, "do": "exec", "argv": ["x"], "timeout_s": 5, "keep_bytes": 10}
-                for of, piece in (("out", b"\x00\xff"), ("err", b"e"), ("out", b"\r\n")):
-                    peer.emit({"id": 1, "of": of}, piece)
-                peer.emit({"id": 1, "end": True, "code": -9})
-
-            tasks.start_soon(answer)
-            reply = await channel.call("exec", argv=["x"], timeout_s=5, keep_bytes=10)
-        assert (reply.out, reply.err, reply.data) == (b"\x00\xff\r\n", b"e", b"")
-        assert reply.end == {"id": 1, "end": True, "code": -9}
-        channel.close()
-
-    run(main)
-
-
 @pytest.mark.parametrize("size", [1, 3, 7, 1000])
 def test_frames_may_be_split_anywhere(size: int) -> None:
     async def main() -> None:
@@ -119,28 +75,6 @@ def test_frames_may_be_split_anywhere(size: int) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(trickle)
             assert (await channel.call("read", path="x", max_bytes=1024)).data == content
-        channel.close()
-
-    run(main)
-
-
-def test_input_is_sent_in_frames_of_64_kib_and_ended() -> None:
-    async def main() -> None:
-        channel, peer = await opened()
-        content = bytes(range(256)) * 700
-        async with anyio.create_task_group() as tasks:
-
-            async def take() -> None:
-                assert (await peer.next_frame())[0]["do"] == "write"
-                pieces = [await peer.next_frame() for _ in range(3)]
-                assert [header for header, _ in pieces] == [{"id": 1, "more": True}] * 3
-                assert [len(body) for _, body in pieces] == [65536, 65536, 256 * 700 - 131072]
-                assert b"".join(body for _, body in pieces) == content
-                assert await peer.next_frame() == ({"id": 1, "eof": True}, b"")
-                peer.emit({"id": 1, "end": True})
-
-            tasks.start_soon(take)
-            await channel.call("write", feed=content, path="x")
         channel.close()
 
     run(main)
@@ -167,32 +101,6 @@ def test_no_input_is_sent_after_the_answer() -> None:
                 await channel.call("write", feed=pieces(), path="x")
         assert clock.now() == 3
         assert peer.pending_frames == 3
-        channel.close()
-
-    run(main)
-
-
-def test_names_that_are_not_utf_8_and_numbers_of_any_size_pass() -> None:
-    async def main() -> None:
-        channel, peer = await opened()
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(lambda: channel.call("read", path="\udcff \N{SNOWMAN}", max_bytes=1 << 80))
-            header = await peer.answer(do="read")
-        assert (header["path"], header["max_bytes"]) == ("\udcff \N{SNOWMAN}", 1 << 80)
-        channel.close()
-
-    run(main)
-
-
-def test_arguments_that_are_too_large_are_refused_and_affect_no_other_call() -> None:
-    async def main() -> None:
-        channel, peer = await opened()
-        with pytest.raises(ValueError, match="more than 1048576 bytes"):
-            await channel.call("shell", name="main", command="x" * (1 << 20), timeout_s=1, keep_bytes=1)
-        assert (peer.pending_frames, clock.now()) == (0, 0)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(lambda: channel.call("ping"))
-            await peer.answer(do="ping")
         channel.close()
 
     run(main)
@@ -277,31 +185,6 @@ def test_a_header_that_arrives_byte_by_byte_costs_no_more_than_its_length() -> N
                 await channel.call("ping")
         assert clock.stopwatch() - began < 5
         channel.close()
-
-    run(main)
-
-
-def test_the_end_of_the_stream_ends_every_call() -> None:
-    async def main() -> None:
-        channel, peer = await opened()
-        reasons = []
-
-        async def ask() -> None:
-            with pytest.raises(ChannelEndedError) as caught:
-                await channel.call("ping")
-            reasons.append(caught.value.reason)
-
-        async with anyio.create_task_group() as tasks:
-            for _ in range(3):
-                tasks.start_soon(ask)
-            for _ in range(3):
-                await peer.next_frame()
-            peer.emit_bytes(b"")
-            await channel.ended()
-        assert reasons == [None] * 3
-        notified = []
-        channel.when_ended(lambda: notified.append("ended"))
-        assert notified == ["ended"]
 
     run(main)
 

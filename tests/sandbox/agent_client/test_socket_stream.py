@@ -2,47 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import socket
-import struct
 
 import anyio
 import anyio.lowlevel
 import pytest
 
-from envkit.sandbox.agent_client.channel import AgentChannel, SocketStream
-from tests.sandbox.agent_client.peer import HELLO, frame, run
+from envkit.sandbox.agent_client.channel import SocketStream
+from tests.sandbox.agent_client.peer import run
 
 
 async def pair() -> tuple[SocketStream, SocketStream]:
     ours, theirs = socket.socketpair()
     return SocketStream(ours), SocketStream(theirs)
-
-
-def test_a_socket_carries_more_than_it_holds_in_both_directions_at_once() -> None:
-    async def main() -> None:
-        one, other = await pair()
-        content = bytes(range(256)) * (5 << 12)
-
-        async def sends(stream: SocketStream) -> None:
-            for start in range(0, len(content), 700_001):
-                await stream.send(content[start : start + 700_001])
-            await stream.end()
-
-        async def receives(stream: SocketStream) -> None:
-            taken = bytearray()
-            while data := await stream.receive():
-                taken += data
-            assert taken == content
-
-        async with anyio.create_task_group() as tasks:
-            for stream in (one, other):
-                tasks.start_soon(sends, stream)
-                tasks.start_soon(receives, stream)
-        one.close()
-        other.close()
-
-    run(main, virtual=False)
 
 
 def test_overlapping_sends_do_not_mix() -> None:
@@ -133,41 +105,5 @@ def test_closing_wakes_who_waits() -> None:
             one.close()
         assert await other.receive() == b""
         other.close()
-
-    run(main, virtual=False)
-
-
-def test_sixteen_callers_share_one_socket() -> None:
-    async def main() -> None:
-        ours, theirs = socket.socketpair()
-        peer = SocketStream(theirs)
-        await peer.send(frame(HELLO))
-        channel = AgentChannel(SocketStream(ours))
-        await channel.open({}, 5)
-
-        async def echo() -> None:
-            waiting = bytearray()
-            while data := await peer.receive():
-                waiting += data
-                while len(waiting) >= 8 and len(waiting) >= 8 + sum(struct.unpack_from(">II", waiting)):
-                    head, body = struct.unpack_from(">II", waiting)
-                    header = json.loads(waiting[8 : 8 + head])
-                    del waiting[: 8 + head + body]
-                    if "do" in header:
-                        answer = frame({"id": header["id"], "of": "data"}, header["path"].encode())
-                        await peer.send(answer + frame({"id": header["id"], "end": True}))
-
-        async def ask(caller: int) -> None:
-            for number in range(50):
-                path = f"{caller}/{number}"
-                assert (await channel.call("read", path=path, max_bytes=20)).data == path.encode()
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(echo)
-            async with anyio.create_task_group() as callers:
-                for caller in range(16):
-                    callers.start_soon(ask, caller)
-            channel.close()
-        peer.close()
 
     run(main, virtual=False)
