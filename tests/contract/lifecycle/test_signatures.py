@@ -12,7 +12,6 @@ from envkit.sandbox.agent_client.sandbox import AgentSandbox
 from envkit.sandbox.agent_client.shell import AgentShell
 from envkit.sandbox.pool.lease import Lease, WatchedShell
 from envkit.wiring.sandboxes.blocking import BlockingSandbox, BlockingShell
-from tests.sandbox.fake.backend import FakeSandbox, FakeShell
 
 CALLS = ["exec", "shell", "read", "write", "upload", "download", "connect", "snapshot", "stop"]
 """Those that the blocking face has just so; it has no `wait`, and its `probe` a bound of its own."""
@@ -25,7 +24,7 @@ def arguments(written: type, call: str) -> list[tuple[str, object, object]]:
 
 
 @pytest.mark.parametrize("call", [*CALLS, "probe", "wait"])
-@pytest.mark.parametrize("written", [AgentSandbox, FakeSandbox, Lease, RemoteSandbox])
+@pytest.mark.parametrize("written", [AgentSandbox, Lease, RemoteSandbox])
 def test_a_call_of_a_sandbox_has_the_names_and_defaults_of_the_protocol(written: type, call: str) -> None:
     assert arguments(written, call) == arguments(Sandbox, call)
 
@@ -35,6 +34,6 @@ def test_a_call_of_the_blocking_face_has_the_names_and_defaults_of_the_protocol(
     assert arguments(BlockingSandbox, call) == arguments(Sandbox, call)
 
 
-@pytest.mark.parametrize("written", [AgentShell, FakeShell, WatchedShell, RemoteShell, BlockingShell])
+@pytest.mark.parametrize("written", [AgentShell, WatchedShell, RemoteShell, BlockingShell])
 def test_a_command_of_a_shell_has_the_names_and_defaults_of_the_protocol(written: type) -> None:
     assert arguments(written, "run") == arguments(Shell, "run")

@@ -16,7 +16,8 @@ from envkit.errors import RateLimitError
 from envkit.http.protocol.asgi import Message
 from envkit.http.sandboxes.transfers import AT_ONCE, MAX_WAITING, FolderTransfers
 from envkit.protocols import Sandbox
-from tests.http.pools import SmallPool
+from envkit.sandbox.pool import Pool
+from envkit.sandbox.process.backend import ProcessBackend
 from tests.http.remote_sandboxes import over_http
 from tests.http.stage import settle
 
@@ -103,7 +104,7 @@ def test_transfers_of_a_tenant_run_queue_and_are_rejected_by_its_limits() -> Non
 
 
 def test_a_rejected_transfer_has_a_retry_after_header() -> None:
-    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
+    async def main(client: httpx.AsyncClient, pool: Pool) -> None:
         await client.put("/v1/sandboxes/a", json={})
         is_over = anyio.Event()
 
@@ -126,4 +127,4 @@ def test_a_rejected_transfer_has_a_retry_after_header() -> None:
             assert answer.headers["retry-after"] == "1"
             is_over.set()
 
-    over_http(main)
+    over_http(main, ProcessBackend())

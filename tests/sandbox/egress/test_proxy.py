@@ -16,7 +16,7 @@ from envkit.sandbox.egress.allowlist import Address, Allowlist, RefusedError, Re
 from envkit.sandbox.egress.proxy import Proxy, ProxyRequest
 from envkit.types import SandboxSpec
 from tests.sandbox.egress.internet import TIMEOUT_S, web_server
-from tests.sandbox.fake.backend import FakeBackend, Fate
+from tests.sandbox.fake.backend import FakeBackend, FakeSandbox
 
 HOSTS = ("ok.example", "*.below.example")
 
@@ -32,15 +32,20 @@ async def asked(request: bytes, *, resolve: Resolve | None = None, timeout_s: fl
     waiting: list[socket.socket] = []
     came = anyio.Event()
 
-    def take(theirs: socket.socket) -> None:
-        waiting.append(theirs)
-        came.set()
+    class Dialled(FakeSandbox):
+        async def connect(self, address: str | int) -> socket.socket:
+            assert address == proxy.SOCKET
+            ours, theirs = socket.socketpair()
+            for end in (ours, theirs):
+                end.setblocking(False)
+            waiting.append(theirs)
+            came.set()
+            return ours
 
-    fate = Fate(listens={proxy.SOCKET: take})
     async with (
         bounded(timeout_s),
         web_server() as everywhere,
-        FakeBackend(lambda number, rng: fate) as backend,
+        FakeBackend(kind=Dialled) as backend,
         anyio.create_task_group() as tasks,
     ):
         tasks.start_soon(Proxy(Allowlist(HOSTS, resolve or everywhere)).serve, await backend.start(SandboxSpec()))

@@ -1,6 +1,8 @@
 """Scripted sandboxes for tests and for simulations of fleets on virtual time; they use no processes and no threads.
 
-For the scripts see `tests.sandbox.fake.script`.
+A script returns the `Fate` of each sandbox from its number and a random generator, which is seeded from the backend's
+seed and that number. So the same script gives the same sandboxes in any order of calls. What moves real files and bytes
+is tested with `envkit.sandbox.process.backend.ProcessBackend`.
 """
 
 from __future__ import annotations
@@ -9,11 +11,10 @@ import math
 import posixpath
 import random
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import replace
-from pathlib import Path
-from typing import Self
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any, Self, TypeAlias
 
 import anyio
 import anyio.lowlevel
@@ -22,16 +23,14 @@ from envkit import clock
 from envkit.errors import (
     DeadlineError,
     MissingFileError,
-    RefusedFileError,
     SandboxError,
     SandboxLostError,
     SandboxRefusedError,
     SandboxStartError,
     TooLargeError,
     UnreachableError,
-    UnsupportedError,
-    UsageError,
 )
+from envkit.protocols import Program
 from envkit.sandbox.host.instances import refuse
 from envkit.sandbox.host.layout import WORK
 from envkit.types import (
@@ -46,19 +45,65 @@ from envkit.types import (
     SandboxUser,
     stable_hash,
 )
-from tests.sandbox.fake.script import Answer, Command, Fate, Script, succeed
-
-__all__ = ["Answer", "Command", "FakeBackend", "FakeSandbox", "FakeShell", "Fate", "Script", "succeed"]
 
 _STOPPED = Cause(CauseKind.STOPPED, "stopped")
-_EXPIRED = Cause(CauseKind.EXPIRED, "time to live exceeded")
+_KILLED = Cause(CauseKind.KILLED, "killed by signal 9 (SIGKILL)")
 _GRACE_S = 10.0
 """Seconds beyond its timeout after which a call without an answer ends a sandbox, as for a real one."""
 _ENFORCED = ("isolation", "network", "memory", "pids", "cpu", "disk", "uid", "seccomp")
 
 
-def _plain(number: int, rng: random.Random) -> Fate:
-    return Fate()
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command that a sandbox runs.
+
+    Attributes:
+        argv: Program and arguments; ``("sh", "-c", command)`` for the command of a shell.
+        env: Variables in addition to those of the spec.
+        cwd: Working directory.
+        shell: Name of its shell; None for `exec`.
+        files: The sandbox's files by full path; it may change them.
+    """
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd: str
+    stdin: bytes
+    user: SandboxUser
+    shell: str | None
+    files: dict[str, bytes]
+
+
+Answer: TypeAlias = Callable[[Command], ExecResult]
+"""Returns the result of a command, which takes its ``duration_s``, or less if the timeout stops it."""
+
+
+def succeed(command: Command) -> ExecResult:
+    """Let a command succeed at once without output."""
+    return ExecResult(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """How one sandbox behaves. Times in seconds.
+
+    Attributes:
+        start_s: Time until it is ready.
+        start_failure: Cause of a failed start after that time; None if it starts.
+        dies_after_s: Time from ready to its death by `cause`; infinity for never.
+        hangs_after_s: Time from ready until it stops answering; infinity for never.
+        answer: Returns the results of its commands.
+    """
+
+    start_s: float = 0.0
+    start_failure: Cause | str | None = None
+    dies_after_s: float = math.inf
+    cause: Cause = _KILLED
+    hangs_after_s: float = math.inf
+    answer: Answer = succeed
+
+
+Script: TypeAlias = Callable[[int, random.Random], Fate]
 
 
 class FakeBackend:
@@ -76,7 +121,7 @@ class FakeBackend:
 
     def __init__(
         self,
-        script: Script = _plain,
+        script: Script = lambda number, rng: Fate(),
         *,
         seed: int = 0,
         capabilities: Mapping[str, bool] | None = None,
@@ -96,37 +141,27 @@ class FakeBackend:
         return dict(self._capabilities)
 
     async def start(self, spec: SandboxSpec) -> FakeSandbox:
-        """Start `spec`; see `envkit.protocols.SandboxBackend.start`."""
         return await self._start(spec, {})
 
     async def restore(self, snapshot: str, spec: SandboxSpec) -> FakeSandbox:
-        """Start `spec` with the files of `snapshot`; see `envkit.protocols.SandboxBackend.restore`."""
-        files = self._snapshots.get(snapshot)
-        return await self._start(spec, files, None if files is not None else f"there is no snapshot {snapshot!r}")
+        return await self._start(spec, self._snapshots.get(snapshot), f"there is no snapshot {snapshot!r}")
 
     async def snapshot_bytes(self, snapshot: str) -> int:
-        """Return the total size of the files of a snapshot."""
         return sum(map(len, self._snapshots.get(snapshot, {}).values()))
 
     async def remove_snapshot(self, snapshot: str) -> None:
-        """Forget a snapshot; safe to repeat."""
         self._snapshots.pop(snapshot, None)
 
     async def attach(self, sandbox_id: str) -> FakeSandbox:
         """Return a detached sandbox that was started before the backend was closed and reopened."""
-        found = [
-            sandbox
-            for sandbox in self.sandboxes
-            if sandbox.id == sandbox_id and sandbox.spec.detached and not sandbox.is_gone
-        ]
-        if not found:
-            raise SandboxError(f"there is no detached sandbox {sandbox_id!r}")
-        return found[0]
+        for sandbox in self._detached():
+            if sandbox.id == sandbox_id:
+                return sandbox
+        raise SandboxError(f"there is no detached sandbox {sandbox_id!r}")
 
     async def list_detached(self, ledger: str | None = None) -> list[str]:
         """Return the ids of the detached sandboxes, or of those of one ledger."""
-        alive = [sandbox for sandbox in self.sandboxes if sandbox.spec.detached and not sandbox.is_gone]
-        return [sandbox.id for sandbox in alive if ledger in (None, sandbox.spec.ledger)]
+        return [sandbox.id for sandbox in self._detached() if ledger in (None, sandbox.spec.ledger)]
 
     async def remove(self, sandbox_id: str) -> None:
         """End a detached sandbox; raises as `attach`."""
@@ -141,15 +176,16 @@ class FakeBackend:
         for sandbox in (sandbox for sandbox in self.sandboxes if not sandbox.spec.detached):
             sandbox.die(_STOPPED)
 
-    async def _start(
-        self, spec: SandboxSpec, files: Mapping[str, bytes] | None, refusal: str | None = None
-    ) -> FakeSandbox:
+    def _detached(self) -> list[FakeSandbox]:
+        return [sandbox for sandbox in self.sandboxes if sandbox.spec.detached and not sandbox.is_gone]
+
+    async def _start(self, spec: SandboxSpec, files: Mapping[str, bytes] | None, refusal: str = "") -> FakeSandbox:
         if not self._is_open:
             raise SandboxError("the backend is not open; use 'async with'")
         number = self._starts
         self._starts += 1
         sandbox_id = f"fake-{number}"
-        if refusal is not None:
+        if files is None:
             raise SandboxRefusedError(sandbox_id, refusal)
         refuse(sandbox_id, spec, self._capabilities)
         fate = self._script(number, random.Random(stable_hash(self._seed, number)))
@@ -158,7 +194,7 @@ class FakeBackend:
             raise SandboxStartError(sandbox_id, f"not ready after {spec.start_timeout_s:g} s")
         if fate.start_failure is not None:
             raise SandboxStartError(sandbox_id, fate.start_failure)
-        sandbox = self._kind(sandbox_id, spec, fate, dict(files or {}), self._keep)
+        sandbox = self._kind(sandbox_id, spec, fate, dict(files), self._keep)
         self.sandboxes.append(sandbox)
         return sandbox
 
@@ -170,15 +206,15 @@ class FakeBackend:
 
 
 class FakeSandbox:
-    """A scripted sandbox; satisfies `envkit.protocols.Sandbox`. Created by `FakeBackend`.
+    """A scripted sandbox without programs and folders; satisfies `envkit.protocols.Sandbox`. See `FakeBackend`.
 
     Attributes:
-        spec: Its spec.
         files: Its files by full path.
         commands: Its commands, in order.
-        unenforced: Empty.
-        grader_home: Folder that the agent cannot access; the owners of other files are not recorded.
     """
+
+    grader_home = GRADER_HOME
+    unenforced: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -191,16 +227,11 @@ class FakeSandbox:
         self.spec = spec
         self.files = files
         self.commands: list[Command] = []
-        self.unenforced: tuple[str, ...] = ()
-        self.grader_home = GRADER_HOME
         self._id = sandbox_id
         self._fate = fate
         self._keep = keep
-        ready = clock.now()
-        ttl_s = math.inf if spec.ttl_s is None else spec.ttl_s
-        self._dies_at = ready + min(fate.dies_after_s, ttl_s)
-        self._hangs_at = ready + fate.hangs_after_s
-        self._cause = fate.cause if fate.dies_after_s <= ttl_s else _EXPIRED
+        self._hangs_at = clock.now() + fate.hangs_after_s
+        self._dies_at, self._cause = clock.now() + fate.dies_after_s, fate.cause
         self._is_ended, self._runs = anyio.Event(), anyio.Event()
         self._runs.set()
         self._shells: dict[tuple[str, SandboxUser], FakeShell] = {}
@@ -241,7 +272,6 @@ class FakeSandbox:
         user: SandboxUser = "agent",
         max_output_bytes: int = 1 << 20,
     ) -> ExecResult:
-        """Return the script's answer; see `envkit.protocols.Sandbox.exec`."""
         command = Command(tuple(argv), dict(env or {}), cwd or _start_folder(user), stdin, user, None, self.files)
         return await self.run(command, timeout_s, max_output_bytes)
 
@@ -264,28 +294,13 @@ class FakeSandbox:
             is_out_of_memory=result.is_out_of_memory,
         )
 
-    @asynccontextmanager
-    async def program(
-        self,
-        argv: Sequence[str],
-        *,
-        timeout_s: float,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        user: SandboxUser = "agent",
-        terminal: tuple[int, int] | None = None,
-    ) -> AsyncIterator[FakeProgram]:
-        """Run a program with the script's answer, without its input; see `envkit.protocols.Sandbox.program`."""
-        yield FakeProgram(await self.exec(argv, timeout_s=timeout_s, env=env, cwd=cwd, user=user))
-
     def shell(self, name: str = "main", *, user: SandboxUser = "agent") -> FakeShell:
-        """Return the shell `name`, whose commands run one after another."""
         return self._shells.setdefault((name, user), FakeShell(self, name, user))
 
     async def read(self, path: str, *, max_bytes: int = 64 << 20, user: FileUser = "agent") -> bytes:
         await self._pass(0.0)
         content = self.files.get(_full(path))
-        if content is None or not self._reaches(user, path):
+        if content is None:
             raise MissingFileError(f"{path}: there is no such file")
         if len(content) > max_bytes:
             raise TooLargeError(f"{path} has more than {max_bytes} bytes")
@@ -293,34 +308,19 @@ class FakeSandbox:
 
     async def write(self, path: str, content: bytes, *, mode: int | None = None, user: FileUser = "agent") -> None:
         await self._pass(0.0)
-        self._require_reach(user, path)
         self.files[_full(path)] = content
 
-    async def upload(self, source: Path, target: str, *, user: FileUser = "agent") -> None:
-        """Copy a file, or the plain files of a folder; see `envkit.protocols.Sandbox.upload`."""
-        await self._pass(0.0)
-        self._require_reach(user, target)
-        self.files.update(_read_tree(source, _full(target)))
+    async def upload(self, *_: Any, **__: Any) -> None:
+        raise NotImplementedError
 
-    async def download(self, source: str, target: Path, *, max_bytes: int = 1 << 30, user: FileUser = "agent") -> None:
-        await self._pass(0.0)
-        path = _full(source)
-        found = {name: self.files[name] for name in self.files if _is_in(path, name) and self._reaches(user, name)}
-        if not found:
-            raise MissingFileError(f"{source}: there is no such file or folder")
-        if sum(map(len, found.values())) > max_bytes:
-            raise TooLargeError(f"{source} has more than {max_bytes} bytes")
-        _write_tree({name[len(path) :].lstrip("/"): content for name, content in found.items()}, target)
+    async def download(self, *_: Any, **__: Any) -> None:
+        raise NotImplementedError
+
+    def program(self, *_: Any, **__: Any) -> AbstractAsyncContextManager[Program]:
+        raise NotImplementedError
 
     async def connect(self, address: str | int) -> socket.socket:
-        await self._pass(0.0)
-        if address not in self._fate.listens:
-            raise UnreachableError(f"nothing listens on {address}")
-        ours, theirs = socket.socketpair()
-        for end in (ours, theirs):
-            end.setblocking(False)
-        self._fate.listens[address](theirs)
-        return ours
+        raise UnreachableError(f"nothing listens on {address}")
 
     async def probe(self, timeout_s: float) -> float:
         with anyio.move_on_after(timeout_s):
@@ -330,7 +330,7 @@ class FakeSandbox:
 
     async def snapshot(self) -> str:
         await self._pass(0.0)
-        return self._keep({name: self.files[name] for name in self.files if self._reaches("agent", name)})
+        return self._keep(self.files)
 
     async def log(self) -> str:
         await self._pass(0.0)
@@ -348,15 +348,6 @@ class FakeSandbox:
     async def stop(self) -> None:
         await anyio.lowlevel.checkpoint()
         self.die(_STOPPED)
-
-    def _reaches(self, user: FileUser, path: str) -> bool:
-        if user not in ("agent", "grader"):
-            raise UnsupportedError(f"it reads and writes no files as {user}")
-        return user == "grader" or not _is_in(self.grader_home, _full(path))
-
-    def _require_reach(self, user: FileUser, path: str) -> None:
-        if not self._reaches(user, path):
-            raise RefusedFileError(f"{path}: Permission denied")
 
     async def _pass(self, seconds: float, grace_s: float = _GRACE_S) -> None:
         """Let a call take `seconds`; if the sandbox hangs meanwhile, the call ends it after `grace_s`.
@@ -379,32 +370,8 @@ class FakeSandbox:
             raise SandboxLostError(self._id, self._cause)
 
 
-class FakeProgram:
-    """A program of a scripted sandbox; satisfies `envkit.protocols.Program`."""
-
-    def __init__(self, result: ExecResult) -> None:
-        self._result = result
-        self._output = [("out", result.stdout_bytes), ("err", result.stderr_bytes)]
-
-    async def receive(self) -> tuple[str, bytes] | None:
-        await anyio.lowlevel.checkpoint()
-        return self._output.pop(0) if self._output else None
-
-    async def send(self, content: bytes) -> None:
-        await anyio.lowlevel.checkpoint()
-
-    async def send_eof(self) -> None:
-        await anyio.lowlevel.checkpoint()
-
-    async def resize(self, rows: int, columns: int) -> None:
-        await anyio.lowlevel.checkpoint()
-
-    async def result(self) -> ExecResult:
-        return replace(self._result, stdout_bytes=b"", stderr_bytes=b"")
-
-
 class FakeShell:
-    """A shell of a scripted sandbox; satisfies `envkit.protocols.Shell`."""
+    """A shell of a scripted sandbox, whose commands run one after another; satisfies `envkit.protocols.Shell`."""
 
     def __init__(self, sandbox: FakeSandbox, name: str, user: SandboxUser) -> None:
         self._sandbox = sandbox
@@ -430,25 +397,3 @@ def _start_folder(user: SandboxUser) -> str:
 
 def _full(path: str) -> str:
     return posixpath.normpath(posixpath.join(WORK, path))
-
-
-def _is_in(folder: str, name: str) -> bool:
-    return name == folder or name.startswith(f"{folder}/")
-
-
-def _read_tree(source: Path, target: str) -> dict[str, bytes]:
-    if source.is_file():
-        return {target: source.read_bytes()}
-    if not source.is_dir():
-        raise UsageError(f"{source}: there is no such file or folder")
-    inside = (path for path in sorted(source.rglob("*")) if path.is_file() and not path.is_symlink())
-    return {f"{target}/{path.relative_to(source).as_posix()}": path.read_bytes() for path in inside}
-
-
-def _write_tree(files: Mapping[str, bytes], target: Path) -> None:
-    if target.exists() or target.is_symlink():
-        raise UsageError(f"{target} exists")
-    for name, content in files.items():
-        path = target / name if name else target
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
