@@ -132,12 +132,13 @@ def agent_above(pid: int) -> int:
 
 
 def traces() -> dict[str, set[str]]:
-    """All that sandboxes of this process may leave on the machine: folders, mounts and containers."""
+    """All that sandboxes of this process may leave on the machine: folders, mounts, containers and volumes."""
     here = f"-{os.getpid()}-"
     return {
         "folders": {str(path) for root in run_dirs.roots() for path in root.glob(f"envkit-*{here}*")},
         "mounts": {line for line in Path("/proc/self/mounts").read_text().splitlines() if here in line},
         "containers": set(containers()),
+        "volumes": set(volumes()),
     }
 
 
@@ -151,8 +152,8 @@ def containers(pid: int | None = None) -> list[str]:
     return _of_owner(pid, "ps", "--all", "--format", '{{.ID}} {{.Label "envkit.owner"}}')
 
 
-def volumes(pid: int) -> list[str]:
-    """Names of the volumes of process `pid`."""
+def volumes(pid: int | None = None) -> list[str]:
+    """Names of the volumes of process `pid`, or of this one."""
     return _of_owner(pid, "volume", "ls", "--format", '{{.Name}} {{.Label "envkit.owner"}}')
 
 

@@ -13,7 +13,7 @@ from envkit.sandbox.host.layout import WORK
 from envkit.sandbox.transfer import tar_stream
 from envkit.types import SandboxSpec
 from tests.http.envs import serving, slots
-from tests.http.pools import SmallPool
+from tests.http.pools import pool_of
 
 
 class NamedRemoteSandbox:
@@ -62,7 +62,8 @@ class RemoteBackend:
         await self._client.remove_snapshot(snapshot)
 
     async def __aenter__(self) -> Self:
-        pool = SmallPool(await self._open.enter_async_context(self._backend))
+        backend = await self._open.enter_async_context(self._backend)
+        pool = await self._open.enter_async_context(pool_of(backend))
         host = await self._open.enter_async_context(slots())
         address = await self._open.enter_async_context(serving(host, pool=pool, folder_transport=tar_stream))
         self._client = await self._open.enter_async_context(SandboxClient(address, folder_transport=tar_stream))

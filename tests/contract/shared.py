@@ -12,6 +12,7 @@ import anyio
 import pytest
 
 from envkit.errors import EnvkitError
+from envkit.protocols import Sandbox
 from envkit.sandbox.agent_client.sandbox import AgentSandbox
 from envkit.types import SandboxUser
 from tests.contract.kinds import OF_HOST_IN_TMP, Backend, Kind
@@ -113,6 +114,13 @@ class SharedSandboxes:
         held = self._held.pop(key)
         held.end.set()
         await held.host
+
+
+async def sh(sandbox: Sandbox, command: str, user: SandboxUser = "agent") -> str:
+    """Return the output of a line of shell, which must succeed."""
+    result = await sandbox.exec(["sh", "-c", command], user=user, timeout_s=60)
+    assert result.exit_code == 0, result.stderr
+    return result.stdout
 
 
 @dataclass(frozen=True)

@@ -44,15 +44,6 @@ def test_a_case_that_leaves_a_program_fails_with_its_name(kind: Kind, sandboxes:
     sandboxes.run(kind, require_new)
 
 
-def test_a_case_that_ends_the_sandbox_fails_and_the_next_gets_another(kind: Kind, sandboxes: SharedSandboxes) -> None:
-    async def end(sandbox: AnySandbox) -> None:
-        await sandbox.stop()
-
-    with pytest.raises(pytest.fail.Exception, match=f"{DAMAGED}.*stopped"):
-        sandboxes.run(kind, end)
-    sandboxes.run(kind, require_new)
-
-
 def test_after_a_case_that_failed_the_next_gets_another(kind: Kind, sandboxes: SharedSandboxes) -> None:
     async def fail(sandbox: AnySandbox) -> None:
         await sandbox.write("left", b"")

@@ -6,20 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from envkit.protocols import Sandbox
 from tests.contract.kinds import Kind, run
-from tests.contract.shared import AnySandbox, Shared
+from tests.contract.shared import AnySandbox, Shared, sh
 
 CLOSE = """
 mkdir -p tree/no/deep tree/unlisted && echo in > tree/no/deep/file && echo secret > tree/closed &&
 echo seen > tree/open && chmod 0 tree/closed tree/no && chmod 300 tree/unlisted
 """
-
-
-async def sh(sandbox: Sandbox, command: str) -> str:
-    result = await sandbox.exec(["sh", "-c", command], timeout_s=60)
-    assert result.exit_code == 0, result.stderr
-    return result.stdout
 
 
 def test_a_download_leaves_out_what_the_agent_cannot_read(shared: Shared, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
@@ -14,14 +15,12 @@ from envkit import clock
 from envkit.errors import DeadlineError, SandboxEndedError, SandboxLostError, SandboxRefusedError, SandboxStartError
 from envkit.protocols import Sandbox
 from envkit.sandbox.bubblewrap.backend import LocalBackend, why_unavailable
-from envkit.types import SandboxSpec
+from envkit.types import Cause, CauseKind, SandboxSpec
 from tests.contract.kinds import (
-    PARAMS,
     SOON_S,
     Kind,
     agent_above,
     arguments,
-    groups_of,
     processes,
     run,
     sleepers,
@@ -43,15 +42,6 @@ async def sleeping(kind: Kind, marker: str) -> AsyncIterator[tuple[Sandbox, int]
         await until(lambda: len(sleepers(marker)) == 1)
         yield sandbox, agent_above(sleepers(marker)[0])
         tasks.cancel_scope.cancel()
-
-
-def test_a_sandbox_answers_as_soon_as_it_has_started(kind: Kind) -> None:
-    async def main() -> None:
-        async with kind.sandbox() as sandbox:
-            assert 0 < await sandbox.probe(5) < 5
-            assert (await sandbox.stats())["processes"] is not None
-
-    run(main)
 
 
 def test_a_sandboxs_command_runs_as_soon_as_it_has_started(kind: Kind, marker: str) -> None:
@@ -133,17 +123,6 @@ def test_the_configuration_of_a_sandbox_is_in_no_argument_that_others_can_read(k
     run(main)
 
 
-def test_a_sandbox_ends_itself_when_its_time_is_over(kind: Kind, marker: str) -> None:
-    async def main() -> None:
-        async with kind.sandbox("sleep", marker, ttl_s=1.0) as sandbox:
-            with anyio.fail_after(10):
-                assert "time to live exceeded" in str(await sandbox.wait())
-            await sandbox.stop()
-            assert sleepers(marker) == []
-
-    run(main)
-
-
 def test_stopping_ends_everybody_and_every_call(kind: Kind, marker: str) -> None:
     async def main() -> None:
         stubborn = f"(setsid sleep {marker} &) & trap '' TERM INT HUP; sleep {marker}"
@@ -168,29 +147,9 @@ def test_stopping_ends_everybody_and_every_call(kind: Kind, marker: str) -> None
                 assert clock.now() - began < SOON_S
                 assert sleepers(marker) == []
             assert causes == ["stopped", "stopped"]
-            assert str(await sandbox.wait()) == "stopped"
+            assert await sandbox.wait() == Cause(CauseKind.STOPPED, "stopped")
 
     run(main)
-
-
-def test_nothing_is_left_of_a_stopped_sandbox_nor_of_its_backend(kind: Kind, marker: str) -> None:
-    before = traces()
-
-    async def main() -> None:
-        async with kind.backend() as backend:
-            empty = traces()
-            sandbox = await backend.start(kind.spec("sleep", marker))
-            await until(lambda: len(sleepers(marker)) == 1)
-            groups = groups_of(sleepers(marker)[0])
-            await sandbox.write("file", b"x")
-            await sandbox.exec(["sh", "-c", "echo x > /tmp/y; rm /tmp/y"], timeout_s=20)
-            await sandbox.stop()
-            assert sleepers(marker) == []
-            assert [folder for folder in groups if folder.exists()] == []
-            assert traces() == empty
-
-    run(main)
-    assert traces() == before
 
 
 def test_leaving_the_backend_stops_its_sandboxes(kind: Kind, marker: str) -> None:
@@ -205,27 +164,6 @@ def test_leaving_the_backend_stops_its_sandboxes(kind: Kind, marker: str) -> Non
 
     run(main)
     assert traces() == before
-
-
-def test_stopping_twice_at_once_and_again_is_harmless_and_quick(kind: Kind) -> None:
-    async def main() -> None:
-        async with kind.sandbox() as sandbox:
-            began = clock.now()
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(sandbox.stop)
-                tasks.start_soon(sandbox.stop)
-            await sandbox.stop()
-            assert clock.now() - began < SOON_S
-            for call in (
-                sandbox.probe(1),
-                sandbox.read("x"),
-                sandbox.write("x", b""),
-                sandbox.exec(["true"], timeout_s=1),
-            ):
-                with pytest.raises(SandboxLostError, match="lost: stopped"):
-                    await call
-
-    run(main)
 
 
 def test_stopping_is_not_cancelled(kind: Kind, marker: str) -> None:
@@ -295,21 +233,6 @@ def test_an_agent_that_hangs_is_seen_by_probing_and_its_sandbox_can_be_stopped(k
     run(main)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [PARAMS[0]], indirect=True)  # its time is that of the channel, which all kinds have
-def test_a_call_to_an_agent_that_hangs_fails_ten_seconds_late_and_ends_the_sandbox(kind: Kind, marker: str) -> None:
-    async def main() -> None:
-        async with sleeping(kind, marker) as (sandbox, agent):
-            os.kill(agent, signal.SIGSTOP)
-            began = clock.now()
-            with pytest.raises(SandboxLostError, match="lost: it does not answer"):
-                await sandbox.exec(["true"], timeout_s=0.5)
-            assert 10.5 <= clock.now() - began < 14
-            await until(lambda: not sleepers(marker))
-
-    run(main)
-
-
 def test_a_program_that_attacks_its_agent_does_not_reach_it_or_ends_only_its_own_sandbox(
     kind: Kind, marker: str
 ) -> None:
@@ -363,31 +286,12 @@ def test_what_cannot_be_held_is_refused_and_named(kind: Kind) -> None:
     run(main)
 
 
-@pytest.mark.parametrize("field", ["memory_mib", "pids", "cpus", "disk_mib"])
-@pytest.mark.parametrize("value", [0, -1])
-def test_a_limit_of_zero_is_refused_since_it_would_mean_unlimited(kind: Kind, field: str, value: int) -> None:
+def test_a_limit_of_zero_is_refused_since_it_would_mean_unlimited(kind: Kind) -> None:
     async def main() -> None:
         async with kind.backend() as backend:
-            with pytest.raises(SandboxRefusedError, match=f"{field}={value} is refused: it must be more than 0"):
-                await backend.start(kind.spec(**{field: value}))
-
-    run(main)
-
-
-def test_bounds_hold(kind: Kind) -> None:
-    async def main() -> None:
-        async with kind.backend() as backend:
-            if not all(backend.capabilities()[name] for name in ("memory", "pids", "disk")):
-                pytest.skip("not everything is bounded here")
-            sandbox = await backend.start(kind.spec(memory_mib=128, pids=40, disk_mib=8))
-            for folder in ("/tmp", "/workspace"):
-                fill = f"head -c 30000000 /dev/zero > {folder}/x; stat -c %s {folder}/x; rm {folder}/x"
-                size = int((await sandbox.exec(["sh", "-c", fill], timeout_s=20)).stdout)
-                assert 7 << 20 <= size <= 8 << 20
-            forks = "for i in $(seq 100); do sleep 1 & done; jobs -p | wc -l"
-            result = await sandbox.exec(["bash", "-c", forks], timeout_s=30)
-            assert "Resource temporarily unavailable" in result.stderr
-            assert (await sandbox.exec(["echo", "on"], timeout_s=20)).stdout == "on\n"
+            for field, value in itertools.product(("memory_mib", "pids", "cpus", "disk_mib"), (0, -1)):
+                with pytest.raises(SandboxRefusedError, match=f"{field}={value} is refused: it must be more than 0"):
+                    await backend.start(kind.spec(**{field: value}))
 
     run(main)
 

@@ -131,22 +131,6 @@ def left_by(pid: int) -> list[str]:
     return [*found, *containers(pid), *volumes(pid)]
 
 
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
-def test_nothing_runs_on_when_the_owner_is_killed_and_the_next_one_clears_away(
-    owner: subprocess.Popen[str], kind: Kind, marker: str, end: signal.Signals
-) -> None:
-    async def main() -> None:
-        await until(lambda: len(sleepers(marker)) == 2)
-        owner.send_signal(end)
-        assert owner.wait(20) == -end
-        await until(lambda: not sleepers(marker))
-        async with kind.backend():
-            assert [path for root in run_dirs.roots() for path in root.glob(f"envkit-*-{owner.pid}-*")] == []
-            assert containers(owner.pid) == []
-
-    run(main)
-
-
 @pytest.mark.slow
 def test_of_an_owner_killed_at_any_moment_nothing_is_left_after_one_restart(
     busy_owners: subprocess.Popen[str], kind: Kind, marker: str

@@ -12,17 +12,10 @@ import anyio
 import pytest
 
 from envkit.errors import MissingFileError, RefusedFileError, TooLargeError, UnsupportedError, UsageError
-from envkit.protocols import Sandbox
 from tests.contract.kinds import ALSO_REMOTE, Kind, run
-from tests.contract.shared import AnySandbox, Shared
+from tests.contract.shared import AnySandbox, Shared, sh
 
 ALL_BYTES = bytes(range(256))
-
-
-async def sh(sandbox: Sandbox, command: str, user: str = "agent") -> str:
-    result = await sandbox.exec(["sh", "-c", command], user=user, timeout_s=60)  # type: ignore[arg-type]
-    assert result.exit_code == 0, result.stderr
-    return result.stdout
 
 
 def described(folder: Path) -> dict[str, object]:

@@ -11,10 +11,9 @@ import anyio
 import pytest
 
 from envkit.errors import MissingFileError, RefusedFileError, UnsupportedError
-from envkit.protocols import Sandbox
 from envkit.sandbox.agent_client.sandbox import AgentSandbox
 from tests.contract.kinds import Kind, run, until
-from tests.contract.shared import AnySandbox, Shared
+from tests.contract.shared import AnySandbox, Shared, sh
 
 # For the given time, tries everything that could make a grader run or reveal something; prints what succeeded.
 TRY_ALL = """
@@ -65,12 +64,6 @@ while time.monotonic() < end or rounds <= 10:
     time.sleep(0.001)
 print(sorted(done))
 """
-
-
-async def sh(sandbox: Sandbox, command: str, user: str = "agent") -> str:
-    result = await sandbox.exec(["sh", "-c", command], user=user, timeout_s=60)  # type: ignore[arg-type]
-    assert result.exit_code == 0, result.stderr
-    return result.stdout
 
 
 @pytest.fixture

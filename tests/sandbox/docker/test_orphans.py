@@ -4,52 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 
 import anyio
 import pytest
 
-from envkit.sandbox.docker import orphans
 from envkit.sandbox.docker.api import Daemon
 from envkit.sandbox.docker.backend import DockerBackend
-from envkit.sandbox.host import run_dirs
 from envkit.types import JSON, SandboxSpec
 from tests.contract.kinds import run
-from tests.sandbox.containers import containers_of, docker, image
+from tests.sandbox.containers import containers_of, image
 
 pytestmark = pytest.mark.docker
-
-
-def test_a_container_of_a_killed_process_is_removed_by_the_next_one_with_its_volume() -> None:
-    owner = subprocess.Popen(["sleep", "10"])
-    name = run_dirs.owner_name(owner.pid)
-    labels = orphans.labels(f"{name}-test", "docker-1", detached=False)
-    labels[orphans.OWNER_LABEL] = labels[orphans.OWNER_LABEL].replace(run_dirs.owner_name(os.getpid()), name)
-    volume: dict[str, JSON] = {"Type": "volume", "Target": "/x", "VolumeOptions": {"Labels": {**labels}}}
-    options: dict[str, JSON] = {
-        "Image": image(),
-        "Cmd": ["true"],
-        "Labels": {**labels},
-        "HostConfig": {"Mounts": [volume]},
-    }
-
-    def left() -> int:
-        found = f"label={orphans.RUN_LABEL}={name}-test"
-        listed = docker("ps", "--all", "--quiet", "--filter", found), docker("volume", "ls", "-q", "--filter", found)
-        return sum(len(lines.split()) for lines in listed)
-
-    async def main() -> None:
-        daemon = await Daemon.connect()
-        await daemon.create(options)
-        await orphans.reap(daemon)
-        assert left() == 2
-        owner.kill()
-        owner.wait()
-        await orphans.reap(daemon)
-        assert left() == 0
-        await daemon.close()
-
-    run(main)
 
 
 def test_removing_a_container_that_is_being_removed_waits_until_it_is_gone() -> None:
