@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import envkit
 from envkit.sandbox.bubblewrap import host_python
 
@@ -52,14 +50,6 @@ def test_of_a_checkout_only_the_packages_are_shown(tmp_path: Path) -> None:
     inside = {Path(place).name for place in readable if Path(place).parent == CHECKOUT and place != sys.prefix}
     assert inside == {"envkit", "environments", "sandbox", "trainer_bridge"}
     assert str(CHECKOUT) in import_path
-
-
-@pytest.mark.parametrize("argv", [["script.py"], ["-c", SHOW], ["-m", "script"]], ids=["script", "-c", "-m"])
-def test_neither_the_folder_of_a_program_nor_the_current_one_is_shown(tmp_path: Path, argv: list[str]) -> None:
-    project = tmp_path / "home" / "project"
-    project.mkdir(parents=True)
-    for places in shown(project, tmp_path / "home", *argv):
-        assert not any(project.is_relative_to(place) for place in places)
 
 
 def test_what_the_path_variable_names_is_not_shown_unless_packages_are_installed_in_it(tmp_path: Path) -> None:

@@ -95,22 +95,6 @@ def test_the_last_64_kib_of_standard_error_are_kept(tmp_path: Path) -> None:
     meet(daemon, client, tmp_path)
 
 
-def test_much_input_arrives_and_answers_come_back(tmp_path: Path) -> None:
-    async def daemon(connection: anyio.abc.SocketStream) -> None:
-        await connection.send(GRANTED)
-        taken = 0
-        while taken < 6553600:
-            taken += len(await connection.receive())
-        await connection.send(frame(1, b"%d" % taken))
-
-    async def client(stream: AttachStream) -> None:
-        for _ in range(100):
-            await stream.send(b"x" * 65536)
-        assert await stream.receive() == b"6553600"
-
-    meet(daemon, client, tmp_path)
-
-
 def test_data_that_many_tasks_send_at_once_arrives_in_one_piece(tmp_path: Path) -> None:
     async def daemon(connection: anyio.abc.SocketStream) -> None:
         await connection.send(GRANTED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -10,15 +11,12 @@ import pytest
 
 from envkit import clock
 from envkit.errors import (
-    DeadlineError,
     SandboxError,
     SandboxLostError,
     SandboxRefusedError,
     SandboxStartError,
 )
 from envkit.sandbox.agent_client.sandbox import AgentSandbox
-from envkit.sandbox.docker import orphans
-from envkit.sandbox.docker.api import Daemon
 from envkit.sandbox.docker.backend import DockerBackend, why_unavailable
 from envkit.types import SandboxSpec
 from tests.contract.kinds import run
@@ -37,63 +35,15 @@ def open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def test_leaving_the_backend_removes_containers_and_their_volumes() -> None:
+def test_a_container_that_somebody_removes_is_seen_within_two_seconds() -> None:
     async def main() -> None:
         async with DockerBackend() as backend:
             sandbox = await started(backend, SandboxSpec(image=image()))
-            (container,) = containers_of(sandbox.id)
-            volume = docker("inspect", "--format", "{{range .Mounts}}{{.Name}}{{end}}", container)
-        assert containers_of(sandbox.id) == []
-        assert volume not in docker("volume", "ls", "--quiet").splitlines()
-
-    run(main)
-
-
-@pytest.mark.parametrize(
-    ("command", "cause"),
-    [
-        ("exec tail /dev/zero", "out of memory"),
-    ],
-)
-def test_a_command_that_ends_takes_its_sandbox_with_it_and_leaves_the_cause(command: str, cause: str) -> None:
-    async def main() -> None:
-        async with DockerBackend() as backend:
-            sandbox = await started(
-                backend, SandboxSpec(("sh", "-c", f"sleep 0.5; {command}"), image=image(), memory_mib=64)
-            )
-            assert str(await sandbox.wait()) == cause
-            await sandbox.stop()
-            assert containers_of(sandbox.id) == []
-
-    run(main)
-
-
-@pytest.mark.parametrize(
-    ("deed", "cause"), [(("kill",), "killed by signal 9 (SIGKILL)"), (("rm", "--force", "--volumes"), "removed")]
-)
-def test_a_container_that_somebody_ends_is_seen_within_two_seconds(deed: tuple[str, ...], cause: str) -> None:
-    async def main() -> None:
-        async with DockerBackend() as backend:
-            sandbox = await started(backend, SandboxSpec(image=image()))
-            await clock.to_thread(docker, *deed, *containers_of(sandbox.id))
+            await clock.to_thread(docker, "rm", "--force", "--volumes", *containers_of(sandbox.id))
             with anyio.fail_after(2):
-                assert str(await sandbox.wait()) == cause
-            with pytest.raises(SandboxLostError, match=f"{sandbox.id} lost: {cause[:6]}"):
+                assert str(await sandbox.wait()) == "removed"
+            with pytest.raises(SandboxLostError, match=f"{sandbox.id} lost: removed"):
                 await sandbox.exec(["true"], timeout_s=5)
-
-    run(main)
-
-
-def test_a_paused_container_does_not_answer_a_probe_and_can_be_stopped() -> None:
-    async def main() -> None:
-        async with DockerBackend() as backend:
-            sandbox = await started(backend, SandboxSpec(image=image()))
-            assert await sandbox.probe(5) < 5
-            await clock.to_thread(docker, "pause", *containers_of(sandbox.id))
-            with pytest.raises(DeadlineError):
-                await sandbox.probe(0.5)
-            await sandbox.stop()
-            assert containers_of(sandbox.id) == []
 
     run(main)
 
@@ -116,22 +66,14 @@ def test_a_start_that_takes_too_long_fails_and_leaves_nothing() -> None:
         (SandboxSpec(runtime="no-such"), "Docker has no runtime 'no-such', only .*runc"),
         (SandboxSpec(profile="system", untrusted=True), "profile 'system' does not enforce disk, uid"),
         (SandboxSpec(network="open", untrusted=True), "an open network does not enforce network"),
+        (SandboxSpec(cpus=100_000), "CPUs"),
     ],
 )
 def test_what_cannot_be_had_is_refused_with_the_reason(spec: SandboxSpec, why: str) -> None:
     async def main() -> None:
         async with DockerBackend() as backend:
             with pytest.raises(SandboxRefusedError, match=why):
-                await backend.start(spec)
-
-    run(main)
-
-
-def test_more_processors_than_the_machine_has_are_refused() -> None:
-    async def main() -> None:
-        async with DockerBackend() as backend:
-            with pytest.raises(SandboxRefusedError, match="CPUs"):
-                await backend.start(SandboxSpec(cpus=100_000, image=image()))
+                await backend.start(replace(spec, image=spec.image or image()))
 
     run(main)
 
@@ -182,18 +124,6 @@ def test_a_detached_sandbox_is_reached_by_a_later_backend() -> None:
 
     if os.geteuid() != 0:
         pytest.skip("only root can come back to a sandbox that stays")
-    run(main)
-
-
-def test_what_belongs_to_a_living_process_is_not_reaped() -> None:
-    async def main() -> None:
-        async with DockerBackend() as backend:
-            sandbox = await started(backend, SandboxSpec(image=image()))
-            daemon = await Daemon.connect()
-            assert not set(containers_of(sandbox.id)) & set(await orphans.reap(daemon))
-            await daemon.close()
-            assert await sandbox.probe(5) < 5
-
     run(main)
 
 

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from envkit.errors import SandboxRefusedError
-from envkit.sandbox.docker.backend import DockerBackend, why_unavailable
 from envkit.sandbox.docker.container_config import Image
 from envkit.sandbox.docker.images import DEFAULT_IMAGE, why_other_format
-from envkit.types import SandboxSpec
-from tests.contract.kinds import run
-from tests.sandbox.containers import labelled_image
 
 MESSAGE = (
     "image {} has another format (found 2; this version of envkit needs 1); run envkit image build NAME --tag {}".format
@@ -40,22 +33,3 @@ def test_the_default_image_without_a_number_is_older() -> None:
         f"image {DEFAULT_IMAGE} has another format (found 0, since it has no label envkit.format; "
     )
     assert reported.endswith("envkit image build games")
-
-
-@pytest.fixture
-def newer() -> Iterator[str]:
-    """An image of another format."""
-    with labelled_image("envkit.format=2") as tag:
-        yield tag
-
-
-@pytest.mark.docker
-def test_no_sandbox_starts_from_an_image_of_another_format(newer: str) -> None:
-    async def main() -> None:
-        assert await why_unavailable(newer) == MESSAGE(newer, newer)
-        async with DockerBackend() as backend:
-            with pytest.raises(SandboxRefusedError) as refused:
-                await backend.start(SandboxSpec(image=newer))
-            assert str(refused.value.cause) == MESSAGE(newer, newer)
-
-    run(main)

@@ -1,16 +1,15 @@
-"""What the filter of system calls says to each call, worked out by an interpreter of its own."""
+"""What the filter of system calls says to each call, worked out by an interpreter of our own."""
 
 from __future__ import annotations
 
 import errno
-import struct
 
 import pytest
 
 from envkit.sandbox.host import seccomp
+from tests.sandbox import bpf
 
 MACHINES = ("x86_64", "aarch64")
-AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 CLONE = {"x86_64": 56, "aarch64": 220}
 SOCKET = {"x86_64": 41, "aarch64": 198}
 IOCTL = {"x86_64": 16, "aarch64": 29}
@@ -26,32 +25,10 @@ def refused(number: int) -> int:
     return 0x00050000 | number
 
 
-def judge(program: bytes, number: int, *arguments: int, audit: int) -> int:
-    """Run the program as the kernel would: a load, comparisons that skip, and a verdict."""
-    full = [*arguments, *[0] * (6 - len(arguments))]
-    data = struct.pack("=IIQ6Q", number, audit, 0, *full)
-    instructions = list(struct.iter_unpack("=HBBI", program))
-    accumulator = position = 0
-    while True:
-        code, if_true, if_false, operand = instructions[position]
-        position += 1
-        if code == 0x06:
-            return int(operand)
-        if code == 0x20:
-            (accumulator,) = struct.unpack_from("=I", data, operand)
-        else:
-            holds = {
-                0x15: accumulator == operand,
-                0x35: accumulator >= operand,
-                0x45: bool(accumulator & operand),
-            }[code]
-            position += if_true if holds else if_false
-
-
 def verdict(machine: str, number: int, *arguments: int) -> int:
     program = seccomp.program(machine)
     assert program is not None
-    return judge(program, number, *arguments, audit=AUDIT[machine])
+    return bpf.verdict(program, number, *arguments, audit=bpf.AUDIT[machine])
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -124,7 +101,7 @@ def test_a_call_of_another_architecture_kills(machine: str) -> None:
     program = seccomp.program(machine)
     assert program is not None
     i386 = 0x40000003
-    assert judge(program, 20, audit=i386) == KILLED
+    assert bpf.verdict(program, 20, audit=i386) == KILLED
 
 
 def test_the_second_interface_of_x86_64_does_not_exist() -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from envkit import clock
 from envkit.errors import SandboxConflictError, SandboxLostError, SandboxNotFoundError, SandboxStartError
-from envkit.protocols import ServerPool
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.node import Capacity, Node
 from envkit.types import CauseKind, ExecResult, SandboxSpec, SandboxState
@@ -19,11 +18,6 @@ from tests.sandbox.fake.backend import FakeBackend, FakeSandbox, Fate
 from tests.sandbox.pool.pools import SPEC, FakeLedger, opened, past_events, run, states
 
 STARTING, READY, LEASED, SUSPECT, LOST, STOPPED = SandboxState
-
-
-def test_a_pool_satisfies_the_protocol() -> None:
-    pool: ServerPool = Pool()
-    assert pool.views() == []
 
 
 def test_a_lease_stops_its_sandbox_before_the_block_ends() -> None:

@@ -113,25 +113,11 @@ def test_packed_archives_can_be_read_by_pythons_tarfile(tree: Path, tmp_path: Pa
     assert described(tmp_path / "copy") == described(tree)
 
 
-def test_a_single_file_arrives_under_its_new_name(tree: Path, tmp_path: Path) -> None:
-    unpack(pack(tree / "bytes"), tmp_path / "copy", max_bytes=1 << 22)
-    assert (tmp_path / "copy").read_bytes() == (tree / "bytes").read_bytes()
-
-
 def test_hard_links_stay_hard_links(tmp_path: Path) -> None:
     first = member("a", size=3) + b"abc".ljust(512, b"\0")
     unpack(archive(first, member("b", tarfile.LNKTYPE, link="./a")), tmp_path / "copy")
     assert (tmp_path / "copy" / "b").samefile(tmp_path / "copy" / "a")
     assert (tmp_path / "copy" / "b").read_bytes() == b"abc"
-
-
-def test_links_of_the_source_are_not_followed(tmp_path: Path) -> None:
-    (tmp_path / "secret").write_text("secret")
-    (tmp_path / "link").symlink_to(tmp_path / "secret")
-    assert b"secret\0\0" not in pack(tmp_path / "link", "name").replace(bytes(str(tmp_path / "secret"), "utf-8"), b"")
-    with tarfile.open(fileobj=io.BytesIO(pack(tmp_path / "link", "name"))) as made:
-        (found,) = made.getmembers()
-    assert (found.name, found.issym(), found.linkname) == ("name", True, str(tmp_path / "secret"))
 
 
 def test_owners_and_setuid_bits_are_not_copied(tmp_path: Path) -> None:
@@ -140,14 +126,6 @@ def test_owners_and_setuid_bits_are_not_copied(tmp_path: Path) -> None:
     with tarfile.open(fileobj=io.BytesIO(pack(tmp_path / "tool"))) as made:
         (found,) = made.getmembers()
     assert (found.mode, found.uid, found.gid, found.uname, found.gname) == (0o755, 0, 0, "", "")
-
-
-def test_a_source_that_is_missing_or_special_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="nothing: No such file"):
-        pack(tmp_path / "nothing")
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UsageError, match="pipe is neither file, folder nor link"):
-        pack(tmp_path)
 
 
 def test_a_file_that_shrinks_while_it_is_read_damages_no_other_file(tmp_path: Path) -> None:
@@ -291,18 +269,6 @@ def test_dangerous_mode_bits_are_dropped_and_the_files_stay_readable(tmp_path: P
     }
 
 
-@pytest.mark.parametrize(("max_bytes", "fits"), [(4000, True), (3999, False)])
-def test_max_bytes_limits_the_sum_of_the_contents(max_bytes: int, fits: bool, tmp_path: Path) -> None:
-    members = [member(f"{number}", size=1000) + b"x" * 1000 + bytes(24) for number in range(4)]
-    if fits:
-        unpack(archive(*members), tmp_path / "copy", max_bytes=max_bytes)
-        assert len(list((tmp_path / "copy").iterdir())) == 4
-    else:
-        with pytest.raises(TooLargeError, match="'3': the files have more than 3999 bytes"):
-            unpack(archive(*members), tmp_path / "copy", max_bytes=max_bytes)
-        assert list(tmp_path.iterdir()) == []
-
-
 def test_a_size_above_the_limit_is_refused_before_the_content_arrives(tmp_path: Path) -> None:
     async def endless() -> AsyncIterator[bytes]:
         yield member(".", tarfile.DIRTYPE) + member("x", size=1 << 40)
@@ -326,11 +292,6 @@ def test_an_existing_target_is_not_changed(kind: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="copy exists already"):
         unpack(archive(member("x")), target)
     assert [path.name for path in tmp_path.iterdir()] == ["copy"]
-
-
-def test_a_target_without_a_parent_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="missing: No such file"):
-        unpack(archive(member("x")), tmp_path / "missing" / "copy")
 
 
 @pytest.mark.parametrize("error", [RuntimeError("the source failed"), TimeoutError()])
