@@ -20,7 +20,7 @@ from envkit.sandbox.host import run_dirs
 from envkit.sandbox.transfer import tar_stream
 from tests.cli.commands import called, envkit
 from tests.http.envs import serving, slots
-from tests.http.pools import SmallPool
+from tests.http.pools import pool_of
 from tests.http.remote_sandboxes import scripted
 
 pytestmark = pytest.mark.slow
@@ -40,7 +40,8 @@ def beside_a_server(work: Callable[[str], None], *, is_real: bool = False) -> No
         async with (
             LocalBackend() if is_real else scripted() as backend,
             slots() as host,
-            serving(host, pool=SmallPool(backend), folder_transport=tar_stream) as address,
+            pool_of(backend) as pool,
+            serving(host, pool=pool, folder_transport=tar_stream) as address,
         ):
             await clock.to_thread(work, address)
 
@@ -62,14 +63,15 @@ def test_a_program_runs_in_a_sandbox_of_a_server(tmp_path: Path) -> None:
     beside_a_server(work, is_real=True)
 
 
+@pytest.mark.bwrap
 def test_detached_sandboxes_are_listed_used_and_ended() -> None:
     def work(address: str) -> None:
         code, name, _ = sandbox("run", "--url", address, "-d")
         assert code == 0
-        assert sandbox("exec", "--url", address, name.strip(), "--", "echo", "hi")[:2] == (0, "echo hi")
+        assert sandbox("exec", "--url", address, name.strip(), "--", "echo", "hi")[:2] == (0, "hi\n")
         headings, row = table("ls", "--url", address)
         assert headings == ["ID", "STATE", "AGE", "NODE", "COMMAND", "REASON"]
-        assert (row[:2], row[3:]) == ([name.strip(), "leased"], ["here", "it answers"])
+        assert (row[:2], row[3:]) == ([name.strip(), "leased"], ["here", "started on here"])
         assert called_sandbox("rm", "--url", address, name.strip()) == (0, "", "")
         assert sandbox("exec", "--url", address, name.strip(), "--", "echo")[0] == 125
         _, row = table("ls", "--url", address)
@@ -77,13 +79,13 @@ def test_detached_sandboxes_are_listed_used_and_ended() -> None:
         (listed,) = json.loads(called_sandbox("ls", "--url", address, "--json")[1])
         assert (listed["id"], listed["state"]) == (name.strip(), "stopped")
 
-    beside_a_server(work)
+    beside_a_server(work, is_real=True)
 
 
 def test_every_command_names_an_unknown_sandbox() -> None:
     def work(address: str) -> None:
         name = sandbox("run", "--url", address, "-d")[1].strip()
-        missing = (1, "", "there is no sandbox nosuch\n")
+        missing = (1, "", "there is no sandbox 'nosuch'\n")
         assert called_sandbox("logs", "--url", address, "nosuch") == missing
         assert sandbox("exec", "--url", address, "nosuch", "--", "true") == missing
         assert called_sandbox("rm", "--url", address, "nosuch", name) == missing

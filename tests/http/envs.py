@@ -15,6 +15,7 @@ import gymnasium
 from envkit.env import AsyncEnv
 from envkit.errors import CapacityError, OptionError, UnknownEnvError
 from envkit.http.api.app import create_app
+from envkit.http.server.middleware import Served
 from envkit.http.server.server import serve
 from envkit.protocols import EnvHost, Episode
 from envkit.spaces import Utf8Text
@@ -133,10 +134,8 @@ class Lender(EnvHost):
 
 
 @asynccontextmanager
-async def serving(
-    host: EnvHost, *, uds: str | None = None, drain_s: float = 1.0, **settings: Any
-) -> AsyncIterator[str]:
-    """Serve `host` for the duration of the block; yields the address."""
+async def listening(app: Served, *, drain_s: float = 1.0, **settings: Any) -> AsyncIterator[str]:
+    """Run a server for the duration of the block; yields the address."""
     addresses: list[str] = []
     is_ready = anyio.Event()
 
@@ -144,12 +143,21 @@ async def serving(
         addresses.append(address)
         is_ready.set()
 
-    run = partial(serve, port=0, uds=uds, on_ready=on_ready, handle_signals=False, drain_s=drain_s)
+    run = partial(serve, port=0, on_ready=on_ready, drain_s=drain_s, **{"handle_signals": False, **settings})
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(run, create_app(host, **settings))
+        tasks.start_soon(run, app)
         await is_ready.wait()
         yield addresses[0]
         tasks.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def serving(
+    host: EnvHost, *, uds: str | None = None, drain_s: float = 1.0, **settings: Any
+) -> AsyncIterator[str]:
+    """Serve `host` for the duration of the block; yields the address."""
+    async with listening(create_app(host, **settings), uds=uds, drain_s=drain_s) as address:
+        yield address
 
 
 class Line:

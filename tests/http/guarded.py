@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,10 +17,9 @@ from envkit.http.api.app import create_app
 from envkit.http.auth.tokens import TokenStore
 from envkit.http.protocol.asgi import Receive, Scope, Send
 from envkit.http.server.middleware import AuthMiddleware
-from envkit.http.server.server import serve
 from envkit.types import Task
-from tests.http.envs import slots
-from tests.http.pools import SmallPool
+from tests.http.envs import listening, slots
+from tests.http.pools import pool_of
 from tests.http.remote_sandboxes import scripted
 
 COUNT = {"env_id": "Count-v0", "seed": 7}
@@ -59,25 +57,17 @@ async def guarded(
     **settings: Any,
 ) -> AsyncIterator[Stage]:
     """Serve for the duration of the block, with scripted sandboxes; `settings` are those of the middleware."""
-    addresses: list[str] = []
-    is_ready = anyio.Event()
-
-    def on_ready(address: str) -> None:
-        addresses.append(address)
-        is_ready.set()
-
     with TokenStore(folder / "tokens.sqlite", fresh_s=fresh_s) as tokens:
-        async with slots(8) as host, scripted() as backend, anyio.create_task_group() as tasks:
+        async with slots(8) as host, scripted() as backend, pool_of(backend) as lent:
             if has_tokens:
                 tokens.create("first", ["metrics"])  # from now on every caller needs one
-            pool = SmallPool(backend) if has_sandboxes else None
-            app = create_app(host, ttl_s=ttl_s, tenant_share=tenant_share, pool=pool)
+            app = create_app(host, ttl_s=ttl_s, tenant_share=tenant_share, pool=lent if has_sandboxes else None)
             guard = AuthMiddleware(app, tokens, errors=app.errors, **settings)
-            tasks.start_soon(partial(serve, guard, port=0, on_ready=on_ready, handle_signals=False, drain_s=1))
-            await is_ready.wait()
-            async with httpx.AsyncClient(base_url=addresses[0], trust_env=False) as client:
-                yield Stage(addresses[0], tokens, client)
-            tasks.cancel_scope.cancel()
+            async with (
+                listening(guard) as address,
+                httpx.AsyncClient(base_url=address, trust_env=False) as client,
+            ):
+                yield Stage(address, tokens, client)
 
 
 def on_stage(main: OnStage, folder: Path, **settings: Any) -> None:

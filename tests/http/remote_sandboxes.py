@@ -14,10 +14,11 @@ import httpx
 from envkit import clock
 from envkit.http.client.sandbox_client import SandboxClient
 from envkit.protocols import SandboxBackend
+from envkit.sandbox.pool import Pool
 from envkit.sandbox.transfer import tar_stream
 from envkit.types import ExecResult
 from tests.http.envs import serving, slots
-from tests.http.pools import SmallPool
+from tests.http.pools import pool_of
 from tests.sandbox.fake.backend import Command, FakeBackend, Fate
 
 A = "/v1/sandboxes/a"
@@ -51,14 +52,14 @@ def scripted(**fate: Any) -> FakeBackend:
     return FakeBackend(lambda number, rng: replace(Fate(answer=answer), **fate))
 
 
-OverHttp: TypeAlias = Callable[[httpx.AsyncClient, SmallPool], Awaitable[None]]
-ByClient: TypeAlias = Callable[[SandboxClient, SmallPool], Awaitable[None]]
+OverHttp: TypeAlias = Callable[[httpx.AsyncClient, Pool], Awaitable[None]]
+ByClient: TypeAlias = Callable[[SandboxClient, Pool], Awaitable[None]]
 
 
 def over_http(main: OverHttp, backend: SandboxBackend | None = None, **settings: Any) -> None:
     """Run `main` with an HTTP client of a server for sandboxes of `backend`; default: scripted ones."""
 
-    async def work(address: str, pool: SmallPool) -> None:
+    async def work(address: str, pool: Pool) -> None:
         async with httpx.AsyncClient(base_url=address, trust_env=False, verify=False, timeout=20) as client:
             await main(client, pool)
 
@@ -68,7 +69,7 @@ def over_http(main: OverHttp, backend: SandboxBackend | None = None, **settings:
 def by_client(main: ByClient, backend: SandboxBackend | None = None, **settings: Any) -> None:
     """Run `main` with a `SandboxClient` of such a server."""
 
-    async def work(address: str, pool: SmallPool) -> None:
+    async def work(address: str, pool: Pool) -> None:
         async with SandboxClient(address, folder_transport=tar_stream) as client:
             await main(client, pool)
 
@@ -76,14 +77,17 @@ def by_client(main: ByClient, backend: SandboxBackend | None = None, **settings:
 
 
 async def _run(
-    work: Callable[[str, SmallPool], Awaitable[None]], backend: SandboxBackend | None, settings: dict[str, Any]
+    work: Callable[[str, Pool], Awaitable[None]], backend: SandboxBackend | None, settings: dict[str, Any]
 ) -> None:
     sandboxes: Any = backend or scripted()
     with anyio.fail_after(40):
-        async with sandboxes, slots() as host:
-            pool = SmallPool(sandboxes)
-            async with serving(host, pool=pool, folder_transport=tar_stream, **settings) as address:
-                await work(address, pool)
+        async with (
+            sandboxes,
+            slots() as host,
+            pool_of(sandboxes) as pool,
+            serving(host, pool=pool, folder_transport=tar_stream, **settings) as address,
+        ):
+            await work(address, pool)
 
 
 class Relay:

@@ -113,28 +113,6 @@ def test_sandboxes_with_equal_ids_of_two_tenants_are_separate(tmp_path: Path) ->
     on_stage(main, tmp_path, has_sandboxes=True)
 
 
-def test_sandboxes_created_without_tokens_belong_to_administrators(tmp_path: Path) -> None:
-    async def main(stage: Stage) -> None:
-        await stage.ask("PUT", "/v1/sandboxes/x", json={})
-        admin = stage.token("ops", "admin")
-        await anyio.sleep(0.1)
-        await stage.ask("PUT", "/v1/sandboxes/x", admin, json={})
-        listed = (await stage.ask("GET", "/v1/sandboxes", admin)).json()["sandboxes"]
-        assert [one["sandbox_id"] for one in listed] == [":x", "x"]
-        run = {"argv": ["echo"], "timeout_s": 1}
-        assert (await stage.ask("POST", "/v1/sandboxes/:x/exec", admin, json=run)).json()["exit_code"] == 0
-        assert (await stage.ask("DELETE", "/v1/sandboxes/:x", admin)).json() == {"done": True}
-        listed = (await stage.ask("GET", "/v1/sandboxes", admin)).json()["sandboxes"]
-        assert [(one["sandbox_id"], one["state"]) for one in listed] == [(":x", "stopped"), ("x", "leased")]
-        async with stage.http.stream("GET", "/v1/events", headers={"Authorization": f"Bearer {admin}"}) as events:
-            async for line in events.aiter_lines():
-                if line.startswith("data:"):
-                    assert json.loads(line[5:])["sandbox_id"] == ":x"
-                    break
-
-    on_stage(main, tmp_path, has_tokens=False, has_sandboxes=True)
-
-
 def test_errors_of_a_tenants_session_have_its_turn_and_environment(tmp_path: Path) -> None:
     async def main(stage: Stage) -> None:
         token = stage.token()

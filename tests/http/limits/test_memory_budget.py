@@ -18,9 +18,8 @@ from envkit.http.api.app import create_app
 from envkit.http.limits.memory_budget import WAIT_S, MemoryBudget
 from envkit.http.server.middleware import AuthMiddleware
 from envkit.http.server.request_context import STALLED_S
-from envkit.http.server.server import serve
-from tests.http.envs import slots
-from tests.http.pools import SmallPool
+from tests.http.envs import listening, slots
+from tests.http.pools import pool_of
 from tests.http.remote_sandboxes import scripted
 
 MIB = 1 << 20
@@ -44,24 +43,17 @@ class Stage:
 
 def on_stage(main: Callable[[Stage], Awaitable[None]], max_bytes: int) -> None:
     async def run() -> None:
-        addresses: list[str] = []
-        is_ready = anyio.Event()
-
-        def on_ready(address: str) -> None:
-            addresses.append(address)
-            is_ready.set()
-
         budget = MemoryBudget(max_bytes)
-        async with slots() as host, scripted() as backend, anyio.create_task_group() as tasks:
-            middleware = AuthMiddleware(create_app(host, pool=SmallPool(backend)), bodies=budget)
-            tasks.start_soon(partial(serve, middleware, port=0, on_ready=on_ready, handle_signals=False, drain_s=1))
-            await is_ready.wait()
-            async with httpx.AsyncClient(base_url=addresses[0], trust_env=False, timeout=None) as client:
+        async with slots() as host, scripted() as backend, pool_of(backend) as pool:
+            middleware = AuthMiddleware(create_app(host, pool=pool), bodies=budget)
+            async with (
+                listening(middleware) as address,
+                httpx.AsyncClient(base_url=address, trust_env=False, timeout=None) as client,
+            ):
                 assert (await client.put("/v1/sandboxes/a", json={})).status_code == 200
-                await main(Stage(addresses[0], budget, client))
+                await main(Stage(address, budget, client))
                 await anyio.sleep(0.1)
                 assert budget.held_bytes == 0
-            tasks.cancel_scope.cancel()
 
     clock.run(run, virtual=True)
 

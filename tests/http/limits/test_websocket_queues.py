@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from functools import partial
 
 import anyio
 import pytest
@@ -15,8 +14,7 @@ from envkit.http.api.app import create_app
 from envkit.http.limits.websocket_queues import MAX_OWED, MAX_UNREAD_BYTES, Inbox, Outbox
 from envkit.http.protocol.asgi import Message
 from envkit.http.server.middleware import AuthMiddleware
-from envkit.http.server.server import serve
-from tests.http.envs import slots
+from tests.http.envs import listening, slots
 from tests.http.raw import UPGRADE, frame
 
 TASK = b'"env_id":"Count-v0","seed":1,"options":{"end":100000}'
@@ -27,27 +25,16 @@ Connect = Callable[[bytes], Awaitable[SocketStream]]
 
 def on_stage(main: Callable[[Connect], Awaitable[None]]) -> None:
     async def run() -> None:
-        ports: list[int] = []
-        is_ready = anyio.Event()
-
-        def on_ready(address: str) -> None:
-            ports.append(int(address.rpartition(":")[2]))
-            is_ready.set()
-
         async def connect(session: bytes) -> SocketStream:
-            stream = await anyio.connect_tcp("127.0.0.1", ports[0])
+            stream = await anyio.connect_tcp("127.0.0.1", int(address.rpartition(":")[2]))
             await stream.send(UPGRADE)
             assert (await stream.receive()).startswith(b"HTTP/1.1 101")
             await stream.send(frame(CREATE % session))
             assert b'"result"' in await stream.receive()
             return stream
 
-        async with slots() as host, anyio.create_task_group() as tasks:
-            middleware = AuthMiddleware(create_app(host))
-            tasks.start_soon(partial(serve, middleware, port=0, on_ready=on_ready, handle_signals=False, drain_s=1))
-            await is_ready.wait()
+        async with slots() as host, listening(AuthMiddleware(create_app(host))) as address:
             await main(connect)
-            tasks.cancel_scope.cancel()
 
     clock.run(run, virtual=True)
 

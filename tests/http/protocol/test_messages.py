@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import msgspec
 import numpy as np
 import pytest
-from msgspec.structs import replace
 
 from envkit.errors import RequestError
 from envkit.http.protocol import messages
-from envkit.http.protocol.messages import MAX_FRAMES, ResetReply, StepReply, batches, write
-from envkit.types import Observation, Reset, Step
+from envkit.http.protocol.messages import MAX_FRAMES, batches, write
 
 
 class Part(msgspec.Struct, forbid_unknown_fields=True):
@@ -33,19 +29,6 @@ def test_a_value_that_json_cannot_encode_is_refused_with_its_type() -> None:
         write({"a": object()})
     with pytest.raises(RequestError, match=r"cannot be encoded as JSON: .*surrogates"):
         write("\ud800")
-
-
-@pytest.mark.parametrize("reward", [0.25, -3.0, math.inf, -math.inf, math.nan])
-def test_a_step_survives_encoding_and_decoding(reward: float) -> None:
-    step = Step(Observation("text", ("up",), ("aW1hZ2U=",)), reward, True, False, {"success": True})
-    back = StepReply.of(3, step).step()
-    assert back.reward == pytest.approx(reward, nan_ok=True)
-    assert replace(back, reward=0.0) == replace(step, reward=0.0)
-
-
-def test_a_reset_survives_encoding_and_decoding() -> None:
-    start = Reset(Observation("text", ("up",), ("aW1hZ2U=",)), {"level": 3})
-    assert ResetReply.of(0, start).reset() == start
 
 
 @pytest.mark.parametrize("id", ["a", "0" * 128, "A.b_c~d-9"])

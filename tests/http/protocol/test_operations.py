@@ -14,7 +14,7 @@ from websockets.asyncio.client import connect
 from envkit.http.protocol import operations
 from envkit.http.protocol.operations import METHODS, OPERATIONS, WRITE_FILE, Operation
 from envkit.http.protocol.sandbox_messages import ExecFrame
-from tests.http.pools import SmallPool
+from envkit.sandbox.pool import Pool
 from tests.http.remote_sandboxes import over_http
 
 ROOT = Path(__file__).parents[3]
@@ -24,7 +24,7 @@ SANDBOXES = ("envkit/protocols", "envkit/wiring/sandboxes", "sandbox/agent_clien
 
 
 def test_the_document_has_every_route_of_the_table_and_every_type_that_it_names() -> None:
-    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
+    async def main(client: httpx.AsyncClient, pool: Pool) -> None:
         answer = await client.get("/openapi.json")
         paths = answer.json()["paths"]
         routes = {f"{verb.upper()} {path}" for path, item in paths.items() for verb in item}
@@ -40,7 +40,7 @@ def test_the_document_has_every_route_of_the_table_and_every_type_that_it_names(
 
 
 def test_every_method_of_the_table_is_handled() -> None:
-    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
+    async def main(client: httpx.AsyncClient, pool: Pool) -> None:
         url = str(client.base_url).replace("http", "ws")
         async with connect(f"{url.rstrip('/')}/v1/ws", proxy=None) as socket:
             for name, operation in METHODS.items():

@@ -12,19 +12,20 @@ import pytest
 from envkit import clock
 from envkit.errors import UnsupportedError
 from envkit.sandbox.bubblewrap.backend import LocalBackend
+from envkit.sandbox.pool import Pool
 from envkit.types import ExecResult, SandboxSpec
-from tests.http.pools import SmallPool
 from tests.http.remote_sandboxes import A, over_http, run, scripted
 from tests.http.stage import over_http as without_pool
 from tests.sandbox.fake.backend import Command
 
 
 def test_a_sandbox_is_created_used_inspected_and_stopped() -> None:
-    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
+    async def main(client: httpx.AsyncClient, pool: Pool) -> None:
         made = await client.put(A, json={"memory_mib": 64, "env": {"SIZE": "5"}})
         assert (made.status_code, made.json()["state"], made.json()["backend_id"]) == (200, "leased", "fake-0")
         assert (made.json()["spec"]["memory_mib"], made.json()["spec"]["env"]) == (64, {"SIZE": "5"})
-        assert (await client.put(A, json={"memory_mib": 64, "env": {"SIZE": "5"}})).json() == made.json()
+        again = await client.put(A, json={"memory_mib": 64, "env": {"SIZE": "5"}})
+        assert again.json() | {"expires_at_s": 0} == made.json() | {"expires_at_s": 0}
         other = await client.put(A, json={"memory_mib": 65})
         assert (other.status_code, other.json()["type"]) == (409, "sandbox_conflict")
         done = await client.post(f"{A}/exec", json=run("echo", "hi", stdin="Z28="))
@@ -33,9 +34,9 @@ def test_a_sandbox_is_created_used_inspected_and_stopped() -> None:
         for _ in range(2):
             assert (await client.delete(A)).json() == {"done": True}
         looked = (await client.get(A)).json()
-        assert [phase["state"] for phase in looked["phases"]] == ["starting", "leased", "stopped", "stopped"]
+        assert [phase["state"] for phase in looked["phases"]] == ["starting", "leased", "stopped"]
         stopped = {"kind": "stopped", "detail": "stopped", "by_agent": False}
-        assert [phase["cause"] for phase in looked["phases"]] == [None, None, stopped, stopped]
+        assert [phase["cause"] for phase in looked["phases"]] == [None, None, stopped]
         lost = await client.post(f"{A}/exec", json=run("echo"))
         assert (lost.status_code, lost.json()["type"], lost.json()["fields"]["cause"]) == (
             503,
@@ -49,7 +50,7 @@ def test_a_sandbox_is_created_used_inspected_and_stopped() -> None:
 
 @pytest.mark.parametrize("id", [":tools-trusted-1", ":envs-shared-1"])
 def test_clients_see_the_servers_own_sandboxes_but_cannot_use_or_stop_them(id: str) -> None:
-    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
+    async def main(client: httpx.AsyncClient, pool: Pool) -> None:
         await pool.create(id, SandboxSpec())
         path = f"/v1/sandboxes/{id}"
         for call in (
@@ -66,7 +67,7 @@ def test_clients_see_the_servers_own_sandboxes_but_cannot_use_or_stop_them(id: s
 
 
 def test_utf8_output_is_sent_as_text_and_other_output_as_base64() -> None:
-    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
+    async def main(client: httpx.AsyncClient, pool: Pool) -> None:
         await client.put(A, json={})
         done = (await client.post(f"{A}/exec", json=run("bytes"))).json()
         assert (done["exit_code"], done["stdout"], done["stderr"]) == (3, "text \N{SNOWMAN}", {"base64": "/wA="})
@@ -78,7 +79,7 @@ def test_utf8_output_is_sent_as_text_and_other_output_as_base64() -> None:
 
 
 def test_the_same_key_with_the_same_body_runs_once() -> None:
-    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
+    async def main(client: httpx.AsyncClient, pool: Pool) -> None:
         await client.put(A, json={})
         post = partial(client.post, headers={"Idempotency-Key": "k-1"})
         for _ in range(3):
@@ -113,7 +114,7 @@ async def left(client: httpx.AsyncClient, path: str, body: object, **headers: st
 
 @pytest.mark.bwrap
 def test_a_disconnect_kills_a_program_unless_it_has_a_key() -> None:
-    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
+    async def main(client: httpx.AsyncClient, pool: Pool) -> None:
         await client.put(A, json={})
         slow = run("sh", "-c", "echo begun >> begun; sleep 1; echo done >> done")
         await left(client, f"{A}/exec", slow)
@@ -128,7 +129,7 @@ def test_a_disconnect_kills_a_program_unless_it_has_a_key() -> None:
 
 
 def test_shells_keep_their_names_and_can_be_closed() -> None:
-    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
+    async def main(client: httpx.AsyncClient, pool: Pool) -> None:
         await client.put(A, json={})
         done = await client.post(f"{A}/shells/one", json={"command": "echo hi", "timeout_s": 5, "user": "grader"})
         assert done.json()["stdout"] == "echo hi"
@@ -143,7 +144,7 @@ def test_shells_keep_their_names_and_can_be_closed() -> None:
 
 @pytest.mark.bwrap
 def test_files_are_uploaded_and_downloaded_byte_for_byte() -> None:
-    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
+    async def main(client: httpx.AsyncClient, pool: Pool) -> None:
         await client.put(A, json={})
         content = bytes(range(256)) * 20_000
         assert (await client.put(f"{A}/files?path=deep/file&mode=750", content=content)).json() == {"done": True}
@@ -176,7 +177,7 @@ def test_files_are_uploaded_and_downloaded_byte_for_byte() -> None:
 
 @pytest.mark.bwrap
 def test_folders_are_uploaded_and_downloaded_as_tar_streams() -> None:
-    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
+    async def main(client: httpx.AsyncClient, pool: Pool) -> None:
         await client.put(A, json={})
         await client.post(f"{A}/exec", json=run("sh", "-c", "mkdir -p t/deep; echo x > t/deep/x; ln -s /etc t/out"))
         leads_out = await client.get(f"{A}/tree?path=t")
@@ -192,21 +193,9 @@ def test_folders_are_uploaded_and_downloaded_as_tar_streams() -> None:
     over_http(main, LocalBackend())
 
 
-def test_a_new_sandbox_starts_with_the_files_of_a_snapshot() -> None:
-    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
-        await client.put(A, json={})
-        await client.put(f"{A}/files?path=one", content=b"kept")
-        name = (await client.post(f"{A}/snapshot")).json()["snapshot"]
-        assert (await client.put("/v1/sandboxes/b", json={"snapshot": name})).status_code == 200
-        assert (await client.get("/v1/sandboxes/b/files?path=one")).content == b"kept"
-        assert (await client.put("/v1/sandboxes/c", json={"snapshot": "snapshot-0"})).status_code == 404
-
-    over_http(main)
-
-
 @pytest.mark.bwrap
 def test_a_sandbox_reports_its_usage_and_its_log() -> None:
-    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
+    async def main(client: httpx.AsyncClient, pool: Pool) -> None:
         await client.put(A, json={"command": ["sh", "-c", "echo ready >&2; exec sleep 600"]})
         await client.post(f"{A}/exec", json=run("sleep", "0.3"))
         log = (await client.get(f"{A}/logs")).json()
@@ -220,7 +209,7 @@ def test_an_unsupported_operation_is_501() -> None:
     def refuse(command: Command) -> ExecResult:
         raise UnsupportedError(f"this sandbox cannot run programs as {command.user}")
 
-    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
+    async def main(client: httpx.AsyncClient, pool: Pool) -> None:
         await client.put(A, json={})
         asked = await client.post(f"{A}/exec", json=run("true", user="root"))
         assert (asked.status_code, asked.json()["type"]) == (501, "unsupported")
@@ -229,7 +218,7 @@ def test_an_unsupported_operation_is_501() -> None:
 
 
 def test_programs_of_one_request_return_outcomes_in_order() -> None:
-    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
+    async def main(client: httpx.AsyncClient, pool: Pool) -> None:
         for id in "ab":
             await client.put(f"/v1/sandboxes/{id}", json={})
         began = clock.now()
@@ -251,7 +240,7 @@ def test_programs_of_one_request_return_outcomes_in_order() -> None:
 
 
 def test_every_call_has_a_timeout() -> None:
-    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
+    async def main(client: httpx.AsyncClient, pool: Pool) -> None:
         await client.put(A, json={})
         late = await client.post(f"{A}/exec", json=run("sleep", "60") | {"timeout_s": 0.2})
         assert (late.json()["timed_out"], late.json()["exit_code"]) == (True, None)
@@ -278,7 +267,7 @@ def test_a_server_without_a_pool_has_no_sandboxes() -> None:
 
 
 def test_snapshots_are_listed_with_their_sizes_and_removed() -> None:
-    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
+    async def main(client: httpx.AsyncClient, pool: Pool) -> None:
         await client.put(A, json={})
         await client.put(f"{A}/files", params={"path": "f"}, content=b"0123456789")
         name = (await client.post(f"{A}/snapshot")).json()["snapshot"]
@@ -294,7 +283,7 @@ def test_snapshots_are_listed_with_their_sizes_and_removed() -> None:
 
 
 def test_a_misspelt_query_is_rejected_not_ignored() -> None:
-    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
+    async def main(client: httpx.AsyncClient, pool: Pool) -> None:
         await client.put(A, json={})
         for verb, path, hint in (
             ("PUT", "files?path=/x&modus=755", "'modus'; did you mean 'mode'?"),

@@ -6,10 +6,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
-import pytest
 
 from envkit import clock
-from envkit.errors import EnvkitError, SandboxConflictError
+from envkit.errors import EnvkitError
 from envkit.http.protocol.asgi import CallOutcome
 from envkit.http.sandboxes.idempotency import IdempotentCalls
 from tests.http.stage import settle
@@ -58,32 +57,6 @@ def test_a_repeat_returns_the_first_answer_for_ten_minutes() -> None:
         await anyio.sleep(2)
         assert (await calls.run(key("one"), "c", b"x", work)).body == b"4"
         assert (await calls.run(key("one"), "a", b"x", work)).body == b"5"
-
-    on_calls(main)
-
-
-def test_a_repeat_of_a_running_call_waits_for_it() -> None:
-    async def main(calls: IdempotentCalls) -> None:
-        work = Work(seconds=5)
-        bodies = []
-
-        async def call() -> None:
-            bodies.append(((await calls.run(key("one"), "a", b"x", work)).body, clock.now()))
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(call)
-            await anyio.sleep(3)
-            tasks.start_soon(call)
-        assert bodies == [(b"1", 5), (b"1", 5)]
-
-    on_calls(main)
-
-
-def test_a_key_of_another_call_is_rejected() -> None:
-    async def main(calls: IdempotentCalls) -> None:
-        await calls.run(key("one"), "a", b"x", Work())
-        with pytest.raises(SandboxConflictError, match="the key 'a' belongs to another call of this sandbox"):
-            await calls.run(key("one"), "a", b"y", Work())
 
     on_calls(main)
 

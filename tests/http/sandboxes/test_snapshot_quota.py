@@ -11,18 +11,18 @@ from envkit import clock
 from envkit.errors import SandboxNotFoundError, SnapshotLimitError
 from envkit.http.sandboxes.snapshot_quota import SnapshotBounds, Snapshots
 from envkit.protocols import Sandbox
+from envkit.sandbox.pool import Pool
 from envkit.types import SandboxSpec
-from tests.http.pools import SmallPool
+from tests.http.pools import pool_of
 from tests.keys import key
 from tests.sandbox.fake.backend import FakeBackend
 
 WHAT_TO_DO = "; remove one first: envkit sandbox snapshot rm --url URL NAME, or DELETE /v1/snapshots/NAME"
 
 
-def run(bounds: SnapshotBounds, work: Callable[[Snapshots, Sandbox, SmallPool], Awaitable[None]]) -> None:
+def run(bounds: SnapshotBounds, work: Callable[[Snapshots, Sandbox, Pool], Awaitable[None]]) -> None:
     async def main() -> None:
-        async with FakeBackend() as backend:
-            pool = SmallPool(backend)
+        async with FakeBackend() as backend, pool_of(backend) as pool:
             await pool.create("a", SandboxSpec())
             await work(Snapshots(pool, bounds), pool.get("a"), pool)
 
@@ -30,7 +30,7 @@ def run(bounds: SnapshotBounds, work: Callable[[Snapshots, Sandbox, SmallPool], 
 
 
 def test_a_snapshot_above_the_limit_is_rejected_until_one_is_removed() -> None:
-    async def work(snapshots: Snapshots, sandbox: Sandbox, pool: SmallPool) -> None:
+    async def work(snapshots: Snapshots, sandbox: Sandbox, pool: Pool) -> None:
         names = [await snapshots.keep(key("a", "ann"), sandbox.snapshot) for _ in range(2)]
         with pytest.raises(SnapshotLimitError) as caught:
             await snapshots.keep(key("a", "ann"), sandbox.snapshot)
@@ -50,7 +50,7 @@ def test_a_snapshot_above_the_limit_is_rejected_until_one_is_removed() -> None:
 
 
 def test_snapshots_in_progress_count_and_failed_ones_do_not() -> None:
-    async def work(snapshots: Snapshots, sandbox: Sandbox, pool: SmallPool) -> None:
+    async def work(snapshots: Snapshots, sandbox: Sandbox, pool: Pool) -> None:
         go = anyio.Event()
 
         async def slow() -> str:
@@ -73,7 +73,7 @@ def test_snapshots_in_progress_count_and_failed_ones_do_not() -> None:
 
 
 def test_a_snapshot_above_the_size_limit_is_rejected_and_removed() -> None:
-    async def work(snapshots: Snapshots, sandbox: Sandbox, pool: SmallPool) -> None:
+    async def work(snapshots: Snapshots, sandbox: Sandbox, pool: Pool) -> None:
         taken: list[str] = []
 
         async def take() -> str:

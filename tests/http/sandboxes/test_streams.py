@@ -17,7 +17,7 @@ from envkit.protocols import Program
 from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.types import SandboxSpec
 from tests.http.envs import serving, slots
-from tests.http.pools import SmallPool
+from tests.http.pools import pool_of
 
 pytestmark = pytest.mark.bwrap
 
@@ -39,7 +39,8 @@ def on_stage(main: Main) -> None:
         async with (
             LocalBackend() as backend,
             slots() as host,
-            serving(host, pool=SmallPool(backend)) as address,
+            pool_of(backend) as pool,
+            serving(host, pool=pool) as address,
             SandboxClient(address) as client,
             client.lease(SandboxSpec()) as sandbox,
         ):

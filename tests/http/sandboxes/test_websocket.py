@@ -5,25 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import anyio
 import httpx
-import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
 from envkit import clock
-from envkit.errors import ForbiddenError, SandboxLostError
-from envkit.http.api.app import create_app
-from envkit.http.auth.tokens import TokenStore
-from envkit.http.client.sandbox_client import SandboxClient
-from envkit.http.server.middleware import AuthMiddleware
-from envkit.http.server.server import serve
-from envkit.types import SandboxSpec
+from envkit.sandbox.pool import Pool
 from tests.http.envs import serving, slots
-from tests.http.pools import SmallPool
+from tests.http.pools import pool_of
 from tests.http.remote_sandboxes import over_http, scripted
 
 A = "/v1/sandboxes/a"
@@ -34,13 +25,17 @@ def connected(address: str, token: str = "") -> connect:
     return connect(f"{address.replace('http', 'ws')}/v1/ws", additional_headers=headers)
 
 
-def by_frames(main: Callable[[ClientConnection, SmallPool], Awaitable[None]], **settings: Any) -> None:
+def by_frames(main: Callable[[ClientConnection, Pool], Awaitable[None]], **settings: Any) -> None:
     async def run() -> None:
-        async with scripted() as backend, slots() as host:
-            pool = SmallPool(backend)
-            async with serving(host, pool=pool, **settings) as address, connected(address) as socket:
-                with anyio.fail_after(20):
-                    await main(socket, pool)
+        async with (
+            scripted() as backend,
+            slots() as host,
+            pool_of(backend) as pool,
+            serving(host, pool=pool, **settings) as address,
+            connected(address) as socket,
+        ):
+            with anyio.fail_after(20):
+                await main(socket, pool)
 
     clock.run(run)
 
@@ -59,7 +54,7 @@ async def receive(socket: ClientConnection, count: int) -> list[dict[str, Any]]:
 
 
 def test_calls_run_concurrently_and_are_answered_as_they_finish() -> None:
-    async def main(socket: ClientConnection, pool: SmallPool) -> None:
+    async def main(socket: ClientConnection, pool: Pool) -> None:
         await send(socket, (1, "sandbox.create", {"sandbox_id": "a"}))
         assert (await receive(socket, 1))[0]["result"]["state"] == "leased"
         a = {"sandbox_id": "a"}
@@ -76,43 +71,47 @@ def test_calls_run_concurrently_and_are_answered_as_they_finish() -> None:
         assert [one["id"] for one in answers][-2:] == [3, 2]
         by_id = {one["id"]: one["result"] for one in answers}
         assert (by_id[5]["stdout"], by_id[6]["sandbox_id"], len(by_id[7]["sandboxes"])) == ("echo hi", "a", 1)
-        await send(socket, (8, "sandbox.read", {**a, "path": "one"}), (9, "sandbox.stop", a))
-        assert [one["result"] for one in await receive(socket, 2)] == [{"content": "/wA="}, {"done": True}]
+        for method, params, result in (
+            ("sandbox.read", {**a, "path": "one"}, {"content": "/wA="}),
+            ("sandbox.stop", a, {"done": True}),
+        ):
+            await send(socket, (8, method, params))
+            assert [one["result"] for one in await receive(socket, 1)] == [result]
 
     by_frames(main)
 
 
-@pytest.mark.parametrize(
-    ("method", "params", "code"),
-    [
-        ("sandbox.exce", {}, "bad_request"),
-        ("sandbox.", {}, "bad_request"),
-        ("sandbox.exec", {}, "bad_request"),
-        ("sandbox.exec", {"sandbox_id": "nobody", "argv": ["true"], "timeout_s": 1}, "sandbox_not_found"),
-        ("sandbox.exec", {"sandbox_id": "a", "argv": [], "timeout_s": 1}, "bad_request"),
-        ("sandbox.exec", {"sandbox_id": "a", "argv": ["x"], "timeout_s": 1, "stdin": "no base64"}, "bad_request"),
-        ("sandbox.exec", {"sandbox_id": "a", "argv": ["x"], "timeout_s": 1, "user": "nobody"}, "bad_request"),
-        ("sandbox.create", {"sandbox_id": "a b"}, "bad_request"),
-        ("sandbox.create", {"sandbox_id": "b", "detached": True}, "bad_request"),
-        ("sandbox.create", {"sandbox_id": "b", "cpus": 0}, "bad_request"),
-        ("sandbox.create", {"sandbox_id": "b", "network": "host"}, "bad_request"),
-        ("sandbox.create", {"sandbox_id": "b", "network": ["a host"]}, "bad_option"),
-        ("sandbox.create", {"sandbox_id": "a", "pids": 5}, "sandbox_conflict"),
-        ("sandbox.read", {"sandbox_id": "a", "path": "nothing"}, "missing_file"),
-        ("sandbox.read", {"sandbox_id": "a", "path": "a\0b"}, "bad_request"),
-        ("sandbox.write", {"sandbox_id": "a", "path": "x", "content": "", "mode": 4095}, "bad_request"),
-        ("sandbox.write", {"sandbox_id": "a", "path": "x", "content": "A" * (2 << 20)}, "too_large"),
-        ("sandbox.cancel", {"sandbox_id": "a", "key": ""}, "bad_request"),
-    ],
-)
-def test_an_invalid_call_is_rejected_and_keeps_the_socket_open(method: str, params: dict[str, Any], code: str) -> None:
-    async def main(socket: ClientConnection, pool: SmallPool) -> None:
+INVALID: list[tuple[str, dict[str, Any], str]] = [
+    ("sandbox.exce", {}, "bad_request"),
+    ("sandbox.", {}, "bad_request"),
+    ("sandbox.exec", {}, "bad_request"),
+    ("sandbox.exec", {"sandbox_id": "nobody", "argv": ["true"], "timeout_s": 1}, "sandbox_not_found"),
+    ("sandbox.exec", {"sandbox_id": "a", "argv": [], "timeout_s": 1}, "bad_request"),
+    ("sandbox.exec", {"sandbox_id": "a", "argv": ["x"], "timeout_s": 1, "stdin": "no base64"}, "bad_request"),
+    ("sandbox.exec", {"sandbox_id": "a", "argv": ["x"], "timeout_s": 1, "user": "nobody"}, "bad_request"),
+    ("sandbox.create", {"sandbox_id": "a b"}, "bad_request"),
+    ("sandbox.create", {"sandbox_id": "b", "detached": True}, "bad_request"),
+    ("sandbox.create", {"sandbox_id": "b", "cpus": 0}, "bad_request"),
+    ("sandbox.create", {"sandbox_id": "b", "network": "host"}, "bad_request"),
+    ("sandbox.create", {"sandbox_id": "b", "network": ["a host"]}, "bad_option"),
+    ("sandbox.create", {"sandbox_id": "a", "pids": 5}, "sandbox_conflict"),
+    ("sandbox.read", {"sandbox_id": "a", "path": "nothing"}, "missing_file"),
+    ("sandbox.read", {"sandbox_id": "a", "path": "a\0b"}, "bad_request"),
+    ("sandbox.write", {"sandbox_id": "a", "path": "x", "content": "", "mode": 4095}, "bad_request"),
+    ("sandbox.write", {"sandbox_id": "a", "path": "x", "content": "A" * (2 << 20)}, "too_large"),
+    ("sandbox.cancel", {"sandbox_id": "a", "key": ""}, "bad_request"),
+]
+
+
+def test_an_invalid_call_is_rejected_and_keeps_the_socket_open() -> None:
+    async def main(socket: ClientConnection, pool: Pool) -> None:
         await send(socket, (1, "sandbox.create", {"sandbox_id": "a"}))
         await receive(socket, 1)
-        await send(socket, (2, method, params))
-        assert (await receive(socket, 1))[0]["error"]["type"] == code
-        await send(socket, (3, "sandbox.exec", {"sandbox_id": "a", "argv": ["echo"], "timeout_s": 5}))
-        assert (await receive(socket, 1))[0]["result"]["stdout"] == "echo"
+        for method, params, code in INVALID:
+            await send(socket, (2, method, params))
+            assert (await receive(socket, 1))[0]["error"]["type"] == code, (method, params)
+            await send(socket, (3, "sandbox.exec", {"sandbox_id": "a", "argv": ["echo"], "timeout_s": 5}))
+            assert (await receive(socket, 1))[0]["result"]["stdout"] == "echo"
 
     by_frames(main)
 
@@ -136,7 +135,7 @@ async def following(client: httpx.AsyncClient, after: str) -> AsyncIterator[Call
 
 
 def test_events_resume_where_the_caller_left_off_and_follow_live() -> None:
-    async def main(client: httpx.AsyncClient, pool: SmallPool) -> None:
+    async def main(client: httpx.AsyncClient, pool: Pool) -> None:
         await client.put(A, json={})
         async with following(client, "?after=1") as take:
             (block,) = await take(1)
@@ -156,62 +155,16 @@ def test_events_resume_where_the_caller_left_off_and_follow_live() -> None:
 
 def test_the_events_end_when_the_server_does() -> None:
     async def run() -> None:
-        async with scripted() as backend, slots() as host, httpx.AsyncClient(trust_env=False) as client:
-            async with serving(host, pool=SmallPool(backend)) as address:
+        async with (
+            scripted() as backend,
+            slots() as host,
+            pool_of(backend) as pool,
+            httpx.AsyncClient(trust_env=False) as client,
+        ):
+            async with serving(host, pool=pool) as address:
                 stream = await client.send(client.build_request("GET", f"{address}/v1/events"), stream=True)
                 began = clock.now()
             assert clock.now() - began < 1
             assert await stream.aread() == b""
-
-    clock.run(run)
-
-
-def test_tenants_see_only_their_own_sandboxes(tmp_path: Path) -> None:
-    async def run() -> None:
-        with TokenStore(tmp_path / "tokens.sqlite") as tokens:
-            acme, umbrella = (tokens.create(name, ["sandbox"]) for name in ("acme", "umbrella"))
-            admin, player = tokens.create("ops", ["admin"]), tokens.create("acme", ["play"])
-            async with scripted() as backend, slots() as host, anyio.create_task_group() as tasks:
-                app = AuthMiddleware(create_app(host, pool=SmallPool(backend)), tokens)
-                addresses: list[str] = []
-                ready = anyio.Event()
-
-                def on_ready(address: str) -> None:
-                    addresses.append(address)
-                    ready.set()
-
-                tasks.start_soon(partial(serve, app, port=0, on_ready=on_ready, handle_signals=False, drain_s=1))
-                await ready.wait()
-                await check(addresses[0], acme, umbrella, admin, player)
-                tasks.cancel_scope.cancel()
-
-    async def check(address: str, acme: str, umbrella: str, admin: str, player: str) -> None:
-        async with (
-            SandboxClient(address, acme) as ours,
-            SandboxClient(address, umbrella) as theirs,
-            SandboxClient(address, admin) as operator,
-            SandboxClient(address, player) as stranger,
-        ):
-            assert (await ours.create("a", SandboxSpec())).tenant == "acme"
-            await theirs.create("b", SandboxSpec())
-            kept = await ours.get("a").snapshot()
-            assert [view.id for view in await ours.views()] == ["a"]
-            assert [view.id for view in await operator.views()] == ["acme:a", "umbrella:b"]
-            with pytest.raises(SandboxLostError, match="there is no sandbox a"):
-                await theirs.get("a").exec(["true"], timeout_s=5)
-            with pytest.raises(Exception, match="no snapshot"):
-                await theirs.create("c", SandboxSpec(), snapshot=kept)
-            await theirs.stop("a")
-            assert (await operator.get("acme:a").exec(["echo"], timeout_s=5)).stdout == "echo"
-            with pytest.raises(ForbiddenError, match="the scope sandbox"):
-                await stranger.views()
-            async with connected(address, acme) as socket:
-                await send(socket, (1, "create", {"session_id": "s", "env_id": "Count-v0", "seed": 1}))
-                assert (await receive(socket, 1))[0]["error"]["type"] == "forbidden"
-            headers = {"Authorization": f"Bearer {acme}"}
-            async with httpx.AsyncClient(base_url=address, headers=headers, trust_env=False) as client:
-                assert (await client.get("/v1/sandboxes/b")).status_code == 404
-                assert (await client.get(A)).status_code == 200
-                assert (await client.get("/v1/events")).status_code == 403
 
     clock.run(run)

@@ -222,29 +222,6 @@ def test_each_request_and_each_socket_is_logged_without_secrets(
     assert caplog.messages == []
 
 
-def test_from_the_first_token_on_everybody_needs_one(tmp_path: Path) -> None:
-    async def main(stage: Stage) -> None:
-        async with EnvClient(stage.address) as client, client.lease(LONG) as episode:
-            await episode.reset()
-            await stage.ask("PUT", "/v1/sessions/mine", json=COUNT)
-            admin = stage.token("ops", "admin", name="ops")
-            await anyio.sleep(0.1)
-            assert (await stage.ask("GET", "/v1/sessions")).status_code == 401
-            with pytest.raises(UnauthorizedError):
-                await episode.step("x")
-            names = {one["session_id"] for one in (await stage.ask("GET", "/v1/sessions", admin)).json()["sessions"]}
-            assert ":mine" in names
-            step = await stage.ask("POST", "/v1/sessions/:mine/step", admin, json={"turn": 0, "action": "x"})
-            assert step.json()["turn"] == 1
-            await stage.ask("DELETE", "/v1/sessions/:mine", admin)
-            assert (await stage.ask("GET", "/v1/sessions/:mine", admin)).status_code == 404
-            stage.tokens.revoke("ops")
-            await anyio.sleep(0.1)
-            assert (await stage.ask("GET", "/v1/sessions")).status_code == 401
-
-    on_stage(main, tmp_path, has_tokens=False)
-
-
 def test_refusals_of_the_middleware_are_counted(tmp_path: Path) -> None:
     async def main(stage: Stage) -> None:
         token = stage.token("acme", "metrics")

@@ -18,7 +18,7 @@ from envkit.http.api.app import create_app
 from envkit.http.client.env_client import EnvClient
 from envkit.http.server.server import serve
 from envkit.types import Task
-from tests.http.envs import slots
+from tests.http.envs import listening, slots
 
 
 class Pair(NamedTuple):
@@ -53,21 +53,9 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 @asynccontextmanager
 async def secure(certificate: Path, key: Path | None) -> AsyncIterator[str]:
-    addresses: list[str] = []
-    is_ready = anyio.Event()
-
-    def on_ready(address: str) -> None:
-        addresses.append(address)
-        is_ready.set()
-
-    async with slots() as host, anyio.create_task_group() as tasks:
-        app = create_app(host)
-        run = partial(serve, app, port=0, on_ready=on_ready, handle_signals=False, certificate=certificate, key=key)
-        tasks.start_soon(run)
+    async with slots() as host, listening(create_app(host), certificate=certificate, key=key) as address:
         with anyio.fail_after(20):
-            await is_ready.wait()
-            yield addresses[0]
-        tasks.cancel_scope.cancel()
+            yield address
 
 
 async def play(address: str, ca: Path | None) -> str:

@@ -19,7 +19,7 @@ from envkit.vector import SlotHost
 from envkit.wiring.env_server import GuardedOptions, _resources
 from envkit.wiring.gateway.trusted import TrustedEnvs, trusted_host
 from tests.http.envs import serving, slots
-from tests.http.pools import SmallPool
+from tests.http.pools import pool_of
 from tests.sandbox.fake.backend import FakeBackend
 
 
@@ -77,7 +77,12 @@ def test_a_worker_that_is_stopped_removes_its_snapshots_from_the_server() -> Non
         await sandbox.write("/workspace/a", b"a")
 
     async def main() -> None:
-        async with FakeBackend() as backend, slots() as host, serving(host, pool=SmallPool(backend)) as address:
+        async with (
+            FakeBackend() as backend,
+            slots() as host,
+            pool_of(backend) as pool,
+            serving(host, pool=pool) as address,
+        ):
             with anyio.CancelScope() as scope:
                 async with _resources(address, None) as found:
                     assert found.sandboxes is not None
