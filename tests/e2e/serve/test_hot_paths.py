@@ -8,15 +8,14 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
-import anyio
 import httpx
 
 from envkit import clock
 from envkit.config.serving import ServeConfig
 from envkit.http.api.app import create_app
 from envkit.http.server.middleware import AuthMiddleware
-from envkit.http.server.server import serve
-from envkit.wiring.gateway.gateway import Fleet, open_fleet
+from envkit.wiring.gateway.gateway import open_fleet
+from tests.http.envs import listening
 
 ROOT = Path(__file__).parents[3]
 OURS = [ROOT / name for name in ("envkit", "environments", "sandbox", "trainer_bridge")]
@@ -54,7 +53,7 @@ def test_a_step_and_an_exec_pass_through_few_files() -> None:
         files = {Path(file).resolve() for file in entered}  # noqa: ASYNC240 (a test)
         return {str(file.relative_to(ROOT)) for file in files if any(file.is_relative_to(one) for one in OURS)}
 
-    async def main(fleet: Fleet, address: str) -> None:
+    async def main(address: str) -> None:
         with httpx.Client(base_url=address, trust_env=False, timeout=30) as client:
             turns = iter(range(100))
             await clock.to_thread(partial(client.put, "/v1/sessions/a", json={"env_id": "FrozenLake-v0", "seed": 1}))
@@ -65,20 +64,12 @@ def test_a_step_and_an_exec_pass_through_few_files() -> None:
             await measured("exec", exec_)
 
     async def run() -> None:
-        is_ready = anyio.Event()
-        addresses: list[str] = []
-
-        def on_ready(address: str) -> None:
-            addresses.append(address)
-            is_ready.set()
-
         config = ServeConfig.model_validate(CONFIG)
-        async with open_fleet(config, lambda line: None) as fleet, anyio.create_task_group() as tasks:
-            app = AuthMiddleware(create_app(fleet.host, pool=fleet.pool))
-            tasks.start_soon(partial(serve, app, port=0, on_ready=on_ready, handle_signals=False))
-            await is_ready.wait()
-            await main(fleet, addresses[0])
-            tasks.cancel_scope.cancel()
+        async with (
+            open_fleet(config, lambda line: None) as fleet,
+            listening(AuthMiddleware(create_app(fleet.host, pool=fleet.pool))) as address,
+        ):
+            await main(address)
 
     clock.run(run)
     assert len(found["step"]) <= STEP_FILES, sorted(found["step"])
