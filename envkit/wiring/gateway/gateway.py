@@ -241,7 +241,7 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
         dedicated = dedicated_env_ids()
         trusted = None
         if trusted_envs.allowed:
-            trusted = await stack.enter_async_context(trusted_host(config, pool))
+            trusted = await stack.enter_async_context(trusted_host(config, pool, offenders))
             names = ", ".join(sorted(trusted_envs.allowed))
             announce(
                 f"trusted worker: {config.envs.tool_episodes} concurrent episodes with sandboxes as tools ({names})"
