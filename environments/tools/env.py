@@ -28,7 +28,7 @@ from envkit.protocols import Judge, Sandbox, SandboxPool
 from envkit.types import JSON, Cause, Info, Observation, Options, Reset, SandboxSpec, Step, Submission
 
 from .calls import CallStatus, ToolCall, parse_call
-from .limits import LEASE_S, ToolLimits, cut_middle
+from .limits import LEASE_S, MAX_OUTPUT, ToolLimits, cut_middle
 from .shell_tools import bash, edit_file, submit, view_file
 from .tool import Tool, ToolFunction, tool_of
 
@@ -93,7 +93,7 @@ class ToolEnv(AsyncEnv):
     max_turns: int = 50
     command_timeout_s: float = 60.0
     episode_timeout_s: float = 1800.0
-    max_output: int = 10_000
+    max_output: int = MAX_OUTPUT
 
     metrics: ClassVar[Mapping[str, Fold]] = {
         "action_is_valid": "mean",

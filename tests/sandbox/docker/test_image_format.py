@@ -71,9 +71,7 @@ def test_the_default_image_is_one_without_envkit(here: Collection[str], name: st
 
 
 def test_without_a_default_image_the_error_names_the_command_that_builds_it() -> None:
-    with pytest.raises(
-        SandboxRefusedError, match=r"no image envkit/python:1 here; build it: .*image build python"
-    ):
+    with pytest.raises(SandboxRefusedError, match=r"no image envkit/python:1 here; build it: .*image build python"):
         clock.run(partial(find_image, cast("Daemon", Images([GAMES_IMAGE])), "sb", SandboxSpec(), pull=False))
 
 
