@@ -6,6 +6,7 @@ is finished, so a step that is interrupted and repeated counts once.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
@@ -17,6 +18,8 @@ from envkit.types import Sample, StopReason, Trajectory
 
 _NAMED = 5
 """Maximum number of episodes that an error names."""
+_KIND = 40
+"""Maximum characters of the kind of an action."""
 
 
 class Fate(StrEnum):
@@ -106,6 +109,21 @@ def trained_sessions(samples: Sequence[Sample], played: Iterable[Trajectory]) ->
         turns.setdefault(sample.episode, Counter()).update(np.unique(sample.turn_ids[sample.mask]).tolist())
     sessions = {one.key: one.session for one in played}
     return [sessions.get(key, key) for key, counted in turns.items() for _ in range(max(counted.values(), default=1))]
+
+
+def last_actions(trajectories: Iterable[Trajectory]) -> Counter[str]:
+    """Return the number of episodes by the kind of their last action: of a tool call its name and first word."""
+    return Counter(_kind(one.turns[-1].action) for one in trajectories if one.turns)
+
+
+def _kind(action: str) -> str:
+    name, text = "", action
+    try:
+        call = json.loads(action)
+        name, text = f"{call['name']} ", str(next(iter(call["arguments"].values()), ""))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        pass  # no call of a tool
+    return f"{name}{text.lstrip()[:_KIND].partition(' ')[0].partition(chr(10))[0]}"[:_KIND].strip()
 
 
 def add_counts(total: Mapping[str, int], counts: Mapping[str, int]) -> dict[str, int]:

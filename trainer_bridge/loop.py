@@ -22,7 +22,7 @@ from envkit.runs.display import Display
 from envkit.runs.episodes import Decode, sample_episodes
 from envkit.types import JSON, EpisodeRecord, FinishReason, Task, Trajectory, stable_hash
 
-from .accounting import Ledger, add_counts, fate_before_training, trained_sessions
+from .accounting import Ledger, add_counts, fate_before_training, last_actions, trained_sessions
 from .diagnostics import Diagnostics, Finding, Probe, TrainStep
 from .evaluation.evaluator import Evaluator, mean, return_of, success_of, valid
 from .models.saved_policy import SavedPolicy
@@ -243,7 +243,9 @@ class TrainLoop:
             self._record_episodes(number, result, [Span("update", *times[:2]), Span("push", *times[1:])])
         self._show(values)
         self._latest = values
-        return push, self._diagnostics.stepped(TrainStep(number, values, len(samples), accounting))
+        void_after, played_after = last_actions(result.void), last_actions(valid(result.trajectories))
+        event = TrainStep(number, values, len(samples), accounting, void_after, played_after)
+        return push, self._diagnostics.stepped(event)
 
     async def _play(self, number: int) -> tuple[RolloutResult, Ledger]:
         """Play the episodes of train step `number`; the ledger has those that cannot be trained on."""

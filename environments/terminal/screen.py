@@ -87,15 +87,18 @@ _ENDED = "[the shell has ended; the next keys go to a new one, without its folde
 _NOT_SENT = "[the shell had ended, so the keys were not sent; the next keys go to a new one]"
 
 
-def encode_keys(keys: str | Sequence[str], *, application: bool = False) -> bytes:
+def encode_keys(keys: str | Sequence[str], *, application: bool = False, quotes_tabs: bool = False) -> bytes:
     """Return what a terminal sends for keys.
 
     Args:
         keys: Names of keys and texts, or only one. A name is one of ``Enter``, ``Escape``, ``Tab``, ``BTab``,
             ``Space``, ``BSpace``, ``Up``, ``Down``, ``Left``, ``Right``, ``Home``, ``End``, ``Insert``, ``Delete``,
             ``PageUp``, ``PageDown``, ``F1`` to ``F12``, ``C-x`` for Ctrl and a character, and ``M-x`` for Alt and a
-            character. All other text is typed as it is, and a line end is the key Enter.
+            character. All other text is typed as it is, and a line end is the key Enter. A text of one TAB is the key
+            Tab.
         application: Whether the arrow keys send the sequences of the application mode.
+        quotes_tabs: Whether a TAB within a text is typed after Ctrl-V, so that it is no completion at the prompt of
+            bash.
 
     Raises:
         ValueError: There are more than `MAX_KEYS` characters.
@@ -103,10 +106,10 @@ def encode_keys(keys: str | Sequence[str], *, application: bool = False) -> byte
     parts = [keys] if isinstance(keys, str) else keys
     if sum(map(len, parts)) > MAX_KEYS:
         raise ValueError(f"more than {MAX_KEYS:,} characters of keys; send them in several calls")
-    return b"".join(_sequence(part, application).encode(errors="replace") for part in parts)
+    return b"".join(_sequence(part, application, quotes_tabs).encode(errors="replace") for part in parts)
 
 
-def _sequence(part: str, application: bool) -> str:
+def _sequence(part: str, application: bool, quotes_tabs: bool) -> str:
     if part in _KEYS:
         return _KEYS[part].replace("[", "O") if application and part in _ARROWS else _KEYS[part]
     chord = _CHORD.fullmatch(part)
@@ -114,7 +117,8 @@ def _sequence(part: str, application: bool) -> str:
         return "\x1b" + chord[2]
     if chord is not None and chord[2].upper() in "@ABCDEFGHIJKLMNOPQRSTUVWXYZ[\\]^_":
         return chr(ord(chord[2].upper()) & 0x1F)
-    return part.replace("\r\n", "\r").replace("\n", "\r")
+    text = part.replace("\r\n", "\r").replace("\n", "\r")
+    return text.replace("\t", "\x16\t") if quotes_tabs and text != "\t" else text
 
 
 class Screen:
@@ -162,7 +166,8 @@ class Screen:
             self._shell = shell
             await shell.receive(_START_S)
         shell = self._shell
-        await shell.send(encode_keys(keys, application=shell.emulator.has_application_keys))
+        application = shell.emulator.has_application_keys
+        await shell.send(encode_keys(keys, application=application, quotes_tabs=shell.is_idle))
         await shell.receive(wait_s, quiet_s=_QUIET_S if keys else None)
         if shell.has_ended:
             return f"{await self._ended()}\n{_ENDED}"

@@ -17,6 +17,7 @@ from envkit.errors import (
     MissingFileError,
     OptionError,
     RefusedFileError,
+    RequestError,
     SandboxLostError,
     StepOrderError,
     TooLargeError,
@@ -27,7 +28,7 @@ from envkit.protocols import Judge, Sandbox, SandboxPool
 from envkit.types import JSON, Cause, Info, Observation, Options, Reset, SandboxSpec, Step, Submission
 
 from .calls import CallStatus, ToolCall, parse_call
-from .limits import LEASE_S, ToolLimits, cut_middle
+from .limits import LEASE_S, MAX_OUTPUT, ToolLimits, cut_middle
 from .shell_tools import bash, edit_file, submit, view_file
 from .tool import Tool, ToolFunction, tool_of
 
@@ -39,8 +40,12 @@ _GRACE_S = 10.0
 _MAX_FILE = 16 << 20
 """Maximum bytes of a submitted file."""
 
-_FOR_THE_MODEL = (MissingFileError, RefusedFileError, TooLargeError, OSError, ValueError)
-"""Exceptions of a tool that are a result for the model. Others are errors of the environment."""
+_FOR_THE_MODEL = (MissingFileError, RefusedFileError, RequestError, OSError, ValueError)
+"""Exceptions of a tool that are a result for the model. Others are errors of the environment.
+
+`RequestError` is how the client of a pool on a server refuses what only the arguments of a tool can have caused: a path
+with NUL, or a text that is too long.
+"""
 
 _CALLS = frozenset({CallStatus.OK, CallStatus.UNKNOWN_TOOL, CallStatus.BAD_ARGUMENTS})
 """What counts as a call, whose result has the role ``tool``. Other text is answered as ``user``."""
@@ -70,6 +75,9 @@ class ToolEnv(AsyncEnv):
         sandboxes: Leases the sandboxes.
         judge: The judge model; None if the environment does not need one.
         data: Folders of the environment's data by name; see `EnvSpec.data`.
+        grade_limit_s: Maximum seconds of the programs of the grader by its own limits, for the deadline of those who
+            wait for it; None if there is no such limit. It is read after `start`.
+        extra_step_s: Seconds that a step may take beyond its tool call.
         submitted: Result of the tool ``submit``; None before it was called.
         sandbox_ended: Why the agent ended its sandbox; None if it did not.
 
@@ -85,13 +93,15 @@ class ToolEnv(AsyncEnv):
     max_turns: int = 50
     command_timeout_s: float = 60.0
     episode_timeout_s: float = 1800.0
-    max_output: int = 10_000
+    max_output: int = MAX_OUTPUT
 
     metrics: ClassVar[Mapping[str, Fold]] = {
         "action_is_valid": "mean",
         **{f"tool_call_{status}": "mean" if status is CallStatus.OK else "sum" for status in CallStatus},
     }
 
+    grade_limit_s: float | None = None
+    extra_step_s: float = 0.0
     submitted: str | None = None
     sandbox_ended: Cause | None = None
 
@@ -160,7 +170,16 @@ class ToolEnv(AsyncEnv):
         text = await self.start(seed, {name: chosen[name] for name in self.options})
         self._running = True
         is_graded = type(self).grade is not ToolEnv.grade
-        return Reset(Observation(text), {}, system=self.system, tools=self._schemas, is_graded=is_graded)
+        return Reset(
+            Observation(text),
+            {},
+            system=self.system,
+            tools=self._schemas,
+            is_graded=is_graded,
+            step_limit_s=self._limits.command_timeout_s + _GRACE_S + self.extra_step_s,
+            grade_limit_s=self.grade_limit_s,
+            episode_limit_s=self._limits.episode_timeout_s + self._limits.max_turns * self.extra_step_s,
+        )
 
     async def step(self, action: str) -> Step:
         """Run the tool that the action calls."""

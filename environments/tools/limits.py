@@ -9,6 +9,9 @@ from ..options import check_integer, check_number
 LEASE_S = 600.0
 """Maximum seconds that an episode or a grader waits for room for its sandbox."""
 
+MAX_OUTPUT = 10_000
+"""Default of the maximum characters of a tool's result."""
+
 _MAX_S = 86_400.0
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
+
 from envkit.errors import MissingFileError
 from envkit.protocols import Sandbox
 from envkit.types import ExecResult
 
 _MAX_FILE = 4 << 20
 """Maximum bytes of a file to view or edit."""
+
+_MAX_LINES = 5000
+"""Maximum number of lines that are shown at once."""
 
 
 async def bash(command: str, sandbox: Sandbox, timeout_s: float) -> str:
@@ -40,10 +45,12 @@ async def view_file(path: str, sandbox: Sandbox, first_line: int = 1, last_line:
     """Show a text file with line numbers.
 
     Args:
-        path: Path of the file.
+        path: Path of the file, relative to the folder of the shell.
         first_line: Number of the first line to show, counted from 1.
         last_line: Number of the last line to show; null for the last line of the file.
     """
+    if not path.startswith("/"):
+        path = await _absolute(sandbox, path)
     text = (await sandbox.read(path, max_bytes=_MAX_FILE)).decode(errors="replace")
     lines = text.removesuffix("\n").split("\n") if text else []
     last = len(lines) if last_line is None else min(last_line, len(lines))
@@ -51,6 +58,7 @@ async def view_file(path: str, sandbox: Sandbox, first_line: int = 1, last_line:
         return f"{path} is empty"
     if not 1 <= first_line <= last:
         raise ValueError(f"there are no lines {first_line} to {last_line or last}; {path} has {len(lines)} lines")
+    last = min(last, first_line + _MAX_LINES - 1)
     width = len(str(last))
     numbered = [f"{number:{width}}  {lines[number - 1]}" for number in range(first_line, last + 1)]
     return "\n".join([*numbered, f"[lines {first_line} to {last} of {len(lines)}]"])
@@ -60,10 +68,11 @@ async def edit_file(path: str, old: str, new: str, sandbox: Sandbox) -> str:
     """Replace a text that occurs exactly once in a file.
 
     Args:
-        path: Path of the file.
+        path: Path of the file, relative to the folder of the shell. Links are followed.
         old: The exact text to replace, with its white space. Empty to create a new file.
         new: The text to write instead.
     """
+    path = await _absolute(sandbox, path)
     try:
         content = (await sandbox.read(path, max_bytes=_MAX_FILE)).decode()
     except MissingFileError:
@@ -76,12 +85,25 @@ async def edit_file(path: str, old: str, new: str, sandbox: Sandbox) -> str:
     count = content.count(old)
     if count != 1:
         remedy = "check its white space" if count == 0 else "include more of the lines around it"
+        if count == 0 and "\r\n" in content and "\r" not in old:
+            remedy = "the lines of the file end with CR LF, \\r\\n"
         raise ValueError(f"the old text occurs {count} times in {path}, and must occur once; {remedy}")
     stat = await sandbox.exec(["stat", "-c", "%a", "--", path])  # the new file keeps the mode of the old one
-    mode = int(stat.stdout, 8) if stat.exit_code == 0 else None
+    mode = int(stat.stdout, 8) & 0o777 if stat.exit_code == 0 else None
     await sandbox.write(path, content.replace(old, new).encode(), mode=mode)
     line = content[: content.index(old)].count("\n") + 1
     return f"edited {path} at line {line}"
+
+
+async def _absolute(sandbox: Sandbox, path: str) -> str:
+    """Return the path of a file as the shell of the sandbox sees it, with links followed."""
+    if "\0" in path or not path:
+        raise ValueError(f"{path!r} is not the path of a file")
+    word = f'"$HOME"{shlex.quote(path[1:])}' if path.startswith("~/") else shlex.quote(path)
+    # Without the parent folder of a new file, readlink prints nothing.
+    script = f'set -- {word}; case $1 in /*) ;; *) set -- "$PWD/$1" ;; esac; readlink -f -- "$1" || printf "%s" "$1"'
+    found = await sandbox.shell().run(f"({script})")
+    return found.stdout.removesuffix("\n") if found.exit_code == 0 and found.stdout else path
 
 
 async def submit(answer: str = "") -> str:

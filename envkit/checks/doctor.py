@@ -126,7 +126,8 @@ async def _docker(image: str | None) -> BackendFound:
         return BackendFound("docker", why)
     if (why := await docker.why_unavailable()) is not None:
         return BackendFound("docker", why, remedies=[_docker_remedy()])
-    if (why := await docker.why_unavailable(image or docker.DEFAULT_IMAGE)) is not None:
+    image = image or docker.GAMES_IMAGE
+    if (why := await docker.why_unavailable(image)) is not None:
         return BackendFound("docker", why)
     return await _measure("docker", DockerBackend(), image)
 

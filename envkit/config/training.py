@@ -67,7 +67,9 @@ class RolloutSection(Section):
     """Maximum number of tokens of a completion. null: 1 for a tiny policy, whose moves are single tokens; otherwise
     128."""
     timeout_s: Seconds = 60.0
-    """Maximum seconds that a step may take. If one takes longer, the episode is void; see `retries`."""
+    """Maximum seconds that a step may take. If one takes longer, the episode is void; see `retries`. If the environment
+    has a limit of its own, such as that of a command, at least 30 seconds more than this limit. The same holds for
+    `grade_timeout_s` and `episode_timeout_s`."""
     reset_timeout_s: Seconds | None = None
     """Maximum seconds that a reset may take. null: timeout_s; 600 if environments use sandboxes as tools, since a
     reset may wait for one."""
@@ -228,6 +230,7 @@ FindingName: TypeAlias = Literal[
     "entropy_collapse",
     "samples_lost_or_repeated",
     "completions_cut_off",
+    "void_after_action",
 ]
 
 

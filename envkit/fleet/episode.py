@@ -145,11 +145,16 @@ class FleetEpisode(Episode):
                 return step if not self._rebuilt_cause else replace(step, info=self._with_rebuilt(step.info))
 
     async def grade(self) -> float | None:
-        """Grade the episode; see `envkit.protocols.Episode.grade`. If the worker is lost, the episode is void."""
+        """Grade the episode; see `envkit.protocols.Episode.grade`. If the worker is lost, the episode is void.
+
+        The loss is attributed to this episode, because a grader reads what its agent wrote.
+        """
         episode = self._played()
         try:
             return await self._worker.call(episode.grade)
         except WorkerLostError as loss:
+            if isinstance(loss, LostDuringCallError):
+                self._attribute(loss.worker)
             lost = SandboxLostError(loss.sandbox_id, loss.cause)
             self._end(lost)
             raise lost from None

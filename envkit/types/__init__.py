@@ -1,7 +1,17 @@
 """Data types that the parts of envkit exchange. They are frozen, can be pickled, and can be converted to JSON."""
 
 from envkit.types.arrays import Bools, Floats, Hashes, Ints, bools, floats, hashes, ints
-from envkit.types.environments import Observation, Reset, Role, Step, Submission, Task, ToolSchema
+from envkit.types.environments import (
+    DEADLINE_GRACE_S,
+    Observation,
+    Reset,
+    Role,
+    Step,
+    Submission,
+    Task,
+    ToolSchema,
+    deadline_s,
+)
 from envkit.types.episodes import EpisodeRecord, TurnRecord
 from envkit.types.outcomes import Outcome, StopReason
 from envkit.types.plain import JSON, Info, Options, TenantKey, stable_hash
@@ -41,6 +51,7 @@ from envkit.types.training import (
 )
 
 __all__ = [
+    "DEADLINE_GRACE_S",
     "EXEC_TIMEOUT_S",
     "GRADER_HOME",
     "JSON",
@@ -89,6 +100,7 @@ __all__ = [
     "TurnRecord",
     "Weights",
     "bools",
+    "deadline_s",
     "floats",
     "hashes",
     "ints",

@@ -56,6 +56,23 @@ class Observation(msgspec.Struct, frozen=True):
     role: Role = "user"
 
 
+DEADLINE_GRACE_S = 30.0
+"""Seconds beyond a limit of an environment itself before whoever waits for it gives up."""
+
+
+def deadline_s(timeout_s: float, limit_s: float | None) -> float:
+    """Return after how many seconds to give up waiting for an environment.
+
+    A deadline that passes makes the episode void, a limit of the environment is a result. So a deadline is never
+    shorter than the limit that it encloses: command < step < grader < episode, for a run, a server and a client alike.
+
+    Args:
+        timeout_s: Seconds that whoever waits is configured with.
+        limit_s: The limit of the environment itself, such as `Reset.step_limit_s`; None if it has none.
+    """
+    return timeout_s if limit_s is None else max(timeout_s, limit_s + DEADLINE_GRACE_S)
+
+
 class Reset(msgspec.Struct, frozen=True):
     """Result of a reset. It unpacks like the result of ``gymnasium.Env.reset``: ``observation, info = reset``.
 
@@ -65,6 +82,10 @@ class Reset(msgspec.Struct, frozen=True):
         system: System prompt of the environment; None if it has none.
         tools: The tools that the player may call.
         is_graded: Whether the reward of the episode is only complete after `envkit.protocols.Episode.grade`.
+        step_limit_s: Maximum seconds of a step by the limits of the environment itself, such as that of a command;
+            None if it has no such limit. Everybody who waits for a step waits longer; see `deadline_s`.
+        grade_limit_s: The same for the programs of its grader.
+        episode_limit_s: The same for all steps together.
     """
 
     observation: Observation
@@ -72,6 +93,9 @@ class Reset(msgspec.Struct, frozen=True):
     system: str | None = None
     tools: tuple[ToolSchema, ...] = ()
     is_graded: bool = False
+    step_limit_s: float | None = None
+    grade_limit_s: float | None = None
+    episode_limit_s: float | None = None
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.observation, self.info))

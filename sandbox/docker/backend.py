@@ -38,10 +38,10 @@ from .api import Daemon, DaemonError
 from .container import AttachedContainer, DiskPaths, MissingProgramError
 from .container_config import DISK_LABEL, PROFILE_LABEL, Image
 from .disk_quota import LEAST_FREE_MIB, DaemonDisk, DiskUse
-from .images import DEFAULT_IMAGE, find_image, why_unusable
+from .images import GAMES_IMAGE, PLAIN_IMAGE, find_image, why_unusable
 from .orphans import DETACHED_LABEL, LEDGER_LABEL, SANDBOX_LABEL
 
-__all__ = ["DEFAULT_IMAGE", "DockerBackend", "why_unavailable"]
+__all__ = ["GAMES_IMAGE", "PLAIN_IMAGE", "DockerBackend", "why_unavailable"]
 
 _STARTS_AT_ONCE = 8
 """Maximum number of concurrent starts; a higher number does not increase the daemon's throughput."""

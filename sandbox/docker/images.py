@@ -12,7 +12,10 @@ from envkit.types import SandboxSpec
 from .api import Daemon, DaemonError
 from .container_config import FORMAT_LABEL, Image
 
-DEFAULT_IMAGE = "envkit/games:1"
+GAMES_IMAGE = "envkit/games:1"
+"""Image of sandboxes that run environments: it contains envkit, with the solutions of all its tasks."""
+PLAIN_IMAGE = "envkit/python:1"
+"""Default image of all other sandboxes, without envkit. Without it, a base image is the default."""
 IMAGE_FORMAT = 1
 """Format number of images built by `envkit image build`; increases with each incompatible change."""
 ONLINE_BASE = "python:3.11-slim"
@@ -21,7 +24,7 @@ OFFLINE_BASE = "envkit/base:bookworm"
 
 
 async def find_image(daemon: Daemon, sandbox_id: str, spec: SandboxSpec, *, pull: bool) -> Image:
-    """Return the image that `spec` names; the default image if `spec` names no image.
+    """Return the image that `spec` names; if it names none, `PLAIN_IMAGE`, or without it a base image.
 
     Args:
         daemon: The Docker daemon.
@@ -33,7 +36,7 @@ async def find_image(daemon: Daemon, sandbox_id: str, spec: SandboxSpec, *, pull
         SandboxRefusedError: The image does not exist, or has another format than `IMAGE_FORMAT`.
         DaemonError: The daemon does not answer, or cannot pull the image.
     """
-    name = spec.image or DEFAULT_IMAGE
+    name = await _present(daemon, spec.image or PLAIN_IMAGE)
     image = await daemon.image(name)
     if image is None and pull:
         try:
@@ -52,6 +55,7 @@ async def find_image(daemon: Daemon, sandbox_id: str, spec: SandboxSpec, *, pull
 
 async def why_unusable(daemon: Daemon, name: str) -> str | None:
     """Return in one line why the image cannot be used, and what to do; None if it can be used."""
+    name = await _present(daemon, name)
     image = await daemon.image(name)
     return await why_missing(daemon, name) if image is None else why_other_format(image, name)
 
@@ -59,25 +63,34 @@ async def why_unusable(daemon: Daemon, name: str) -> str | None:
 def why_other_format(image: Image, name: str) -> str | None:
     """Return one line that says that the image's format is not `IMAGE_FORMAT`, and what to do; None if it is usable.
 
-    Images that envkit did not build have no format number and are usable. The default image must have one.
+    Images that envkit did not build have no format number and are usable. `GAMES_IMAGE` must have one.
     """
-    if image.format == str(IMAGE_FORMAT) or (image.format is None and name != DEFAULT_IMAGE):
+    if image.format == str(IMAGE_FORMAT) or (image.format is None and name != GAMES_IMAGE):
         return None
     found = f"0, since it has no label {FORMAT_LABEL}" if image.format is None else image.format
-    again = command("image", "build", "games") if name == DEFAULT_IMAGE else f"envkit image build NAME --tag {name}"
+    again = command("image", "build", "games") if name == GAMES_IMAGE else f"envkit image build NAME --tag {name}"
     return f"image {name} has another format (found {found}; this version of envkit needs {IMAGE_FORMAT}); run {again}"
 
 
 async def why_missing(daemon: Daemon, name: str) -> str:
     """Return one line that says that the image is missing, and how to get it."""
     there = await daemon.image_names()
-    if name == DEFAULT_IMAGE:
-        return f"there is no image {name} here; build it: {build_command(there)}"
+    if name in (GAMES_IMAGE, PLAIN_IMAGE):
+        return f"there is no image {name} here; build it: {build_command(name, there)}"
     near = did_you_mean(name, there, lists=False)
     return f"there is no image {name!r} here (docker pull {name}){near}"
 
 
-def build_command(images: Sequence[str]) -> str:
-    """Return the command that builds `DEFAULT_IMAGE`: with ``--offline`` if only the offline base is in `images`."""
+def build_command(name: str, images: Sequence[str]) -> str:
+    """Return the command that builds an image of envkit: with ``--offline`` if only the offline base is in `images`."""
     is_offline = OFFLINE_BASE in images and ONLINE_BASE not in images
-    return command("image", "build", "games", *(["--offline"] if is_offline else []))
+    kind = name.removeprefix("envkit/").removesuffix(":1")
+    return command("image", "build", kind, *(["--offline"] if is_offline else []))
+
+
+async def _present(daemon: Daemon, name: str) -> str:
+    """Return `name`, or a base image that is here if `PLAIN_IMAGE` is not."""
+    for one in (name, ONLINE_BASE, OFFLINE_BASE) if name == PLAIN_IMAGE else ():
+        if await daemon.image(one) is not None:
+            return one
+    return name

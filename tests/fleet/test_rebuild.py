@@ -11,7 +11,7 @@ import anyio
 import pytest
 from msgspec import Raw
 
-from envkit.errors import DeadlineError, EnvError, EnvkitError, ForbiddenError, SandboxLostError
+from envkit.errors import DeadlineError, EnvError, EnvkitError, EnvRejectedError, ForbiddenError, SandboxLostError
 from envkit.fleet import RoutedHosts
 from envkit.fleet.offenders import Offenders
 from envkit.protocols import Episode
@@ -249,6 +249,23 @@ def test_a_worker_that_has_served_its_episodes_is_replaced_without_counting_as_l
                     tasks.start_soon(play)
             assert sorted(map(str, played_in)) == [f"worker-{n}" for n in range(6)]
             assert (fleet.lost, fleet.restarts, fleet.capacity) == (0, 0, 2)
+
+    run(main)
+
+
+def test_a_worker_that_is_lost_during_the_grade_voids_the_episode_and_is_charged_to_it() -> None:
+    async def main() -> None:
+        offenders = Offenders(RestartBudget(restarts=0))
+        workers = [Worker(name, dies_after=2) for name in "abcd"]
+        async with fleet_of(*workers, restarts=RestartBudget(restarts=1), offenders=offenders) as fleet:
+            for _ in range(3):  # more losses than the budget of the fleet, which they do not use up
+                async with fleet.lease(TASK) as episode:
+                    await episode.reset()
+                    await episode.step("one")
+                    with pytest.raises(SandboxLostError, match="killed by signal 9"):
+                        await episode.grade()
+            with pytest.raises(EnvRejectedError):
+                offenders.is_isolated("", TASK.env_id)
 
     run(main)
 

@@ -47,12 +47,16 @@ class Count(gymnasium.Env[str, str]):
 
 
 class Sleeper(AsyncEnv):
-    """Sleeps for the seconds in the action ``sleep 5``. Its reset sleeps for the option `reset_s`."""
+    """Sleeps for the seconds in the action ``sleep 5``. Its reset sleeps for the option `reset_s`.
+
+    The option `limit_s` is its own limit of a step.
+    """
 
     async def reset(self, *, seed: int, options: Options) -> Reset:
         await anyio.sleep(float(cast("Any", options.get("reset_s", 0.0))))
         self.steps = 0
-        return Reset(Observation("awake"), {})
+        limit_s = cast("float | None", options.get("limit_s"))
+        return Reset(Observation("awake"), {}, step_limit_s=limit_s)
 
     async def step(self, action: str) -> Step:
         self.steps += 1

@@ -51,6 +51,7 @@ class Answer:
     role: Role = "user"
     system: str | None = None
     tools: tuple[ToolSchema, ...] = ()
+    limits_s: Sequence[float | None] = ()  # of the environment, for a step, the grader and the episode
 
     @property
     def observation(self) -> Observation:
@@ -66,7 +67,7 @@ class ScriptedEpisode(Episode):
 
     async def reset(self) -> Reset:
         answer = await self._next()
-        return Reset(answer.observation, answer.info, answer.system, answer.tools)
+        return Reset(answer.observation, answer.info, answer.system, answer.tools, False, *answer.limits_s)
 
     async def step(self, action: str) -> Step:
         self.actions.append(action)

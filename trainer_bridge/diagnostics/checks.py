@@ -17,6 +17,8 @@ from .events import Finding, PushProbe, Row, Rows, TrainStep
 
 STEPS = 5
 """Number of consecutive train steps in which a problem must occur, unless another number is given."""
+MIN_VOID, VOID_SHARE = 8, 0.05
+"""Minimum number, and share, of episodes that are void after the same kind of action, that is a problem."""
 CUT_SHARE = 0.5
 """Minimum share of cut-off completions that is a problem."""
 COLLAPSED_SHARE = 0.02
@@ -40,6 +42,7 @@ EVERY_GROUP_FILTERED = "every_group_filtered"
 RATIO_ALWAYS_1 = "ratio_always_1"
 ENTROPY_COLLAPSE = "entropy_collapse"
 SAMPLES_LOST_OR_REPEATED = "samples_lost_or_repeated"
+VOID_AFTER_ACTION = "void_after_action"
 COMPLETIONS_CUT_OFF = "completions_cut_off"
 
 
@@ -248,6 +251,31 @@ def _lost_or_repeated(problems: Sequence[str]) -> Finding | None:
         return None
     advice = "the results of this run cannot be trusted; check the trainer, and that one process writes the run folder"
     return Finding(SAMPLES_LOST_OR_REPEATED, f"{'; '.join(problems)}; {advice}")
+
+
+def void_after_action(events: Sequence[TrainStep]) -> Finding | None:
+    """Check whether attempts become void after one kind of action, and after hardly any other.
+
+    Void attempts are not trained on. So a policy that can cause them gets rid of the episodes that go badly.
+    """
+    void, played = Counter[str](), Counter[str]()
+    for event in events:
+        void.update(event.void_after)
+        played.update(event.played_after)
+    if not void:
+        return None
+    kind, count = void.most_common(1)[0]
+    others_void, others_played = void.total() - count, played.total() - played[kind]
+    is_frequent = count >= MIN_VOID and count >= VOID_SHARE * (void.total() + played.total())
+    is_alone = others_void <= VOID_SHARE * (others_void + others_played) and others_played >= MIN_VOID
+    if not is_frequent or not is_alone or count < played[kind]:
+        return None
+    return Finding(
+        VOID_AFTER_ACTION,
+        f"{count} of the {void.total()} void episodes of the last {len(events)} train steps ended with an action of "
+        f"the kind {kind!r}, after which only {played[kind]} others were valid: the policy can leave an episode by it; "
+        "read trajectories/, and mend the limit or the environment that makes such an episode void",
+    )
 
 
 # --- Rows ------------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from envkit.types import JSON
 
@@ -60,9 +60,13 @@ class TrainStep:
         values: Its metrics.
         samples: Number of samples that were passed to the trainer.
         accounting: The error of its `accounting.Ledger`; empty if the sums add up.
+        void_after: Number of void attempts by the kind of their last action; see `accounting.last_actions`.
+        played_after: The same for the others.
     """
 
     step: int
     values: Row
     samples: int
     accounting: str = ""
+    void_after: Mapping[str, int] = field(default_factory=dict)
+    played_after: Mapping[str, int] = field(default_factory=dict)

@@ -52,6 +52,7 @@ class Diagnostics:
         self._recorded: list[JSON] = []
         self._step = 0
         self._first: Row | None = None
+        self._steps: deque[TrainStep] = deque(maxlen=checks.STEPS)
         self._rows: deque[Row] = deque(maxlen=max(checks.STEPS, self.settings.invalid_steps))
         self._before: dict[int, PushProbe] = {}
         self._is_changed: dict[int, bool] = {}
@@ -84,8 +85,10 @@ class Diagnostics:
     def stepped(self, event: TrainStep) -> list[Finding]:
         """A train step is finished."""
         self._add(event.values)
+        self._steps.append(event)
         previous, self._step = self._step, event.step
-        return self._enter(event.step, [checks.samples_lost_or_repeated(event, previous), *self._of_metrics()])
+        found = [checks.samples_lost_or_repeated(event, previous), checks.void_after_action(self._steps)]
+        return self._enter(event.step, [*found, *self._of_metrics()])
 
     def summary(self) -> list[JSON]:
         """Return all findings for ``summary.json``. A run shorter than the period of a check is judged as a whole."""

@@ -40,6 +40,7 @@ from envkit.types import (
     StopReason,
     Trajectory,
     Turn,
+    deadline_s,
     ints,
 )
 
@@ -55,7 +56,9 @@ class RolloutLimits:
         max_tokens: Maximum total length in tokens of a turn's prompt and completion. The prompt contains all earlier
             turns, unless the renderer limits the history.
         turn_tokens: Maximum number of tokens of a completion.
-        timeout_s: Maximum seconds that a step may take. An episode that misses one of its timeouts is void.
+        timeout_s: Maximum seconds that a step may take. An episode that misses one of its timeouts is void. Those of a
+            step, the episode and the grader are never shorter than what the environment's own limits allow; see
+            `envkit.types.deadline_s`.
         retries: Maximum number of times that a void episode is played again.
         reset_timeout_s: Maximum seconds of the reset; None means `timeout_s`.
         completion_timeout_s: Maximum seconds of a completion from its first token; see `SamplingParams.timeout_s`. None
@@ -120,14 +123,17 @@ async def play(
         async with host.lease(request.task) as episode:
             running.queue_s = clock.now() - running.began_s
             try:
-                with _deadline(limits.episode_timeout_s, StopReason.TIMEOUT, "the episode was not over"):
+                with _deadline(limits.episode_timeout_s, StopReason.TIMEOUT, "the episode was not over") as scope:
                     start = await _reset(running, episode, limits)
+                    if limits.episode_timeout_s is not None:
+                        scope.deadline += deadline_s(limits.episode_timeout_s, start.episode_limit_s)
+                        scope.deadline -= limits.episode_timeout_s
                     gate.arrive()  # only now: a reset may wait for a sandbox that another episode of the wave holds
                     arrived = True
                     running.stop = await _turns(running, player, start, episode, limits, gate)
                 if start.is_graded and not running.stop.is_void:
                     leave()
-                    await _grade(running, episode, limits)
+                    await _grade(running, episode, limits.grade_timeout_s, start.grade_limit_s)
             except (SandboxStartError, CapacityError) as error:  # a sandbox that the environment uses as a tool
                 raise _VoidError(StopReason.SANDBOX_LOST, str(error)) from error
     except _VoidError as error:
@@ -170,6 +176,7 @@ async def _turns(
     except PlayerStoppedError as stopped:
         return _reason(stopped)
     observation, left_s = start.observation, math.inf if limits.player_timeout_s is None else limits.player_timeout_s
+    step_timeout_s = deadline_s(limits.timeout_s, start.step_limit_s)
     while len(running.turns) < limits.max_turns:
         # Yield to the event loop so that Ctrl-C works: an environment that only computes never yields.
         await anyio.lowlevel.checkpoint()
@@ -186,27 +193,29 @@ async def _turns(
         acted = clock.now()
         left_s -= acted - began
         step = None
-        if action.completion.finish is not FinishReason.ABORTED:
-            with _deadline(limits.timeout_s, StopReason.TIMEOUT, "the environment did not answer a step"):
-                step = await episode.step(action.text)
-            if not math.isfinite(step.reward):
-                reason = f"the environment returned the reward {step.reward} in turn {len(running.turns)}"
-                raise _VoidError(StopReason.ENV_ERROR, reason)
-        running.turns.append(
-            Turn(
-                ints(action.new_ids),
-                action.completion,
-                action.text,
-                step,
-                generate_s=acted - began,
-                step_s=clock.now() - acted,
-                wait_s=began - arrived,
-                starts_sample=action.starts_sample,
-                generation=action.generation,
+        try:
+            if action.completion.finish is not FinishReason.ABORTED:
+                with _deadline(step_timeout_s, StopReason.TIMEOUT, "the environment did not answer a step"):
+                    step = await episode.step(action.text)
+        finally:  # the record of a void episode ends with the action that was in progress
+            running.turns.append(
+                Turn(
+                    ints(action.new_ids),
+                    action.completion,
+                    action.text,
+                    step,
+                    generate_s=acted - began,
+                    step_s=clock.now() - acted,
+                    wait_s=began - arrived,
+                    starts_sample=action.starts_sample,
+                    generation=action.generation,
+                )
             )
-        )
         if step is None:
             raise _VoidError(StopReason.ABORTED, "the engine aborted a completion")
+        if not math.isfinite(step.reward):
+            reason = f"the environment returned the reward {step.reward} in turn {len(running.turns) - 1}"
+            raise _VoidError(StopReason.ENV_ERROR, reason)
         if step.ended:
             return StopReason.TERMINATED if step.terminated else StopReason.TRUNCATED
         observation = step.observation
@@ -220,10 +229,11 @@ def _reason(stopped: PlayerStoppedError) -> StopReason:
     return stopped.stop
 
 
-async def _grade(running: _RunningEpisode, episode: Episode, limits: RolloutLimits) -> None:
+async def _grade(running: _RunningEpisode, episode: Episode, timeout_s: float | None, limit_s: float | None) -> None:
     """Grade an episode whose last turn was played."""
     began = clock.now()
-    with _deadline(limits.grade_timeout_s, StopReason.NO_GRADE, "the grader did not answer"):
+    seconds = None if timeout_s is None else deadline_s(timeout_s, limit_s)
+    with _deadline(seconds, StopReason.NO_GRADE, "the grader did not answer"):
         grade = await episode.grade()
     running.grade_s = clock.now() - began
     if grade is None:
@@ -277,12 +287,13 @@ def _checked(action: Action | str) -> Action:
 
 
 @contextmanager
-def _deadline(seconds: float | None, stop: StopReason, what: str) -> Iterator[None]:
+def _deadline(seconds: float | None, stop: StopReason, what: str) -> Iterator[anyio.CancelScope]:
     """Cancel the block after `seconds` and end the episode. A `TimeoutError` raised inside the block passes through."""
+    began = clock.now()
     with anyio.move_on_after(seconds) as scope:
-        yield
+        yield scope
     if scope.cancelled_caught:
-        raise _VoidError(stop, f"{what} within {seconds:g} s")
+        raise _VoidError(stop, f"{what} within {scope.deadline - began:g} s")
 
 
 @dataclass(slots=True)

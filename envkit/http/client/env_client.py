@@ -33,7 +33,7 @@ from envkit.http.protocol import messages
 from envkit.http.protocol import operations as table
 from envkit.http.protocol.operations import Operation, Q, R
 from envkit.protocols import EnvHost, Episode
-from envkit.types import Reset, Step, Task
+from envkit.types import Reset, Step, Task, deadline_s
 
 TIMEOUT_S = 60.0
 """Default timeout of a call, in seconds."""
@@ -59,7 +59,8 @@ class EnvClient(EnvHost):
         url: Address of the server: ``"http://host:port"``, ``"https://host"`` or ``"unix:/path/of/socket"``.
         connect: Function to pass instead of `url`. Each call returns a new stream socket, connected to the server.
         name: The server's name in error messages, if `url` is not given.
-        timeout_s: Timeout of all other calls, in seconds.
+        timeout_s: Timeout of all other calls, in seconds. That of a step, and of a grader, is at least what the
+            environment's own limits allow; see `envkit.types.deadline_s`.
         reset_timeout_s: Timeout of a reset, in seconds.
         grade_timeout_s: Timeout of a grader, in seconds.
         wait_timeout_s: Seconds to wait for a free slot before a lease raises `CapacityError`.
@@ -270,10 +271,13 @@ class SessionEpisode(Episode):
         return self._turn
 
     async def reset(self) -> Reset:
-        if isinstance(self._start, EnvkitError):
-            raise self._start
+        start = self._start
+        if isinstance(start, EnvkitError):
+            raise start
         self._is_reset = True
-        return self._start
+        self._timeout_s = deadline_s(self._timeout_s, start.step_limit_s)
+        self._grade_timeout_s = deadline_s(self._grade_timeout_s, start.grade_limit_s)
+        return start
 
     async def step(self, action: str) -> Step:
         if not self._is_reset:

@@ -106,7 +106,7 @@ class ResetReply(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `role` is user or tool. `system` is the environment's system prompt, and `tools` are the tools that the player may
     call, in the format of the OpenAI API. If `is_graded`, the reward of the episode is only complete after a call of
-    `grade`.
+    `grade`. The last three are limits of the environment itself, in seconds; see `envkit.types.Reset`.
     """
 
     turn: int
@@ -118,16 +118,21 @@ class ResetReply(msgspec.Struct, frozen=True, omit_defaults=True):
     system: str | None = None
     tools: tuple[ToolSchema, ...] = ()
     is_graded: bool = False
+    step_limit_s: float | None = None
+    grade_limit_s: float | None = None
+    episode_limit_s: float | None = None
 
     @classmethod
     def of(cls, turn: int, reset: Reset) -> ResetReply:
         seen = reset.observation
         first = (seen.text, seen.legal_moves, seen.images, reset.info, seen.role)
-        return cls(turn, *first, reset.system, reset.tools, reset.is_graded)
+        limits = (reset.step_limit_s, reset.grade_limit_s, reset.episode_limit_s)
+        return cls(turn, *first, reset.system, reset.tools, reset.is_graded, *limits)
 
     def reset(self) -> Reset:
         observation = Observation(self.observation, self.legal_moves, self.images, self.role)
-        return Reset(observation, self.info, self.system, self.tools, self.is_graded)
+        limits = (self.step_limit_s, self.grade_limit_s, self.episode_limit_s)
+        return Reset(observation, self.info, self.system, self.tools, self.is_graded, *limits)
 
 
 class OpeningReply(msgspec.Struct, frozen=True):

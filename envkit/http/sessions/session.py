@@ -179,6 +179,13 @@ class Session:
         """Whether the episode has a grader. It is unknown, and false, before the reset has returned."""
         return self.start is not None and self.start.is_graded
 
+    @property
+    def limit_s(self) -> float | None:
+        """The environment's own limit of what is in progress, in seconds; None if it has none."""
+        if self.start is None:
+            return None
+        return self.start.grade_limit_s if self.state is SessionState.GRADING else self.start.step_limit_s
+
     def apply(self, event: SessionEvent) -> None:
         self.state = after(self.state, event)
 

@@ -50,7 +50,7 @@ from envkit.protocols import (
     EnvHost,
     Episode,
 )
-from envkit.types import Step, Task, TenantKey
+from envkit.types import Step, Task, TenantKey, deadline_s
 
 TTL_S = 600.0
 """Default time without a call after which a session expires, in seconds."""
@@ -467,7 +467,7 @@ class SessionTable:
                     self._sessions[key].used_at = now
             for session in list(self._sessions.values()):
                 if (timeout := self._timeouts_s.get(session.state)) is not None:
-                    what, timeout_s = timeout
+                    what, timeout_s = timeout[0], deadline_s(timeout[1], session.limit_s)
                     if now - session.began_at >= timeout_s:
                         session.end(DeadlineError(f"the {what} exceeded its timeout of {timeout_s:g} s"))
                 elif now - session.used_at >= self._ttl_s:

@@ -34,7 +34,7 @@ from envkit.http.server.server import require_address, serve
 from envkit.installation import command
 from envkit.protocols import EnvHost
 from envkit.restarts import RestartBudget
-from envkit.sandbox.docker.backend import DEFAULT_IMAGE
+from envkit.sandbox.docker.backend import GAMES_IMAGE
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.health import LivenessTimes
 from envkit.sandbox.pool.warm_stock import WarmSpec
@@ -231,7 +231,7 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
             )
         except SandboxStartError as error:
             if fleet_nodes.in_image and _lacks_envkit(error.cause):
-                raise UsageError(image_lacks(spec.image or DEFAULT_IMAGE, error.cause)) from None
+                raise UsageError(image_lacks(spec.image or GAMES_IMAGE, error.cause)) from None
             raise
         announce(f"sandboxes: {fleet_nodes.what}; environments in {count} {'sandbox' if count == 1 else 'sandboxes'}")
         for node in fleet_nodes.nodes:
@@ -241,7 +241,7 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
         dedicated = dedicated_env_ids()
         trusted = None
         if trusted_envs.allowed:
-            trusted = await stack.enter_async_context(trusted_host(config, pool))
+            trusted = await stack.enter_async_context(trusted_host(config, pool, offenders))
             names = ", ".join(sorted(trusted_envs.allowed))
             announce(
                 f"trusted worker: {config.envs.tool_episodes} concurrent episodes with sandboxes as tools ({names})"

@@ -13,7 +13,7 @@ from envkit.config.serving import ListenSection, ServeConfig
 from envkit.errors import UsageError
 from envkit.fleet.ledger import Ledger
 from envkit.installation import command
-from envkit.sandbox.docker.backend import DEFAULT_IMAGE, DockerBackend
+from envkit.sandbox.docker.backend import GAMES_IMAGE, DockerBackend
 from envkit.sandbox.docker.images import why_other_format
 from envkit.sandbox.pool.node import Capacity, Node
 from envkit.sandbox.process.backend import ProcessBackend
@@ -56,7 +56,7 @@ async def open_nodes(config: ServeConfig) -> AsyncIterator[FleetNodes]:
             yield FleetNodes((), what, config.ray.kind == "docker", isolates=True, ledger=ledger)
         return
     assert config.backend != "none"
-    image = config.envs.image or DEFAULT_IMAGE
+    image = config.envs.image or GAMES_IMAGE
     backend, what, why = await choose(config.backend, image=image, may_be_process=True)
     async with _ledger(config, can_detach=not isinstance(backend, ProcessBackend)) as ledger, backend:
         found = await clock.to_thread(capacity.this_machine)
@@ -80,7 +80,7 @@ async def _require_image(backend: DockerBackend, image: str) -> None:
     """
     found = await backend.image(image)
     if found is None:
-        tag = "" if image == DEFAULT_IMAGE else f" --tag {image}, or fetch it: docker pull {image}"
+        tag = "" if image == GAMES_IMAGE else f" --tag {image}, or fetch it: docker pull {image}"
         raise UsageError(
             f"no image {image} for the sandboxes that serve environments; build it: "
             f"{command('image', 'build', 'games')}{tag}"
@@ -90,7 +90,7 @@ async def _require_image(backend: DockerBackend, image: str) -> None:
 
 
 def image_lacks(image: str, cause: Cause) -> str:
-    made = "" if image == DEFAULT_IMAGE else f" --base {image} --tag {image}{'' if ':' in image else ':1'}-envkit"
+    made = "" if image == GAMES_IMAGE else f" --base {image} --tag {image}{'' if ':' in image else ':1'}-envkit"
     return (
         f"image {image} cannot serve environments: it lacks envkit or Python ({cause}); build one with both: "
         f"{command('image', 'build', 'games')}{made}{', and name it in envs.image' if made else ''}"

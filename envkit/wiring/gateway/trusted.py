@@ -26,6 +26,7 @@ from envkit.config.serving import ServeConfig
 from envkit.errors import ForbiddenError, UnknownEnvError, UsageError
 from envkit.fleet import FleetHost, HeartbeatTimes, WorkerClient
 from envkit.fleet.host import WorkerKind
+from envkit.fleet.offenders import Offenders
 from envkit.http.api.app import App, create_app
 from envkit.http.auth.caller import Caller
 from envkit.http.auth.sandbox_policy import SandboxPolicy
@@ -88,12 +89,13 @@ class TrustedEnvs:
 
 
 @asynccontextmanager
-async def trusted_host(config: ServeConfig, pool: Pool) -> AsyncIterator[FleetHost]:
+async def trusted_host(config: ServeConfig, pool: Pool, offenders: Offenders) -> AsyncIterator[FleetHost]:
     """Open the host of the trusted worker, which starts with its first episode.
 
     Args:
         config: The configuration.
         pool: Leases the sandboxes of the environments.
+        offenders: Counts the losses of the worker that are attributed to an episode.
 
     Raises:
         UsageError: `envs.judge` is invalid.
@@ -123,6 +125,7 @@ async def trusted_host(config: ServeConfig, pool: Pool) -> AsyncIterator[FleetHo
                 restarts=RestartBudget(config.restarts.budget, config.restarts.window_s),
                 heartbeat=HeartbeatTimes(liveness.interval_s, liveness.lost_s, limits.step_timeout_s),
                 wait_timeout_s=NO_WORKER_TIMEOUT_S,
+                offenders=offenders,
                 replayable=environments.is_replayable,
                 suspects=suspects,
             )

@@ -20,7 +20,7 @@ from envkit.protocols import EnvHost, Episode, Sandbox, SandboxBackend
 from envkit.registry import ENTRY_POINT_GROUP
 from envkit.restarts import RestartBudget
 from envkit.sandbox.bubblewrap import host_python
-from envkit.sandbox.docker.backend import DEFAULT_IMAGE
+from envkit.sandbox.docker.backend import GAMES_IMAGE
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.health import LivenessTimes
 from envkit.sandbox.pool.node import Node
@@ -224,7 +224,7 @@ async def open_backend(context: SandboxContext) -> AsyncIterator[SandboxBackend]
     section = context.section
     assert isinstance(section, BuiltInSandboxSection)
     assert section.kind != "none", "these episodes run in this process"
-    chosen = await choose(section.kind, image=DEFAULT_IMAGE, may_be_process=True)
+    chosen = await choose(section.kind, image=GAMES_IMAGE, may_be_process=True)
     count = f"{section.count} {'sandbox' if section.count == 1 else 'sandboxes'}"
     context.announce(f"sandbox: {chosen.name}, {count}{chosen.reason}")
     async with chosen.backend as backend:
@@ -240,7 +240,7 @@ def env_sandbox_spec(
         capacity: Number of concurrent episodes in the sandbox.
         in_image: Whether the sandbox runs in an image that contains envkit, as with Docker. Otherwise the sandbox uses
             the Python and import path of this process.
-        image: The image; None means the backend's default.
+        image: The image; None means `GAMES_IMAGE` if it runs in one.
         sees_data: Whether the sandbox can see folders of this machine, and gets the data of environments.
     """
     # Limit NumPy to one thread: environments compute little, and many thread pools would compete for the cores.
@@ -249,7 +249,8 @@ def env_sandbox_spec(
     if sees_data:  # also without views, so that a sandbox does not build data for itself
         env[data.FOLDER_VARIABLE] = data.INSIDE
     if in_image:
-        return SandboxSpec(("/bin/sh", "-c", _SERVE, "python3", str(capacity)), env=env, image=image, views=views)
+        serve = ("/bin/sh", "-c", _SERVE, "python3", str(capacity))
+        return SandboxSpec(serve, env=env, image=image or GAMES_IMAGE, views=views)
     env["PYTHONPATH"] = ":".join(host_python.import_path())
     if sys.dont_write_bytecode:
         env["PYTHONDONTWRITEBYTECODE"] = "1"

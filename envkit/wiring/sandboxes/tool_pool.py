@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import cast
 
-from envkit.sandbox.docker.backend import DEFAULT_IMAGE
+from envkit.sandbox.docker.backend import PLAIN_IMAGE
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.health import LivenessTimes
 from envkit.sandbox.pool.node import Capacity, Node
@@ -31,7 +31,7 @@ async def open_tool_pool(
     Raises:
         UsageError: This kind does not work on this machine; the message names the remedy.
     """
-    chosen = await choose(cast("BackendKind", kind), image=DEFAULT_IMAGE)
+    chosen = await choose(cast("BackendKind", kind), image=PLAIN_IMAGE)
     if announce is not None:
         announce(f"sandboxes of the environment: {chosen.name}{chosen.reason}")
     async with chosen.backend as backend:

@@ -60,7 +60,7 @@ async def check_docker(run: RunConfig) -> list[str]:
 
     The problem is a line like those of `check`. It describes what the Docker client, its daemon or the image lacks.
     """
-    if run.sandbox.kind != "docker" or (why := await docker.why_unavailable(docker.DEFAULT_IMAGE)) is None:
+    if run.sandbox.kind != "docker" or (why := await docker.why_unavailable(docker.GAMES_IMAGE)) is None:
         return []
     return [f"sandbox.kind: docker does not work here: {why}; or use auto or process"]
 

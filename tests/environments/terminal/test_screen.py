@@ -54,6 +54,11 @@ def test_a_name_alone_is_a_key_and_all_else_is_text(keys: str | list[str], sent:
     assert encode_keys(keys) == sent
 
 
+def test_a_tab_in_a_text_is_quoted_where_it_would_be_a_completion() -> None:
+    assert encode_keys(["a\tb\n\tc", "Tab", "\t"], quotes_tabs=True) == b"a\x16\tb\r\x16\tc\t\t"
+    assert encode_keys("a\tb") == b"a\tb"
+
+
 def test_arrows_follow_the_mode_of_the_terminal_and_too_many_keys_are_refused() -> None:
     assert encode_keys(["Up", "Home"], application=True) == b"\x1bOA\x1b[1~"
     with pytest.raises(ValueError, match="more than 65,536 characters of keys; send them in several calls"):
@@ -142,6 +147,10 @@ def test_commands_return_as_soon_as_the_prompt_is_back_and_show_only_what_is_new
         assert await screen.type("cat <<END\n\u6f22\u5b57\nEND\n", 20) == (
             "/tmp$ cat <<END\n> \u6f22\u5b57\n> END\n\u6f22\u5b57\n/tmp$"
         )
+        await screen.type("cat > m <<'END'\nall:\n\techo\nEND\n", 20)
+        await screen.type("cat > n\n", 0.5)
+        await screen.type(["\tx\n", "C-d"], 20)
+        assert (await screen.type("clear; cat -A m n\n", 20)) == "all:$\n^Iecho$\n^Ix$\n/tmp$"
         assert (await screen.type("clear; seq 3\n", 20)) == "1\n2\n3\n/tmp$"
         long = await screen.type("seq 2000\n", 20)
         assert long.startswith(f"... {2002 - MAX_SCROLLBACK - 40} earlier lines are not shown ...\n962\n")

@@ -160,8 +160,8 @@ def test_a_limit_is_also_an_option_and_an_unknown_option_is_refused() -> None:
 
 
 def test_a_missing_file_is_a_result_and_a_bug_of_a_tool_is_an_error() -> None:
-    _, (step,), _ = played(call("view_file", path="absent"))
-    assert step.observation.text == "Error: absent: there is no such file"
+    _, (step,), _ = played(call("view_file", path="/absent"))
+    assert step.observation.text == "Error: /absent: there is no such file"
     with pytest.raises(EnvError, match="Work-v0 raised KeyError in step: 'dog'"):
         played(call("lookup", word="dog"))
 

@@ -78,16 +78,17 @@ def test_a_viewer_numbers_the_lines_of_a_range() -> None:
         )
         assert await use("view_file", path="poem.txt", last_line=1) == "1  roses\n[lines 1 to 1 of 3]"
         assert await use("view_file", path="poem.txt", first_line=4) == (
-            "Error: there are no lines 4 to 3; poem.txt has 3 lines"
+            "Error: there are no lines 4 to 3; /workspace/poem.txt has 3 lines"
         )
         assert (await use("view_file", path="prose.txt")).startswith("Error: ")
         await env.sandbox.write("odd.txt", "a\x0cb\u2028c\n\xff".encode("latin-1", "replace"))
         assert (
             await use("view_file", path="odd.txt") == "1  a\x0cb?c\n2  \N{REPLACEMENT CHARACTER}\n[lines 1 to 2 of 2]"
         )
-        await use("bash", command="head -c 5000000 /dev/zero > big; : > empty")
+        await use("bash", command="head -c 5000000 /dev/zero > big; : > empty; yes '' | head -c 4M > lines")
         assert (await use("view_file", path="big")).startswith("Error: ")
-        assert await use("view_file", path="empty") == "empty is empty"
+        assert await use("view_file", path="empty") == "/workspace/empty is empty"
+        assert (await use("view_file", path="lines", first_line=7)).endswith("[lines 7 to 5006 of 4194304]")
 
     used(main)
 
@@ -95,24 +96,57 @@ def test_a_viewer_numbers_the_lines_of_a_range() -> None:
 @pytest.mark.bwrap
 def test_an_editor_replaces_a_text_that_occurs_once_keeps_the_mode_and_creates_files() -> None:
     async def main(env: ToolEnv, use: Use) -> None:
-        assert await use("edit_file", path="poem.txt", old="violets\n", new="tulips\n") == "edited poem.txt at line 2"
+        assert await use("edit_file", path="poem.txt", old="violets\n", new="tulips\n") == (
+            "edited /workspace/poem.txt at line 2"
+        )
         assert await use("bash", command="cat poem.txt; stat -c %a poem.txt") == (
             "roses\ntulips\nroses again\n755\n[exit code 0]"
         )
         assert await use("edit_file", path="poem.txt", old="roses", new="") == (
-            "Error: the old text occurs 2 times in poem.txt, and must occur once; include more of the lines around it"
+            "Error: the old text occurs 2 times in /workspace/poem.txt, and must occur once; include more of the lines "
+            "around it"
         )
         assert await use("edit_file", path="poem.txt", old="lilies", new="") == (
-            "Error: the old text occurs 0 times in poem.txt, and must occur once; check its white space"
+            "Error: the old text occurs 0 times in /workspace/poem.txt, and must occur once; check its white space"
         )
         assert await use("edit_file", path="poem.txt", old="", new="a") == (
-            "Error: poem.txt exists; the old text must not be empty"
+            "Error: /workspace/poem.txt exists; the old text must not be empty"
         )
-        assert await use("edit_file", path="b/new.txt", old="", new="hi") == "created b/new.txt"
+        assert await use("edit_file", path="b/new.txt", old="", new="hi") == "created /workspace/b/new.txt"
         assert await use("bash", command="cat b/new.txt") == "hi\n[exit code 0]"
         assert (await use("edit_file", path="/etc/new.txt", old="", new="hi")).startswith("Error: ")
 
     used(main)
+
+
+@pytest.mark.bwrap
+def test_shell_viewer_and_editor_agree_about_paths_and_follow_links() -> None:
+    async def main(env: ToolEnv, use: Use) -> None:
+        await use("bash", command="mkdir -p a/b; cd a; printf 'x = 1\r\ny = 2\r\n' > m.py; ln -s ../m.py b/link.py")
+        await use("bash", command="chmod 4750 m.py; ln -s loop loop; ln -s m.py ~/home.py; cd b")
+        assert await use("view_file", path="link.py", last_line=1) == "1  x = 1\r\n[lines 1 to 1 of 2]"
+        assert await use("edit_file", path="link.py", old="x = 1\ny = 2", new="") == (
+            "Error: the old text occurs 0 times in /workspace/a/m.py, and must occur once; "
+            "the lines of the file end with CR LF, \\r\\n"
+        )
+        assert await use("edit_file", path="link.py", old="x = 1\r\ny", new="z\r\ny") == (
+            "edited /workspace/a/m.py at line 1"
+        )
+        assert await use("bash", command="stat -c '%a %F' ../m.py link.py; head -n 1 ../m.py") == (
+            "750 regular file\n777 symbolic link\nz\r\n[exit code 0]"
+        )
+        assert await use("edit_file", path="c/new file.py", old="", new="1") == ("created /workspace/a/b/c/new file.py")
+        assert await use("edit_file", path="~/t.py", old="", new="2") == f"created {await home(use)}/t.py"
+        assert (await use("view_file", path="../loop")).startswith("Error: ")
+        for path in ("a\0b", "", "x" * 100_000):
+            assert (await use("view_file", path=path)).startswith("Error: ")
+            assert (await use("edit_file", path=path, old="", new="3")).startswith("Error: ")
+
+    used(main)
+
+
+async def home(use: Use) -> str:
+    return (await use("bash", command="echo ~")).partition("\n")[0]
 
 
 @pytest.mark.bwrap

@@ -72,6 +72,9 @@ def test_a_reset_and_a_grader_may_take_longer_than_other_calls() -> None:
             await episode.reset()
             with pytest.raises(DeadlineError):
                 await episode.step("sleep 5")
+        async with client.lease(Task("Sleeper-v0", 0, {"limit_s": 1.0})) as episode:
+            await episode.reset()
+            await episode.step("sleep 0.6")
         async with client.lease(Task("Graded-v0", 0, {"grade_s": 0.6})) as episode:
             await episode.reset()
             assert await episode.grade() == 1.0

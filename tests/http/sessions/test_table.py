@@ -151,6 +151,16 @@ def test_a_waiting_repeat_fails_when_the_step_is_cancelled() -> None:
     on_table(main)
 
 
+def test_the_limit_of_the_environment_extends_the_deadline_of_a_step() -> None:
+    async def main(table: SessionTable, lender: Lender) -> None:
+        await table.create(key("a"), Task("Sleeper-v0", 0, {"limit_s": 100.0}))
+        await table.step(key("a"), 0, "sleep 110")
+        with pytest.raises(DeadlineError, match="timeout of 130 s"):
+            await table.step(key("a"), 1, "sleep 3600")
+
+    on_table(main)
+
+
 def test_a_step_past_its_deadline_is_cancelled_and_breaks_the_session() -> None:
     async def main(table: SessionTable, lender: Lender) -> None:
         await table.create(key("a"), SLEEPER)

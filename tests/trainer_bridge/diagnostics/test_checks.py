@@ -184,6 +184,31 @@ def test_a_train_step_that_adds_up_is_no_finding() -> None:
     assert checks.samples_lost_or_repeated(TrainStep(4, {}, 8), previous=3) is None
 
 
+VOIDS = {"bash while": 9, "submit": 1}
+PLAYED = {"submit": 30, "bash ls": 30}
+
+
+@pytest.mark.parametrize(
+    ("void", "played", "is_found"),
+    [
+        (VOIDS, PLAYED, True),
+        ({"bash while": 7}, PLAYED, False),  # too few
+        ({"bash while": 9, "submit": 9}, PLAYED, False),  # after others, too
+        ({"submit": 9}, PLAYED, False),  # mostly valid after it
+        ({"submit": 60}, {}, False),  # all are void: not the choice of the policy
+        ({}, PLAYED, False),
+    ],
+)
+def test_a_policy_that_leaves_episodes_by_one_kind_of_action_is_named(
+    void: dict[str, int], played: dict[str, int], is_found: bool
+) -> None:
+    finding = checks.void_after_action([TrainStep(1, {}, 8), TrainStep(2, {}, 8, "", void, played)])
+    assert (finding is not None) == is_found
+    if finding is not None:
+        assert finding.line.startswith("9 of the 10 void episodes of the last 2 train steps ended with an action")
+        assert "kind 'bash while', after which only 0 others" in finding.line
+
+
 @pytest.mark.parametrize(
     ("recorded", "words"),
     [

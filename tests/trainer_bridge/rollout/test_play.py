@@ -116,6 +116,21 @@ def test_a_missed_deadline_voids_the_episode_and_names_the_component(
     assert host.reusable == [False]  # its environment may still be busy
 
 
+@pytest.mark.parametrize(("after_s", "stop"), [(125, "truncated"), (131, "timeout")])
+def test_a_deadline_is_longer_than_the_limit_of_the_environment_that_it_encloses(after_s: float, stop: str) -> None:
+    answers = [Answer(limits_s=(100.0, None, 200.0)), Answer(after_s=after_s, ends="truncated")]
+    trajectory, _ = one(Host(*answers), timeout_s=30, episode_timeout_s=60)
+    assert trajectory.outcome.stop == stop
+    answers = [Answer(limits_s=(100.0, None, 200.0)), Answer(after_s=120), Answer(after_s=after_s - 15)]
+    trajectory, took_s = one(Host(*answers), timeout_s=30, episode_timeout_s=60, max_turns=2)
+    assert (trajectory.outcome.stop, took_s) == ("timeout", 230)
+
+
+def test_the_record_of_a_void_episode_ends_with_the_action_in_progress() -> None:
+    trajectory, _ = one(Host(Answer(), Answer(), HUNG))
+    assert [turn.step is None for turn in trajectory.turns] == [False, True]
+
+
 def test_a_slow_engine_alone_misses_no_deadline() -> None:
     trajectory, took_s = one(Host(Answer(), Answer(), Answer(ends="terminated")), SlowEngine(3600))
     assert (trajectory.outcome.stop, took_s) == (StopReason.TERMINATED, 7200)
