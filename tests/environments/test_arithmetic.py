@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-import envkit
 from envkit.environments.answer import parse_number
 from envkit.environments.arithmetic import Arithmetic, ArithmeticExpert, ArithmeticOptions
 from envkit.environments.split import SPLITS
@@ -206,10 +205,3 @@ def test_the_expert_has_no_answer_without_an_exact_question(text: str) -> None:
 def test_every_option_is_documented() -> None:
     for field in fields(ArithmeticOptions):
         assert f"        {field.name}: " in str(ArithmeticOptions.__doc__)
-
-
-def test_gymnasium_asks_the_same_questions() -> None:
-    import gymnasium
-
-    with gymnasium.make("envkit/Arithmetic-v0", terms=3) as theirs, envkit.make("Arithmetic-v0", terms=3) as ours:
-        assert theirs.reset(seed=3) == ours.reset(seed=3)
