@@ -173,6 +173,15 @@ def test_episodes_end_after_the_last_turn_and_after_a_purchase(shop: WebShop) ->
         assert shop.step("x")[2:4] == (False, False)
 
 
+def test_sessions_share_no_state(folder: Path) -> None:
+    shop, other, alone = (WebShop(data={"webshop": folder}) for _ in range(3))
+    for one in (shop, other, alone):
+        begin(one, 5)
+    for action in ("search[shirt]", "click[next >]"):
+        other.step("click[back to search]")
+        assert shop.step(action) == alone.step(action)
+
+
 def test_parity_goals_can_be_chosen_by_index(shop: WebShop) -> None:
     texts = {begin(shop, seed, rules="parity", goal=3)[0] for seed in range(3)}
     assert len(texts) == 1
