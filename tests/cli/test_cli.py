@@ -145,7 +145,6 @@ def test_serve_prints_ready_serves_clients_and_ends_on_a_signal(call: Call, tmp_
             ready, url = server.stdout.readline().split()
             words = ["eval", "FrozenLake-v0", "--policy", "expert", "--episodes", "5", "--json"]
             here, there = call(*words), call(*words, "--url", url)
-            taken = call("serve", "--port", url.rpartition(":")[2], "--state", str(tmp_path / "other"))
         finally:
             server.send_signal(signal.SIGINT)
             rest, errors = server.communicate(timeout=120)
@@ -155,8 +154,6 @@ def test_serve_prints_ready_serves_clients_and_ends_on_a_signal(call: Call, tmp_
     assert [line.partition(":")[0] for line in (about, capacity, tools)] == ["sandboxes", "capacity", "trusted worker"]
     assert [orjson.loads(line)["path"] for line in log] == ["/v1/ws"]
     assert orjson.loads(here[1])["metrics"] == orjson.loads(there[1])["metrics"]
-    assert (taken[0], taken[2].count("\n")) == (2, 1)
-    assert " is in use; choose another one" in taken[2]
 
 
 @pytest.mark.parametrize(

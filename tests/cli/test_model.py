@@ -38,11 +38,6 @@ def test_a_model_that_is_there_is_not_fetched_again(tmp_path: Path) -> None:
     assert done == (0, f"{folder}\n", "smollm2-135m is already on this machine\n")
 
 
-def test_an_unknown_name_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
-    code, _, errors = envkit("model", "get", "smollm", cache=tmp_path)
-    assert (code, errors) == (2, "no model is called 'smollm'; did you mean 'smollm2-135m'?\n")
-
-
 def test_a_file_with_a_model_that_is_not_fetched_is_refused_with_the_command(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("{env: {id: FrozenLake-v0}, engine: {model: smollm2-135m}}")
     problem = "smollm2-135m is not on this machine; run: "

@@ -116,28 +116,6 @@ def test_a_run_whose_episodes_all_end_alike_prints_a_warning_with_a_remedy(tmp_p
     assert output.splitlines()[-1] == f"warning: every_group_filtered (train step 2): {finding['line']}"
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        ([], "runs/lake: already holds a run; continue it with --resume or replace it with --force"),
-        (
-            ["--resume", "--set", "trainer.learning_rate=0.25"],
-            "trainer.learning_rate: the run has 0.001, the file has 0.25; use the old value, or --force to start over",
-        ),
-        (["--output", "lake.yaml"], "lake.yaml: File exists; a file has the name of a folder"),
-        (["--output", "runs", "--resume"], "runs/checkpoints: no checkpoint to continue from"),
-        (["--set", "engine.model=./nowhere"], "engine.model: no model at ./nowhere; name a folder"),
-    ],
-)
-def test_what_cannot_be_done_is_one_line_and_exit_code_2(trained: Trained, words: list[str], line: str) -> None:
-    folder, _ = trained
-    before = (folder / "runs/lake/metrics.jsonl").read_bytes()
-    code, output, errors = called("train", "lake.yaml", *words, cwd=folder)
-    assert (code, output, errors.count("\n")) == (2, "", 1)
-    assert errors.startswith(line)
-    assert (folder / "runs/lake/metrics.jsonl").read_bytes() == before
-
-
 def test_an_interrupted_run_keeps_its_last_step_and_prints_the_command_that_resumes(tmp_path: Path) -> None:
     (tmp_path / "lake.yaml").write_text(FILE)
     words = ["train", "lake.yaml", "--output", "run", "--set", "trainer.steps=100000", "--set", "evaluation.episodes=2"]

@@ -66,13 +66,6 @@ def test_a_whole_number_is_a_number_and_yes_is_a_boolean_as_yaml_has_it(tmp_path
     assert (run.rollout.timeout_s, run.trainer.gradient_checkpointing) == (12.0, False)
 
 
-def test_a_file_that_is_not_there_or_is_a_folder_is_named(tmp_path: Path) -> None:
-    for path, reason in ((tmp_path / "no.yaml", "No such file or directory"), (tmp_path, "Is a directory")):
-        with pytest.raises(ConfigError) as caught:
-            config.load(path)
-        assert caught.value.problems == (f"{path}: {reason}",)
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -160,19 +153,6 @@ def test_a_section_with_nothing_in_it_is_as_if_it_were_not_there(tmp_path: Path)
     assert problems(tmp_path, MINIMAL + "sandbox: 3\n") == ["sandbox: must hold keys and values, got 3"]
 
 
-def test_bytes_that_are_not_utf_8_text_are_reported_in_one_line(tmp_path: Path) -> None:
-    (tmp_path / "run.yaml").write_bytes(b"env: \xff\xfe")
-    with pytest.raises(ConfigError, match=r"run\.yaml: not UTF-8 text \(byte 6\)"):
-        config.load(tmp_path / "run.yaml")
-
-
-@pytest.mark.parametrize("text", ["", "# nothing\n", "- env", "env", "3"])
-def test_a_file_without_keys_is_rejected_with_an_example(text: str, tmp_path: Path) -> None:
-    assert problems(tmp_path, text) == [
-        f"{tmp_path}/run.yaml: must hold keys and values, such as 'env: {{id: Sokoban-v0}}'"
-    ]
-
-
 # --- Keys and values -------------------------------------------------------------------------------------------------
 
 
@@ -187,13 +167,10 @@ def test_a_file_without_keys_is_rejected_with_an_example(text: str, tmp_path: Pa
             "sandbox.health.interval: no such key; did you mean 'interval_s'?",
         ),
         ("env: {id: x}\n3: 4", "3: "),
-        ("env: {id: x}\ntrainer: {steps: many}", "trainer.steps: must be a whole number"),
-        ("env: {id: x}\ntrainer: {steps: 1.5}", "trainer.steps: must be a whole number"),
         ("env: {id: x}\ntrainer: {steps: true}", "trainer.steps: must be a whole number, got True"),
         ("env: {id: x}\ntrainer: {steps: 3.0}", "trainer.steps: must be a whole number, got 3.0"),
         ("env: {id: x, num_envs: '12'}", "env.num_envs: must be a whole number, got '12'"),
         ("env: {id: x}\nrollout: {timeout_s: '12'}", "rollout.timeout_s: must be a number, got '12'"),
-        ("env: {id: x}\nrollout: {timeout_s: true}", "rollout.timeout_s: must be a number, got True"),
         (
             "env: {id: x}\ntrainer: {gradient_checkpointing: 'yes'}",
             "trainer.gradient_checkpointing: must be true or false",
@@ -202,8 +179,6 @@ def test_a_file_without_keys_is_rejected_with_an_example(text: str, tmp_path: Pa
             "env: {id: x}\ntrainer: {gradient_checkpointing: 1}",
             "trainer.gradient_checkpointing: must be true or false, got 1",
         ),
-        ("env: {id: x}\ntracking: {tensorboard: true}", "tracking.tensorboard: no such key; there are: to, "),
-        ("env: {id: x}\ntracking: {to: tensorboard}", "tracking.to: must be a list, got 'tensorboard'"),
         ("env: {id: x}\ntracking: {to: [3]}", "tracking.to.0: must hold keys and values, got 3"),
         ("env: {id: x}\ntracking: {to: [{}]}", "tracking.to.0.kind: is missing"),
         (
@@ -211,7 +186,6 @@ def test_a_file_without_keys_is_rejected_with_an_example(text: str, tmp_path: Pa
             "tracking.to.0.kind: no tracker is called 'tensorbord'; did you mean 'tensorboard'?",
         ),
         ("env: {id: x}\ntrainer: {steps: -1}", "trainer.steps: must be at least 0, got -1"),
-        ("env: {id: x}\ntrainer: {steps: [3]}", "trainer.steps: must be a whole number"),
         ("env: {id: x}\ntrainer: {steps: null}", "trainer.steps: must be a whole number"),
         ("env: {id: x}\ntrainer: 3", "trainer: must hold"),
         ("env: {id: x}\ntrainer: {learning_rate: .inf}", "trainer.learning_rate: must be a finite number"),
@@ -219,13 +193,7 @@ def test_a_file_without_keys_is_rejected_with_an_example(text: str, tmp_path: Pa
         ("env: {id: x}\nrollout: {temperature: 0}", "rollout.temperature: must be above 0, got 0"),
         ("env: {id: x}\nalgorithm: {gamma: 1.1}", "algorithm.gamma: must be at most 1, got 1.1"),
         ("env: {id: x}\nengine: {kind: q}", "engine.kind: no engine is called 'q'; there are: transformers, vllm"),
-        (
-            "env: {id: x}\nengine: {kind: transformrs}",
-            "engine.kind: no engine is called 'transformrs'; did you mean 'transformers'?",
-        ),
         ("env: {id: x}\nengine: {kind: 3}", "engine.kind: must be text, got 3"),
-        ("env: {id: x}\nengine: {modle: a/b}", "engine.modle: no such key; did you mean 'model'?"),
-        ("env: {id: x}\nsandbox: {health: {mises: 2}}", "sandbox.health.mises: no such key; did you mean 'misses'?"),
         ("env: {id: x}\nseed: -1", "seed: must be at least 0, got -1"),
         (f"env: {{id: x}}\nseed: {2**63}", f"seed: must be below {2**63}, got {2**63}"),
         ("env: {id: x, options: 3}", "env.options: must hold keys and values"),
@@ -243,12 +211,6 @@ def test_a_file_without_keys_is_rejected_with_an_example(text: str, tmp_path: Pa
 def test_a_problem_begins_with_its_key(text: str, problem: str, tmp_path: Path) -> None:
     (found,) = problems(tmp_path, text)
     assert found.startswith(problem)
-
-
-def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
-    text = "env: {num_envs: 0}\ntrainer: {stepz: 3, learning_rate: fast}\nwat: 1\n"
-    keys = [problem.partition(":")[0] for problem in problems(tmp_path, text)]
-    assert sorted(keys) == ["env.id", "env.num_envs", "trainer.learning_rate", "trainer.stepz", "wat"]
 
 
 # --- Overrides -------------------------------------------------------------------------------------------------------
@@ -299,13 +261,10 @@ def test_a_list_of_environments_is_overridden_as_a_whole(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("override", "problem"),
     [
-        ("trainer.steps", "trainer.steps: must have the form section.key=value"),
         ("=3", "=3: must have the form section.key=value"),
         ("seed.x=3", "seed.x: seed is a value and has no keys"),
         ("env.id.x.y=3", "env.id.x.y: id is a value and has no keys"),
         ("trainer.steps=[1", "trainer.steps: '[1' is not YAML"),
-        ("trainer.step=3", "trainer.step: no such key; did you mean 'steps'?"),
-        ("trainer.steps=soon", "trainer.steps: must be a whole number"),
         ("env=[]", "env: must have at least 1 entries"),
     ],
 )
@@ -327,10 +286,3 @@ def test_a_history_is_all_or_a_number_of_turns(history: object, tmp_path: Path) 
     (found,) = problems(tmp_path, MINIMAL, f"renderer.history={'null' if history is None else history}")
     got = "" if history is None else f", got {history!r}"
     assert found == f"renderer.history: must be 'all' or a whole number of at least 1{got}"
-
-
-def test_the_schema_tells_the_bounds_of_numbers() -> None:
-    definitions = config.RunConfig.model_json_schema()["$defs"]
-    assert definitions["RolloutSection"]["properties"]["temperature"]["exclusiveMinimum"] == 0
-    share = definitions["WarmupSection"]["properties"]["greedy_goal"]
-    assert (share["minimum"], share["maximum"]) == (0, 1)

@@ -89,6 +89,9 @@ WRONG = [
     ("play FrozenLake-v0 --option map=9x9", 2, "map: '9x9' is not a known value; there are: 4x4, 8x8"),
     ("play Sokoban-v0 --option boxes=many", 2, "boxes: must be an integer from 1 to 4, got 'many'"),
     (f"play FrozenLake-v0 --url {NO_SERVER}", 1, f"{NO_SERVER} does not answer"),
+    ("play FrozenLake-v0 --browser", 2, "--browser: FrozenLake-v0 has no render mode 'html'; leave --browser out"),
+    (f"play FrozenLake-v0 --browser --url {NO_SERVER}", 2, "--browser: a server has no pages; leave out --browser"),
+    ("play FrozenLake-v0 --option slop=1", 2, "slop: no such option; did you mean 'slip'?"),
     # Serving.
     ("serve --backend podman", 2, "backend: must be one of auto, local, docker, process, ray, none, got 'podman'"),
     ("serve --port 70000", 2, "Invalid value for '--port'"),
@@ -114,7 +117,8 @@ WRONG = [
     ("token create --tenant a --scopes , --state state", 2, "a token needs at least one"),
     ("token revoke nosuch --state state", 2, "there is no token 'nosuch' to revoke"),
     ("token ls --state file", 2, "choose a folder that can be written (--state)"),
-    # Sandboxes and images.
+    # Models, sandboxes and images.
+    ("model get smollm", 2, "no model is called 'smollm'; did you mean 'smollm2-135m'?"),
     ("sandbox run --backend podman -- true", 2, "Invalid value for '--backend'"),
     ("sandbox run --memory-mib 0 -- true", 2, "Invalid value for '--memory-mib'"),
     ("sandbox run --env A -- true", 2, "--env: must be NAME=VALUE, got 'A'"),

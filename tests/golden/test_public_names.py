@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
-from tests.golden.public_names import FILE, Names, Source, collect, differences, text
+from tests.golden.public_names import FILE, Names, collect, differences, text
 
 REMEDY = """\
 public names changed ("-" is gone, "+" is new):
@@ -36,37 +35,3 @@ def test_a_renamed_option_and_a_new_route_are_named() -> None:
         "- commands: envkit train: --output",
         "+ http routes: GET /v2",
     ]
-
-
-MODULE = '''
-"""A module that says $ENVKIT_DOCUMENTED and documented.json only in its documentation."""
-
-HOME_LABEL = "envkit.home"
-START = f'exec "$ENVKIT_START" {HOME_LABEL}'
-NAMES = (b"$ENVKIT_BYTES", f"part-{HOME_LABEL}.jsonl")
-
-def collect():
-    yield CounterMetricFamily("envkit_homes", "Homes.", labels=["city"])
-    os.environ.get("ENVKIT_HOME")
-    entry_points(group="envkit.homes")
-'''
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Source:
-    (tmp_path / "sandbox" / "deep").mkdir(parents=True)
-    (tmp_path / "sandbox" / "deep" / "homes.py").write_text(MODULE)
-    (tmp_path / "docker").mkdir()
-    (tmp_path / "docker" / "homes.Dockerfile").write_text("FROM scratch\nLABEL envkit.image=1\nENV A=$ENVKIT_IMAGE\n")
-    return Source(tmp_path)
-
-
-def test_a_variable_is_found_in_code_and_scripts(source: Source) -> None:
-    assert source.variables() == ["ENVKIT_BYTES", "ENVKIT_HOME", "ENVKIT_IMAGE", "ENVKIT_START"]
-
-
-def test_labels_files_metrics_and_groups_are_found_in_the_source(source: Source) -> None:
-    assert source.labels() == ["envkit.home", "envkit.image"]
-    assert source.file_names() == ["part-{}.jsonl"]
-    assert source.metrics() == {"envkit_homes_total": ["counter", "city"]}
-    assert source.entry_point_groups() == {"envkit.homes": []}

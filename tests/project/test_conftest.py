@@ -25,44 +25,29 @@ def run_a_test_that_needs_bwrap(folder: Path, **env: str) -> subprocess.Complete
     )
 
 
-def fake_bwrap(folder: Path, program: str) -> str:
-    """Return a PATH on which `program` is all there is."""
-    bin = folder / "bin"
-    bin.mkdir()
-    (bin / "bwrap").write_text(f"#!/bin/sh\n{program}\n", encoding="utf-8")
-    (bin / "bwrap").chmod(0o755)
-    return str(bin)
+BWRAP = "bwrap does not work here: "
 
 
-def test_a_missing_program_is_a_skip_with_the_reason(tmp_path: Path) -> None:
-    done = run_a_test_that_needs_bwrap(tmp_path, PATH=str(tmp_path))
-    assert done.returncode == 0
-    assert "bwrap does not work here: there is no program bwrap" in done.stdout
-
-
-def test_a_program_that_may_not_do_its_work_counts_as_missing(tmp_path: Path) -> None:
-    path = fake_bwrap(tmp_path, "echo 'bwrap: no permission to make a namespace' >&2; exit 1")
-    done = run_a_test_that_needs_bwrap(tmp_path, PATH=path)
-    assert done.returncode == 0
-    assert "bwrap does not work here: bwrap: no permission to make a namespace" in done.stdout
-
-
-def test_a_required_component_that_is_missing_is_a_failure(tmp_path: Path) -> None:
-    done = run_a_test_that_needs_bwrap(tmp_path, PATH=str(tmp_path), ENVKIT_REQUIRE="docker, bwrap")
-    assert done.returncode == 1
-    assert "bwrap is required and does not work: there is no program bwrap" in done.stdout
-
-
-def test_a_component_that_works_lets_its_tests_run(tmp_path: Path) -> None:
-    done = run_a_test_that_needs_bwrap(tmp_path, PATH=fake_bwrap(tmp_path, "exit 0"), ENVKIT_REQUIRE="bwrap")
-    assert done.returncode == 0
-    assert "1 passed" in done.stdout
-
-
-def test_a_misspelt_requirement_is_refused(tmp_path: Path) -> None:
-    done = run_a_test_that_needs_bwrap(tmp_path, ENVKIT_REQUIRE="bubblewrap")
-    assert done.returncode == 4
-    assert "ENVKIT_REQUIRE: bubblewrap: there are bwrap, docker" in done.stderr
+@pytest.mark.parametrize(
+    ("program", "required", "code", "message"),
+    [
+        (None, "", 0, f"{BWRAP}there is no program bwrap"),
+        ("echo 'bwrap: no permission' >&2; exit 1", "", 0, f"{BWRAP}bwrap: no permission"),
+        (None, "docker, bwrap", 1, "bwrap is required and does not work: there is no program bwrap"),
+        ("exit 0", "bwrap", 0, "1 passed"),
+        ("exit 0", "bubblewrap", 4, "ENVKIT_REQUIRE: bubblewrap: there are bwrap, docker"),
+    ],
+)
+def test_a_component_that_does_not_work_skips_its_tests_unless_it_is_required(
+    program: str | None, required: str, code: int, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "bin").mkdir()
+    if program is not None:
+        (tmp_path / "bin" / "bwrap").write_text(f"#!/bin/sh\n{program}\n", encoding="utf-8")
+        (tmp_path / "bin" / "bwrap").chmod(0o755)
+    done = run_a_test_that_needs_bwrap(tmp_path, PATH=str(tmp_path / "bin"), ENVKIT_REQUIRE=required)
+    assert done.returncode == code
+    assert message in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(("required", "outcome"), [("", "1 failed, 2 skipped"), ("limits", "2 failed, 1 skipped")])

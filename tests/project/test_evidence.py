@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import re
-import subprocess
-import sys
 from datetime import datetime
 from pathlib import Path
 
@@ -15,7 +13,6 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ROOT / "benchmarks" / "evidence"
 FILES = ROOT / "docs" / "evidence"
-STATUS = ROOT / "tools" / "evidence_status.py"
 
 
 def constants(source: Path) -> dict[str, object]:
@@ -62,48 +59,3 @@ def test_a_program_names_paths_that_exist_and_a_test_that_runs_the_same_in_short
     assert isinstance(paths, tuple)
     assert [path for path in paths if not (ROOT / path).exists()] == []
     assert f"def {function}(" in (ROOT / file).read_text(encoding="utf-8")
-
-
-def git(folder: Path, *words: str) -> str:
-    identity = ["-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false"]
-    done = subprocess.run(["git", *identity, *words], cwd=folder, check=True, capture_output=True, text=True)
-    return done.stdout.strip()
-
-
-def status(folder: Path) -> list[str]:
-    done = subprocess.run(
-        [sys.executable, STATUS.relative_to(ROOT)], cwd=folder, check=True, capture_output=True, text=True
-    )
-    return done.stdout.splitlines()
-
-
-def test_a_commit_that_touches_a_path_makes_the_figures_stale_and_any_other_does_not(tmp_path: Path) -> None:
-    programs = tmp_path / "benchmarks" / "evidence"
-    programs.mkdir(parents=True)
-    (tmp_path / "tools").mkdir()
-    (tmp_path / "tools" / STATUS.name).write_text(STATUS.read_text())
-    (programs / "speed.py").write_text(
-        'NAME = "speed"\nSTALE_AFTER = ("engine",)\nTWIN = "tests/test_speed.py::test"\n'
-    )
-    (tmp_path / "docs" / "evidence").mkdir(parents=True)
-    git(tmp_path, "init", "--quiet")
-
-    def commit(name: str) -> str:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(name)
-        git(tmp_path, "add", ".")
-        git(tmp_path, "commit", "--quiet", "--message", name)
-        return git(tmp_path, "rev-parse", "HEAD")
-
-    measured = commit("engine/first.py")
-    assert status(tmp_path) == [f"{'speed':20} missing: python benchmarks/evidence/speed.py"]
-
-    (tmp_path / "docs" / "evidence" / "speed.json").write_text(json.dumps({"commit": measured}))
-    commit("wheels.py")
-    assert status(tmp_path) == [f"{'speed':20} fresh"]
-
-    newest = git(tmp_path, "rev-parse", "--short", commit("engine/second.py"))
-    assert status(tmp_path) == [f"{'speed':20} stale: 1 commits since {measured[:10]}, the newest {newest}"]
-
-    (tmp_path / "docs" / "evidence" / "speed.json").write_text(json.dumps({"commit": "0" * 40}))
-    assert status(tmp_path) == [f"{'speed':20} stale: commit 0000000000 is unknown here"]

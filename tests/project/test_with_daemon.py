@@ -103,13 +103,6 @@ def test_the_last_daemon_is_stopped_even_if_the_command_started_it(tmp_path: Pat
     assert under(tmp_path, "sh", "-c", f"exec 2>/dev/null; {restart}") == Run(0, "", [], 2)
 
 
-def test_another_daemon_stops_what_a_killed_daemon_has_left(tmp_path: Path) -> None:
-    kill = "kill -KILL $(cat $ENVKIT_DOCKERD_PIDFILE) $(cat /run/docker/containerd/containerd.pid)"
-    run = under(tmp_path, "sh", "-c", kill)
-    assert (run.code, run.starts) == (0, 2)
-    assert not [words for words in run.left if words != "sleep 1000"]  # left by the killed containerd
-
-
 AWAITED = "until tr '\\0' ' ' </proc/$!/cmdline | grep -q '^/bin/sh .*containerd-shim'; do sleep 0.05; done"
 """Waits until the last started program is the shim, which is a script here."""
 
@@ -119,17 +112,6 @@ def test_a_container_without_a_daemon_is_stopped(tmp_path: Path) -> None:
     assert under(tmp_path, "sh", "-c", f"setsid {shim} & {AWAITED}") == Run(0, "", [], 1)
 
 
-def test_a_container_of_another_runtime_is_kept(tmp_path: Path) -> None:
-    shim = "containerd-shim-runc-v2 -address /run/other.sock"
-    run = under(tmp_path, "sh", "-c", f"setsid {shim} >/dev/null & {AWAITED}")
-    assert f"/bin/sh {tmp_path}/{shim}" in run.left
-
-
 def test_a_termination_signal_reaches_the_command(tmp_path: Path) -> None:
     command = "trap 'docker version && echo ended; kill $!; exit 3' TERM; sleep 1000 & kill $PPID; wait"
     assert under(tmp_path, "bash", "-c", command) == Run(3, "ended\n", [], 1)
-
-
-def test_an_interrupted_command_still_has_its_daemon(tmp_path: Path) -> None:
-    command = "trap 'docker version && echo interrupted; exit 3' INT; kill -INT 0"
-    assert under(tmp_path, "bash", "-c", command) == Run(3, "interrupted\n", [], 1)

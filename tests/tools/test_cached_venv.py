@@ -92,26 +92,6 @@ def test_programs_run_in_a_folder_whose_path_has_a_space_or_is_long(wheels: Path
         assert output(folder, "lamp") == str(folder)
 
 
-def test_what_is_installed_into_one_environment_is_in_no_other(wheels: Path, tmp_path: Path) -> None:
-    add_wheel(wheels, "door")
-    add_wheel(wheels, "window")
-    make(wheels, tmp_path / "first", "door")
-    make(wheels, tmp_path / "first", "door", "window")
-    make(wheels, tmp_path / "second", "door")
-    assert output(tmp_path / "first", "window") == str(tmp_path / "first")
-    assert not (tmp_path / "second" / "bin" / "window").exists()
-
-
-def test_a_changed_requirements_file_makes_another_environment(wheels: Path, tmp_path: Path) -> None:
-    wanted = tmp_path / "wanted.txt"
-    for name in ("lamp", "door"):
-        add_wheel(wheels, name)
-        wanted.write_text(f"# Packages.\n\n{name}\n")
-        make(wheels, tmp_path / name, f"@{wanted}")
-    assert not (tmp_path / "door" / "bin" / "lamp").exists()
-    assert output(tmp_path / "door", "door") == str(tmp_path / "door")
-
-
 def test_a_layer_whose_installation_fails_is_not_kept(wheels: Path, tmp_path: Path) -> None:
     with start(wheels, tmp_path / "first", "mirror") as process:
         assert "mirror" in process.communicate()[1]
@@ -131,32 +111,6 @@ def test_two_processes_that_build_the_same_layer_both_get_it(wheels: Path, tmp_p
     assert [output(folder, "stool") for folder in folders] == [str(folder) for folder in folders]
 
 
-def test_an_environment_has_a_python_only_when_it_no_longer_names_the_cache(wheels: Path, tmp_path: Path) -> None:
-    add_wheel(wheels, "lamp")
-    make(wheels, tmp_path / "first", "lamp")
-    (program,) = (wheels.parent / "cache" / "venvs").glob("*/bin/lamp")
-    settings = program.parents[1] / "pyvenv.cfg"
-    settings.rename(settings.with_suffix(".away"))  # so that it fails after it has linked the programs
-    try:
-        with start(wheels, tmp_path / "second", "lamp") as process:
-            assert "pyvenv.cfg" in process.communicate()[1]
-        assert not (tmp_path / "second" / "bin" / "python").exists()
-    finally:
-        settings.with_suffix(".away").rename(settings)
-    make(wheels, tmp_path / "second", "lamp")
-    assert output(tmp_path / "second", "lamp") == str(tmp_path / "second")
-
-
-def test_concurrent_processes_that_make_one_environment_all_find_it_complete(wheels: Path, tmp_path: Path) -> None:
-    add_wheel(wheels, "lamp")
-    make(wheels, tmp_path / "first", "lamp")
-    started = [start(wheels, tmp_path / "second", "lamp") for _ in range(2)]
-    for process in started:
-        with process:
-            assert (process.communicate()[1], process.returncode) == ("", 0)
-    assert output(tmp_path / "second", "lamp") == str(tmp_path / "second")
-
-
 def test_the_project_is_installed_without_an_index_once_the_cache_is_filled(wheels: Path, tmp_path: Path) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     names = [re.split("[^a-z0-9]", requirement)[0] for requirement in project["dependencies"]]
@@ -167,20 +121,6 @@ def test_the_project_is_installed_without_an_index_once_the_cache_is_filled(whee
         wheel.unlink()
     make(wheels, tmp_path / "second", ".")
     assert output(tmp_path / "second", "envkit") == str(tmp_path / "second")
-
-
-def test_an_environment_without_its_python_is_made_again_but_nested_ones_are_kept(wheels: Path, tmp_path: Path) -> None:
-    for name in ("lamp", "door"):
-        add_wheel(wheels, name)
-    folder = tmp_path / "first"
-    make(wheels, folder, "lamp")
-    make(wheels, folder / "peers", "lamp")
-    (folder / "bin" / "python").unlink()
-    (folder / "bin" / "python").symlink_to(tmp_path / "gone")
-    make(wheels, folder, "door")
-    assert output(folder, "door") == str(folder)
-    assert not list(folder.glob("lib/*/site-packages/lamp*"))
-    assert output(folder / "peers", "lamp") == str(folder / "peers")
 
 
 def test_a_new_layer_removes_those_that_were_not_used_for_sixty_days(wheels: Path, tmp_path: Path) -> None:

@@ -148,14 +148,3 @@ def test_a_train_step_whose_first_prompts_are_all_too_long_ends_the_run_with_the
 
     with pytest.raises(EnvkitError, match=r"^train step 1: the first prompts of all 4 episodes exceed rollout\.max"):
         TooLong(tmp_path, replace(SETTINGS, steps=1), eval_tasks=0).run()
-
-
-@pytest.mark.parametrize("cut_at", [5, 21, 30])
-def test_an_interrupted_run_has_the_sums_of_a_whole_one(cut_at: int, tmp_path: Path) -> None:
-    whole = Mixed(tmp_path / "whole").run()
-    first = Mixed(tmp_path / "cut")
-    first.cut_at = cut_at
-    first.run()
-    last = Mixed(tmp_path / "cut").run()
-    assert last.loop.state.accounting == whole.loop.state.accounting
-    assert last.loop.state.accounting["begun"] == 6 * 4 + 2

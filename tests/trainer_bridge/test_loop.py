@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from envkit.trainer_bridge.rollout import RolloutResult
 from envkit.trainer_bridge.run_folder import checkpoint
 from envkit.types import Group, Outcome, Sample, StopReason, Task, Trajectory
 from tests.causes import cause
-from tests.trainer_bridge.fakes import Answer, Call
+from tests.trainer_bridge.fakes import Answer
 from tests.trainer_bridge.loop_parts import SETTINGS, Part
 from tests.trainer_bridge.plain import plain
 from tests.trainer_bridge.run_folder.test_timeline import turn
@@ -279,7 +278,7 @@ def same_as_unbroken(folder: Path, whole: Part, *parts: Part) -> None:
     assert sum(len(part.engine.calls) for part in (*parts, last)) <= len(expected) + 12 * len(parts)
 
 
-@pytest.mark.parametrize("cut_at", range(1, 97, 5))
+@pytest.mark.parametrize("cut_at", [1, 12, 13, 24, 37, 50, 72, 95])  # an evaluation is 12 calls, a train step 8
 def test_a_run_interrupted_anywhere_continues_identically(cut_at: int, tmp_path: Path) -> None:
     whole = Part(tmp_path / "whole").run()
     assert len(whole.engine.calls) == 96
@@ -290,29 +289,6 @@ def test_a_run_interrupted_anywhere_continues_identically(cut_at: int, tmp_path:
     assert first.loop.state.step == len(first.notes.steps) == first.trainer.version
     assert checkpoint.load_state(checkpoint.latest(tmp_path / "cut")).step == first.loop.state.step
     same_as_unbroken(tmp_path / "cut", whole, first)
-
-
-@pytest.mark.parametrize("every", [13, 15, 20])  # an evaluation is 12 calls, a train step 8
-def test_a_run_interrupted_repeatedly_ends_identically(every: int, tmp_path: Path) -> None:
-    whole = Part(tmp_path / "whole").run()
-    parts: list[Part] = []
-    while not parts or parts[-1].scope.cancelled_caught:
-        assert len(parts) < 20
-        parts.append(Part(tmp_path / "cut"))
-        parts[-1].cut_at = every
-        parts[-1].run()
-    assert len(parts) > 4
-    same_as_unbroken(tmp_path / "cut", whole, *parts)
-
-
-def test_a_killed_run_continues_from_its_newest_checkpoint(tmp_path: Path) -> None:
-    whole = Part(tmp_path / "whole").run()
-    shutil.rmtree(tmp_path / "whole" / "step-6")
-    second = Part(tmp_path / "whole").run()
-    assert list(second.notes.steps) == [5, 6]
-    assert list(second.notes.evaluations) == [6]
-    assert second.notes.steps == {step: whole.notes.steps[step] for step in (5, 6)}
-    assert plain(second.trainer.taught) == plain(whole.trainer.taught[4:])
 
 
 def test_an_update_in_progress_at_an_interrupt_is_finished_and_recorded(tmp_path: Path) -> None:
@@ -390,33 +366,6 @@ def test_every_part_is_shown_to_its_end(tmp_path: Path) -> None:
     clock.run(lambda: part.loop.run(display), virtual=True)
     look = ("evaluate", 6, 6)
     assert display.parts == [look, ("train", 6, 2), look, ("train", 6, 4), look, ("train", 6, 6), look]
-
-
-class RecordingDisplay(SilentDisplay):
-    """Keeps the lines."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def announce(self, line: str) -> None:
-        self.lines.append(line)
-
-
-class Talkative(Part):
-    """Every completion has the maximum number of tokens."""
-
-    def _say(self, call: Call) -> str:
-        return "ab"
-
-
-def test_a_finding_is_reported_once_after_five_steps(tmp_path: Path) -> None:
-    display, part = RecordingDisplay(), Talkative(tmp_path, replace(SETTINGS, steps=8), eval_tasks=0)
-    clock.run(lambda: part.loop.run(display), virtual=True)
-    assert [row["cut_completions"] for row in part.notes.steps.values()] == [1.0] * 8
-    (line,) = display.lines
-    assert line.startswith(
-        "train step 5: completions_cut_off: 100% of the completions of the last 5 train steps were cut off"
-    )
 
 
 def test_a_completion_of_one_token_is_a_whole_answer_and_not_cut_off(tmp_path: Path) -> None:

@@ -122,14 +122,6 @@ def test_a_source_that_is_missing_unwanted_or_too_late_is_an_error(tmp_path: Pat
         data.build("own-words", print, source)
 
 
-def test_data_is_built_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert data.build("wordy", print)
-    assert not data.build("wordy", print)
-    assert capsys.readouterr().out == "writing words\n"
-    with environments.make("Wordy-v0") as env:
-        assert env.reset(seed=0)[0] == f"{tmp_path}/cache/data/wordy/words.txt: apple pear"
-
-
 @pytest.mark.bwrap
 def test_a_sandbox_sees_the_data_and_cannot_change_it(tmp_path: Path) -> None:
     data.build("wordy", print)

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 import anyio
 import gymnasium
-import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, VectorEnv
 
@@ -153,36 +152,6 @@ def test_url_none_is_the_default() -> None:
 
 def _vector(mode: VectorMode, autoreset: AutoresetMode, **options: Any) -> closing[VectorEnv[Any, Any, Any]]:
     return closing(envkit.make_vec("FrozenLake-v0", 2, mode=mode, autoreset=autoreset, **options))
-
-
-@EVERY_RESET
-def test_processes_play_the_same_as_native_copies(autoreset: AutoresetMode) -> None:
-    played = []
-    for mode in ("native", "async"):
-        with _vector(mode, autoreset, max_moves=2, slip=0.5, instructions=False) as vector:
-            played.append([_plain(one) for one in _played(vector, autoreset)])
-    assert played[0] == played[1]
-
-
-def _played(vector: VectorEnv[Any, Any, Any], autoreset: AutoresetMode) -> Iterator[Any]:
-    yield vector.reset(seed=3)
-    for step in range(7):
-        played = vector.step((MOVES[step % 4], MOVES[step % 3]))
-        yield played
-        over = played[2] | played[3]
-        if autoreset is AutoresetMode.DISABLED and over.any():
-            yield vector.reset(options={"reset_mask": over})
-    yield vector.reset()
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _plain(one) for name, one in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [_plain(one) for one in value]
-    if isinstance(value, np.ndarray):
-        return str(value.dtype), _plain(value.tolist())
-    return value
 
 
 @contextmanager

@@ -37,7 +37,7 @@ from envkit.wiring.sandboxes.env_sandboxes import sandbox_host
 
 NAME = "webshop-shop"
 STALE_AFTER = ("environments/webshop",)
-TWIN = "tests/environments/webshop/test_env.py::test_two_processes_see_the_same_goals_prices_and_pages"
+TWIN = "tests/environments/webshop/test_env.py::test_the_goals_prices_and_pages_of_a_seed_never_change"
 ENV_ID = "WebShop-v0"
 ORIGINAL_STEPS_PER_S = 34.0
 SEEDS = 1000

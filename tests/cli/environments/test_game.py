@@ -13,7 +13,7 @@ import pytest
 
 from envkit.cli.environments.game import Game, Scene, open_game
 from envkit.env import AsyncEnv, BlockingEnv
-from envkit.errors import EnvkitError, OptionError, StepOrderError, UnknownEnvError, UsageError
+from envkit.errors import EnvkitError, StepOrderError
 from envkit.protocols import EnvHost
 from envkit.spaces import Utf8Text
 from envkit.types import Info, Observation, Options, Reset, Step, Task
@@ -229,15 +229,3 @@ def test_an_open_game_plays_the_rooms_of_a_file(tmp_path: Path) -> None:
         assert game.begin(0).text == "#####\n#PXO#\n#___#\n#___#\n#####"
         assert list(game.hint()) == ["right"]
         assert game.act(game.answer("right")).end == "solved"
-
-
-def test_unknown_environments_and_splits_are_rejected_with_the_nearest_name() -> None:
-    with pytest.raises(UnknownEnvError, match="did you mean 'FrozenLake-v0'"), open_game("FrozenLak-v0", options={}):
-        pass
-    with (
-        pytest.raises(UsageError, match="did you mean 'eval'"),
-        open_game("FrozenLake-v0", options={}, split="evil"),
-    ):
-        pass
-    with pytest.raises(OptionError, match="mean 'slip'"), open_game("FrozenLake-v0", options={"slop": 1}):
-        pass

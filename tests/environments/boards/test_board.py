@@ -30,14 +30,14 @@ def test_a_text_that_does_not_end_with_a_square_has_no_board(text: str) -> None:
     assert find_board(text) == ""
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(st.integers(1, 32), st.randoms(use_true_random=False), st.text())
 def test_a_board_of_any_size_is_found_below_any_text(size: int, rng: random.Random, above: str) -> None:
     board = "\n".join("".join(rng.choices("_OGPX√#", k=size)) for _ in range(size))
     assert find_board(board) == find_board(f"{above}\n{board}") == find_board(f"{above}\n\n{board}\n") == board
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(st.integers(1, 32), st.randoms(use_true_random=False), st.text())
 def test_a_spaced_board_is_found_without_its_spaces(size: int, rng: random.Random, above: str) -> None:
     board = "\n".join("".join(rng.choices("_OGPX√#", k=size)) for _ in range(size))

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import random
-from collections import Counter
-from collections.abc import Sequence
-
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envkit.environments.board import MOVES
-from envkit.environments.boards.batch import BoardBatch, batch_of
-from envkit.environments.boards.level_cache import Drawn
-from envkit.environments.boards.physics import CODES, STAY, Physics
+from envkit.environments.boards.physics import CODES, Physics
 from envkit.environments.frozen_lake import LakeGame
 from envkit.environments.sokoban import SokobanGame
 
@@ -189,32 +182,6 @@ def test_sokoban_agrees_with_an_implementation_on_sets_of_cells(room: str, moves
 
 
 @settings(deadline=None)
-@given(rooms(), MANY_MOVES)
-def test_the_numbers_of_walls_boxes_targets_and_players_never_change(room: str, moves: list[str]) -> None:
-    before = _counted(room)
-    left = room.count("X")
-    here = SOKOBAN.find_player(room)
-    width = room.find("\n") + 1
-    for move in moves:
-        step = {"up": -width, "down": width, "left": -1, "right": 1}[move]
-        cells = list(room)
-        gain = SOKOBAN.move(cells, here, step)
-        assert (gain is None) == (list(room) == cells)
-        if gain is not None:
-            here += step
-            left -= gain
-        room = "".join(cells)
-        assert _counted(room) == before
-        assert (left, here) == (room.count("X"), SOKOBAN.find_player(room))
-
-
-def _counted(room: str) -> tuple[int, ...]:
-    signs = Counter(room)
-    kinds = ("#", "X√", "O√S", "PS", "\n")
-    return (*(sum(signs[sign] for sign in kind) for kind in kinds), len(room))
-
-
-@settings(deadline=None)
 @given(lakes(), MANY_MOVES)
 def test_a_walk_over_a_lake_changes_only_the_position_of_the_player(lake: str, moves: list[str]) -> None:
     ice = lake.replace("P", "_")
@@ -230,59 +197,3 @@ def test_a_walk_over_a_lake_changes_only_the_position_of_the_player(lake: str, m
         assert board == ice[:cell] + {"_": "P", "O": "X", "G": "√"}[ice[cell]] + ice[cell + 1 :]
         if ice[cell] != "_":
             break
-
-
-@settings(deadline=None)
-@given(st.data(), st.integers(4, 7), st.integers(1, 5), st.randoms(use_true_random=False))
-def test_rooms_in_a_batch_play_like_single_rooms(
-    data: st.DataObject, side: int, count: int, rng: random.Random
-) -> None:
-    _assert_batch_plays(SOKOBAN, [data.draw(rooms(side)) for _ in range(count)], side, rng)
-
-
-@settings(deadline=None)
-@given(st.data(), st.integers(2, 6), st.integers(1, 5), st.randoms(use_true_random=False))
-def test_lakes_in_a_batch_play_like_single_lakes(
-    data: st.DataObject, side: int, count: int, rng: random.Random
-) -> None:
-    _assert_batch_plays(LAKE, [data.draw(lakes(side)) for _ in range(count)], side, rng)
-
-
-def _assert_batch_plays(physics: Physics, boards: list[str], side: int, rng: random.Random) -> None:
-    """Play 30 random moves on every board alone and together; a finished board restarts."""
-    starts = list(boards)
-    batch = batch_of(physics, len(boards), side)
-    _place(batch, physics, boards, range(len(boards)))
-    for _ in range(30):
-        actions = [rng.choice([*range(4), STAY]) for _ in boards]
-        played = batch.play(np.array(actions))
-        for row, action in enumerate(actions):
-            board = boards[row]
-            after = board if action == STAY else physics.play(board, MOVES[action])
-            boards[row] = after
-            won = physics.wanted not in after
-            lost = bool(physics.fatal) and physics.fatal in after
-            assert played.gain_N[row] == board.count(physics.wanted) - after.count(physics.wanted)
-            assert bool(played.moved_N[row]) == (after != board)
-            assert (bool(played.won_N[row]), bool(played.over_N[row])) == (won, won or lost)
-        assert batch.texts(physics.symbols) == boards
-        assert batch.left_N.tolist() == [board.count(physics.wanted) for board in boards]
-        over = np.flatnonzero(played.over_N).tolist()
-        if over:
-            for row in over:
-                boards[row] = starts[row]
-            _place(batch, physics, boards, over)
-            assert batch.texts(physics.symbols, np.array(over)) == [boards[row] for row in over]
-
-
-def _place(batch: BoardBatch, physics: Physics, boards: Sequence[str], rows: Sequence[int]) -> None:
-    cells = [boards[row].replace("\n", "") for row in rows]
-    wanted = np.array([board.count(physics.wanted) for board in cells])
-    drawn = Drawn(
-        np.array([[physics.symbols.index(sign) for sign in board] for board in cells], np.uint8),
-        np.array([physics.find_player(board) for board in cells]),
-        wanted,
-        wanted,
-        {},
-    )
-    batch.place(np.array(rows), drawn)

@@ -62,14 +62,6 @@ def test_native_vectors_play_like_single_copies(
         _assert_same(native, sync, f"step {step}")
 
 
-@pytest.mark.parametrize("env_id", ["FrozenLake-v0", "Sokoban-v0"])
-def test_processes_play_the_same_as_native(env_id: str) -> None:
-    options = {"max_moves": 5, "num_levels": 9}
-    results = [_play(env_id, mode, AutoresetMode.NEXT_STEP, options) for mode in ("native", "async")]
-    for native, other in zip(*results, strict=True):
-        _assert_same(native, other, "")
-
-
 def _play(env_id: str, mode: VectorMode, autoreset: AutoresetMode, options: dict[str, Any]) -> list[Any]:
     """Return all results of 60 steps, including three resets."""
     vector = envkit.make_vec(env_id, COPIES, mode=mode, autoreset=autoreset, **options)

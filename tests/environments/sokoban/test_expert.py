@@ -7,7 +7,7 @@ import pytest
 from envkit.environments.sokoban import SokobanExpert, play
 from envkit.environments.sokoban.levels import draw_level
 from envkit.types import Observation
-from tests.environments.sokoban.slow_sokoban import slow_cost, slow_costs_after
+from tests.environments.sokoban.slow_sokoban import slow_costs_after
 
 
 @pytest.mark.parametrize(
@@ -65,26 +65,6 @@ def test_a_solution_beyond_the_search_limit_gives_no_move() -> None:
     assert list(SokobanExpert(max_table=1).moves(Observation(board))) != []
 
 
-def test_the_expert_reads_the_symbols_of_its_episodes() -> None:
-    board = "######\n###__#\n##___#\n#PX__#\n#_O√_#\n######"
-    shown = board.translate(str.maketrans("#_O√XPS", "W.GCBA@"))
-    assert shown == "WWWWWW\nWWW..W\nWW...W\nWAB..W\nW.GC.W\nWWWWWW"
-    expert = SokobanExpert(symbols="W.GCBA@", size=6, split=None)
-    assert list(expert.moves(Observation(shown))) == list(SokobanExpert().moves(Observation(board))) != []
-    assert expert.is_hazardous(Observation(shown)) == SokobanExpert().is_hazardous(Observation(board))
-    assert list(expert.moves(Observation(board))) == []
-
-
-def test_symbols_may_be_our_own_in_another_order() -> None:
-    board = "#####\n#P__#\n#_X_#\n#_O_#\n#####"
-    shown = board.translate(str.maketrans("#_O√XPS", "_#XPSO√"))
-    assert list(SokobanExpert(symbols="_#XPSO√").moves(Observation(f"The rules.\n\n{shown}"))) == ["right"]
-
-
-def test_the_expert_uses_the_answer_format() -> None:
-    assert SokobanExpert().answer("left") == "<answer>left</answer>"
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -106,10 +86,3 @@ def test_the_expert_uses_the_answer_format() -> None:
 def test_the_expert_has_no_move_where_there_is_nothing_to_play(text: str) -> None:
     assert list(SokobanExpert().moves(Observation(text))) == []
     assert not SokobanExpert().is_hazardous(Observation(text))
-
-
-def test_an_unsolvable_room_has_no_move() -> None:
-    board = "######\n#_P__#\n#_X__#\n###X##\n##_OO#\n######"
-    assert slow_cost(board) is None
-    assert list(SokobanExpert().moves(Observation(board))) == []
-    assert list(SokobanExpert(max_table=1).moves(Observation(board))) == []

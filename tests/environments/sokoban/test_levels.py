@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 import statistics
-import subprocess
-import sys
 from collections import Counter
 
 import pytest
 
 from envkit.environments.sokoban.levels import Puzzle, draw_level
-from envkit.environments.split import SPLITS, split_of
-from envkit.errors import OptionError
 from tests.environments.sokoban.slow_sokoban import slow_cost
 
 
@@ -101,73 +95,11 @@ def test_levels_differ_from_seed_to_seed() -> None:
     assert len({draw_level(seed, 8, 2, (2, 26)).board for seed in range(300)}) == 300
 
 
-@pytest.mark.parametrize(("size", "boxes", "moves"), [(6, 1, (2, 10)), (8, 2, (2, 26))])
-def test_splits_share_no_level(size: int, boxes: int, moves: tuple[int, int]) -> None:
-    drawn = {split: {draw_level(seed, size, boxes, moves, None, split).board for seed in range(60)} for split in SPLITS}
-    assert all(split_of(board) == split for split, boards in drawn.items() for board in boards)
-    assert sum(len(boards) for boards in drawn.values()) == len(set().union(*drawn.values())) > 150
-
-
-def test_a_level_of_a_split_is_as_hard_as_it_claims() -> None:
-    for seed in range(20):
-        level = draw_level(seed, 8, 2, (5, 15), (2, 8), "eval")
-        assert (level.moves, level.pushes) == slow_cost(level.board)
-        assert level.moves in range(5, 16)
-        assert level.pushes in range(2, 9)
-
-
 def test_a_level_does_not_depend_on_what_was_drawn_before() -> None:
     wishes = [(seed, 8, 2, moves) for seed in range(10) for moves in ((5, 10), (2, 26))]
     first = {wish: draw_level(*wish) for wish in wishes}
     draw_level.cache_clear()
     assert {wish: draw_level(*wish) for wish in reversed(wishes)} == first
-
-
-_DIGEST = """
-import hashlib
-from envkit.environments.sokoban.levels import draw_level
-levels = [draw_level(seed, 8, 2, (2, 26)) for seed in range(30)] + [draw_level(3, 8, 4, (10, 40), (6, 12), "eval")]
-print(hashlib.blake2b(repr(levels).encode(), digest_size=8).hexdigest())
-"""
-
-
-@pytest.mark.parametrize("hash_seed", ["1", "2"])
-def test_levels_are_the_same_in_every_process(hash_seed: str) -> None:
-    levels = [draw_level(seed, 8, 2, (2, 26)) for seed in range(30)]
-    levels.append(draw_level(3, 8, 4, (10, 40), (6, 12), "eval"))
-    here = hashlib.blake2b(repr(levels).encode(), digest_size=8).hexdigest()
-    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
-    there = subprocess.run([sys.executable, "-c", _DIGEST], env=environment, capture_output=True, text=True, check=True)
-    assert there.stdout.strip() == here
-
-
-@pytest.mark.parametrize(
-    ("size", "boxes", "moves", "pushes", "split", "option"),
-    [
-        (6, 1, (60, 62), None, None, "moves"),
-        (6, 2, (60, 62), (2, 50), None, "moves"),
-        (8, 2, (70, 70), None, None, "moves"),
-        (6, 1, (2, 4), (9, 10), None, "pushes"),
-        (6, 1, (2, 4), (9, 10), "eval", "pushes"),
-        (5, 1, (6, 6), (1, 1), "eval", "split"),
-        (5, 5, (2, 10), None, None, "boxes"),
-    ],
-)
-def test_impossible_options_are_refused_by_name(
-    size: int, boxes: int, moves: tuple[int, int], pushes: tuple[int, int] | None, split: str | None, option: str
-) -> None:
-    with pytest.raises(OptionError) as refused:
-        draw_level(0, size, boxes, moves, pushes, split)
-    assert refused.value.option == option
-
-
-def test_an_error_states_the_request_and_the_remedy() -> None:
-    with pytest.raises(OptionError) as refused:
-        draw_level(0, 6, 1, (2, 4), (9, 10))
-    assert refused.value.reason == (
-        "found no level of size 6 with 1 box whose shortest solution has 2 to 4 moves and 9 to 10 pushes; "
-        "widen the range, or change size or boxes"
-    )
 
 
 def test_a_level_is_its_board_and_two_numbers() -> None:

@@ -75,7 +75,7 @@ def test_a_room_need_not_be_a_square() -> None:
 def test_a_large_room_without_inner_walls_is_solved_too() -> None:
     rows = ("P______", "_X___O_", "_______", "__XX___", "_O_____", "____O__", "_______")
     board = "\n".join(["#########", *(f"#{row}#" for row in rows), "#########"])
-    assert cost_of(board, solve(board)) == slow_cost(board) == (16, 9)
+    assert cost_of(board, solve(board)) == (16, 9)  # `slow_cost` finds the same in many seconds
 
 
 def test_a_search_at_its_limit_raises_an_error() -> None:

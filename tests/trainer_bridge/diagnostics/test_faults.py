@@ -37,22 +37,6 @@ def test_the_probe_changes_no_token_and_no_metric(tiny_folder: Path, tmp_path: P
     assert watched.notes.steps == plain.notes.steps
 
 
-def test_a_resumed_run_has_the_metrics_the_sums_and_the_findings_of_a_whole_one(
-    tiny_folder: Path, tmp_path: Path
-) -> None:
-    settings = replace(SETTINGS, steps=7)
-    how: dict[str, Any] = {"engine": Garbled, "is_alike": True}
-    whole = tiny_run(tmp_path / "whole", tiny_folder, settings=settings, **how).run()
-    first = tiny_run(tmp_path / "parts", tiny_folder, settings=replace(settings, steps=3), **how).run()
-    rows = [{"step": step, **values} for step, values in first.notes.steps.items()]
-    second = tiny_run(tmp_path / "parts", tiny_folder, settings=settings, rows=rows, **how).run()
-
-    assert first.notes.steps | second.notes.steps == whole.notes.steps
-    assert second.loop.state == whole.loop.state
-    assert second.found == whole.found == {"engine_disagrees": 0, "every_group_filtered": 5}
-    assert [line.split(":")[:2] for line in second.display.lines] == [["train step 5", " every_group_filtered"]]
-
-
 # --- Weights ---------------------------------------------------------------------------------------------------------
 
 

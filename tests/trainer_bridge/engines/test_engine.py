@@ -406,17 +406,6 @@ def test_without_a_pause_weights_wait_for_the_completions_in_progress(tiny_folde
     clock.run(main, virtual=True)
 
 
-def test_weights_of_another_model_are_refused(tiny_folder: Path, tmp_path: Path) -> None:
-    file = tmp_path / "version-1.safetensors"
-    safetensors.torch.save_file({"something.else": open_model(tiny_folder).lm_head.weight.clone()}, str(file))
-
-    async def main() -> None:
-        with pytest.raises(RuntimeError, match=r"something\.else"):
-            await Watched(tiny_folder).engine.load(Weights(1, str(file)))
-
-    clock.run(main, virtual=True)
-
-
 def test_weights_without_a_location_are_copied_with_their_version(tiny_folder: Path) -> None:
     learning, playing = open_model(tiny_folder), open_model(tiny_folder).bfloat16()
     shake(learning, 21)

@@ -27,7 +27,7 @@ from envkit.wiring import environments
 from envkit.wiring.contexts import TrainerContext
 from envkit.wiring.evaluation.local_models import find_local
 from envkit.wiring.training import resolve
-from envkit.wiring.training.torch_parts import device_of, find_model, open_torch_local
+from envkit.wiring.training.torch_parts import find_model, open_torch_local
 from tests.trainer_bridge.fakes import Answer, ScriptedEngine, ScriptedHost
 from tests.trainer_bridge.models import sample, write_tiny
 from tests.trainer_bridge.policies import LocalPolicy, load_policy, open_policy
@@ -80,13 +80,6 @@ def test_a_tiny_policy_knows_every_word_of_its_environment_and_needs_one_token_f
     for move in info["legal_moves"]:
         (token,) = policy.renderer.demonstrate(f"<answer>{move}</answer>")
         assert token != policy.tokenizer.unk_token_id
-
-
-def test_the_same_file_makes_the_same_policy_and_another_seed_another(tmp_path: Path) -> None:
-    one, same, other = (open_policy(run_of(seed=seed)) for seed in (5, 5, 6))
-    assert torch.equal(weights(one), weights(same))
-    assert one.tokenizer.get_vocab() == same.tokenizer.get_vocab()
-    assert not torch.equal(weights(one), weights(other))
 
 
 def test_the_largest_seed_makes_a_policy_and_its_critic_and_trains_them(tmp_path: Path) -> None:
@@ -225,10 +218,6 @@ def refusal(folder: Path) -> str:
     return text
 
 
-def test_a_folder_that_is_not_there_is_refused_in_one_line(tmp_path: Path) -> None:
-    refusal(tmp_path / "nowhere")
-
-
 def test_a_name_of_the_hub_that_cannot_be_reached_is_refused_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     # The hub's client reads these settings when it is imported.
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
@@ -261,16 +250,6 @@ def test_a_model_of_an_unknown_kind_is_refused_in_one_line(tmp_path: Path) -> No
     content = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**content, "model_type": "lama"}))
     refusal(folder)
-
-
-def test_a_gpu_that_is_not_there_is_refused() -> None:
-    if torch.cuda.is_available():
-        assert device_of("cuda") == device_of("auto") == "cuda"
-    else:
-        with pytest.raises(UsageError, match=r"^torch finds no GPU on this machine; use device auto or cpu$"):
-            device_of("cuda")
-        assert device_of("auto") == "cpu"
-    assert device_of("cpu") == "cpu"
 
 
 def test_an_engine_that_cannot_copy_gets_the_weights_in_files(tiny_folder: Path, tmp_path: Path) -> None:

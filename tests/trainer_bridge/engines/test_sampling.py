@@ -5,19 +5,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 import torch
 
-from envkit import clock
 from envkit.trainer_bridge.engines import sampling
 from envkit.trainer_bridge.engines.sampling import sample
-from envkit.trainer_bridge.engines.transformers import TransformersEngine
-from envkit.types import Completion, SamplingParams, stable_hash
-from tests.trainer_bridge.models import open_model, slow_logps
+from envkit.types import SamplingParams, stable_hash
 
 DICE = (0.1, 0.4, 0.05, 0.3, 0.15)
 """Chances of the five tokens, whatever the prompt."""
@@ -41,41 +36,25 @@ def near(*chances: float) -> list[object]:
     return [pytest.approx(chance, abs=0.04) if chance else 0 for chance in chances]
 
 
-def test_plain_sampling_follows_the_models_chances() -> None:
-    assert shares() == near(*DICE)
-
-
-def test_a_temperature_of_one_half_squares_the_chances() -> None:
-    # Squares 0.01, 0.16, 0.0025, 0.09, 0.0225; their sum 0.285.
-    assert shares(temperature=0.5) == near(*(chance**2 / 0.285 for chance in DICE))
-
-
-def test_top_k_keeps_the_likeliest() -> None:
-    # 0.4 and 0.3 of 0.7.
-    assert shares(top_k=2) == near(0, 4 / 7, 0, 3 / 7, 0)
-
-
 @pytest.mark.parametrize(
-    ("top_p", "kept"),
+    ("how", "kept"),
     [
-        (0.01, (0, 1, 0, 0, 0)),  # the likeliest stays, however small the bound
-        (0.39, (0, 1, 0, 0, 0)),
-        (0.41, (0, 4 / 7, 0, 3 / 7, 0)),
-        (0.71, (0, 40 / 85, 0, 30 / 85, 15 / 85)),  # 0.4 + 0.3 do not reach 0.71
-        (0.96, DICE),
+        ({}, DICE),
+        # Squares 0.01, 0.16, 0.0025, 0.09, 0.0225; their sum 0.285.
+        ({"temperature": 0.5}, [chance**2 / 0.285 for chance in DICE]),
+        ({"temperature": 0.0}, (0, 1, 0, 0, 0)),
+        ({"top_k": 2}, (0, 4 / 7, 0, 3 / 7, 0)),  # 0.4 and 0.3 of 0.7
+        ({"top_p": 0.01}, (0, 1, 0, 0, 0)),  # the likeliest stays, however small the bound
+        ({"top_p": 0.39}, (0, 1, 0, 0, 0)),
+        ({"top_p": 0.41}, (0, 4 / 7, 0, 3 / 7, 0)),
+        ({"top_p": 0.71}, (0, 40 / 85, 0, 30 / 85, 15 / 85)),  # 0.4 + 0.3 do not reach 0.71
+        ({"top_p": 0.96}, DICE),
+        ({"top_k": 1, "top_p": 0.9}, (0, 1, 0, 0, 0)),
+        ({"top_k": 4, "top_p": 0.1}, (0, 1, 0, 0, 0)),
     ],
 )
-def test_top_p_keeps_the_smallest_set_that_reaches_it(top_p: float, kept: Sequence[float]) -> None:
-    assert shares(top_p=top_p) == near(*kept)
-
-
-def test_the_narrower_of_top_k_and_top_p_decides() -> None:
-    assert shares(300, top_k=1, top_p=0.9) == [0, 1, 0, 0, 0]
-    assert shares(300, top_k=4, top_p=0.1) == [0, 1, 0, 0, 0]
-
-
-def test_temperature_zero_takes_the_likeliest() -> None:
-    assert {token for token, _ in roll(50, temperature=0.0)} == {1}
+def test_temperature_top_k_and_top_p_keep_these_chances(how: dict[str, Any], kept: Sequence[float]) -> None:
+    assert shares(**how) == near(*kept)
 
 
 def test_a_seed_is_a_place_in_the_distribution() -> None:
@@ -111,45 +90,3 @@ def test_rows_are_sampled_in_parts_as_they_are_at_once() -> None:
     positions = [3, 1, 4, 1, 5]
     apart = [sample(logits_BV[row : row + 1], params[row : row + 1], positions[row : row + 1])[0] for row in range(5)]
     assert sample(logits_BV, params, positions) == apart
-
-
-def test_the_same_seed_gives_the_same_token_wherever_the_row_stands(tiny_folder: Path) -> None:
-    engine = TransformersEngine(open_model(tiny_folder), pad_id=0)
-    prompt, how = [1, 5, 6, 7], SamplingParams(max_tokens=8, seed=4, temperature=1.3)
-
-    async def main(name: str, others: int) -> Completion:
-        found: list[Completion] = []
-
-        async def own() -> None:
-            found.append(await engine.generate(prompt, how, session=name))
-
-        async def other(number: int) -> None:
-            ids = [1, *range(4, 6 + number)]
-            await engine.generate(ids, SamplingParams(max_tokens=5, seed=number), session=f"m{number}")
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(own)
-            for number in range(others):
-                tasks.start_soon(other, number)
-        return found[0]
-
-    alone = clock.run(main, "m", 0, virtual=True)
-    first, last = clock.run(main, "a", 6, virtual=True), clock.run(main, "z", 6, virtual=True)
-    for other in (first, last):
-        assert other.token_ids.tolist() == alone.token_ids.tolist()
-        assert other.logprobs.tolist() == pytest.approx(alone.logprobs.tolist(), abs=1e-5)
-
-
-@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.0])
-def test_logprobs_are_the_models_log_softmax_at_the_temperature(tiny_folder: Path, temperature: float) -> None:
-    model = open_model(tiny_folder)
-    engine = TransformersEngine(model, pad_id=0)
-
-    async def main() -> Completion:
-        return await engine.generate([1, 5, 6], SamplingParams(max_tokens=6, seed=3, temperature=temperature))
-
-    got = clock.run(main, virtual=True)
-    tokens = got.token_ids.tolist()
-    for place, (token, logprob) in enumerate(zip(tokens, got.logprobs.tolist(), strict=True)):
-        logps = slow_logps(model, [1, 5, 6, *tokens[:place]], temperature)
-        assert logprob == pytest.approx(logps[token], abs=1e-5)

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from envkit import clock
 from envkit.protocols import Renderer
 from envkit.trainer_bridge.render import ChatRenderer, PlainRenderer
-from envkit.trainer_bridge.rollout import PolicyPlayer, Rollout, RolloutLimits
-from envkit.trainer_bridge.samples import samples_from
 from envkit.trainer_bridge.warmup.tiny_policy import make_tokenizer
-from envkit.types import Exchange, FinishReason, Observation, Task
-from tests.trainer_bridge.fakes import Answer, ScriptedHost
+from envkit.types import Exchange, Observation
 from tests.trainer_bridge.models import CHAT_TEMPLATE, WORDS, chat_tokenizer
-from tests.trainer_bridge.policies import load_policy
 
 TOKENIZER: Any = make_tokenizer(WORDS)
 CHAT: Any = chat_tokenizer()
@@ -120,50 +114,9 @@ def test_a_demonstration_ends_with_the_tag_where_no_token_stops_the_policy() -> 
 
 # --- Chat ------------------------------------------------------------------------------------------------------------
 
-PLAY = [("you see a wall", "up"), ("\n#P_\n\nmore", "I go <answer>left</answer>"), ("", "right!"), ("ä ö √ 墙", "down")]
-
 
 def render(chat: list[dict[str, str]], tokenizer: Any = CHAT) -> str:
     return str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
-
-
-@pytest.mark.parametrize("stopped", [True, False])  # whether the policy says its end, or is cut off before it
-def test_the_tokens_of_a_chat_are_those_of_the_template_and_each_prompt_begins_with_the_last(stopped: bool) -> None:
-    renderer = ChatRenderer(CHAT)
-    end = renderer.stop if stopped else ()
-    chat: list[dict[str, str]] = []
-    ids: tuple[int, ...] = ()
-    completion: tuple[int, ...] = ()
-    for number, (text, answer) in enumerate(PLAY):
-        ids += after(renderer, completion, text) if number else renderer.open(see(text))
-        chat.append({"role": "user", "content": text})
-        assert list(ids) == CHAT.encode(render(chat), add_special_tokens=False)
-        completion = ids_of(answer, CHAT) + end
-        ids += completion
-        chat.append({"role": "assistant", "content": answer})
-
-
-def test_the_action_is_the_completion_without_its_end_token() -> None:
-    renderer = ChatRenderer(CHAT)
-    assert renderer.stop == (CHAT.convert_tokens_to_ids("<|im_end|>"),)
-    assert renderer.action(ids_of("go up", CHAT) + renderer.stop) == "go up"
-    assert renderer.action(ids_of("go up", CHAT)) == "go up"
-    assert renderer.action(()) == ""
-
-
-def test_a_demonstration_is_the_answer_and_its_end() -> None:
-    renderer = ChatRenderer(CHAT)
-    shown = renderer.demonstrate("<answer>up</answer>")
-    assert shown == ids_of("<answer>up</answer>", CHAT) + renderer.stop
-    assert renderer.action(shown) == "<answer>up</answer>"
-    whole = renderer.open(see("a wall")) + shown + after(renderer, shown, "you")
-    assert words(whole, CHAT) == render(
-        [
-            {"role": "user", "content": "a wall"},
-            {"role": "assistant", "content": "<answer>up</answer>"},
-            {"role": "user", "content": "you"},
-        ]
-    )
 
 
 @pytest.mark.parametrize(
@@ -195,39 +148,3 @@ def test_a_turn_starts_a_sample_exactly_where_the_template_rewrites_history(temp
     whole = tokenizer.encode(render(chat, tokenizer), add_special_tokens=False)
     assert prompt.starts_sample == rewritten
     assert ([] if rewritten else [*first, *completion]) + [*prompt.ids] == whole
-
-
-def test_a_qwen2_plays_an_environment_through_its_template(chat_folder: Path) -> None:
-    policy = load_policy(str(chat_folder), device="cpu")
-    # Two layers of 2368, a norm of 16, and for each token 16 numbers going in and 16 coming out.
-    parameters = 2 * 2368 + 16 + 32 * len(CHAT)
-    assert f"Qwen2ForCausalLM with {parameters:,} parameters on cpu" in policy.description
-    texts = ["you see a wall", "up", "#P_#\n####", "down"]
-    host = ScriptedHost(lambda task, time: [Answer(text) for text in texts])
-    limits = RolloutLimits(max_turns=4, max_tokens=500, turn_tokens=40, timeout_s=10, retries=0)
-    rollout = Rollout(host, PolicyPlayer(policy.engine, policy.renderer, limits), limits, 8)
-    tasks = [Task("Scripted-v0", seed) for seed in range(4)]
-    result = clock.run(lambda: rollout.groups(tasks, 2, phase="train-1", temperature=2.5, seed=5), virtual=True)
-
-    end = policy.renderer.stop[0]
-    finishes = set()
-    for trajectory in result.trajectories:
-        expected = ids_of(render([{"role": "user", "content": texts[0]}]), CHAT)
-        for number, turn in enumerate(trajectory.turns):
-            completion = tuple(turn.completion.token_ids.tolist())
-            finishes.add(turn.completion.finish)
-            assert end not in completion[:-1]
-            assert (completion[-1] == end) == (turn.completion.finish is FinishReason.STOP)
-            assert turn.action == CHAT.decode(completion, skip_special_tokens=True)
-            expected += completion
-            if number + 1 < len(trajectory.turns):
-                closing = "" if completion[-1] == end else "<|im_end|>"
-                frame = f"{closing}\n<|im_start|>user\n{texts[number + 1]}<|im_end|>\n<|im_start|>assistant\n"
-                expected += ids_of(frame, CHAT)
-        (got,) = samples_from(trajectory)
-        assert tuple(got.token_ids.tolist()) == expected
-        assert got.num_policy_tokens == sum(len(turn.completion.token_ids) for turn in trajectory.turns)
-    assert [episode.actions for episode in host.episodes] == [
-        [turn.action for turn in trajectory.turns] for trajectory in result.trajectories
-    ]
-    assert finishes == {FinishReason.STOP, FinishReason.LENGTH}  # or this showed only half of it

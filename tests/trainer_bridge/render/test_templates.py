@@ -359,11 +359,6 @@ def test_the_system_prompt_of_the_renderer_is_for_dialogues_without_one() -> Non
     assert renderer.dialogue(own) == ChatRenderer(TOKENIZERS["chatml"]).dialogue(own)
 
 
-def test_a_dialogue_without_an_answer_is_refused() -> None:
-    with pytest.raises(UsageError, match="no message of the assistant"):
-        ChatRenderer(TOKENIZERS["chatml"]).dialogue(chat_of(["a"], []))
-
-
 def test_a_template_that_rejects_a_system_prompt_is_an_error() -> None:
     tokenizer = tokenizer_of("mistral")
     tokenizer.chat_template = tokenizer.chat_template.replace("messages[1:]", "messages")

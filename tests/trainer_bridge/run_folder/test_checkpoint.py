@@ -78,14 +78,10 @@ def test_only_folders_of_steps_are_checkpoints(tmp_path: Path) -> None:
     assert names(tmp_path) == [".step-9", "other", "step-", "step--1", "step-3", "step-7.bak", "step-x"]
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"step": 1, "what": 2}', "3"])
-def test_an_invalid_state_is_refused(content: str, tmp_path: Path) -> None:
-    (tmp_path / "state.json").write_text(content)
-    with pytest.raises(UsageError, match=f"^{tmp_path}: not a checkpoint: "):
-        checkpoint.load_state(tmp_path)
-
-
-def test_a_folder_without_a_state_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [None, "", "[]", "{", '{"step": 1, "what": 2}', "3"])
+def test_a_missing_or_invalid_state_is_refused(content: str | None, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "state.json").write_text(content)
     with pytest.raises(UsageError, match=f"^{tmp_path}: not a checkpoint: "):
         checkpoint.load_state(tmp_path)
 

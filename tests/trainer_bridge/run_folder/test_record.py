@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import gzip
 import math
-import os
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
-import safetensors.torch
-import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
 from envkit.errors import UsageError
@@ -26,6 +20,7 @@ from envkit.runs.files import read_rows, writing
 from envkit.trainer_bridge.run_folder.events import EventFile
 from envkit.trainer_bridge.run_folder.record import RunRecord
 from envkit.types import EpisodeRecord, Observation, Outcome, Step, StopReason, TurnRecord
+from tests.trainer_bridge.run_folder.disk import FULL, full_disk
 
 CONFIG = "seed: 7\nenv:\n  id: Sokoban-v0\n  options: {}\ntrainer:\n  steps: 10\n  learning_rate: 0.0003\n"
 
@@ -238,61 +233,26 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from envkit.runs.episodes import read_episodes
-from envkit.trainer_bridge.run_folder.events import EventFile
 from envkit.trainer_bridge.run_folder.record import RunRecord
 record = RunRecord.create(Path(sys.argv[1]), "seed: 7", force=False)
-record.add(EventFile(record.folder / "tensorboard", first_step=0))
 print("ready", flush=True)
-step = 0
-while True:
-    step += 1
-    record.step(step, {"success": step / 3, "text": 1.0 / step})
-    if step == 200:
-        print("enough", flush=True)
+sys.stdin.read()
 """
 
 
-def start_writer(folder: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", WRITER, str(folder)], stdout=subprocess.PIPE, text=True)
-
-
-def kill(process: subprocess.Popen[str]) -> None:
-    process.kill()
-    process.wait(10)
-    assert process.stdout is not None
-    process.stdout.close()
-
-
-def test_a_run_killed_while_it_writes_can_be_resumed(tmp_path: Path) -> None:
-    writer = start_writer(tmp_path)
-    try:
-        assert writer.stdout is not None
-        assert [writer.stdout.readline(), writer.stdout.readline()] == ["ready\n", "enough\n"]
-    finally:
-        kill(writer)
-
-    record = RunRecord.resume(tmp_path, "seed: 7", step=150)
-    record.step(151, {"success": 0.5})
-    record.close()
-    rows = read_rows(tmp_path / "metrics.jsonl")
-    assert [row["step"] for row in rows] == list(range(1, 152))
-    assert rows[149]["success"] == 150 / 3
-
-
 def test_a_second_run_in_the_same_folder_is_refused_with_the_process_id(tmp_path: Path) -> None:
-    writer = start_writer(tmp_path)
-    try:
-        assert writer.stdout is not None
-        assert writer.stdout.readline() == "ready\n"
-        writer.send_signal(signal.SIGSTOP)
-        refusal = rf"{tmp_path}: in use by another run \(process {writer.pid}\)"
-        with pytest.raises(UsageError, match=refusal):
-            create(tmp_path, force=True)
-        with pytest.raises(UsageError, match=refusal):
-            resume(tmp_path, "seed: 7")
-    finally:
-        kill(writer)
+    words = [sys.executable, "-c", WRITER, str(tmp_path)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
+        try:
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == "ready\n"
+            refusal = rf"{tmp_path}: in use by another run \(process {writer.pid}\)"
+            with pytest.raises(UsageError, match=refusal):
+                create(tmp_path, force=True)
+            with pytest.raises(UsageError, match=refusal):
+                resume(tmp_path, "seed: 7")
+        finally:
+            writer.kill()
     create(tmp_path, force=True).close()  # a killed process holds no lock
 
 
@@ -401,73 +361,19 @@ def test_tensorboard_sees_each_step_once_after_a_resume(tmp_path: Path) -> None:
     assert [event.step for event in found.Scalars("evaluation/eval_success")] == [1, 2, 3, 4]
 
 
-@pytest.fixture
-def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    """A real file system with room for a few pages."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"cannot mount a file system here: {done.stderr.strip()}")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
-
-
-def test_a_full_disk_ends_the_run_with_advice_and_keeps_the_written_files(tiny_disk: Path) -> None:
-    folder = tiny_disk / "run"
-    record = create(folder)
-    step = 0
-    with pytest.raises(UsageError) as caught:  # noqa: PT012 - it takes many steps to fill a disk
-        while True:
-            step += 1
-            record.step(step, {"success": 0.1, "return": 1 / 3, "entropy_nats": 2 / 3})
-    assert str(caught.value) == (
-        f"{folder}/metrics.jsonl: No space left on device; "
-        "free some space and continue from the last checkpoint with --resume"
-    )
-    with pytest.raises(UsageError, match=r"summary.json: No space left on device"):
-        record.summary({"train_steps": step})
-    record.close()
-
-    assert not list(folder.glob(".summary*"))
-    assert steps_in(folder / "metrics.jsonl") == list(range(1, step))
-
-
-def test_weights_on_a_full_disk_give_the_same_error(tiny_disk: Path) -> None:
-    path = tiny_disk / "weights"
-    weights = {"w": torch.zeros(1 << 16)}
-
-    def save_as_torch() -> None:
-        with path.open("wb") as file:
-            torch.save(weights, file)
-
-    for save in (save_as_torch, lambda: safetensors.torch.save_file(weights, path)):
-        with pytest.raises(UsageError, match=f"{path}: No space left on device; free some space"), writing(path):
-            save()
+def test_a_full_disk_ends_the_run_with_advice_and_keeps_the_written_rows(tmp_path: Path) -> None:
+    with full_disk(tmp_path / "disk", 64 << 10):
+        folder = tmp_path / "disk" / "run"
+        record = create(folder)
+        step = 0
+        with pytest.raises(UsageError, match=f"^{folder}/metrics.jsonl: {FULL}; free some space .*--resume$"):  # noqa: PT012
+            while True:
+                step += 1
+                record.step(step, {"success": 0.1, "return": 1 / 3, "entropy_nats": 2 / 3})
+        record.close()
+        assert steps_in(folder / "metrics.jsonl") == list(range(1, step))
 
 
 def test_other_errors_of_a_writing_block_are_not_converted(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="a fault"), writing(tmp_path):
         raise ValueError("a fault")
-
-
-def test_a_run_does_not_start_on_a_full_disk(tiny_disk: Path) -> None:
-    folder = tiny_disk / "run"
-    folder.mkdir()
-    with (tiny_disk / "ballast").open("wb", buffering=0) as file, suppress(OSError):
-        while file.write(bytes(4096)):
-            pass
-    with pytest.raises(UsageError, match=f"{folder}/.*: No space left on device; free some space"):
-        create(folder)
-
-
-def test_a_read_only_folder_is_reported(tmp_path: Path) -> None:
-    if os.geteuid() == 0:
-        place = Path("/proc/sys/run")  # not even root makes folders there
-        reason = "(No such file or directory|Operation not permitted|Permission denied|Read-only file system)"
-    else:
-        place, reason = tmp_path / "closed" / "run", "Permission denied"
-        place.parent.mkdir(mode=0o500)
-    with pytest.raises(UsageError, match=f"{place}: {reason}; "):
-        create(place)

@@ -53,16 +53,6 @@ def test_a_restored_trainer_goes_on_bit_for_bit(kind: str, tiny_folder: Path, tm
     assert second.trainer.version == unbroken.trainer.version == 3
 
 
-@EVERY_KIND
-def test_saving_changes_nothing(kind: str, tiny_folder: Path, tmp_path: Path) -> None:
-    plain, saved = (Trainee(tiny_folder, tmp_path, **KINDS[kind]) for _ in range(2))
-    for seed in range(2):
-        learn(plain, tiny_folder, seed)
-        learn(saved, tiny_folder, seed)
-        saved.save(tmp_path)
-    assert plain.weights() == saved.weights()
-
-
 def test_a_checkpoint_holds_a_model_folder_that_plays_like_the_policy(tiny_folder: Path, tmp_path: Path) -> None:
     trainee = Trainee(tiny_folder, tmp_path, preset="grpo")
     learn(trainee, tiny_folder, 0)

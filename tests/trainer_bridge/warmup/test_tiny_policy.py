@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 from envkit.trainer_bridge.render import PlainRenderer
@@ -68,9 +67,3 @@ def test_the_seed_decides_the_weights_and_nothing_else_does(tmp_path: Path) -> N
     assert torch.equal(make(tmp_path / "b", seed=5), first)
     assert torch.equal(torch.get_rng_state(), state)
     assert not torch.equal(make(tmp_path / "c", seed=6), first)
-
-
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
-def test_it_is_an_ordinary_model_folder(name: str, tmp_path: Path) -> None:
-    make(tmp_path / "policy", seed=0)
-    assert (tmp_path / "policy" / name).is_file()

@@ -94,20 +94,6 @@ def test_weights_in_shards_are_those_of_one_file(folder: Path, tmp_path: Path) -
     assert are_equal(loaded(folder, Weights(1, str(place))), model)
 
 
-def test_a_trainer_continues_from_its_checkpoint(folder: Path, tmp_path: Path) -> None:
-    how: dict[str, Any] = {"preset": "grpo", "kl_coefficient": 0.1}
-    one, other = Trainee(folder, None, **how), Trainee(folder, None, **how)
-    (tmp_path / "checkpoint").mkdir()
-    one.update(draw_samples(1, 8, folder))
-    one.save(tmp_path / "checkpoint")
-    shake(other.reference, 3)
-    other.restore(tmp_path / "checkpoint")
-    for trainee in (one, other):
-        trainee.update(draw_samples(2, 8, folder))
-    assert are_equal(other.model, one.model)
-    assert are_equal(other.reference, one.reference)
-
-
 @pytest.mark.parametrize("kind", ["qwen3 moe", "mixtral, tied"])
 def test_an_adapter_of_a_mixture_of_experts_names_what_is_frozen(kind: str, tmp_path: Path) -> None:
     model = Auto.from_config(CONFIGS[kind])

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from envkit.trainer_bridge.weights.files import INDEX, checksum, load_weights, save_weights
+from envkit.trainer_bridge.weights.files import checksum, load_weights, save_weights
 from tests.trainer_bridge.models import open_model, shake
 
 
@@ -29,19 +28,6 @@ def test_a_load_that_fails_leaves_every_weight_as_it_was(damage: str, tiny_folde
     with pytest.raises(RuntimeError, match=r"something\.else is unknown" if damage == "unknown" else last):
         load_weights(model, tmp_path / "weights.safetensors")
     assert all(torch.equal(before[name], weight) for name, weight in model.named_parameters())
-
-
-def test_a_model_folder_of_several_files_is_read(tiny_folder: Path, tmp_path: Path) -> None:
-    tensors = load_file(tiny_folder / "model.safetensors")
-    places = {name: f"model-{number % 2}.safetensors" for number, name in enumerate(tensors)}
-    for file in set(places.values()):
-        save_file({name: tensors[name] for name in tensors if places[name] == file}, tmp_path / file)
-    (tmp_path / INDEX).write_text(json.dumps({"weight_map": places}))
-    model = open_model(tiny_folder)
-    shake(model, 5)
-    load_weights(model, tmp_path)
-    for name, weight in open_model(tiny_folder).named_parameters():
-        assert torch.equal(weight, model.get_parameter(name))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -18,7 +18,6 @@ from envkit.trainer_bridge.rollout import RolloutLimits
 from envkit.wiring.training import checks, resolve
 from envkit.wiring.training.run import train
 from tests.cli.commands import called
-from tests.trainer_bridge.models import write_tiny
 
 
 def run_of(**sections: Any) -> RunConfig:
@@ -28,17 +27,9 @@ def run_of(**sections: Any) -> RunConfig:
 # --- Problems --------------------------------------------------------------------------------------------------------
 
 
-def test_the_shortest_file_has_no_problem() -> None:
-    assert checks.check(run_of()) == []
-
-
 @pytest.mark.parametrize(
     ("sections", "problem"),
     [
-        (
-            {"env": {"id": "FrozenLak-v0"}},
-            "env.id: no environment is called 'FrozenLak-v0'; did you mean 'FrozenLake-v0'?",
-        ),
         ({"env": {"id": "Backgammon-v0"}}, "env.id: no environment is called 'Backgammon-v0'; there are: "),
         ({"env": {"id": "FrozenLake-v0", "options": {"size": 1}}}, "env.options.size: "),
         ({"env": {"id": "FrozenLake-v0", "options": {"size": "big"}}}, "env.options.size: "),
@@ -53,54 +44,20 @@ def test_the_shortest_file_has_no_problem() -> None:
             {"env": {"id": "FrozenLake-v0", "options": {"observation": "grid"}}},
             "env.options.observation: no such option; there are: ",
         ),
-        (
-            {"engine": {"hidden_size": 64, "heads": 3}},
-            "engine.hidden_size: must be a multiple of 2 * engine.heads (6), got 64",
-        ),
-        (
-            {"engine": {"model": "./nowhere"}},
-            "engine.model: no model at ./nowhere; name a folder with a config.json, or a .gguf file",
-        ),
         ({"engine": {"model": "~/nowhere"}}, "engine.model: no model at ~/nowhere; name a folder"),
         ({"engine": {"model": "tests/qwen"}}, "engine.model: no model at tests/qwen; name a folder"),
         ({"engine": {"model": "tests"}}, "engine.model: no model at tests; name a folder"),
         ({"engine": {"model": "pyproject.toml"}}, "engine.model: no model at pyproject.toml; name a folder"),
-        ({"engine": {"model": "a/b/c"}}, "engine.model: a/b/c is neither a folder here nor a model name of the hub"),
-        (
-            {"rollout": {"group_size": 1}},
-            "rollout.group_size: group_normalised compares the episodes of a group, so it must be at least 2, got 1",
-        ),
         (
             {"rollout": {"group_size": 1}, "algorithm": {"preset": "ppo", "advantage": "group_normalised"}},
             "rollout.group_size: ",
         ),
-        ({"algorithm": {"preset": "gprp"}}, "algorithm.preset: no algorithm is called 'gprp'; did you mean 'grpo'?"),
-        ({"algorithm": {"loss": "x"}}, "algorithm.loss: no loss is called 'x'; there are: clipped, reinforce"),
-        (
-            {"algorithm": {"preset": "reinforce", "epochs": 2}},
-            "algorithm.epochs: the reinforce loss is only valid for samples of the current policy; use 1, or",
-        ),
-        (
-            {"algorithm": {"preset": "reinforce", "minibatches": 2}},
-            "algorithm.minibatches: the reinforce loss is only valid for samples of the current policy",
-        ),
-        ({"algorithm": {"loss": "reinforce"}}, "algorithm.minibatches: the reinforce loss is only valid for samples"),
-        (
-            {"algorithm": {"preset": "reinforce", "clip": 0.1}},
-            "algorithm.clip: batch_normalised and reinforce do not use it; remove it",
-        ),
-        (
-            {"algorithm": {"gae_lambda": 0.9}},
-            "algorithm.gae_lambda: group_normalised and clipped do not use it; remove it",
-        ),
-        ({"algorithm": {"parameters": {"beta": 1}}}, "algorithm.parameters.beta: no such key"),
         (
             {"renderer": {"system": ""}},
             "renderer.system: needs a chat template, which a tiny policy does not have",
         ),
         ({"renderer": {"thinking": "cut"}}, "renderer.thinking: needs a chat template"),
         ({"renderer": {"template": {"a": 1}}}, "renderer.template: needs a chat template"),
-        ({"warmup": {"kind": "none"}}, "warmup.kind: a new tiny policy needs demonstrations; use auto"),
         ({"warmup": {"kind": "dialogues", "file": "a"}}, "warmup.kind: dialogues need a model with a chat template; "),
         (
             {"warmup": {"kind": "dialogues"}, "engine": {"model": "a/b"}},
@@ -275,6 +232,7 @@ def test_problems_of_all_sections_are_found_at_once() -> None:
 @pytest.mark.parametrize(
     "sections",
     [
+        {},
         {"rollout": {"group_size": 1}, "algorithm": {"preset": "reinforce"}},
         {"rollout": {"group_size": 1}, "algorithm": {"preset": "ppo"}},
         {"algorithm": {"loss": "reinforce", "minibatches": 1}},
@@ -286,30 +244,6 @@ def test_problems_of_all_sections_are_found_at_once() -> None:
 )
 def test_what_works_is_no_problem(sections: dict[str, Any]) -> None:
     assert checks.check(run_of(**sections)) == []
-
-
-def test_a_model_folder_is_found_also_from_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.trainer_bridge.policies import open_policy
-
-    write_tiny(tmp_path / "policy", seed=1)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for name in (str(tmp_path / "policy"), "~/policy"):
-        file = run_of(engine={"model": name, "device": "cpu"}, trainer={"threads": 1}, rollout={"max_tokens": 128})
-        run = resolve.resolve(file)
-        assert checks.check(run) == []
-        assert "LlamaForCausalLM" in open_policy(run).description
-
-
-def test_a_run_with_problems_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    run = run_of(env={"id": "Chess-v0"}, rollout={"group_size": 1})
-
-    async def main() -> None:
-        await train(run, tmp_path / "run", resume=False, force=False, display=SilentDisplay())
-
-    with pytest.raises(ConfigError) as caught:
-        clock.run(main)
-    assert len(caught.value.problems) == 2
-    assert not (tmp_path / "run").exists()
 
 
 # --- Meaning ---------------------------------------------------------------------------------------------------------

@@ -129,14 +129,6 @@ def answers(path: Path) -> list[float]:
 
 
 @pytest.mark.slow
-def test_a_resumed_run_ends_with_the_adapter_of_an_unbroken_one(chat_folder: Path, tmp_path: Path) -> None:
-    unbroken = trained(chat_folder, tmp_path / "unbroken", steps=2)
-    first = trained(chat_folder, tmp_path / "broken", steps=1)
-    second = trained(chat_folder, tmp_path / "broken", steps=2, resume=True)
-    assert (second / ADAPTER).read_bytes() == (unbroken / ADAPTER).read_bytes() != (first / ADAPTER).read_bytes()
-
-
-@pytest.mark.slow
 def test_the_policy_of_a_run_is_evaluated_and_trained_on_as_long_as_its_model_exists(
     chat_folder: Path, tmp_path: Path
 ) -> None:

@@ -16,7 +16,7 @@ from envkit.errors import UsageError
 from envkit.runs.cache import make_once
 from envkit.runs.display import SilentDisplay
 from envkit.trainer_bridge.models.catalogue import CATALOGUE, CatalogueModel, is_model, models_folder
-from envkit.wiring.training.models import fetch, find, locate, verify
+from envkit.wiring.training.models import fetch, locate, verify
 from tests.trainer_bridge.models import write_tiny
 from tests.wiring.training.gguf_files import SPECIAL, weights, write_gguf, write_wheel
 
@@ -58,10 +58,8 @@ def loaded(folder: Path | str) -> tuple[Any, Any]:
     ("name", "problem"),
     [
         ("smollm2-135m", "smollm2-135m is not on this machine; run: "),
-        ("smollm2-135", "no model is called 'smollm2-135'; did you mean 'smollm2-135m'?"),
         ("none.gguf", "no such file: none.gguf"),
         ("./none.gguf", "no such file: ./none.gguf"),
-        ("./nowhere", "no model at ./nowhere; name a folder with a config.json, or a .gguf file"),
     ],
 )
 def test_a_model_that_is_not_here_is_refused_with_what_to_do(cache: Path, name: str, problem: str) -> None:
@@ -69,11 +67,6 @@ def test_a_model_that_is_not_here_is_refused_with_what_to_do(cache: Path, name: 
         with pytest.raises(UsageError) as caught:
             check(name)
         assert caught.value.detail.startswith(problem)
-
-
-def test_the_refusal_of_a_model_that_is_not_fetched_ends_with_the_command_that_fetches_it(cache: Path) -> None:
-    with pytest.raises(UsageError, match=r"envkit model get smollm2-135m$"):
-        locate("smollm2-135m")
 
 
 def test_a_fetched_model_is_its_folder_in_the_cache(cache: Path) -> None:
@@ -177,12 +170,6 @@ def test_a_cache_that_cannot_be_written_is_refused_in_one_line(
     monkeypatch.setenv("ENVKIT_CACHE", str(tmp_path / "file"))
     with pytest.raises(UsageError, match="Not a directory; free some space, or choose another cache folder"):
         fetch(small, SilentDisplay())
-
-
-def test_an_unknown_name_gets_the_nearest_one() -> None:
-    assert find("smollm2-135m") is CATALOGUE["smollm2-135m"]
-    with pytest.raises(UsageError, match=r"no model is called 'smolm2-135m'; did you mean 'smollm2-135m'\?"):
-        find("smolm2-135m")
 
 
 FETCH = """

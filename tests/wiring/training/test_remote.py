@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -129,11 +128,3 @@ def test_a_server_without_slots_is_a_problem() -> None:
 
 
 LAKE = config.parse({"env": {"id": "FrozenLake-v0"}})
-
-
-def test_the_written_file_of_a_run_on_a_server_is_a_valid_training_file(tmp_path: Path) -> None:
-    run = config.parse({"env": {"id": "FrozenLake-v0", "url": URL}})
-    again = config.parse(yaml.safe_load(config.dump(run)))
-    assert checks.check(again) == []
-    assert config.dump(again) == config.dump(run)
-    assert "sandbox" in yaml.safe_load(config.dump(LAKE))

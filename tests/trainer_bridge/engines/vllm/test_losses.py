@@ -313,9 +313,15 @@ def test_a_completion_that_misses_its_deadline_ends_in_the_server_too() -> None:
     [
         (FakeServer(dtype="bfloat16"), {}, "has weights in bfloat16, and engine.dtype is float32"),
         (FakeServer(label_at_start="a-3-full"), {"takes_adapters": True}, "to which no LoRA adapter must be added"),
+        (
+            FakeServer(has_lora=False),
+            {"takes_adapters": True},
+            "takes no LoRA adapters; start it with --lora-rank",
+        ),
+        (FakeServer(), {"max_tokens": 2000}, r"takes 1000 tokens, and rollout.max_tokens is 2000; .*--max-tokens 2000"),
     ],
 )
-def test_a_server_that_does_not_fit_the_run_is_refused(server: FakeServer, how: dict[str, bool], line: str) -> None:
+def test_a_server_that_does_not_fit_the_run_is_refused(server: FakeServer, how: dict[str, Any], line: str) -> None:
     async def main() -> None:
         with pytest.raises(UsageError, match=line):
             async with fleet(server, **how):
@@ -386,26 +392,6 @@ def test_a_server_that_ends_a_completion_early_is_an_error_instead_of_a_loop() -
             with pytest.raises(EnvkitError, match="ended a completion after 4 of 9 tokens"):
                 await group.engine.generate(PROMPT, params(9))
             assert len(server.requests) == 1
-
-    clock.run(main)
-
-
-def test_a_server_with_a_lower_limit_of_tokens_is_refused() -> None:
-    async def main() -> None:
-        with pytest.raises(UsageError, match=r"takes 1000 tokens, and rollout.max_tokens is 2000; .*--max-tokens 2000"):
-            async with fleet(FakeServer(), max_tokens=2000):
-                pass
-
-    clock.run(main)
-
-
-def test_a_server_that_was_not_started_for_adapters_is_refused_by_a_run_with_one() -> None:
-    async def main() -> None:
-        with pytest.raises(UsageError, match=r"takes no LoRA adapters; start it with --lora-rank RANK"):
-            async with fleet(FakeServer(has_lora=False), takes_adapters=True):
-                pass
-        async with fleet(FakeServer(has_lora=False)):
-            pass
 
     clock.run(main)
 
