@@ -39,6 +39,7 @@ from .catalogue.store import open_catalogue
 from .compact import CompactPage, queries
 from .goals import Goal, GoalKind, draw_goal, original_goals, original_prices, weights
 from .html_pages import html
+from .products import BUY
 from .rules import VERSION, OriginalRules, StrictRules
 from .session import Rules, Session
 
@@ -49,7 +50,7 @@ _MAX_TEXT = 1 << 20
 _HOW_TO = (
     "You are shopping. Find the product that the instruction asks for, choose its options, and buy it. Answer with "
     "one action: search[words] on the first page, or click[label] for a button, a product id or a value of an option "
-    "on the page, such as click[Buy Now].\n\n"
+    f"on the page, such as click[{BUY}].\n\n"
 )
 _NOTICE = "Nothing happened: the page does not offer {!r}. Write search[words] on the first page, or click[label].\n\n"
 
