@@ -9,8 +9,10 @@ from envkit import clock, registry
 from envkit.config.serving import ServeConfig
 from envkit.environments.tools.prepared import lease_prepared
 from envkit.errors import ForbiddenError, OptionError, UsageError
+from envkit.fleet.offenders import Offenders
 from envkit.protocols import Sandbox
 from envkit.registry import register
+from envkit.restarts import RestartBudget
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.node import Node
 from envkit.sandbox.process.backend import ProcessBackend
@@ -66,7 +68,7 @@ def test_an_invalid_judge_is_refused_when_the_server_starts() -> None:
     async def main() -> None:
         async with ProcessBackend() as backend, Pool([Node("here", backend)]) as pool:
             with pytest.raises(UsageError, match=r"envs\.judge: .*no-address"):
-                async with trusted_host(config(judge="no-address"), pool):
+                async with trusted_host(config(judge="no-address"), pool, Offenders(RestartBudget())):
                     pass
 
     clock.run(main)
