@@ -57,7 +57,7 @@ class Observation(msgspec.Struct, frozen=True):
 
 
 DEADLINE_GRACE_S = 30.0
-"""Seconds beyond a limit of an environment itself before whoever waits for it gives up."""
+"""Seconds beyond a limit of an environment itself before a caller gives up."""
 
 
 def deadline_s(timeout_s: float, limit_s: float | None) -> float:
@@ -67,7 +67,7 @@ def deadline_s(timeout_s: float, limit_s: float | None) -> float:
     shorter than the limit that it encloses: command < step < grader < episode, for a run, a server and a client alike.
 
     Args:
-        timeout_s: Seconds that whoever waits is configured with.
+        timeout_s: Seconds that the caller is configured with.
         limit_s: The limit of the environment itself, such as `Reset.step_limit_s`; None if it has none.
     """
     return timeout_s if limit_s is None else max(timeout_s, limit_s + DEADLINE_GRACE_S)
@@ -83,7 +83,7 @@ class Reset(msgspec.Struct, frozen=True):
         tools: The tools that the player may call.
         is_graded: Whether the reward of the episode is only complete after `envkit.protocols.Episode.grade`.
         step_limit_s: Maximum seconds of a step by the limits of the environment itself, such as that of a command;
-            None if it has no such limit. Everybody who waits for a step waits longer; see `deadline_s`.
+            None if it has no such limit. Callers wait longer; see `deadline_s`.
         grade_limit_s: The same for the programs of its grader.
         episode_limit_s: The same for all steps together.
     """
