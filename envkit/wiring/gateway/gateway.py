@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,6 @@ from envkit.config.serving import LimitsSection, ServeConfig, WarmSection
 from envkit.errors import SandboxStartError, UsageError
 from envkit.fleet import FleetHost, RoutedHosts
 from envkit.fleet.alerts import send_alerts, warn_if_unreachable, watch_disks
-from envkit.fleet.autoscale import autoscale, run_command
 from envkit.fleet.offenders import Offenders
 from envkit.http.api.app import create_app
 from envkit.http.auth.localhost_only import is_loopback
@@ -68,7 +67,6 @@ class Fleet:
         pool: Leases sandboxes to clients and `hosts`; None if the server has no sandboxes.
         disks: Returns, for each disk by name, its free MiB and the MiB that must stay free; None if unknown.
         hosts: The hosts that `host` routes episodes to; empty if the server has no sandboxes.
-        scale: Called with the number of sandboxes to make room for; negative: to release. None without autoscaling.
         isolates: Whether sandboxes are isolated from this process.
     """
 
@@ -76,7 +74,6 @@ class Fleet:
     pool: Pool | None = None
     disks: Callable[[], Mapping[str, tuple[int, int]]] | None = None
     hosts: tuple[FleetHost, ...] = ()
-    scale: Callable[[int], Awaitable[None]] | None = None
     isolates: bool = True
 
 
@@ -171,16 +168,12 @@ class _ShutdownSignals:
 
 @asynccontextmanager
 async def _notifications(config: ServeConfig, fleet: Fleet, announce: Callable[[str], None]) -> AsyncIterator[None]:
-    """Send alerts and scale the fleet during a ``with`` block, if `config` enables them."""
-    pool, scale = fleet.pool, fleet.scale
-    if config.autoscale.command is not None:
-        scale = partial(run_command, config.autoscale.command)
+    """Send alerts during a ``with`` block, if `config` enables them."""
+    pool = fleet.pool
     async with clock.background_tasks() as tasks:
         if pool is not None and config.alerts.webhook is not None:
             tasks.start_soon(warn_if_unreachable, config.alerts.webhook, announce)
             tasks.start_soon(send_alerts, pool.events(), config.alerts.webhook)
-        if pool is not None and scale is not None:
-            tasks.start_soon(autoscale, pool.wanted, scale, config.autoscale.interval_s)
         if pool is not None and fleet.disks is not None:
             tasks.start_soon(watch_disks, fleet.disks, pool.alert)
         yield
@@ -219,10 +212,9 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
             restarts=RestartBudget(config.restarts.budget, config.restarts.window_s),
             ledger=fleet_nodes.ledger,
         )
-        scale = None
         if config.backend == "ray":
             ray = RayNodes(pool.add_node, pool.remove_node, address=config.ray.address, kind=config.ray.kind)
-            scale = (await stack.enter_async_context(ray)).request
+            await stack.enter_async_context(ray)
         await stack.enter_async_context(pool)
         offenders = Offenders(RestartBudget(config.restarts.budget, config.restarts.window_s))
         try:
@@ -256,7 +248,7 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
             trusted_envs.plays,
         )
         played_in = (*hosts, *(() if trusted is None else (trusted,)))
-        yield Fleet(host, pool, fleet_nodes.disks, played_in, scale, fleet_nodes.isolates)
+        yield Fleet(host, pool, fleet_nodes.disks, played_in, fleet_nodes.isolates)
 
 
 def _lacks_envkit(cause: Cause) -> bool:
