@@ -20,69 +20,18 @@ _LAKE: Mapping[str, object] = {
 _GYMNASIUM = {**_LAKE, "splits": ()}  # a single map has no splits
 _TEN_MOVES = {"max_moves": 10, "moves": [1, 10]}
 _CHEATS = (
-    *(
-        "always_equal",
-        "equal_subclass",
-        "exit_in_call",
-        "print_verdicts",
-        "fake_results",
-        "deep_results",
-        "flood",
-        "search_frames",
-    ),
-    *("search_processes", "patch_report", "patch_builtins", "kill_all", "sleep", "conftest", "sitecustomize"),
-    *("write_results", "edit_tests", "symlink", "named_pipe", "daemon", "server", "examples_only"),
+    *("always_equal", "equal_subclass", "exit_in_call", "print_verdicts", "fake_results", "deep_results", "flood"),
+    *("search_frames", "search_processes", "patch_report", "patch_builtins", "kill_all", "sleep", "conftest"),
+    *("sitecustomize", "write_results", "edit_tests", "symlink", "named_pipe", "daemon", "server", "examples_only"),
 )
 """Names of the cheats in `envkit.environments.code.cheats`."""
 _SWE_CHEATS = (
-    *(
-        "conftest_hook",
-        "fake_output",
-        "delete_tests",
-        "empty_tests",
-        "gut_tests",
-        "pytest_options",
-    ),
-    *(
-        "shadow_pytest",
-        "sitecustomize",
-        "exit_at_import",
-        "exit_with_report",
-        "report_at_exit",
-        "report_first",
-    ),
-    *(
-        "report_daemon",
-        "patch_reports",
-        "patch_calls",
-        "patch_unittest",
-        "patch_raises",
-        "patch_plugin",
-        "patch_outcomes",
-        "read_sentinel",
-    ),
-    *(
-        "read_sentinel_hook",
-        "trace",
-        "objects",
-        "report_at_import",
-        "replace_hook",
-        "expected_failures",
-        "equal_to_all",
-        "equal_results",
-        "flood",
-        "kill_all",
-        "hang",
-        "symlinks",
-    ),
-    *(
-        "modes",
-        "special_files",
-        "many_files",
-        "git_history",
-        "pip_download",
-        "site_packages",
-    ),
+    *("conftest_hook", "fake_output", "delete_tests", "empty_tests", "gut_tests", "pytest_options", "shadow_pytest"),
+    *("sitecustomize", "exit_at_import", "exit_with_report", "report_at_exit", "report_first", "report_daemon"),
+    *("patch_reports", "patch_calls", "patch_unittest", "patch_raises", "patch_plugin", "patch_outcomes"),
+    *("read_sentinel", "read_sentinel_hook", "trace", "objects", "report_at_import", "replace_hook"),
+    *("expected_failures", "equal_to_all", "equal_results", "flood", "kill_all", "hang", "symlinks", "modes"),
+    *("special_files", "many_files", "git_history", "pip_download", "site_packages"),
 )
 """Names of the cheats in `envkit.environments.swe.cheats`."""
 _TERMINAL_CHEATS = (
