@@ -33,6 +33,7 @@ from envkit.http.server.server import require_address, serve
 from envkit.installation import command
 from envkit.protocols import EnvHost
 from envkit.restarts import RestartBudget
+from envkit.sandbox import machine
 from envkit.sandbox.docker.backend import DEFAULT_IMAGE
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.health import LivenessTimes
@@ -41,7 +42,7 @@ from envkit.sandbox.ray.node_watcher import RayNodes
 from envkit.sandbox.transfer import tar_stream
 from envkit.types import Cause, CauseKind, SandboxSpec
 from envkit.wiring import environments
-from envkit.wiring.gateway import capacity, metrics
+from envkit.wiring.gateway import metrics
 from envkit.wiring.gateway.env_workers import (
     dedicated_env_ids,
     env_hosts,
@@ -228,7 +229,7 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
         announce(f"sandboxes: {fleet_nodes.what}; environments in {count} {'sandbox' if count == 1 else 'sandboxes'}")
         for node in fleet_nodes.nodes:
             share = f"{config.limits.tenant_share:.0%}".removesuffix("%")
-            announce(f"capacity: {capacity.describe(node.capacity)}; one tenant may use {share} % of each of these")
+            announce(f"capacity: {machine.describe(node.capacity)}; one tenant may use {share} % of each of these")
         await forget_lost_sessions(fleet_nodes.ledger, pool, *hosts)
         dedicated = dedicated_env_ids()
         trusted = None
@@ -271,7 +272,7 @@ def _metrics(fleet: Fleet, log: AccessLog | None) -> Iterator[Metric]:
 
 
 def _memory_budget(limits: LimitsSection) -> MemoryBudget:
-    max_mib = limits.max_buffered_mib or capacity.buffer_mib(capacity.this_machine())
+    max_mib = limits.max_buffered_mib or machine.buffer_mib(machine.this_machine())
     return MemoryBudget(max_mib << 20)
 
 

@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 from typing import cast
 
 from envkit.sandbox.docker.backend import DEFAULT_IMAGE
+from envkit.sandbox.machine import this_machine, with_defaults
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.health import LivenessTimes
 from envkit.sandbox.pool.node import Capacity, Node
-from envkit.wiring.gateway.capacity import this_machine, with_defaults
 from envkit.wiring.sandboxes.backends import BackendKind, choose
 
 

@@ -11,7 +11,7 @@ import anyio.lowlevel
 import pytest
 
 from envkit import clock
-from envkit.wiring.training.signals import stop_on_signals
+from envkit.trainer_bridge.stopping import stop_on_signals
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -61,7 +61,7 @@ LATE = """
 import signal, sys
 import anyio
 from envkit import clock
-from envkit.wiring.training.signals import stop_on_signals
+from envkit.trainer_bridge.stopping import stop_on_signals
 
 async def main():
     seconds = 0.0
