@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn, TypeAlias
 
 import typer
 
@@ -16,6 +16,9 @@ from envkit.errors import UsageError
 from envkit.types import JSON, SandboxState, SandboxView
 
 if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
+    from envkit.protocols import Sandbox
     from envkit.wiring.sandboxes.service import SandboxService
 
 _PROGRAM_CHARACTERS = 40
@@ -116,7 +119,7 @@ def run(
     if detach:
         clock.run(service.detach, options, program or [], uploads, partial(print, flush=True))
         return
-    sys.exit(clock.run(service.run, options, program or [], uploads, timeout_s, tty))
+    _run_attached(service, service.running(options), program or [], timeout_s, tty, uploads)
 
 
 @app.command("exec", context_settings=_PROGRAM_LAST)
@@ -138,9 +141,7 @@ def exec_(
             f"{program[0]}: put options before the id: envkit sandbox exec [OPTIONS] {sandbox_id} -- PROGRAM"
         )
     service = _service(url, token_file, ca)
-    from envkit import clock
-
-    sys.exit(clock.run(service.exec_in, sandbox_id, program, timeout_s, tty))
+    _run_attached(service, service.attached(sandbox_id), program, timeout_s, tty)
 
 
 @app.command("logs")
@@ -256,6 +257,22 @@ def remove_snapshots(
     from envkit import clock
 
     clock.run(_service(url, token_file, ca).remove_snapshots, names)
+
+
+def _run_attached(
+    service: SandboxService,
+    opened: AbstractAsyncContextManager[Sandbox],
+    program: Sequence[str],
+    timeout_s: float | None,
+    tty: bool,
+    uploads: Sequence[tuple[Path, str]] = (),
+) -> NoReturn:
+    """Run a program (by default a shell) in a sandbox, and exit with its code."""
+    from envkit import clock
+    from envkit.cli.fleet.attached import run_attached
+
+    timeout_s = timeout_s or service.longest_s
+    sys.exit(clock.run(partial(run_attached, opened, program, uploads, timeout_s=timeout_s, tty=tty)))
 
 
 def _service(url: str | None, token_file: Path | None, ca: Path | None, backend: Backend = "auto") -> SandboxService:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,6 @@ from envkit.wiring.sandboxes import running_servers
 from envkit.wiring.sandboxes.backends import BackendKind
 from envkit.wiring.sandboxes.blocking import AnySandbox, kind_of, opened, running, spec_of
 from envkit.wiring.sandboxes.running_servers import ServerNote
-from envkit.wiring.sandboxes.terminal import run_attached
 
 if TYPE_CHECKING:
     from envkit.http.client.sandbox_client import SandboxClient
@@ -51,22 +50,6 @@ class SandboxService:
     token_file: Path | None = None
     ca: Path | None = None
 
-    async def run(
-        self,
-        options: Mapping[str, Any],
-        program: Sequence[str],
-        uploads: Sequence[tuple[Path, str]],
-        timeout_s: float | None,
-        tty: bool,
-    ) -> int:
-        """Run a program (a shell if `program` is empty) in a new sandbox; return the code to exit this process with."""
-        opened = self._running(spec_of(options))
-        return await run_attached(opened, program, uploads, timeout_s=timeout_s or self._longest_s, tty=tty)
-
-    async def exec_in(self, id: str, program: Sequence[str], timeout_s: float | None, tty: bool) -> int:
-        """Run a program (by default a shell) in a detached sandbox; return the code to exit this process with."""
-        return await run_attached(self._attached(id), program, timeout_s=timeout_s or self._longest_s, tty=tty)
-
     async def detach(
         self,
         options: Mapping[str, Any],
@@ -87,7 +70,7 @@ class SandboxService:
 
     async def log_of(self, id: str) -> str:
         """Return the end of what the program of a detached sandbox wrote to standard error."""
-        async with self._attached(id) as sandbox:
+        async with self.attached(id) as sandbox:
             return await sandbox.log()
 
     async def remove(self, ids: Sequence[str]) -> None:
@@ -132,7 +115,7 @@ class SandboxService:
             yield client
 
     @property
-    def _longest_s(self) -> float:
+    def longest_s(self) -> float:
         """Maximum timeout of a program in seconds."""
         if self.url is None:
             return _LONGEST_S
@@ -140,9 +123,12 @@ class SandboxService:
 
         return MAX_TIMEOUT_S
 
+    def running(self, options: Mapping[str, Any]) -> AbstractAsyncContextManager[AnySandbox]:
+        """Return a context manager that runs a new sandbox."""
+        return self._running(spec_of(options))
+
     @asynccontextmanager
     async def _running(self, spec: SandboxSpec) -> AsyncIterator[AnySandbox]:
-        """Run a new sandbox for the duration of an ``async with`` block."""
         if self.url is not None:
             async with self._client() as client, client.lease(spec) as sandbox:
                 yield sandbox
@@ -166,7 +152,7 @@ class SandboxService:
                     yield local
 
     @asynccontextmanager
-    async def _attached(self, id: str) -> AsyncIterator[AnySandbox]:
+    async def attached(self, id: str) -> AsyncIterator[AnySandbox]:
         """Connect to a detached sandbox for the duration of an ``async with`` block."""
         if self.url is not None:
             async with self._client() as client:
