@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from envkit.fleet import FleetHost
+from envkit.http.sessions.metrics import by_label
 from envkit.sandbox.pool import Pool
 
 if TYPE_CHECKING:
@@ -17,16 +18,13 @@ def collect(pool: Pool, hosts: Sequence[FleetHost]) -> Iterator[Metric]:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     counts = pool.counts()
-    for family, name, text, label, numbers in (
-        (GaugeMetricFamily, "envkit_sandboxes", "Existing sandboxes", "state", counts.states),
-        (GaugeMetricFamily, "envkit_sandboxes_waiting", "Queued sandbox requests", "tenant", counts.waiting),
-        (CounterMetricFamily, "envkit_sandboxes_lost", "Lost sandboxes", "cause", counts.losses),
-        (CounterMetricFamily, "envkit_alerts", "Alerts", "kind", counts.alerts),
-    ):
-        metric = family(name, f"{text}, by {label}.", labels=[label])
-        for value, count in sorted(numbers.items()):
-            metric.add_metric([str(value)], count)
-        yield metric
+    yield by_label(
+        GaugeMetricFamily("envkit_sandboxes", "Existing sandboxes, by state.", labels=["state"]), counts.states
+    )
+    yield by_label(
+        GaugeMetricFamily("envkit_sandboxes_waiting", "Queued sandbox requests, by tenant.", labels=["tenant"]),
+        counts.waiting,
+    )
     yield GaugeMetricFamily("envkit_sandboxes_warm", "Warm sandboxes: ready and not leased.", counts.warm)
     yield GaugeMetricFamily("envkit_sandboxes_wanted", "Sandboxes to add; below 0: to remove.", pool.wanted())
     slowest = max(counts.probe_s.values(), default=0.0)
@@ -37,6 +35,10 @@ def collect(pool: Pool, hosts: Sequence[FleetHost]) -> Iterator[Metric]:
     )
     yield CounterMetricFamily("envkit_warm_sandboxes_replaced", "Warm sandboxes that were replaced.", counts.restarts)
     yield CounterMetricFamily("envkit_sandboxes_finished", "Sandboxes whose command exited.", counts.finished)
+    yield by_label(
+        CounterMetricFamily("envkit_sandboxes_lost", "Lost sandboxes, by cause.", labels=["cause"]), counts.losses
+    )
+    yield by_label(CounterMetricFamily("envkit_alerts", "Alerts, by kind.", labels=["kind"]), counts.alerts)
     counted = [(host.lost, host.failed_starts, host.episodes.rebuilt, host.episodes.void) for host in hosts]
     lost, failed, rebuilt, void = (sum(each) for each in zip(*counted, strict=True))
     yield CounterMetricFamily("envkit_env_sandboxes_lost", "Lost sandboxes that served environments.", lost)
