@@ -167,7 +167,7 @@ async def open_resources(
     *,
     backend: str | None = None,
     judge: Judge | str | None = None,
-    announce: Callable[[str], None] | None = None,
+    announce: Callable[[str], None] = lambda line: None,
 ) -> AsyncIterator[Resources]:
     """Open what environments with these `needs` get from this process.
 
@@ -175,7 +175,7 @@ async def open_resources(
         needs: As in `envkit.registry.EnvSpec`.
         backend: As in `make`.
         judge: As in `make`.
-        announce: Called with one line that names the backend of the sandboxes; None to announce nothing.
+        announce: Called with one line that names the backend of the sandboxes.
     """
     async with AsyncExitStack() as parts:
         sandboxes: SandboxPool | None = None

@@ -19,7 +19,7 @@ async def open_tool_pool(
     kind: str = "auto",
     *,
     times: LivenessTimes | None = None,
-    announce: Callable[[str], None] | None = None,
+    announce: Callable[[str], None] = lambda line: None,
 ) -> AsyncIterator[Pool]:
     """Open a pool of sandboxes of this machine. `"auto"` isolates: it never chooses plain child processes.
 
@@ -32,8 +32,7 @@ async def open_tool_pool(
         UsageError: This kind does not work on this machine; the message names the remedy.
     """
     chosen = await choose(cast("BackendKind", kind), image=DEFAULT_IMAGE)
-    if announce is not None:
-        announce(f"sandboxes of the environment: {chosen.name}{chosen.reason}")
+    announce(f"sandboxes of the environment: {chosen.name}{chosen.reason}")
     async with chosen.backend as backend:
         node = Node("here", backend, with_defaults(Capacity(), this_machine()))
         async with Pool([node], liveness_times=times or LivenessTimes()) as pool:
