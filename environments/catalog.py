@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 _BOARD: Mapping[str, object] = {"splits": ("train", "validation", "eval"), "compact_options": {"instructions": False}}
 _SOKOBAN: Mapping[str, object] = {
@@ -20,69 +20,18 @@ _LAKE: Mapping[str, object] = {
 _GYMNASIUM = {**_LAKE, "splits": ()}  # a single map has no splits
 _TEN_MOVES = {"max_moves": 10, "moves": [1, 10]}
 _CHEATS = (
-    *(
-        "always_equal",
-        "equal_subclass",
-        "exit_in_call",
-        "print_verdicts",
-        "fake_results",
-        "deep_results",
-        "flood",
-        "search_frames",
-    ),
-    *("search_processes", "patch_report", "patch_builtins", "kill_all", "sleep", "conftest", "sitecustomize"),
-    *("write_results", "edit_tests", "symlink", "named_pipe", "daemon", "server", "examples_only"),
+    *("always_equal", "equal_subclass", "exit_in_call", "print_verdicts", "fake_results", "deep_results", "flood"),
+    *("search_frames", "search_processes", "patch_report", "patch_builtins", "kill_all", "sleep", "conftest"),
+    *("sitecustomize", "write_results", "edit_tests", "symlink", "named_pipe", "daemon", "server", "examples_only"),
 )
 """Names of the cheats in `envkit.environments.code.cheats`."""
 _SWE_CHEATS = (
-    *(
-        "conftest_hook",
-        "fake_output",
-        "delete_tests",
-        "empty_tests",
-        "gut_tests",
-        "pytest_options",
-    ),
-    *(
-        "shadow_pytest",
-        "sitecustomize",
-        "exit_at_import",
-        "exit_with_report",
-        "report_at_exit",
-        "report_first",
-    ),
-    *(
-        "report_daemon",
-        "patch_reports",
-        "patch_calls",
-        "patch_unittest",
-        "patch_raises",
-        "patch_plugin",
-        "patch_outcomes",
-        "read_sentinel",
-    ),
-    *(
-        "read_sentinel_hook",
-        "trace",
-        "objects",
-        "report_at_import",
-        "replace_hook",
-        "expected_failures",
-        "equal_to_all",
-        "equal_results",
-        "flood",
-        "kill_all",
-        "hang",
-        "symlinks",
-    ),
-    *(
-        "modes",
-        "special_files",
-        "many_files",
-        "git_history",
-        "pip_download",
-        "site_packages",
-    ),
+    *("conftest_hook", "fake_output", "delete_tests", "empty_tests", "gut_tests", "pytest_options", "shadow_pytest"),
+    *("sitecustomize", "exit_at_import", "exit_with_report", "report_at_exit", "report_first", "report_daemon"),
+    *("patch_reports", "patch_calls", "patch_unittest", "patch_raises", "patch_plugin", "patch_outcomes"),
+    *("read_sentinel", "read_sentinel_hook", "trace", "objects", "report_at_import", "replace_hook"),
+    *("expected_failures", "equal_to_all", "equal_results", "flood", "kill_all", "hang", "symlinks", "modes"),
+    *("special_files", "many_files", "git_history", "pip_download", "site_packages"),
 )
 """Names of the cheats in `envkit.environments.swe.cheats`."""
 _TERMINAL_CHEATS = (
@@ -91,6 +40,24 @@ _TERMINAL_CHEATS = (
     *("search_tests", "own_first", "own_second"),
 )
 """Names of the cheats in `envkit.environments.terminal.cheats`."""
+
+
+def _tool_env(name: str, cheats: Sequence[str]) -> Mapping[str, object]:
+    """Return the fields of an environment with tools, whose classes begin with `name`."""
+    package = f"envkit.environments.{name.lower()}"
+    return {
+        "entry_point": f"{package}:{name}",
+        "splits": ("train", "validation", "eval"),
+        "needs": ("sandbox",),
+        "replayable": False,  # what commands print may differ
+        "players": {
+            "oracle": f"{package}:{name}Oracle",
+            "nop": f"{package}:{name}Nop",
+            **{f"cheat:{one}": f"{package}.cheats:{one}" for one in cheats},
+        },
+        "task_set": f"{package}:{name}Tasks",
+    }
+
 
 CATALOG: tuple[Mapping[str, object], ...] = (
     {
@@ -173,16 +140,7 @@ CATALOG: tuple[Mapping[str, object], ...] = (
     },
     {
         "id": "Code-v0",
-        "entry_point": "envkit.environments.code:Code",
-        "splits": ("train", "validation", "eval"),
-        "needs": ("sandbox",),
-        "replayable": False,  # what commands print may differ
-        "players": {
-            "oracle": "envkit.environments.code:CodeOracle",
-            "nop": "envkit.environments.code:CodeNop",
-            **{f"cheat:{name}": f"envkit.environments.code.cheats:{name}" for name in _CHEATS},
-        },
-        "task_set": "envkit.environments.code:CodeTasks",
+        **_tool_env("Code", _CHEATS),
         "summary": "Write a Python function, in one answer or with tools in a sandbox; hidden tests decide.",
     },
     {
@@ -212,31 +170,13 @@ CATALOG: tuple[Mapping[str, object], ...] = (
     },
     {
         "id": "SWE-v0",
-        "entry_point": "envkit.environments.swe:Swe",
-        "splits": ("train", "validation", "eval"),
-        "needs": ("sandbox",),
-        "replayable": False,  # what commands print may differ
-        "players": {
-            "oracle": "envkit.environments.swe:SweOracle",
-            "nop": "envkit.environments.swe:SweNop",
-            **{f"cheat:{name}": f"envkit.environments.swe.cheats:{name}" for name in _SWE_CHEATS},
-        },
-        "task_set": "envkit.environments.swe:SweTasks",
+        **_tool_env("Swe", _SWE_CHEATS),
         "data": {"swe": "envkit.environments.swe.packages:prepare"},
         "summary": "Find and fix a bug in a Python package, with tools in a sandbox; its own tests decide.",
     },
     {
         "id": "Terminal-v0",
-        "entry_point": "envkit.environments.terminal:Terminal",
-        "splits": ("train", "validation", "eval"),
-        "needs": ("sandbox",),
-        "replayable": False,  # what commands print may differ
-        "players": {
-            "oracle": "envkit.environments.terminal:TerminalOracle",
-            "nop": "envkit.environments.terminal:TerminalNop",
-            **{f"cheat:{name}": f"envkit.environments.terminal.cheats:{name}" for name in _TERMINAL_CHEATS},
-        },
-        "task_set": "envkit.environments.terminal:TerminalTasks",
+        **_tool_env("Terminal", _TERMINAL_CHEATS),
         "summary": "Work on a task in a shell: generated tasks, fifteen of envkit, or folders of Harbor; tests decide.",
     },
 )

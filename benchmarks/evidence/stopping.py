@@ -47,7 +47,6 @@ STALE_AFTER = (
     "trainer_bridge",
     "envkit/wiring/training/run.py",
     "envkit/wiring/training/warmup.py",
-    "envkit/wiring/training/signals.py",
 )
 TWIN = "tests/e2e/training/test_training.py::test_a_killed_run_loses_nothing_since_its_last_checkpoint"
 MOMENTS = ("warm-up", "train step", "evaluation", "checkpoint", "warm-up")

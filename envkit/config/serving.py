@@ -221,16 +221,6 @@ def _is_address(text: str) -> bool:
         return False
 
 
-class AutoscaleSection(Section):
-    """Autoscaling of the fleet."""
-
-    command: Annotated[list[Text], Field(min_length=1)] | None = None
-    """Program and arguments to run. The number of sandboxes to add (negative: to remove) is appended as the last
-    argument. null: if the backend is ray, Ray's autoscaler is notified; otherwise nothing is run."""
-    interval_s: Seconds = 15.0
-    """Seconds between two checks of how many sandboxes are wanted."""
-
-
 class ServeConfig(Section):
     """Configuration of envkit serve."""
 
@@ -248,7 +238,6 @@ class ServeConfig(Section):
     restarts: ReplacementSection = ReplacementSection()
     limits: LimitsSection = LimitsSection()
     alerts: AlertsSection = AlertsSection()
-    autoscale: AutoscaleSection = AutoscaleSection()
     access_log: Text | None = "-"
     """File of the access log, with one JSON line per request. "-" (quoted): stderr. null: no access log."""
     state: Text | None = None

@@ -30,8 +30,8 @@ def folder_of(name: str) -> Path:
     return (Path(inside) if inside else cache_folder() / "data") / name
 
 
-def folders(spec: EnvSpec) -> Mapping[str, Path]:
-    """Return the folder of each kind of data of an environment.
+class DataFolders(Mapping[str, Path]):
+    """The folder of each kind of data of an environment.
 
     Only the data that the environment looks up must exist. Outside sandboxes, looking up missing data builds it, unless
     it is made from files of the user.
@@ -39,10 +39,7 @@ def folders(spec: EnvSpec) -> Mapping[str, Path]:
     Raises:
         UsageError: From a lookup: the data was not built; the message has the command that builds it.
     """
-    return _Folders(spec)
 
-
-class _Folders(Mapping[str, Path]):
     def __init__(self, spec: EnvSpec) -> None:
         self._id, self._builders = spec.id, dict(spec.data)
 

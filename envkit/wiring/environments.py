@@ -56,16 +56,14 @@ class Resources:
             UsageError: The environment needs something that this process does not have.
         """
         found: dict[str, object] = {}
-        if "sandbox" in spec.needs:
-            if self.sandboxes is None:
-                raise UsageError(f"{spec.id} needs sandboxes, which this process does not have; {self.sandbox_remedy}")
-            found["sandboxes"] = self.sandboxes
-        if "judge" in spec.needs:
-            if self.judge is None:
-                raise UsageError(
-                    f"{spec.id} needs a judge model, which this process does not have; {self.judge_remedy}"
-                )
-            found["judge"] = self.judge
+        for need, argument, value, noun, remedy in (
+            ("sandbox", "sandboxes", self.sandboxes, "sandboxes", self.sandbox_remedy),
+            ("judge", "judge", self.judge, "a judge model", self.judge_remedy),
+        ):
+            if need in spec.needs:
+                if value is None:
+                    raise UsageError(f"{spec.id} needs {noun}, which this process does not have; {remedy}")
+                found[argument] = value
         return found
 
 
@@ -169,7 +167,7 @@ async def open_resources(
     *,
     backend: str | None = None,
     judge: Judge | str | None = None,
-    announce: Callable[[str], None] | None = None,
+    announce: Callable[[str], None] = lambda line: None,
 ) -> AsyncIterator[Resources]:
     """Open what environments with these `needs` get from this process.
 
@@ -177,7 +175,7 @@ async def open_resources(
         needs: As in `envkit.registry.EnvSpec`.
         backend: As in `make`.
         judge: As in `make`.
-        announce: Called with one line that names the backend of the sandboxes; None to announce nothing.
+        announce: Called with one line that names the backend of the sandboxes.
     """
     async with AsyncExitStack() as parts:
         sandboxes: SandboxPool | None = None
@@ -400,7 +398,7 @@ def open_helper(spec: EnvSpec, entry_point: str | Callable[..., Any], options: O
 
 def _with_data(spec: EnvSpec) -> dict[str, Any]:
     """Return the argument `data` of an entry point, if the environment has data."""
-    return {"data": data.folders(spec)} if spec.data else {}
+    return {"data": data.DataFolders(spec)} if spec.data else {}
 
 
 def slots(capacity: int, options: Options | None = None, resources: Resources = NO_RESOURCES) -> SlotHost:

@@ -6,12 +6,12 @@ import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import wraps
-from typing import Concatenate, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import anyio
 
 from envkit.protocols import Program, Sandbox, Shell
-from envkit.types import EXEC_TIMEOUT_S, Cause, ExecResult, SandboxUser
+from envkit.types import Cause, SandboxUser
 
 from .instance import STOPPED, Instance
 
@@ -19,16 +19,22 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 
-def _answered_by(method: Callable[Concatenate[Sandbox, P], T]) -> Callable[Concatenate[Lease, P], T]:
-    """Return the method of `Lease` that calls the asynchronous `method` of its sandbox, and records the answer."""
+def _watched(
+    method: Callable[Concatenate[Any, P], T], *, is_answer: bool = True
+) -> Callable[Concatenate[Lease | WatchedShell | WatchedProgram, P], T]:
+    """Return the method that calls the asynchronous `method` of what is watched.
+
+    The call is cancelled when the sandbox ends. If `is_answer`, its end shows that the sandbox answers.
+    """
 
     @wraps(method)
-    async def call(self: Lease, *args: P.args, **kwargs: P.kwargs) -> object:
-        result = await self._instance.call(getattr(self._sandbox, method.__name__), *args, **kwargs)
-        self._instance.answered()
+    async def call(self: Lease | WatchedShell | WatchedProgram, *args: P.args, **kwargs: P.kwargs) -> object:
+        result = await self._instance.call(getattr(self._watched, method.__name__), *args, **kwargs)
+        if is_answer:
+            self._instance.answered()
         return result
 
-    return cast("Callable[Concatenate[Lease, P], T]", call)
+    return cast("Callable[Concatenate[Lease | WatchedShell | WatchedProgram, P], T]", call)
 
 
 class Lease:
@@ -41,7 +47,7 @@ class Lease:
     def __init__(self, instance: Instance) -> None:
         assert instance.sandbox is not None
         self._instance = instance
-        self._sandbox = instance.sandbox
+        self._watched = instance.sandbox
 
     @property
     def id(self) -> str:
@@ -49,16 +55,16 @@ class Lease:
 
     @property
     def grader_home(self) -> str:
-        return self._sandbox.grader_home
+        return self._watched.grader_home
 
-    exec = _answered_by(Sandbox.exec)
-    read = _answered_by(Sandbox.read)
-    write = _answered_by(Sandbox.write)
-    upload = _answered_by(Sandbox.upload)
-    download = _answered_by(Sandbox.download)
-    probe = _answered_by(Sandbox.probe)
-    log = _answered_by(Sandbox.log)
-    stats = _answered_by(Sandbox.stats)
+    exec = _watched(Sandbox.exec)
+    read = _watched(Sandbox.read)
+    write = _watched(Sandbox.write)
+    upload = _watched(Sandbox.upload)
+    download = _watched(Sandbox.download)
+    probe = _watched(Sandbox.probe)
+    log = _watched(Sandbox.log)
+    stats = _watched(Sandbox.stats)
 
     @asynccontextmanager
     async def program(
@@ -73,22 +79,22 @@ class Lease:
     ) -> AsyncIterator[WatchedProgram]:
         """Run a program with streamed input and output; see `envkit.protocols.Sandbox.program`."""
         with self._instance.in_use():
-            async with self._sandbox.program(
+            async with self._watched.program(
                 argv, timeout_s=timeout_s, env=env, cwd=cwd, user=user, terminal=terminal
             ) as program:
                 yield WatchedProgram(self._instance, program)
 
     def shell(self, name: str = "main", *, user: SandboxUser = "agent") -> WatchedShell:
         """Return the shell `name`, which starts when it runs its first command."""
-        return WatchedShell(self._instance, self._sandbox.shell(name, user=user))
+        return WatchedShell(self._instance, self._watched.shell(name, user=user))
 
     async def connect(self, address: str | int) -> socket.socket:
         """Connect to a socket in the sandbox; see `envkit.protocols.Sandbox.connect`."""
-        return await self._instance.call(self._sandbox.connect, address)
+        return await self._instance.call(self._watched.connect, address)
 
     async def snapshot(self) -> str:
         """Take a snapshot and return its name in the pool, ``NODE/NAME``; see `envkit.protocols.Sandbox.snapshot`."""
-        return f"{self._instance.node.name}/{await self._instance.call(self._sandbox.snapshot)}"
+        return f"{self._instance.node.name}/{await self._instance.call(self._watched.snapshot)}"
 
     async def wait(self) -> Cause:
         """Wait until the sandbox has ended, and return the cause."""
@@ -107,19 +113,10 @@ class WatchedShell:
 
     def __init__(self, instance: Instance, shell: Shell) -> None:
         self._instance = instance
-        self._shell = shell
+        self._watched = shell
 
-    async def run(
-        self, command: str, *, timeout_s: float = EXEC_TIMEOUT_S, max_output_bytes: int = 1 << 20
-    ) -> ExecResult:
-        result = await self._instance.call(
-            self._shell.run, command, timeout_s=timeout_s, max_output_bytes=max_output_bytes
-        )
-        self._instance.answered()
-        return result
-
-    async def close(self) -> None:
-        await self._instance.call(self._shell.close)
+    run = _watched(Shell.run)
+    close = _watched(Shell.close, is_answer=False)
 
 
 class WatchedProgram:
@@ -127,19 +124,10 @@ class WatchedProgram:
 
     def __init__(self, instance: Instance, program: Program) -> None:
         self._instance = instance
-        self._program = program
+        self._watched = program
 
-    async def receive(self) -> tuple[str, bytes] | None:
-        return await self._instance.call(self._program.receive)
-
-    async def send(self, content: bytes) -> None:
-        await self._instance.call(self._program.send, content)
-
-    async def send_eof(self) -> None:
-        await self._instance.call(self._program.send_eof)
-
-    async def resize(self, rows: int, columns: int) -> None:
-        await self._instance.call(self._program.resize, rows, columns)
-
-    async def result(self) -> ExecResult:
-        return await self._instance.call(self._program.result)
+    receive = _watched(Program.receive, is_answer=False)
+    send = _watched(Program.send, is_answer=False)
+    send_eof = _watched(Program.send_eof, is_answer=False)
+    resize = _watched(Program.resize, is_answer=False)
+    result = _watched(Program.result, is_answer=False)

@@ -1,4 +1,4 @@
-"""Counters of a pool, for metrics and autoscaling."""
+"""Counters of a pool, for metrics."""
 
 from __future__ import annotations
 

@@ -76,11 +76,6 @@ class RayNodeBackend:
         self._lost: Cause | None = None
         self._is_leaving = False
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether this backend has no sandboxes on the node and is not starting one."""
-        return not self._channels
-
     def capabilities(self) -> Mapping[str, bool]:
         """Return whether the node enforces each limit; see `envkit.protocols.SandboxBackend.capabilities`."""
         if not self._opened:

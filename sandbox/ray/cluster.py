@@ -122,17 +122,6 @@ class Cluster:
         self.is_silent = True
         return None
 
-    async def request(self, bundles: Sequence[Mapping[str, float]]) -> None:
-        """Ask Ray's autoscaler for nodes with room for all `bundles` of resources. This replaces the previous request.
-
-        Raises:
-            SandboxError: The autoscaler does not answer, or the connection has ended.
-        """
-        with anyio.move_on_after(_SILENT_S):
-            await self.call("request", bundles)
-            return
-        raise SandboxError(f"the cluster's head did not answer within {_SILENT_S:g} s")
-
     def actor(self, node: ClusterNode) -> Actor:
         """Return a handle for a new actor on `node`. The actor does not run before `Actor.begin`."""
         return Actor(self, node, next(self._numbers))

@@ -75,7 +75,6 @@ class _Driver:
         self._query: asyncio.Future[list[dict[str, Any]]] | None = None
         self._calls: Mapping[str, Callable[..., Awaitable[object]]] = {
             "nodes": self._nodes,
-            "request": self._request,
             "make": self._make,
             "ask": self._ask,
             "end": self._end,
@@ -123,11 +122,6 @@ class _Driver:
             for node in await asyncio.shield(self._query)
             if node["Alive"]
         ]
-
-    async def _request(self, bundles: Sequence[Mapping[str, float]]) -> None:
-        """Ask Ray's autoscaler for nodes with room for all `bundles` of resources, instead of the previous request."""
-        sdk = load("ray.autoscaler.sdk")
-        await asyncio.to_thread(sdk.request_resources, bundles=[dict(bundle) for bundle in bundles])
 
     async def _make(self, number: int, node_id: str, kind: NodeKind, address: str) -> None:
         """Ask Ray to start an actor on a node, and return before it runs. If the start fails later, `_ask` fails."""

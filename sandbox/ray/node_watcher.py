@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Self
 
 import anyio
@@ -29,12 +28,8 @@ _AGAIN_S = 15.0
 """Seconds until a node that was lost, or whose actor did not start, is tried again. Ray notices a loss in this time."""
 _RECONNECT_S = 1.0
 _RECONNECT_MOST_S = 30.0
-_FORGET_S = 5.0
 _SILENT = "the head of the Ray cluster does not answer"
 _LEFT = Cause(CauseKind.STOPPED, "the fleet has left its cluster")
-_NOT_NEEDED = Cause(CauseKind.STOPPED, "its node is not needed")
-_PER_SANDBOX: Mapping[str, float] = {"CPU": 1, "memory": 1 << 30}
-"""Resources to request for each sandbox if no node has the resource `SANDBOXES`. Most sandboxes need no more."""
 
 
 class RayNodes:
@@ -73,42 +68,9 @@ class RayNodes:
         self._address = address
         self._kind: NodeKind = kind
         self._orphan_ttl_s = orphan_ttl_s
-        self._cluster: Cluster | None = None
         self._is_entered = False
-        self._has_asked = False
-        self._alive: dict[str, ClusterNode] = {}
         self._hosted: dict[str, _HostedNode] = {}
         self._again_at: dict[str, float] = {}
-
-    async def request(self, more: int) -> None:
-        """Ask Ray's autoscaler for room for `more` sandboxes, in addition to the current nodes.
-
-        The request is valid until the next call, or the end of the ``async with`` block. For each sandbox it asks for
-        one ``envkit_sandboxes`` resource if any node has this resource, otherwise for one CPU and 1 GiB of memory. If
-        `more` is negative, nodes without sandboxes that have room for at most ``-more`` sandboxes in total leave the
-        pool, and the autoscaler may stop them. A later call with positive `more` takes back those that still run.
-        While the head does not answer, the call does nothing.
-        """
-        if self._cluster is None or self._cluster.is_silent:
-            return
-        there = [node for node in self._alive.values() if self._again_at.get(node.id, 0.0) in (0.0, math.inf)]
-        room = sum(map(_fitting, there))
-        count = max(room + more, 0)
-        are_counted = any(SANDBOXES in node.resources for node in self._alive.values())
-        if more > 0:
-            self._again_at = {node_id: at for node_id, at in self._again_at.items() if at < math.inf}
-        for hosted in list(self._hosted.values()):
-            fitting = _fitting(hosted.node)
-            if 0 < fitting <= -more and hosted.backend.is_empty:
-                more += fitting
-                self._again_at[hosted.node.id] = math.inf
-                self._remove(hosted.node.name, _NOT_NEEDED)
-                hosted.scope.cancel()
-        self._has_asked = True
-        try:
-            await self._cluster.request([{SANDBOXES: 1.0} if are_counted else _PER_SANDBOX] * count)
-        except SandboxError as error:
-            _log.warning("the request to the Ray cluster's autoscaler failed: %s", error)
 
     async def __aenter__(self) -> Self:
         self._tasks = await anyio.create_task_group().__aenter__()
@@ -122,44 +84,29 @@ class RayNodes:
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         await clock.end_tasks(self._tasks, error)
 
-    async def _withdraw_request(self, cluster: Cluster) -> None:
-        """Withdraw the last request to Ray's autoscaler, which would otherwise reserve the nodes forever."""
-        if not self._has_asked or cluster.is_silent:
-            return
-        with anyio.move_on_after(_FORGET_S, shield=True):
-            try:
-                await cluster.request([])
-            except SandboxError as error:
-                _log.warning("the Ray cluster's autoscaler still reserves room for sandboxes: %s", error)
-
     async def _keep_connected(self, *, task_status: TaskStatus[None]) -> None:
         """Connect to the Ray cluster, and reconnect whenever the connection ends."""
         wait_s = 0.0
         while True:
             try:
-                async with Cluster(self._address) as self._cluster:
+                async with Cluster(self._address) as cluster:
                     if self._is_entered:
                         _log.warning("reconnected to the Ray cluster at %r", self._address)
                     wait_s = 0.0
-                    try:
-                        why = await self._follow(self._cluster, task_status)
-                    finally:
-                        await self._withdraw_request(self._cluster)
+                    why = await self._follow(cluster, task_status)
                 if not self._is_entered:
                     raise SandboxError(why)
             except EnvkitError as error:
                 if not self._is_entered:
                     raise
                 why = str(error)
-            finally:
-                self._cluster = None
             wait_s = min(2 * wait_s + _RECONNECT_S, _RECONNECT_MOST_S)
             _log.warning("no connection to the Ray cluster; trying again in %g s: %s", wait_s, why)
             await anyio.sleep(wait_s)
 
     async def _follow(self, cluster: Cluster, status: TaskStatus[None]) -> str:
         """Keep the cluster's nodes in the pool until the connection to the cluster ends; return why it ended."""
-        self._alive, self._again_at = {}, {}
+        self._again_at = {}
         async with anyio.create_task_group() as self._node_tasks:
             try:
                 why = await self._watch(cluster, status)
@@ -179,7 +126,7 @@ class RayNodes:
         while True:
             found = await cluster.alive()
             if found is not None:
-                self._update(found)
+                self._update(cluster, found)
             if cluster.is_silent and not was_silent:
                 _log.warning("%s; nodes are kept while they answer", _SILENT)
             if was_silent and not cluster.is_silent:
@@ -194,17 +141,17 @@ class RayNodes:
                 status.started()
             await anyio.sleep(_LOOK_EVERY_S)
 
-    def _update(self, found: Sequence[ClusterNode]) -> None:
+    def _update(self, cluster: Cluster, found: Sequence[ClusterNode]) -> None:
         """Start actors on the new nodes in `found`, and treat nodes that are not in `found` any more as lost."""
-        self._alive = {node.id: node for node in found}
-        self._again_at = {node_id: at for node_id, at in self._again_at.items() if node_id in self._alive}
+        alive = {node.id: node for node in found}
+        self._again_at = {node_id: at for node_id, at in self._again_at.items() if node_id in alive}
         for node_id, hosted in self._hosted.items():
-            if node_id not in self._alive:
+            if node_id not in alive:
                 self._lose(hosted, Cause(CauseKind.NODE_LOST, f"node {hosted.node.name} has left the Ray cluster"))
-        for node in self._alive.values():
+        for node in alive.values():
             is_due = clock.now() >= self._again_at.get(node.id, 0.0)
-            if node.id not in self._hosted and is_due and _has_room(_capacity(node)) and self._cluster is not None:
-                self._hosted[node.id] = hosted = _HostedNode(self._cluster, node, self._kind, self._orphan_ttl_s)
+            if node.id not in self._hosted and is_due and _has_room(_capacity(node)):
+                self._hosted[node.id] = hosted = _HostedNode(cluster, node, self._kind, self._orphan_ttl_s)
                 self._node_tasks.start_soon(self._use, hosted)
 
     def _lose(self, hosted: _HostedNode, cause: Cause) -> None:
@@ -213,20 +160,19 @@ class RayNodes:
         hosted.backend.lose(cause)
 
     async def _use(self, hosted: _HostedNode) -> None:
-        """Run the actor of a node, and keep the node in the pool until it is lost or `hosted.scope` is cancelled."""
+        """Run the actor of a node, and keep the node in the pool until it is lost."""
         node, backend = hosted.node, hosted.backend
         cause = _LEFT
         try:
-            with hosted.scope:
-                async with backend:
-                    self._again_at.pop(node.id, None)
-                    self._add(Node(node.name, backend, _capacity(node)))
-                    hosted.settled.set()
-                    try:
-                        cause = await backend.wait()
-                        self._again_at[node.id] = clock.now() + _AGAIN_S
-                    finally:
-                        self._remove(node.name, cause)
+            async with backend:
+                self._again_at.pop(node.id, None)
+                self._add(Node(node.name, backend, _capacity(node)))
+                hosted.settled.set()
+                try:
+                    cause = await backend.wait()
+                    self._again_at[node.id] = clock.now() + _AGAIN_S
+                finally:
+                    self._remove(node.name, cause)
         except EnvkitError as error:
             self._again_at[node.id] = clock.now() + _AGAIN_S
             _log.warning("%s", error)
@@ -239,22 +185,13 @@ class _HostedNode:
     """A node of the cluster on which an actor of envkit runs or is being started.
 
     Attributes:
-        scope: Cancelled to end the actor and remove the node from the pool.
         settled: Set when the actor has started or failed.
     """
 
     def __init__(self, cluster: Cluster, node: ClusterNode, kind: NodeKind, orphan_ttl_s: float) -> None:
         self.node = node
         self.backend = RayNodeBackend(cluster, node, kind=kind, orphan_ttl_s=orphan_ttl_s)
-        self.scope = anyio.CancelScope()
         self.settled = anyio.Event()
-
-
-def _fitting(node: ClusterNode) -> int:
-    """Return how many sandboxes fit on an empty node, if each needs the resources that `RayNodes.request` asks for."""
-    if SANDBOXES in node.resources:
-        return int(node.resources[SANDBOXES])
-    return int(min(node.resources.get(name, 0.0) // amount for name, amount in _PER_SANDBOX.items()))
 
 
 def _has_room(capacity: Capacity) -> bool:

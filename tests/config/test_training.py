@@ -127,7 +127,6 @@ def test_a_fleets_file_has_its_repeated_keys_named_and_may_have_one_key_in_sever
         "limits.networks=['']",
         "limits.networks=['http://example.org/']",
         "limits.images=['']",
-        "autoscale.command=['']",
         "alerts.webhook=http://example.org:99999/",
         "alerts.webhook='http://[::1/'",
         "alerts.webhook=http://:80/",
@@ -139,7 +138,7 @@ def test_what_is_empty_and_addresses_that_are_none_are_refused_before_a_fleet_st
 
 
 def test_a_section_with_nothing_in_it_is_as_if_it_were_not_there(tmp_path: Path) -> None:
-    names = ("listen", "node", "ray", "envs", "warm", "liveness", "restarts", "limits", "alerts", "autoscale")
+    names = ("listen", "node", "ray", "envs", "warm", "liveness", "restarts", "limits", "alerts")
     path = tmp_path / "fleet.yaml"
     path.write_text("backend: local\n" + "".join(f"{name}:\n" for name in names))
     assert serving.read(path, [], {}) == serving.read(None, ["backend=local"], {})

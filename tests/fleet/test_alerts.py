@@ -1,25 +1,21 @@
-"""Alerts and autoscaling: which events reach the webhook and the user's program."""
+"""Alerts: which events reach the webhook."""
 
 from __future__ import annotations
 
 import json
 import logging
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
-from pathlib import Path
 
 import anyio
 import pytest
 
 from envkit import clock
 from envkit.fleet.alerts import send_alerts, warn_if_unreachable, watch_disks
-from envkit.fleet.autoscale import autoscale, run_command, steadily
 from envkit.http.protocol.asgi import ASGIApp, Receive, Scope, Send, read_body, respond
 from envkit.http.server.server import serve
 from envkit.types import PoolEvent, SandboxState
-from tests.contract.kinds import arguments
 
 
 class Site:
@@ -124,91 +120,6 @@ def test_any_answer_of_the_webhook_avoids_the_warning(status: int) -> None:
         return warnings
 
     assert clock.run(main) == []
-
-
-@pytest.mark.parametrize(
-    ("before", "now", "both"), [(3, 5, 3), (5, 3, 3), (0, 5, 0), (-2, 5, 0), (-2, -5, -2), (-5, -2, -2), (-1, 0, 0)]
-)
-def test_a_demand_counts_when_both_samples_have_it(before: int, now: int, both: int) -> None:
-    assert steadily(before, now) == both
-
-
-def test_a_steady_demand_scales_the_cluster() -> None:
-    async def main() -> None:
-        demands = [0, 4, 6, -1, -3, -3]
-        calls: list[tuple[float, int]] = []
-
-        async def act(count: int) -> None:
-            calls.append((clock.now() - began, count))
-
-        began = clock.now()
-        with anyio.move_on_after(61):
-            await autoscale(lambda: demands.pop(0), act, 10)
-        assert calls == [(30, 4), (50, -1), (60, -3)]
-
-    clock.run(main, virtual=True)
-
-
-def test_a_scaling_call_that_fails_is_retried(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        calls: list[int] = []
-
-        async def act(count: int) -> None:
-            calls.append(count)
-            raise RuntimeError("the cluster's head is gone")
-
-        with anyio.move_on_after(35):
-            await autoscale(lambda: 2, act, 10)
-        assert calls == [2, 2]
-
-    clock.run(main, virtual=True)
-    assert caplog.text.count("RuntimeError: the cluster's head is gone") == 2
-
-
-def test_a_users_program_receives_the_number_of_wanted_sandboxes(tmp_path: Path) -> None:
-    program = f"import sys; open({str(tmp_path / 'arguments')!r}, 'w').write(' '.join(sys.argv[1:]))"
-    clock.run(run_command, [sys.executable, "-c", program, "--by"], -7)
-    assert (tmp_path / "arguments").read_text() == "--by -7"
-
-
-@pytest.mark.parametrize(
-    ("command", "message"),
-    [
-        ([sys.executable, "-c", "print('no quota'); raise SystemExit(3)"], "2 exited with code 3: no quota"),
-        (["/nowhere/scale"], "/nowhere/scale cannot be run: No such file or directory"),
-    ],
-)
-def test_a_users_program_that_fails_is_logged(
-    command: list[str], message: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING):
-        clock.run(run_command, command, 2)
-    assert [record.message.endswith(message) for record in caplog.records if record.name.startswith("envkit")] == [True]
-
-
-def test_a_users_program_that_does_not_end_is_stopped_and_logged(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        clock.run(partial(run_command, within_s=0.2), ["sleep", "60"], 2)
-    # asyncio may warn as well, if its child watcher comes too late for the exit status.
-    own = [record.message for record in caplog.records if record.name.startswith("envkit")]
-    assert own == ["sleep did not end within 0.2 s and was stopped"]
-
-
-def test_stopping_a_users_program_stops_its_child_processes(tmp_path: Path) -> None:
-    pid = tmp_path / "pid"
-    script = f"sleep 600 & echo $! > {pid}.new; mv {pid}.new {pid}; wait"
-
-    async def main() -> None:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(run_command, ["sh", "-c", script], 2)
-            while not pid.exists():  # noqa: ASYNC110
-                await anyio.sleep(0.01)
-            tasks.cancel_scope.cancel()
-        with anyio.fail_after(10):
-            while arguments(int(pid.read_text())):  # noqa: ASYNC110
-                await anyio.sleep(0.01)
-
-    clock.run(main)
 
 
 def test_disks_that_are_almost_full_are_reported_in_one_alert_at_each_check() -> None:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn, TypeAlias
 
 import typer
 
@@ -16,6 +16,9 @@ from envkit.errors import UsageError
 from envkit.types import JSON, SandboxState, SandboxView
 
 if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
+    from envkit.protocols import Sandbox
     from envkit.wiring.sandboxes.service import SandboxService
 
 _PROGRAM_CHARACTERS = 40
@@ -116,7 +119,7 @@ def run(
     if detach:
         clock.run(service.detach, options, program or [], uploads, partial(print, flush=True))
         return
-    sys.exit(clock.run(service.run, options, program or [], uploads, timeout_s, tty))
+    _run_attached(service, service.running(options), program or [], timeout_s, tty, uploads)
 
 
 @app.command("exec", context_settings=_PROGRAM_LAST)
@@ -138,9 +141,7 @@ def exec_(
             f"{program[0]}: put options before the id: envkit sandbox exec [OPTIONS] {sandbox_id} -- PROGRAM"
         )
     service = _service(url, token_file, ca)
-    from envkit import clock
-
-    sys.exit(clock.run(service.exec_in, sandbox_id, program, timeout_s, tty))
+    _run_attached(service, service.attached(sandbox_id), program, timeout_s, tty)
 
 
 @app.command("logs")
@@ -187,19 +188,17 @@ def list_sandboxes(
     database) of their server. A server stops its sandboxes when it ends. If it is killed, the sandboxes stop by
     themselves. With --json, times are in seconds.
     """
-    _check_url(url, token_file, ca)
+    service = _service(url, token_file, ca)
     from envkit import clock
 
     if url is not None:
         if with_servers:
             raise UsageError("--all: --url already lists all sandboxes of the server; leave out --all")
-        from envkit.wiring.sandboxes.remote_service import RemoteService
-
-        _print_views(clock.run(RemoteService(url, token_file, ca).views), clock.wall(), as_json)
+        _print_views(clock.run(service.views), clock.wall(), as_json)
         return
-    from envkit.wiring.sandboxes import local_service
+    from envkit.wiring.sandboxes.service import list_detached_sandboxes
 
-    found = clock.run(partial(local_service.list_detached_sandboxes, with_servers=with_servers, warn=_warn))
+    found = clock.run(partial(list_detached_sandboxes, with_servers=with_servers, warn=_warn))
     if as_json:
         print_json({"id": one.id, **one.stats, "problem": one.problem, "owner": [*one.owner]} for one in found)
         return
@@ -224,9 +223,8 @@ def prune(
 def list_snapshots(url: ServerUrl, as_json: AsJson = False, token_file: TokenFile = None, ca: Ca = None) -> None:
     """List the snapshots of a server. Times are in UTC; with --json they are seconds since 1970."""
     from envkit import clock
-    from envkit.wiring.sandboxes.remote_service import RemoteService
 
-    found = clock.run(RemoteService(url, token_file, ca).snapshots)
+    found = clock.run(_service(url, token_file, ca).snapshots)
     if as_json:
         print_json(
             {
@@ -257,28 +255,35 @@ def remove_snapshots(
 ) -> None:
     """Remove snapshots of a server. A snapshot that does not exist is not an error."""
     from envkit import clock
-    from envkit.wiring.sandboxes.remote_service import RemoteService
 
-    clock.run(RemoteService(url, token_file, ca).remove_snapshots, names)
+    clock.run(_service(url, token_file, ca).remove_snapshots, names)
+
+
+def _run_attached(
+    service: SandboxService,
+    opened: AbstractAsyncContextManager[Sandbox],
+    program: Sequence[str],
+    timeout_s: float | None,
+    tty: bool,
+    uploads: Sequence[tuple[Path, str]] = (),
+) -> NoReturn:
+    """Run a program (by default a shell) in a sandbox, and exit with its code."""
+    from envkit import clock
+    from envkit.cli.fleet.attached import run_attached
+
+    timeout_s = timeout_s or service.longest_s
+    sys.exit(clock.run(partial(run_attached, opened, program, uploads, timeout_s=timeout_s, tty=tty)))
 
 
 def _service(url: str | None, token_file: Path | None, ca: Path | None, backend: Backend = "auto") -> SandboxService:
     """Return the sandboxes of the server at `url`, or those of this machine if `url` is None."""
-    _check_url(url, token_file, ca)
-    if url is None:
-        from envkit.wiring.sandboxes.local_service import LocalService
-
-        return LocalService(backend)
-    if backend != "auto":
-        raise UsageError("--backend: a server chooses its own backend; leave out --backend or --url")
-    from envkit.wiring.sandboxes.remote_service import RemoteService
-
-    return RemoteService(url, token_file, ca)
-
-
-def _check_url(url: str | None, token_file: Path | None, ca: Path | None) -> None:
     if url is None and (token_file is not None or ca is not None):
         raise UsageError("--token-file and --ca need --url")
+    if url is not None and backend != "auto":
+        raise UsageError("--backend: a server chooses its own backend; leave out --backend or --url")
+    from envkit.wiring.sandboxes.service import SandboxService
+
+    return SandboxService(backend, url, token_file, ca)
 
 
 def _print_views(views: Sequence[SandboxView], now_s: float, as_json: bool) -> None:

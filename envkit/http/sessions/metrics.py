@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from envkit.http.sessions.counters import BOUNDS_S
 
 if TYPE_CHECKING:
-    from prometheus_client.core import Metric
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
     from envkit.http.sessions.table import SessionTable
 
@@ -26,6 +26,13 @@ def exposition(table: SessionTable, more: Collect | None = None) -> bytes:
     return generate_latest(registry)
 
 
+def by_label(metric: CounterMetricFamily | GaugeMetricFamily, numbers: Mapping[Any, int]) -> Metric:
+    """Add one number for each value of the metric's only label."""
+    for value, number in sorted(numbers.items()):
+        metric.add_metric([str(value)], number)
+    return metric
+
+
 class _Collector:
     def __init__(self, table: SessionTable, more: Collect | None) -> None:
         self._table = table
@@ -35,10 +42,8 @@ class _Collector:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
         table, counters = self._table, self._table.counters
-        live = GaugeMetricFamily("envkit_sessions", "Live sessions, by state.", labels=["state"])
-        for state, count in sorted(Counter(view.state.value for view in table.views()).items()):
-            live.add_metric([state], count)
-        yield live
+        live = Counter(view.state for view in table.views())
+        yield by_label(GaugeMetricFamily("envkit_sessions", "Live sessions, by state.", labels=["state"]), live)
         yield GaugeMetricFamily("envkit_slots", "Slots: episodes that can run at the same time.", table.capacity)
         yield GaugeMetricFamily("envkit_slots_leased", "Slots in use.", table.leased)
         yield CounterMetricFamily("envkit_sessions_created", "Sessions created.", counters.sessions)
@@ -50,8 +55,6 @@ class _Collector:
             buckets.append((bound, total))
         yield HistogramMetricFamily("envkit_step_seconds", "Duration of a step.", buckets, counters.step_seconds)
         errors = CounterMetricFamily("envkit_errors", "Error responses, by code.", labels=["code"])
-        for code, count in sorted(counters.errors.items()):
-            errors.add_metric([code], count)
-        yield errors
+        yield by_label(errors, counters.errors)
         if self._more is not None:
             yield from self._more()

@@ -19,11 +19,11 @@ from envkit.fleet.ledger import Ledger
 from envkit.fleet.offenders import Offenders
 from envkit.protocols import Sandbox
 from envkit.restarts import RestartBudget
+from envkit.sandbox.machine import describe, env_sandbox_count
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.node import ResourceRequest
 from envkit.types import SandboxSpec
 from envkit.wiring import environments
-from envkit.wiring.gateway.capacity import describe, env_sandbox_count
 from envkit.wiring.gateway.nodes import FleetNodes
 from envkit.wiring.sandboxes import env_sandboxes
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,6 @@ from envkit.config.serving import LimitsSection, ServeConfig, WarmSection
 from envkit.errors import SandboxStartError, UsageError
 from envkit.fleet import FleetHost, RoutedHosts
 from envkit.fleet.alerts import send_alerts, warn_if_unreachable, watch_disks
-from envkit.fleet.autoscale import autoscale, run_command
 from envkit.fleet.offenders import Offenders
 from envkit.http.api.app import create_app
 from envkit.http.auth.localhost_only import is_loopback
@@ -34,6 +33,7 @@ from envkit.http.server.server import require_address, serve
 from envkit.installation import command
 from envkit.protocols import EnvHost
 from envkit.restarts import RestartBudget
+from envkit.sandbox import machine
 from envkit.sandbox.docker.backend import GAMES_IMAGE
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.health import LivenessTimes
@@ -42,7 +42,7 @@ from envkit.sandbox.ray.node_watcher import RayNodes
 from envkit.sandbox.transfer import tar_stream
 from envkit.types import Cause, CauseKind, SandboxSpec
 from envkit.wiring import environments
-from envkit.wiring.gateway import capacity, metrics
+from envkit.wiring.gateway import metrics
 from envkit.wiring.gateway.env_workers import (
     dedicated_env_ids,
     env_hosts,
@@ -68,7 +68,6 @@ class Fleet:
         pool: Leases sandboxes to clients and `hosts`; None if the server has no sandboxes.
         disks: Returns, for each disk by name, its free MiB and the MiB that must stay free; None if unknown.
         hosts: The hosts that `host` routes episodes to; empty if the server has no sandboxes.
-        scale: Called with the number of sandboxes to make room for; negative: to release. None without autoscaling.
         isolates: Whether sandboxes are isolated from this process.
     """
 
@@ -76,7 +75,6 @@ class Fleet:
     pool: Pool | None = None
     disks: Callable[[], Mapping[str, tuple[int, int]]] | None = None
     hosts: tuple[FleetHost, ...] = ()
-    scale: Callable[[int], Awaitable[None]] | None = None
     isolates: bool = True
 
 
@@ -171,16 +169,12 @@ class _ShutdownSignals:
 
 @asynccontextmanager
 async def _notifications(config: ServeConfig, fleet: Fleet, announce: Callable[[str], None]) -> AsyncIterator[None]:
-    """Send alerts and scale the fleet during a ``with`` block, if `config` enables them."""
-    pool, scale = fleet.pool, fleet.scale
-    if config.autoscale.command is not None:
-        scale = partial(run_command, config.autoscale.command)
+    """Send alerts during a ``with`` block, if `config` enables them."""
+    pool = fleet.pool
     async with clock.background_tasks() as tasks:
         if pool is not None and config.alerts.webhook is not None:
             tasks.start_soon(warn_if_unreachable, config.alerts.webhook, announce)
             tasks.start_soon(send_alerts, pool.events(), config.alerts.webhook)
-        if pool is not None and scale is not None:
-            tasks.start_soon(autoscale, pool.wanted, scale, config.autoscale.interval_s)
         if pool is not None and fleet.disks is not None:
             tasks.start_soon(watch_disks, fleet.disks, pool.alert)
         yield
@@ -219,10 +213,9 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
             restarts=RestartBudget(config.restarts.budget, config.restarts.window_s),
             ledger=fleet_nodes.ledger,
         )
-        scale = None
         if config.backend == "ray":
             ray = RayNodes(pool.add_node, pool.remove_node, address=config.ray.address, kind=config.ray.kind)
-            scale = (await stack.enter_async_context(ray)).request
+            await stack.enter_async_context(ray)
         await stack.enter_async_context(pool)
         offenders = Offenders(RestartBudget(config.restarts.budget, config.restarts.window_s))
         try:
@@ -236,7 +229,7 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
         announce(f"sandboxes: {fleet_nodes.what}; environments in {count} {'sandbox' if count == 1 else 'sandboxes'}")
         for node in fleet_nodes.nodes:
             share = f"{config.limits.tenant_share:.0%}".removesuffix("%")
-            announce(f"capacity: {capacity.describe(node.capacity)}; one tenant may use {share} % of each of these")
+            announce(f"capacity: {machine.describe(node.capacity)}; one tenant may use {share} % of each of these")
         await forget_lost_sessions(fleet_nodes.ledger, pool, *hosts)
         dedicated = dedicated_env_ids()
         trusted = None
@@ -256,7 +249,7 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
             trusted_envs.plays,
         )
         played_in = (*hosts, *(() if trusted is None else (trusted,)))
-        yield Fleet(host, pool, fleet_nodes.disks, played_in, scale, fleet_nodes.isolates)
+        yield Fleet(host, pool, fleet_nodes.disks, played_in, fleet_nodes.isolates)
 
 
 def _lacks_envkit(cause: Cause) -> bool:
@@ -279,7 +272,7 @@ def _metrics(fleet: Fleet, log: AccessLog | None) -> Iterator[Metric]:
 
 
 def _memory_budget(limits: LimitsSection) -> MemoryBudget:
-    max_mib = limits.max_buffered_mib or capacity.buffer_mib(capacity.this_machine())
+    max_mib = limits.max_buffered_mib or machine.buffer_mib(machine.this_machine())
     return MemoryBudget(max_mib << 20)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from envkit.fleet import FleetHost
+from envkit.http.sessions.metrics import by_label
 from envkit.sandbox.pool import Pool
 
 if TYPE_CHECKING:
@@ -17,14 +18,13 @@ def collect(pool: Pool, hosts: Sequence[FleetHost]) -> Iterator[Metric]:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     counts = pool.counts()
-    states = GaugeMetricFamily("envkit_sandboxes", "Existing sandboxes, by state.", labels=["state"])
-    for state, count in sorted(counts.states.items()):
-        states.add_metric([state.value], count)
-    yield states
-    waiting = GaugeMetricFamily("envkit_sandboxes_waiting", "Queued sandbox requests, by tenant.", labels=["tenant"])
-    for tenant, count in sorted(counts.waiting.items()):
-        waiting.add_metric([tenant], count)
-    yield waiting
+    yield by_label(
+        GaugeMetricFamily("envkit_sandboxes", "Existing sandboxes, by state.", labels=["state"]), counts.states
+    )
+    yield by_label(
+        GaugeMetricFamily("envkit_sandboxes_waiting", "Queued sandbox requests, by tenant.", labels=["tenant"]),
+        counts.waiting,
+    )
     yield GaugeMetricFamily("envkit_sandboxes_warm", "Warm sandboxes: ready and not leased.", counts.warm)
     yield GaugeMetricFamily("envkit_sandboxes_wanted", "Sandboxes to add; below 0: to remove.", pool.wanted())
     slowest = max(counts.probe_s.values(), default=0.0)
@@ -35,14 +35,10 @@ def collect(pool: Pool, hosts: Sequence[FleetHost]) -> Iterator[Metric]:
     )
     yield CounterMetricFamily("envkit_warm_sandboxes_replaced", "Warm sandboxes that were replaced.", counts.restarts)
     yield CounterMetricFamily("envkit_sandboxes_finished", "Sandboxes whose command exited.", counts.finished)
-    losses = CounterMetricFamily("envkit_sandboxes_lost", "Lost sandboxes, by cause.", labels=["cause"])
-    for cause, count in sorted(counts.losses.items()):
-        losses.add_metric([cause.value], count)
-    yield losses
-    alerts = CounterMetricFamily("envkit_alerts", "Alerts, by kind.", labels=["kind"])
-    for kind, count in sorted(counts.alerts.items()):
-        alerts.add_metric([kind], count)
-    yield alerts
+    yield by_label(
+        CounterMetricFamily("envkit_sandboxes_lost", "Lost sandboxes, by cause.", labels=["cause"]), counts.losses
+    )
+    yield by_label(CounterMetricFamily("envkit_alerts", "Alerts, by kind.", labels=["kind"]), counts.alerts)
     counted = [(host.lost, host.failed_starts, host.episodes.rebuilt, host.episodes.void) for host in hosts]
     lost, failed, rebuilt, void = (sum(each) for each in zip(*counted, strict=True))
     yield CounterMetricFamily("envkit_env_sandboxes_lost", "Lost sandboxes that served environments.", lost)

@@ -13,12 +13,12 @@ from envkit.config.serving import ListenSection, ServeConfig
 from envkit.errors import UsageError
 from envkit.fleet.ledger import Ledger
 from envkit.installation import command
+from envkit.sandbox import machine
 from envkit.sandbox.docker.backend import GAMES_IMAGE, DockerBackend
 from envkit.sandbox.docker.images import why_other_format
 from envkit.sandbox.pool.node import Capacity, Node
 from envkit.sandbox.process.backend import ProcessBackend
 from envkit.types import Cause
-from envkit.wiring.gateway import capacity
 from envkit.wiring.gateway.token_store import LEDGER, state_folder
 from envkit.wiring.sandboxes import running_servers
 from envkit.wiring.sandboxes.backends import choose
@@ -59,13 +59,13 @@ async def open_nodes(config: ServeConfig) -> AsyncIterator[FleetNodes]:
     image = config.envs.image or GAMES_IMAGE
     backend, what, why = await choose(config.backend, image=image, may_be_process=True)
     async with _ledger(config, can_detach=not isinstance(backend, ProcessBackend)) as ledger, backend:
-        found = await clock.to_thread(capacity.this_machine)
+        found = await clock.to_thread(machine.this_machine)
         # Ask Docker for the memory, because its daemon may run on another machine.
         if isinstance(backend, DockerBackend):
             await _require_image(backend, image)
             found = replace(found, memory_mib=backend.machine_memory_mib)
         limits = Capacity(sandboxes=config.node.max_sandboxes, **config.node.model_dump(exclude={"max_sandboxes"}))
-        node = Node(_HERE, backend, capacity.with_defaults(limits, found))
+        node = Node(_HERE, backend, machine.with_defaults(limits, found))
         isolates = backend.capabilities()["isolation"]
         what += why
         in_image = isinstance(backend, DockerBackend)

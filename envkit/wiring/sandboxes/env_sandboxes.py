@@ -53,7 +53,7 @@ async def sandbox_host(
     slots_per_sandbox: int,
     call_timeout_s: float = 60.0,
     slow_timeout_s: float | None = None,
-    announce: Callable[[str], None] | None = None,
+    announce: Callable[[str], None] = lambda line: None,
     tools: ToolSettings | None = None,
 ) -> AsyncIterator[EnvHost]:
     """Open a host for episodes. Environments that use sandboxes as tools run in this process, others in sandboxes.
@@ -70,7 +70,6 @@ async def sandbox_host(
         UsageError: This kind does not work on this machine; the message names the remedy.
         SandboxStartError: No sandbox started; the message gives the reason.
     """
-    announce = announce or _ignore
     if tools is not None and tools.env_ids:
         async with AsyncExitStack() as parts:
             with_tools = await parts.enter_async_context(_tool_host(section, tools, announce))
@@ -310,7 +309,3 @@ class _SandboxedEnvClient:
             package = registry.package_of(error.env_id)
             hint = _HINT if package is None else _PACKAGE_HINT.format(package=package)
             raise UnknownEnvError(error.env_id, error.known, hint) from None
-
-
-def _ignore(line: str) -> None:
-    pass

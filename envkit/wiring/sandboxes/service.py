@@ -1,59 +1,54 @@
-"""What ``envkit sandbox`` does with sandboxes, the same for those of this machine and those of a server."""
+"""What ``envkit sandbox`` does with the sandboxes of this machine or of a server."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+import sys
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from envkit.errors import EnvkitError, UsageError
-from envkit.types import SandboxSpec
-from envkit.wiring.sandboxes.blocking import AnySandbox, spec_of
-from envkit.wiring.sandboxes.terminal import run_attached
+from envkit.sandbox.bubblewrap import backend as bubblewrap
+from envkit.sandbox.bubblewrap.backend import LocalBackend
+from envkit.sandbox.docker import backend as docker
+from envkit.sandbox.docker.backend import DockerBackend
+from envkit.sandbox.transfer import tar_stream
+from envkit.types import JSON, SandboxSpec, SandboxView
+from envkit.wiring.sandboxes import running_servers
+from envkit.wiring.sandboxes.backends import BackendKind
+from envkit.wiring.sandboxes.blocking import AnySandbox, kind_of, opened, running, spec_of
+from envkit.wiring.sandboxes.running_servers import ServerNote
+
+if TYPE_CHECKING:
+    from envkit.http.client.sandbox_client import SandboxClient
+    from envkit.http.protocol.sandbox_messages import KeptReply
+
+_LONGEST_S = 10 * 365 * 86400.0
+"""Default timeout of a program in a sandbox of this machine, in seconds."""
+_NO_OWNER: Sequence[str] = ()
 
 
-class SandboxService(ABC):
-    """The sandboxes of this machine or of a server.
+@dataclass(frozen=True, slots=True)
+class SandboxService:
+    """The sandboxes of this machine, or of the server at `url`.
+
+    The server stops a detached sandbox after its time to live, or an hour without use.
 
     Attributes:
-        max_timeout_s: Maximum timeout of a program in seconds.
+        kind: Kind of backend for new sandboxes of this machine.
+        url: Address of the server; None for this machine.
+        token_file: File that contains a token; None uses the environment variable ``ENVKIT_TOKEN``, if it is set.
+        ca: PEM file with the CA certificates to trust; None trusts the system's CA certificates.
     """
 
-    max_timeout_s: ClassVar[float]
-
-    @abstractmethod
-    def running(self, spec: SandboxSpec) -> AbstractAsyncContextManager[AnySandbox]:
-        """Run a new sandbox for the duration of an ``async with`` block."""
-
-    @abstractmethod
-    def start_detached(self, spec: SandboxSpec) -> AbstractAsyncContextManager[AnySandbox]:
-        """Start a detached sandbox. It outlives the ``async with`` block, unless the block raises."""
-
-    @abstractmethod
-    def attached(self, id: str) -> AbstractAsyncContextManager[AnySandbox]:
-        """Connect to a detached sandbox for the duration of an ``async with`` block."""
-
-    @abstractmethod
-    async def stop(self, id: str) -> None:
-        """Stop a detached sandbox and delete its files."""
-
-    async def run(
-        self,
-        options: Mapping[str, Any],
-        program: Sequence[str],
-        uploads: Sequence[tuple[Path, str]],
-        timeout_s: float | None,
-        tty: bool,
-    ) -> int:
-        """Run a program (a shell if `program` is empty) in a new sandbox; return the code to exit this process with."""
-        opened = self.running(spec_of(options))
-        return await run_attached(opened, program, uploads, timeout_s=timeout_s or self.max_timeout_s, tty=tty)
-
-    async def exec_in(self, id: str, program: Sequence[str], timeout_s: float | None, tty: bool) -> int:
-        """Run a program (by default a shell) in a detached sandbox; return the code to exit this process with."""
-        return await run_attached(self.attached(id), program, timeout_s=timeout_s or self.max_timeout_s, tty=tty)
+    kind: BackendKind = "auto"
+    url: str | None = None
+    token_file: Path | None = None
+    ca: Path | None = None
 
     async def detach(
         self,
@@ -68,7 +63,7 @@ class SandboxService(ABC):
                 "--upload: with --detach the program would start before the upload; leave the program out here, and "
                 "run it with envkit sandbox exec"
             )
-        async with self.start_detached(spec_of({**options, "command": program})) as sandbox:
+        async with self._detached(spec_of({**options, "command": program})) as sandbox:
             for source, name in uploads:
                 await sandbox.upload(source, name)
             report_id(sandbox.id)
@@ -87,8 +82,168 @@ class SandboxService(ABC):
         failures = []
         for id in ids:
             try:
-                await self.stop(id)
+                await self._stop(id)
             except EnvkitError as error:
                 failures.append(error)
         if failures:
             raise ExceptionGroup("cannot end sandboxes", failures)
+
+    async def views(self) -> list[SandboxView]:
+        """Return the sandboxes of the server that the token may see, oldest first."""
+        async with self._client() as client:
+            return await client.views()
+
+    async def snapshots(self) -> list[KeptReply]:
+        """Return the snapshots of the server that the token may see, oldest first."""
+        async with self._client() as client:
+            return await client.snapshots()
+
+    async def remove_snapshots(self, names: Sequence[str]) -> None:
+        """Remove the snapshots `names` of the server. A snapshot that does not exist is not an error."""
+        async with self._client() as client:
+            for name in names:
+                await client.remove_snapshot(name)
+
+    @asynccontextmanager
+    async def _client(self) -> AsyncIterator[SandboxClient]:
+        from envkit.http.client.connect import read_token  # imported late: this machine's sandboxes need no client
+        from envkit.http.client.sandbox_client import SandboxClient
+
+        assert self.url is not None
+        token = None if self.token_file is None else read_token(self.token_file, partial(print, file=sys.stderr))
+        async with SandboxClient(self.url, token, ca=self.ca, folder_transport=tar_stream) as client:
+            yield client
+
+    @property
+    def longest_s(self) -> float:
+        """Maximum timeout of a program in seconds."""
+        if self.url is None:
+            return _LONGEST_S
+        from envkit.http.sandboxes.access import MAX_TIMEOUT_S
+
+        return MAX_TIMEOUT_S
+
+    def running(self, options: Mapping[str, Any]) -> AbstractAsyncContextManager[AnySandbox]:
+        """Return a context manager that runs a new sandbox."""
+        return self._running(spec_of(options))
+
+    @asynccontextmanager
+    async def _running(self, spec: SandboxSpec) -> AsyncIterator[AnySandbox]:
+        if self.url is not None:
+            async with self._client() as client, client.lease(spec) as sandbox:
+                yield sandbox
+        else:
+            async with opened(self.kind) as backend, running(backend, spec) as sandbox:
+                yield sandbox
+
+    @asynccontextmanager
+    async def _detached(self, spec: SandboxSpec) -> AsyncIterator[AnySandbox]:
+        """Start a detached sandbox. It outlives the ``async with`` block, unless the block raises."""
+        if self.url is not None:
+            async with self._client() as client:
+                remote = client.get(f"sandbox-{uuid.uuid4().hex[:12]}")
+                async with _stopped_on_error(remote):
+                    await client.create(remote.id, replace(spec, detached=False))
+                    yield remote
+        else:
+            async with opened(self.kind) as backend:
+                local = await backend.start(spec)
+                async with _stopped_on_error(local):
+                    yield local
+
+    @asynccontextmanager
+    async def attached(self, id: str) -> AsyncIterator[AnySandbox]:
+        """Connect to a detached sandbox for the duration of an ``async with`` block."""
+        if self.url is not None:
+            async with self._client() as client:
+                await client.view(id)  # raises if there is no such id, but not if the sandbox has ended
+                yield client.get(id)
+        else:
+            async with _backend_of(id) as backend:
+                yield await backend.attach(id)
+
+    async def _stop(self, id: str) -> None:
+        """Stop a detached sandbox and delete its files."""
+        if self.url is not None:
+            async with self._client() as client:
+                await client.view(id)
+                await client.stop(id)
+        else:
+            async with _backend_of(id) as backend:
+                await backend.remove(id)
+
+
+@asynccontextmanager
+async def _stopped_on_error(sandbox: AnySandbox) -> AsyncIterator[None]:
+    try:
+        yield
+    except BaseException:
+        await sandbox.stop()
+        raise
+
+
+@asynccontextmanager
+async def _backend_of(id: str) -> AsyncIterator[LocalBackend | DockerBackend]:
+    """Open the backend that created the sandbox with this id."""
+    async with opened(kind_of(id)) as backend:
+        assert isinstance(backend, (LocalBackend, DockerBackend))
+        yield backend
+
+
+@dataclass(frozen=True, slots=True)
+class DetachedSandbox:
+    """A detached sandbox, as `envkit sandbox ls` lists it. It outlives the command that started it.
+
+    Attributes:
+        id: Id of the sandbox.
+        stats: See `envkit.sandbox.agent_client.sandbox.AgentSandbox.stats`; empty if the sandbox does not answer.
+        problem: Why the sandbox does not answer, in one line; empty if it answers.
+        owner: Process, address and ledger of the server that started the sandbox; empty if no server started it.
+    """
+
+    id: str
+    stats: Mapping[str, JSON]
+    problem: str = ""
+    owner: Sequence[str] = ()
+
+
+async def list_detached_sandboxes(*, with_servers: bool, warn: Callable[[str], None]) -> Sequence[DetachedSandbox]:
+    """Return the detached sandboxes on this machine, of all backends that work here.
+
+    Args:
+        with_servers: Whether to include the sandboxes of `envkit serve`.
+        warn: Called with one line about each backend that is skipped.
+    """
+    found: list[DetachedSandbox] = []
+    if bubblewrap.why_unavailable() is None:
+        async with LocalBackend() as backend:
+            found += await _detached(backend, with_servers)
+    if (why := await docker.why_unavailable()) is None:
+        async with DockerBackend() as backend:
+            found += await _detached(backend, with_servers)
+    else:
+        warn(f"docker was left out: {why}")
+    return found
+
+
+async def _detached(backend: LocalBackend | DockerBackend, with_servers: bool) -> Sequence[DetachedSandbox]:
+    owners = dict.fromkeys(await backend.list_detached(""), _NO_OWNER)
+    if with_servers:
+        for note in running_servers.known():
+            owners |= dict.fromkeys(await backend.list_detached(note.ledger_id), _owner(note))
+        owners = dict.fromkeys(await backend.list_detached(), ("of an unknown server",)) | owners
+    return [await _inspect(backend, sandbox_id, owner) for sandbox_id, owner in sorted(owners.items())]
+
+
+def _owner(note: ServerNote) -> Sequence[str]:
+    return f"of server {note.pid}{', which has ended' if note.is_gone() else ''}", note.address, note.ledger
+
+
+async def _inspect(backend: LocalBackend | DockerBackend, sandbox_id: str, owner: Sequence[str]) -> DetachedSandbox:
+    try:
+        sandbox = await backend.attach(sandbox_id, as_observer=True)
+        stats = await sandbox.stats()
+        await sandbox.release()
+    except EnvkitError as error:
+        return DetachedSandbox(sandbox_id, {}, str(error), owner)
+    return DetachedSandbox(sandbox_id, stats, owner=owner)

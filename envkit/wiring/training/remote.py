@@ -71,7 +71,7 @@ async def check_server(run: RunConfig) -> list[str]:
     if url is None:
         return []
     try:
-        async with _client(run, _ignore) as client:
+        async with _client(run, lambda line: None) as client:
             health, envs = await client.health(), await client.envs()
     except ConfigError as error:
         return list(error.problems)
@@ -153,7 +153,3 @@ def _problem(key: str) -> Iterator[None]:
         yield
     except EnvkitError as error:
         raise ConfigError([f"{key}: {error}"]) from None
-
-
-def _ignore(line: str) -> None:
-    pass

@@ -24,35 +24,21 @@ from envkit.types import Task, stable_hash
 from envkit.wiring import environments, tasks
 from envkit.wiring.training import models
 
-_TINY_WARMUP: Mapping[str, float] = {
-    "single_turn_states": 30_000,
-    "visit_random_share": 0.5,
-    "single_turn_random_share": 0.5,
-    "single_turn_batch": 256,
-    "single_turn_updates": 250,
-    "multi_turn_updates": 300,
-    "episode_random_share": 0.65,
-    "episode_batch": 64,
-    "episode_updates": 50,
-    "learning_rate": 4e-3,
-    "episode_learning_rate": 2e-3,
-    "check_episodes": 256,
+_WARMUP: Mapping[str, tuple[float, float]] = {
+    "single_turn_states": (30_000, 4096),
+    "visit_random_share": (0.5, 0.5),
+    "single_turn_random_share": (0.5, 0.0),
+    "single_turn_batch": (256, 32),
+    "single_turn_updates": (250, 100),
+    "multi_turn_updates": (300, 0),
+    "episode_random_share": (0.65, 0.0),
+    "episode_batch": (64, 8),
+    "episode_updates": (50, 30),
+    "learning_rate": (4e-3, 5e-5),
+    "episode_learning_rate": (2e-3, 5e-5),
+    "check_episodes": (256, 64),
 }
-_PRETRAINED_WARMUP: Mapping[str, float] = {
-    "single_turn_states": 4096,
-    "visit_random_share": 0.5,
-    "single_turn_random_share": 0.0,
-    "single_turn_batch": 32,
-    "single_turn_updates": 100,
-    "multi_turn_updates": 0,
-    "episode_random_share": 0.0,
-    "episode_batch": 8,
-    "episode_updates": 30,
-    "learning_rate": 5e-5,
-    "episode_learning_rate": 5e-5,
-    "check_episodes": 64,
-}
-
+"""Defaults of the warm-up: of a tiny policy, and of a pretrained one."""
 _LORA_WARMUP: Mapping[str, float] = {"learning_rate": 2e-4, "episode_learning_rate": 2e-4}
 
 TURN_TOKENS = 128
@@ -169,7 +155,7 @@ def _warmup(run: RunConfig, *, is_tiny: bool) -> WarmupSection:
     """Return the `warmup` section with the defaults that depend on other keys and on whether the policy is tiny."""
     section = run.warmup
     kind = section.kind if section.kind != "auto" else "demonstrations" if is_tiny else "none"
-    usual: dict[str, float] = {**(_TINY_WARMUP if is_tiny else _PRETRAINED_WARMUP)}
+    usual: dict[str, float] = {key: tiny if is_tiny else pretrained for key, (tiny, pretrained) in _WARMUP.items()}
     if getattr(run.trainer, "lora", None) is not None:
         usual |= _LORA_WARMUP
     if is_tiny and section.single_turn_random_share is not None:

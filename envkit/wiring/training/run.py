@@ -26,7 +26,7 @@ from envkit.trainer_bridge.rollout import PolicyPlayer, Rollout
 from envkit.trainer_bridge.run_folder import checkpoint
 from envkit.trainer_bridge.run_folder.checkpoint import RunState
 from envkit.trainer_bridge.run_folder.record import METRICS, RunRecord, refuse_other_format
-from envkit.trainer_bridge.stopping import Stop
+from envkit.trainer_bridge.stopping import ONE_S, Stop, stop_on_signals
 from envkit.trainer_bridge.weights.channel import WeightChannel, weights_folder
 from envkit.types import JSON
 from envkit.wiring import tasks as task_sets
@@ -44,7 +44,6 @@ from envkit.wiring.training.resolve import (
     specs_of,
     task_of,
 )
-from envkit.wiring.training.signals import ONE_S, stop_on_signals
 
 OnStep: TypeAlias = Callable[[int, Mapping[str, float]], None]
 
@@ -56,7 +55,7 @@ async def train(
 
     If `folder` contains a run, `resume` continues it from its newest checkpoint and `force` replaces it. At the first
     SIGINT or SIGTERM, training saves a checkpoint of the last finished train step or warm-up update, and ends. A signal
-    more than `signals.ONE_S` seconds later ends the process immediately. `on_step` is called after each train step with
+    more than `ONE_S` seconds later ends the process immediately. `on_step` is called after each train step with
     its number and its metrics.
 
     Returns:

@@ -18,7 +18,7 @@ from envkit.errors import SandboxError
 from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.sandbox.docker.backend import DockerBackend
 from envkit.sandbox.host import run_dirs
-from envkit.wiring.sandboxes.local_service import list_detached_sandboxes
+from envkit.wiring.sandboxes.service import list_detached_sandboxes
 from tests.contract.kinds import KINDS, Kind, groups_of, run, sleepers, until
 
 ORPHAN_TTL_S = 1.0

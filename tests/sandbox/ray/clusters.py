@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -51,10 +50,6 @@ class Cluster:
     def kill(self, tail: str) -> None:
         """Kill the node whose name ends so."""
         self._ask(f"kill {tail}")
-
-    def asked(self) -> object:
-        """What the autoscaler was asked for."""
-        return json.loads(" ".join(self._ask("asked")))
 
     def behead(self) -> None:
         """Kill its head's server."""

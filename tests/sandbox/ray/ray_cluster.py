@@ -1,6 +1,6 @@
 """A real Ray cluster for tests, whose nodes are processes of this machine; run in a process of its own.
 
-Its standard input takes ``begin`` first, and then ``add``, ``kill NAME``, ``asked`` and ``behead``; every answer is a
+Its standard input takes ``begin`` first, and then ``add``, ``kill NAME`` and ``behead``; every answer is a
 line that begins with a ``>``.
 
 ``$RAY_TMPDIR`` must be the folder, too: Ray writes the cluster's address into its default folder, ``$RAY_TMPDIR/ray``,
@@ -9,7 +9,6 @@ which it makes only as the ``temp_dir`` of a node.
 
 from __future__ import annotations
 
-import importlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,6 @@ def main(folder: str, node_count: int, port: int) -> None:
         head["gcs_server_port"] = port
     sys.stdin.readline()
     cluster: Any = Cluster(initialize_head=True, head_node_args=head)
-    raylet: Any = importlib.import_module("ray._raylet")
     nodes: dict[str, Any] = {}
 
     def add(*, wait: bool) -> str:
@@ -56,9 +54,6 @@ def main(folder: str, node_count: int, port: int) -> None:
             elif order == "behead":
                 cluster.head_node.kill_gcs_server()
                 print(">", "killed", flush=True)
-            elif order == "asked":
-                found = raylet.GcsClient(address=cluster.address).internal_kv_get(b"autoscaler_resource_request", None)
-                print(">", found.decode(), flush=True)
     finally:
         cluster.shutdown()
 

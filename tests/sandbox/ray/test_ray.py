@@ -77,17 +77,14 @@ def cluster() -> Iterator[Cluster]:
 
 
 @asynccontextmanager
-async def opened(cluster: Cluster) -> AsyncIterator[tuple[Pool, RayNodes]]:
+async def opened(cluster: Cluster) -> AsyncIterator[Pool]:
     """A pool over the cluster, as of a server; afterwards no actor is left, and Ray was never in our own process."""
     ledger = FakeLedger()
     ledger.id = secrets.token_hex(8)
     pool = Pool(ledger=ledger)
-    async with (
-        RayNodes(pool.add_node, pool.remove_node, address=cluster.address, orphan_ttl_s=ORPHAN_TTL_S) as nodes,
-        pool,
-    ):
+    async with RayNodes(pool.add_node, pool.remove_node, address=cluster.address, orphan_ttl_s=ORPHAN_TTL_S), pool:
         assert len(cluster.actors()) >= 2
-        yield pool, nodes
+        yield pool
     await until(lambda: cluster.actors() == [])
     assert "ray" not in sys.modules
 
@@ -96,7 +93,6 @@ class Fleet(NamedTuple):
     """A pool that several tests use, in a loop of its own."""
 
     pool: Pool
-    nodes: RayNodes
     portal: BlockingPortal
 
     def run(self, main: Callable[[], Awaitable[object]]) -> None:
@@ -109,8 +105,8 @@ class Fleet(NamedTuple):
 
 @pytest.fixture(scope="module")
 def fleet(cluster: Cluster) -> Iterator[Fleet]:
-    with start_blocking_portal() as portal, portal.wrap_async_context_manager(opened(cluster)) as (pool, nodes):
-        yield Fleet(pool, nodes, portal)
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(opened(cluster)) as pool:
+        yield Fleet(pool, portal)
 
 
 @asynccontextmanager
@@ -290,40 +286,6 @@ def test_of_a_server_that_is_killed_nothing_is_left(cluster: Cluster) -> None:
         assert len(sleepers(marker)) == 1
         driver.kill()
     run(main)
-
-
-@pytest.mark.detached
-def test_the_autoscaler_is_asked_for_what_is_there_and_what_is_wanted_and_empty_nodes_are_left_to_it(
-    cluster: Cluster, fleet: Fleet
-) -> None:
-    async def asked() -> object:
-        return await clock.to_thread(cluster.asked)
-
-    async def main() -> None:
-        bundle = {"CPU": 1, "memory": 1 << 30}
-        await fleet.nodes.request(3)
-        assert await asked() == [bundle] * (2 + 3)  # two nodes have one processor each
-        await fleet.nodes.request(0)
-        assert await asked() == [bundle] * 2
-        async with fleet.pool.lease(SandboxSpec()) as sandbox:
-            await fleet.nodes.request(-1)
-            assert await asked() == [bundle]
-            await until(lambda: len(cluster.actors()) == 1)
-            assert await sandbox.probe(5) < 5
-            await fleet.nodes.request(1)
-            await until(lambda: len(cluster.actors()) == 2, 30)
-            while await asked() != [bundle] * (2 + 1):  # it counts the one that is back
-                await fleet.nodes.request(1)
-        pool = Pool()
-        async with (
-            RayNodes(pool.add_node, pool.remove_node, address=cluster.address, orphan_ttl_s=ORPHAN_TTL_S) as others,
-            pool,
-        ):
-            await others.request(1)
-            assert await asked() == [bundle] * (2 + 1)
-        assert await asked() == []  # who leaves wants nothing any more
-
-    fleet.run(main)
 
 
 @pytest.mark.detached

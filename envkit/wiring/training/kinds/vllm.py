@@ -21,10 +21,10 @@ from envkit.trainer_bridge.engines.vllm.launch import ServerSettings, check_argu
 from envkit.trainer_bridge.engines.vllm.replica import VllmSettings
 from envkit.trainer_bridge.engines.vllm.server import VllmServer
 from envkit.trainer_bridge.models.adapters import base_of
+from envkit.trainer_bridge.stopping import stop_on_signals
 from envkit.wiring.contexts import EngineContext
 from envkit.wiring.training import models
 from envkit.wiring.training.resolve import has_fast_bfloat16, uses_gpu
-from envkit.wiring.training.signals import stop_on_signals
 
 
 def open_vllm(context: EngineContext) -> AbstractAsyncContextManager[VllmEngine]:

@@ -15,9 +15,8 @@ import anyio.lowlevel
 
 from envkit import clock
 from envkit.errors import SandboxLostError, UsageError
-from envkit.protocols import Program
+from envkit.protocols import Program, Sandbox
 from envkit.types import ExecResult
-from envkit.wiring.sandboxes.blocking import AnySandbox
 
 TIMED_OUT = 124
 LOST = 125
@@ -27,7 +26,7 @@ _PLAIN_SHELL = ("sh",)
 
 
 async def run_attached(
-    opened: AbstractAsyncContextManager[AnySandbox],
+    opened: AbstractAsyncContextManager[Sandbox],
     program: Sequence[str],
     uploads: Sequence[tuple[Path, str]] = (),
     *,
@@ -66,7 +65,7 @@ async def run_attached(
     return 128 + number
 
 
-async def _run(sandbox: AnySandbox, program: Sequence[str], timeout_s: float, tty: bool) -> int:
+async def _run(sandbox: Sandbox, program: Sequence[str], timeout_s: float, tty: bool) -> int:
     on_terminal = os.isatty(_IN) and os.isatty(_OUT)
     if tty and not on_terminal:
         raise UsageError("--tty: standard input and output are not a terminal; leave out --tty")

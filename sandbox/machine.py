@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from envkit.sandbox.pool.node import Capacity, Node, ResourceRequest
+from .pool.node import Capacity, Node, ResourceRequest
 
 MEMORY_SHARE = 0.75
 PIDS_SHARE = 0.5
