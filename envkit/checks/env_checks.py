@@ -15,12 +15,13 @@ import numpy as np
 from envkit import clock, registry
 from envkit.checks.recorded import (
     NO_SUCCESS,
+    SEEDED,
     EnvUnderTest,
     Explorer,
     FailedCheckError,
     PlayedEpisode,
     SkippedCheckError,
-    difference,
+    require_same,
     shown,
     step_name,
 )
@@ -144,12 +145,8 @@ def bad_actions_are_answered(env: EnvUnderTest) -> str:
 def replay_gives_the_same(env: EnvUnderTest) -> str:
     for played in env.episodes:
         with env.opened() as instance:
-            found = difference(played.as_json(), env.replay(instance, played).as_json())
-        if found is not None:
-            raise FailedCheckError(
-                f"the same actions from the same seed gave different episodes ({found}); draw all random values from "
-                "the seed of reset, as by random.Random(stable_hash(seed)), never from global generators or the time"
-            )
+            again = env.replay(instance, played).as_json()
+        require_same(played.as_json(), again, "the same actions from the same seed gave different episodes", SEEDED)
     return f"{len(env.episodes)} episodes, action by action"
 
 
@@ -157,12 +154,10 @@ def nothing_leaks(env: EnvUnderTest) -> str:
     episodes = [*env.episodes, *env.episodes]
     with env.opened() as instance:
         for played in episodes:
-            found = difference(played.as_json(), env.replay(instance, played).as_json())
-            if found is not None:
-                raise FailedCheckError(
-                    f"an instance that has played other episodes plays this one differently ({found}); set all "
-                    "state of an episode in reset, since instances are used again"
-                )
+            again = env.replay(instance, played).as_json()
+            problem = "an instance that has played other episodes plays this one differently"
+            remedy = "set all state of an episode in reset, since instances are used again"
+            require_same(played.as_json(), again, problem, remedy)
     return f"one instance played {len(episodes)} episodes like new ones"
 
 

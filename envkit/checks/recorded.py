@@ -35,6 +35,11 @@ NO_SUCCESS = (
     "of the last step, or grade the episodes, or pass success_return to envkit.register"
 )
 
+SEEDED = (
+    "draw all random values from the seed of reset, as by random.Random(stable_hash(seed)), never from global "
+    "generators, hash() or the time"
+)
+
 _SHORT = 60
 
 
@@ -172,13 +177,18 @@ class Explorer(Player):
         return Chooser(choose)
 
 
-def difference(one: Sequence[Any], other: Sequence[Any]) -> str | None:
-    """Return, as text, the first difference between two results of `PlayedEpisode.as_json`; None if they are equal."""
-    for number, (row, other_row) in enumerate(zip(one[1:], other[1:], strict=False)):
-        for name, value, expected in zip(Seen._fields, row, other_row, strict=True):
-            if differs(value, expected):
-                return f"seed {one[0]}, {name} of {step_name(number)}: {shown_apart(value, expected)}"
-    return None if len(one) == len(other) else f"seed {one[0]}: {len(one) - 2} steps, then {len(other) - 2}"
+def require_same(one: Sequence[Any], other: Sequence[Any], problem: str, remedy: str) -> None:
+    """Fail with the problem, the place and the remedy if two results of `PlayedEpisode.as_json` differ."""
+    places = [
+        f"{name} of {step_name(number)}: {shown_apart(value, expected)}"
+        for number, (row, other_row) in enumerate(zip(one[1:], other[1:], strict=False))
+        for name, value, expected in zip(Seen._fields, row, other_row, strict=True)
+        if differs(value, expected)
+    ]
+    if len(one) != len(other):
+        places.append(f"{len(one) - 2} steps, then {len(other) - 2}")
+    if places:
+        raise FailedCheckError(f"{problem} (seed {one[0]}, {places[0]}); {remedy}")
 
 
 def differs(value: object, other: object) -> bool:

@@ -114,10 +114,9 @@ def keys_typed(typed: str) -> Iterator[Keyboard]:
     """The keyboard of a terminal at which everything was typed already."""
     with ExitStack() as opened:
         leader, follower = pty.openpty()
-        reader, writer = os.pipe()
-        for end in (leader, follower, reader, writer):
+        for end in (leader, follower):
             opened.callback(os.close, end)
-        keys = Keyboard(follower, reader)
+        keys = Keyboard(follower)
         keys.take()
         os.write(leader, typed.encode())
         yield keys

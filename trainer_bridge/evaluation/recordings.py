@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from envkit.errors import UsageError
@@ -15,18 +15,21 @@ _MAX_LISTED = 12
 """Maximum number of train steps that an error message lists."""
 
 
-def open_recording(source: Path, *, step: int | None = None) -> tuple[Path, list[EpisodeRecord]]:
+def open_recording(
+    source: Path, announce: Callable[[str], None], *, step: int | None = None
+) -> tuple[Path, list[EpisodeRecord]]:
     """Return the path of a file with recorded episodes, and its episodes (at least one) in the order of the file.
 
     Args:
         source: Folder of a run, folder of `envkit eval --output`, or a ``.jsonl`` file in such a folder.
+        announce: As in `read_episodes`.
         step: Train step of a run; None means the last recorded step.
 
     Raises:
         UsageError: There are no episodes or no such train step, or the files are damaged or of another format.
     """
     path = _find(source, step)
-    return path, read_episodes(path)
+    return path, read_episodes(path, announce)
 
 
 def _find(source: Path, step: int | None) -> Path:

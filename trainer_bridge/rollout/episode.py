@@ -315,6 +315,7 @@ class _RunningEpisode:
             key=request.key,
             attempt=request.attempt,
             group=request.group,
+            index=request.index,
             began_s=self.began_s,
             queue_s=self.queue_s,
             reset_s=self.reset_s,

@@ -92,11 +92,9 @@ class RandomPlayer(Player):
     """Chooses each legal move with equal probability.
 
     Attributes:
-        env_id: Id of the environment, for error messages.
         expert: Formats each move as an answer; if None, the action is the name of the move.
     """
 
-    env_id: str
     expert: Expert | None
 
     def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
@@ -110,8 +108,8 @@ class RandomPlayer(Player):
         """
         if not observation.legal_moves:
             raise UsageError(
-                f"{self.env_id} lists no legal moves for a random policy; use --policy expert if it has an expert, or "
-                "a language model (--policy model:NAME-OR-PATH), or add legal_moves to its info"
+                "the environment lists no legal moves for a random policy; use the policy expert if it has an expert, "
+                "or a language model (model:NAME-OR-PATH), or add legal_moves to its info"
             )
         move = observation.legal_moves[int(rng.random() * len(observation.legal_moves))]
         return move if self.expert is None else self.expert.answer(move)

@@ -202,7 +202,7 @@ async def demonstrations(
     Raises:
         EnvkitError: An episode is void after all retries.
     """
-    rollout = Rollout(host, _TeacherPlayer(teacher, limits.max_tokens, random.Random(seed)), limits, 1)
+    rollout = Rollout(host, _TeacherPlayer(teacher, limits.max_tokens), limits, 1)
     result = await rollout.groups(list(islice(tasks, count)), phase="demonstrations", seed=seed)
     return [_demonstration(one) for one in result.trajectories]
 
@@ -216,14 +216,14 @@ def _demonstration(played: Trajectory) -> Demonstration:
 
 @dataclass(frozen=True, slots=True)
 class _TeacherPlayer(Player):
-    """Plays the moves of a teacher; `rng` is shared by all episodes."""
+    """Plays the moves of a teacher."""
 
     teacher: Teacher
     max_tokens: int
-    rng: random.Random
 
     def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
-        return _TeacherEpisode(self.teacher.for_episode(request.task, start), self.max_tokens, self.rng)
+        teacher = self.teacher.for_episode(request.task, start)
+        return _TeacherEpisode(teacher, self.max_tokens, random.Random(request.seed))
 
 
 @dataclass(slots=True)

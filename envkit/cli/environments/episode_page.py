@@ -57,7 +57,7 @@ class EpisodePage:
         self._write(Text.assemble((f"episode {number}", "bold"), task, (verdict, _STYLES[verdict])))
         self._write(Text(", ".join(_facts(episode)), style="dim"))
         if episode.outcome.error is not None:
-            self._write(Text(" ".join(_plain(episode.outcome.error)), style="red"))
+            self._write(Text(" ".join(printable(episode.outcome.error)), style="red"))
         for is_narrow, some in groupby(self._blocks(episode), key=lambda block: _width(block) <= _NARROW):
             self._rows(list(some), side_by_side=is_narrow)
 
@@ -129,7 +129,7 @@ def _verdict(episode: EpisodeRecord) -> str:
 
 def _env(episode: EpisodeRecord) -> str:
     options = (f"{name}={orjson.dumps(value).decode()}" for name, value in episode.options.items())
-    return " ".join(_plain(" ".join([episode.env_id, *options])))
+    return " ".join(printable(" ".join([episode.env_id, *options])))
 
 
 def _facts(episode: EpisodeRecord) -> Iterator[str]:
@@ -175,10 +175,10 @@ def _count(number: int, noun: str) -> str:
 
 
 def _text(text: str, style: str = "") -> list[Text]:
-    return [Text(line, style=style) for line in _plain(text)]
+    return [Text(line, style=style) for line in printable(text)]
 
 
-def _plain(text: str) -> list[str]:
+def printable(text: str) -> list[str]:
     """Return the lines of `text`, with control characters escaped, so that the text cannot control the terminal."""
     lines = text.removesuffix("\n").split("\n")
     return ["".join(map(_visible, line.expandtabs(4))) for line in lines]

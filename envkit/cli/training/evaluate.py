@@ -68,13 +68,22 @@ _ORDER = (
 """The options, the most used ones first."""
 
 
+_SPELLED = {"target": "ENV|FILE", "overrides": "--set", "as_json": "--json"}
+_UNSET: tuple[object, ...] = (None, False, [])
+
+
 def evaluate(**chosen: Any) -> None:
     """Measure how well a policy plays. Prints the mean and the 95 % interval of each metric."""
     if compared := chosen["compare"]:
         from envkit.trainer_bridge.evaluation.compare import compare
 
-        for line in compare(*compared):
-            typer.echo(line)
+        others = [
+            _SPELLED.get(name, f"--{name.replace('_', '-')}") for name, one in chosen.items() if one not in _UNSET
+        ]
+        others.remove("--compare")
+        if others:
+            raise UsageError(f"--compare takes two folders and nothing else; leave out {', '.join(others)}")
+        typer.echo("\n".join(compare(*compared)))
         return
     if chosen["target"] is None:
         raise UsageError("name an environment or an evaluation file")
@@ -116,7 +125,8 @@ def _run(chosen: dict[str, Any], settings: dict[str, Any]) -> None:
     if folder is not None:
         typer.echo(f"written: {', '.join(map(str, folder.files))}", err=as_json)
         if not found.levels:
-            typer.echo(f"no plot: {found.env_id} does not report both success and shortest solutions", err=as_json)
+            missing = "shortest solutions" if "success" in found.metrics else "success"
+            typer.echo(f"no plot: {found.env_id} does not report {missing}", err=as_json)
         if found.void:
             typer.echo("to play the lost episodes again, repeat the command", err=as_json)
 

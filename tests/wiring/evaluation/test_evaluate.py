@@ -180,9 +180,9 @@ def test_a_lost_server_is_named(tmp_path: Path) -> None:
 
 
 def test_a_random_player_needs_legal_moves() -> None:
-    message = r"^Odd-v0 lists no legal moves .*; use --policy expert if it has an expert, or a language model"
+    message = "^the environment lists no legal moves .*; use the policy expert if it has an expert, or a language model"
     with pytest.raises(UsageError, match=message):
-        RandomPlayer("Odd-v0", None).choose(Observation("?"), random.Random(0))
+        RandomPlayer(None).choose(Observation("?"), random.Random(0))
 
 
 def test_random_and_expert_play_the_actions_that_they_always_played() -> None:
