@@ -53,14 +53,7 @@ class SkippedCheckError(Exception):
 
 @dataclass(slots=True)
 class PlayedEpisode:
-    """A recorded episode.
-
-    Attributes:
-        seed: Seed of the episode.
-        seen: The values that reset and each step returned.
-        actions: The action of each step.
-        success: Whether it succeeded; None if that is unknown.
-    """
+    """A recorded episode: what reset and each step returned, and the action of each step."""
 
     seed: int
     seen: list[Seen]

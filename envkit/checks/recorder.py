@@ -32,13 +32,9 @@ class Seen(NamedTuple):
 
 
 class Recorder(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """An instance whose results are kept. The caller gets an empty text or 0 for what is no text or finite number.
+    """An instance whose results are kept in `seen`. Its owner closes it.
 
-    Args:
-        env: The instance, which its owner closes.
-
-    Attributes:
-        seen: What the instance returned.
+    The caller gets an empty text or 0 for what is no text or finite number.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:

@@ -32,12 +32,9 @@ _LOG_LINES = 10
 
 @dataclass(frozen=True, slots=True)
 class TaskEpisode:
-    """One episode of a player.
+    """One episode of a player in the task `index`.
 
-    Attributes:
-        index: Index of the task.
-        outcome: How it ended.
-        log: The last lines of the grader's output, if the environment has the option ``logs`` and it was not set.
+    `log` has the last lines of the grader's output, if the environment has the option ``logs`` and it was not set.
     """
 
     index: int
@@ -47,12 +44,7 @@ class TaskEpisode:
 
 @dataclass(frozen=True, slots=True)
 class PlayerResult:
-    """What a player did in all tasks.
-
-    Attributes:
-        player: Name of the player.
-        episodes: Its episodes, in the order of the tasks.
-    """
+    """The episodes of a player, in the order of the tasks."""
 
     player: str
     episodes: Sequence[TaskEpisode]

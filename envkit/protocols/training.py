@@ -100,7 +100,7 @@ class PolicyEngine(Engine, WeightSink, Protocol):
 
 
 class Gate(Protocol):
-    """Decides when the turns of concurrent episodes may reach the engine."""
+    """Decides when the turns of concurrent episodes may reach the engine. By default, every turn passes at once."""
 
     def arrive(self) -> None:
         """Join, once the episode has its environment."""

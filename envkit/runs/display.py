@@ -43,30 +43,12 @@ class Display(Protocol):
         ...
 
 
-class SilentDisplay:
+class SilentDisplay(Display):
     """A display that shows nothing."""
-
-    def announce(self, line: str) -> None:
-        pass
-
-    def phase(self, name: str, total: int) -> None:
-        pass
-
-    def advance(self, count: int = 1, **shown: float | str) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 class LineDisplay:
-    """Writes a line at intervals of at least `every_s` seconds, and a line at the end of each part.
-
-    Args:
-        stream: Output stream.
-        every_s: Minimum seconds between two lines.
-        now: A monotonic clock, in seconds.
-    """
+    """Writes a line at intervals of at least `every_s` seconds, and a line at the end of each part."""
 
     def __init__(
         self, stream: TextIO, *, every_s: float = LINE_EVERY_S, now: Callable[[], float] = clock.stopwatch
@@ -105,9 +87,6 @@ class RichDisplay:
     """A live bar on a terminal. The numbers of `advance` are on separate lines, so that the bar keeps its width.
 
     Each finished part of the run leaves one line on the terminal.
-
-    Args:
-        stream: The terminal.
     """
 
     def __init__(self, stream: TextIO) -> None:

@@ -109,12 +109,6 @@ def shortest_of(info: Info) -> int | None:
 class Tally:
     """Collects the episodes of an evaluation, and displays how many there are and their success rate.
 
-    Args:
-        tasks: Number of tasks.
-        attempts: Number of episodes per task.
-        display: Shows the progress.
-        on_episode: Called with every added episode.
-
     Attributes:
         versions: The environment's ``info["versions"]``, from its resets; empty if it reports none.
         success_rule: How success is defined, in words.
@@ -211,15 +205,11 @@ def _success_rule(episode: EpisodeRecord) -> str:
 
 
 def measure(tasks: Sequence[Sequence[EvaluatedEpisode]], attempts: int) -> dict[str, Estimate]:
-    """Return the estimates of an evaluation: success, then all other metrics.
+    """Return the estimates of an evaluation with this number of attempts per task: success, then all other metrics.
 
     With several attempts, success is followed by pass@k, pass^k (all of k attempts succeed) and ``flips``, the share of
     tasks with successful and other attempts. If a limit cut episodes off, ``success_uncut`` and ``return_uncut`` are
-    the means over the others.
-
-    Args:
-        tasks: For each task, its attempts; void episodes are ignored.
-        attempts: Requested number of episodes per task.
+    the means over the others. Void episodes are ignored.
     """
     valid = [[one for one in task if not one.outcome.is_void] for task in tasks]
     found = summarise([[one.values for one in task] for task in valid])

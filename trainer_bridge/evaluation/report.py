@@ -33,12 +33,9 @@ _REMEDY = "choose a folder that can be written"
 class EvaluationFolder:
     """Saves each episode of an evaluation when it ends, and restores the episodes when the evaluation is resumed.
 
-    Args:
-        path: The folder; created when the first episode ends.
-        force: Whether to replace an existing evaluation in the folder, as soon as the first new episode ends.
+    The folder is created, or with `force` an evaluation in it is replaced, when the first episode ends.
 
     Attributes:
-        path: The folder.
         count: Number of finished episodes in the folder.
         files: The files that `finish` has written.
 
@@ -96,11 +93,7 @@ class EvaluationFolder:
         return kept
 
     def add(self, episode: EpisodeRecord) -> None:
-        """Append an episode to the file ``episodes.jsonl`` immediately, so that it survives a crash of this process.
-
-        Raises:
-            UsageError: The folder is not writable.
-        """
+        """Append an episode to the file ``episodes.jsonl`` immediately, so that it survives a crash of this process."""
         with self._writing():
             if not self._is_begun:
                 self._begin_files()
@@ -109,11 +102,7 @@ class EvaluationFolder:
         self.count += not episode.outcome.is_void
 
     def finish(self, found: Evaluation) -> None:
-        """Sort the file of episodes, and write the results and the plot.
-
-        Raises:
-            UsageError: The folder is not writable.
-        """
+        """Sort the file of episodes, and write the results and the plot."""
         with self._writing():
             lines = (self.path / EPISODES).read_bytes().splitlines(keepends=True)
             replace(self.path / EPISODES, b"".join(_last_of_each(lines)), remedy=_REMEDY)

@@ -26,11 +26,7 @@ class Evaluation:
     """Result of an evaluation.
 
     Attributes:
-        env_id: The environment.
-        policy: The policy.
         seed: Seed of the tasks and of the policy's sampling.
-        options: Options of every task.
-        attempts: Number of episodes per task.
         episodes: Number of finished episodes. Only these count in `metrics`, `levels` and `usage`.
         endings: Number of episodes by ending; see `outcomes.ENDINGS`.
         void_by_cause: Number of void episodes by their stop reason.

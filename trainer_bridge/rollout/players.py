@@ -27,12 +27,9 @@ from .episode import RolloutLimits
 
 @dataclass(frozen=True, slots=True)
 class PolicyPlayer(Player):
-    """The policy: an engine that samples completions, and a renderer. Sampling depends on the request and the turn.
+    """The policy: an engine that samples completions, and a renderer that builds prompts and reads actions.
 
-    Attributes:
-        engine: Samples the completions.
-        renderer: Builds prompts and reads actions.
-        limits: Limits of the completions.
+    Sampling depends on the request and the turn.
     """
 
     engine: Engine

@@ -29,9 +29,7 @@ _Block = Sequence[Text]
 class EpisodePage:
     """Writes episodes to `stream`, with colours and wrapped lines if it is a terminal.
 
-    Args:
-        stream: The output.
-        prompts: Whether to show the model's prompt and completion in each turn, instead of action and observation.
+    With `prompts`, each turn has the model's prompt and completion instead of action and observation.
     """
 
     def __init__(self, stream: TextIO, *, prompts: bool) -> None:

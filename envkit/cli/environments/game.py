@@ -34,13 +34,10 @@ class Scene:
     """State of an episode, as shown to a person. A value that the environment does not report is None.
 
     Attributes:
-        seed: Seed of the level.
         text: The observation.
         drawing: The environment's own rendering: text with ANSI colours, or an HTML document.
         notes: Lines of the observation that are not in the drawing, such as the rules in the first observation. Empty
             if there is no drawing.
-        legal_moves: Names of the legal moves; empty if the environment does not list them.
-        turns: Number of actions so far.
         total: Sum of the rewards so far.
         shortest: Number of moves of the level's shortest solution.
         reward: Reward of the last action; None before the first action.
@@ -91,11 +88,7 @@ class Person(Player, EpisodePlayer):
 class Game:
     """A game in an environment, created by `open_game`. Its episodes are played in another thread, until `close`.
 
-    Args:
-        env: The environment, with text actions and observations.
-        env_id: Id of the environment.
-        expert: Gives hints and formats moves as answers; None if the environment has no expert.
-        options: Options of every episode.
+    The environment has text actions and observations. The expert gives hints and formats moves as answers.
     """
 
     def __init__(

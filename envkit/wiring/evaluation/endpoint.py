@@ -113,12 +113,7 @@ async def open_endpoint(
 ) -> AsyncIterator[Endpoint]:
     """Open a player that asks the model at `address`, with the API key in ``OPENAI_API_KEY``.
 
-    Args:
-        address: The model and its server.
-        limits: Limits of the answers.
-        renderer: System prompt, history and thoughts in prompts.
-        at_once: Number of concurrent requests.
-        timeout_s: Seconds without a received byte after which a request fails.
+    Up to `at_once` requests are made at once. One fails after `timeout_s` seconds without a received byte.
     """
     key = os.environ.get(API_KEY)
     keeps_thoughts = "thinking" in renderer.model_fields_set and getattr(renderer, "thinking", "") == "keep"

@@ -56,13 +56,7 @@ _NEEDS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """A player that was opened.
-
-    Attributes:
-        player: The player.
-        decode: Converts its tokens to text.
-        facts: What the result file says about it, such as its versions.
-    """
+    """A player that was opened, what converts its tokens to text, and facts about it for the result file."""
 
     player: Player
     decode: Decode = lambda ids: ""
