@@ -20,12 +20,13 @@ from envkit.checks.recorded import (
     Explorer,
     FailedCheckError,
     PlayedEpisode,
+    Seen,
     SkippedCheckError,
     require_same,
     shown,
     step_name,
+    unless_void,
 )
-from envkit.checks.recorder import Seen, unless_void
 from envkit.env import loop_thread
 from envkit.errors import EnvkitError, OptionError, RequestError
 from envkit.http.protocol.messages import write

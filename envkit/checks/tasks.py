@@ -68,7 +68,7 @@ class PlayerResult:
             if bad:
                 one = next((one for one in bad if one.outcome.is_void), bad[0])
                 seen = "\n    ".join([_shown(one.outcome), *one.log.splitlines()])
-                must = "could not be checked" if all(one.outcome.is_void for one in bad) else EXPECTED[kind]
+                must = "was not checked" if all(one.outcome.is_void for one in bad) else EXPECTED[kind]
                 lines.append(f"{self.player} {must}: task {index}: {len(bad)} of {len(played)}: {seen}")
         return lines
 

@@ -164,7 +164,11 @@ def evaluate(
     chosen = config_of_evaluation(config, overrides, policy=policy, **settings)
     if dialogues is not None:
         _write(Path(dialogues), None)
-    folder = None if output is None else _folder(output, force=force)
+    folder: EvaluationFolder | None = None
+    if output is not None:
+        from envkit.trainer_bridge.evaluation.report import EvaluationFolder  # needs matplotlib
+
+        folder = output if isinstance(output, EvaluationFolder) else EvaluationFolder(Path(output), force=force)
     succeeded: list[EpisodeRecord] = []
 
     def add(episode: EpisodeRecord) -> None:
@@ -200,13 +204,7 @@ def rescore(
 ) -> tuple[Path, list[Rescored]]:
     """Repeat the actions of recorded episodes, and compute their rewards again. Prints progress on standard error.
 
-    Args:
-        run: Folder of a training run or of an evaluation, or a file of episodes in it.
-        step: Train step; None means the last recorded one.
-        options: Options that override those of the recorded tasks.
-        backend: As in `envkit.make`.
-        judge: ``"MODEL@URL"`` of the judge, for an environment that needs one.
-        output: File for the repeated episodes, as JSON lines; None writes no file.
+    The arguments are those of ``envkit rescore``; `output` is a file for the repeated episodes.
 
     Returns:
         The file of the recorded episodes, and both versions of each of its valid episodes.
@@ -257,9 +255,3 @@ def _read(content: str | os.PathLike[str] | Mapping[str, Any] | RunConfig) -> tu
         return parsed, parsed.envs[0].id
     path = Path(content)
     return config.load(path), path.stem
-
-
-def _folder(output: str | os.PathLike[str] | EvaluationFolder, *, force: bool) -> EvaluationFolder:
-    from envkit.trainer_bridge.evaluation.report import EvaluationFolder  # needs matplotlib
-
-    return output if isinstance(output, EvaluationFolder) else EvaluationFolder(Path(output), force=force)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import envkit
-from envkit import cli, clock
+from envkit import cli
 from envkit.checks.recorded import NO_SUCCESS, EnvUnderTest, Explorer
 from envkit.errors import ConfigError, OptionError, UnknownEnvError
 from tests.checks.broken_envs import LEFT
@@ -155,13 +155,6 @@ def test_a_recorded_episode_ends_when_its_time_is_up() -> None:
     with env.opened() as instance:
         assert env.play(instance, 0, Explorer(env, within_s=0.0)).actions == []
         assert env.play(instance, 0).has_ended
-
-
-def test_a_notebook_whose_thread_runs_an_event_loop_can_check() -> None:
-    async def cell() -> list[envkit.CheckResult]:
-        return envkit.check_env("FrozenLake-v0", episodes=2)
-
-    assert [one for one in clock.run(cell) if one.outcome == "fail"] == []
 
 
 def test_invalid_arguments_raise() -> None:

@@ -71,12 +71,6 @@ def test_a_pipe_that_ends_early_or_holds_anything_at_all_is_played() -> None:
     assert out.endswith("_P_\n_O_\n__G\nreward 0\n")
 
 
-def test_an_environment_that_raises_is_one_line(frail: Path) -> None:
-    code, out, err = in_lines(["Frail-v0"], "hello\ncrash\n", path=frail)
-    assert (code, out.splitlines()[0::2]) == (1, ["Say a word.", "reward 0.25"])
-    assert re.fullmatch(r"Frail-v0 raised KeyError in step: 'no such word' \(/.*/frail\.py:\d+\)\n", err)
-
-
 @pytest.mark.parametrize(
     ("words", "code", "line"),
     [
@@ -86,8 +80,9 @@ def test_an_environment_that_raises_is_one_line(frail: Path) -> None:
         (["FrozenLake-v0", "--split", "evil"], 2, "--split: there is no 'evil'; did you mean 'eval'?"),
         (["FrozenLake-v0", "--option", "url=http://127.0.0.1:1"], 2, "url: no such option"),
         (["FrozenLake-v0", "--option", "render_mode=text"], 2, "render_mode: no such option"),
-        (["Frail-v0", "--option", "env_id=3"], 2, "env_id: no such option"),
         (["Frail-v0", "--split", "eval"], 2, "--split: Frail-v0 has no splits; leave it out"),
+        (["FrozenLake-v0", "--browser"], 2, "--browser: FrozenLake-v0 has no render mode 'html'; leave --browser out"),
+        (["X-v0", "--browser", "--url", "http://h"], 2, "--browser: a server has no pages; leave out --browser or"),
         (["X-v0", "--url", "http://127.0.0.1:1"], 1, "http://127.0.0.1:1 does not answer"),
     ],
 )
@@ -358,11 +353,6 @@ def test_a_terminal_of_another_size_is_drawn_on_anew() -> None:
         screen.until("lines do not fit")
         screen.type("q")
         screen.rest()
-
-
-def test_no_color_removes_colours() -> None:
-    with terminal(*MAP_WORDS, NO_COLOR="1") as screen:
-        assert not re.search(r"\x1b\[[0-9;]*[34]8;", screen.until("q quit"))
 
 
 def test_a_dumb_terminal_reads_lines() -> None:

@@ -14,7 +14,6 @@ from envkit.runs.display import (
     Display,
     LineDisplay,
     RichDisplay,
-    SilentDisplay,
     display_on,
     duration,
     figure,
@@ -161,12 +160,3 @@ def test_on_a_terminal_an_ended_part_leaves_one_line_and_the_cursor_comes_back(
     assert "━" in written or "-" in written
     assert re.search(r"train 12/20  \d+:\d\d  success 0\.500\r\n", written)
     assert written.rindex("\x1b[?25h") > written.rindex("\x1b[?25l")
-
-
-def test_a_silent_display_shows_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    display: Display = SilentDisplay()
-    display.announce("hello")
-    display.phase("train", 1)
-    display.advance(1, success=1.0)
-    display.close()
-    assert capfd.readouterr() == ("", "")

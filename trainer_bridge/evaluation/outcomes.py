@@ -146,13 +146,12 @@ class Tally:
 
     def restore(self, episodes: Iterable[EpisodeRecord]) -> int:
         """Add those of the `episodes` of an interrupted evaluation that are not void, and return their number."""
-        before = self._count
         for episode in episodes:
             if not episode.outcome.is_void:
                 self._put(episode)
-        if self._count > before:
-            self._show(self._count - before)
-        return self._count - before
+        if self._count:
+            self._show(self._count)
+        return self._count
 
     def add(self, episode: EpisodeRecord) -> None:
         """Add an episode. It replaces an earlier void episode of the same task and attempt."""

@@ -11,8 +11,7 @@ from envkit.types import JSON, EpisodeRecord
 
 from ..run_folder.record import CONFIG, recorded_steps, refuse_other_format
 
-_MAX_LISTED = 12
-"""Maximum number of train steps that an error message lists."""
+_MAX_LISTED = 8
 
 
 def open_recording(
@@ -55,11 +54,9 @@ def _find(source: Path, step: int | None) -> Path:
 
 
 def listed(numbers: Sequence[int]) -> str:
-    """Return the numbers as text for a message; a long list shows only its first and last numbers."""
-    if len(numbers) <= _MAX_LISTED:
-        return ", ".join(map(str, numbers))
-    half = _MAX_LISTED // 2
-    return f"{listed(numbers[:half])}, ..., {listed(numbers[-half:])}"
+    """Return the numbers as text for a message; a long list shows only its first numbers and its last one."""
+    shown = ", ".join(map(str, numbers[:_MAX_LISTED]))
+    return shown if len(numbers) <= _MAX_LISTED else f"{shown}, ..., {numbers[-1]}"
 
 
 def dialogue_of(episode: EpisodeRecord) -> dict[str, JSON]:

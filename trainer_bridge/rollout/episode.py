@@ -87,7 +87,7 @@ async def play(
         host: Leases the environment.
         player: Chooses the actions.
         limits: Limits of the episode.
-        request: The episode to play.
+        request: What to play.
         gate: Decides when each turn may begin; None lets every turn through.
         on_played: Called once, when the episode needs its player no longer.
 

@@ -60,7 +60,7 @@ input[type=number] { width: 8rem }
 
 
 def play_in_browser(game: Game, seed: int, *, port: int, is_opened: bool) -> None:
-    """Serve a game whose drawings are HTML documents on the loopback interface, until Ctrl-C. `port` 0 is any free port.
+    """Serve a game whose drawings are HTML documents on 127.0.0.1, until Ctrl-C. `port` 0 is any free port.
 
     If `is_opened` is true and there is a display, the user's browser opens the address.
 

@@ -12,6 +12,7 @@ import orjson
 from rich.console import Console
 from rich.text import Text
 
+from envkit.trainer_bridge.evaluation.outcomes import shortest_of
 from envkit.types import EpisodeRecord, FinishReason, TurnRecord
 
 _NARROW = 36
@@ -135,9 +136,8 @@ def _facts(episode: EpisodeRecord) -> Iterator[str]:
         yield f"reward {_number(episode.outcome.reward)}"
     yield _count(len(episode.turns), "turn")
     yield f"ended: {episode.outcome.stop.value}"
-    level = episode.start_info.get("level")
-    if isinstance(level, dict) and isinstance(level.get("shortest"), int):
-        yield f"shortest solution: {_count(level['shortest'], 'move')}"
+    if (shortest := shortest_of(episode.start_info)) is not None:
+        yield f"shortest solution: {_count(shortest, 'move')}"
     yield from (f"{name} {_number(value)}" for name, value in episode.outcome.metrics.items())
 
 

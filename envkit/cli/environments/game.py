@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium
 from anyio.from_thread import start_blocking_portal
 
-from envkit.checks.recorder import Recorder, play_in
+from envkit.checks.recorded import Recorder, play_in
 from envkit.errors import StepOrderError, UsageError
 from envkit.protocols import EpisodePlayer, Expert, Player, TaskExpert
 from envkit.trainer_bridge.evaluation.outcomes import shortest_of
@@ -96,7 +96,7 @@ class Game:
     ) -> None:
         self.env_id = env_id
         self._env = env
-        self._expert = self._playing = expert
+        self.expert = self._playing = expert
         self._options = dict(options or {})
         self._scene: Scene | None = None
         self._hinted = 0
@@ -108,11 +108,6 @@ class Game:
         """End the episode and the thread. The caller closes the environment."""
         self._played.cancel()
         self._thread.close()
-
-    @property
-    def has_expert(self) -> bool:
-        """Whether hints are available."""
-        return self._expert is not None
 
     @property
     def scene(self) -> Scene:
@@ -131,7 +126,7 @@ class Game:
         self._person, task = Person(), Task(self.env_id, seed, self._options)
         self._episode = Recorder(self._env)
         self._played = self._portal.start_task_soon(play_in, self._episode, self._person, task)
-        self._playing = self._expert.for_task(task) if isinstance(self._expert, TaskExpert) else self._expert
+        self._playing = self.expert.for_task(task) if isinstance(self.expert, TaskExpert) else self.expert
         self._hinted = 0
         return self._next(seed)
 
@@ -175,7 +170,7 @@ class Game:
         move = next((move for move in self.scene.legal_moves if move.lower() == text.strip().lower()), None)
         if move is None:
             return text
-        return move if self._expert is None else self._expert.answer(move)
+        return move if self.expert is None else self.expert.answer(move)
 
     def hint(self) -> Sequence[str]:
         """Return the expert's best moves; empty if the expert finds no move, or if there is no expert."""
@@ -183,7 +178,7 @@ class Game:
             return ()
         last = len(self._episode.seen) - 1
         # An expert of a task needs every observation.
-        asked = self._episode.seen[self._hinted if isinstance(self._expert, TaskExpert) else last :]
+        asked = self._episode.seen[self._hinted if isinstance(self.expert, TaskExpert) else last :]
         self._hinted = last
         return [self._playing.moves(Observation(seen.observation, seen.legal_moves)) for seen in asked][-1]
 

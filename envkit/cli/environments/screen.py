@@ -119,7 +119,7 @@ class _Screen:
             self._message = f"{text}: the way is blocked, nothing moved" if text in _ARROWS else f"{text}: no effect"
 
     def _hint(self) -> str:
-        if not self._game.has_expert:
+        if self._game.expert is None:
             return "this environment has no expert"
         moves = self._game.hint()
         return f"hint: {' or '.join(moves)}" if moves else "the expert finds no solution from here"
@@ -163,7 +163,7 @@ class _Screen:
             if _ARROWS & _lower(scene.legal_moves):
                 yield "arrows, wasd, hjkl move"
             yield ": answer"
-            if self._game.has_expert:
+            if self._game.expert is not None:
                 yield "? hint"
         yield "r again"
         yield "n next"

@@ -55,12 +55,7 @@ async def evaluate(
         on_episode: Called with every episode when it ends, including void episodes, in no particular order. If a void
             episode is played again, it is reported again.
 
-    Raises:
-        UnknownEnvError: No such environment.
-        OptionError: The environment rejects an option.
-        ConfigError: A key has no effect here.
-        UsageError: No such policy, or it cannot play this environment.
-        EnvkitError: No episode finished, or a server or endpoint was lost.
+    Raises the errors of `envkit.evaluate`.
     """
     env, section = config.env, config.evaluation
     spec = spec_of(env.id, env.url)

@@ -23,7 +23,7 @@ from envkit.cli.environments.browser import MAX_BODY_BYTES, GameServer
 from envkit.cli.environments.game import Game
 from envkit.errors import UsageError
 from envkit.spaces import Utf8Text
-from tests.cli.commands import SCRIPT, envkit
+from tests.cli.commands import SCRIPT
 from tests.environments.webshop.shop import LAMP, make_shop
 
 TIMEOUT_S = 30
@@ -208,20 +208,6 @@ def test_a_port_that_is_taken_is_named(server: GameServer, echo: Echo) -> None:
         pytest.raises(UsageError, match=f"--port {port}: Address already in use; choose another port, or leave it out"),
     ):
         GameServer(game, 0, port=port)
-
-
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (["FrozenLake-v0"], "--browser: FrozenLake-v0 has no render mode 'html'; leave --browser out"),
-        (
-            ["FrozenLake-v0", "--url", "http://127.0.0.1:1"],
-            "--browser: a server has no pages; leave out --browser or --url",
-        ),
-    ],
-)
-def test_what_cannot_be_played_in_a_browser_is_one_line(words: list[str], line: str) -> None:
-    assert envkit("play", *words, "--browser") == (2, "", f"{line}\n")
 
 
 def test_control_c_ends_the_server_as_it_ends_other_games(tmp_path: Path) -> None:

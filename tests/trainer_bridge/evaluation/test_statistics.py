@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from envkit.trainer_bridge.evaluation.statistics import Estimate, estimate, strata, summarise
+from envkit.trainer_bridge.evaluation.statistics import SHARES, Estimate, estimate, strata, summarise
 
 
 def once(*values: float) -> list[list[float]]:
@@ -63,6 +63,13 @@ def test_a_metric_is_summed_up_over_the_episodes_that_have_it() -> None:
     found = summarise([[{"return": 2.0, "turns": 1.0, "depth": 7.0}], [{"return": 4.0, "turns": 2.0}], []])
     assert {name: one.mean for name, one in found.items()} == {"return": 3.0, "turns": 1.5, "depth": 7.0}
     assert list(found) == ["return", "turns", "depth"]
+
+
+@pytest.mark.parametrize("name", SHARES)
+def test_the_interval_of_a_share_stays_between_0_and_1(name: str) -> None:
+    low, high = (summarise([[{name: one, "return": one}] for one in values]) for values in ((0, 0.1, 0), (1, 0.9, 1)))
+    assert low[name].low == 0.0 > low["return"].low
+    assert high[name].high == 1.0 < high["return"].high
 
 
 def test_each_length_is_a_stratum_of_its_own_with_its_own_interval() -> None:

@@ -16,7 +16,7 @@ from envkit.trainer_bridge.render import ChatRenderer
 from envkit.trainer_bridge.rollout import RolloutLimits
 from envkit.trainer_bridge.warmup import demonstrations
 from envkit.trainer_bridge.warmup.demonstrations import Lesson, Teacher
-from envkit.types import Observation, Task
+from envkit.types import Observation, Task, stable_hash
 from envkit.wiring import environments
 from tests.trainer_bridge.fakes import Answer, LetterRenderer, ScriptedHost, letters, text_of
 from tests.trainer_bridge.models import chat_tokenizer
@@ -362,8 +362,10 @@ def test_every_demonstration_plays_its_own_task() -> None:
         await demonstrations.demonstrations(host, teacher(0.0), tasks, 4, 3, LIMITS)
 
     clock.run(main, virtual=True)
-    assert [episode.actions[0] for episode in host.episodes] != ["<u>"] * 4
+    played = [episode.actions[0] for episode in host.episodes]
     assert next(tasks).seed == 4
+    seeds = [stable_hash(3, index, 0) for index in range(4)]
+    assert played == [f"<{teacher(0.0).move(see('ul'), random.Random(seed))}>" for seed in seeds] != ["<u>"] * 4
 
 
 def test_demonstrations_of_the_lake_are_the_same_again_and_worse_with_more_noise() -> None:

@@ -21,6 +21,7 @@ from envkit.registry import EnvSpec
 from envkit.runs.display import SilentDisplay
 from envkit.spaces import Utf8Text
 from envkit.trainer_bridge.evaluation.result import Evaluation, task_set_hash
+from envkit.trainer_bridge.evaluation.table import lines
 from envkit.trainer_bridge.rollout.players import RandomPlayer
 from envkit.types import EpisodeRecord, Info, Observation, Task
 from envkit.wiring import environments
@@ -42,12 +43,6 @@ def test_the_expert_crosses_every_lake_and_its_numbers_agree() -> None:
     assert found.metrics["action_is_valid"].mean == 1.0
 
 
-def test_the_same_arguments_play_the_same_episodes_and_another_seed_others() -> None:
-    first, again, other = (evaluated("FrozenLake-v0", "random", seed=seed) for seed in (3, 3, 4))
-    assert first.metrics == again.metrics
-    assert first.metrics != other.metrics
-
-
 def test_the_tasks_are_those_that_a_training_run_is_evaluated_on() -> None:
     run = config.parse({"env": {"id": "Sokoban-v0", "options": {"size": 7}}})
     spec = environments.find("Sokoban-v0")
@@ -65,7 +60,12 @@ def test_the_options_that_were_really_played_are_reported() -> None:
         "size": 5,
         "split": "eval",
     }
-    assert evaluated("FrozenLake-v0", "expert", split="any").as_json()["options"] == {}
+    found = evaluated("FrozenLake-v0", "expert", split="any").as_json()
+    assert found["options"] == {}
+    limits = found["settings"]["limits"]
+    assert {name: value for name, value in limits.items() if value is not None} == {
+        "max_turns": 10_000, "timeout_s": 600.0, "retries": 0, "grade_timeout_s": 600.0,
+    }  # fmt: skip
 
 
 def test_unknown_names_are_rejected_with_the_nearest_one() -> None:
@@ -98,13 +98,6 @@ def test_levels_are_counted_by_the_length_of_their_shortest_solution() -> None:
             "success": {"mean": 1.0, "low": pytest.approx(40 / (40 + 1.959964**2)), "high": 1.0},
         }
     ]
-
-
-def test_every_length_adds_up_to_all_episodes_and_all_successes() -> None:
-    found = evaluated("FrozenLake-v0", "random", attempts=3)
-    strata = found.by_difficulty()
-    assert sum(one.episodes for one in strata) == found.episodes == 120
-    assert sum(one.successes for one in strata) == round(120 * found.metrics["success"].mean)
 
 
 def test_pass_at_n_is_the_share_of_tasks_that_are_solved_at_least_once() -> None:
@@ -146,6 +139,7 @@ def test_an_episode_whose_environment_raises_is_void_and_the_others_count(capsys
     found = evaluated("Brittle-v0", "random")
     assert (found.episodes + found.void, found.void_by_cause) == (40, {"env_error": found.void})
     assert found.endings == {"solved": found.episodes, "void": found.void}
+    assert f"{found.void} more were lost ({found.void} env error) and do not count: " in "\n".join(lines(found))
     assert (found.metrics["success"].mean, found.metrics["return"].mean) == (1.0, 2.0)
     assert found.success_rule == "return >= 2.0"
     place = rf"{re.escape(__file__)}:\d+"
