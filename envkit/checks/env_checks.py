@@ -236,7 +236,11 @@ def _options_to_try(env: EnvUnderTest) -> Iterator[tuple[str, Sequence[JSON]]]:
 def expert_solves(env: EnvUnderTest) -> str:
     if env.expert is None:
         raise SkippedCheckError("no expert is registered")
-    solved = [_solves(env, seed) for seed in env.seeds]
+    solved = []
+    for seed in env.seeds:
+        with env.opened() as instance:
+            played = env.play(instance, seed, Explorer(env, only_expert=True), most=_EXPERT_STEPS)
+        solved.append(played.success if played.has_ended else False)
     if None in solved:
         raise SkippedCheckError(NO_SUCCESS)
     if not any(solved):
@@ -245,13 +249,6 @@ def expert_solves(env: EnvUnderTest) -> str:
             "moves must solve them from the observations alone"
         )
     return f"solves {sum(map(bool, solved))} of {len(env.seeds)} episodes"
-
-
-def _solves(env: EnvUnderTest, seed: int) -> bool | None:
-    """Return whether the expert solves an episode; None if that is unknown."""
-    with env.opened() as instance:
-        played = env.play(instance, seed, Explorer(env, only_expert=True), most=_EXPERT_STEPS)
-    return played.success if played.has_ended else False
 
 
 def steps_do_not_block(env: EnvUnderTest) -> str:

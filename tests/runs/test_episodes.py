@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,21 +108,6 @@ def test_a_lost_episode_keeps_the_turns_that_it_had_and_is_not_valid(tmp_path: P
 
     (never,) = written(tmp_path / "file", scripted(lost))
     assert (never["start"], never["turns"]) == (None, [])
-
-
-def test_an_attempt_that_was_lost_leaves_no_start_to_the_next_one() -> None:
-    lost = Answer(error=SandboxLostError("sb-1", cause("gone")))
-    host = ScriptedHost(lambda task, time: [lost] if time else [Answer("first attempt"), lost])
-    limits = replace(LIMITS, retries=1)
-    rollout = Rollout(host, PolicyPlayer(ScriptedEngine(), LetterRenderer(), limits), limits, 1)
-
-    async def main() -> RolloutResult:
-        return await rollout.groups([Task("Scripted-v0", 0)], 1, phase="train-1", temperature=1.0, seed=0)
-
-    first, second = clock.run(main, virtual=True).void
-    assert first.start is not None
-    assert first.start.observation.text == "first attempt"
-    assert second.start is None
 
 
 def test_an_episode_is_read_back_with_its_outcome(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from envkit.trainer_bridge.evaluation.advice import advice
 from envkit.trainer_bridge.evaluation.outcomes import Tally
 from envkit.trainer_bridge.evaluation.result import Evaluation
 from envkit.trainer_bridge.rollout import Rollout
-from envkit.types import JSON, EpisodeRecord, Options, Task, Trajectory
+from envkit.types import JSON, EpisodeRecord, Options, Task, Trajectory, stable_hash
 from envkit.wiring import tasks as task_sets
 from envkit.wiring.environments import open_resources, slots
 from envkit.wiring.evaluation.policies import FoundPolicy, find_policy, num_envs, spec_of, with_split
@@ -91,6 +91,9 @@ async def evaluate(
                     "repeat the evaluation when this works again"
                 )
 
+        def seed_of(index: int, member: int) -> int:
+            return stable_hash(section.seed, "policy", index, *([member] if member else []))
+
         rollout = Rollout(host, contestant.player, found.limits, found.at_once, config.rollout.num_graders)
         try:
             await rollout.groups(
@@ -101,7 +104,7 @@ async def evaluate(
                 temperature=found.temperature or 0.0,
                 on_episode=ended,
                 skip=tally.finished,
-                seed_of=found.seed_of(section.seed),
+                seed_of=seed_of if found.temperature is None else None,
             )
         except BaseException:
             display.close()

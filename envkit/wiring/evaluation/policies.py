@@ -17,7 +17,7 @@ from envkit.registry import EnvSpec
 from envkit.runs.episodes import Decode
 from envkit.trainer_bridge.rollout import RolloutLimits
 from envkit.trainer_bridge.rollout.players import ExpertPlayer, NopPlayer, RandomPlayer
-from envkit.types import JSON, Options, stable_hash
+from envkit.types import JSON, Options
 from envkit.wiring.contexts import PlayerContext, open_part
 from envkit.wiring.environments import find, open_expert, open_helper, registered
 from envkit.wiring.training.resolve import limits_of
@@ -84,12 +84,6 @@ class FoundPolicy:
     temperature: float | None = None
     identity: str = ""
     warning: str = ""
-
-    def seed_of(self, seed: int) -> Callable[[int, int], int] | None:
-        """Return how the seeds of episodes derive from that of the evaluation; None for that of a training run."""
-        if self.temperature is not None:
-            return None
-        return lambda index, member: stable_hash(seed, "policy", index, *([member] if member else []))
 
 
 def num_envs(config: EvalConfig) -> int | None:

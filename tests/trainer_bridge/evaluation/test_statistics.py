@@ -51,10 +51,6 @@ def test_partly_correlated_attempts_count_as_the_effective_number_of_episodes() 
     assert estimate([[1.0, 1.0], [1.0, 0.0], [0.0, 1.0], [0.0, 0.0]], is_share=True) == pytest.approx(wilson(3, 6))
 
 
-def test_attempts_that_all_end_alike_say_nothing_beyond_their_number_of_tasks() -> None:
-    assert estimate([[1.0] * 8] * 10, is_share=True) == pytest.approx(wilson(10, 10))
-
-
 def test_a_task_that_lost_attempts_counts_like_any_other() -> None:
     assert estimate([[4.0], [1.0, 3.0]], is_share=False).mean == 3.0
 
@@ -83,9 +79,3 @@ def test_too_many_lengths_are_merged_in_order_with_about_equal_numbers_of_tasks(
     found = strata([(length, [True]) for length in (1, 1, 1, 1, 2, 3, 4, 5, 40, 90)], most=3)
     assert [(one.shortest, one.longest, one.episodes) for one in found] == [(1, 1, 4), (2, 4, 3), (5, 90, 3)]
     assert found[2].mean == 45.0
-
-
-def test_lengths_that_are_not_too_many_stay_apart() -> None:
-    levels = [(1, [True]), (1, [True]), (2, [False])]
-    assert strata(levels, most=2) == strata(levels)
-    assert strata([]) == strata([], most=2) == []

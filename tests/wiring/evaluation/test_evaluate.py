@@ -17,7 +17,6 @@ import pytest
 from envkit import clock, config, registry
 from envkit.config import evaluation
 from envkit.errors import EnvkitError, OptionError, UnknownEnvError, UsageError
-from envkit.registry import EnvSpec
 from envkit.runs.display import SilentDisplay
 from envkit.spaces import Utf8Text
 from envkit.trainer_bridge.evaluation.result import Evaluation, task_set_hash
@@ -48,11 +47,6 @@ def test_the_tasks_are_those_that_a_training_run_is_evaluated_on() -> None:
     spec = environments.find("Sokoban-v0")
     expected = [resolve.task_of(run, [spec], "eval", run.evaluation.seed, number) for number in range(3)]
     assert evaluation_tasks(spec, {"size": 7}, "eval", run.evaluation.seed, 3) == expected
-
-
-def test_an_environment_without_splits_gets_no_split_option() -> None:
-    (task,) = evaluation_tasks(EnvSpec("Plain-v0", ""), {"a": 1}, "eval", 0, 1)
-    assert task.options == {"a": 1}
 
 
 def test_the_options_that_were_really_played_are_reported() -> None:
@@ -191,13 +185,6 @@ def test_random_and_expert_play_the_actions_that_they_always_played() -> None:
         return hashlib.sha256(repr(sorted(played.items())).encode()).hexdigest()[:16]
 
     assert (actions("random"), actions("expert")) == ("20369c94e16c49fd", "f1de4c259a98c553")
-
-
-def test_evaluations_of_the_same_tasks_have_the_same_hash() -> None:
-    expert, chance = evaluated("FrozenLake-v0", "expert"), evaluated("FrozenLake-v0", "random")
-    assert expert.as_json()["task_set"] == chance.task_set
-    others = [evaluated("FrozenLake-v0", "expert", seed=4), evaluated("FrozenLake-v0", "expert", options={"size": 5})]
-    assert len({expert.task_set, *(one.task_set for one in others)}) == 3
 
 
 def test_the_hash_of_a_task_set_contains_the_versions_of_the_environment() -> None:
