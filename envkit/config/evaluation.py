@@ -89,7 +89,7 @@ def parse(content: Mapping[str, Any], overrides: Sequence[str] = (), **settings:
 
     Raises:
         ConfigError: The mapping is invalid. The error has one line per problem, starting with the key.
-        UsageError: There is no such short name.
+        UsageError: There is no such short name, or the policy is missing.
     """
     if isinstance(content.get("env"), list):
         raise ConfigError(["env: is a list, but an evaluation plays one environment; write one file for each"])
@@ -117,12 +117,7 @@ def parse(content: Mapping[str, Any], overrides: Sequence[str] = (), **settings:
 def read(
     config: str | os.PathLike[str] | Mapping[str, Any] | EvalConfig, overrides: Sequence[str] = (), **settings: Any
 ) -> EvalConfig:
-    """Return the evaluation that a file, its content, or the id of an environment describes; see `parse`.
-
-    Raises:
-        ConfigError: The description is invalid.
-        UsageError: There is no such short name, or the policy is missing.
-    """
+    """Return the evaluation that a file, its content, or the id of an environment describes; see `parse`."""
     if isinstance(config, EvalConfig):
         if not overrides and all(value is None for value in settings.values()):
             return config

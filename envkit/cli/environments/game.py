@@ -205,11 +205,7 @@ def open_game(
         render_mode: ``"ansi"`` or ``"html"``. If the environment does not have this mode, there are no drawings.
 
     Raises:
-        UnknownEnvError: No such environment.
-        OptionError: The environment or its expert rejects an option. With `url`, the environment does in `Game.begin`.
-        EnvError: The environment raised an exception.
-        UsageError: The environment has no such split.
-        UnreachableError: The server does not answer.
+        EnvkitError: There is no such environment, split or option, or the environment or the server fails.
     """
     spec = spec_of(env_id, url)
     splits = () if spec is None else spec.splits
