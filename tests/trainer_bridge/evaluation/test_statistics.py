@@ -62,7 +62,7 @@ def test_a_metric_is_summed_up_over_the_episodes_that_have_it() -> None:
 
 
 @pytest.mark.parametrize("name", SHARES)
-def test_the_interval_of_a_share_stays_between_0_and_1(name: str) -> None:
+def test_the_interval_of_a_share_is_within_0_and_1(name: str) -> None:
     low, high = (summarise([[{name: one, "return": one}] for one in values]) for values in ((0, 0.1, 0), (1, 0.9, 1)))
     assert low[name].low == 0.0 > low["return"].low
     assert high[name].high == 1.0 < high["return"].high
