@@ -104,15 +104,15 @@ class Gate(Protocol):
 
     def arrive(self) -> None:
         """Join, once the episode has its environment."""
-        ...
+        return
 
     async def together(self) -> None:
         """Wait until the next turn of the episode may begin."""
-        ...
+        return
 
     def leave(self, *, arrived: bool) -> None:
         """Leave; `arrived` is false for an episode that never joined."""
-        ...
+        return
 
 
 class Renderer(Protocol):

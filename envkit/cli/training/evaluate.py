@@ -88,7 +88,7 @@ _PARAMETERS: dict[str, Any] = {
 """The argument and the options, the most used ones first."""
 _SPELLED = {"target": "ENV|FILE", "overrides": "--set", "as_json": "--json"}
 _UNSET: tuple[object, ...] = (None, False, [])
-_FLAGS = ("greedy", "as_json", "force")
+_DEFAULTS = {"greedy": False, "as_json": False, "force": False}
 
 
 def evaluate(**chosen: Any) -> None:
@@ -152,8 +152,10 @@ def _run(chosen: dict[str, Any], settings: dict[str, Any]) -> None:
 
 # Typer reads the argument and the options from the signature.
 evaluate.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-    inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False if name in _FLAGS else None, annotation=one)
-    for name, one in _PARAMETERS.items()
+    [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_DEFAULTS.get(name), annotation=one)
+        for name, one in _PARAMETERS.items()
+    ]
 )
 evaluate.__annotations__ = _PARAMETERS
 

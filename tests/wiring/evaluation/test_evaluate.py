@@ -54,7 +54,7 @@ def test_the_options_that_were_really_played_are_reported() -> None:
         "size": 5,
         "split": "eval",
     }
-    found = evaluated("FrozenLake-v0", "expert", split="any").as_json()
+    found: Any = evaluated("FrozenLake-v0", "expert", split="any").as_json()
     assert found["options"] == {}
     limits = found["settings"]["limits"]
     assert {name: value for name, value in limits.items() if value is not None} == {
