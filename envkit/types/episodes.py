@@ -42,10 +42,10 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
         cls, action: str, step: Step | None, generation: GenerationRecord | None = None, seconds: float | None = None
     ) -> Self:
         """Return the record of a turn. Pass `step` as None if the environment did not respond."""
-        seen: dict[str, Any] = (
-            {} if step is None else {"observation": step.observation, "reward": step.reward, "info": step.info}
-        )
-        return cls(generation=generation, action=action, seconds=seconds, **seen)
+        made = cls(generation=generation, action=action, seconds=seconds)
+        if step is None:
+            return made
+        return msgspec.structs.replace(made, observation=step.observation, reward=step.reward, info=step.info)
 
 
 class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True):
