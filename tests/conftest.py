@@ -158,7 +158,11 @@ import envkit
 from envkit.spaces import Utf8Text
 
 class Frail(gymnasium.Env):
+    metadata = {"render_modes": ["html"]}
     observation_space = action_space = Utf8Text(100)
+
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
 
     def reset(self, *, seed=None, options=None):
         return "Say a word.", {}
@@ -167,6 +171,9 @@ class Frail(gymnasium.Env):
         if action == "crash":
             raise KeyError("no such word")
         return f"You said {action!r}.\\x1b]0;title\\x07", 0.25, False, False, {}
+
+    def render(self):
+        return "<p>page"
 
 def bring():
     envkit.register("Frail-v0", "frail:Frail")

@@ -86,11 +86,7 @@ class DoctorReport:
         return any(backend.problem is None for backend in self.backends)
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "works": self.works,
-            "backends": [asdict(found) for found in self.backends],
-            "machine": dict(self.machine),
-        }
+        return {"works": self.works, **asdict(self)}
 
 
 async def examine(image: str | None, notify: Callable[[str], None]) -> DoctorReport:

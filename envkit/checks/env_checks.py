@@ -15,16 +15,18 @@ import numpy as np
 from envkit import clock, registry
 from envkit.checks.recorded import (
     NO_SUCCESS,
+    SEEDED,
     EnvUnderTest,
     Explorer,
     FailedCheckError,
     PlayedEpisode,
+    Seen,
     SkippedCheckError,
-    difference,
+    require_same,
     shown,
     step_name,
+    unless_void,
 )
-from envkit.checks.recorder import Seen, unless_void
 from envkit.env import loop_thread
 from envkit.errors import EnvkitError, OptionError, RequestError
 from envkit.http.protocol.messages import write
@@ -144,12 +146,8 @@ def bad_actions_are_answered(env: EnvUnderTest) -> str:
 def replay_gives_the_same(env: EnvUnderTest) -> str:
     for played in env.episodes:
         with env.opened() as instance:
-            found = difference(played.as_json(), env.replay(instance, played).as_json())
-        if found is not None:
-            raise FailedCheckError(
-                f"the same actions from the same seed gave different episodes ({found}); draw all random values from "
-                "the seed of reset, as by random.Random(stable_hash(seed)), never from global generators or the time"
-            )
+            again = env.replay(instance, played).as_json()
+        require_same(played.as_json(), again, "the same actions from the same seed gave different episodes", SEEDED)
     return f"{len(env.episodes)} episodes, action by action"
 
 
@@ -157,12 +155,10 @@ def nothing_leaks(env: EnvUnderTest) -> str:
     episodes = [*env.episodes, *env.episodes]
     with env.opened() as instance:
         for played in episodes:
-            found = difference(played.as_json(), env.replay(instance, played).as_json())
-            if found is not None:
-                raise FailedCheckError(
-                    f"an instance that has played other episodes plays this one differently ({found}); set all "
-                    "state of an episode in reset, since instances are used again"
-                )
+            again = env.replay(instance, played).as_json()
+            problem = "an instance that has played other episodes plays this one differently"
+            remedy = "set all state of an episode in reset, since instances are used again"
+            require_same(played.as_json(), again, problem, remedy)
     return f"one instance played {len(episodes)} episodes like new ones"
 
 
@@ -240,7 +236,11 @@ def _options_to_try(env: EnvUnderTest) -> Iterator[tuple[str, Sequence[JSON]]]:
 def expert_solves(env: EnvUnderTest) -> str:
     if env.expert is None:
         raise SkippedCheckError("no expert is registered")
-    solved = [_solves(env, seed) for seed in env.seeds]
+    solved = []
+    for seed in env.seeds:
+        with env.opened() as instance:
+            played = env.play(instance, seed, Explorer(env, only_expert=True), most=_EXPERT_STEPS)
+        solved.append(played.success if played.has_ended else False)
     if None in solved:
         raise SkippedCheckError(NO_SUCCESS)
     if not any(solved):
@@ -249,13 +249,6 @@ def expert_solves(env: EnvUnderTest) -> str:
             "moves must solve them from the observations alone"
         )
     return f"solves {sum(map(bool, solved))} of {len(env.seeds)} episodes"
-
-
-def _solves(env: EnvUnderTest, seed: int) -> bool | None:
-    """Return whether the expert solves an episode; None if that is unknown."""
-    with env.opened() as instance:
-        played = env.play(instance, seed, Explorer(env, only_expert=True), most=_EXPERT_STEPS)
-    return played.success if played.has_ended else False
 
 
 def steps_do_not_block(env: EnvUnderTest) -> str:

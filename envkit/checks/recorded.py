@@ -1,24 +1,38 @@
-"""Recording, replay and comparison of episodes for the checks."""
+"""Recording, replay and comparison of episodes that are played in one instance of an environment."""
 
 from __future__ import annotations
 
 import json
 import math
 import random
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any
+from numbers import Real
+from typing import Any, NamedTuple
 
 import gymnasium
 
 from envkit import clock
-from envkit.checks.recorder import Recorder, Seen, play_in
 from envkit.errors import EnvkitError, PlayerStoppedError
 from envkit.protocols import EpisodePlayer, Expert, Player, TaskExpert
+from envkit.trainer_bridge.rollout import RolloutLimits, play
 from envkit.trainer_bridge.rollout.players import Chooser, ScriptedPlayer
-from envkit.types import JSON, Observation, Options, Reset, RolloutRequest, StopReason, Task, stable_hash
+from envkit.types import (
+    JSON,
+    Info,
+    Observation,
+    Options,
+    Reset,
+    RolloutRequest,
+    StopReason,
+    Task,
+    Trajectory,
+    stable_hash,
+)
+from envkit.vector import SlotHost
 from envkit.wiring.environments import attributed, find, make_here, open_expert
 
 MAX_STEPS = 200
@@ -35,6 +49,11 @@ NO_SUCCESS = (
     "of the last step, or grade the episodes, or pass success_return to envkit.register"
 )
 
+SEEDED = (
+    "draw all random values from the seed of reset, as by random.Random(stable_hash(seed)), never from global "
+    "generators, hash() or the time"
+)
+
 _SHORT = 60
 
 
@@ -46,16 +65,72 @@ class SkippedCheckError(Exception):
     """The check does not apply; the message says why."""
 
 
+class Seen(NamedTuple):
+    """The values that a step or reset returned; the reward of reset is 0."""
+
+    observation: Any
+    reward: Any
+    terminated: Any
+    truncated: Any
+    info: Info
+
+    @property
+    def legal_moves(self) -> tuple[str, ...]:
+        moves = self.info.get("legal_moves")
+        return tuple(map(str, moves)) if isinstance(moves, (list, tuple)) else ()
+
+
+class Recorder(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """An instance whose results are kept in `seen`. Its owner closes it.
+
+    The caller gets an empty text or 0 for what is no text or finite number.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self.seen: list[Seen] = []
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
+        observation, info = self.env.reset(seed=seed, options=options)
+        return self._readable(Seen(observation, 0.0, False, False, info)).observation, info
+
+    def step(self, action: str) -> Seen:
+        return self._readable(Seen(*self.env.step(action)))
+
+    def close(self) -> None:
+        pass
+
+    def _readable(self, seen: Seen) -> Seen:
+        self.seen.append(seen)
+        is_number = isinstance(seen.reward, Real) and math.isfinite(seen.reward)
+        text = seen.observation if isinstance(seen.observation, str) else ""
+        return seen._replace(observation=text, reward=seen.reward if is_number else 0.0)
+
+
+async def play_in(env: Recorder, player: Player, task: Task, max_turns: int = sys.maxsize) -> Trajectory:
+    """Play an episode of `task` in an instance.
+
+    Raises:
+        EnvkitError: The environment failed.
+    """
+    host = SlotHost(lambda env_id: env, 1)
+    return unless_void(await play(host, player, RolloutLimits(max_turns=max_turns), RolloutRequest("", task, 0)))
+
+
+def unless_void(played: Trajectory) -> Trajectory:
+    """Return an episode that is not void.
+
+    Raises:
+        EnvkitError: It is void; the message says why.
+    """
+    if played.is_void:
+        raise EnvkitError(played.outcome.error or played.outcome.stop)
+    return played
+
+
 @dataclass(slots=True)
 class PlayedEpisode:
-    """A recorded episode.
-
-    Attributes:
-        seed: Seed of the episode.
-        seen: The values that reset and each step returned.
-        actions: The action of each step.
-        success: Whether it succeeded; None if that is unknown.
-    """
+    """A recorded episode: what reset and each step returned, and the action of each step."""
 
     seed: int
     seen: list[Seen]
@@ -75,14 +150,8 @@ class PlayedEpisode:
 class EnvUnderTest:
     """Creates and plays instances of one environment. Exceptions of the environment become `EnvError`s.
 
-    Args:
-        env_id: Registered environment.
-        options: Options with which instances are created.
-        seeds: Seeds of the recorded episodes, one episode each.
-
-    Attributes:
-        spec: Registration of the environment.
-        expert: Plays part of the recorded episodes; None if no expert is registered.
+    Instances are created with `options`. One episode is recorded for each of the `seeds`; the expert, if one is
+    registered, plays part of them.
 
     Raises:
         UnknownEnvError, OptionError: The environment is not registered, or its expert rejects an option.
@@ -172,13 +241,18 @@ class Explorer(Player):
         return Chooser(choose)
 
 
-def difference(one: Sequence[Any], other: Sequence[Any]) -> str | None:
-    """Return, as text, the first difference between two results of `PlayedEpisode.as_json`; None if they are equal."""
-    for number, (row, other_row) in enumerate(zip(one[1:], other[1:], strict=False)):
-        for name, value, expected in zip(Seen._fields, row, other_row, strict=True):
-            if differs(value, expected):
-                return f"seed {one[0]}, {name} of {step_name(number)}: {shown_apart(value, expected)}"
-    return None if len(one) == len(other) else f"seed {one[0]}: {len(one) - 2} steps, then {len(other) - 2}"
+def require_same(one: Sequence[Any], other: Sequence[Any], problem: str, remedy: str) -> None:
+    """Fail with the problem, the place and the remedy if two results of `PlayedEpisode.as_json` differ."""
+    places = [
+        f"{name} of {step_name(number)}: {shown_apart(value, expected)}"
+        for number, (row, other_row) in enumerate(zip(one[1:], other[1:], strict=False))
+        for name, value, expected in zip(Seen._fields, row, other_row, strict=True)
+        if differs(value, expected)
+    ]
+    if len(one) != len(other):
+        places.append(f"{len(one) - 2} steps, then {len(other) - 2}")
+    if places:
+        raise FailedCheckError(f"{problem} (seed {one[0]}, {places[0]}); {remedy}")
 
 
 def differs(value: object, other: object) -> bool:

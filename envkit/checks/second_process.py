@@ -26,11 +26,12 @@ from typing import Any
 
 from envkit import clock, registry
 from envkit.checks.recorded import (
+    SEEDED,
     EnvUnderTest,
     FailedCheckError,
     PlayedEpisode,
     SkippedCheckError,
-    difference,
+    require_same,
 )
 from envkit.errors import ConfigError, EnvkitError
 from envkit.types import JSON
@@ -46,12 +47,7 @@ _IMPORTABLE = "register it as 'module:Class'"
 
 def same_in_two_processes(env: EnvUnderTest) -> str:
     for played, other in zip(env.episodes, _play_apart(env)["episodes"], strict=True):
-        found = difference(played.as_json(), other)
-        if found is not None:
-            raise FailedCheckError(
-                f"two processes play the same seed differently ({found}); draw all random values from the seed of "
-                "reset, as by random.Random(stable_hash(seed)): hash() and global generators differ between processes"
-            )
+        require_same(played.as_json(), other, "two processes play the same seed differently", SEEDED)
     return f"{len(env.episodes)} episodes here and in a new process"
 
 

@@ -5,8 +5,7 @@ The nop must not succeed, the oracle must always succeed, and cheats must earn n
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
@@ -16,11 +15,12 @@ from envkit.checks.recorded import NO_SUCCESS
 from envkit.errors import UsageError
 from envkit.protocols import EnvHost
 from envkit.registry import EnvSpec
+from envkit.runs.display import Display, SilentDisplay
 from envkit.trainer_bridge.rollout import Rollout, RolloutLimits
 from envkit.types import JSON, Options, Outcome, Task, stable_hash
 from envkit.wiring import tasks as task_sets
 from envkit.wiring.environments import find, open_resources, slots
-from envkit.wiring.evaluation.policies import NOP, own_player
+from envkit.wiring.evaluation.policies import NOP, player_of
 
 EXPECTED: Mapping[str, str] = {"nop": "must fail", "oracle": "must succeed", "cheat": "must earn 0"}
 """What each kind of player must do. The kind of ``cheat:NAME`` is ``cheat``."""
@@ -32,12 +32,9 @@ _LOG_LINES = 10
 
 @dataclass(frozen=True, slots=True)
 class TaskEpisode:
-    """One episode of a player.
+    """One episode of a player in the task `index`.
 
-    Attributes:
-        index: Index of the task.
-        outcome: How it ended.
-        log: The last lines of the grader's output, if the environment has the option ``logs`` and it was not set.
+    `log` has the last lines of the grader's output, if the environment has the option ``logs`` and it was not set.
     """
 
     index: int
@@ -47,12 +44,7 @@ class TaskEpisode:
 
 @dataclass(frozen=True, slots=True)
 class PlayerResult:
-    """What a player did in all tasks.
-
-    Attributes:
-        player: Name of the player.
-        episodes: Its episodes, in the order of the tasks.
-    """
+    """The episodes of a player, in the order of the tasks."""
 
     player: str
     episodes: Sequence[TaskEpisode]
@@ -60,6 +52,12 @@ class PlayerResult:
     @property
     def successes(self) -> int:
         return sum(one.outcome.success is True for one in self.episodes)
+
+    @property
+    def verdict(self) -> str:
+        """``ok``, ``fail``, or ``void`` if it only could not be played in some episodes."""
+        bad = [one.outcome for one in self.episodes if not _is_as_expected(_kind(self.player), one.outcome)]
+        return "ok" if not bad else "void" if all(one.is_void for one in bad) else "fail"
 
     def problems(self) -> Sequence[str]:
         """Return a line, and below it the grader's log, for each task in which the player did not do what it must."""
@@ -70,7 +68,8 @@ class PlayerResult:
             if bad:
                 one = next((one for one in bad if one.outcome.is_void), bad[0])
                 seen = "\n    ".join([_shown(one.outcome), *one.log.splitlines()])
-                lines.append(f"{self.player} {EXPECTED[kind]}: task {index}: {len(bad)} of {len(played)}: {seen}")
+                must = "was not checked" if all(one.outcome.is_void for one in bad) else EXPECTED[kind]
+                lines.append(f"{self.player} {must}: task {index}: {len(bad)} of {len(played)}: {seen}")
         return lines
 
 
@@ -95,17 +94,14 @@ def _shown(outcome: Outcome) -> str:
 
 def check_tasks(
     env_id: str,
-    indices: Sequence[int] | None = None,
+    tasks: int | Sequence[int] = 5,
     *,
-    tasks: int = 5,
     split: str = "eval",
     repeat: int = 20,
     options: Mapping[str, JSON] | None = None,
     backend: str | None = None,
     judge: str | None = None,
-    announce: Callable[[str], None] | None = None,
-    on_begin: Callable[[int], None] = lambda count: None,
-    on_episode: Callable[[str], None] = lambda player: None,
+    display: Display | None = None,
 ) -> tuple[list[PlayerResult], list[str]]:
     """Play tasks with the nop, the oracle and the cheats of their environment.
 
@@ -113,16 +109,13 @@ def check_tasks(
 
     Args:
         env_id: Registered environment.
-        indices: Indices of the tasks in the split; None means the first `tasks`.
-        tasks: Number of tasks.
+        tasks: Indices of the tasks in the split, or the number of its first tasks.
         split: Split of the tasks, if the environment has splits.
         repeat: Episodes of the oracle per task, to find tasks that it solves only sometimes.
         options: Options of the environment.
         backend: Kind of the sandboxes, if the environment needs sandboxes; None means ``"auto"``.
         judge: ``MODEL@URL`` of the judge, if the environment needs one.
-        announce: Called with one line that names the backend, if the environment needs sandboxes.
-        on_begin: Called once with the number of episodes.
-        on_episode: Called with the name of the player after each episode.
+        display: Shows the progress, and the backend if the environment needs sandboxes.
 
     Returns:
         A result for each player, and the names of the kinds of players that the environment lacks.
@@ -132,18 +125,17 @@ def check_tasks(
         OptionError: The environment rejects an option.
         UsageError: There is no such task or split, the environment has no players, or it needs what is missing here.
     """
-    spec = find(env_id)
-    chosen = dict(options or {})
+    spec, chosen, display = find(env_id), dict(options or {}), display or SilentDisplay()
     names = [name for name in spec.players if _kind(name) in EXPECTED]
     if not names:
         raise UsageError(f"{env_id} has no players to check tasks with; register players={{'oracle': ..., 'nop': ...}}")
-    if NOP not in names:  # own_player then returns the general one, as in an evaluation
+    if NOP not in names:  # player_of then returns the general one, as in an evaluation
         names.append(NOP)
-    players = {name: own_player(name, spec, chosen) for name in names}
+    players = {name: player_of(name, spec, chosen) for name in names}
     missing = [kind for kind in EXPECTED if kind not in map(_kind, names)]
-    found = _tasks(spec, split, indices, tasks, chosen)
+    found = _tasks(spec, split, tasks, chosen)
     repeats = {name: repeat if name == "oracle" else 1 for name in names}
-    on_begin(sum(repeats.values()) * len(found))
+    display.phase(f"check {env_id}", sum(repeats.values()) * len(found))
     defaults = getattr(registry.load(spec.entry_point), "options", {})
     has_logs = "logs" in defaults and isinstance(defaults["logs"], str | None)
 
@@ -159,14 +151,14 @@ def check_tasks(
                 [with_logs(found[index], log) for index, log in zip(numbers, logs, strict=True)],
                 phase=name,
                 seed=stable_hash("check task", name),
-                on_episode=lambda played: on_episode(name),
+                on_episode=lambda played: display.advance(),
             )
             rows = zip(numbers, result.trajectories, logs, strict=True)
             return PlayerResult(name, [TaskEpisode(index, one.outcome, _end_of(log)) for index, one, log in rows])
 
     async def main() -> list[PlayerResult]:
         async with (
-            open_resources(spec.needs, backend=backend, judge=judge, announce=announce) as resources,
+            open_resources(spec.needs, backend=backend, judge=judge, announce=display.announce) as resources,
             slots(_AT_ONCE, chosen, resources) as host,
         ):
             return [await play_all(host, name) for name in names]
@@ -174,25 +166,21 @@ def check_tasks(
     return clock.run_blocking(main), missing
 
 
-def _tasks(
-    spec: EnvSpec, split: str, indices: Sequence[int] | None, count: int, options: Options
-) -> Mapping[int, Task]:
+def _tasks(spec: EnvSpec, split: str, tasks: int | Sequence[int], options: Options) -> Mapping[int, Task]:
     """Return the tasks to play, by their indices."""
-    if spec.task_set is None:
-        if spec.splits and split not in spec.splits:
-            raise UsageError(f"--split: {spec.id} has no split {split!r}; it has {', '.join(spec.splits)}")
-        more = {"split": split} if spec.splits else {}
-        return {index: Task(spec.id, index, {**options, **more}) for index in indices or range(count)}
-    task_set = task_sets.task_set(spec, options)
-    assert task_set is not None
-    if split not in task_set.splits:
-        raise UsageError(f"--split: {spec.id} has no split {split!r}; it has {', '.join(task_set.splits)}")
+    task_set, splits = task_sets.task_set(spec, options), task_sets.splits(spec, options)
+    if splits and split not in splits:
+        raise UsageError(f"--split: {spec.id} has no split {split!r}; it has {', '.join(splits)}")
+    indices = range(tasks) if isinstance(tasks, int) else tasks
+    if task_set is None:
+        more = {"split": split} if splits else {}
+        return {index: Task(spec.id, index, {**options, **more}) for index in indices}
     size = task_set.count(split)
-    last = math.inf if size is None else size
-    for index in indices or ():
-        if index >= last:
-            raise UsageError(f"{spec.id} has {size} tasks in the split {split}, so there is no task {index}")
-    return {index: task_set.task(split, index) for index in indices or range(min(count, size or count))}
+    if size is not None and isinstance(tasks, int):
+        indices = range(min(tasks, size))
+    elif size is not None and max(indices) >= size:
+        raise UsageError(f"{spec.id} has {size} tasks in the split {split}, so there is no task {max(indices)}")
+    return {index: task_set.task(split, index) for index in indices}
 
 
 def _end_of(logs: Path) -> str:

@@ -28,7 +28,7 @@ _ANSWER_MARK = "@@answer@@"
 _EMPTY_THOUGHT = re.compile(r"<think>\s*(?:</think>\s*)?\Z")
 _CALL_ID = "call00000"
 
-_BASH: ToolSchema = {
+BASH: ToolSchema = {
     "type": "function",
     "function": {
         "name": "bash",
@@ -47,11 +47,8 @@ class Dialogue:
     """A test dialogue that the chat template renders.
 
     Attributes:
-        name: Name of the dialogue in the report.
         observations: User messages, or results of tools after calls; there is one more of them than of `answers`.
         answers: Messages of the policy; in a dialogue with tools, also calls as canonical JSON.
-        system: The system prompt; None renders no system prompt.
-        tools: The tools.
     """
 
     name: str
@@ -66,7 +63,6 @@ class DialogueResult:
     """Result of the check with one dialogue.
 
     Attributes:
-        name: Name of the dialogue.
         outcome: ``same``: turn by turn, the tokens are those of the whole chat. ``new sample``: also right, but the
             template rewrites earlier turns, so a later turn starts a new training sample. ``answers kept``: right too;
             the template rewrites answers, but envkit trains on the tokens that the policy sampled. ``refused``: the
@@ -86,7 +82,6 @@ class TemplateReport:
 
     Attributes:
         stop: Id and text of each token that ends a completion.
-        verdicts: One result per dialogue.
         tools: What the template supports of tools; None if it shows neither tools nor a system prompt with them.
     """
 
@@ -96,10 +91,7 @@ class TemplateReport:
 
 
 def check_template(name: str) -> TemplateReport:
-    """Check the chat template of a model with each dialogue of `bank`.
-
-    Args:
-        name: A value for `engine.model`; the model must be on this machine.
+    """Check the chat template of a model, named as in `engine.model`, with each dialogue of `bank`.
 
     Raises:
         UsageError: The model is not on this machine, has no chat template, or its template rejects a plain chat.
@@ -138,7 +130,7 @@ def bank(special: Sequence[str]) -> list[Dialogue]:
         as_call({"name": "bash", "arguments": {"command": command, "timeout_s": 3}})
         for command in ("ls", 'cat "ä b.py"\n', f"echo {forged}")
     )
-    tools = (_BASH,)
+    tools = (BASH,)
     return [
         Dialogue("one turn", ["You see a wall."], []),
         Dialogue("two turns", ["You see a wall.", "You see a door."], ["left"]),

@@ -12,13 +12,13 @@ from gymnasium.vector import AutoresetMode
 from envkit.checks.recorded import (
     EnvUnderTest,
     FailedCheckError,
+    Seen,
     SkippedCheckError,
     differs,
     shown,
     shown_apart,
     step_name,
 )
-from envkit.checks.recorder import Seen
 from envkit.wiring.environments import VectorMode, attributed, make_vec
 
 _COPIES = 3

@@ -26,7 +26,7 @@ from envkit.config.parts import (
     TransformersEngineSection,
 )
 from envkit.config.training import EnvSection, EvaluationSection, RolloutSection
-from envkit.errors import UsageError, did_you_mean
+from envkit.errors import ConfigError, UsageError, did_you_mean
 from envkit.shorthands import SHORTHANDS
 
 
@@ -72,6 +72,11 @@ _IN_PYTHON = {
     "device": "engine.device",
 }
 """Further short names that only `envkit.evaluate` has."""
+_SECTIONS: Mapping[str, type[Section]] = {
+    "env": EnvSection,
+    "evaluation": EvaluationSection,
+    "rollout": EvalRolloutSection,
+}
 
 
 def parse(content: Mapping[str, Any], overrides: Sequence[str] = (), **settings: Any) -> EvalConfig:
@@ -84,8 +89,10 @@ def parse(content: Mapping[str, Any], overrides: Sequence[str] = (), **settings:
 
     Raises:
         ConfigError: The mapping is invalid. The error has one line per problem, starting with the key.
-        UsageError: There is no such short name.
+        UsageError: There is no such short name, or the policy is missing.
     """
+    if isinstance(content.get("env"), list):
+        raise ConfigError(["env: is a list, but an evaluation plays one environment; write one file for each"])
     changed = copy.deepcopy(dict(content))
     known = {**{name: one.key for name, one in SHORTHANDS.items()}, **_IN_PYTHON}
     if settings.pop("greedy", False):
@@ -94,7 +101,9 @@ def parse(content: Mapping[str, Any], overrides: Sequence[str] = (), **settings:
         settings["temperature"] = 0.0
     for name, value in settings.items():
         if name not in known:
-            raise UsageError(f"there is no setting {name!r}{did_you_mean(name, known)}")
+            key = next((f"{part}.{name}" for part, one in _SECTIONS.items() if name in one.model_fields), None)
+            hint = f"; the key is {key}, in overrides or in the file" if key else did_you_mean(name, known)
+            raise UsageError(f"there is no setting {name!r}{hint}")
         if value is not None:
             if isinstance(value, Mapping):
                 for key, one in value.items():
@@ -108,12 +117,7 @@ def parse(content: Mapping[str, Any], overrides: Sequence[str] = (), **settings:
 def read(
     config: str | os.PathLike[str] | Mapping[str, Any] | EvalConfig, overrides: Sequence[str] = (), **settings: Any
 ) -> EvalConfig:
-    """Return the evaluation that a file, its content, or the id of an environment describes; see `parse`.
-
-    Raises:
-        ConfigError: The description is invalid.
-        UsageError: There is no such short name, or the policy is missing.
-    """
+    """Return the evaluation that a file, its content, or the id of an environment describes; see `parse`."""
     if isinstance(config, EvalConfig):
         if not overrides and all(value is None for value in settings.values()):
             return config
@@ -124,6 +128,6 @@ def read(
     if (path := Path(config)).suffix in (".yaml", ".yml") or path.is_file():
         return parse(grammar.content_of(path, example="env: {id: Sokoban-v0}"), overrides, **settings)
     if settings.get("policy") is None and not any(one.startswith("policy=") for one in overrides):
-        raise UsageError("the policy is missing; name one, such as random (--policy)")
+        raise UsageError('policy: missing; name one, such as random (--policy random, or policy="random")')
     content: dict[str, Any] = {"env": {"id": os.fspath(config)}}
     return parse(content, overrides, **settings)

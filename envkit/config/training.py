@@ -133,8 +133,8 @@ class EvaluationSection(Section):
     """Evaluation on held-out tasks, which are never used for training. Evaluation files have this section too."""
 
     episodes: Annotated[int, Field(ge=0)] = 512
-    """Number of tasks, or all if the split has fewer. A training run plays each with sampling and once greedily. 0: no
-    evaluation in a training run."""
+    """Number of tasks, or all if the split has fewer. A training run plays each with sampling and once greedily. At
+    least 1 in an evaluation file; 0 in a training file: no evaluation."""
     attempts: Count = 1
     """Episodes per task with sampling."""
     split: str = "eval"

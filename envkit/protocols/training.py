@@ -100,19 +100,19 @@ class PolicyEngine(Engine, WeightSink, Protocol):
 
 
 class Gate(Protocol):
-    """Decides when the turns of concurrent episodes may reach the engine."""
+    """Decides when the turns of concurrent episodes may reach the engine. By default, every turn passes at once."""
 
     def arrive(self) -> None:
         """Join, once the episode has its environment."""
-        ...
+        return
 
     async def together(self) -> None:
         """Wait until the next turn of the episode may begin."""
-        ...
+        return
 
     def leave(self, *, arrived: bool) -> None:
         """Leave; `arrived` is false for an episode that never joined."""
-        ...
+        return
 
 
 class Renderer(Protocol):

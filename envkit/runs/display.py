@@ -20,11 +20,11 @@ _STICKY = "\N{NO-BREAK SPACE}"
 
 
 class Display(Protocol):
-    """Shows the progress of a run to people. Programs read the files of the run instead."""
+    """Shows the progress of a run to people; by default nothing. Programs read the files of the run instead."""
 
     def announce(self, line: str) -> None:
         """Show a permanent line."""
-        ...
+        return
 
     def phase(self, name: str, total: int) -> None:
         """Start a part of the run that has `total` units of progress, and end the previous part.
@@ -32,41 +32,23 @@ class Display(Protocol):
         The new part continues an earlier part with the same name and total if its first call of `advance` adds as many
         units as the earlier part had reached. Its elapsed time then counts from the start of the earlier part.
         """
-        ...
+        return
 
     def advance(self, count: int = 1, **shown: float | str) -> None:
         """Add `count` units of progress to the current part; `shown`, if not empty, replaces the numbers on display."""
-        ...
+        return
 
     def close(self) -> None:
         """End the current part; repeated calls have no effect."""
-        ...
+        return
 
 
-class SilentDisplay:
+class SilentDisplay(Display):
     """A display that shows nothing."""
-
-    def announce(self, line: str) -> None:
-        pass
-
-    def phase(self, name: str, total: int) -> None:
-        pass
-
-    def advance(self, count: int = 1, **shown: float | str) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 class LineDisplay:
-    """Writes a line at intervals of at least `every_s` seconds, and a line at the end of each part.
-
-    Args:
-        stream: Output stream.
-        every_s: Minimum seconds between two lines.
-        now: A monotonic clock, in seconds.
-    """
+    """Writes a line at intervals of at least `every_s` seconds, and a line at the end of each part."""
 
     def __init__(
         self, stream: TextIO, *, every_s: float = LINE_EVERY_S, now: Callable[[], float] = clock.stopwatch
@@ -105,9 +87,6 @@ class RichDisplay:
     """A live bar on a terminal. The numbers of `advance` are on separate lines, so that the bar keeps its width.
 
     Each finished part of the run leaves one line on the terminal.
-
-    Args:
-        stream: The terminal.
     """
 
     def __init__(self, stream: TextIO) -> None:

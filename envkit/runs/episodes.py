@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from envkit.errors import UsageError
 from envkit.types import (
-    Cause,
     EpisodeRecord,
     GenerationRecord,
     Group,
-    Outcome,
-    StopReason,
     Trajectory,
     Turn,
     TurnRecord,
@@ -88,18 +83,27 @@ def sample_episodes(groups: Sequence[Group], count: int, *, decode: Decode, trai
     ]
 
 
-def read_episodes(path: Path) -> list[EpisodeRecord]:
+def read_episodes(path: Path, announce: Callable[[str], None] | None = None) -> list[EpisodeRecord]:
     """Return the episodes of a file.
+
+    Args:
+        path: The file.
+        announce: Called with a line if the last line is incomplete because its writer was killed; it is left out. None:
+            such a line is an error.
 
     Raises:
         UsageError: The file cannot be read, is empty, or has a line that is not an episode of this format.
     """
     try:
-        lines = path.read_bytes().splitlines()
+        content = path.read_bytes()
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror or error}") from error
+    lines = content.splitlines()
     if not lines:
         raise UsageError(f"{path}: is empty; it must have one JSON object per episode")
+    if announce is not None and len(lines) > 1 and not content.endswith(b"\n"):
+        announce(f"{path}: line {len(lines)} is incomplete and left out")
+        lines.pop()
     return [_decoded(line, f"{path}: line {number}") for number, line in enumerate(lines, 1)]
 
 
@@ -109,33 +113,15 @@ _EPISODE = msgspec.json.Decoder(EpisodeRecord)
 def _decoded(line: bytes, location: str) -> EpisodeRecord:
     try:
         found = msgspec.json.decode(line, type=_Format).format
-        if found == _BEFORE:
-            return msgspec.convert(_with_outcome(msgspec.json.decode(line)), EpisodeRecord)
         episode = _EPISODE.decode(line) if found == FORMAT else None
-    except (msgspec.MsgspecError, ValueError, RecursionError, KeyError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise UsageError(
             f"{location} is damaged or not an episode of format {FORMAT} ({error}); record it again or use another file"
         ) from None
     if episode is None:
-        raise UsageError(f"{location} has format {found}, but envkit reads formats {_BEFORE} and {FORMAT}")
+        raise UsageError(f"{location} has format {found}, but envkit reads format {FORMAT}; record the episodes again")
     return episode
 
 
 class _Format(msgspec.Struct):
     format: int
-
-
-_BEFORE = 2
-"""The format in which the fields of the outcome were fields of the episode."""
-
-
-def _with_outcome(old: dict[str, Any]) -> dict[str, Any]:
-    """Convert an episode of format 2."""
-    reward, stop = old.pop("reward"), StopReason(old["stop"])
-    if old["valid"]:
-        reward = math.nan if reward is None else reward
-        outcome = Outcome.score(stop, reward, old["metrics"], grade=old.get("grade"))
-    else:
-        cause = old.get("cause")
-        outcome = Outcome.void(stop, old["error"] or stop.value, cause and msgspec.convert(cause, Cause))
-    return {**old, "format": FORMAT, "outcome": msgspec.to_builtins(outcome)}

@@ -71,10 +71,13 @@ def _refusal(error: BaseException | None) -> OSError | None:
     return None
 
 
-def replace(path: Path, content: bytes) -> None:
-    """Write a file atomically: readers see either the old or the new content, even if the process is killed."""
+def replace(path: Path, content: bytes, *, remedy: str | None = None) -> None:
+    """Write a file atomically: readers see either the old or the new content, even if the process is killed.
+
+    Errors are those of `writing`, with this remedy.
+    """
     part = path.with_name(f".{path.name}.part")
-    with writing(path):
+    with writing(path, remedy=remedy):
         try:
             part.write_bytes(content)
             part.replace(path)

@@ -6,7 +6,6 @@ records: it gets each episode as a `Trajectory`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Self
 
 import msgspec
@@ -81,7 +80,3 @@ class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     turns: tuple[TurnRecord, ...]
     system: str | None = None
     tools: tuple[ToolSchema, ...] = ()
-
-    def turns_of_models(self) -> Iterator[GenerationRecord]:
-        """Yield what a language model read and wrote in each turn."""
-        return (turn.generation for turn in self.turns if turn.generation is not None)

@@ -100,10 +100,10 @@ class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str
     completion: str
     finish: FinishReason
-    prompt_ids: tuple[int, ...]
-    completion_ids: tuple[int, ...]
-    logprobs: tuple[float | None, ...]
-    versions: tuple[tuple[int, int], ...]
+    prompt_ids: tuple[int, ...] = ()
+    completion_ids: tuple[int, ...] = ()
+    logprobs: tuple[float | None, ...] = ()
+    versions: tuple[tuple[int, int], ...] = ()
     seconds: float
     usage: tuple[int, int] | None = None
 
@@ -220,6 +220,7 @@ class Trajectory:
         key: Key of its `RolloutRequest`.
         attempt: Number of earlier attempts that were void.
         group: `RolloutRequest.group`.
+        index: `RolloutRequest.index`.
         began_s: When the episode was requested, in seconds on the event loop's clock.
         queue_s: Seconds that it waited for an environment.
         reset_s: Seconds from then to the first observation.
@@ -234,6 +235,7 @@ class Trajectory:
     key: str = ""
     attempt: int = 0
     group: str = ""
+    index: int = 0
     began_s: float = 0.0
     queue_s: float = 0.0
     reset_s: float = 0.0

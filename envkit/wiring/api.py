@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -155,15 +155,20 @@ def evaluate(
             dialogues cannot be used.
         EnvkitError: No episode finished, or a server or endpoint was lost.
     """
-    from envkit.trainer_bridge.evaluation.recordings import dialogue_of, open_recording
+    from envkit.runs.episodes import EPISODES, read_episodes
+    from envkit.trainer_bridge.evaluation.recordings import dialogue_of
     from envkit.wiring.evaluation import evaluate as evaluation
 
     if force and output is None:
         raise UsageError("force replaces the evaluation in the folder output; set output, or leave out force")
     chosen = config_of_evaluation(config, overrides, policy=policy, **settings)
     if dialogues is not None:
-        _check_writable(Path(dialogues))
-    folder = None if output is None else _folder(output, force=force)
+        _write(Path(dialogues), None)
+    folder: EvaluationFolder | None = None
+    if output is not None:
+        from envkit.trainer_bridge.evaluation.report import EvaluationFolder  # needs matplotlib
+
+        folder = output if isinstance(output, EvaluationFolder) else EvaluationFolder(Path(output), force=force)
     succeeded: list[EpisodeRecord] = []
 
     def add(episode: EpisodeRecord) -> None:
@@ -180,8 +185,10 @@ def evaluate(
         folder.finish(found)
     if dialogues is not None:
         if folder is not None:  # it also has the episodes from before an interruption
-            succeeded = [one for one in open_recording(folder.path)[1] if one.outcome.success]
+            succeeded = [one for one in read_episodes(folder.path / EPISODES) if one.outcome.success]
         succeeded.sort(key=lambda one: (one.index, one.member))
+        if "success" not in found.metrics:
+            display.announce(f"{dialogues}: has no dialogues, because success is {found.success_rule}")
         _write(Path(dialogues), map(dialogue_of, succeeded))
     return found
 
@@ -197,13 +204,7 @@ def rescore(
 ) -> tuple[Path, list[Rescored]]:
     """Repeat the actions of recorded episodes, and compute their rewards again. Prints progress on standard error.
 
-    Args:
-        run: Folder of a training run or of an evaluation, or a file of episodes in it.
-        step: Train step; None means the last recorded one.
-        options: Options that override those of the recorded tasks.
-        backend: As in `envkit.make`.
-        judge: ``"MODEL@URL"`` of the judge, for an environment that needs one.
-        output: File for the repeated episodes, as JSON lines; None writes no file.
+    The arguments are those of ``envkit rescore``; `output` is a file for the repeated episodes.
 
     Returns:
         The file of the recorded episodes, and both versions of each of its valid episodes.
@@ -215,8 +216,9 @@ def rescore(
     from envkit.trainer_bridge.evaluation.recordings import open_recording
     from envkit.wiring.environments import find, open_resources, slots
 
-    path, recorded = open_recording(run, step=step)
-    episodes, chosen = rescoring.repeatable(recorded), options or {}
+    display, chosen = display_on(sys.stderr), options or {}
+    path, recorded = open_recording(run, display.announce, step=step)
+    episodes = rescoring.repeatable(recorded)
 
     async def main() -> list[Rescored]:
         async with (
@@ -225,35 +227,23 @@ def rescore(
         ):
             return await rescoring.rescore(host, episodes, options=chosen, num_envs=_REPEATED_AT_ONCE, display=display)
 
-    with closing(display_on(sys.stderr)) as display:
+    with closing(display):
         found = clock.run_blocking(main)
     if output is not None:
         _write(output, (one.after for one in found))
     return path, found
 
 
-def _write(path: Path, rows: Iterable[object]) -> None:
-    from envkit.runs.files import encoded
+def _write(path: Path, rows: Iterable[object] | None) -> None:
+    """Write JSON lines. If `rows` is None, only check that the file can be written, without leaving one behind."""
+    from envkit.runs.files import encoded, writing
 
-    with _writing(path):
-        path.write_bytes(b"".join(encoded(row) + b"\n" for row in rows))
-
-
-def _check_writable(path: Path) -> None:
-    """Check that a file can be written, without changing it or leaving one behind."""
-    with _writing(path):
+    with writing(path, remedy="choose a file that can be written"):
         is_new = not path.exists()
-        path.open("ab").close()
-        if is_new:
+        with path.open("ab" if rows is None else "wb") as file:
+            file.writelines(encoded(row) + b"\n" for row in rows or ())
+        if is_new and rows is None:
             path.unlink()
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror or error}; choose a file that can be written") from error
 
 
 def _read(content: str | os.PathLike[str] | Mapping[str, Any] | RunConfig) -> tuple[RunConfig, str]:
@@ -265,9 +255,3 @@ def _read(content: str | os.PathLike[str] | Mapping[str, Any] | RunConfig) -> tu
         return parsed, parsed.envs[0].id
     path = Path(content)
     return config.load(path), path.stem
-
-
-def _folder(output: str | os.PathLike[str] | EvaluationFolder, *, force: bool) -> EvaluationFolder:
-    from envkit.trainer_bridge.evaluation.report import EvaluationFolder  # needs matplotlib
-
-    return output if isinstance(output, EvaluationFolder) else EvaluationFolder(Path(output), force=force)

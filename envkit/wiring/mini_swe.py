@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from envkit import clock, installation
+from envkit import installation
 from envkit.environments.swe.agents.mini_swe import (
     OWN_PROMPTS,
     Prompts,
@@ -31,7 +31,7 @@ from envkit.environments.swe.agents.mini_swe import (
 from envkit.environments.tools import write_call
 from envkit.errors import UsageError
 from envkit.protocols import EpisodePlayer, Player
-from envkit.types import Action, FinishReason, GenerationRecord, Observation, Reset, RolloutRequest
+from envkit.types import Action, Observation, Reset, RolloutRequest
 from envkit.wiring.evaluation.endpoint import Endpoint
 
 TURN_TOKENS = 4096
@@ -152,23 +152,11 @@ class _Episode(EpisodePlayer):
             if output.submission is not None:
                 return self._submit(output.submission)
             self._append("user", player.render("observation", output=output))
-        began = clock.precise()
-        messages = [dict(one) for one in self.messages]
-        reply = await player.endpoint.complete(messages, seed=self.rng.getrandbits(31), temperature=self.temperature)
-        choice = reply.choices[0]
-        content = choice.message.content or ""
-        thoughts = choice.message.reasoning_content or choice.message.reasoning
-        generation = GenerationRecord(
-            prompt="\n\n".join(str(one["content"]) for one in self.messages[self.asked :]),
-            completion=f"<think>{thoughts}</think>{content}" if thoughts else content,
-            finish=FinishReason.LENGTH if choice.finish_reason == "length" else FinishReason.STOP,
-            prompt_ids=(),
-            completion_ids=(),
-            logprobs=(),
-            versions=(),
-            seconds=clock.precise() - began,
-            usage=(reply.usage.prompt_tokens, reply.usage.completion_tokens) if reply.usage else (0, 0),
+        prompt = "\n\n".join(str(one["content"]) for one in self.messages[self.asked :])
+        choice, generation = await player.endpoint.complete(
+            [dict(one) for one in self.messages], prompt, seed=self.rng.getrandbits(31), temperature=self.temperature
         )
+        content = choice.message.content or ""
         self.asked = len(self.messages)
         commands = commands_of(content, prompts)
         self.has_run = len(commands) == 1

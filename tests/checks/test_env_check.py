@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import envkit
-from envkit import cli, clock
+from envkit import cli
 from envkit.checks.recorded import NO_SUCCESS, EnvUnderTest, Explorer
 from envkit.errors import ConfigError, OptionError, UnknownEnvError
 from tests.checks.broken_envs import LEFT
@@ -157,13 +157,6 @@ def test_a_recorded_episode_ends_when_its_time_is_up() -> None:
         assert env.play(instance, 0).has_ended
 
 
-def test_a_notebook_whose_thread_runs_an_event_loop_can_check() -> None:
-    async def cell() -> list[envkit.CheckResult]:
-        return envkit.check_env("FrozenLake-v0", episodes=2)
-
-    assert [one for one in clock.run(cell) if one.outcome == "fail"] == []
-
-
 def test_invalid_arguments_raise() -> None:
     with pytest.raises(UnknownEnvError):
         envkit.check_env("FrozenLakes-v0")
@@ -178,9 +171,6 @@ def test_invalid_arguments_raise() -> None:
     [
         (["FrozenLake-v0", "--episodes", "2"], 0),
         (["NanReward-v0", "--episodes", "2"], 1),
-        (["FrozenLakes-v0"], 2),
-        (["FrozenLake-v0", "--option", "sise=4"], 2),
-        (["FrozenLake-v0", "--episodes", "0"], 2),
     ],
 )
 def test_the_command_prints_a_table_and_its_exit_code_is_the_verdict(
@@ -189,11 +179,8 @@ def test_the_command_prints_a_table_and_its_exit_code_is_the_verdict(
     envkit.register("NanReward-v0", f"{HERE}:NanReward")
     with pytest.raises(SystemExit) as ended:
         cli.main(["check-env", *words])
-    out, err = capsys.readouterr()
+    out, _ = capsys.readouterr()
     assert ended.value.code == code
-    if code == 2:
-        assert (out, err.count("\n") >= 1) == ("", True)
-        return
     head, *rows = out.splitlines()
     assert head.split() == ["CHECK", "VERDICT", "SEEN"]
     assert len(rows) == 16

@@ -116,25 +116,6 @@ def test_every_problem_of_a_file_is_a_line_that_begins_with_its_key(tmp_path: Pa
     ]
 
 
-def test_eval_prints_a_table_and_its_progress_elsewhere(call: Call) -> None:
-    code, out, err = call("eval", "FrozenLake-v0", "--policy", "expert", "--episodes", "20", "--option", "size=3")
-    assert code == 0
-    head, columns, success, *_ = out.splitlines()
-    assert head.startswith("expert on FrozenLake-v0: 20 episodes in ")
-    assert columns.split() == ["mean", "95", "%", "interval"]
-    assert success.split() == ["success", "100.0%", "83.9%", "–", "100.0%"]
-    assert err.startswith("expert 20/20")
-
-
-def test_eval_prints_one_json_object_and_nothing_else(call: Call) -> None:
-    words = ["eval", "FrozenLake-v0", "--policy", "expert", "--episodes", "5", "--split", "any", "--json"]
-    code, out, _ = call(*words)
-    found = orjson.loads(out)
-    assert (code, out.count("\n")) == (0, 1)
-    assert found["metrics"]["success"]["mean"] == 1.0
-    assert (found["episodes"], found["options"]) == (5, {})
-
-
 def test_serve_prints_ready_serves_clients_and_ends_on_a_signal(call: Call, tmp_path: Path) -> None:
     state = ["--state", str(tmp_path)]
     with subprocess.Popen(

@@ -65,25 +65,15 @@ def test_each_line_of_a_pipe_is_an_action_until_the_episode_ends() -> None:
     ]
 
 
-def test_a_pipe_that_ends_early_or_holds_anything_at_all_is_played() -> None:
-    code, out, err = in_lines([*MAP_WORDS, "--option", "instructions=false"], b"\xff\x00\r\nright")
-    assert (code, err, out.count("reward 0\n")) == (0, "", 2)
-    assert out.endswith("_P_\n_O_\n__G\nreward 0\n")
-
-
-def test_an_environment_that_raises_is_one_line(frail: Path) -> None:
-    code, out, err = in_lines(["Frail-v0"], "hello\ncrash\n", path=frail)
-    assert (code, out.splitlines()[0::2]) == (1, ["Say a word.", "reward 0.25"])
-    assert re.fullmatch(r"Frail-v0 raised KeyError in step: 'no such word' \(/.*/frail\.py:\d+\)\n", err)
-
-
 @pytest.mark.parametrize(
     ("words", "code", "line"),
     [
         (["FrozenLake-v0", "--option", "url=http://127.0.0.1:1"], 2, "url: no such option"),
         (["FrozenLake-v0", "--option", "render_mode=text"], 2, "render_mode: no such option"),
-        (["Frail-v0", "--option", "env_id=3"], 2, "env_id: no such option"),
         (["Frail-v0", "--split", "eval"], 2, "--split: Frail-v0 has no splits; leave it out"),
+        (["FrozenLake-v0", "--browser"], 2, "--browser: FrozenLake-v0 has no render mode 'html'; leave --browser out"),
+        (["X-v0", "--browser", "--url", "http://h"], 2, "--browser: a server has no pages; leave out --browser or"),
+        (["X-v0", "--url", "http://127.0.0.1:1"], 1, "http://127.0.0.1:1 does not answer"),
     ],
 )
 def test_what_cannot_be_played_is_one_line(frail: Path, words: list[str], code: int, line: str) -> None:
@@ -109,10 +99,9 @@ def keys_typed(typed: str) -> Iterator[Keyboard]:
     """The keyboard of a terminal at which everything was typed already."""
     with ExitStack() as opened:
         leader, follower = pty.openpty()
-        reader, writer = os.pipe()
-        for end in (leader, follower, reader, writer):
+        for end in (leader, follower):
             opened.callback(os.close, end)
-        keys = Keyboard(follower, reader)
+        keys = Keyboard(follower)
         keys.take()
         os.write(leader, typed.encode())
         yield keys
@@ -179,10 +168,6 @@ def test_after_the_end_of_an_episode_only_restart_next_and_quit_work() -> None:
     assert "turns 4" in pictures[-1]
     assert "the episode is over: r restarts it" in "".join(pictures)
     assert pictures[-1].endswith("\nr again  n next  q quit\n")
-
-
-def test_the_end_by_out_of_moves_is_shown() -> None:
-    assert "out of moves after 2 turns" in played("uwwq", {**MAP, "max_moves": 2})[-1]
 
 
 @pytest.mark.parametrize("key", ["x", "1", "\t", "\x1b[5~", "\x1bOP", "ä"])
@@ -352,11 +337,6 @@ def test_a_terminal_of_another_size_is_drawn_on_anew() -> None:
         screen.until("lines do not fit")
         screen.type("q")
         screen.rest()
-
-
-def test_no_color_removes_colours() -> None:
-    with terminal(*MAP_WORDS, NO_COLOR="1") as screen:
-        assert not re.search(r"\x1b\[[0-9;]*[34]8;", screen.until("q quit"))
 
 
 def test_a_dumb_terminal_reads_lines() -> None:

@@ -101,7 +101,7 @@ async def ready(player: Player) -> AsyncIterator[Player]:
     yield player
 
 
-RANDOM = RandomPlayer("Three-v0", None)
+RANDOM = RandomPlayer(None)
 PLAYERS: Mapping[str, Callable[[], Any]] = {
     "policy": lambda: ready(PolicyPlayer(ScriptedEngine(), LetterRenderer(), replace(LIMITS, turn_tokens=1))),
     "endpoint": endpoint,

@@ -68,7 +68,7 @@ WRONG = [
     ("check-template nowhere", 2, "no tokenizer for nowhere: "),
     ("check-template ./folder", 2, "no model at ./folder; name a folder with"),
     # Playing and measuring.
-    ("eval FrozenLake-v0", 2, "the policy is missing; name one, such as random (--policy)"),
+    ("eval FrozenLake-v0", 2, "policy: missing; name one, such as random (--policy random, "),
     ("eval Backgammon-v0 --policy random", 2, "no environment is called 'Backgammon-v0'; there are: "),
     ("eval FrozenLake-v0 --policy randm", 2, "policy: there is no 'randm'; did you mean 'random'?"),
     ("eval FrozenLake-v0 --policy checkpoint:folder", 2, "folder: neither a run's folder nor a checkpoint"),

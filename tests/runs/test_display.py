@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import pty
 import re
@@ -14,7 +15,6 @@ from envkit.runs.display import (
     Display,
     LineDisplay,
     RichDisplay,
-    SilentDisplay,
     display_on,
     duration,
     figure,
@@ -111,14 +111,18 @@ def test_figures_may_have_any_name_and_stay_until_replaced() -> None:
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [(0.0, "0.000"), (0.4123, "0.412"), (-31.44, "-31.4"), (5210.4, "5,210"), (12345, "12,345"), (0.00003, "3e-05")],
+    [
+        (0.0, "0.000"),
+        (0.4123, "0.412"),
+        (-31.44, "-31.4"),
+        (5210.4, "5,210"),
+        (12345, "12,345"),
+        (0.00003, "3e-05"),
+        (math.nan, "–"),
+    ],
 )
 def test_a_figure_has_a_readable_number_of_digits(value: float, shown: str) -> None:
     assert figure(value) == shown
-
-
-def test_a_non_finite_number_is_a_dash() -> None:
-    assert figure(float("nan")) == "–"
 
 
 def test_durations() -> None:
@@ -161,12 +165,3 @@ def test_on_a_terminal_an_ended_part_leaves_one_line_and_the_cursor_comes_back(
     assert "━" in written or "-" in written
     assert re.search(r"train 12/20  \d+:\d\d  success 0\.500\r\n", written)
     assert written.rindex("\x1b[?25h") > written.rindex("\x1b[?25l")
-
-
-def test_a_silent_display_shows_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    display: Display = SilentDisplay()
-    display.announce("hello")
-    display.phase("train", 1)
-    display.advance(1, success=1.0)
-    display.close()
-    assert capfd.readouterr() == ("", "")

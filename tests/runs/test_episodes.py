@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,8 @@ from envkit import clock
 from envkit.errors import SandboxLostError, UsageError
 from envkit.runs.episodes import episode_of, read_episodes, sample_episodes
 from envkit.runs.files import replace_rows
-from envkit.trainer_bridge.render import ChatRenderer
 from envkit.trainer_bridge.rollout import PolicyPlayer, Rollout, RolloutLimits, RolloutResult
-from envkit.types import Cause, CauseKind, FinishReason, Outcome, StopReason, Task
+from envkit.types import FinishReason, Outcome, StopReason, Task
 from envkit.wiring import environments
 from tests.causes import cause
 from tests.trainer_bridge.fakes import Answer, Call, LetterRenderer, ScriptedEngine, ScriptedHost, letters, text_of
@@ -112,21 +110,6 @@ def test_a_lost_episode_keeps_the_turns_that_it_had_and_is_not_valid(tmp_path: P
     assert (never["start"], never["turns"]) == (None, [])
 
 
-def test_an_attempt_that_was_lost_leaves_no_start_to_the_next_one() -> None:
-    lost = Answer(error=SandboxLostError("sb-1", cause("gone")))
-    host = ScriptedHost(lambda task, time: [lost] if time else [Answer("first attempt"), lost])
-    limits = replace(LIMITS, retries=1)
-    rollout = Rollout(host, PolicyPlayer(ScriptedEngine(), LetterRenderer(), limits), limits, 1)
-
-    async def main() -> RolloutResult:
-        return await rollout.groups([Task("Scripted-v0", 0)], 1, phase="train-1", temperature=1.0, seed=0)
-
-    first, second = clock.run(main, virtual=True).void
-    assert first.start is not None
-    assert first.start.observation.text == "first attempt"
-    assert second.start is None
-
-
 def test_an_episode_is_read_back_with_its_outcome(tmp_path: Path) -> None:
     (played,) = scripted(Answer("s"), Answer("e", 1.0, "terminated")).trajectories
     replace_rows(tmp_path / "file", [episode_of(played, index=0, decode=text_of)])
@@ -134,29 +117,6 @@ def test_an_episode_is_read_back_with_its_outcome(tmp_path: Path) -> None:
     assert episode.outcome == played.outcome == Outcome(stop=StopReason.TERMINATED, reward=1.0)
     assert episode.turns[0].generation is not None
     assert episode.turns[0].generation.finish is FinishReason.LENGTH
-
-
-BEFORE = {
-    "format": 2, "env_id": "Scripted-v0", "seed": 3, "options": {}, "index": 0, "member": 1, "train_step": None,
-    "valid": True, "stop": "terminated", "error": None, "reward": 0.5, "metrics": {"success": 1.0, "length": None},
-    "start": {"text": "s"}, "start_info": {}, "turns": [],
-}  # fmt: skip
-LOST = {"valid": False, "stop": "sandbox_lost", "error": "killed", "cause": {"kind": "killed", "detail": "signal 9"}}
-
-
-@pytest.mark.parametrize(
-    ("changes", "outcome"),
-    [
-        ({}, Outcome(stop=StopReason.TERMINATED, reward=0.5, success=True)),
-        ({"metrics": {}}, Outcome(stop=StopReason.TERMINATED, reward=0.5)),
-        ({"metrics": {}, "grade": 0.5}, Outcome(stop=StopReason.TERMINATED, reward=0.5, success=False, grade=0.5)),
-        (LOST, Outcome(stop=StopReason.SANDBOX_LOST, error="killed", cause=Cause(CauseKind.KILLED, "signal 9"))),
-    ],
-)
-def test_an_episode_of_the_format_before_is_read(changes: dict[str, Any], outcome: Outcome, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text(json.dumps({**BEFORE, **changes}) + "\n")
-    (episode,) = read_episodes(tmp_path / "file")
-    assert (episode.format, episode.member, episode.outcome) == (3, 1, outcome)
 
 
 @pytest.mark.parametrize(
@@ -175,17 +135,6 @@ def test_episodes_are_taken_from_as_many_tasks_as_there_are(
     episodes = written(tmp_path / "file", result, count)
     assert [(one["index"], one["member"]) for one in episodes] == chosen
     assert [one["seed"] for one in episodes] == [index for index, _ in chosen]
-
-
-def test_the_text_of_a_chat_has_the_template_and_the_special_tokens(chat_folder: Path) -> None:
-    from transformers import AutoTokenizer
-
-    tokenizer: Any = AutoTokenizer.from_pretrained(chat_folder)
-    renderer = ChatRenderer(tokenizer)
-    trajectory = scripted(Answer("s"), Answer("e", ends="terminated")).trajectories[0]
-    prompt = renderer.open(trajectory.start.observation) if trajectory.start is not None else ()
-    assert renderer.text(prompt) == "<|im_start|>user\ns<|im_end|>\n<|im_start|>assistant\n"
-    assert episode_of(trajectory, index=0, decode=text_of).train_step is None
 
 
 @pytest.mark.parametrize(
@@ -211,7 +160,20 @@ def test_an_episode_of_another_format_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "file"
     written(path, scripted(Answer("s"), Answer("e", ends="terminated")))
     path.write_bytes(path.read_bytes().replace(b'"format":3', b'"format":4', 1))
-    with pytest.raises(UsageError, match="file: line 1 has format 4, but envkit reads formats 2 and 3"):
+    with pytest.raises(
+        UsageError, match="file: line 1 has format 4, but envkit reads format 3; record the episodes again"
+    ):
+        read_episodes(path)
+
+
+def test_a_last_line_that_was_cut_short_is_left_out_with_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    written(path, scripted(Answer("s"), Answer("e", ends="terminated"), groups=3))
+    path.write_bytes(path.read_bytes()[:-20])
+    lines: list[str] = []
+    assert [one.index for one in read_episodes(path, lines.append)] == [0, 1]
+    assert lines == [f"{path}: line 3 is incomplete and left out"]
+    with pytest.raises(UsageError, match="file: line 3 is damaged"):
         read_episodes(path)
 
 

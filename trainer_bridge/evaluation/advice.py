@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from envkit.types import StopReason
 
 from ..rollout import RolloutLimits
-from .outcomes import VALID, EvaluatedEpisode, total_usage
+from .outcomes import EvaluatedEpisode, total_usage
+from .statistics import VALID
 
 _MANY_CUT = 0.5
 _FEW_VALID = 0.5

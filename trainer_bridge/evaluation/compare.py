@@ -21,8 +21,8 @@ EVALUATION = "evaluation.json"
 _MAX_FLIPS = 20
 
 
-def compare(one: Path, other: Path) -> Iterator[str]:
-    """Yield the lines of a comparison of two folders of ``envkit eval --output``.
+def compare(one: Path, other: Path) -> list[str]:
+    """Return the lines of a comparison of two folders of ``envkit eval --output``.
 
     The differences are paired: each is the mean over the tasks that both have finished, of the difference between the
     means over the attempts at the task.
@@ -30,20 +30,16 @@ def compare(one: Path, other: Path) -> Iterator[str]:
     Raises:
         UsageError: A folder has no finished evaluation of this format, or the two have no task in common.
     """
-    a, b = _result(one), _result(other)
-    yield f"A: {one} ({a['policy']} on {a['env_id']}), B: {other} ({b['policy']} on {b['env_id']})"
-    changed = [
-        f"  {key}: {_text(old)} -> {_text(new)}"
-        for key, old, new in _differences(flat(_settings(a)), flat(_settings(b)))
-    ]
-    yield from ["settings that differ (A -> B):", *changed] if changed else ["the settings are equal"]
-    before, after = _by_task(one), _by_task(other)
+    (a, before), (b, after) = (_read(path.parent if path.name == EVALUATION else path) for path in (one, other))
     common = sorted(before.keys() & after.keys())
     if not common:
         raise UsageError(f"{one} and {other} have no task in common; evaluate with the same seed, split and options")
+    lines = [f"A: {one} ({a['policy']} on {a['env_id']}), B: {other} ({b['policy']} on {b['env_id']})"]
+    changed = [f"  {key}: {old} -> {new}" for key, old, new in differences(_settings(a), _settings(b))]
+    lines += ["settings that differ (A -> B):", *changed] if changed else ["the settings are equal"]
     if a["task_set"] != b["task_set"]:
         left = len(before.keys() ^ after.keys())
-        yield f"the task sets differ: {len(common)} tasks are in both, {left} only in one of them, which do not count"
+        lines.append(f"the task sets differ: {len(common)} tasks are in both, {left} in only one, which do not count")
     rows, flips = [], []
     for name in ("success", "return"):
         pairs = [(key, _mean(before[key], name), _mean(after[key], name)) for key in common]
@@ -55,38 +51,33 @@ def compare(one: Path, other: Path) -> Iterator[str]:
         if name == "success":
             flipped = [(before[key][0], x, y) for key, x, y in known if x != y]
             flips = sorted(flipped, key=lambda one: one[0].index)
-    yield f"{len(common)} tasks, paired"
-    yield from table([("", "mean", "95 % interval"), *rows])
-    if flips:
-        yield f"{len(flips)} tasks flipped (success of A -> B):"
-        for episode, x, y in flips[:_MAX_FLIPS]:
-            yield f"  task {episode.index} (seed {episode.seed}): {x:.0%} -> {y:.0%}"
-        if len(flips) > _MAX_FLIPS:
-            yield f"  and {len(flips) - _MAX_FLIPS} more"
-    else:
-        yield "no task flipped"
+    lines += [f"{len(common)} tasks, paired", *table([("", "mean", "95 % interval"), *rows])]
+    if a["attempts"] != b["attempts"]:
+        return [*lines, "the numbers of attempts differ, so no flips are listed"]
+    if not flips:
+        return [*lines, "no task flipped"]
+    shown = [f"  task {episode.index} (seed {episode.seed}): {x:.0%} -> {y:.0%}" for episode, x, y in flips]
+    more = [f"  and {len(flips) - _MAX_FLIPS} more"] if len(flips) > _MAX_FLIPS else []
+    return [*lines, f"{len(flips)} tasks flipped (success of A -> B):", *shown[:_MAX_FLIPS], *more]
 
 
-def _result(folder: Path) -> dict[str, JSON]:
-    path = folder / EVALUATION if folder.is_dir() else folder
+def _read(folder: Path) -> tuple[dict[str, JSON], dict[str, list[EpisodeRecord]]]:
+    """Return the result in a folder, and its finished episodes by the key of their task."""
+    path = folder / EVALUATION
     try:
         found = orjson.loads(path.read_bytes())
     except (OSError, orjson.JSONDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "is damaged"
         raise UsageError(f"{path}: {why}; name folders of finished evaluations (envkit eval --output)") from None
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise UsageError(f"{path}: an earlier version of envkit wrote it; evaluate again to compare")
-    return found
-
-
-def _by_task(folder: Path) -> dict[str, list[EpisodeRecord]]:
-    """Return the finished episodes by the key of their task."""
-    found: dict[str, list[EpisodeRecord]] = {}
-    for episode in read_episodes((folder if folder.is_dir() else folder.parent) / EPISODES):
+    if not isinstance(found, dict) or not {"env_id", "policy", "metrics"} <= found.keys():
+        raise UsageError(f"{path}: is not a result of envkit eval; name folders of finished evaluations")
+    if found.get("format") != FORMAT:
+        raise UsageError(f"{path}: another version of envkit wrote it; evaluate again to compare")
+    episodes: dict[str, list[EpisodeRecord]] = {}
+    for episode in read_episodes(folder / EPISODES):
         if not episode.outcome.is_void:
-            key = Task(episode.env_id, episode.seed, episode.options).key
-            found.setdefault(key, []).append(episode)
-    return found
+            episodes.setdefault(Task(episode.env_id, episode.seed, episode.options).key, []).append(episode)
+    return found, episodes
 
 
 def _mean(episodes: list[EpisodeRecord], name: str) -> float:
@@ -100,22 +91,17 @@ def _settings(result: Mapping[str, JSON]) -> dict[str, JSON]:
     return {**cast("dict[str, JSON]", settings), **{name: result.get(name) for name in names}}
 
 
-def flat(value: JSON, key: str = "") -> dict[str, JSON]:
-    """Return the values of nested mappings by their dotted keys."""
+def differences(a: JSON, b: JSON) -> Iterator[tuple[str, str, str]]:
+    """Yield the dotted keys of nested mappings whose values differ, with both values as JSON."""
+    one, other = dict(_flat(a)), dict(_flat(b))
+    for key in dict.fromkeys([*one, *other]):
+        if one.get(key) != other.get(key):
+            yield key, orjson.dumps(one.get(key)).decode(), orjson.dumps(other.get(key)).decode()
+
+
+def _flat(value: JSON, key: str = "") -> Iterator[tuple[str, JSON]]:
     if not isinstance(value, Mapping) or not value:
-        return {key: value}
-    return {
-        name: one
-        for inner, content in value.items()
-        for name, one in flat(content, f"{key}.{inner}" if key else str(inner)).items()
-    }
-
-
-def _differences(a: Mapping[str, JSON], b: Mapping[str, JSON]) -> Iterator[tuple[str, JSON, JSON]]:
-    for key in dict.fromkeys([*a, *b]):
-        if a.get(key) != b.get(key):
-            yield key, a.get(key), b.get(key)
-
-
-def _text(value: JSON) -> str:
-    return orjson.dumps(value).decode()
+        yield key, value
+        return
+    for inner, content in value.items():
+        yield from _flat(content, f"{key}.{inner}" if key else str(inner))

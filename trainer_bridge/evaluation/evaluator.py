@@ -12,15 +12,10 @@ from ..rollout import Rollout, RolloutResult
 
 
 class Evaluator:
-    """Measures the policy's success on fixed held-out tasks.
+    """Measures the policy's success on fixed held-out tasks, with the same sampling seed at every evaluation.
 
-    Args:
-        rollout: Plays the episodes.
-        tasks: Tasks to play. Each is played `attempts` times with sampled and once with greedy completions.
-        attempts: Number of sampled episodes per task.
-        temperature: Sampling temperature of the sampled completions.
-        seed: Sampling seed; the same at every evaluation.
-        names: Name of the environment of each task, for metrics per environment; empty for no such metrics.
+    Each task is played `attempts` times with completions sampled at `temperature`, and once greedily. `names` has the
+    environment of each task, for metrics per environment; empty for no such metrics.
     """
 
     def __init__(

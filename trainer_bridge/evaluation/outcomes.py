@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import reduce
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from envkit.errors import UsageError
 from envkit.metrics import pass_all, pass_at
 from envkit.runs.display import Display
 from envkit.types import JSON, EpisodeRecord, FinishReason, GenerationRecord, Info, Outcome, StopReason
 
-from .statistics import Estimate, clipped, estimate, share, summarise
+from .statistics import CUT, Estimate, estimate, summarise
 
-CUT = "answers_cut_off"
-"""Metric: share of an episode's answers that reached their token limit."""
-VALID = "action_is_valid"
-"""Metric of most environments: share of an episode's actions in a valid format."""
 CUT_BY = {
     StopReason.MAX_TURNS: "cut_by_turns",
     StopReason.CONTEXT_OVERFLOW: "cut_by_context",
@@ -29,8 +25,7 @@ ENDINGS = ("solved", "wrong", "ended", *CUT_BY.values(), BY_LENGTH, "void")
 its answers reached their token limit."""
 
 
-@dataclass(frozen=True, slots=True)
-class TokenUsage:
+class TokenUsage(NamedTuple):
     """Numbers of tokens that a language model read and wrote.
 
     Attributes:
@@ -47,14 +42,9 @@ class TokenUsage:
     completion_tokens: int = 0
     seconds: float = 0.0
 
-    def plus(self, other: TokenUsage) -> TokenUsage:
-        return TokenUsage(
-            self.completions + other.completions,
-            self.cut + other.cut,
-            self.prompt_tokens + other.prompt_tokens,
-            self.completion_tokens + other.completion_tokens,
-            self.seconds + other.seconds,
-        )
+    @classmethod
+    def total(cls, usages: Iterable[TokenUsage]) -> TokenUsage:
+        return cls(*map(sum, zip(*usages, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +62,13 @@ class EvaluatedEpisode:
     outcome: Outcome
     turns: int = 0
     shortest: int | None = None
-    usage: TokenUsage = TokenUsage()
+    usage: TokenUsage = field(default_factory=TokenUsage)
     env_s: float = 0.0
 
     @classmethod
     def of(cls, episode: EpisodeRecord) -> EvaluatedEpisode:
         """Return a recorded episode."""
-        usage = reduce(TokenUsage.plus, map(_usage_of, episode.turns_of_models()), TokenUsage())
+        usage = TokenUsage.total(_usage_of(turn.generation) for turn in episode.turns if turn.generation is not None)
         env_s = math.fsum(turn.seconds or 0.0 for turn in episode.turns)
         return cls(episode.outcome, len(episode.turns), shortest_of(episode.start_info), usage, env_s)
 
@@ -119,12 +109,6 @@ def shortest_of(info: Info) -> int | None:
 class Tally:
     """Collects the episodes of an evaluation, and displays how many there are and their success rate.
 
-    Args:
-        tasks: Number of tasks.
-        attempts: Number of episodes per task.
-        display: Shows the progress.
-        on_episode: Called with every added episode.
-
     Attributes:
         versions: The environment's ``info["versions"]``, from its resets; empty if it reports none.
         success_rule: How success is defined, in words.
@@ -162,13 +146,12 @@ class Tally:
 
     def restore(self, episodes: Iterable[EpisodeRecord]) -> int:
         """Add those of the `episodes` of an interrupted evaluation that are not void, and return their number."""
-        before = self._count
         for episode in episodes:
             if not episode.outcome.is_void:
                 self._put(episode)
-        if self._count > before:
-            self._show(self._count - before)
-        return self._count - before
+        if self._count:
+            self._show(self._count)
+        return self._count
 
     def add(self, episode: EpisodeRecord) -> None:
         """Add an episode. It replaces an earlier void episode of the same task and attempt."""
@@ -186,7 +169,7 @@ class Tally:
         success = ""
         if known:
             found = estimate(known, is_share=True)
-            success = f", success {found.mean:.1%} ({found.low:.1%} – {found.high:.1%})"
+            success = f", success {found.mean:.1%} ({found.low:.1%} – {found.high:.1%}; short episodes count too often)"
         return f"stopped after {self._count} of {self.total} episodes{success}"
 
     def _put(self, episode: EpisodeRecord) -> None:
@@ -221,41 +204,34 @@ def _success_rule(episode: EpisodeRecord) -> str:
 
 
 def measure(tasks: Sequence[Sequence[EvaluatedEpisode]], attempts: int) -> dict[str, Estimate]:
-    """Return the estimates of an evaluation: success, then all other metrics.
+    """Return the estimates of an evaluation with this number of attempts per task: success, then all other metrics.
 
     With several attempts, success is followed by pass@k, pass^k (all of k attempts succeed) and ``flips``, the share of
     tasks with successful and other attempts. If a limit cut episodes off, ``success_uncut`` and ``return_uncut`` are
-    the means over the others.
-
-    Args:
-        tasks: For each task, its attempts; void episodes are ignored.
-        attempts: Requested number of episodes per task.
+    the means over the others. Void episodes are ignored.
     """
     valid = [[one for one in task if not one.outcome.is_void] for task in tasks]
     found = summarise([[one.values for one in task] for task in valid])
-    found |= {name: clipped(found[name]) for name in (CUT, VALID) if name in found}
     first = {name: found.pop(name) for name in ("success",) if name in found}
     uncut = [[one for one in task if not one.is_cut] for task in valid]
     if sum(map(len, uncut)) not in (0, sum(map(len, valid))):
         rest = summarise([[one.values for one in task] for task in uncut])
         first |= {f"{name}_uncut": rest[name] for name in ("success", "return") if name in rest}
     if attempts > 1 and "success" in first:
+        solved = [_successes(task) for task in valid]
+        shares: dict[str, list[list[float]]] = {}
         for k in _powers(attempts):
-            some = [_successes(task) for task in valid if len(_successes(task)) >= k]
-            if some:
-                first[f"pass@{k}"] = share([pass_at(k, one) for one in some])
-                if k > 1:  # pass^1 is pass@1
-                    first[f"pass^{k}"] = share([pass_all(k, one) for one in some])
-        several = [one for task in valid if len(one := _successes(task)) > 1]
-        if several:
-            first["flips"] = share([float(len({*one}) == 2) for one in several])
+            some = [one for one in solved if len(one) >= k]
+            shares[f"pass@{k}"] = [[pass_at(k, one)] for one in some]
+            shares[f"pass^{k}"] = [[pass_all(k, one)] for one in some if k > 1]  # pass^1 is pass@1
+        shares["flips"] = [[float(len({*one}) == 2)] for one in solved if len(one) > 1]
+        first |= {name: estimate(values, is_share=True) for name, values in shares.items() if values}
     return first | found
 
 
 def total_usage(tasks: Sequence[Sequence[EvaluatedEpisode]]) -> TokenUsage:
     """Return the token usage of all episodes that are not void."""
-    every = (one.usage for task in tasks for one in task if not one.outcome.is_void)
-    return reduce(TokenUsage.plus, every, TokenUsage())
+    return TokenUsage.total(one.usage for task in tasks for one in task if not one.outcome.is_void)
 
 
 def _powers(attempts: int) -> list[int]:

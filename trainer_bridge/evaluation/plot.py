@@ -21,12 +21,7 @@ _NOTE = "#6e7781"
 def draw(found: Evaluation, path: Path) -> None:
     """Plot the success rate by length of the shortest solution, with 95 % intervals, and below it the episode counts.
 
-    Args:
-        found: An evaluation whose `levels` are not empty.
-        path: The PNG file to write.
-
-    Raises:
-        OSError: The file cannot be written.
+    The `levels` of the evaluation are not empty. The file has the format PNG.
     """
     figure = new_figure(8, 5)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[4, 1.1])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from envkit.errors import UsageError
@@ -11,22 +11,24 @@ from envkit.types import JSON, EpisodeRecord
 
 from ..run_folder.record import CONFIG, recorded_steps, refuse_other_format
 
-_MAX_LISTED = 12
-"""Maximum number of train steps that an error message lists."""
+_MAX_LISTED = 8
 
 
-def open_recording(source: Path, *, step: int | None = None) -> tuple[Path, list[EpisodeRecord]]:
+def open_recording(
+    source: Path, announce: Callable[[str], None], *, step: int | None = None
+) -> tuple[Path, list[EpisodeRecord]]:
     """Return the path of a file with recorded episodes, and its episodes (at least one) in the order of the file.
 
     Args:
         source: Folder of a run, folder of `envkit eval --output`, or a ``.jsonl`` file in such a folder.
+        announce: As in `read_episodes`.
         step: Train step of a run; None means the last recorded step.
 
     Raises:
         UsageError: There are no episodes or no such train step, or the files are damaged or of another format.
     """
     path = _find(source, step)
-    return path, read_episodes(path)
+    return path, read_episodes(path, announce)
 
 
 def _find(source: Path, step: int | None) -> Path:
@@ -52,11 +54,9 @@ def _find(source: Path, step: int | None) -> Path:
 
 
 def listed(numbers: Sequence[int]) -> str:
-    """Return the numbers as text for a message; a long list shows only its first and last numbers."""
-    if len(numbers) <= _MAX_LISTED:
-        return ", ".join(map(str, numbers))
-    half = _MAX_LISTED // 2
-    return f"{listed(numbers[:half])}, ..., {listed(numbers[-half:])}"
+    """Return the numbers as text for a message; a long list shows only its first numbers and its last one."""
+    shown = ", ".join(map(str, numbers[:_MAX_LISTED]))
+    return shown if len(numbers) <= _MAX_LISTED else f"{shown}, ..., {numbers[-1]}"
 
 
 def dialogue_of(episode: EpisodeRecord) -> dict[str, JSON]:

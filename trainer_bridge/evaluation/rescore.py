@@ -23,12 +23,7 @@ _LIMITS = RolloutLimits(max_turns=sys.maxsize, grade_timeout_s=600.0)
 
 @dataclass(frozen=True, slots=True)
 class Rescored:
-    """An episode, as it was recorded and as it was repeated.
-
-    Attributes:
-        before: The recorded episode.
-        after: The repeated episode. If it is void, the repetition failed.
-    """
+    """An episode, as it was recorded and as it was repeated. If `after` is void, the repetition failed."""
 
     before: EpisodeRecord
     after: EpisodeRecord
@@ -70,12 +65,7 @@ async def rescore(
 ) -> list[Rescored]:
     """Repeat the actions of `episodes` and return both versions of each, in order.
 
-    Args:
-        host: Runs the environments.
-        episodes: Recorded episodes.
-        options: Options that override those of the recorded tasks.
-        num_envs: Maximum number of concurrent episodes.
-        display: Shows the progress.
+    `options` override those of the recorded tasks; up to `num_envs` episodes are played at once.
     """
     display.phase("rescore", len(episodes))
     tasks = [Task(one.env_id, one.seed, {**one.options, **options}) for one in episodes]

@@ -6,8 +6,8 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Self, cast
+from dataclasses import dataclass, fields
+from typing import Any, Self
 
 from envkit.errors import EnvkitError
 from envkit.types import JSON, Task
@@ -26,11 +26,7 @@ class Evaluation:
     """Result of an evaluation.
 
     Attributes:
-        env_id: The environment.
-        policy: The policy.
         seed: Seed of the tasks and of the policy's sampling.
-        options: Options of every task.
-        attempts: Number of episodes per task.
         episodes: Number of finished episodes. Only these count in `metrics`, `levels` and `usage`.
         endings: Number of episodes by ending; see `outcomes.ENDINGS`.
         void_by_cause: Number of void episodes by their stop reason.
@@ -42,8 +38,9 @@ class Evaluation:
             each episode of the task succeeded. Empty if success is unknown.
         success_rule: How success is defined, in words.
         seconds: Duration in seconds; if the evaluation was interrupted and resumed, only since then.
-        env_s: Mean seconds per episode that the environment and its tools took for the steps.
-        player_s: Mean seconds per episode that a language model took, with its waits for an engine.
+        env_seconds_per_episode: Mean seconds that the environment and its tools took for the steps.
+        player_seconds_per_episode: Mean seconds that a language model took, with its waits for an engine; 0 for other
+            players, whose time is not measured.
         error: Why one of the void episodes was lost; None without void episodes.
         resumed: Number of episodes that were finished before the evaluation was interrupted and resumed.
         usage: Token counts of a language model, with those of the `resumed` episodes; zeros for other players.
@@ -66,8 +63,8 @@ class Evaluation:
     levels: Sequence[tuple[int, Sequence[bool]]]
     success_rule: str
     seconds: float
-    env_s: float
-    player_s: float
+    env_seconds_per_episode: float
+    player_seconds_per_episode: float
     error: str | None
     resumed: int
     usage: TokenUsage
@@ -100,8 +97,8 @@ class Evaluation:
             metrics=measure(by_task, attempts),
             levels=list(_levels(by_task)),
             success_rule=tally.success_rule,
-            env_s=sum(one.env_s for one in played) / len(played),
-            player_s=usage.seconds / len(played),
+            env_seconds_per_episode=sum(one.env_s for one in played) / len(played),
+            player_seconds_per_episode=usage.seconds / len(played),
             error=void[0].error if void else None,
             usage=usage,
             versions=tally.versions,
@@ -121,39 +118,17 @@ class Evaluation:
     def as_json(self) -> dict[str, JSON]:
         """Return the result as JSON data, with each estimate as ``{"mean": m, "low": l, "high": h}``."""
         total = self.episodes + self.void
-        endings = {name: {"episodes": count, "share": count / total} for name, count in self.endings.items()}
-        return {
-            "format": FORMAT,
-            "env_id": self.env_id,
-            "policy": self.policy,
-            "seed": self.seed,
-            "options": dict(self.options),
-            "versions": dict(self.versions),
-            "task_set": self.task_set,
-            "success_rule": self.success_rule,
-            "attempts": self.attempts,
-            "episodes": self.episodes,
-            "endings": cast("JSON", endings),
-            "void": self.void,
-            "void_by_cause": dict(self.void_by_cause),
-            "void_by_agent": self.void_by_agent,
-            "metrics": {name: cast("JSON", one._asdict()) for name, one in self.metrics.items()},
+        names = ("shortest", "episodes", "successes")
+        found: dict[str, Any] = {"format": FORMAT, "void": self.void}
+        found |= {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("levels", "resumed")}
+        return found | {
+            "endings": {name: {"episodes": count, "share": count / total} for name, count in self.endings.items()},
+            "metrics": {name: one._asdict() for name, one in self.metrics.items()},
             "by_difficulty": [
-                {
-                    "shortest": one.shortest,
-                    "episodes": one.episodes,
-                    "successes": one.successes,
-                    "success": cast("JSON", one.success._asdict()),
-                }
+                {**{name: getattr(one, name) for name in names}, "success": one.success._asdict()}
                 for one in self.by_difficulty()
             ],
-            "seconds": self.seconds,
-            "env_seconds_per_episode": self.env_s,
-            "player_seconds_per_episode": self.player_s,
-            "error": self.error,
-            "usage": cast("JSON", asdict(self.usage)),
-            "notes": list(self.notes),
-            "settings": dict(self.settings),
+            "usage": self.usage._asdict(),
         }
 
 

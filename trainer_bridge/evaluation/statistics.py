@@ -12,6 +12,12 @@ from typing import NamedTuple
 
 _Z95 = 1.959964
 _AMOUNTS = ("return", "turns")
+CUT = "answers_cut_off"
+"""Metric: share of an episode's answers that reached their token limit."""
+VALID = "action_is_valid"
+"""Metric of most environments: share of an episode's actions in a valid format."""
+SHARES = (CUT, VALID, "action_is_effective", "format_is_valid", "tool_call_ok", "flips")
+"""Metrics that are shares in [0, 1], as are success, pass@k and pass^k."""
 
 
 class Estimate(NamedTuple):
@@ -39,6 +45,11 @@ class Stratum(NamedTuple):
     success: Estimate
 
 
+def is_share(name: str) -> bool:
+    """Whether a metric lies in [0, 1]."""
+    return name in SHARES or name.startswith(("success", "pass@", "pass^"))
+
+
 def summarise(tasks: Sequence[Sequence[Mapping[str, float]]]) -> dict[str, Estimate]:
     """Return the mean and interval of each metric. Episodes that do not report a metric do not count for it."""
     names = dict.fromkeys(["success", *_AMOUNTS])
@@ -47,7 +58,7 @@ def summarise(tasks: Sequence[Sequence[Mapping[str, float]]]) -> dict[str, Estim
     for name in names:
         values = [some for task in tasks if (some := [metrics[name] for metrics in task if name in metrics])]
         if values:
-            found[name] = estimate(values, is_share=name not in _AMOUNTS)
+            found[name] = estimate(values, is_share=is_share(name) or (name not in _AMOUNTS and _are_binary(values)))
     return found
 
 
@@ -61,32 +72,25 @@ def estimate(tasks: Sequence[Sequence[float]], *, is_share: bool) -> Estimate:
     design effect), but at least the number of tasks and at most that of episodes. If all values are equal, the variance
     is unknown, and the sample size is the number of tasks.
 
-    Otherwise it is the normal interval over the task means. Its width is zero if all task means are equal.
+    Otherwise it is the normal interval over the task means, which is clipped to [0, 1] for a share. Its width is zero
+    if all task means are equal.
     """
     count = len(tasks)
     means = [math.fsum(values) / len(values) for values in tasks]
     mean = math.fsum(means) / count
     variance = math.fsum((one - mean) ** 2 for one in means) / max(1, count - 1) / count
-    if is_share and all(value in (0, 1) for values in tasks for value in values):
+    if is_share and _are_binary(tasks):
         episodes = sum(map(len, tasks))
         spread = mean * (1 - mean)
         effective = count if spread == 0 else episodes if spread > variance * episodes else spread / variance
         return _wilson(mean, max(count, effective))
     half = _Z95 * math.sqrt(variance)
-    return Estimate(mean, mean - half, mean + half)
+    low, high = mean - half, mean + half
+    return Estimate(mean, max(0.0, low), min(1.0, high)) if is_share else Estimate(mean, low, high)
 
 
-def share(values: Sequence[float]) -> Estimate:
-    """Return the mean of `values`, which are shares in [0, 1] with one per task, and its 95 % interval.
-
-    If every share is 0 or 1, this is Wilson's interval; otherwise it is the normal interval, clipped to [0, 1].
-    """
-    return clipped(estimate([[value] for value in values], is_share=True))
-
-
-def clipped(found: Estimate) -> Estimate:
-    """Return `found`, the estimate of a share, with its interval limited to [0, 1]."""
-    return Estimate(found.mean, max(0.0, found.low), min(1.0, found.high))
+def _are_binary(tasks: Sequence[Sequence[float]]) -> bool:
+    return all(value in (0, 1) for values in tasks for value in values)
 
 
 def _wilson(mean: float, count: float) -> Estimate:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from .outcomes import CUT
 from .result import MAX_STRATA, Evaluation
-from .statistics import Estimate, Stratum
+from .statistics import CUT, Estimate, Stratum, is_share
 
 _NAMES = {
     "action_is_valid": "valid answers",
@@ -16,7 +15,6 @@ _NAMES = {
     "return_uncut": "return, if not cut off",
     "flips": "tasks that flip",
 }
-_SHARES = ("flips", "action_is_valid", "action_is_effective", CUT)
 
 
 def lines(found: Evaluation) -> Iterator[str]:
@@ -25,8 +23,9 @@ def lines(found: Evaluation) -> Iterator[str]:
     earlier = f", {found.resumed} of them earlier" if found.resumed else ""
     yield f"{found.policy} on {found.env_id}: {found.episodes} episodes{times} in {found.seconds:.1f} s{earlier}"
     if found.void:
-        by_agent = f" ({found.void_by_agent} of them by programs in their sandbox)" if found.void_by_agent else ""
-        yield f"{found.void} more were lost{by_agent} and do not count: {found.error}"
+        causes = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in found.void_by_cause.items())
+        by_agent = f"; {found.void_by_agent} of them by programs in their sandbox" if found.void_by_agent else ""
+        yield f"{found.void} more were lost ({causes}{by_agent}) and do not count: {found.error}"
     yield from table([("", "mean", "95 % interval"), *(row(name, one) for name, one in found.metrics.items())])
     total = found.episodes + found.void
     ends = (f"{name.replace('_', ' ')} {count} ({count / total:.1%})" for name, count in found.endings.items())
@@ -39,7 +38,8 @@ def lines(found: Evaluation) -> Iterator[str]:
             f"{count:,} answers: {used.prompt_tokens:,} tokens read, {used.completion_tokens:,} written, "
             f"{used.seconds / count:.2f} s per answer"
         )
-        yield f"seconds per episode: {found.player_s:.2f} for the model, {found.env_s:.2f} in the environment"
+        player_s, env_s = found.player_seconds_per_episode, found.env_seconds_per_episode
+        yield f"seconds per episode: {player_s:.2f} for the model, {env_s:.2f} in the environment"
     if found.levels:
         yield "success by shortest solution"
         head = ("moves", "mean", "95 % interval", "episodes")
@@ -55,8 +55,7 @@ def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 def row(name: str, estimate: Estimate) -> tuple[str, str, str]:
     """Return the label, mean and interval of a metric."""
-    is_share = name in _SHARES or name.startswith(("pass@", "pass^", "success"))
-    mean, low, high = (f"{value:.1%}" if is_share else f"{value:.2f}" for value in estimate)
+    mean, low, high = (f"{value:.1%}" if is_share(name) else f"{value:.2f}" for value in estimate)
     return _NAMES.get(name, name.replace("_", " ")), mean, f"{low} – {high}"
 
 

@@ -49,25 +49,18 @@ from .gates import OpenGate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutLimits:
-    """Limits of an episode.
+    """Limits of an episode, as in the section ``rollout`` of a training file; None means no limit.
 
     Attributes:
-        max_turns: Maximum number of turns.
         max_tokens: Maximum total length in tokens of a turn's prompt and completion. The prompt contains all earlier
             turns, unless the renderer limits the history.
-        turn_tokens: Maximum number of tokens of a completion.
         timeout_s: Maximum seconds that a step may take. An episode that misses one of its timeouts is void. Those of a
             step, the episode and the grader are never shorter than what the environment's own limits allow; see
             `envkit.types.deadline_s`.
-        retries: Maximum number of times that a void episode is played again.
         reset_timeout_s: Maximum seconds of the reset; None means `timeout_s`.
-        completion_timeout_s: Maximum seconds of a completion from its first token; see `SamplingParams.timeout_s`. None
-            means no limit.
         player_timeout_s: Maximum seconds that the player may take for its turns together, with its waits for an engine
-            but without those at the gate. Then the episode is cut off, and graded as it is; None means no limit.
-        episode_timeout_s: Maximum seconds of the episode from its reset, including its waits at the gate but without
-            its grader; None means no limit.
-        grade_timeout_s: Maximum seconds of the grader; None means no limit.
+            but without those at the gate. Then the episode is cut off, and graded as it is.
+        episode_timeout_s: Maximum seconds from the reset, with waits at the gate but without the grader.
     """
 
     max_turns: int
@@ -97,7 +90,7 @@ async def play(
         host: Leases the environment.
         player: Chooses the actions.
         limits: Limits of the episode.
-        request: The episode to play.
+        request: What to play.
         gate: Decides when each turn may begin; None lets every turn through.
         on_played: Called once, when the episode needs its player no longer.
 
@@ -326,6 +319,7 @@ class _RunningEpisode:
             key=request.key,
             attempt=request.attempt,
             group=request.group,
+            index=request.index,
             began_s=self.began_s,
             queue_s=self.queue_s,
             reset_s=self.reset_s,

@@ -7,21 +7,14 @@ from collections.abc import Callable
 
 import anyio
 
+from envkit.protocols import Gate
+
 _LOOK_S = 0.1
 """Seconds between two looks at the number of queued episodes."""
 
 
-class OpenGate:
+class OpenGate(Gate):
     """Lets every turn through at once. The engine then gets turns in the order in which the environments answer."""
-
-    def arrive(self) -> None:
-        pass
-
-    async def together(self) -> None:
-        pass
-
-    def leave(self, *, arrived: bool) -> None:
-        pass
 
 
 class Lockstep:

@@ -27,12 +27,9 @@ from .episode import RolloutLimits
 
 @dataclass(frozen=True, slots=True)
 class PolicyPlayer(Player):
-    """The policy: an engine that samples completions, and a renderer. Sampling depends on the request and the turn.
+    """The policy: an engine that samples completions, and a renderer that builds prompts and reads actions.
 
-    Attributes:
-        engine: Samples the completions.
-        renderer: Builds prompts and reads actions.
-        limits: Limits of the completions.
+    Sampling depends on the request and the turn.
     """
 
     engine: Engine
@@ -92,11 +89,9 @@ class RandomPlayer(Player):
     """Chooses each legal move with equal probability.
 
     Attributes:
-        env_id: Id of the environment, for error messages.
         expert: Formats each move as an answer; if None, the action is the name of the move.
     """
 
-    env_id: str
     expert: Expert | None
 
     def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
@@ -110,8 +105,8 @@ class RandomPlayer(Player):
         """
         if not observation.legal_moves:
             raise UsageError(
-                f"{self.env_id} lists no legal moves for a random policy; use --policy expert if it has an expert, or "
-                "a language model (--policy model:NAME-OR-PATH), or add legal_moves to its info"
+                "the environment lists no legal moves for a random policy; use the policy expert if it has an expert, "
+                "or a language model (model:NAME-OR-PATH), or add legal_moves to its info"
             )
         move = observation.legal_moves[int(rng.random() * len(observation.legal_moves))]
         return move if self.expert is None else self.expert.answer(move)

@@ -25,9 +25,6 @@ class Rollout:
     """Plays groups of episodes.
 
     Attributes:
-        host: Runs the environments.
-        player: Chooses the actions.
-        limits: Limits of each episode.
         num_envs: Maximum number of concurrent episodes, unless the capacity of the host is lower. Episodes that are
             being graded do not count.
         num_graders: Maximum number of episodes that are being graded when others begin; None means no limit. A grader

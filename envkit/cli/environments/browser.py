@@ -60,13 +60,9 @@ input[type=number] { width: 8rem }
 
 
 def play_in_browser(game: Game, seed: int, *, port: int, is_opened: bool) -> None:
-    """Serve the game until Ctrl-C.
+    """Serve a game whose drawings are HTML documents on 127.0.0.1, until Ctrl-C. `port` 0 is any free port.
 
-    Args:
-        game: A game whose drawings are HTML documents.
-        seed: Seed of the first level.
-        port: Port on the loopback interface; 0 uses any free port.
-        is_opened: Whether to open the address in the user's browser, if there is a display.
+    If `is_opened` is true and there is a display, the user's browser opens the address.
 
     Raises:
         UsageError: The environment has no pages, or the port is not available.
@@ -84,11 +80,6 @@ def play_in_browser(game: Game, seed: int, *, port: int, is_opened: bool) -> Non
 
 class GameServer(ThreadingTCPServer):
     """A web server on 127.0.0.1 with one game, which all its visitors play.
-
-    Args:
-        game: See `play_in_browser`, also for the errors.
-        seed: Seed of the first level.
-        port: Port; 0 uses any free port.
 
     Attributes:
         token: The secret part of the address.

@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
-from envkit.cli.environments.options import EnvOptions, read_options
+from envkit.cli.environments.options import EnvId, EnvOptions, read_options
 from envkit.cli.exits import FAILED
 from envkit.cli.tables import print_table
 
 
 def check_env(
-    env_id: Annotated[str, typer.Argument(metavar="ENV", help="A registered environment; see envkit list.")],
+    env_id: EnvId,
     option: EnvOptions = None,
     episodes: Annotated[int, typer.Option(min=2, metavar="COUNT", help="Number of seeds that most checks play.")] = 5,
 ) -> None:

@@ -12,6 +12,7 @@ import orjson
 from rich.console import Console
 from rich.text import Text
 
+from envkit.trainer_bridge.evaluation.outcomes import shortest_of
 from envkit.types import EpisodeRecord, FinishReason, TurnRecord
 
 _NARROW = 36
@@ -29,9 +30,7 @@ _Block = Sequence[Text]
 class EpisodePage:
     """Writes episodes to `stream`, with colours and wrapped lines if it is a terminal.
 
-    Args:
-        stream: The output.
-        prompts: Whether to show the model's prompt and completion in each turn, instead of action and observation.
+    With `prompts`, each turn has the model's prompt and completion instead of action and observation.
     """
 
     def __init__(self, stream: TextIO, *, prompts: bool) -> None:
@@ -57,7 +56,7 @@ class EpisodePage:
         self._write(Text.assemble((f"episode {number}", "bold"), task, (verdict, _STYLES[verdict])))
         self._write(Text(", ".join(_facts(episode)), style="dim"))
         if episode.outcome.error is not None:
-            self._write(Text(" ".join(_plain(episode.outcome.error)), style="red"))
+            self._write(Text(" ".join(printable(episode.outcome.error)), style="red"))
         for is_narrow, some in groupby(self._blocks(episode), key=lambda block: _width(block) <= _NARROW):
             self._rows(list(some), side_by_side=is_narrow)
 
@@ -129,7 +128,7 @@ def _verdict(episode: EpisodeRecord) -> str:
 
 def _env(episode: EpisodeRecord) -> str:
     options = (f"{name}={orjson.dumps(value).decode()}" for name, value in episode.options.items())
-    return " ".join(_plain(" ".join([episode.env_id, *options])))
+    return " ".join(printable(" ".join([episode.env_id, *options])))
 
 
 def _facts(episode: EpisodeRecord) -> Iterator[str]:
@@ -137,9 +136,8 @@ def _facts(episode: EpisodeRecord) -> Iterator[str]:
         yield f"reward {_number(episode.outcome.reward)}"
     yield _count(len(episode.turns), "turn")
     yield f"ended: {episode.outcome.stop.value}"
-    level = episode.start_info.get("level")
-    if isinstance(level, dict) and isinstance(level.get("shortest"), int):
-        yield f"shortest solution: {_count(level['shortest'], 'move')}"
+    if (shortest := shortest_of(episode.start_info)) is not None:
+        yield f"shortest solution: {_count(shortest, 'move')}"
     yield from (f"{name} {_number(value)}" for name, value in episode.outcome.metrics.items())
 
 
@@ -175,10 +173,10 @@ def _count(number: int, noun: str) -> str:
 
 
 def _text(text: str, style: str = "") -> list[Text]:
-    return [Text(line, style=style) for line in _plain(text)]
+    return [Text(line, style=style) for line in printable(text)]
 
 
-def _plain(text: str) -> list[str]:
+def printable(text: str) -> list[str]:
     """Return the lines of `text`, with control characters escaped, so that the text cannot control the terminal."""
     lines = text.removesuffix("\n").split("\n")
     return ["".join(map(_visible, line.expandtabs(4))) for line in lines]

@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium
 from anyio.from_thread import start_blocking_portal
 
-from envkit.checks.recorder import Recorder, play_in
+from envkit.checks.recorded import Recorder, play_in
 from envkit.errors import StepOrderError, UsageError
 from envkit.protocols import EpisodePlayer, Expert, Player, TaskExpert
 from envkit.trainer_bridge.evaluation.outcomes import shortest_of
@@ -34,13 +34,10 @@ class Scene:
     """State of an episode, as shown to a person. A value that the environment does not report is None.
 
     Attributes:
-        seed: Seed of the level.
         text: The observation.
         drawing: The environment's own rendering: text with ANSI colours, or an HTML document.
         notes: Lines of the observation that are not in the drawing, such as the rules in the first observation. Empty
             if there is no drawing.
-        legal_moves: Names of the legal moves; empty if the environment does not list them.
-        turns: Number of actions so far.
         total: Sum of the rewards so far.
         shortest: Number of moves of the level's shortest solution.
         reward: Reward of the last action; None before the first action.
@@ -91,11 +88,7 @@ class Person(Player, EpisodePlayer):
 class Game:
     """A game in an environment, created by `open_game`. Its episodes are played in another thread, until `close`.
 
-    Args:
-        env: The environment, with text actions and observations.
-        env_id: Id of the environment.
-        expert: Gives hints and formats moves as answers; None if the environment has no expert.
-        options: Options of every episode.
+    The environment has text actions and observations. The expert gives hints and formats moves as answers.
     """
 
     def __init__(
@@ -103,7 +96,7 @@ class Game:
     ) -> None:
         self.env_id = env_id
         self._env = env
-        self._expert = self._playing = expert
+        self.expert = self._playing = expert
         self._options = dict(options or {})
         self._scene: Scene | None = None
         self._hinted = 0
@@ -115,11 +108,6 @@ class Game:
         """End the episode and the thread. The caller closes the environment."""
         self._played.cancel()
         self._thread.close()
-
-    @property
-    def has_expert(self) -> bool:
-        """Whether hints are available."""
-        return self._expert is not None
 
     @property
     def scene(self) -> Scene:
@@ -138,7 +126,7 @@ class Game:
         self._person, task = Person(), Task(self.env_id, seed, self._options)
         self._episode = Recorder(self._env)
         self._played = self._portal.start_task_soon(play_in, self._episode, self._person, task)
-        self._playing = self._expert.for_task(task) if isinstance(self._expert, TaskExpert) else self._expert
+        self._playing = self.expert.for_task(task) if isinstance(self.expert, TaskExpert) else self.expert
         self._hinted = 0
         return self._next(seed)
 
@@ -182,7 +170,7 @@ class Game:
         move = next((move for move in self.scene.legal_moves if move.lower() == text.strip().lower()), None)
         if move is None:
             return text
-        return move if self._expert is None else self._expert.answer(move)
+        return move if self.expert is None else self.expert.answer(move)
 
     def hint(self) -> Sequence[str]:
         """Return the expert's best moves; empty if the expert finds no move, or if there is no expert."""
@@ -190,7 +178,7 @@ class Game:
             return ()
         last = len(self._episode.seen) - 1
         # An expert of a task needs every observation.
-        asked = self._episode.seen[self._hinted if isinstance(self._expert, TaskExpert) else last :]
+        asked = self._episode.seen[self._hinted if isinstance(self.expert, TaskExpert) else last :]
         self._hinted = last
         return [self._playing.moves(Observation(seen.observation, seen.legal_moves)) for seen in asked][-1]
 
@@ -217,11 +205,7 @@ def open_game(
         render_mode: ``"ansi"`` or ``"html"``. If the environment does not have this mode, there are no drawings.
 
     Raises:
-        UnknownEnvError: No such environment.
-        OptionError: The environment or its expert rejects an option. With `url`, the environment does in `Game.begin`.
-        EnvError: The environment raised an exception.
-        UsageError: The environment has no such split.
-        UnreachableError: The server does not answer.
+        EnvkitError: There is no such environment, split or option, or the environment or the server fails.
     """
     spec = spec_of(env_id, url)
     splits = () if spec is None else spec.splits

@@ -1,8 +1,9 @@
-"""Options of an environment on the command line."""
+"""Arguments and options that several commands have."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
@@ -15,6 +16,22 @@ if TYPE_CHECKING:
 EnvOptions: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(metavar="KEY=VALUE", help="Set an option of the environment, such as size=6; repeatable."),
+]
+
+EnvId: TypeAlias = Annotated[str, typer.Argument(metavar="ENV", help="A registered environment; see envkit list.")]
+Backend: TypeAlias = Annotated[
+    str | None,
+    typer.Option(metavar="auto|local|docker|process", help="Sandboxes of an environment that uses them as tools."),
+]
+Judge: TypeAlias = Annotated[
+    str | None, typer.Option(metavar="MODEL@URL", help="Judge of an environment that needs one.")
+]
+Recording: TypeAlias = Annotated[
+    Path,
+    typer.Argument(metavar="RUN", help="Folder of a training run or of envkit eval --output, or a .jsonl file in it."),
+]
+TrainStep: TypeAlias = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Train step; by default the last recorded one.")
 ]
 
 

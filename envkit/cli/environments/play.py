@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from envkit.cli.environments.options import EnvOptions, read_options
+from envkit.cli.environments.options import EnvId, EnvOptions, read_options
 from envkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def play(
-    env_id: Annotated[str, typer.Argument(metavar="ENV", help="A registered environment; see envkit list.")],
+    env_id: EnvId,
     option: EnvOptions = None,
     seed: Annotated[int, typer.Option(min=0, metavar="SEED", help="Seed of the first level.")] = 0,
     split: Annotated[

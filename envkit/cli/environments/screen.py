@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterable, Iterator
 
 from rich.console import Console, Group
@@ -10,6 +11,7 @@ from rich.live import Live
 from rich.text import Text
 
 from envkit.cli.environments import keyboard
+from envkit.cli.environments.episode_page import printable
 from envkit.cli.environments.game import LOST, OUT_OF_MOVES, SOLVED, Game, Scene
 from envkit.cli.environments.keyboard import Keyboard
 
@@ -26,20 +28,13 @@ _STYLES = {SOLVED: "bold green", LOST: "bold red", OUT_OF_MOVES: "bold yellow"}
 
 
 def play_on_screen(game: Game, seed: int, console: Console, keys: Keyboard) -> None:
-    """Play levels until the user quits.
-
-    Args:
-        game: The game to play.
-        seed: Seed of the first level.
-        console: The terminal to draw on.
-        keys: The keyboard of the terminal.
-    """
+    """Play levels, from that of `seed`, until the user quits."""
     scene = game.begin(seed)
     notes = scene.notes
     if _ARROWS & _lower(scene.legal_moves):
         notes = _HOW_TO_ANSWER.sub("", notes).rstrip() + ("\nMove with the keys below the board." if notes else "")
     if notes:
-        console.print(_plain(notes))
+        console.print(Text("\n".join(printable(notes))))
         console.print()
     screen = _Screen(game, console, keys)
     with Live(console=console, auto_refresh=False, get_renderable=screen.drawn) as live:
@@ -56,17 +51,22 @@ class _Screen:
         self._has_quit = False
 
     def run(self, live: Live) -> None:
+        def suspend() -> None:
+            live.stop()
+            self._keys.suspend()
+            live.start()
+            live.refresh()
+
+        def redraw() -> None:
+            self._console.clear()  # the terminal has re-wrapped the drawn lines
+            live.refresh()
+
+        self._keys.on_signal = {signal.SIGTSTP: suspend, signal.SIGWINCH: redraw}
         while not self._has_quit:
             live.refresh()
             key = self._keys.next()
-            if key == keyboard.SUSPENDED:
-                live.stop()
-                self._keys.suspend()
-                live.start()
-            elif key == keyboard.END:
+            if key == keyboard.END:
                 self._has_quit = True
-            elif key == keyboard.RESIZED:
-                self._console.clear()  # The terminal was resized and has re-wrapped the drawn lines.
             else:
                 self._message = ""
                 if self._line is None:
@@ -119,7 +119,7 @@ class _Screen:
             self._message = f"{text}: the way is blocked, nothing moved" if text in _ARROWS else f"{text}: no effect"
 
     def _hint(self) -> str:
-        if not self._game.has_expert:
+        if self._game.expert is None:
             return "this environment has no expert"
         moves = self._game.hint()
         return f"hint: {' or '.join(moves)}" if moves else "the expert finds no solution from here"
@@ -163,7 +163,7 @@ class _Screen:
             if _ARROWS & _lower(scene.legal_moves):
                 yield "arrows, wasd, hjkl move"
             yield ": answer"
-            if self._game.has_expert:
+            if self._game.expert is not None:
                 yield "? hint"
         yield "r again"
         yield "n next"
@@ -190,9 +190,4 @@ def _ending(scene: Scene) -> str:
 
 
 def _wrapped(text: str, console: Console) -> list[Text]:
-    return list(_plain(text).wrap(console, console.width)) if text else []
-
-
-def _plain(text: str) -> Text:
-    """Remove control characters from an environment's text, so that the text cannot control the terminal."""
-    return Text("".join(one if one.isprintable() or one == "\n" else " " for one in text))
+    return list(Text("\n".join(printable(text))).wrap(console, console.width)) if text else []

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from envkit.cli.environments.options import Recording, TrainStep
 from envkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -16,16 +18,9 @@ if TYPE_CHECKING:
 
 
 def show(
-    run: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RUN", help="Folder of a training run or of envkit eval --output, or a .jsonl file in it."
-        ),
-    ],
-    step: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Train step; by default the last recorded one.")
-    ] = None,
-    failed: Annotated[bool, typer.Option("--failed", help="Only episodes that did not succeed.")] = False,
+    run: Recording,
+    step: TrainStep = None,
+    failed: Annotated[bool, typer.Option("--failed", help="Only episodes that failed.")] = False,
     task: Annotated[int | None, typer.Option(min=0, metavar="N", help="Only attempts at this task.")] = None,
     episode: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Only the episode in this line of the file, from 1.")
@@ -40,12 +35,12 @@ def show(
     from envkit.cli.environments.episode_page import EpisodePage, summary
     from envkit.trainer_bridge.evaluation.recordings import open_recording
 
-    path, episodes = open_recording(run, step=step)
+    path, episodes = open_recording(run, partial(typer.echo, err=True), step=step)
     _check(path, episodes, task=task, episode=episode, prompts=prompts)
     chosen = [
         (number, one)
         for number, one in enumerate(episodes, 1)
-        if episode in (None, number) and task in (None, one.index) and not (failed and one.outcome.success)
+        if episode in (None, number) and task in (None, one.index) and (not failed or one.outcome.success is False)
     ]
     page = EpisodePage(sys.stdout, prompts=prompts)
     page.heading(f"{path}: {summary(episodes)}", episodes)

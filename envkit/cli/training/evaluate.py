@@ -29,8 +29,31 @@ _WAS = {
 }
 """Options of earlier versions, with the keys that have replaced them."""
 
-_OTHERS: dict[str, Any] = {
+
+def _name(option: str) -> str:
+    return option.strip("-").replace("-", "_")
+
+
+_TYPES = {"COUNT": int, "SEED": int, "X": float}
+
+
+def _short(*names: str) -> dict[str, Any]:
+    """Return the options that are short names of keys."""
+    found = {name: SHORTHANDS[name] for name in names}
+    return {
+        name: Annotated[_TYPES.get(one.metavar, str) | None, typer.Option(metavar=one.metavar, help=one.help)]
+        for name, one in found.items()
+    }
+
+
+_PARAMETERS: dict[str, Any] = {
+    "target": Annotated[
+        str | None,
+        typer.Argument(metavar="ENV|FILE", help="A registered environment (see envkit list), or an evaluation file."),
+    ],
+    **_short("policy", "episodes", "attempts"),
     "option": EnvOptions,
+    **_short("split"),
     "greedy": Annotated[bool, typer.Option("--greedy", help="The same as --temperature 0.")],
     "output": Annotated[
         Path | None,
@@ -39,6 +62,7 @@ _OTHERS: dict[str, Any] = {
             help="Save episodes, results and a plot here; if interrupted, repeat the command to continue.",
         ),
     ],
+    **_short("url"),
     "overrides": Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Set a key of docs/eval-config.md; repeatable."),
@@ -48,24 +72,23 @@ _OTHERS: dict[str, Any] = {
         tuple[Path, Path] | None,
         typer.Option(metavar="A B", help="Compare two folders of --output: settings, paired difference, flips."),
     ],
+    **_short("seed"),
     "tasks": Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Folder of tasks, for environments that play such folders: all its tasks."),
     ],
+    **_short("temperature", "turn_tokens", "max_turns", "system", "backend", "judge"),
+    "force": Annotated[bool, typer.Option("--force", help="Replace the evaluation that is already in the folder.")],
     "dialogues": Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write successful episodes here, for warmup.kind: dialogues."),
     ],
-    "force": Annotated[bool, typer.Option("--force", help="Replace the evaluation that is already in the folder.")],
-    **{option: Annotated[str | None, typer.Option(option, hidden=True)] for option in _WAS},
+    **{_name(option): Annotated[str | None, typer.Option(option, hidden=True)] for option in _WAS},
 }
-_TYPES = {"COUNT": int, "SEED": int, "X": float}
-_ORDER = (
-    *("policy", "episodes", "attempts", "option", "split", "greedy", "output", "url", "overrides", "as_json"),
-    *("compare", "seed", "tasks", "temperature", "turn_tokens", "max_turns", "system", "backend", "judge", "force"),
-    *("dialogues", *_WAS),
-)
-"""The options, the most used ones first."""
+"""The argument and the options, the most used ones first."""
+_SPELLED = {"target": "ENV|FILE", "overrides": "--set", "as_json": "--json"}
+_UNSET: tuple[object, ...] = (None, False, [])
+_DEFAULTS = {"greedy": False, "as_json": False, "force": False}
 
 
 def evaluate(**chosen: Any) -> None:
@@ -73,8 +96,13 @@ def evaluate(**chosen: Any) -> None:
     if compared := chosen["compare"]:
         from envkit.trainer_bridge.evaluation.compare import compare
 
-        for line in compare(*compared):
-            typer.echo(line)
+        others = [
+            _SPELLED.get(name, f"--{name.replace('_', '-')}") for name, one in chosen.items() if one not in _UNSET
+        ]
+        others.remove("--compare")
+        if others:
+            raise UsageError(f"--compare takes two folders and nothing else; leave out {', '.join(others)}")
+        typer.echo("\n".join(compare(*compared)))
         return
     if chosen["target"] is None:
         raise UsageError("name an environment or an evaluation file")
@@ -116,39 +144,20 @@ def _run(chosen: dict[str, Any], settings: dict[str, Any]) -> None:
     if folder is not None:
         typer.echo(f"written: {', '.join(map(str, folder.files))}", err=as_json)
         if not found.levels:
-            typer.echo(f"no plot: {found.env_id} does not report both success and shortest solutions", err=as_json)
+            missing = "shortest solutions" if "success" in found.metrics else "success"
+            typer.echo(f"no plot: {found.env_id} does not report {missing}", err=as_json)
         if found.void:
             typer.echo("to play the lost episodes again, repeat the command", err=as_json)
 
 
-def _name(option: str) -> str:
-    return option.strip("-").replace("-", "_")
-
-
-def _declare() -> None:
-    """Give the command its argument and options; Typer reads them from the signature."""
-    target = Annotated[
-        str | None,
-        typer.Argument(metavar="ENV|FILE", help="A registered environment (see envkit list), or an evaluation file."),
+# Typer reads the argument and the options from the signature.
+evaluate.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_DEFAULTS.get(name), annotation=one)
+        for name, one in _PARAMETERS.items()
     ]
-    types: dict[str, Any] = {"target": target}
-    for name in _ORDER:
-        if name in SHORTHANDS:
-            one = SHORTHANDS[name]
-            option = typer.Option(metavar=one.metavar, help=one.help)
-            types[name] = Annotated[_TYPES.get(one.metavar, str) | None, option]
-        else:
-            types[name] = _OTHERS[name]
-    keyword, defaults = inspect.Parameter.KEYWORD_ONLY, {"greedy": False, "as_json": False, "force": False}
-    parameters = [
-        inspect.Parameter(_name(name), keyword, default=defaults.get(name), annotation=one)
-        for name, one in types.items()
-    ]
-    evaluate.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    evaluate.__annotations__ = {_name(name): one for name, one in types.items()}
-
-
-_declare()
+)
+evaluate.__annotations__ = _PARAMETERS
 
 
 @contextmanager

@@ -33,29 +33,16 @@ def list_models(as_json: AsJson = False) -> None:
     """List the models that envkit can download."""
     from envkit.wiring.training.models import CATALOGUE
 
-    models = CATALOGUE.values()
-    if as_json:
-        print_json(
-            {
-                "name": model.name,
-                "parameters": model.parameters,
-                "download_bytes": model.wheel_bytes,
-                "licence": model.licence,
-                "fetched": model.is_fetched,
-                "path": str(model.folder),
-            }
-            for model in models
-        )
-        return
+    names = ("name", "parameters", "download_bytes", "licence", "fetched", "path")
     rows = [
-        (
-            model.name,
-            f"{model.parameters:,}",
-            f"{model.wheel_bytes // 1_000_000} MB",
-            model.licence,
-            "yes" if model.is_fetched else "no",
-            str(model.folder),
-        )
-        for model in models
+        (one.name, one.parameters, one.wheel_bytes, one.licence, one.is_fetched, str(one.folder))
+        for one in CATALOGUE.values()
     ]
-    print_table(("NAME", "PARAMETERS", "DOWNLOAD", "LICENCE", "FETCHED", "FOLDER"), rows)
+    if as_json:
+        print_json(dict(zip(names, row, strict=True)) for row in rows)
+        return
+    shown = [
+        (name, f"{parameters:,}", f"{size // 1_000_000} MB", licence, "yes" if is_fetched else "no", path)
+        for name, parameters, size, licence, is_fetched, path in rows
+    ]
+    print_table(("NAME", "PARAMETERS", "DOWNLOAD", "LICENCE", "FETCHED", "FOLDER"), shown)

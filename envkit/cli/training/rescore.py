@@ -7,29 +7,17 @@ from typing import Annotated
 
 import typer
 
-from envkit.cli.environments.options import EnvOptions, read_options
+from envkit.cli.environments.options import Backend, EnvOptions, Judge, Recording, TrainStep, read_options
 
 _SHOWN = 10
 
 
 def rescore(
-    run: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RUN", help="Folder of a training run or of envkit eval --output, or a .jsonl file in it."
-        ),
-    ],
-    step: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Train step; by default the last recorded one.")
-    ] = None,
+    run: Recording,
+    step: TrainStep = None,
     option: EnvOptions = None,
-    backend: Annotated[
-        str | None,
-        typer.Option(metavar="auto|local|docker|process", help="Sandboxes of an environment that uses them as tools."),
-    ] = None,
-    judge: Annotated[
-        str | None, typer.Option(metavar="MODEL@URL", help="Judge of an environment that needs one.")
-    ] = None,
+    backend: Backend = None,
+    judge: Judge = None,
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the repeated episodes here, for envkit show.")
     ] = None,

@@ -56,7 +56,7 @@ class MessageReply(msgspec.Struct):
     tool_calls: tuple[ToolCallReply, ...] | None = None
 
 
-class _Choice(msgspec.Struct):
+class ChoiceReply(msgspec.Struct):
     message: MessageReply
     finish_reason: str | None = None
 
@@ -67,7 +67,7 @@ class _UsageReply(msgspec.Struct):
 
 
 class CompletionReply(msgspec.Struct):
-    choices: tuple[_Choice, ...]
+    choices: tuple[ChoiceReply, ...]
     usage: _UsageReply | None = None
 
 

@@ -14,6 +14,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import msgspec
+
 from envkit import clock
 from envkit.config.parts import RendererSection
 from envkit.errors import PlayerStoppedError
@@ -22,7 +24,7 @@ from envkit.http.client.chat import (
     Address,
     ChatClient,
     ChatTooLongError,
-    CompletionReply,
+    ChoiceReply,
     NoReplyError,
     ToolCallReply,
     open_client,
@@ -69,23 +71,40 @@ class Endpoint(Player):
         return _Chat(self, random.Random(request.seed), request.temperature, system, start.tools)
 
     async def complete(
-        self, messages: list[dict[str, Any]], *, seed: int, temperature: float, tools: tuple[ToolSchema, ...] = ()
-    ) -> CompletionReply:
-        """Return the model's completion of the chat `messages`.
+        self,
+        messages: list[dict[str, Any]],
+        prompt: str = "",
+        *,
+        seed: int,
+        temperature: float,
+        tools: tuple[ToolSchema, ...] = (),
+    ) -> tuple[ChoiceReply, GenerationRecord]:
+        """Return the model's completion of the chat `messages`, and its record, in which `prompt` is what was new.
 
         Raises:
             PlayerStoppedError: All tries failed, or the chat does not fit into the model's context.
             UsageError: The server rejects the request permanently.
             UnreachableError: The server is not reachable.
         """
+        began = clock.precise()
         try:
-            return await self.client.complete(
+            reply = await self.client.complete(
                 messages, max_tokens=self.limits.turn_tokens, temperature=temperature, seed=seed, tools=tools
             )
         except ChatTooLongError as error:
             raise PlayerStoppedError(StopReason.CONTEXT_OVERFLOW, str(error)) from error
         except NoReplyError as error:
             raise PlayerStoppedError(StopReason.NO_COMPLETION, str(error)) from error
+        choice = reply.choices[0]
+        content, thoughts = choice.message.content or "", choice.message.reasoning_content or choice.message.reasoning
+        generation = GenerationRecord(
+            prompt=prompt,
+            completion=f"<think>{thoughts}</think>{content}" if thoughts else content,
+            finish=FinishReason.LENGTH if choice.finish_reason == "length" else FinishReason.STOP,
+            seconds=clock.precise() - began,
+            usage=(reply.usage.prompt_tokens, reply.usage.completion_tokens) if reply.usage else (0, 0),
+        )
+        return choice, generation
 
 
 @asynccontextmanager
@@ -94,12 +113,7 @@ async def open_endpoint(
 ) -> AsyncIterator[Endpoint]:
     """Open a player that asks the model at `address`, with the API key in ``OPENAI_API_KEY``.
 
-    Args:
-        address: The model and its server.
-        limits: Limits of the answers.
-        renderer: System prompt, history and thoughts in prompts.
-        at_once: Number of concurrent requests.
-        timeout_s: Seconds without a received byte after which a request fails.
+    Up to `at_once` requests are made at once. One fails after `timeout_s` seconds without a received byte.
     """
     key = os.environ.get(API_KEY)
     keeps_thoughts = "thinking" in renderer.model_fields_set and getattr(renderer, "thinking", "") == "keep"
@@ -141,35 +155,21 @@ class _Chat(EpisodePlayer):
     turns: list[_Turn] = field(default_factory=list)
 
     async def act(self, observation: Observation) -> Action:
-        began = clock.precise()
-        reply = await self.endpoint.complete(
+        choice, generation = await self.endpoint.complete(
             self._messages(observation),
+            observation.text,
             seed=self.rng.getrandbits(31),
             temperature=self.temperature,
             tools=self.tools,
         )
-        message = reply.choices[0].message
-        thoughts = message.reasoning_content or message.reasoning
-        content = message.content or ""
-        completion = f"<think>{thoughts}</think>{content}" if thoughts else content
+        completion, calls = generation.completion, choice.message.tool_calls
         spoken = without_thoughts(completion)
-        call = message.tool_calls[0] if message.tool_calls and self.tools else None
+        call = calls[0] if calls and self.tools else None
         if call is not None:
             action = _action(call)
+            generation = msgspec.structs.replace(generation, completion=completion + action)
         else:
             action = (canonical_call(spoken, self.tools) if self.tools else None) or spoken
-        is_cut = reply.choices[0].finish_reason == "length"
-        generation = GenerationRecord(
-            prompt=observation.text,
-            completion=completion if call is None else completion + action,
-            finish=FinishReason.LENGTH if is_cut else FinishReason.STOP,
-            prompt_ids=(),
-            completion_ids=(),
-            logprobs=(),
-            versions=(),
-            seconds=clock.precise() - began,
-            usage=(reply.usage.prompt_tokens, reply.usage.completion_tokens) if reply.usage else (0, 0),
-        )
         self.turns.append(_Turn(observation, completion if self.endpoint.keeps_thoughts else spoken, call))
         return Action(action, generation=generation)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 from envkit import __version__, clock
 from envkit.config import EvalConfig
@@ -18,11 +21,13 @@ from envkit.trainer_bridge.evaluation.advice import advice
 from envkit.trainer_bridge.evaluation.outcomes import Tally
 from envkit.trainer_bridge.evaluation.result import Evaluation
 from envkit.trainer_bridge.rollout import Rollout
-from envkit.types import JSON, EpisodeRecord, Options, Task, Trajectory
+from envkit.types import JSON, EpisodeRecord, Options, Task, Trajectory, stable_hash
 from envkit.wiring import tasks as task_sets
 from envkit.wiring.environments import open_resources, slots
-from envkit.wiring.evaluation.contestant import FoundPolicy, num_envs
-from envkit.wiring.evaluation.policies import find_policy, spec_of, with_split
+from envkit.wiring.evaluation.policies import FoundPolicy, find_policy, num_envs, spec_of, with_split
+
+if TYPE_CHECKING:
+    from envkit.wiring.sandboxes.backends import BackendKind
 
 TOOL_SLOTS = 8
 """Maximum number of concurrent episodes of an environment that uses sandboxes as tools."""
@@ -50,17 +55,12 @@ async def evaluate(
         on_episode: Called with every episode when it ends, including void episodes, in no particular order. If a void
             episode is played again, it is reported again.
 
-    Raises:
-        UnknownEnvError: No such environment.
-        OptionError: The environment rejects an option.
-        ConfigError: A key has no effect here.
-        UsageError: No such policy, or it cannot play this environment.
-        EnvkitError: No episode finished, or a server or endpoint was lost.
+    Raises the errors of `envkit.evaluate`.
     """
     env, section = config.env, config.evaluation
     spec = spec_of(env.id, env.url)
     found = find_policy(config, spec)
-    _check(config, found)
+    _check(config, found, spec)
     options: Options = {**found.options, **env.options}
     wanted, attempts = section.episodes, section.attempts
     tasks = evaluation_tasks(spec or EnvSpec(env.id, ""), options, section.split, section.seed, wanted)
@@ -75,16 +75,24 @@ async def evaluate(
     description = _description(config, found, options, len(tasks))
     earlier = () if kept is None else kept(description)
     tally = Tally(len(tasks), attempts, display, on_episode)
-    numbers = {id(task): number for number, task in enumerate(tasks)}
-    lost = _LostInARow(found.at_once)
-    async with found.opened(options) as contestant, _host(config, spec, found, options, len(tasks) * attempts) as host:
-        display.phase(config.policy, len(tasks) * attempts)
+    lost_in_a_row, total = 0, len(tasks) * attempts
+    async with found.opened(options) as contestant, _host(config, spec, found, options, total) as (host, sandboxes):
+        display.phase(config.policy, total)
         resumed = tally.restore(earlier)
         began = clock.now()
 
         def ended(trajectory: Trajectory) -> None:
-            tally.add(episode_of(trajectory, index=numbers[id(trajectory.task)], decode=contestant.decode))
-            lost.count(trajectory)
+            nonlocal lost_in_a_row
+            tally.add(episode_of(trajectory, index=trajectory.index, decode=contestant.decode))
+            lost_in_a_row = lost_in_a_row + 1 if trajectory.is_void else 0
+            if lost_in_a_row >= max(found.at_once, 2):  # a server or endpoint is lost
+                raise EnvkitError(
+                    f"{lost_in_a_row} episodes in a row were void, the last one because: {trajectory.outcome.error}; "
+                    "repeat the evaluation when this works again"
+                )
+
+        def seed_of(index: int, member: int) -> int:
+            return stable_hash(section.seed, "policy", index, *([member] if member else []))
 
         rollout = Rollout(host, contestant.player, found.limits, found.at_once, config.rollout.num_graders)
         try:
@@ -96,7 +104,7 @@ async def evaluate(
                 temperature=found.temperature or 0.0,
                 on_episode=ended,
                 skip=tally.finished,
-                seed_of=found.seed_of(section.seed),
+                seed_of=seed_of if found.temperature is None else None,
             )
         except BaseException:
             display.close()
@@ -121,9 +129,9 @@ async def evaluate(
         notes=notes,
         settings={
             **description,
-            "limits": asdict(found.limits),
+            "limits": _limits(found),
             "envkit": __version__,
-            **_sandboxes(config, spec),
+            **sandboxes,
             **contestant.facts,
         },
     )
@@ -140,15 +148,21 @@ def evaluation_tasks(spec: EnvSpec, options: Options, split: str, seed: int, cou
     return list(task_sets.all_tasks(spec, options, split, seed, count))
 
 
-def _check(config: EvalConfig, found: FoundPolicy) -> None:
-    """Refuse keys that contradict each other."""
+def _check(config: EvalConfig, found: FoundPolicy, spec: EnvSpec | None) -> None:
+    """Refuse keys that contradict each other or have no effect."""
     problems, env_keys = [], config.env.model_fields_set
+    if config.env.url is None and spec is not None:
+        if "sandbox" in config.model_fields_set and "sandbox" not in spec.needs:
+            problems.append(f"sandbox: {spec.id} does not use sandboxes as tools; leave it out (--backend)")
+        if config.env.judge is not None and "judge" not in spec.needs:
+            problems.append(f"env.judge: {spec.id} needs no judge; leave it out")
     if config.env.url is not None and ("sandbox" in config.model_fields_set or config.env.judge is not None):
         problems.append("sandbox and env.judge: the server at env.url has its own; leave them out")
     if needless := sorted({*config.set_keys("sandbox")} - {"kind"}):
         problems.append(f"sandbox.{needless[0]}: is for training; leave it out")
-    if "outage_timeout_s" in env_keys:
-        problems.append("env.outage_timeout_s: is for training; leave it out")
+    problems += [
+        f"env.{key}: is for training; leave it out" for key in ("outage_timeout_s", "weight") if key in env_keys
+    ]
     if config.evaluation.episodes == 0:
         problems.append("evaluation.episodes: must be at least 1")
     if found.temperature == 0 and config.evaluation.attempts > 1:
@@ -174,51 +188,41 @@ def _description(config: EvalConfig, found: FoundPolicy, options: Options, episo
     }
 
 
-def _sandboxes(config: EvalConfig, spec: EnvSpec | None) -> dict[str, JSON]:
-    """Return what the result says about the sandboxes of an environment that uses some as tools."""
-    needs = frozenset[str]() if spec is None or config.env.url is not None else spec.needs
-    return {"sandbox": config.sandbox.kind} if "sandbox" in needs else {}
-
-
-class _LostInARow:
-    """Ends an evaluation whose episodes are void one after another, because a server or endpoint is lost."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._count = 0
-
-    def count(self, trajectory: Trajectory) -> None:
-        """Count an episode that has ended.
-
-        Raises:
-            EnvkitError: As many episodes in a row are void as may be played at once.
-        """
-        self._count = self._count + 1 if trajectory.is_void else 0
-        if self._count >= max(self._limit, 2):
-            raise EnvkitError(
-                f"{self._count} episodes in a row were void, the last one because: {trajectory.outcome.error}; "
-                "repeat the evaluation when this works again"
-            )
+def _limits(found: FoundPolicy) -> dict[str, JSON]:
+    """Return the limits of an episode; those that do not apply are None."""
+    of_models = ("max_tokens", "turn_tokens", "completion_timeout_s")
+    return {
+        name: None if value in (sys.maxsize, math.inf) or (name in of_models and found.temperature is None) else value
+        for name, value in asdict(found.limits).items()
+    }
 
 
 @asynccontextmanager
 async def _host(
     config: EvalConfig, spec: EnvSpec | None, found: FoundPolicy, options: Options, episodes: int
-) -> AsyncIterator[EnvHost]:
-    env = config.env
+) -> AsyncIterator[tuple[EnvHost, Mapping[str, JSON]]]:
+    """Open the host, and return it with what the result says about its sandboxes."""
+    env, sandboxes = config.env, dict[str, JSON]()
     if env.url is None:
         needs = frozenset[str]() if spec is None else spec.needs
+        if "sandbox" in needs:
+            from envkit.sandbox.docker.backend import DEFAULT_IMAGE  # imported late: loads the backends
+            from envkit.wiring.sandboxes.backends import choose
+
+            chosen = await choose(cast("BackendKind", config.sandbox.kind), image=DEFAULT_IMAGE)
+            image = options.get("image") or DEFAULT_IMAGE if chosen.name == "docker" else None
+            sandboxes["sandbox"] = {"backend": chosen.name, "image": image}
         count = max(1, min(TOOL_SLOTS if needs and num_envs(config) is None else found.at_once, episodes))
         backend = config.sandbox.kind if "sandbox" in config.model_fields_set else None
         async with (
             open_resources(needs, backend=backend, judge=env.judge) as resources,
             slots(count, options, resources) as host,
         ):
-            yield host
+            yield host, sandboxes
     else:
         from envkit.http.client.connect import read_token
         from envkit.http.client.env_client import EnvClient
 
         token = None if env.token_file is None else read_token(Path(env.token_file), print)
         async with EnvClient(env.url, token=token, ca=None if env.ca is None else Path(env.ca)) as client:
-            yield client
+            yield client, sandboxes

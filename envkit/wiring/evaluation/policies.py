@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,16 +14,19 @@ from envkit.config import EvalConfig, kinds
 from envkit.errors import ConfigError, UsageError, did_you_mean
 from envkit.protocols import Player
 from envkit.registry import EnvSpec
+from envkit.runs.episodes import Decode
+from envkit.trainer_bridge.rollout import RolloutLimits
 from envkit.trainer_bridge.rollout.players import ExpertPlayer, NopPlayer, RandomPlayer
-from envkit.types import Options
+from envkit.types import JSON, Options
 from envkit.wiring.contexts import PlayerContext, open_part
 from envkit.wiring.environments import find, open_expert, open_helper, registered
-from envkit.wiring.evaluation.contestant import AT_ONCE, Contestant, FoundPolicy, num_envs
 from envkit.wiring.training.resolve import limits_of
 
 if TYPE_CHECKING:
-    from envkit.http.client.chat import Address
+    from envkit.wiring.evaluation.endpoint import Endpoint
 
+AT_ONCE = 16
+"""Default number of concurrent episodes of a language model."""
 SLOTS = 256
 """Maximum number of concurrent episodes of a player without a language model."""
 MAX_TURNS = 10_000
@@ -51,6 +54,43 @@ _NEEDS: Mapping[str, tuple[str, ...]] = {
 """For each key that some policies do not have, the kinds of policies that have it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """A player that was opened, what converts its tokens to text, and facts about it for the result file."""
+
+    player: Player
+    decode: Decode = lambda ids: ""
+    facts: Mapping[str, JSON] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundPolicy:
+    """A policy that was found, but whose model is not loaded yet.
+
+    Attributes:
+        opened: Function of the episodes' options. Returns a context manager that loads the policy.
+        limits: Limits of its episodes.
+        at_once: Maximum number of concurrent episodes.
+        options: Options of the environment that the policy was trained with.
+        temperature: Sampling temperature; None for a player without a language model.
+        identity: Fingerprint of the policy's files; empty if unknown.
+        warning: Warning for the user, in one line; may be empty.
+    """
+
+    opened: Callable[[Options], AbstractAsyncContextManager[Contestant]]
+    limits: RolloutLimits
+    at_once: int
+    options: Options = field(default_factory=dict)
+    temperature: float | None = None
+    identity: str = ""
+    warning: str = ""
+
+
+def num_envs(config: EvalConfig) -> int | None:
+    """Return the maximum number of concurrent episodes; None if it was not set."""
+    return config.env.num_envs if "num_envs" in config.env.model_fields_set else None
+
+
 def find_policy(config: EvalConfig, spec: EnvSpec | None) -> FoundPolicy:
     """Find a policy, and make those checks of it that do not need its model to be loaded.
 
@@ -65,26 +105,12 @@ def find_policy(config: EvalConfig, spec: EnvSpec | None) -> FoundPolicy:
         from envkit.wiring.evaluation.local_models import find_local
 
         return find_local(config, kind, name)
-    is_model, rollout = kind in _MODELS, config.rollout
-    max_turns = rollout.max_turns if is_model or "max_turns" in rollout.model_fields_set else MAX_TURNS
-    found = FoundPolicy(
-        partial(_open_other, kind, name, config.env.id),
-        limits=replace(limits_of(rollout), max_tokens=sys.maxsize, max_turns=max_turns),
-        at_once=num_envs(config) or (AT_ONCE if is_model else SLOTS),
-        temperature=rollout.temperature if is_model else None,
-    )
-    if is_model:
-        installation.load("httpx")
-        from envkit.http.client.chat import Address
-
-        if kind == "mini_swe":
-            return _find_mini_swe(config, name, found)
-        return replace(found, opened=partial(_open_endpoint, config, Address.of(name), found))
-    if kind == "player":
-        return replace(found, opened=partial(_open_player, partial(own_player, name, spec)))
-    if kind in ("random", "expert"):
-        return replace(found, opened=partial(_open_player, partial(player_for, kind, config.env.id, spec)))
-    return found
+    limits = replace(limits_of(config.rollout), max_tokens=sys.maxsize)
+    if kind in _MODELS:
+        return _find_endpoint(config, kind, name, limits)
+    if "max_turns" not in config.rollout.model_fields_set:
+        limits = replace(limits, max_turns=MAX_TURNS)
+    return FoundPolicy(partial(_open_player, kind, name, config.env.id, spec), limits, num_envs(config) or SLOTS)
 
 
 def _refuse_needless(config: EvalConfig, kind: str) -> None:
@@ -102,49 +128,47 @@ def _refuse_needless(config: EvalConfig, kind: str) -> None:
         raise ConfigError(problems)
 
 
-def _find_mini_swe(config: EvalConfig, name: str, found: FoundPolicy) -> FoundPolicy:
+def _find_endpoint(config: EvalConfig, kind: str, name: str, limits: RolloutLimits) -> FoundPolicy:
+    installation.load("httpx")
     from envkit.http.client.chat import Address
-    from envkit.wiring import mini_swe
     from envkit.wiring.evaluation.endpoint import open_endpoint
 
-    address, prompts, chosen = Address.of(name, prefix="mini_swe:"), mini_swe.installed_prompts(), config.rollout
-    limits = replace(
-        found.limits,
-        turn_tokens=chosen.turn_tokens or mini_swe.TURN_TOKENS,
-        max_turns=chosen.max_turns if "max_turns" in chosen.model_fields_set else prompts.max_steps,
-    )
+    address, chosen, identity, warning = Address.of(name, prefix=f"{kind}:"), config.rollout, "", ""
+    at_once = num_envs(config) or AT_ONCE
+
+    def player_on(endpoint: Endpoint) -> Player:
+        return endpoint
+
+    if kind == "mini_swe":
+        from envkit.wiring import mini_swe
+
+        prompts = mini_swe.installed_prompts()
+        identity, warning = mini_swe.identity_of(prompts), mini_swe.announcement(prompts)
+        max_turns = chosen.max_turns if "max_turns" in chosen.model_fields_set else prompts.max_steps
+        limits = replace(limits, turn_tokens=chosen.turn_tokens or mini_swe.TURN_TOKENS, max_turns=max_turns)
+
+        def player_on(endpoint: Endpoint) -> Player:
+            return mini_swe.MiniSwe(endpoint, prompts)
 
     @asynccontextmanager
     async def opened(options: Options) -> AsyncIterator[Contestant]:
-        async with open_endpoint(address, limits, config.renderer, at_once=found.at_once) as endpoint:
-            yield Contestant(mini_swe.MiniSwe(endpoint, prompts))
+        async with open_endpoint(address, limits, config.renderer, at_once=at_once) as endpoint:
+            yield Contestant(player_on(endpoint))
 
-    identity, warning = mini_swe.identity_of(prompts), mini_swe.announcement(prompts)
-    return replace(found, opened=opened, limits=limits, identity=identity, warning=warning)
+    return FoundPolicy(opened, limits, at_once, temperature=chosen.temperature, identity=identity, warning=warning)
 
 
 @asynccontextmanager
-async def _open_endpoint(
-    config: EvalConfig, address: Address, found: FoundPolicy, options: Options
+async def _open_player(
+    kind: str, name: str, env_id: str, spec: EnvSpec | None, options: Options
 ) -> AsyncIterator[Contestant]:
-    from envkit.wiring.evaluation.endpoint import open_endpoint
-
-    async with open_endpoint(address, found.limits, config.renderer, at_once=found.at_once) as endpoint:
-        yield Contestant(endpoint)
-
-
-@asynccontextmanager
-async def _open_player(make: Callable[[Options], Player], options: Options) -> AsyncIterator[Contestant]:
-    yield Contestant(make(options))
-
-
-@asynccontextmanager
-async def _open_other(kind: str, name: str, env_id: str, options: Options) -> AsyncIterator[Contestant]:
-    """Open a player of another package."""
+    """Open a player without a language model: one of this module, of the environment or of another package."""
     async with AsyncExitStack() as parts:
-        yield Contestant(
-            await open_part(parts, "policies", kind, PlayerContext(name=name, env_id=env_id, options=options))
-        )
+        if kind in ("player", "random", "expert"):
+            yield Contestant(player_of(name or kind, spec, options))
+        else:
+            context = PlayerContext(name=name, env_id=env_id, options=options)
+            yield Contestant(await open_part(parts, "policies", kind, context))
 
 
 def spec_of(env_id: str, url: str | None) -> EnvSpec | None:
@@ -196,30 +220,23 @@ def kind_of(policy: str, spec: EnvSpec | None = None) -> tuple[str, str]:
     return kind, name
 
 
-def own_player(name: str, spec: EnvSpec | None, options: Options) -> Player:
-    """Return the player `name` of an environment, such as ``oracle``, for episodes with `options`.
+def player_of(name: str, spec: EnvSpec | None, options: Options) -> Player:
+    """Return ``random``, ``expert``, or a player of the environment such as ``oracle``, for episodes with `options`.
 
-    Raises:
-        OptionError: The player rejects an option.
-    """
-    if spec is None or name not in spec.players:
-        return NopPlayer()
-    player: Player = open_helper(spec, spec.players[name], options)
-    return player
-
-
-def player_for(policy: str, env_id: str, spec: EnvSpec | None, options: Options) -> Player:
-    """Return the player for `policy`, which is ``"random"`` or ``"expert"``, and for episodes with `options`.
-
-    `spec` is None for an environment that only a server knows; such an environment has no expert here.
+    `spec` is None for an environment that only a server knows; it has only ``random`` and ``nop`` here.
 
     Raises:
         UsageError: The environment has no expert.
-        OptionError: The expert rejects an option.
+        OptionError: The player rejects an option.
     """
-    expert = None if spec is None or spec.expert is None else open_expert(env_id, options)
-    if policy == "random":
-        return RandomPlayer(env_id, expert)
+    if spec is not None and name in spec.players:
+        player: Player = open_helper(spec, spec.players[name], options)
+        return player
+    if name == NOP:
+        return NopPlayer()
+    expert = None if spec is None or spec.expert is None else open_expert(spec.id, options)
+    if name == "random":
+        return RandomPlayer(expert)
     if expert is None:
-        raise UsageError(f"policy: {env_id} has no expert; use another policy")
-    return ExpertPlayer(expert, RandomPlayer(env_id, expert))
+        raise UsageError("policy: the environment has no expert; use another policy")
+    return ExpertPlayer(expert, RandomPlayer(expert))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -238,18 +239,8 @@ def _parts(chosen: Mapping[str, str | None]) -> Mapping[str, Part]:
 
 def limits_of(section: RolloutSection) -> RolloutLimits:
     """Return the limits of one episode. In a training file, the section must come from `resolve`."""
-    return RolloutLimits(
-        max_turns=section.max_turns,
-        max_tokens=section.max_tokens,
-        turn_tokens=section.turn_tokens or TURN_TOKENS,
-        timeout_s=section.timeout_s,
-        retries=section.retries,
-        reset_timeout_s=section.reset_timeout_s,
-        completion_timeout_s=section.completion_timeout_s,
-        player_timeout_s=section.player_timeout_s,
-        episode_timeout_s=section.episode_timeout_s,
-        grade_timeout_s=section.grade_timeout_s,
-    )
+    limits = {one.name: getattr(section, one.name) for one in fields(RolloutLimits)}
+    return RolloutLimits(**{**limits, "turn_tokens": section.turn_tokens or TURN_TOKENS})
 
 
 def specs_of(run: RunConfig) -> list[EnvSpec]:

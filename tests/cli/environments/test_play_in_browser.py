@@ -210,25 +210,10 @@ def test_a_port_that_is_taken_is_named(server: GameServer, echo: Echo) -> None:
         GameServer(game, 0, port=port)
 
 
-def test_control_c_ends_the_server_as_it_ends_other_games(tmp_path: Path) -> None:
-    metadata = tmp_path / "echoes-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: echoes\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text("[envkit.envs]\nechoes = echoes:bring\n")
-    (tmp_path / "echoes.py").write_text(
-        "import gymnasium, envkit\nfrom envkit.spaces import Utf8Text\n"
-        "class Echo(gymnasium.Env):\n"
-        "    metadata = {'render_modes': ['html']}\n"
-        "    observation_space = action_space = Utf8Text(100)\n"
-        "    def __init__(self, render_mode=None): self.render_mode = render_mode\n"
-        "    def reset(self, *, seed=None, options=None): return 'text', {}\n"
-        "    def step(self, action): return action, 0.0, False, False, {}\n"
-        "    def render(self): return '<p>page'\n"
-        "def bring(): envkit.register('Echo-v0', 'echoes:Echo')\n"
-    )
+def test_control_c_ends_the_server_as_it_ends_other_games(frail: Path) -> None:
     with subprocess.Popen(
-        [SCRIPT, "play", "Echo-v0", "--browser", "--no-open"],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        [SCRIPT, "play", "Frail-v0", "--browser", "--no-open"],
+        env={**os.environ, "PYTHONPATH": str(frail)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

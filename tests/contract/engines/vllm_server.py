@@ -46,8 +46,8 @@ class VllmProcess:
 
     def start(self) -> None:
         """Start it, and wait until it answers."""
-        words = ["vllm", str(self._model), "--port", str(self._port), "--dtype", "float32", "--max-tokens", "512"]
-        words += ["--max-num-seqs", "16", "--lora-rank", str(LORA_RANK)]
+        words = ["vllm", str(self._model), "--port", str(self._port), "--max-tokens", "512"]
+        words += ["--set", "dtype=float32", "--set", "max_num_seqs=16", "--lora-rank", str(LORA_RANK)]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "envkit", *words], stdout=subprocess.PIPE, stderr=log

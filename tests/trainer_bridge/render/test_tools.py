@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envkit import clock
+from envkit.checks.template import BASH
 from envkit.errors import UsageError
 from envkit.trainer_bridge.render import ChatRenderer, PlainRenderer
 from envkit.trainer_bridge.rollout import PolicyPlayer, RolloutLimits, play
@@ -24,20 +25,8 @@ from tests.trainer_bridge.models import WORDS
 from tests.trainer_bridge.render.templates import tokenizer_of
 from tests.trainer_bridge.render.tool_templates import TOOL_TEMPLATES, tool_tokenizer
 
-BASH: ToolSchema = {
-    "type": "function",
-    "function": {
-        "name": "bash",
-        "description": "Run a command.",
-        "parameters": {
-            "type": "object",
-            "properties": {"command": {"type": "string"}, "limit": {"type": "integer"}},
-            "required": ["command"],
-        },
-    },
-}
 TOKENIZERS: dict[str, Any] = {name: tool_tokenizer(name) for name in TOOL_TEMPLATES}
-LS = '{"name": "bash", "arguments": {"command": "ls", "limit": 3}}'
+LS = '{"name": "bash", "arguments": {"command": "ls", "timeout_s": 3}}'
 CAT = '{"name": "bash", "arguments": {"command": "cat a\\n"}}'
 
 every_template = pytest.mark.parametrize("name", TOOL_TEMPLATES)
@@ -236,10 +225,10 @@ def test_texts_of_tools_and_results_and_calls_add_no_special_tokens(name: str, h
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("hermes", '<tool_call>\n{"name": "bash", "arguments": {"command": "ls", "limit": 3}}\n</tool_call>'),
-        ("llama3", '<|python_tag|>{"name": "bash", "parameters": {"command": "ls", "limit": 3}}'),
-        ("mistral", '[TOOL_CALLS] [{"name": "bash", "arguments": {"command": "ls", "limit": 3}}]'),
-        ("coder", "<function=bash><parameter=command>ls</parameter><parameter=limit>3</parameter></function>"),
+        ("hermes", '<tool_call>\n{"name": "bash", "arguments": {"command": "ls", "timeout_s": 3}}\n</tool_call>'),
+        ("llama3", '<|python_tag|>{"name": "bash", "parameters": {"command": "ls", "timeout_s": 3}}'),
+        ("mistral", '[TOOL_CALLS] [{"name": "bash", "arguments": {"command": "ls", "timeout_s": 3}}]'),
+        ("coder", "<function=bash><parameter=command>ls</parameter><parameter=timeout_s>3</parameter></function>"),
     ],
 )
 def test_markup_whose_tags_are_special_tokens_is_read(name: str, text: str) -> None:

@@ -206,8 +206,3 @@ class BrokenEngine(ScriptedEngine):
 def test_an_error_of_the_engine_is_raised_and_not_taken_for_one_of_the_environment() -> None:
     with pytest.raises(UnreachableError, match="the engine does not answer"):
         one(Host(Answer()), BrokenEngine(UnreachableError("the engine does not answer")))
-
-
-def test_an_engine_that_gives_up_at_its_deadline_voids_the_episode() -> None:
-    trajectory, _ = one(Host(Answer()), BrokenEngine(DeadlineError("no completion within 5 s")))
-    assert (trajectory.outcome.stop, trajectory.outcome.error) == (StopReason.NO_COMPLETION, "no completion within 5 s")

@@ -17,10 +17,10 @@ import pytest
 from envkit import clock, config, registry
 from envkit.config import evaluation
 from envkit.errors import EnvkitError, OptionError, UnknownEnvError, UsageError
-from envkit.registry import EnvSpec
 from envkit.runs.display import SilentDisplay
 from envkit.spaces import Utf8Text
 from envkit.trainer_bridge.evaluation.result import Evaluation, task_set_hash
+from envkit.trainer_bridge.evaluation.table import lines
 from envkit.trainer_bridge.rollout.players import RandomPlayer
 from envkit.types import EpisodeRecord, Info, Observation, Task
 from envkit.wiring import environments
@@ -42,12 +42,6 @@ def test_the_expert_crosses_every_lake_and_its_numbers_agree() -> None:
     assert found.metrics["action_is_valid"].mean == 1.0
 
 
-def test_the_same_arguments_play_the_same_episodes_and_another_seed_others() -> None:
-    first, again, other = (evaluated("FrozenLake-v0", "random", seed=seed) for seed in (3, 3, 4))
-    assert first.metrics == again.metrics
-    assert first.metrics != other.metrics
-
-
 def test_the_tasks_are_those_that_a_training_run_is_evaluated_on() -> None:
     run = config.parse({"env": {"id": "Sokoban-v0", "options": {"size": 7}}})
     spec = environments.find("Sokoban-v0")
@@ -55,17 +49,17 @@ def test_the_tasks_are_those_that_a_training_run_is_evaluated_on() -> None:
     assert evaluation_tasks(spec, {"size": 7}, "eval", run.evaluation.seed, 3) == expected
 
 
-def test_an_environment_without_splits_gets_no_split_option() -> None:
-    (task,) = evaluation_tasks(EnvSpec("Plain-v0", ""), {"a": 1}, "eval", 0, 1)
-    assert task.options == {"a": 1}
-
-
 def test_the_options_that_were_really_played_are_reported() -> None:
     assert evaluated("FrozenLake-v0", "expert", options={"size": 5}).as_json()["options"] == {
         "size": 5,
         "split": "eval",
     }
-    assert evaluated("FrozenLake-v0", "expert", split="any").as_json()["options"] == {}
+    found: Any = evaluated("FrozenLake-v0", "expert", split="any").as_json()
+    assert found["options"] == {}
+    limits = found["settings"]["limits"]
+    assert {name: value for name, value in limits.items() if value is not None} == {
+        "max_turns": 10_000, "timeout_s": 600.0, "retries": 0, "grade_timeout_s": 600.0,
+    }  # fmt: skip
 
 
 def test_unknown_names_are_rejected_with_the_nearest_one() -> None:
@@ -98,13 +92,6 @@ def test_levels_are_counted_by_the_length_of_their_shortest_solution() -> None:
             "success": {"mean": 1.0, "low": pytest.approx(40 / (40 + 1.959964**2)), "high": 1.0},
         }
     ]
-
-
-def test_every_length_adds_up_to_all_episodes_and_all_successes() -> None:
-    found = evaluated("FrozenLake-v0", "random", attempts=3)
-    strata = found.by_difficulty()
-    assert sum(one.episodes for one in strata) == found.episodes == 120
-    assert sum(one.successes for one in strata) == round(120 * found.metrics["success"].mean)
 
 
 def test_pass_at_n_is_the_share_of_tasks_that_are_solved_at_least_once() -> None:
@@ -146,6 +133,7 @@ def test_an_episode_whose_environment_raises_is_void_and_the_others_count(capsys
     found = evaluated("Brittle-v0", "random")
     assert (found.episodes + found.void, found.void_by_cause) == (40, {"env_error": found.void})
     assert found.endings == {"solved": found.episodes, "void": found.void}
+    assert f"{found.void} more were lost ({found.void} env error) and do not count: " in "\n".join(lines(found))
     assert (found.metrics["success"].mean, found.metrics["return"].mean) == (1.0, 2.0)
     assert found.success_rule == "return >= 2.0"
     place = rf"{re.escape(__file__)}:\d+"
@@ -180,9 +168,9 @@ def test_a_lost_server_is_named(tmp_path: Path) -> None:
 
 
 def test_a_random_player_needs_legal_moves() -> None:
-    message = r"^Odd-v0 lists no legal moves .*; use --policy expert if it has an expert, or a language model"
+    message = "^the environment lists no legal moves .*; use the policy expert if it has an expert, or a language model"
     with pytest.raises(UsageError, match=message):
-        RandomPlayer("Odd-v0", None).choose(Observation("?"), random.Random(0))
+        RandomPlayer(None).choose(Observation("?"), random.Random(0))
 
 
 def test_random_and_expert_play_the_actions_that_they_always_played() -> None:
@@ -197,13 +185,6 @@ def test_random_and_expert_play_the_actions_that_they_always_played() -> None:
         return hashlib.sha256(repr(sorted(played.items())).encode()).hexdigest()[:16]
 
     assert (actions("random"), actions("expert")) == ("20369c94e16c49fd", "f1de4c259a98c553")
-
-
-def test_evaluations_of_the_same_tasks_have_the_same_hash() -> None:
-    expert, chance = evaluated("FrozenLake-v0", "expert"), evaluated("FrozenLake-v0", "random")
-    assert expert.as_json()["task_set"] == chance.task_set
-    others = [evaluated("FrozenLake-v0", "expert", seed=4), evaluated("FrozenLake-v0", "expert", options={"size": 5})]
-    assert len({expert.task_set, *(one.task_set for one in others)}) == 3
 
 
 def test_the_hash_of_a_task_set_contains_the_versions_of_the_environment() -> None:

@@ -162,13 +162,25 @@ def test_episodes_whose_observations_differ_are_named(tmp_path: Path) -> None:
     assert [one.differs_at for one in again] == [0, 0, 0]
 
 
-def test_successful_episodes_become_dialogues_for_imitation(tmp_path: Path) -> None:
+class Silent(Parity):
+    """Is not graded, and reports no success."""
+
+    async def reset(self, *, seed: int, options: Options) -> Reset:
+        return replace(await super().reset(seed=seed, options=options), is_graded=False)
+
+
+def test_successful_episodes_become_dialogues_for_imitation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     evaluate("Arithmetic-v0", "expert", episodes=2, options={"instructions": False}, dialogues=tmp_path / "sums.jsonl")
     dialogues = [json.loads(line)["messages"] for line in (tmp_path / "sums.jsonl").read_text().splitlines()]
     assert [[one["role"] for one in messages] for messages in dialogues] == [["user", "assistant"]] * 2
     assert all(messages[0]["content"].startswith("What is ") for messages in dialogues)
     evaluate("Parity-v0", "nop", episodes=2, dialogues=tmp_path / "none.jsonl")
+    assert "none.jsonl" not in capsys.readouterr().err
+    registry.register("Silent-v0", Silent, options={"broken": 0}, players={"oracle": Oracle})
+    evaluate("Silent-v0", "oracle", episodes=2, dialogues=tmp_path / "none.jsonl")
     assert (tmp_path / "none.jsonl").read_text() == ""
+    why = "none.jsonl: has no dialogues, because success is unknown: the environment reports no metric success"
+    assert why in capsys.readouterr().err
 
 
 class Toolful(Parity):

@@ -132,15 +132,6 @@ def test_a_last_line_that_was_cut_short_is_played_again(tmp_path: Path) -> None:
     assert without_times(lines(tmp_path / "found")) == without_times(lines(tmp_path / "whole"))
 
 
-def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
-    stopped(tmp_path / "found", after=3)
-    path = tmp_path / "found/episodes.jsonl"
-    first, second, *others = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join([first, second[:-20] + b"\n", *others]))
-    with pytest.raises(UsageError, match=r"episodes.jsonl: line 2 is damaged"):
-        evaluated(tmp_path / "found")
-
-
 def test_other_arguments_are_refused_with_the_difference_and_nothing_is_lost(tmp_path: Path) -> None:
     stopped(tmp_path / "found", after=6)
     before = (tmp_path / "found/episodes.jsonl").read_bytes()
@@ -154,29 +145,10 @@ def test_other_arguments_are_refused_with_the_difference_and_nothing_is_lost(tmp
     assert (tmp_path / "found/episodes.jsonl").read_bytes() == before
 
 
-def test_another_way_to_draw_the_levels_of_the_same_split_is_refused(tmp_path: Path) -> None:
-    # Both play levels of eval, and draw others.
-    stopped(tmp_path / "found", after=6)
-    with pytest.raises(UsageError, match=r'with other arguments: evaluation.split was "eval", now "any"; '):
-        evaluated(tmp_path / "found", split="any", options={"split": "eval"})
-
-
-def test_an_unfinished_evaluation_of_an_earlier_version_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    (tmp_path / "arguments.json").write_text('{"environment": "FrozenLake-v0", "policy": "random"}')
-    with pytest.raises(UsageError, match=r"of an earlier version of envkit; finish it with that version, replace it "):
-        evaluated(tmp_path)
-
-
 def test_force_replaces_an_unfinished_evaluation(tmp_path: Path) -> None:
     stopped(tmp_path / "found", after=6)
     found, played = evaluated(tmp_path / "found", "expert", force=True)
     assert (found.resumed, len(played), len(lines(tmp_path / "found"))) == (0, 24, 24)
-
-
-def test_a_complete_evaluation_is_not_touched(tmp_path: Path) -> None:
-    evaluated(tmp_path / "found")
-    with pytest.raises(UsageError, match="already holds an evaluation; replace it with --force or choose another"):
-        evaluated(tmp_path / "found")
 
 
 class Flaky(gymnasium.Env[str, str]):
