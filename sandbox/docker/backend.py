@@ -38,10 +38,10 @@ from .api import Daemon, DaemonError
 from .container import AttachedContainer, DiskPaths, MissingProgramError
 from .container_config import DISK_LABEL, PROFILE_LABEL, Image
 from .disk_quota import LEAST_FREE_MIB, DaemonDisk, DiskUse
-from .images import GAMES_IMAGE, PLAIN_IMAGE, find_image, why_unusable
+from .images import GAMES_IMAGE, PLAIN_IMAGE, find_image, present, why_unusable
 from .orphans import DETACHED_LABEL, LEDGER_LABEL, SANDBOX_LABEL
 
-__all__ = ["GAMES_IMAGE", "PLAIN_IMAGE", "DockerBackend", "why_unavailable"]
+__all__ = ["GAMES_IMAGE", "PLAIN_IMAGE", "DockerBackend", "default_image", "why_unavailable"]
 
 _STARTS_AT_ONCE = 8
 """Maximum number of concurrent starts; a higher number does not increase the daemon's throughput."""
@@ -65,6 +65,15 @@ async def why_unavailable(image: str | None = None) -> str | None:
         return str(error)
     try:
         return None if image is None else await why_unusable(daemon, image)
+    finally:
+        await daemon.close()
+
+
+async def default_image() -> str:
+    """Return the image of sandboxes whose spec names none: `PLAIN_IMAGE`, or without it a base image that is here."""
+    daemon = await Daemon.connect()
+    try:
+        return await present(daemon, PLAIN_IMAGE)
     finally:
         await daemon.close()
 

@@ -36,7 +36,7 @@ async def find_image(daemon: Daemon, sandbox_id: str, spec: SandboxSpec, *, pull
         SandboxRefusedError: The image does not exist, or has another format than `IMAGE_FORMAT`.
         DaemonError: The daemon does not answer, or cannot pull the image.
     """
-    name = await _present(daemon, spec.image or PLAIN_IMAGE)
+    name = await present(daemon, spec.image or PLAIN_IMAGE)
     image = await daemon.image(name)
     if image is None and pull:
         try:
@@ -55,7 +55,7 @@ async def find_image(daemon: Daemon, sandbox_id: str, spec: SandboxSpec, *, pull
 
 async def why_unusable(daemon: Daemon, name: str) -> str | None:
     """Return in one line why the image cannot be used, and what to do; None if it can be used."""
-    name = await _present(daemon, name)
+    name = await present(daemon, name)
     image = await daemon.image(name)
     return await why_missing(daemon, name) if image is None else why_other_format(image, name)
 
@@ -88,7 +88,7 @@ def build_command(name: str, images: Sequence[str]) -> str:
     return command("image", "build", kind, *(["--offline"] if is_offline else []))
 
 
-async def _present(daemon: Daemon, name: str) -> str:
+async def present(daemon: Daemon, name: str) -> str:
     """Return `name`, or a base image that is here if `PLAIN_IMAGE` is not."""
     for one in (name, ONLINE_BASE, OFFLINE_BASE) if name == PLAIN_IMAGE else ():
         if await daemon.image(one) is not None:

@@ -206,11 +206,11 @@ async def _host(
     if env.url is None:
         needs = frozenset[str]() if spec is None else spec.needs
         if "sandbox" in needs:
-            from envkit.sandbox.docker.backend import DEFAULT_IMAGE  # imported late: loads the backends
+            from envkit.sandbox.docker.backend import PLAIN_IMAGE, default_image  # imported late: loads the backends
             from envkit.wiring.sandboxes.backends import choose
 
-            chosen = await choose(cast("BackendKind", config.sandbox.kind), image=DEFAULT_IMAGE)
-            image = options.get("image") or DEFAULT_IMAGE if chosen.name == "docker" else None
+            chosen = await choose(cast("BackendKind", config.sandbox.kind), image=PLAIN_IMAGE)
+            image = options.get("image") or await default_image() if chosen.name == "docker" else None
             sandboxes["sandbox"] = {"backend": chosen.name, "image": image}
         count = max(1, min(TOOL_SLOTS if needs and num_envs(config) is None else found.at_once, episodes))
         backend = config.sandbox.kind if "sandbox" in config.model_fields_set else None
