@@ -20,7 +20,7 @@ from envkit.trainer_bridge.rollout.players import ExpertPlayer, NopPlayer, Rando
 from envkit.types import JSON, Options
 from envkit.wiring.contexts import PlayerContext, open_part
 from envkit.wiring.environments import find, open_expert, open_helper, registered
-from envkit.wiring.training.resolve import limits_of
+from envkit.wiring.training.resolve import limits_of, reset_timeout_s
 
 if TYPE_CHECKING:
     from envkit.wiring.evaluation.endpoint import Endpoint
@@ -105,7 +105,8 @@ def find_policy(config: EvalConfig, spec: EnvSpec | None) -> FoundPolicy:
         from envkit.wiring.evaluation.local_models import find_local
 
         return find_local(config, kind, name)
-    limits = replace(limits_of(config.rollout), max_tokens=sys.maxsize)
+    reset_s = reset_timeout_s(config.rollout, [] if spec is None else [spec])
+    limits = replace(limits_of(config.rollout), max_tokens=sys.maxsize, reset_timeout_s=reset_s)
     if kind in _MODELS:
         return _find_endpoint(config, kind, name, limits)
     if "max_turns" not in config.rollout.model_fields_set:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -66,9 +66,6 @@ def resolve(run: RunConfig) -> RunConfig:
         defaults = {**(spec.compact_options if tiny else {}), **(saved.options_for(section.id) or {})}
         envs.append(section.model_copy(update={"options": {**defaults, **section.options}}))
     turn_tokens = run.rollout.turn_tokens or saved.turn_tokens or (1 if tiny else TURN_TOKENS)
-    reset_timeout_s = run.rollout.reset_timeout_s
-    if reset_timeout_s is None and any(spec.needs for spec in specs_of(run)):
-        reset_timeout_s = _TOOL_RESET_S
     max_tokens = run.rollout.max_tokens
     if "max_tokens" not in run.rollout.model_fields_set and not tiny:
         max_tokens = min(max_tokens, _positions(run.engine.model) or max_tokens)
@@ -79,7 +76,8 @@ def resolve(run: RunConfig) -> RunConfig:
     if isinstance(engine, (TransformersEngineSection, VllmEngineSection)) and engine.dtype == "auto":
         dtype = "float32" if tiny or not has_fast_bfloat16(device) else "bfloat16"
         engine = engine.model_copy(update={"dtype": dtype})
-    rollout = {"turn_tokens": turn_tokens, "max_tokens": max_tokens, "reset_timeout_s": reset_timeout_s}
+    rollout: dict[str, float | None] = {"turn_tokens": turn_tokens, "max_tokens": max_tokens}
+    rollout["reset_timeout_s"] = reset_timeout_s(run.rollout, specs_of(run))
     changed: dict[str, Section | list[EnvSection]] = {
         "env": envs if isinstance(run.env, list) else envs[0],
         "trainer": trainer,
@@ -250,6 +248,12 @@ def specs_of(run: RunConfig) -> list[EnvSpec]:
         UnknownEnvError: An environment is not registered, and there is no server.
     """
     return [spec_of(section) for section in run.envs]
+
+
+def reset_timeout_s(rollout: RolloutSection, specs: Iterable[EnvSpec]) -> float | None:
+    """Return the maximum seconds of a reset, which is long by default if an environment's reset waits for a sandbox."""
+    is_slow = rollout.reset_timeout_s is None and any(spec.needs for spec in specs)
+    return _TOOL_RESET_S if is_slow else rollout.reset_timeout_s
 
 
 def keys_of(run: RunConfig) -> list[str]:

@@ -25,6 +25,7 @@ from envkit.trainer_bridge.rollout.players import RandomPlayer
 from envkit.types import EpisodeRecord, Info, Observation, Task
 from envkit.wiring import environments
 from envkit.wiring.evaluation.evaluate import evaluate, evaluation_tasks
+from envkit.wiring.evaluation.policies import find_policy
 from envkit.wiring.training import resolve
 
 
@@ -191,3 +192,11 @@ def test_the_hash_of_a_task_set_contains_the_versions_of_the_environment() -> No
     tasks = [Task("FrozenLake-v0", seed) for seed in (1, 2)]
     assert task_set_hash(tasks, {}) == task_set_hash(tasks[::-1], {})
     assert task_set_hash(tasks, {}) != task_set_hash(tasks, {"rules": 2}) != task_set_hash(tasks, {"rules": 1})
+
+
+@pytest.mark.parametrize(("env_id", "reset_s"), [("Terminal-v0", 600.0), ("FrozenLake-v0", None)])
+def test_a_reset_that_waits_for_a_sandbox_has_its_own_limit_with_every_policy(
+    env_id: str, reset_s: float | None
+) -> None:
+    found = find_policy(evaluation.read(env_id, ["rollout.timeout_s=30"], policy="random"), environments.find(env_id))
+    assert (found.limits.timeout_s, found.limits.reset_timeout_s) == (30, reset_s)
