@@ -19,78 +19,6 @@ _LAKE: Mapping[str, object] = {
 }
 _GYMNASIUM = {**_LAKE, "splits": ()}  # a single map has no splits
 _TEN_MOVES = {"max_moves": 10, "moves": [1, 10]}
-_CHEATS = (
-    *(
-        "always_equal",
-        "equal_subclass",
-        "exit_in_call",
-        "print_verdicts",
-        "fake_results",
-        "deep_results",
-        "flood",
-        "search_frames",
-    ),
-    *("search_processes", "patch_report", "patch_builtins", "kill_all", "sleep", "conftest", "sitecustomize"),
-    *("write_results", "edit_tests", "symlink", "named_pipe", "daemon", "server", "examples_only"),
-)
-"""Names of the cheats in `envkit.environments.code.cheats`."""
-_SWE_CHEATS = (
-    *(
-        "conftest_hook",
-        "fake_output",
-        "delete_tests",
-        "empty_tests",
-        "gut_tests",
-        "pytest_options",
-    ),
-    *(
-        "shadow_pytest",
-        "sitecustomize",
-        "exit_at_import",
-        "exit_with_report",
-        "report_at_exit",
-        "report_first",
-    ),
-    *(
-        "report_daemon",
-        "patch_reports",
-        "patch_calls",
-        "patch_unittest",
-        "patch_raises",
-        "patch_plugin",
-        "patch_outcomes",
-        "read_sentinel",
-    ),
-    *(
-        "read_sentinel_hook",
-        "trace",
-        "objects",
-        "report_at_import",
-        "replace_hook",
-        "expected_failures",
-        "equal_to_all",
-        "equal_results",
-        "flood",
-        "kill_all",
-        "hang",
-        "symlinks",
-    ),
-    *(
-        "modes",
-        "special_files",
-        "many_files",
-        "git_history",
-        "pip_download",
-        "site_packages",
-    ),
-)
-"""Names of the cheats in `envkit.environments.swe.cheats`."""
-_TERMINAL_CHEATS = (
-    *("reward_files", "reward_daemon", "tests_folder", "python_modules", "path_programs", "system_programs"),
-    *("kill_all", "leave_shell", "links", "special_files", "modes", "large_files", "many_files", "git_config"),
-    *("search_tests", "own_first", "own_second"),
-)
-"""Names of the cheats in `envkit.environments.terminal.cheats`."""
 
 CATALOG: tuple[Mapping[str, object], ...] = (
     {
@@ -178,9 +106,8 @@ CATALOG: tuple[Mapping[str, object], ...] = (
         "needs": ("sandbox",),
         "replayable": False,  # what commands print may differ
         "players": {
-            "oracle": "envkit.environments.code:CodeOracle",
-            "nop": "envkit.environments.code:CodeNop",
-            **{f"cheat:{name}": f"envkit.environments.code.cheats:{name}" for name in _CHEATS},
+            "oracle": "envkit.environments.code:Code.oracle",
+            "nop": "envkit.environments.code:Code.nop",
         },
         "task_set": "envkit.environments.code:CodeTasks",
         "summary": "Write a Python function, in one answer or with tools in a sandbox; hidden tests decide.",
@@ -217,9 +144,8 @@ CATALOG: tuple[Mapping[str, object], ...] = (
         "needs": ("sandbox",),
         "replayable": False,  # what commands print may differ
         "players": {
-            "oracle": "envkit.environments.swe:SweOracle",
-            "nop": "envkit.environments.swe:SweNop",
-            **{f"cheat:{name}": f"envkit.environments.swe.cheats:{name}" for name in _SWE_CHEATS},
+            "oracle": "envkit.environments.swe:Swe.oracle",
+            "nop": "envkit.environments.swe:Swe.nop",
         },
         "task_set": "envkit.environments.swe:SweTasks",
         "data": {"swe": "envkit.environments.swe.packages:prepare"},
@@ -232,9 +158,10 @@ CATALOG: tuple[Mapping[str, object], ...] = (
         "needs": ("sandbox",),
         "replayable": False,  # what commands print may differ
         "players": {
-            "oracle": "envkit.environments.terminal:TerminalOracle",
-            "nop": "envkit.environments.terminal:TerminalNop",
-            **{f"cheat:{name}": f"envkit.environments.terminal.cheats:{name}" for name in _TERMINAL_CHEATS},
+            "oracle": "envkit.environments.terminal:Terminal.oracle",
+            "nop": "envkit.environments.terminal:Terminal.nop",
+            "cheat:own_first": "envkit.environments.terminal:Terminal.own_first",
+            "cheat:own_second": "envkit.environments.terminal:Terminal.own_second",
         },
         "task_set": "envkit.environments.terminal:TerminalTasks",
         "summary": "Work on a task in a shell: generated tasks, fifteen of envkit, or folders of Harbor; tests decide.",

@@ -17,7 +17,7 @@ from pathlib import Path
 from envkit.protocols import SandboxPool
 from envkit.types import JSON, ExecResult, SandboxSpec, Submission
 
-from ..tools import AdaptiveTimeout, SandboxGrader
+from ..tasks import AdaptiveTimeout, SandboxGrader
 from .tasks import Case, Problem
 
 SOLUTION = "/workspace/solution.py"
@@ -36,10 +36,8 @@ async def grade(
     timeout: float | AdaptiveTimeout,
     case: str,
     partial: bool = False,
-) -> float | None:
+) -> float:
     """Return 1.0 if a submission passes all hidden tests, otherwise 0.0; with `partial`, the share that it passes.
-
-    None means that the sandbox failed, which says nothing about the submission.
 
     Args:
         sandboxes: Leases the sandbox.
@@ -49,6 +47,9 @@ async def grade(
         timeout: Maximum seconds of all tests together; a submission that needs more passes none.
         case: The case of an adaptive timeout.
         partial: Whether the grade is the share of tests.
+
+    Raises:
+        SandboxLostError, SandboxStartError, CapacityError: See `in_fresh_sandbox`.
     """
     tests = list(problem.tests)
     random.Random(secrets.randbits(64)).shuffle(tests)

@@ -16,7 +16,7 @@ from envkit.config import evaluation
 from envkit.environments.code.players import problem_of
 from envkit.environments.swe.agents.mini_swe import OWN_PROMPTS, Prompts
 from envkit.environments.swe.env import OWN_TASKS
-from envkit.environments.swe.players import apply_command
+from envkit.environments.swe.patch_command import apply_command
 from envkit.environments.swe.tasks import read_folder, write_folder
 from envkit.environments.tools import submit, tool_of
 from envkit.errors import ConfigError, PlayerStoppedError, UsageError

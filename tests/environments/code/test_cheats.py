@@ -11,10 +11,11 @@ import pytest
 
 from envkit import clock
 from envkit.checks.tasks import check_tasks
-from envkit.environments.code import Code, CodeTasks, cheats
+from envkit.environments.code import Code, CodeOptions, CodeTasks
+from envkit.environments.code.env import CodeTask
 from envkit.environments.code.grading import grade
 from envkit.environments.code.tasks import Case, Problem, draw_problem
-from envkit.environments.tools import AdaptiveTimeout
+from envkit.environments.tasks import AdaptiveTimeout, Cheat
 from envkit.registry import register
 from envkit.types import ExecResult, SandboxSpec
 from envkit.wiring.environments import find

@@ -8,10 +8,10 @@ import pytest
 
 from envkit.checks.tasks import check_tasks
 from envkit.environments.swe import Swe, SweTasks
-from envkit.environments.swe.cheats import CHEATS
 from envkit.registry import register
 from envkit.types import JSON
 from envkit.wiring.environments import find
+from envkit_cheats.swe import CHEATS
 from tests.sandbox.containers import image
 
 from .tiny import task, task_folder

@@ -13,7 +13,6 @@ import anyio
 import pytest
 
 from envkit import clock
-from envkit.environments.swe.cheats import CHEATS
 from envkit.environments.swe.checkout import source_of
 from envkit.environments.swe.grading import MAX_CHANGES, Verdict, flags_of, grade_changes, sort_out
 from envkit.environments.swe.runs import REPO, read_report, spec_of
@@ -22,6 +21,7 @@ from envkit.errors import UsageError
 from envkit.protocols import SandboxPool
 from envkit.types import Cause, CauseKind, ExecResult, SandboxState
 from envkit.wiring.sandboxes.tool_pool import open_tool_pool
+from envkit_cheats.swe import CHEATS
 
 from .tiny import BUGGY, CORE, FILES, FIXED, TESTS, environment_folder, sdist, task, with_tests
 

@@ -9,18 +9,12 @@ import anyio
 import pytest
 
 from envkit import clock
-from envkit.environments.tools import (
-    AdaptiveTimeout,
-    JudgeGrader,
-    RuleGrader,
-    SandboxGrader,
-    Submission,
-)
+from envkit.environments.tasks import AdaptiveTimeout, JudgeGrader, RuleGrader, SandboxGrader
 from envkit.errors import SandboxRefusedError, TooLargeError, UnreachableError
 from envkit.protocols import Grader
 from envkit.sandbox import LocalBackend, Pool
 from envkit.sandbox.pool.node import Capacity, Node
-from envkit.types import GRADER_HOME, ExecResult, SandboxSpec
+from envkit.types import GRADER_HOME, ExecResult, SandboxSpec, Submission
 from tests.environments.tools.pools import NODE_LOST, OUT_OF_MEMORY, pool_of
 from tests.sandbox.fake.backend import FakeBackend, Fate
 

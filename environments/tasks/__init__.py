@@ -1,0 +1,27 @@
+"""The kit of environments whose tasks are worked on in one sandbox and judged in another."""
+
+from .env import TaskEnv
+from .graders import AdaptiveTimeout, JudgeGrader, RuleGrader, SandboxGrader, read_score
+from .judge_sandbox import in_fresh_sandbox
+from .players import Cheat, Nop, Oracle, Script, players_of
+from .prepared import lease_prepared
+from .task import Plan, SandboxTask, Verdict
+
+__all__ = [
+    "AdaptiveTimeout",
+    "Cheat",
+    "JudgeGrader",
+    "Nop",
+    "Oracle",
+    "Plan",
+    "RuleGrader",
+    "SandboxGrader",
+    "SandboxTask",
+    "Script",
+    "TaskEnv",
+    "Verdict",
+    "in_fresh_sandbox",
+    "lease_prepared",
+    "players_of",
+    "read_score",
+]
