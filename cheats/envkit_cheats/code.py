@@ -1,4 +1,4 @@
-"""Cheats of Code-v0: submissions and commands that try to be graded as correct without solving the problem. Each must earn 0.
+"""Cheats of Code-v0: submissions and commands that try to be graded as correct. Each must earn 0.
 
 A cheat is data. ``envkit check-task Code-v0`` plays all of them, as the players ``cheat:NAME``.
 """

@@ -1,4 +1,4 @@
-"""Cheats of SWE-v0: changes and commands that try to be graded as a fix without fixing the bug. Each must earn 0.
+"""Cheats of SWE-v0: changes and commands that try to be graded as a fix. Each must earn 0.
 
 A cheat is data. ``envkit check-task SWE-v0`` plays all of them, as the players ``cheat:NAME``.
 """

@@ -58,7 +58,7 @@ class SandboxTask(Generic[WorkT]):
 
     name: str = ""
     statement: str = ""
-    spec: SandboxSpec = SandboxSpec(untrusted=True)
+    spec: SandboxSpec = SandboxSpec()
     prepared_key: Hashable | None = None
     paths: Sequence[str] = ()
     stages: int = 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Annotated
 
 import typer
@@ -72,6 +73,8 @@ def check_task(
     )
     for kind in missing:
         typer.echo(f"{env_id} has no player {kind}, which {EXPECTED[kind]}")
+    if find_spec("envkit_cheats") is None:
+        typer.echo('the cheats of envkit were not played; to install them: pip install "envkit[cheats]"')
     for line in problems:
         typer.echo(line)
     if problems:

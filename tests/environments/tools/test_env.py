@@ -12,9 +12,9 @@ import pytest
 from envkit import clock, registry
 from envkit.env import AsyncEpisode
 from envkit.environments.tasks import SandboxGrader
-from envkit.environments.tools import ToolEnv, bash, submit, view_file, write_call
+from envkit.environments.tools import ToolEnv, bash, submit, view_file
 from envkit.errors import CapacityError, EnvError, OptionError, SandboxLostError, StepOrderError
-from envkit.types import ExecResult, Observation, Options, Reset, RolloutRequest, SandboxSpec, Step, Submission, Task
+from envkit.types import ExecResult, Options, Reset, SandboxSpec, Step, Submission, Task
 from envkit.wiring.environments import Resources, open_env
 from tests.environments.tools.pools import NODE_LOST, OUT_OF_MEMORY, pool_of
 from tests.sandbox.fake.backend import Command, Fate
