@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from envkit import clock
 from envkit.config import evaluation
-from envkit.environments.code.players import problem_of
+from envkit.environments.code import Code
 from envkit.environments.swe.agents.mini_swe import OWN_PROMPTS, Prompts
 from envkit.environments.swe.env import OWN_TASKS
 from envkit.environments.swe.patch_command import apply_command
@@ -190,7 +190,7 @@ def test_an_agent_solves_a_task_in_a_sandbox(monkeypatch: pytest.MonkeyPatch) ->
     served = Served(answer)
     result, (episode,) = evaluated(served, options)
     assert result.metrics["success"].mean == 0
-    code = problem_of(Task("Code-v0", episode.seed, episode.options), options).solution or ""
+    code = Code.task_of(episode.seed, {**options, **episode.options}).problem.solution or ""
     served = Served(answer)
     result, (episode,) = evaluated(served, options)
     assert result.metrics["success"].mean == 1

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from envkit_cheats import code
 
 from envkit import clock
 from envkit.checks.tasks import check_tasks
@@ -21,6 +20,7 @@ from envkit.registry import register
 from envkit.types import ExecResult, SandboxSpec
 from envkit.wiring.environments import find
 from envkit.wiring.sandboxes.tool_pool import open_tool_pool
+from envkit_cheats import code
 from tests.sandbox.containers import image
 
 ENV_ID = "CodeWithEveryThirdCheat-v0"

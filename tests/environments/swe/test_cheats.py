@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from envkit_cheats.swe import CHEATS
 
 from envkit.checks.tasks import check_tasks
 from envkit.environments.swe import Swe, SweTasks
 from envkit.registry import register
 from envkit.types import JSON
 from envkit.wiring.environments import find
+from envkit_cheats.swe import CHEATS
 from tests.sandbox.containers import image
 
 from .tiny import task_folder

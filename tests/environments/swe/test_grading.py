@@ -11,7 +11,6 @@ from typing import Any
 
 import anyio
 import pytest
-from envkit_cheats.swe import CHEATS
 
 from envkit import clock
 from envkit.environments.swe.checkout import source_of
@@ -22,6 +21,7 @@ from envkit.errors import UsageError
 from envkit.protocols import SandboxPool
 from envkit.types import ExecResult
 from envkit.wiring.sandboxes.tool_pool import open_tool_pool
+from envkit_cheats.swe import CHEATS
 
 from .tiny import BUGGY, CORE, FILES, FIXED, TESTS, environment_folder, sdist, task, with_tests
 
