@@ -13,7 +13,7 @@ from random import Random
 import envkit
 from envkit.environments.tasks import Cheat, Plan, SandboxTask, TaskEnv, Verdict
 from envkit.protocols import Sandbox
-from envkit.types import Options, SandboxSpec, stable_hash
+from envkit.types import Options, stable_hash
 
 FILE = "service.toml"
 LOAD = "import sys, tomllib; print(sorted(tomllib.load(sys.stdin.buffer)['service'].items()))"
@@ -23,7 +23,6 @@ FAULTS = (("= ", ""), ("]", ""), ('"\n', "\n"))  # no equals sign, an open brack
 class Repair(SandboxTask[Mapping[str, bytes]]):
     """A TOML file with one fault of syntax. The work is the file; the judge parses it in its own sandbox."""
 
-    spec = SandboxSpec(memory_mib=256)
     paths = (FILE,)
 
     def __init__(self, seed: int) -> None:

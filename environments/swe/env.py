@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from pathlib import Path
+from shlex import quote
 from typing import ClassVar
 
 import msgspec
@@ -209,7 +210,7 @@ class SweBug(SandboxTask[Mapping[str, bytes]]):
         }
 
     def with_source(self, source: str) -> Plan:
-        return Plan([f"cat >> {self.bug.file} <<'END'\n{source}\nEND"])
+        return Plan([f"cat >> {quote(self.bug.file)} <<'END'\n{source}\nEND"])
 
     async def prepare(self, sandbox: Sandbox) -> None:
         """Write the package, without the hidden tests, as one commit if git is there.
@@ -316,7 +317,11 @@ def keep(folder: Path, task: SweTask, tree: Path, changes: Mapping[str, bytes], 
     """Write a file with an episode for a person to review."""
     folder = folder.expanduser()
     folder.mkdir(parents=True, exist_ok=True)
-    content = {"task": task.id, "diff": diff_of(tree, changes), "verdict": asdict(verdict)}
+    content = {
+        "task": task.id,
+        "diff": diff_of(tree, changes),
+        "verdict": {"resolved": verdict.resolved, **asdict(verdict)},
+    }
     (folder / f"{task.id}-{secrets.token_hex(4)}.json").write_text(json.dumps(content, indent=1))
 
 

@@ -3,7 +3,7 @@
 from .env import TaskEnv
 from .graders import AdaptiveTimeout, JudgeGrader, RuleGrader, SandboxGrader, read_score
 from .judge_sandbox import in_fresh_sandbox
-from .players import Cheat, Nop, Oracle, Script, players_of
+from .players import Cheat, Nop, PlanPlayer, Script, players_of
 from .prepared import lease_prepared
 from .task import Plan, SandboxTask, Verdict
 
@@ -12,8 +12,8 @@ __all__ = [
     "Cheat",
     "JudgeGrader",
     "Nop",
-    "Oracle",
     "Plan",
+    "PlanPlayer",
     "RuleGrader",
     "SandboxGrader",
     "SandboxTask",

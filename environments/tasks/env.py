@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from envkit.protocols import Judge, Player, Sandbox, SandboxPool
-from envkit.types import JSON, Options
+from envkit.protocols import Player, Sandbox
+from envkit.types import Options
 
 from ..tools import ToolEnv
 from ..tools.limits import LEASE_S
 from .judge_sandbox import in_fresh_sandbox
-from .players import Nop, Oracle, PlanPlayer, own_cheat
+from .players import Nop, PlanPlayer, own_cheat, solution_of
 from .prepared import lease_prepared
 from .task import SandboxTask, Verdict
 
@@ -31,15 +30,8 @@ class TaskEnv(ToolEnv):
 
     task: SandboxTask[Any]
 
-    def __init__(
-        self,
-        *,
-        sandboxes: SandboxPool,
-        judge: Judge | None = None,
-        data: Mapping[str, Path] | None = None,
-        **options: JSON,
-    ) -> None:
-        super().__init__(sandboxes=sandboxes, judge=judge, data=data, **options)
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
         self.check_options(self._defaults)
 
     @classmethod
@@ -54,7 +46,7 @@ class TaskEnv(ToolEnv):
     @classmethod
     def oracle(cls, **options: Any) -> Player:
         """Return a player that carries out the known solution of each task."""
-        return Oracle(cls, options)
+        return PlanPlayer(cls, options, solution_of)
 
     @classmethod
     def nop(cls, **options: Any) -> Player:

@@ -66,46 +66,43 @@ class Nop(Player):
 
 
 @dataclass(frozen=True, slots=True)
-class Oracle(Player):
-    """Carries out the known solution of a task, in an episode of `env` with these options.
+class PlanPlayer(Player):
+    """Carries out plans, each of which ends with a submission, in an episode of `env` with these options.
 
     Raises:
-        UsageError: From `begin`: no solution is known, or it needs more turns than the episode has.
+        UsageError: From `begin`: there is no plan for this task, or it needs more turns than the episode has.
     """
 
     env: type[TaskEnv]
     options: Options
+    plans_of: Callable[[SandboxTask[Any]], Sequence[Plan]]
 
     def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
         options = {**self.options, **request.task.options}
         task = self.env.task_of(request.task.seed, options)
-        if (plans := task.solution) is None:
-            raise UsageError(f"{request.task.env_id}: the oracle knows no solution of {task.name or 'this task'}")
-        actions = [action for plan in plans for action in actions_of(task, plan, start)]
+        actions = [action for plan in self.plans_of(task) for action in actions_of(task, plan, start)]
         turns: Any = {"max_turns": self.env.max_turns, **self.env.options, **options}["max_turns"]
         if len(actions) - 1 > turns:  # the last one is the submission
-            needs = f"the solution of {task.name} needs {len(actions)} turns"
+            needs = f"the player needs {len(actions)} turns for {task.name}"
             raise UsageError(f"{request.task.env_id}: {needs}; raise max_turns, which is {turns}")
         return Script(actions).begin(request, start)
 
 
-@dataclass(frozen=True, slots=True)
-class PlanPlayer(Player):
-    """Carries out a plan in each stage of a task, in an episode of `env` with these options."""
+def solution_of(task: SandboxTask[Any]) -> Sequence[Plan]:
+    """Return the plans of the oracle.
 
-    env: type[TaskEnv]
-    options: Options
-    plan_of: Callable[[SandboxTask[Any]], Plan]
-
-    def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
-        task = self.env.task_of(request.task.seed, {**self.options, **request.task.options})
-        return Script(actions_of(task, self.plan_of(task), start) * task.stages).begin(request, start)
+    Raises:
+        UsageError: No solution is known.
+    """
+    if (plans := task.solution) is None:
+        raise UsageError(f"the oracle knows no solution of {task.name or 'this task'}")
+    return plans
 
 
-def own_cheat(task: SandboxTask[Any], place: int) -> Plan:
+def own_cheat(task: SandboxTask[Any], place: int) -> Sequence[Plan]:
     """Return one of the task's own cheats, sorted by name; if it has fewer, the plan to submit without work."""
     plans = [plan for _, plan in sorted(task.cheats.items())]
-    return plans[place] if place < len(plans) else Plan()
+    return [plans[place] if place < len(plans) else Plan()] * task.stages
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +125,8 @@ class Cheat:
     files: tuple[tuple[str, str], ...] = ()
     is_racy: bool = False
 
-    def plan_for(self, task: SandboxTask[Any]) -> Plan:
-        """Return what the cheat does in a task."""
+    def plans_for(self, task: SandboxTask[Any]) -> Sequence[Plan]:
+        """Return what the cheat does in a task, in each of its stages."""
 
         def filled(text: str) -> str:
             for word, value in task.words.items():
@@ -138,11 +135,12 @@ class Cheat:
 
         source = task.with_source(filled(self.source)) if self.source else Plan()
         files = {filled(path): filled(content).encode() for path, content in self.files}
-        return Plan([*source.commands, *map(filled, self.commands)], {**files, **source.files})
+        plan = Plan([*source.commands, *map(filled, self.commands)], {**files, **source.files})
+        return [plan] * task.stages
 
     def player(self, env: type[TaskEnv], **options: Any) -> Player:
         """Return the player of this cheat, for episodes of `env` with these options."""
-        return PlanPlayer(env, options, self.plan_for)
+        return PlanPlayer(env, options, self.plans_for)
 
 
 def players_of(env: type[TaskEnv], cheats: Mapping[str, Cheat]) -> Mapping[str, Callable[..., Player]]:

@@ -23,7 +23,7 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import anyio
 import msgspec
@@ -32,7 +32,7 @@ from envkit import clock
 from envkit.errors import SandboxError, SandboxRefusedError, UsageError
 from envkit.installation import load
 from envkit.metrics import Fold
-from envkit.protocols import Judge, Sandbox, SandboxPool
+from envkit.protocols import Sandbox
 from envkit.types import JSON, Info, Observation, Options, Reset, Step
 
 from ..answer import code_block
@@ -63,17 +63,10 @@ class Terminal(TaskEnv):
     options: ClassVar[Options] = asdict(TerminalOptions())
     task: TerminalStage
 
-    def __init__(
-        self,
-        *,
-        sandboxes: SandboxPool,
-        judge: Judge | None = None,
-        data: Mapping[str, Path] | None = None,
-        **options: JSON,
-    ) -> None:
-        super().__init__(sandboxes=sandboxes, judge=judge, data=data, **options)
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
         self._screen = ScreenTools()
-        self._use(options_of(options).mode)
+        self._use(options_of(self._defaults).mode)
         self._episode_s = math.inf
         self._verdicts: list[Verdict] = []
 

@@ -71,8 +71,19 @@ class TerminalStage(SandboxTask[Sequence[tuple[Artifact, bytes]]]):
         self.step, self.stages = task.steps[at], len(task.steps)
         introduction = "" if at else f"{_introduction(options.mode, task.workdir)}\n\n"
         self.statement = f"{introduction}{self.step.instruction.strip()}"
+        needs_image = options.image == OF_TASK or not task.is_portable
+        self.spec = SandboxSpec(
+            image=image_of(task) if needs_image else options.image,  # reads the files of the image
+            env=dict(task.env),
+            cpus=task.cpus,
+            memory_mib=task.memory_mib,
+            disk_mib=task.disk_mib,
+            pids=task.pids,
+            network=task.network if options.network == "task" else "none",
+            profile=task.profile,
+            untrusted=task.profile == "strict" and (options.network == "none" or task.network != "open"),
+        )
         # Most generated tasks are played only a few times.
-        self.spec = _spec_of(task, options)
         self.prepared_key = task.folder if task.is_portable and generated is None else None
 
     @property
@@ -145,22 +156,6 @@ class TerminalStage(SandboxTask[Sequence[tuple[Artifact, bytes]]]):
 
     async def _tests(self) -> bytes:
         return self.generated.tests[self.at] if self.generated else await clock.to_thread(pack_tests, self.step)
-
-
-def _spec_of(task: TerminalTask, options: TerminalOptions) -> SandboxSpec:
-    """Return the spec of the sandboxes of a task. This reads the files of an image."""
-    needs_image = options.image == OF_TASK or not task.is_portable
-    return SandboxSpec(
-        image=image_of(task) if needs_image else options.image,
-        env=dict(task.env),
-        cpus=task.cpus,
-        memory_mib=task.memory_mib,
-        disk_mib=task.disk_mib,
-        pids=task.pids,
-        network=task.network if options.network == "task" else "none",
-        profile=task.profile,
-        untrusted=task.profile == "strict" and (options.network == "none" or task.network != "open"),
-    )
 
 
 async def run_setup(sandbox: Sandbox, task: TerminalTask, path: str) -> None:

@@ -29,7 +29,7 @@ ENV_ID = "CodeWithEveryThirdCheat-v0"
 def program_of(cheat: Cheat, problem: Problem) -> str:
     """Return the program that a cheat submits in the mode ``"answer"``."""
     task = CodeTask(problem, CodeOptions())
-    return submission_of(task.answer(cheat.plan_for(task), []))[0]
+    return submission_of(task.answer(*cheat.plans_for(task), []))[0]
 
 
 def with_every_third_cheat() -> str:

@@ -98,7 +98,7 @@ def test_the_words_of_a_cheat_stand_for_values_of_the_task() -> None:
 def test_an_oracle_without_a_solution_or_with_one_that_cannot_be_played_is_an_error() -> None:
     with pytest.raises(UsageError, match="knows no solution of count"):
         actions_of(CountEnv.oracle(), bash, submit, seed=1)
-    with pytest.raises(UsageError, match="needs 8 turns; raise max_turns, which is 6"):
+    with pytest.raises(UsageError, match="needs 8 turns for count; raise max_turns, which is 6"):
         actions_of(CountEnv.oracle(max_turns=6), bash, submit)
     with pytest.raises(UsageError, match=r"an answer of 1,3.* characters is too large"):
         actions_of(CountEnv.oracle())
