@@ -84,7 +84,6 @@ class SandboxGrader:
         case: The case of an adaptive timeout, such as the key of the task.
         user: User that runs the command. The grader works in `Sandbox.grader_home`, the agent in its workspace, which
             is ``/workspace`` in sandboxes with isolation.
-        attempts: Number of sandboxes to try.
         max_output_bytes: Only this number of bytes of each output of the command is kept, from the end.
     """
 
@@ -96,7 +95,6 @@ class SandboxGrader:
     timeout: float | AdaptiveTimeout = 60.0
     case: str = ""
     user: FileUser = "grader"
-    attempts: int = 2
     max_output_bytes: int = 1 << 20
 
     async def grade(self, submission: Submission) -> float:
@@ -111,7 +109,6 @@ class SandboxGrader:
             self.spec,
             partial(self._grade_in, submission=submission),
             ended=lambda cause: 0.0,
-            attempts=self.attempts,
         )
 
     async def _grade_in(self, sandbox: Sandbox, submission: Submission) -> float:

@@ -19,6 +19,8 @@ from ..tools.limits import LEASE_S
 
 ResultT = TypeVar("ResultT")
 
+_ATTEMPTS = 2
+
 
 async def in_fresh_sandbox(
     sandboxes: SandboxPool,
@@ -26,7 +28,6 @@ async def in_fresh_sandbox(
     judge: Callable[[Sandbox], Awaitable[ResultT]],
     *,
     ended: Callable[[Cause], ResultT],
-    attempts: int = 2,
 ) -> ResultT:
     """Return the result of `judge` in a new sandbox.
 
@@ -38,14 +39,13 @@ async def in_fresh_sandbox(
         spec: Spec of the sandboxes.
         judge: Called with the sandbox. It has a deadline for each command that it runs there.
         ended: Returns the result for a submission that ended the sandbox, such as a reward of 0.
-        attempts: Number of sandboxes to try.
 
     Raises:
         SandboxRefusedError, SandboxEndedError, ImpossibleSandboxError: No sandbox can have this spec.
         SandboxLostError, SandboxStartError, CapacityError: The last sandbox was lost or did not start, which says
             nothing about the submission. Raised by a grader, it voids the episode with its cause.
     """
-    for attempt in range(1, attempts + 1):
+    for attempt in range(1, _ATTEMPTS + 1):
         try:
             async with sandboxes.lease(spec, wait_s=LEASE_S) as sandbox:
                 return await judge(sandbox)
@@ -54,6 +54,6 @@ async def in_fresh_sandbox(
         except (SandboxLostError, SandboxStartError, CapacityError) as error:
             if isinstance(error, SandboxLostError) and error.cause.by_agent:
                 return ended(error.cause)
-            if attempt == attempts:
+            if attempt == _ATTEMPTS:
                 raise
-    raise ValueError(f"attempts must be at least 1, got {attempts}")
+    raise AssertionError("unreachable")
