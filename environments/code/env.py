@@ -28,7 +28,7 @@ from ..answer import code_block
 from ..tasks import Plan, SandboxTask, TaskEnv, Verdict
 from ..tasks.task import read_files
 from ..tools import ToolEnv
-from .grading import SOLUTION, adaptive_timeout, grade
+from .grading import SOLUTION, judge
 from .task_set import CodeOptions, options_of
 from .tasks import Problem
 
@@ -74,6 +74,10 @@ class CodeTask(SandboxTask[bytes]):
     async def collect(self, sandbox: Sandbox) -> bytes | Verdict:
         source = (await read_files(sandbox, [SOLUTION])).get(SOLUTION)
         return Verdict(reward=0.0, log=f"{SOLUTION} cannot be read") if source is None else source
+
+    async def judge(self, sandbox: Sandbox, work: bytes) -> Verdict:
+        """Run the hidden tests; see `envkit.environments.code.grading`."""
+        return await judge(sandbox, self.problem, self.options, work)
 
     def with_source(self, source: str) -> Plan:
         return Plan(files={SOLUTION: f"{source.strip()}\n".encode()})
@@ -144,20 +148,6 @@ class Code(TaskEnv):
         if self._has_tools:
             return await super().verdict(is_last=is_last)
         return await self.judge_work((self._answer or "").encode(errors="replace"))
-
-    async def judge_work(self, work: bytes) -> Verdict:
-        """Run the hidden tests; see `envkit.environments.code.grading.grade`."""
-        problem, options = self.task.problem, self.task.options
-        reward = await grade(
-            self.sandboxes,
-            problem,
-            work,
-            spec=options.spec,
-            timeout=adaptive_timeout(options.timeout_s) if options.adaptive_timeout else options.timeout_s,
-            case=f"level {problem.level}" if problem.level else problem.text,
-            partial=options.partial,
-        )
-        return Verdict(reward=reward)
 
 
 def _question(problem: Problem) -> str:

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
-from envkit.protocols import Player, Sandbox
+from envkit.protocols import Player, Sandbox, SandboxPool
 from envkit.types import Options
 
 from ..tools import ToolEnv
@@ -30,8 +30,8 @@ class TaskEnv(ToolEnv):
 
     task: SandboxTask[Any]
 
-    def __init__(self, **arguments: Any) -> None:
-        super().__init__(**arguments)
+    def __init__(self, *, sandboxes: SandboxPool, **arguments: Any) -> None:
+        super().__init__(sandboxes=sandboxes, **arguments)
         self.check_options(self._defaults)
 
     @classmethod

@@ -32,7 +32,7 @@ from envkit import clock
 from envkit.errors import SandboxError, SandboxRefusedError, UsageError
 from envkit.installation import load
 from envkit.metrics import Fold
-from envkit.protocols import Sandbox
+from envkit.protocols import Sandbox, SandboxPool
 from envkit.types import JSON, Info, Observation, Options, Reset, Step
 
 from ..answer import code_block
@@ -63,8 +63,8 @@ class Terminal(TaskEnv):
     options: ClassVar[Options] = asdict(TerminalOptions())
     task: TerminalStage
 
-    def __init__(self, **arguments: Any) -> None:
-        super().__init__(**arguments)
+    def __init__(self, *, sandboxes: SandboxPool, **arguments: Any) -> None:
+        super().__init__(sandboxes=sandboxes, **arguments)
         self._screen = ScreenTools()
         self._use(options_of(self._defaults).mode)
         self._episode_s = math.inf

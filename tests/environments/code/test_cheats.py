@@ -13,9 +13,9 @@ from envkit import clock
 from envkit.checks.tasks import check_tasks
 from envkit.environments.code import Code, CodeOptions, CodeTasks
 from envkit.environments.code.env import CodeTask, submission_of
-from envkit.environments.code.grading import grade
+from envkit.environments.code.grading import adaptive_timeout, judge
 from envkit.environments.code.tasks import Case, Problem, draw_problem
-from envkit.environments.tasks import AdaptiveTimeout, Cheat
+from envkit.environments.tasks import Cheat
 from envkit.registry import register
 from envkit.types import ExecResult, SandboxSpec
 from envkit.wiring.environments import find
@@ -29,7 +29,8 @@ ENV_ID = "CodeWithEveryThirdCheat-v0"
 def program_of(cheat: Cheat, problem: Problem) -> str:
     """Return the program that a cheat submits in the mode ``"answer"``."""
     task = CodeTask(problem, CodeOptions())
-    return submission_of(task.answer(*cheat.plans_for(task), []))[0]
+    (plan,) = cheat.plans_for(task)
+    return submission_of(task.answer(plan, []))[0]
 
 
 def with_every_third_cheat() -> str:
@@ -84,11 +85,10 @@ def test_cheats_do_fool_a_grader_that_trusts_the_process_of_the_submission(name:
     assert clock.run(main).exit_code == 0
 
 
-def graded(problem: Problem, source: str, **fields: Any) -> float:
+def graded(problem: Problem, source: str, **options: Any) -> float:
     async def main() -> float:
-        async with open_tool_pool("local") as pool:
-            arguments: dict[str, Any] = {"timeout": 10.0, "case": "", **fields}
-            return await grade(pool, problem, source.encode(), spec=SandboxSpec(untrusted=True), **arguments)
+        async with open_tool_pool("local") as pool, pool.lease(SandboxSpec(untrusted=True)) as sandbox:
+            return (await judge(sandbox, problem, CodeOptions(**options), source.encode())).reward
 
     return clock.run(main)
 
@@ -179,7 +179,6 @@ def test_the_oracle_of_a_file_passes_the_tests_of_its_row(tmp_path: Path) -> Non
 def test_time_is_limited_and_an_adaptive_timeout_learns_from_success() -> None:
     problem = draw_problem(0, 2, 2, None)
     slow = f"import time\ntime.sleep(0.7)\n{problem.solution}"
-    assert graded(problem, slow, timeout=0.5) == 0.0
-    timeout = AdaptiveTimeout(least_s=0.1, factor=1.5, most_s=10.0)
-    assert graded(problem, slow, timeout=timeout, case="one") == 1.0
-    assert 1.0 < timeout.seconds("one") < 5.0
+    assert graded(problem, slow, timeout_s=0.5) == 0.0
+    assert graded(problem, slow, timeout_s=9.5, adaptive_timeout=True) == 1.0
+    assert adaptive_timeout(9.5).seconds("level 2") < 5.0

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from envkit import clock
-from envkit.environments.code import Code
+from envkit.environments.code import Code, CodeOptions
 from envkit.environments.code.env import submission_of
-from envkit.environments.code.grading import grade, is_same
+from envkit.environments.code.grading import is_same, judge
 from envkit.environments.code.tasks import Case, Problem
 from envkit.errors import OptionError, StepOrderError
 from envkit.types import ExecResult, SandboxSpec
@@ -56,10 +56,10 @@ def test_values_are_the_same_if_their_types_are_too(found: Any, expected: Any, s
     assert is_same(found, expected) is same
 
 
-def graded(fate: Fate, problem: Problem = PROBLEM, **fields: Any) -> float:
+def graded(fate: Fate, problem: Problem = PROBLEM, **options: Any) -> float:
     async def main() -> float:
-        async with pool_of(fate) as (pool, _):
-            return await grade(pool, problem, b"", spec=SandboxSpec(), timeout=5.0, case="", **fields)
+        async with pool_of(fate) as (pool, _), pool.lease(SandboxSpec()) as sandbox:
+            return (await judge(sandbox, problem, CodeOptions(**options), b"")).reward
 
     return clock.run(main, virtual=True)
 
