@@ -65,6 +65,6 @@ def register() -> None:
         players={
             "oracle": RepairConfig.oracle,
             "nop": RepairConfig.nop,
-            "cheat:empty_values": lambda **options: empty_values.player(RepairConfig, **options),
+            **RepairConfig.cheats({"empty_values": empty_values}),
         },
     )

@@ -20,7 +20,6 @@ from record import Evidence, parser
 from envkit import clock
 from envkit.checks.tasks import check_tasks
 from envkit.environments.code import Code, CodeTasks
-from envkit.environments.tasks import players_of
 from envkit.registry import register
 from envkit.types import JSON
 from envkit.wiring.environments import find
@@ -43,7 +42,7 @@ ENV_ID = "CodeCheats-v0"
 
 def register_races() -> None:
     racy = {name: cheat for name, cheat in CHEATS.items() if cheat.is_racy}
-    races = players_of(Code, {f"{name}:{number}": one for name, one in racy.items() for number in range(2, RACES + 1)})
+    races = Code.cheats({f"{name}:{number}": one for name, one in racy.items() for number in range(2, RACES + 1)})
     players = {**find("Code-v0").players, **races}
     register(ENV_ID, Code, needs={"sandbox"}, replayable=False, players=players, task_set=CodeTasks)
 

@@ -4,7 +4,7 @@ A cheat is data. ``envkit check-task Code-v0`` plays all of them, as the players
 """
 
 from envkit.environments.code import Code
-from envkit.environments.tasks import Cheat, players_of
+from envkit.environments.tasks import Cheat
 
 _FRAMES = """
 import gc, os, sys
@@ -207,4 +207,4 @@ def NAME(*args):
 
 CHEATS = {name: value for name, value in list(globals().items()) if isinstance(value, Cheat)}
 """All cheats by name."""
-PLAYERS = players_of(Code, CHEATS)
+PLAYERS = Code.cheats(CHEATS)

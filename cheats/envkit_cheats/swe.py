@@ -4,7 +4,7 @@ A cheat is data. ``envkit check-task SWE-v0`` plays all of them, as the players 
 """
 
 from envkit.environments.swe import Swe
-from envkit.environments.tasks import Cheat, players_of
+from envkit.environments.tasks import Cheat
 
 _HOOK = """
 import pytest
@@ -304,4 +304,4 @@ site_packages = Cheat(
 
 CHEATS = {name: value for name, value in list(globals().items()) if isinstance(value, Cheat)}
 """All cheats by name."""
-PLAYERS = players_of(Swe, CHEATS)
+PLAYERS = Swe.cheats(CHEATS)

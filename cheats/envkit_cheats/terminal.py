@@ -3,7 +3,7 @@
 A cheat is data. ``envkit check-task Terminal-v0`` plays all of them, as the players ``cheat:NAME``.
 """
 
-from envkit.environments.tasks import Cheat, players_of
+from envkit.environments.tasks import Cheat
 from envkit.environments.terminal import Terminal
 
 _WRITE_REWARDS = """
@@ -147,4 +147,4 @@ true
 
 CHEATS = {name: value for name, value in list(globals().items()) if isinstance(value, Cheat)}
 """All cheats by name."""
-PLAYERS = players_of(Terminal, CHEATS)
+PLAYERS = Terminal.cheats(CHEATS)

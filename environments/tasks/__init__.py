@@ -3,7 +3,7 @@
 from .env import TaskEnv
 from .graders import AdaptiveTimeout, JudgeGrader, RuleGrader, SandboxGrader, read_score
 from .judge_sandbox import in_fresh_sandbox
-from .players import Cheat, Nop, PlanPlayer, Script, players_of
+from .players import Cheat, Nop, PlanPlayer, Script
 from .prepared import lease_prepared
 from .task import Plan, SandboxTask, Verdict
 
@@ -22,6 +22,5 @@ __all__ = [
     "Verdict",
     "in_fresh_sandbox",
     "lease_prepared",
-    "players_of",
     "read_score",
 ]

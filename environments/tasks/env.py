@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -13,9 +13,9 @@ from envkit.types import Options
 from ..tools import ToolEnv
 from ..tools.limits import LEASE_S
 from .judge_sandbox import in_fresh_sandbox
-from .players import Nop, PlanPlayer, own_cheat, solution_of
+from .players import Cheat, Nop, PlanPlayer, own_cheat, solution_of
 from .prepared import lease_prepared
-from .task import SandboxTask, Verdict
+from .task import Plan, SandboxTask, Verdict
 
 
 class TaskEnv(ToolEnv):
@@ -44,9 +44,14 @@ class TaskEnv(ToolEnv):
         raise NotImplementedError(f"{cls.__name__}.task_of: define this method")
 
     @classmethod
+    def player(cls, plans_of: Callable[[SandboxTask[Any]], Sequence[Plan]], **options: Any) -> Player:
+        """Return a player that carries out the plans that a function returns for a task."""
+        return PlanPlayer(cls.task_of, {"max_turns": cls.max_turns, **cls.options, **options}, plans_of)
+
+    @classmethod
     def oracle(cls, **options: Any) -> Player:
         """Return a player that carries out the known solution of each task."""
-        return PlanPlayer(cls, options, solution_of)
+        return cls.player(solution_of, **options)
 
     @classmethod
     def nop(cls, **options: Any) -> Player:
@@ -56,12 +61,17 @@ class TaskEnv(ToolEnv):
     @classmethod
     def own_first(cls, **options: Any) -> Player:
         """Return a player of the first of each task's own cheats."""
-        return PlanPlayer(cls, options, partial(own_cheat, place=0))
+        return cls.player(partial(own_cheat, place=0), **options)
 
     @classmethod
     def own_second(cls, **options: Any) -> Player:
         """Return a player of the second of each task's own cheats."""
-        return PlanPlayer(cls, options, partial(own_cheat, place=1))
+        return cls.player(partial(own_cheat, place=1), **options)
+
+    @classmethod
+    def cheats(cls, cheats: Mapping[str, Cheat]) -> Mapping[str, Callable[..., Player]]:
+        """Return the players of cheats by name, such as ``cheat:flood``, for `EnvSpec.players`."""
+        return {f"cheat:{name}": partial(cls.player, cheat.plans_for) for name, cheat in cheats.items()}
 
     async def open_task(self, seed: int, options: Options) -> SandboxTask[Any]:
         """Return the task of an episode. Override it if it takes long, or needs `self.data`."""

@@ -6,11 +6,10 @@ They carry out a `Plan` with the tools of an episode: a shell, the keys of a ter
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from shlex import quote
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from envkit.errors import UsageError
 from envkit.protocols import EpisodePlayer, Player
@@ -18,9 +17,6 @@ from envkit.types import Observation, Options, Reset, RolloutRequest
 
 from ..tools import write_call
 from .task import Plan, SandboxTask
-
-if TYPE_CHECKING:
-    from .env import TaskEnv
 
 _MAX_COMMAND = 500_000
 """Maximum characters of a command, as the shells of sandboxes accept 1 MiB with all that is around it."""
@@ -67,21 +63,26 @@ class Nop(Player):
 
 @dataclass(frozen=True, slots=True)
 class PlanPlayer(Player):
-    """Carries out plans, each of which ends with a submission, in an episode of `env` with these options.
+    """Carries out plans, each of which ends with a submission.
+
+    Attributes:
+        task_of: Returns the task of an episode; see `TaskEnv.task_of`.
+        options: Options of the environment; those of an episode's task override them. One is ``max_turns``.
+        plans_of: Returns the plans for a task.
 
     Raises:
         UsageError: From `begin`: there is no plan for this task, or it needs more turns than the episode has.
     """
 
-    env: type[TaskEnv]
+    task_of: Callable[[int, Options], SandboxTask[Any]]
     options: Options
     plans_of: Callable[[SandboxTask[Any]], Sequence[Plan]]
 
     def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
         options = {**self.options, **request.task.options}
-        task = self.env.task_of(request.task.seed, options)
+        task = self.task_of(request.task.seed, options)
         actions = [action for plan in self.plans_of(task) for action in actions_of(task, plan, start)]
-        turns: Any = {"max_turns": self.env.max_turns, **self.env.options, **options}["max_turns"]
+        turns: Any = options["max_turns"]
         if len(actions) - 1 > turns:  # the last one is the submission
             needs = f"the player needs {len(actions)} turns for {task.name}"
             raise UsageError(f"{request.task.env_id}: {needs}; raise max_turns, which is {turns}")
@@ -137,15 +138,6 @@ class Cheat:
         files = {filled(path): filled(content).encode() for path, content in self.files}
         plan = Plan([*source.commands, *map(filled, self.commands)], {**files, **source.files})
         return [plan] * task.stages
-
-    def player(self, env: type[TaskEnv], **options: Any) -> Player:
-        """Return the player of this cheat, for episodes of `env` with these options."""
-        return PlanPlayer(env, options, self.plans_for)
-
-
-def players_of(env: type[TaskEnv], cheats: Mapping[str, Cheat]) -> Mapping[str, Callable[..., Player]]:
-    """Return the players of cheats by name, such as ``cheat:flood``, for `EnvSpec.players`."""
-    return {f"cheat:{name}": partial(cheat.player, env) for name, cheat in cheats.items()}
 
 
 def actions_of(task: SandboxTask[Any], plan: Plan, start: Reset) -> list[str]:

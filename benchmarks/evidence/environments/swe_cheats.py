@@ -30,7 +30,6 @@ from envkit.environments.swe.grading import grade_changes
 from envkit.environments.swe.packages import PYTEST, environment, fetch, sha256_of, unpack
 from envkit.environments.swe.runs import REPO, TestRun, run_tests, spec_of
 from envkit.environments.swe.tasks import Lock, LockedPackage, SweTask, write_folder
-from envkit.environments.tasks import players_of
 from envkit.registry import register
 from envkit.types import JSON
 from envkit.wiring import data
@@ -56,7 +55,7 @@ ENV_ID = "SweCheats-v0"
 
 def register_races() -> None:
     racy = {name: cheat for name, cheat in CHEATS.items() if cheat.is_racy}
-    races = players_of(Swe, {f"{name}:{number}": one for name, one in racy.items() for number in range(2, RACES + 1)})
+    races = Swe.cheats({f"{name}:{number}": one for name, one in racy.items() for number in range(2, RACES + 1)})
     spec = find("SWE-v0")
     players = {**spec.players, **races}
     register(ENV_ID, Swe, needs={"sandbox"}, replayable=False, players=players, task_set=SweTasks, data=dict(spec.data))

@@ -88,9 +88,10 @@ def test_each_stage_is_submitted_with_the_tools_of_the_episode() -> None:
 
 
 def test_the_words_of_a_cheat_stand_for_values_of_the_task() -> None:
-    cheat = Cheat("", commands=("echo SEED",), files=(("file-SEED", "SEED\n"),)).player(CountEnv)
+    cheat = Cheat("", commands=("echo SEED",), files=(("file-SEED", "SEED\n"),))
     commands = [
-        json.loads(action)["arguments"]["command"] for action in actions_of(cheat, bash, submit, count=2, seed=7)
+        json.loads(action)["arguments"]["command"]
+        for action in actions_of(CountEnv.player(cheat.plans_for), bash, submit, count=2, seed=7)
     ]
     assert commands == ["cat > file-7 <<'END'\n7\nEND", "echo 7"]
 
@@ -115,7 +116,7 @@ def test_a_file_is_written_byte_for_byte(content: bytes, tmp_path: Path) -> None
 
 
 def test_a_long_command_is_read_from_a_file() -> None:
-    cheat = Cheat("", commands=(f": {'x' * 600_000}",)).player(CountEnv)
-    actions = actions_of(cheat, bash, submit, count=5)
+    cheat = Cheat("", commands=(f": {'x' * 600_000}",))
+    actions = actions_of(CountEnv.player(cheat.plans_for), bash, submit, count=5)
     assert max(map(len, actions)) < 1_000_000
     assert json.loads(actions[actions.index(SUBMIT) - 1])["arguments"]["command"] == ". /tmp/command.sh"
