@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 _BOARD: Mapping[str, object] = {"splits": ("train", "validation", "eval"), "compact_options": {"instructions": False}}
 _SOKOBAN: Mapping[str, object] = {
@@ -19,31 +19,10 @@ _LAKE: Mapping[str, object] = {
 }
 _GYMNASIUM = {**_LAKE, "splits": ()}  # a single map has no splits
 _TEN_MOVES = {"max_moves": 10, "moves": [1, 10]}
-_CHEATS = (
-    *("always_equal", "equal_subclass", "exit_in_call", "print_verdicts", "fake_results", "deep_results", "flood"),
-    *("search_frames", "search_processes", "patch_report", "patch_builtins", "kill_all", "sleep", "conftest"),
-    *("sitecustomize", "write_results", "edit_tests", "symlink", "named_pipe", "daemon", "server", "examples_only"),
-)
-"""Names of the cheats in `envkit.environments.code.cheats`."""
-_SWE_CHEATS = (
-    *("conftest_hook", "fake_output", "delete_tests", "empty_tests", "gut_tests", "pytest_options", "shadow_pytest"),
-    *("sitecustomize", "exit_at_import", "exit_with_report", "report_at_exit", "report_first", "report_daemon"),
-    *("patch_reports", "patch_calls", "patch_unittest", "patch_raises", "patch_plugin", "patch_outcomes"),
-    *("read_sentinel", "read_sentinel_hook", "trace", "objects", "report_at_import", "replace_hook"),
-    *("expected_failures", "equal_to_all", "equal_results", "flood", "kill_all", "hang", "symlinks", "modes"),
-    *("special_files", "many_files", "git_history", "pip_download", "site_packages"),
-)
-"""Names of the cheats in `envkit.environments.swe.cheats`."""
-_TERMINAL_CHEATS = (
-    *("reward_files", "reward_daemon", "tests_folder", "python_modules", "path_programs", "system_programs"),
-    *("kill_all", "leave_shell", "links", "special_files", "modes", "large_files", "many_files", "git_config"),
-    *("search_tests", "own_first", "own_second"),
-)
-"""Names of the cheats in `envkit.environments.terminal.cheats`."""
 
 
-def _tool_env(name: str, cheats: Sequence[str]) -> Mapping[str, object]:
-    """Return the fields of an environment with tools, whose classes begin with `name`."""
+def _tool_env(name: str, *cheats: str) -> Mapping[str, object]:
+    """Return the fields of an environment on `TaskEnv`; `cheats` are methods that play a task's own cheats."""
     package = f"envkit.environments.{name.lower()}"
     return {
         "entry_point": f"{package}:{name}",
@@ -51,9 +30,9 @@ def _tool_env(name: str, cheats: Sequence[str]) -> Mapping[str, object]:
         "needs": ("sandbox",),
         "replayable": False,  # what commands print may differ
         "players": {
-            "oracle": f"{package}:{name}Oracle",
-            "nop": f"{package}:{name}Nop",
-            **{f"cheat:{one}": f"{package}.cheats:{one}" for one in cheats},
+            "oracle": f"{package}:{name}.oracle",
+            "nop": f"{package}:{name}.nop",
+            **{f"cheat:{one}": f"{package}:{name}.{one}" for one in cheats},
         },
         "task_set": f"{package}:{name}Tasks",
     }
@@ -140,7 +119,7 @@ CATALOG: tuple[Mapping[str, object], ...] = (
     },
     {
         "id": "Code-v0",
-        **_tool_env("Code", _CHEATS),
+        **_tool_env("Code"),
         "summary": "Write a Python function, in one answer or with tools in a sandbox; hidden tests decide.",
     },
     {
@@ -170,13 +149,13 @@ CATALOG: tuple[Mapping[str, object], ...] = (
     },
     {
         "id": "SWE-v0",
-        **_tool_env("Swe", _SWE_CHEATS),
+        **_tool_env("Swe"),
         "data": {"swe": "envkit.environments.swe.packages:prepare"},
         "summary": "Find and fix a bug in a Python package, with tools in a sandbox; its own tests decide.",
     },
     {
         "id": "Terminal-v0",
-        **_tool_env("Terminal", _TERMINAL_CHEATS),
+        **_tool_env("Terminal", "own_first", "own_second"),
         "summary": "Work on a task in a shell: generated tasks, fifteen of envkit, or folders of Harbor; tests decide.",
     },
 )

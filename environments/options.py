@@ -34,6 +34,16 @@ def override(options: OptionsT, changes: Mapping[str, object] | None) -> Options
     return replace(options, **changes)
 
 
+def override_known(options: OptionsT, changes: Mapping[str, object]) -> OptionsT:
+    """Return a copy of `options` in which those of `changes` that are among its fields override the values.
+
+    Raises:
+        OptionError: A value is invalid.
+    """
+    known = {field.name for field in fields(options)}
+    return override(options, {name: value for name, value in changes.items() if name in known})
+
+
 def check_integer(name: str, value: object, *, low: int, high: int) -> None:
     """Raise `OptionError` unless `value` is an integer from `low` to `high`."""
     if type(value) is not int or not low <= value <= high:

@@ -7,8 +7,9 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import EntryPoint, entry_points
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -19,6 +20,11 @@ ENTRY_POINT_GROUP = "envkit.envs"
 """Entry point group in which other packages announce their environments.
 
 Each entry point is a function that registers the environments of its package. envkit calls it once, without arguments.
+"""
+PLAYERS_GROUP = "envkit.players"
+"""Entry point group in which other packages add players to environments that have some, such as cheats.
+
+The name of an entry point is the id of the environment, and its value a mapping as `EnvSpec.players`.
 """
 
 
@@ -50,8 +56,9 @@ class EnvSpec:
             `envkit.protocols.SandboxPool` as the argument `sandboxes`, ``"judge"`` an `envkit.protocols.Judge` as
             `judge`. Such an environment must be an `envkit.env.AsyncEnv`. It runs in a trusted process, not in a
             sandbox.
-        players: Players of the environment by name, such as ``oracle``, ``nop`` and ``cheat``, each as
-            ``"module:Class"`` or a callable. Called with the options and data, it returns an `envkit.protocols.Player`.
+        players: Players of the environment by name, such as ``oracle``, ``nop`` and ``cheat:NAME``, each as
+            ``"module:Class"`` or a callable. Called with the options and data, it returns an
+            `envkit.protocols.Player`. Other packages may add players; see `PLAYERS_GROUP`.
         task_set: ``"module:Class"`` or a callable, or None. Called with the options, it returns an
             `envkit.protocols.TaskSet`. None means that every seed is a task.
         data: Data of the environment by name, each with its builder as ``"module:function"`` or a callable. ``envkit
@@ -88,6 +95,8 @@ class EnvSpec:
 
 
 _SPECS: dict[str, EnvSpec] = {}
+_WITH_PLAYERS: dict[str, EnvSpec] = {}
+"""Specs with the players of other packages, by id."""
 _PACKAGES: dict[str, str] = {}
 """Name of the package by id, for environments that installed packages registered through their entry points."""
 _LOADED: set[str] = set()
@@ -150,9 +159,25 @@ def find(env_id: str) -> EnvSpec:
     if env_id not in _SPECS:
         load_entry_points()
     try:
-        return _SPECS[env_id]
+        spec = _SPECS[env_id]
     except KeyError:
         raise UnknownEnvError(env_id, list(_SPECS)) from None
+    if not spec.players:
+        return spec
+    if env_id not in _WITH_PLAYERS:
+        _WITH_PLAYERS[env_id] = replace(spec, players=_mapping({**spec.players, **_added_players(env_id)}))
+    return _WITH_PLAYERS[env_id]
+
+
+def _added_players(env_id: str) -> Mapping[str, Any]:
+    """Return the players that other packages add to an environment. If an entry point fails, issue a warning."""
+    found: dict[str, Any] = {}
+    for point in entry_points(group=PLAYERS_GROUP, name=env_id):
+        try:
+            found.update(point.load())
+        except Exception as error:  # a broken package must not prevent episodes
+            warnings.warn(f"players of {point.value!r} are left out: {error!r}", stacklevel=3)
+    return found
 
 
 def package_of(env_id: str) -> str | None:
@@ -197,11 +222,11 @@ def _is_half_imported(point: EntryPoint) -> bool:
 
 
 def load(entry_point: str | Callable[..., Any]) -> Any:
-    """Import and return the object that ``"module:name"`` names; return a callable unchanged."""
+    """Import and return what ``"module:name"`` or ``"module:Class.method"`` names; return a callable unchanged."""
     if not isinstance(entry_point, str):
         return entry_point
     module, _, name = entry_point.partition(":")
-    return getattr(importlib.import_module(module), name)
+    return attrgetter(name)(importlib.import_module(module))
 
 
 def defaults(spec: EnvSpec, options: Options) -> Mapping[str, Any]:

@@ -30,13 +30,13 @@ def bring():
 """
 
 
-def run(folder: Path, program: str, *, imports: str = "import envkit", body: str = "pass") -> str:
+def run(folder: Path, program: str, *, imports: str = "import envkit", body: str = "pass", points: str = "") -> str:
     """What a program prints that sees the installed package `lift`; it may not warn."""
     metadata = folder / "lift-1.0.dist-info"
     metadata.mkdir(parents=True)
     (folder / "lift.py").write_text(LIFT.format(imports=imports, body=body), encoding="utf-8")
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: lift\nVersion: 1.0\n", encoding="utf-8")
-    (metadata / "entry_points.txt").write_text("[envkit.envs]\nlift = lift:bring\n", encoding="utf-8")
+    (metadata / "entry_points.txt").write_text(f"[envkit.envs]\nlift = lift:bring\n{points}", encoding="utf-8")
     done = subprocess.run(
         [sys.executable, "-Werror", "-c", program],
         env={**os.environ, "PYTHONPATH": str(folder)},
@@ -90,3 +90,9 @@ print([str(one.message) for one in caught])
 """
     output = run(tmp_path, program, body="raise ValueError('boom')")
     assert output == "brought\n[\"environments of 'lift:bring' are left out: ValueError('boom')\"]\n"
+
+
+def test_a_package_adds_players_to_an_environment_of_another(tmp_path: Path) -> None:
+    program = "from envkit.wiring.environments import find; print('cheat:zero' in find('Code-v0').players)"
+    points = "[envkit.players]\nCode-v0 = lift:PLAYERS\n"
+    assert run(tmp_path, program, imports="import envkit\nPLAYERS = {'cheat:zero': len}", points=points) == "True\n"

@@ -53,7 +53,9 @@ def main(folder: Path, layers: list[str]) -> None:
             _remove_remains(folder)
             _make(folder, wanted)
         if editable:
-            _pip_install(folder, ["--no-build-isolation", "--no-deps", "--editable", str(ROOT)])
+            projects = [ROOT, *([ROOT / "cheats"] if ".[dev]" in layers else [])]
+            sources = [word for project in projects for word in ("--editable", str(project))]
+            _pip_install(folder, ["--no-build-isolation", "--no-deps", *sources])
 
 
 @contextmanager

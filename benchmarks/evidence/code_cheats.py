@@ -20,14 +20,14 @@ from record import Evidence, parser
 from envkit import clock
 from envkit.checks.tasks import check_tasks
 from envkit.environments.code import Code, CodeTasks
-from envkit.environments.code.cheats import CHEATS
 from envkit.registry import register
 from envkit.types import JSON
 from envkit.wiring.environments import find
+from envkit_cheats.code import CHEATS
 from tests.sandbox.containers import image
 
 NAME = "code-cheats"
-STALE_AFTER = ("environments/code", "environments/tools", "envkit/checks/tasks.py")
+STALE_AFTER = ("cheats", "environments/code", "environments/tasks", "environments/tools", "envkit/checks/tasks.py")
 TWIN = "tests/environments/code/test_cheats.py::test_the_oracle_earns_1_and_every_cheat_0"
 BACKENDS = ("local", "docker")
 MODES = ("answer", "tools")
@@ -41,12 +41,8 @@ ENV_ID = "CodeCheats-v0"
 
 
 def register_races() -> None:
-    races = {
-        f"cheat:{name}:{number}": cheat
-        for name, cheat in CHEATS.items()
-        for number in range(2, RACES + 1)
-        if cheat.is_racy
-    }
+    racy = {name: cheat for name, cheat in CHEATS.items() if cheat.is_racy}
+    races = Code.cheats({f"{name}:{number}": one for name, one in racy.items() for number in range(2, RACES + 1)})
     players = {**find("Code-v0").players, **races}
     register(ENV_ID, Code, needs={"sandbox"}, replayable=False, players=players, task_set=CodeTasks)
 

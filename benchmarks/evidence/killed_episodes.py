@@ -27,8 +27,10 @@ from tests.sandbox.containers import docker
 
 NAME = "killed-episodes"
 STALE_AFTER = (
+    "environments/tasks",
     "environments/terminal/env.py",
     "environments/terminal/screen.py",
+    "environments/terminal/stage.py",
     "environments/terminal/verifier.py",
     "envkit/fleet",
     "envkit/http",

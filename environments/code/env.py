@@ -14,18 +14,22 @@ Info         ``action_is_valid``: whether the answer has a block of Python, or t
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import ClassVar
+
 import msgspec
 
-from envkit.env import AsyncEnv
 from envkit.errors import StepOrderError
-from envkit.protocols import SandboxPool
-from envkit.types import JSON, Info, Observation, Options, Reset, Step
+from envkit.protocols import Sandbox
+from envkit.types import Info, Observation, Options, Reset, Step
 
 from ..answer import code_block
-from ..options import override
+from ..tasks import Plan, SandboxTask, TaskEnv, Verdict
+from ..tasks.task import read_files
 from ..tools import ToolEnv
-from .grading import SOLUTION, adaptive_timeout, grade
-from .task_set import CodeOptions
+from .grading import SOLUTION, judge
+from .task_set import CodeOptions, options_of
 from .tasks import Problem
 
 _PYTHON = ("python", "py", "python3")
@@ -36,96 +40,114 @@ def submission_of(answer: str) -> tuple[str, bool]:
     return code_block(answer, _PYTHON)
 
 
-class Code(AsyncEnv):
+class CodeTask(SandboxTask[bytes]):
+    """A problem, whose solution is the file `SOLUTION`.
+
+    Args:
+        problem: The problem.
+        options: Options of the environment.
+    """
+
+    def __init__(self, problem: Problem, options: CodeOptions) -> None:
+        self.problem, self.options = problem, options
+        self.spec = options.spec
+        self.statement = (
+            f"{_statement(problem)}\n\nWrite it to {SOLUTION}, where a stub is. `python3 test_examples.py` in "
+            "the same folder tests the examples. Call submit when you are done; hidden tests then decide."
+        )
+
+    @property
+    def solution(self) -> Sequence[Plan] | None:
+        if self.problem.solution is None:
+            return None
+        return [Plan(["python3 test_examples.py"], self.with_source(self.problem.solution).files)]
+
+    @property
+    def words(self) -> Mapping[str, str]:
+        examples = [(list(case.arguments), case.expected) for case in self.problem.examples]
+        return {"NAME": self.problem.entry.rpartition(".")[2] or "main", "EXAMPLES": repr(examples)}
+
+    async def prepare(self, sandbox: Sandbox) -> None:
+        await sandbox.write(SOLUTION, self.problem.stub.encode())
+        await sandbox.write("/workspace/test_examples.py", _example_tests(self.problem).encode())
+
+    async def collect(self, sandbox: Sandbox) -> bytes | Verdict:
+        source = (await read_files(sandbox, [SOLUTION])).get(SOLUTION)
+        return Verdict(reward=0.0, log=f"{SOLUTION} cannot be read") if source is None else source
+
+    async def judge(self, sandbox: Sandbox, work: bytes) -> Verdict:
+        """Run the hidden tests; see `envkit.environments.code.grading`."""
+        return await judge(sandbox, self.problem, self.options, work)
+
+    def with_source(self, source: str) -> Plan:
+        return Plan(files={SOLUTION: f"{source.strip()}\n".encode()})
+
+    def answer(self, plan: Plan, commands: Sequence[str]) -> str:
+        source = plan.files.get(SOLUTION, b"").decode()
+        if not source:
+            loop = f"for command in {[*plan.commands]!r}:\n    subprocess.run(['bash', '-c', command])"
+            source = f"import subprocess\n{loop}\n{self.problem.stub}"
+        return f"```python\n{source.rstrip()}\n```"
+
+
+class Code(TaskEnv):
     """An environment with one programming problem per episode.
 
     Args:
         sandboxes: Leases the sandboxes of tools and graders.
+        judge: Not used.
+        data: Not used.
         options: See `CodeOptions`; a task's options override single options for one episode.
 
     Raises:
         OptionError: An option is unknown or its value is invalid.
     """
 
-    def __init__(self, *, sandboxes: SandboxPool, **options: JSON) -> None:
-        self._sandboxes = sandboxes
-        self._defaults = override(CodeOptions(), options)
-        self._options = self._defaults
-        self._problem: Problem | None = None
-        self._workspace: _Workspace | None = None
-        self._answer: str | None = None
+    options: ClassVar[Options] = asdict(CodeOptions())
+    task: CodeTask
+    _has_tools = True
+    _answer: str | None = None
+    """The answer of an episode without tools; None before it was given."""
+
+    @classmethod
+    def check_options(cls, options: Options) -> None:
+        options_of(options)
+
+    @classmethod
+    def task_of(cls, seed: int, options: Options) -> CodeTask:
+        chosen = options_of(options)
+        return CodeTask(chosen.problem(seed), chosen)
 
     async def reset(self, *, seed: int, options: Options) -> Reset:
-        await self.close()
-        self._options = override(self._defaults, options)
-        self._problem = problem = self._options.problem(seed)
-        info: Info = {"level": {"operations": problem.level}} if problem.level else {}
-        if self._options.mode == "answer":
-            self.metrics = {"action_is_valid": "mean"}  # type: ignore[misc]  # those of the mode
-            return Reset(Observation(_question(problem)), info, is_graded=True)
-        self.metrics = ToolEnv.metrics  # type: ignore[misc]
-        self._workspace = _Workspace(problem, self._options, self._sandboxes)
-        start = await self._workspace.reset(seed=seed, options={})
+        """Start an episode; see `ToolEnv.reset`. In the mode ``"answer"``, it has no sandbox."""
+        chosen = self._with(options)
+        self._has_tools, self._answer = chosen["mode"] == "tools", None
+        if self._has_tools:
+            self.metrics = ToolEnv.metrics  # type: ignore[misc]  # those of the mode
+            start = await super().reset(seed=seed, options=options)
+        else:
+            await self.close()
+            self.metrics = {"action_is_valid": "mean"}  # type: ignore[misc]
+            self.task = self.task_of(seed, chosen)
+            self._running, self.sandbox_ended = True, None
+            start = Reset(Observation(_question(self.task.problem)), {}, is_graded=True)
+        level = self.task.problem.level
+        info: Info = {"level": {"operations": level}} if level else {}
         return msgspec.structs.replace(start, info={**start.info, **info})
 
     async def step(self, action: str) -> Step:
-        if self._workspace is not None:
-            return await self._workspace.step(action)
-        if self._problem is None or self._answer is not None:
+        if self._has_tools:
+            return await super().step(action)
+        if not self._running:
             raise StepOrderError("step before reset, or after the end of the episode")
+        self._running = False
         self._answer, is_valid = submission_of(action)
         return Step(Observation("Your answer was submitted."), 0.0, True, False, {"action_is_valid": is_valid})
 
-    async def grade(self) -> float | None:
-        """Run the hidden tests; see `envkit.environments.code.grading.grade`."""
-        if self._workspace is not None:
-            return await self._workspace.grade()
-        if self._problem is None:
-            raise StepOrderError("grade before reset")
-        source = (self._answer or "").encode(errors="replace")
-        return await _grade(self._sandboxes, self._problem, self._options, source)
-
-    async def close(self) -> None:
-        self._problem = self._answer = None
-        if self._workspace is not None:
-            await self._workspace.close()
-        self._workspace = None
-
-
-class _Workspace(ToolEnv):
-    """The sandbox in which a player works on a problem in the mode ``"tools"``."""
-
-    def __init__(self, problem: Problem, options: CodeOptions, sandboxes: SandboxPool) -> None:
-        super().__init__(sandboxes=sandboxes, max_turns=options.max_turns)
-        self.spec = options.spec
-        self._problem = problem
-        self._options = options
-
-    async def start(self, seed: int, options: Options) -> str:
-        await self.sandbox.write(SOLUTION, self._problem.stub.encode())
-        await self.sandbox.write("/workspace/test_examples.py", _example_tests(self._problem).encode())
-        return (
-            f"{_statement(self._problem)}\n\nWrite it to {SOLUTION}, where a stub is. `python3 test_examples.py` in "
-            "the same folder tests the examples. Call submit when you are done; hidden tests then decide."
-        )
-
-    async def grade(self) -> float | None:
-        found = await self.submission(SOLUTION)
-        await self.close()  # it must not hold the place that the grader's sandbox needs
-        source = found.files.get(SOLUTION)
-        return 0.0 if source is None else await _grade(self.sandboxes, self._problem, self._options, source)
-
-
-async def _grade(sandboxes: SandboxPool, problem: Problem, options: CodeOptions, source: bytes) -> float | None:
-    return await grade(
-        sandboxes,
-        problem,
-        source,
-        spec=options.spec,
-        timeout=adaptive_timeout(options.timeout_s) if options.adaptive_timeout else options.timeout_s,
-        case=f"level {problem.level}" if problem.level else problem.text,
-        partial=options.partial,
-    )
+    async def verdict(self, *, is_last: bool = True) -> Verdict:
+        if self._has_tools:
+            return await super().verdict(is_last=is_last)
+        return await self.judge_work((self._answer or "").encode(errors="replace"))
 
 
 def _question(problem: Problem) -> str:

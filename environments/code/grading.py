@@ -14,11 +14,12 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from envkit.protocols import SandboxPool
-from envkit.types import JSON, ExecResult, SandboxSpec, Submission
+from envkit.protocols import Sandbox
+from envkit.types import JSON, ExecResult
 
-from ..tools import AdaptiveTimeout, SandboxGrader
-from .tasks import Case, Problem
+from ..tasks import AdaptiveTimeout, Verdict
+from .task_set import CodeOptions
+from .tasks import Case, Problem, size
 
 SOLUTION = "/workspace/solution.py"
 """Path of the submission, in the sandbox of a player and in that of the grader."""
@@ -27,62 +28,41 @@ _REQUEST = "/workspace/tests.json"
 _DRIVER = Path(__file__).with_name("driver.py").read_text(encoding="utf-8")
 
 
-async def grade(
-    sandboxes: SandboxPool,
-    problem: Problem,
-    source: bytes,
-    *,
-    spec: SandboxSpec,
-    timeout: float | AdaptiveTimeout,
-    case: str,
-    partial: bool = False,
-) -> float | None:
-    """Return 1.0 if a submission passes all hidden tests, otherwise 0.0; with `partial`, the share that it passes.
-
-    None means that the sandbox failed, which says nothing about the submission.
+async def judge(sandbox: Sandbox, problem: Problem, options: CodeOptions, source: bytes) -> Verdict:
+    """Return the verdict on a program: the reward is 1.0 if it passes all hidden tests in time, otherwise 0.0.
 
     Args:
-        sandboxes: Leases the sandbox.
+        sandbox: A new sandbox.
         problem: The problem that the submission should solve.
+        options: Options of the environment; with `partial`, the reward is the share of tests that pass.
         source: The submitted program.
-        spec: Spec of the sandbox.
-        timeout: Maximum seconds of all tests together; a submission that needs more passes none.
-        case: The case of an adaptive timeout.
-        partial: Whether the grade is the share of tests.
     """
     tests = list(problem.tests)
     random.Random(secrets.randbits(64)).shuffle(tests)
     nonce = secrets.token_hex(16)
     arguments: list[JSON] = [list(test.arguments) for test in tests]
     request: JSON = {"nonce": nonce, "path": SOLUTION, "entry": problem.entry, "tests": arguments}
-
-    def verdict(result: ExecResult) -> float:
-        passed = _passed(result, nonce, tests, _comparison(problem))
-        return passed / len(tests) if partial else float(passed == len(tests))
-
-    grader = SandboxGrader(
-        sandboxes=sandboxes,
-        command=("python3", "-I", "-c", _DRIVER, _REQUEST),
-        verdict=verdict,
-        spec=spec,
-        timeout=timeout,
-        case=case,
-        user="agent",
+    await sandbox.write(SOLUTION, source)
+    await sandbox.write(_REQUEST, json.dumps(request).encode())
+    adaptive = adaptive_timeout(options.timeout_s) if options.adaptive_timeout else None
+    case = f"level {problem.level}" if problem.level else problem.text
+    result = await sandbox.exec(
+        ["python3", "-I", "-c", _DRIVER, _REQUEST],
+        timeout_s=options.timeout_s if adaptive is None else adaptive.seconds(case),
         max_output_bytes=(1 << 20) + 2 * sum(size(test.expected) for test in tests),
     )
-    files = {SOLUTION: source, _REQUEST: json.dumps(request).encode()}
-    return await grader.grade(Submission(files=files))
+    if result.timed_out:
+        return Verdict(reward=0.0, log="the tests did not end in time")
+    passed = _passed(result, nonce, tests, _comparison(problem))
+    if adaptive is not None and passed == len(tests):
+        adaptive.passed(case, result.duration_s)
+    return Verdict(reward=passed / len(tests) if options.partial else float(passed == len(tests)))
 
 
 @lru_cache
 def adaptive_timeout(most_s: float) -> AdaptiveTimeout:
     """Return the timeout that all graders of this process with the maximum `most_s` share."""
     return AdaptiveTimeout(least_s=min(2.0, most_s), most_s=most_s)
-
-
-def size(value: JSON) -> int:
-    """Return the number of bytes of a value as JSON."""
-    return len(json.dumps(value))
 
 
 def _comparison(problem: Problem) -> Callable[[JSON, JSON], bool]:

@@ -30,8 +30,7 @@ from typing import Any, NoReturn
 from envkit.errors import OptionError
 from envkit.types import JSON
 
-from .grading import size
-from .tasks import Case, Problem
+from .tasks import Case, Problem, size
 
 _MAX_TESTS_BYTES = 256 << 20
 """Maximum size of a row's private tests, after decompression."""

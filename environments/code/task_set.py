@@ -9,7 +9,7 @@ from typing import Literal
 from envkit.errors import OptionError
 from envkit.types import JSON, Options, SandboxSpec, Task
 
-from ..options import check_boolean, check_choice, check_integer, check_number, check_path, check_range, override
+from ..options import check_boolean, check_choice, check_integer, check_number, check_path, check_range, override_known
 from ..split import SPLITS, Split, split_of
 from .loaders import FORMATS, load_problems
 from .tasks import MAX_LEVEL, Problem, draw_problem
@@ -88,6 +88,11 @@ class CodeOptions:
         return found
 
 
+def options_of(options: Options) -> CodeOptions:
+    """Return the options among `options` that are not limits of `ToolEnv`."""
+    return override_known(CodeOptions(), options)
+
+
 class CodeTasks:
     """The tasks of the environment; see `envkit.protocols.TaskSet`. Generated tasks are endless.
 
@@ -99,10 +104,10 @@ class CodeTasks:
 
     def __init__(self, **options: JSON) -> None:
         self._options: Options = options
-        override(CodeOptions(), options)  # rejects wrong options
+        options_of(options)  # rejects wrong options
 
     def count(self, split: str) -> int | None:
-        options = override(CodeOptions(), {**self._options, "split": split})
+        options = options_of({**self._options, "split": split})
         return None if options.file is None else len(options.problems())
 
     def task(self, split: str, index: int) -> Task:

@@ -29,6 +29,11 @@ _MAX_RESULT = 300
 """Maximum characters of a result as JSON."""
 
 
+def size(value: JSON) -> int:
+    """Return the number of bytes of a value as JSON."""
+    return len(json.dumps(value))
+
+
 class Case(NamedTuple):
     """A test of a program.
 

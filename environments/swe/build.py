@@ -14,6 +14,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +22,7 @@ import anyio
 import msgspec
 
 from envkit import clock
-from envkit.errors import SandboxError, SandboxLostError, UsageError
+from envkit.errors import CapacityError, SandboxError, SandboxLostError, SandboxStartError, UsageError
 from envkit.protocols import SandboxPool
 
 from . import packages
@@ -382,19 +383,20 @@ class _Builder:
             fixed = await clock.to_thread(changes_of_patch, tree, task.patch)
             if fixed != {task.file: original}:
                 return "the fix does not restore the file"
-            verdicts: dict[str, Verdict | None] = {}
+            verdicts: dict[str, Verdict] = {}
 
             async def grade(player: str, changes: Mapping[str, bytes]) -> None:
                 async with self._places:
                     timeout_s = self._limits().timeout_s
-                    verdicts[player] = await grade_changes(
-                        self._sandboxes, task, tree, changes, environment=self._environment, timeout_s=timeout_s
-                    )
+                    with suppress(SandboxLostError, SandboxStartError, CapacityError):
+                        verdicts[player] = await grade_changes(
+                            self._sandboxes, task, tree, changes, environment=self._environment, timeout_s=timeout_s
+                        )
 
             async with anyio.create_task_group() as graders:
                 graders.start_soon(grade, "nop", {})
                 graders.start_soon(grade, "oracle", fixed)
-        nop, oracle = verdicts["nop"], verdicts["oracle"]
+        nop, oracle = verdicts.get("nop"), verdicts.get("oracle")
         if nop is None or oracle is None:
             raise SandboxError(f"a sandbox failed while {task.id} was graded; run the command again to continue")
         failing, broken = ([test for test, one in verdict.tests.items() if not one.is_ok] for verdict in (nop, oracle))

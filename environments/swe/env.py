@@ -16,27 +16,27 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from pathlib import Path
+from shlex import quote
 from typing import ClassVar
 
 import msgspec
 
 from envkit import clock
 from envkit.errors import MissingFileError, OptionError, RefusedFileError, TooLargeError, UsageError
-from envkit.protocols import Judge, Sandbox, SandboxPool
+from envkit.protocols import Sandbox
 from envkit.types import JSON, Options, Reset, Task, stable_hash
 
-from ..options import check_boolean, check_choice, check_integer, check_path, override
+from ..options import check_boolean, check_choice, check_integer, check_path, override_known
 from ..split import SPLITS, Split
-from ..tools import ToolEnv
-from ..tools.prepared import lease_prepared
+from ..tasks import Plan, SandboxTask, TaskEnv
 from .checkout import MAX_FILE, diff_of, source_of
 from .grading import MAX_CHANGES, Verdict, grade_changes, module_of, sort_out
 from .packages import environment
+from .patch_command import apply_command
 from .runs import REPO, spec_of
 from .tasks import Lock, SweTask, read_folder
 
@@ -167,11 +167,90 @@ class SweTasks:
 
 def options_of(options: Options) -> SweOptions:
     """Return the options among `options` that are not limits of `ToolEnv`."""
-    names = {field.name for field in fields(SweOptions)}
-    return override(SweOptions(), {name: value for name, value in options.items() if name in names})
+    return override_known(SweOptions(), options)
 
 
-class Swe(ToolEnv):
+class SweBug(SandboxTask[Mapping[str, bytes]]):
+    """A bug of a package. The agent's work is the changed source files by path.
+
+    Args:
+        bug: The bug.
+        options: Options of the environment.
+        tree: Folder of this machine with the source of the package.
+        environment: Folder of this machine with the environment of the tests; None if the image contains it.
+    """
+
+    def __init__(self, bug: SweTask, options: SweOptions, tree: Path, environment: Path | None) -> None:
+        self.name, self.bug, self.tree, self.environment = bug.id, bug, tree, environment
+        self.spec = spec_of(environment, image=options.image)
+        self._hidden = frozenset[str]() if options.statement == 3 else bug.test_files
+        self.prepared_key = (tree, self._hidden)
+        self.issue = bug.statements[min(options.statement, len(bug.statements)) - 1].strip()
+        tests = "" if options.statement == 3 else "The tests that fail because of it were removed. "
+        self.statement = (
+            f"The folder {REPO} has the source of a Python package with a bug. Find the bug, and fix it in the source."
+            f"\n\n{self.issue}\n\n{tests}Run tests with `python3 -m pytest`. Call submit when you are done. "
+            "Changes of existing Python files of the package count; new files, and changes of tests or configuration, "
+            "do not."
+        )
+
+    @property
+    def solution(self) -> Sequence[Plan] | None:
+        return [Plan([apply_command(self.bug.patch)])] if self.bug.patch else None
+
+    @property
+    def words(self) -> Mapping[str, str]:
+        bug = self.bug
+        return {
+            "TESTFILES": " ".join(sorted(bug.test_files)),
+            "TESTS": repr([*bug.fail_to_pass, *bug.pass_to_pass]),
+            "FUNCTIONS": repr(bug.function.split(", ")),
+            "FILE": bug.file,
+            "PACKAGE": "==".join(bug.base.removesuffix(".tar.gz").rsplit("-", 1)),
+        }
+
+    def with_source(self, source: str) -> Plan:
+        return Plan([f"cat >> {quote(self.bug.file)} <<'END'\n{source}\nEND"])
+
+    async def prepare(self, sandbox: Sandbox) -> None:
+        """Write the package, without the hidden tests, as one commit if git is there.
+
+        Raises:
+            UsageError: The sandbox has another copy of the package, which may be without the bug.
+        """
+        paths = [self.bug.file, *re.findall(r"^\+\+\+ b/(.+\.py)$", self.bug.patch, re.M)]
+        for name in sorted({module.partition(".")[0] for module in map(module_of, paths) if module}):
+            found = await sandbox.exec(["python3", "-c", _COPIES, name])
+            if copies := found.stdout.split():
+                problem = f"{self.bug.repo} is installed in the sandbox, at {copies[0]}"
+                raise UsageError(f"{problem}; uninstall it, or use an image")
+        await sandbox.upload(self.tree, REPO)
+        if self._hidden:
+            await sandbox.exec(["rm", "-f", "--", *(f"{REPO}/{path}" for path in sorted(self._hidden))])
+        await sandbox.exec(["sh", "-c", _COMMIT])
+
+    async def collect(self, sandbox: Sandbox) -> Mapping[str, bytes]:
+        """Return the changed files of the package, if grading takes them over. Others are not read.
+
+        Links are never followed out of the sandbox.
+        """
+        changes: dict[str, bytes] = {}
+        size = 0
+        for path, before in (await clock.to_thread(_sources, self.tree, self.bug)).items():
+            try:
+                content = await sandbox.read(f"{REPO}/{path}", max_bytes=MAX_FILE)
+            except (MissingFileError, RefusedFileError, TooLargeError):
+                continue
+            if content == before:
+                continue
+            size += len(content)
+            if size > MAX_CHANGES:
+                break
+            changes[path] = content
+        return changes
+
+
+class Swe(TaskEnv):
     """An environment with one bug per episode.
 
     Args:
@@ -187,106 +266,62 @@ class Swe(ToolEnv):
     options: ClassVar[Options] = asdict(SweOptions())
     max_turns = 100
     max_output = 10_100  # both ends of an output with 5,000 characters, and its exit code
-    _task: SweTask
+    task: SweBug
     _chosen: SweOptions
-    _tree: Path
-    _environment: Path | None
 
-    def __init__(
-        self, *, sandboxes: SandboxPool, judge: Judge | None = None, data: Mapping[str, Path], **options: JSON
-    ) -> None:
-        super().__init__(sandboxes=sandboxes, judge=judge, data=data, **options)
-        options_of(options)  # rejects wrong values
+    @classmethod
+    def check_options(cls, options: Options) -> None:
+        options_of(options)
 
-    @asynccontextmanager
-    async def lease(self, seed: int, options: Options) -> AsyncIterator[Sandbox]:
-        """Lease a sandbox with the package of a task."""
+    @classmethod
+    def task_of(cls, seed: int, options: Options) -> SweBug:
+        """Return the task of a seed, without the files of its package."""
+        chosen = options_of(options)
+        return SweBug(chosen.task(seed), chosen, Path(), None)
+
+    async def open_task(self, seed: int, options: Options) -> SweBug:
+        """Return the task of a seed, after its package and the environment of its tests were made in `data`."""
         self._chosen = chosen = options_of(options)
-        self._task = task = chosen.task(seed)
-        folder, lock = self.data["swe"], chosen.lock
-        self._tree = await source_of(task, folder, lock)
+        bug, folder, lock = chosen.task(seed), self.data["swe"], chosen.lock
+        tree = await source_of(bug, folder, lock)
         install = partial(environment, lock.environment, folder / "environments", lambda line: None)
-        self._environment = None if chosen.in_image else await clock.to_thread(install)
-        hidden = frozenset[str]() if chosen.statement == 3 else task.test_files
-        spec = spec_of(self._environment, image=chosen.image)
-        prepare = partial(_prepare, task=task, tree=self._tree, hidden=hidden)
-        async with lease_prepared(self.sandboxes, spec, (self._tree, hidden), prepare) as sandbox:
-            yield sandbox
+        return SweBug(bug, chosen, tree, None if chosen.in_image else await clock.to_thread(install))
 
     async def reset(self, *, seed: int, options: Options) -> Reset:
         """Start an episode; see `ToolEnv.reset`."""
         start = await super().reset(seed=seed, options=options)
-        return msgspec.structs.replace(start, info={**start.info, "folder": REPO, "issue": self._issue})
-
-    @property
-    def _issue(self) -> str:
-        statements = self._task.statements
-        return statements[min(self._chosen.statement, len(statements)) - 1].strip()
+        return msgspec.structs.replace(start, info={**start.info, "folder": REPO, "issue": self.task.issue})
 
     async def start(self, seed: int, options: Options) -> str:
         await self.sandbox.shell().run(f"cd {REPO}")
-        tests = "" if self._chosen.statement == 3 else "The tests that fail because of it were removed. "
-        return (
-            f"The folder {REPO} has the source of a Python package with a bug. Find the bug, and fix it in the source."
-            f"\n\n{self._issue}\n\n{tests}Run tests with `python3 -m pytest`. Call submit when you are done. "
-            "Changes of existing Python files of the package count; new files, and changes of tests or configuration, "
-            "do not."
-        )
+        return self.task.statement
 
-    async def grade(self) -> float | None:
+    async def judge_work(self, work: Mapping[str, bytes]) -> Verdict:
         """Run the tests of the package on the changed source; see `grade_changes`."""
-        changes = await changes_in(self.sandbox, self._tree, self._task)
-        await self.close()  # the grader's sandbox needs its room
-        for _ in range(2):
-            verdict = await grade_changes(
-                self.sandboxes,
-                self._task,
-                self._tree,
-                changes,
-                environment=self._environment,
-                image=self._chosen.image,
-                timeout_s=self._chosen.lock.timeout_s(self._task.base),
-            )
-            if verdict is not None:
-                break
-        else:
-            return None
-        if self._chosen.review is not None and (verdict.flags or verdict.problem):
-            await clock.to_thread(keep, Path(self._chosen.review), self._task, self._tree, changes, verdict)
-        return float(verdict.resolved)
-
-
-async def changes_in(sandbox: Sandbox, tree: Path, task: SweTask) -> Mapping[str, bytes]:
-    """Return the changed files of a package in an agent's sandbox by path, if grading takes them over.
-
-    Other files are not read. Links are never followed out of the sandbox.
-
-    Args:
-        sandbox: The sandbox.
-        tree: Folder with the source as it was given to the agent.
-        task: The task.
-    """
-    changes: dict[str, bytes] = {}
-    size = 0
-    for path, before in (await clock.to_thread(_sources, tree, task)).items():
-        try:
-            content = await sandbox.read(f"{REPO}/{path}", max_bytes=MAX_FILE)
-        except (MissingFileError, RefusedFileError, TooLargeError):
-            continue
-        if content == before:
-            continue
-        size += len(content)
-        if size > MAX_CHANGES:
-            break
-        changes[path] = content
-    return changes
+        task, chosen = self.task, self._chosen
+        verdict = await grade_changes(
+            self.sandboxes,
+            task.bug,
+            task.tree,
+            work,
+            environment=task.environment,
+            image=chosen.image,
+            timeout_s=chosen.lock.timeout_s(task.bug.base),
+        )
+        if chosen.review is not None and (verdict.flags or verdict.problem):
+            await clock.to_thread(keep, Path(chosen.review), task.bug, task.tree, work, verdict)
+        return verdict
 
 
 def keep(folder: Path, task: SweTask, tree: Path, changes: Mapping[str, bytes], verdict: Verdict) -> None:
     """Write a file with an episode for a person to review."""
     folder = folder.expanduser()
     folder.mkdir(parents=True, exist_ok=True)
-    content = {"task": task.id, "diff": diff_of(tree, changes), "verdict": asdict(verdict)}
+    content = {
+        "task": task.id,
+        "diff": diff_of(tree, changes),
+        "verdict": {"resolved": verdict.resolved, **asdict(verdict)},
+    }
     (folder / f"{task.id}-{secrets.token_hex(4)}.json").write_text(json.dumps(content, indent=1))
 
 
@@ -295,20 +330,3 @@ def _sources(tree: Path, task: SweTask) -> Mapping[str, bytes]:
     files = {file.relative_to(tree).as_posix(): file for file in sorted(tree.rglob("*.py")) if file.is_file()}
     taken, _ = sort_out(task, tree, dict.fromkeys(files, b"changed"))
     return {path: files[path].read_bytes() for path in taken}
-
-
-async def _prepare(sandbox: Sandbox, *, task: SweTask, tree: Path, hidden: frozenset[str]) -> None:
-    """Write a package into an agent's sandbox, without the hidden tests, as one commit if git is there.
-
-    Raises:
-        UsageError: The sandbox has another copy of the package, which may be without the bug.
-    """
-    paths = [task.file, *re.findall(r"^\+\+\+ b/(.+\.py)$", task.patch, re.M)]
-    for name in sorted({module.partition(".")[0] for module in map(module_of, paths) if module}):
-        found = await sandbox.exec(["python3", "-c", _COPIES, name])
-        if copies := found.stdout.split():
-            raise UsageError(f"{task.repo} is installed in the sandbox, at {copies[0]}; uninstall it, or use an image")
-    await sandbox.upload(tree, REPO)
-    if hidden:
-        await sandbox.exec(["rm", "-f", "--", *(f"{REPO}/{path}" for path in sorted(hidden))])
-    await sandbox.exec(["sh", "-c", _COMMIT])

@@ -12,21 +12,17 @@ import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Literal, NamedTuple
 
 from envkit import clock
-from envkit.errors import (
-    CapacityError,
-    SandboxEndedError,
-    SandboxLostError,
-    SandboxRefusedError,
-    SandboxStartError,
-    UsageError,
-)
+from envkit.errors import UsageError
 from envkit.protocols import Sandbox, SandboxPool
+from envkit.types import Cause
 
-from ..tools.limits import LEASE_S
+from ..tasks import Verdict as AnyVerdict
+from ..tasks import in_fresh_sandbox
 from .checkout import MAX_FILE, diff_of, why_unsafe
 from .runs import REPO, TEST_PATH, TEST_TIMEOUT_S, RunSettings, TestRun, run_tests, spec_of
 from .tasks import SweTask
@@ -79,11 +75,10 @@ class TestResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Verdict(AnyVerdict):
     """What grading found out.
 
     Attributes:
-        resolved: Whether the run is valid and all tests passed.
         tests: Results by the id of the test.
         refused: Why changed files were not taken over, by path.
         flags: Why a person should look at the changes, such as ``os._exit in src/a.py``; not part of the verdict.
@@ -91,12 +86,16 @@ class Verdict:
         seconds: Seconds that the tests took, with the start of pytest.
     """
 
-    resolved: bool
     tests: Mapping[str, TestResult]
     refused: Mapping[str, str]
     flags: tuple[str, ...]
     problem: str
     seconds: float
+
+    @property
+    def resolved(self) -> bool:
+        """Whether the run is valid and all tests passed."""
+        return self.reward == 1.0
 
 
 async def grade_changes(
@@ -109,8 +108,8 @@ async def grade_changes(
     image: str | None = None,
     timeout_s: float = 600.0,
     test_timeout_s: float = TEST_TIMEOUT_S,
-) -> Verdict | None:
-    """Return the verdict on changed files; None if the sandbox failed, which says nothing about them.
+) -> Verdict:
+    """Return the verdict on changed files.
 
     A run that crashed is repeated once, and so is one that took too long, with three times the limit. If something was
     replaced or tests failed as expected, the tests also run without the changes, once per task and process; what is the
@@ -127,7 +126,7 @@ async def grade_changes(
         test_timeout_s: Maximum seconds of one test.
 
     Raises:
-        SandboxRefusedError, SandboxEndedError, ImpossibleSandboxError: No sandbox can have this spec.
+        SandboxLostError, SandboxStartError, CapacityError, ImpossibleSandboxError: See `in_fresh_sandbox`.
         UsageError: The sandbox has no pytest.
     """
     settings = RunSettings(
@@ -141,28 +140,24 @@ async def grade_changes(
     flags = await clock.to_thread(flags_of, tree, taken)
     spec = spec_of(environment, image=image)
 
-    async def run_with(files: Mapping[str, bytes], sentinels: _Sentinels) -> TestRun:
-        async with sandboxes.lease(spec, wait_s=LEASE_S) as sandbox:
-            return await _run(sandbox, task, tree, files, sentinels, settings)
+    problem, known, key = "", _Known(), (task.id, tree, environment, image)
 
-    problem, run, known, key = "", None, _Known(), (task.id, tree, environment, image)
+    def ended(cause: Cause) -> None:
+        nonlocal problem
+        problem = f"the tests ended the sandbox: {cause}"
+
+    async def run_with(files: Mapping[str, bytes], sentinels: _Sentinels) -> TestRun | None:
+        judge = partial(_run, task=task, tree=tree, taken=files, sentinels=sentinels, settings=settings)
+        return await in_fresh_sandbox(sandboxes, spec, judge, ended=ended)
+
     for _ in range(2):
         sentinels = _Sentinels(task, tree, tuple(taken))
-        try:
-            run = await run_with(taken, sentinels)
-            if not run.result.timed_out and (run.tampering or "xfailed" in run.outcomes.values()):
-                if key not in _KNOWN:
-                    _remember(key, await run_with({}, sentinels) if taken else run)
-                known = _KNOWN.get(key, _Known())
-        except SandboxLostError as error:
-            if not error.cause.by_agent:
-                return None
-            run, problem = None, f"the tests ended the sandbox: {error.cause}"
+        if (run := await run_with(taken, sentinels)) is None:
             continue
-        except (SandboxRefusedError, SandboxEndedError):
-            raise
-        except (SandboxStartError, CapacityError):
-            return None
+        if not run.result.timed_out and (run.tampering or "xfailed" in run.outcomes.values()):
+            if key not in _KNOWN and (clean := await run_with({}, sentinels) if taken else run) is not None:
+                _remember(key, clean)
+            known = _KNOWN.get(key, _Known())
         if run.result.exit_code == _NO_PYTEST and not run.has_begun:
             raise UsageError("python3 cannot import pytest in the sandbox; check the environment of the tests")
         problem = sentinels.problem_of(run, known)
@@ -172,7 +167,8 @@ async def grade_changes(
             settings = replace(settings, timeout_s=3 * timeout_s)
     tests = _results(task, run, known)
     return Verdict(
-        resolved=not problem and all(test.is_ok for test in tests.values()),
+        reward=float(not problem and all(test.is_ok for test in tests.values())),
+        log=problem,
         tests=tests,
         refused=refused,
         flags=flags,
@@ -245,6 +241,7 @@ def _why_refused(task: SweTask, tree: Path, path: str, content: bytes) -> str | 
 
 async def _run(
     sandbox: Sandbox,
+    *,
     task: SweTask,
     tree: Path,
     taken: Mapping[str, bytes],

@@ -2,6 +2,5 @@
 
 from .env import Terminal
 from .options import TerminalOptions, TerminalTasks
-from .players import TerminalNop, TerminalOracle
 
-__all__ = ["Terminal", "TerminalNop", "TerminalOptions", "TerminalOracle", "TerminalTasks"]
+__all__ = ["Terminal", "TerminalOptions", "TerminalTasks"]

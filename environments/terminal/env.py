@@ -21,10 +21,9 @@ import shlex
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 import anyio
 import msgspec
@@ -33,27 +32,21 @@ from envkit import clock
 from envkit.errors import SandboxError, SandboxRefusedError, UsageError
 from envkit.installation import load
 from envkit.metrics import Fold
-from envkit.protocols import Judge, Sandbox, SandboxPool
-from envkit.types import JSON, Info, Observation, Options, Reset, SandboxSpec, Step
+from envkit.protocols import Sandbox, SandboxPool
+from envkit.types import JSON, Info, Observation, Options, Reset, Step
 
 from ..answer import code_block
-from ..tools import ToolEnv, ToolFunction, bash, edit_file, submit, view_file, write_call
-from ..tools.limits import LEASE_S, cut_middle
-from ..tools.prepared import lease_prepared
-from .images import image_of, verifier_image_of
-from .options import OF_TASK, OWN, TerminalOptions, options_of
+from ..tasks import TaskEnv, Verdict
+from ..tools import ToolEnv, ToolFunction, bash, cut_middle, edit_file, submit, view_file, write_call
+from .options import OF_TASK, TerminalOptions, options_of
 from .screen import ScreenTools
-from .tasks import WORK, Healthcheck, TaskStep, TerminalTask
-from .verifier import Verdict, end_processes, pack, pack_tests, run_tests, verify
+from .stage import Generated, TerminalStage, how_to_build, run_setup
+from .tasks import Healthcheck, TerminalTask
 
-_SETUP_S = 300.0
 _SHELLS = ("bash", "sh", "shell")
-_Files: TypeAlias = Mapping[str, tuple[bytes, int]]
-"""Content and mode of files by path."""
-_NOT_UPLOADED = ("Dockerfile", ".dockerignore")
 
 
-class Terminal(ToolEnv):
+class Terminal(TaskEnv):
     """An environment with one task per episode.
 
     Args:
@@ -68,75 +61,65 @@ class Terminal(ToolEnv):
     """
 
     options: ClassVar[Options] = asdict(TerminalOptions())
-    _task: TerminalTask
-    _chosen: TerminalOptions
-    _spec: SandboxSpec
-    _tests: Sequence[bytes] | None = None
-    """The tests of a generated task, whose folder is removed before the episode begins."""
+    task: TerminalStage
 
-    def __init__(
-        self,
-        *,
-        sandboxes: SandboxPool,
-        judge: Judge | None = None,
-        data: Mapping[str, Path] | None = None,
-        **options: JSON,
-    ) -> None:
-        super().__init__(sandboxes=sandboxes, judge=judge, data=data, **options)
+    def __init__(self, *, sandboxes: SandboxPool, **arguments: Any) -> None:
+        super().__init__(sandboxes=sandboxes, **arguments)
         self._screen = ScreenTools()
-        self._use(options_of(options).mode)  # rejects wrong values
-        self._at = 0
+        self._use(options_of(self._defaults).mode)
         self._episode_s = math.inf
         self._verdicts: list[Verdict] = []
+
+    @classmethod
+    def check_options(cls, options: Options) -> None:
+        options_of(options)
+
+    @classmethod
+    def task_of(cls, seed: int, options: Options) -> TerminalStage:
+        chosen = options_of(options)
+        if chosen.folder is not None:
+            return TerminalStage(chosen.task(seed), chosen)
+        # Only a process that is killed here leaves the folder behind.
+        with TemporaryDirectory(prefix="envkit-task-") as scratch:
+            task = chosen.task(seed, Path(scratch))
+            return TerminalStage(task, chosen, generated=Generated.of(task))
+
+    async def open_task(self, seed: int, options: Options) -> TerminalStage:
+        mode = options_of(options).mode
+        if mode != self._mode:
+            self._use(mode)
+        return await clock.to_thread(self.task_of, seed, options)
 
     @asynccontextmanager
     async def lease(self, seed: int, options: Options) -> AsyncIterator[Sandbox]:
         """Lease a sandbox with the environment of a task."""
-        self._chosen = chosen = options_of(options)
-        if chosen.mode != self._mode:
-            self._use(chosen.mode)
-        self._tests = files = None
-        if chosen.folder is None:
-            self._task, self._tests, files = await clock.to_thread(_generated, chosen, seed)
-        else:
-            self._task = await clock.to_thread(chosen.task, seed)
-        self._spec = await clock.to_thread(spec_of, self._task, chosen)  # reads the files of an image
-        prepare = partial(_prepare, task=self._task, files=files, how_to_build=_how_to_build(chosen))
-        # Most generated tasks are played only a few times.
-        is_kept = self._task.is_portable and files is None
-        leased = (
-            lease_prepared(self.sandboxes, self._spec, self._task.folder, prepare)
-            if is_kept
-            else self.sandboxes.lease(self._spec, wait_s=LEASE_S)
-        )
         try:
-            async with leased as sandbox:
-                if files is not None:
-                    await prepare(sandbox)
+            async with super().lease(seed, options) as sandbox:
                 yield sandbox
         except SandboxRefusedError as error:
-            if self._task.is_portable and chosen.image != OF_TASK:
+            chosen = self.task.options
+            if self.task.task.is_portable and chosen.image != OF_TASK:
                 raise
-            raise SandboxRefusedError(error.sandbox_id, f"{error.cause} ({_how_to_build(chosen)})") from None
+            raise SandboxRefusedError(error.sandbox_id, f"{error.cause} ({how_to_build(chosen)})") from None
 
     async def reset(self, *, seed: int, options: Options) -> Reset:
         """Start an episode; see `ToolEnv.reset`."""
-        self._at, self._verdicts = 0, []
+        self._verdicts = []
         start = await super().reset(seed=seed, options=options)
-        more: dict[str, JSON] = {"task": self._task.name, "category": self._task.category}
-        info: Info = {**start.info, **more, "level": _level(self._task)}
+        task = self.task.task
+        info: Info = {**start.info, "task": task.name, "category": task.category, "level": _level(task)}
         return msgspec.structs.replace(start, info=info, tools=() if self._mode == "script" else start.tools)
 
     async def start(self, seed: int, options: Options) -> str:
-        task = self._task
+        task = self.task.task
         self._screen.cwd = task.workdir or None
         self._episode_s = self._limits.episode_timeout_s
         if not task.is_portable:
             await self.sandbox.exec(["mkdir", "-p", "/logs/agent", "/logs/artifacts", "/logs/verifier"], cwd="/")
         if task.healthcheck is not None:
             await _wait_until_healthy(self.sandbox, task, task.healthcheck)
-        await self._begin(task.steps[0])
-        return f"{_introduction(self._mode, task.workdir)}\n\n{task.steps[0].instruction.strip()}"
+        await self._begin()
+        return self.task.statement
 
     async def step(self, action: str) -> Step:
         """Run the tool that the action calls; after the submission of a step, verify it and begin the next one."""
@@ -150,17 +133,16 @@ class Terminal(ToolEnv):
             step = msgspec.structs.replace(step, observation=observation, terminated=True, truncated=False, info=info)
         else:
             step = await super().step(action)
-        steps = self._task.steps
-        if self.submitted is None or self.sandbox_ended is not None or self._at + 1 == len(steps):
+        task = self.task
+        if self.submitted is None or self.sandbox_ended is not None or task.at + 1 == task.stages:
             return step
-        verdict = await self._verify(is_last=False)
-        self._verdicts.append(verdict)
-        if verdict.reward < (steps[self._at].min_reward or -math.inf):
+        verdict = await self.verdict(is_last=False)
+        if verdict.reward < (task.step.min_reward or -math.inf):
             return step
-        self._at += 1
-        await self._begin(steps[self._at])
+        self.task = task.next()
+        await self._begin()
         self.submitted, self._running = None, True
-        text = f"The step was submitted. The next one:\n\n{steps[self._at].instruction.strip()}"
+        text = f"The step was submitted. The next one:\n\n{self.task.statement}"
         return msgspec.structs.replace(
             step, observation=Observation(text, role=step.observation.role), terminated=False
         )
@@ -171,12 +153,21 @@ class Terminal(ToolEnv):
         Raises:
             VerifierError: The tests wrote no valid reward.
         """
-        if len(self._verdicts) == self._at:
-            self._verdicts.append(await self._verify(is_last=True))
+        if len(self._verdicts) == self.task.at:
+            await self.verdict()
         rewards = [one.reward for one in self._verdicts]
-        count = len(self._task.steps)
-        rewards += [0.0] * (count - len(rewards))
-        return rewards[-1] if self._task.reward == "final" else sum(rewards) / count
+        rewards += [0.0] * (self.task.stages - len(rewards))
+        return rewards[-1] if self.task.task.reward == "final" else sum(rewards) / len(rewards)
+
+    async def verdict(self, *, is_last: bool = True) -> Verdict:
+        """Verify a step, and keep what the tests printed, if the options name a folder for it."""
+        await self._screen.close()
+        verdict = await super().verdict(is_last=is_last)
+        self._verdicts.append(verdict)
+        if (logs := self.task.options.logs) is not None:
+            name = f"{self.task.name.replace('/', '-')}-{secrets.token_hex(4)}.txt"
+            await clock.to_thread(_write, Path(logs, name), f"reward {verdict.reward:g}\n{verdict.log}\n")
+        return verdict
 
     async def close(self) -> None:
         """Release the sandbox."""
@@ -199,60 +190,18 @@ class Terminal(ToolEnv):
         metrics: Mapping[str, Fold] = {"action_is_valid": "mean"} if mode == "script" else ToolEnv.metrics
         self.metrics = metrics  # type: ignore[misc]  # those of the mode
 
-    async def _begin(self, step: TaskStep) -> None:
+    async def _begin(self) -> None:
         """Prepare the sandbox and the time limit for a step; the shell is a new one."""
+        task, step = self.task.task, self.task.step
         limit_s = self._used_s + (step.timeout_s or math.inf)
         self._limits = replace(self._limits, episode_timeout_s=min(self._episode_s, limit_s))
-        if self._task.workdir:
-            await self.sandbox.shell().run(f"cd -- {shlex.quote(self._task.workdir)}")
+        if task.workdir:
+            await self.sandbox.shell().run(f"cd -- {shlex.quote(task.workdir)}")
         if step.setup is not None:
             await self.sandbox.upload(step.setup, "/tmp/setup.sh")
-            await _run_setup(self.sandbox, self._task, "/tmp/setup.sh")
+            await run_setup(self.sandbox, task, "/tmp/setup.sh")
         if step.healthcheck is not None:
-            await _wait_until_healthy(self.sandbox, self._task, step.healthcheck)
-
-    async def _verify(self, *, is_last: bool) -> Verdict:
-        task, step = self._task, self._task.steps[self._at]
-        await self._screen.close()
-        if not (self._chosen.keep_processes and not step.verifier.is_separate):
-            await end_processes(self.sandbox, task)
-        for one in step.verifier.collect:
-            await self.sandbox.exec(["sh", "-c", one.command], timeout_s=one.timeout_s, cwd=task.workdir or None)
-        tests = self._tests[self._at] if self._tests else await clock.to_thread(pack_tests, step)
-        if not step.verifier.is_separate:
-            return await self._logged(await run_tests(self.sandbox, task, step, tests))
-        artifacts = await pack(self.sandbox, task, step)
-        if isinstance(artifacts, str):
-            return await self._logged(Verdict(0.0, artifacts))
-        spec = self._spec
-        if step.verifier.image or step.verifier.dockerfile is not None:
-            spec = replace(spec, image=await clock.to_thread(verifier_image_of, task, step))
-        if is_last:
-            await self.close()  # the verifier's sandbox needs its room
-        return await self._logged(await verify(self.sandboxes, spec, task, step, artifacts, tests))
-
-    async def _logged(self, verdict: Verdict) -> Verdict:
-        """Keep what the tests printed, if the options name a folder for it."""
-        if self._chosen.logs is not None:
-            name = f"{self._task.name.replace('/', '-')}-{secrets.token_hex(4)}.txt"
-            await clock.to_thread(_write, Path(self._chosen.logs, name), f"reward {verdict.reward:g}\n{verdict.log}\n")
-        return verdict
-
-
-def spec_of(task: TerminalTask, options: TerminalOptions) -> SandboxSpec:
-    """Return the spec of the sandboxes of a task."""
-    needs_image = options.image == OF_TASK or not task.is_portable
-    return SandboxSpec(
-        image=image_of(task) if needs_image else options.image,
-        env=dict(task.env),
-        cpus=task.cpus,
-        memory_mib=task.memory_mib,
-        disk_mib=task.disk_mib,
-        pids=task.pids,
-        network=task.network if options.network == "task" else "none",
-        profile=task.profile,
-        untrusted=task.profile == "strict" and (options.network == "none" or task.network != "open"),
-    )
+            await _wait_until_healthy(self.sandbox, task, step.healthcheck)
 
 
 def _write(path: Path, text: str) -> None:
@@ -264,67 +213,8 @@ def _write(path: Path, text: str) -> None:
         raise UsageError(f"logs: {path}: {error.strerror}; choose a folder that can be written") from None
 
 
-def _introduction(mode: str, workdir: str) -> str:
-    where = f" in {workdir}" if workdir else ""
-    if mode == "script":
-        return f"Answer with a shell script in a ```bash block. It runs once{where}, and must do the following."
-    how = "with the tools" if mode == "bash" else "with the keys and the screen of a terminal"
-    return f"Work on this task{where} {how}, and call submit when you are done."
-
-
-def _how_to_build(options: TerminalOptions) -> str:
-    folder = "" if options.tasks in (None, OWN) else f" --tasks {options.tasks}"
-    return f"build its image with `envkit terminal build{folder}`, and add --backend docker"
-
-
 def _level(task: TerminalTask) -> dict[str, JSON]:
     return {"difficulty": int(task.difficulty)} if task.difficulty.isdecimal() else {}
-
-
-def _generated(options: TerminalOptions, seed: int) -> tuple[TerminalTask, Sequence[bytes], _Files]:
-    """Return a generated task, the tests of its steps (see `pack_tests`), and the files of its environment.
-
-    Its folder exists only during this call. Only a process that is killed in this call leaves it behind.
-    """
-    with TemporaryDirectory(prefix="envkit-task-") as scratch:
-        task = options.task(seed, Path(scratch))
-        paths = [path for path in task.environment.rglob("*") if path.is_file() and path.name not in _NOT_UPLOADED]
-        files = {
-            path.relative_to(task.environment).as_posix(): (path.read_bytes(), path.stat().st_mode & 0o777)
-            for path in sorted(paths)
-        }
-        return task, [pack_tests(step) for step in task.steps], files
-
-
-async def _prepare(sandbox: Sandbox, *, task: TerminalTask, files: _Files | None, how_to_build: str) -> None:
-    """Write the environment of a portable task into a sandbox: `files`, or if it is None the files of its folder.
-
-    Raises:
-        SandboxRefusedError: A program is missing in the sandbox.
-        SandboxError: The task's setup failed.
-    """
-    checks = [f"command -v {name} >/dev/null || echo {name}" for name in task.programs]
-    missing = (await sandbox.exec(["sh", "-c", "; ".join(checks)])).stdout.split() if checks else []
-    if missing:
-        raise SandboxRefusedError(
-            sandbox.id,
-            f"{task.name} needs {', '.join(missing)} in the sandbox; install it on this machine (local), or use the "
-            f"task's image: {how_to_build} --option image=task",
-        )
-    for path, (content, mode) in (files or {}).items():
-        await sandbox.write(f"{WORK}/{path}", content, mode=mode)
-    if files is None and task.environment.is_dir():
-        await sandbox.upload(task.environment, WORK)
-    await sandbox.exec(["rm", "-f", "--", *(f"{WORK}/{name}" for name in _NOT_UPLOADED)])
-    if task.setup:
-        await _run_setup(sandbox, task, f"{WORK}/{task.setup}")
-
-
-async def _run_setup(sandbox: Sandbox, task: TerminalTask, path: str) -> None:
-    cwd = task.workdir or None
-    done = await sandbox.exec(["sh", "-c", 'sh "$0" && rm -f "$0"', path], cwd=cwd, timeout_s=_SETUP_S)
-    if done.exit_code != 0:
-        raise SandboxError(f"{task.name}: its setup failed: {cut_middle(done.stderr or done.stdout, 1000)}")
 
 
 async def _wait_until_healthy(sandbox: Sandbox, task: TerminalTask, check: Healthcheck) -> None:

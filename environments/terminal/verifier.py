@@ -13,15 +13,15 @@ import posixpath
 import re
 import tarfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from envkit import clock
-from envkit.errors import CapacityError, SandboxLostError, SandboxStartError, UnsupportedError
-from envkit.protocols import Sandbox, SandboxPool
-from envkit.types import GRADER_HOME, SandboxSpec, SandboxUser
+from envkit.errors import UnsupportedError
+from envkit.protocols import Sandbox
+from envkit.types import GRADER_HOME, SandboxUser
 
-from ..tools.limits import LEASE_S, cut_middle
+from ..tasks import Verdict
+from ..tools.limits import cut_middle
 from .formats import RewardFileError, read_reward
 from .tasks import WORK, Artifact, TaskStep, TerminalTask
 
@@ -30,7 +30,6 @@ MAX_ARTIFACTS = 64 << 20
 _MAX_REWARD = 1 << 16
 _MAX_LOG = 4000
 _SETUP_S = 60.0
-_ATTEMPTS = 2
 _HARNESS = Path(__file__).with_name("harness.py")
 _KILL = "import os; os.kill(-1, 9)"
 _SUMMARY = re.compile(
@@ -40,19 +39,6 @@ _SUMMARY = re.compile(
 
 class VerifierError(Exception):
     """The tests of a task wrote no valid reward. That is a fault of the task, and not a reward of 0."""
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The result of a verification.
-
-    Attributes:
-        reward: The reward.
-        log: The end of what the tests printed, or why they did not run.
-    """
-
-    reward: float
-    log: str
 
 
 async def end_processes(sandbox: Sandbox, task: TerminalTask) -> None:
@@ -115,47 +101,7 @@ def _check(archive: bytes, name: str) -> None:
                 raise ValueError("its headers form a loop")
 
 
-async def verify(
-    sandboxes: SandboxPool,
-    spec: SandboxSpec,
-    task: TerminalTask,
-    step: TaskStep,
-    artifacts: Sequence[tuple[Artifact, bytes]],
-    tests: bytes,
-) -> Verdict:
-    """Verify a step in a new sandbox.
-
-    Args:
-        sandboxes: Leases the sandbox.
-        spec: Spec of the sandbox.
-        task: The task.
-        step: The step.
-        artifacts: What the sandbox sees of the agent's sandbox; see `pack`.
-        tests: The tests; see `pack_tests`.
-
-    Raises:
-        VerifierError: The tests wrote no valid reward.
-        SandboxStartError, CapacityError, SandboxLostError: The sandbox failed twice.
-    """
-    for attempt in range(_ATTEMPTS):
-        try:
-            async with sandboxes.lease(spec, wait_s=LEASE_S) as sandbox:
-                for one, archive in artifacts:
-                    if (problem := await _unpack(sandbox, task, one, archive)) is not None:
-                        return Verdict(0.0, problem)
-                return await run_tests(sandbox, task, step, tests)
-        except SandboxLostError as error:
-            if error.cause.by_agent:  # its programs have used up the memory, for example
-                return Verdict(0.0, f"the verifier's sandbox has ended: {error.cause}")
-            if attempt + 1 == _ATTEMPTS:
-                raise
-        except (SandboxStartError, CapacityError):
-            if attempt + 1 == _ATTEMPTS:
-                raise
-    raise AssertionError("unreachable")
-
-
-async def _unpack(sandbox: Sandbox, task: TerminalTask, artifact: Artifact, archive: bytes) -> str | None:
+async def unpack(sandbox: Sandbox, task: TerminalTask, artifact: Artifact, archive: bytes) -> str | None:
     """Unpack an artifact; return why that failed, or None.
 
     Raises:
@@ -189,17 +135,17 @@ async def run_tests(sandbox: Sandbox, task: TerminalTask, step: TaskStep, tests:
     )
     log = cut_middle("\n".join(filter(None, [result.stdout.strip(), result.stderr.strip()])), _MAX_LOG)
     if result.timed_out:
-        return Verdict(0.0, f"{log}\nthe tests did not end within {verifier.timeout_s:g} s")
+        return Verdict(reward=0.0, log=f"{log}\nthe tests did not end within {verifier.timeout_s:g} s")
     found: list[bytes | None] = []
     for name in ("reward.json", "reward.txt") if verifier.reads == "reward" else ():
         path = f"{logs}/verifier/{name}"
         shown = await sandbox.exec(["cat", "--", path], cwd="/", user=user, max_output_bytes=_MAX_REWARD)
         found.append(shown.stdout_bytes if shown.exit_code == 0 else None)
     try:
-        return Verdict(read_reward(*found) if found else _pytest_reward(result.stdout), log)
+        return Verdict(reward=read_reward(*found) if found else _pytest_reward(result.stdout), log=log)
     except RewardFileError as error:
         if result.is_out_of_memory:
-            return Verdict(0.0, f"{log}\nthe tests were ended, because the memory is full")
+            return Verdict(reward=0.0, log=f"{log}\nthe tests were ended, because the memory is full")
         name = f"{task.name}{f' ({step.name})' if step.name else ''}"
         raise VerifierError(f"{name}: {error}; the tests ended with exit code {result.exit_code}: {log}") from None
 

@@ -62,6 +62,11 @@ class ToolCall:
     problem: str = ""
 
 
+def write_call(name: str, **arguments: JSON) -> str:
+    """Return the action that calls a tool, in the canonical form."""
+    return json.dumps({"name": name, "arguments": arguments})
+
+
 def parse_call(text: str, tools: Sequence[ToolSchema]) -> ToolCall:
     """Return the tool call in `text`, checked against the schemas `tools`. Text of any kind gives a result."""
     text = text.strip()

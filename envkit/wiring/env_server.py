@@ -107,7 +107,7 @@ async def _resources(sandboxes: str | None, judge: str | None) -> AsyncIterator[
     async with AsyncExitStack() as parts:
         found = Resources(judge_remedy="set envs.judge to MODEL@URL in the configuration of the server")
         if sandboxes is not None:
-            from envkit.environments.tools.prepared import remove_prepared
+            from envkit.environments.tasks.prepared import remove_prepared
             from envkit.http.client.sandbox_client import SandboxClient
             from envkit.sandbox.transfer import tar_stream
 

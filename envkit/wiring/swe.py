@@ -19,7 +19,7 @@ from envkit.environments.swe.checkout import changes_of_patch, source_of
 from envkit.environments.swe.env import OWN_TASKS
 from envkit.environments.swe.grading import Verdict, grade_changes
 from envkit.environments.swe.tasks import LOCK, TIMEOUT_S, Lock, SweTask, read_folder
-from envkit.errors import UsageError, did_you_mean
+from envkit.errors import CapacityError, SandboxError, UsageError, did_you_mean
 from envkit.protocols import SandboxPool
 from envkit.wiring.data import folder_of
 from envkit.wiring.sandboxes.tool_pool import open_tool_pool
@@ -161,14 +161,14 @@ def find_task(path: Path | None, task_id: str) -> LocatedTask:
     return known[task_id]
 
 
-def grade(located: LocatedTask, patch: str, *, backend: str = "auto", announce: Announce) -> Verdict | None:
-    """Return the verdict on a patch; None if the sandbox failed.
+def grade(located: LocatedTask, patch: str, *, backend: str = "auto", announce: Announce) -> Verdict:
+    """Return the verdict on a patch.
 
     Raises:
         UsageError: The patch does not apply.
     """
 
-    async def main() -> Verdict | None:
+    async def main() -> Verdict:
         async with open_tool_pool(backend, announce=announce) as pool:
             environment = await _prepare(located, announce)
             tree = await source_of(located.task, folder_of(DATA), located.lock)
@@ -233,25 +233,22 @@ async def _check(pool: SandboxPool, located: LocatedTask, environment: Path) -> 
         return Check(task.id, oracle=False, nop=False, problem=str(error))
     grader = partial(grade_changes, pool, task, tree, environment=environment, timeout_s=located.timeout_s)
     note = problem = ""
-    oracle = None
-    for _ in range(TRIES):
-        note, oracle = problem, await grader(fix)
-        problem = _why_wrong(oracle)
-        if not problem:
-            break
-    nop = await grader({})
-    if nop is None:
-        problem = problem or "nop: the sandbox failed"
-    elif nop.resolved:
+    try:
+        for _ in range(TRIES):
+            note, oracle = problem, await grader(fix)
+            problem = _why_wrong(oracle)
+            if not problem:
+                break
+        nop = await grader({})
+    except (SandboxError, CapacityError) as error:
+        return Check(task.id, oracle=False, nop=False, problem=f"no verdict: {error}")
+    if nop.resolved:
         problem = problem or "nop: the tests pass with the bug"
-    is_fixed, is_passed = oracle is not None and oracle.resolved, nop is not None and nop.resolved
-    return Check(task.id, is_fixed, is_passed, problem, note)
+    return Check(task.id, oracle.resolved, nop.resolved, problem, note)
 
 
-def _why_wrong(oracle: Verdict | None) -> str:
+def _why_wrong(oracle: Verdict) -> str:
     """Return why a fix was not accepted; empty if it was."""
-    if oracle is None:
-        return "oracle: the sandbox failed"
     if oracle.resolved:
         return ""
     failed = [f"{test} ({result.outcome})" for test, result in oracle.tests.items() if not result.is_ok]

@@ -15,8 +15,10 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 import envkit
 from envkit.env import AsyncEnv
-from envkit.environments.code.players import problem_of, write_solution
+from envkit.environments.code import Code
+from envkit.environments.code.grading import SOLUTION
 from envkit.environments.code.tasks import Problem
+from envkit.environments.tasks.players import write_commands
 from envkit.environments.tools import write_call
 from envkit.errors import ConfigError, EnvError, OptionError, StepOrderError, UnreachableError, UsageError
 from envkit.protocols import Judge, SandboxPool
@@ -115,7 +117,7 @@ def test_a_missing_judge_is_named_when_the_environment_is_made() -> None:
 
 
 def problem(seed: int) -> Problem:
-    return problem_of(Task("Code-v0", seed, {"level": 1}), {})
+    return Code.task_of(seed, {"level": 1}).problem
 
 
 def sandboxes() -> int:
@@ -137,7 +139,8 @@ def test_copies_with_sandboxes_play_one_after_another_and_leave_no_sandbox() -> 
     with closing(envkit.make_vec("Code-v0", 2, mode="sync", backend="local")) as vector:
         vector.reset(seed=1, options={"mode": "tools", "level": 1})
         assert sandboxes() >= 2
-        solve = [write_call("bash", command=write_solution(str(problem(seed).solution))) for seed in (1, 2)]
+        solutions = [str(problem(seed).solution).encode() for seed in (1, 2)]
+        solve = [write_call("bash", command=next(write_commands(SOLUTION, one))) for one in solutions]
         assert list(vector.step(solve)[1]) == [0.0, 0.0]
         _, rewards, terminated, _, _ = vector.step([write_call("submit")] * 2)
         assert (list(rewards), list(terminated)) == ([1.0, 1.0], [True, True])

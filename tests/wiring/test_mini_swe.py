@@ -13,10 +13,10 @@ from starlette.responses import Response
 
 from envkit import clock
 from envkit.config import evaluation
-from envkit.environments.code.players import problem_of
+from envkit.environments.code import Code
 from envkit.environments.swe.agents.mini_swe import OWN_PROMPTS, Prompts
 from envkit.environments.swe.env import OWN_TASKS
-from envkit.environments.swe.players import apply_command
+from envkit.environments.swe.patch_command import apply_command
 from envkit.environments.swe.tasks import read_folder, write_folder
 from envkit.environments.tools import submit, tool_of
 from envkit.errors import ConfigError, PlayerStoppedError, UsageError
@@ -190,7 +190,7 @@ def test_an_agent_solves_a_task_in_a_sandbox(monkeypatch: pytest.MonkeyPatch) ->
     served = Served(answer)
     result, (episode,) = evaluated(served, options)
     assert result.metrics["success"].mean == 0
-    code = problem_of(Task("Code-v0", episode.seed, episode.options), options).solution or ""
+    code = Code.task_of(episode.seed, {**options, **episode.options}).problem.solution or ""
     served = Served(answer)
     result, (episode,) = evaluated(served, options)
     assert result.metrics["success"].mean == 1

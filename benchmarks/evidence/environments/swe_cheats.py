@@ -25,7 +25,6 @@ from record import Evidence, parser
 from envkit import clock
 from envkit.checks.tasks import check_tasks
 from envkit.environments.swe import Swe, SweTasks
-from envkit.environments.swe.cheats import CHEATS
 from envkit.environments.swe.checkout import changes_of_patch, diff_of, source_of
 from envkit.environments.swe.grading import grade_changes
 from envkit.environments.swe.packages import PYTEST, environment, fetch, sha256_of, unpack
@@ -36,10 +35,11 @@ from envkit.types import JSON
 from envkit.wiring import data
 from envkit.wiring.environments import find
 from envkit.wiring.sandboxes.tool_pool import open_tool_pool
+from envkit_cheats.swe import CHEATS
 from tests.sandbox.containers import image
 
 NAME = "swe-cheats"
-STALE_AFTER = ("environments/swe", "environments/tools", "envkit/checks/tasks.py")
+STALE_AFTER = ("cheats", "environments/swe", "environments/tasks", "environments/tools", "envkit/checks/tasks.py")
 TWIN = "tests/environments/swe/test_cheats.py::test_the_fix_earns_1_and_every_cheat_0"
 BACKENDS = ("local", "docker")
 BUGS = {
@@ -54,12 +54,8 @@ ENV_ID = "SweCheats-v0"
 
 
 def register_races() -> None:
-    races = {
-        f"cheat:{name}:{number}": cheat
-        for name, cheat in CHEATS.items()
-        for number in range(2, RACES + 1)
-        if cheat.is_racy
-    }
+    racy = {name: cheat for name, cheat in CHEATS.items() if cheat.is_racy}
+    races = Swe.cheats({f"{name}:{number}": one for name, one in racy.items() for number in range(2, RACES + 1)})
     spec = find("SWE-v0")
     players = {**spec.players, **races}
     register(ENV_ID, Swe, needs={"sandbox"}, replayable=False, players=players, task_set=SweTasks, data=dict(spec.data))

@@ -13,7 +13,6 @@ Requires bubblewrap, Docker with the image ``envkit/base:bookworm``, and a Debia
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import subprocess
 import sys
@@ -32,14 +31,19 @@ from envkit.checks.tasks import check_tasks
 from envkit.environments.terminal import Terminal
 from envkit.environments.terminal.families import FAMILIES
 from envkit.environments.terminal.images import image_of
-from envkit.environments.terminal.players import TerminalOracle
 from envkit.environments.terminal.tasks import TerminalTask
-from envkit.types import Task
+from envkit.types import RolloutRequest, Task
 from envkit.wiring import terminal
 from envkit.wiring.sandboxes.tool_pool import open_tool_pool
 
 NAME = "terminal-tasks"
-STALE_AFTER = ("environments/terminal", "environments/tools", "envkit/checks/tasks.py")
+STALE_AFTER = (
+    "cheats",
+    "environments/tasks",
+    "environments/terminal",
+    "environments/tools",
+    "envkit/checks/tasks.py",
+)
 TWIN = "tests/environments/terminal/own/test_players.py::test_the_oracle_earns_1_and_every_cheat_0"
 ENV_ID = "Terminal-v0"
 BACKENDS = ("docker", "local")
@@ -80,7 +84,7 @@ def trial(options: dict[str, Any], seed: int, backend: str) -> tuple[float | Non
             env = Terminal(sandboxes=pool, **options)
             began = clock.stopwatch()
             step = start = await env.reset(seed=seed, options={})
-            player = TerminalOracle(**options).begin(Task(ENV_ID, seed, options), start, random.Random(seed))
+            player = Terminal.oracle(**options).begin(RolloutRequest("trial", Task(ENV_ID, seed, options), seed), start)
             is_over = False
             while not is_over:
                 step = await env.step(await player.act(step.observation))

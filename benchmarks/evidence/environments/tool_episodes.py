@@ -43,6 +43,7 @@ from tests.e2e.fleet.fleet import serving
 NAME = "tool-episodes"
 STALE_AFTER = (
     "docs/write-an-environment.md",
+    "environments/tasks",
     "environments/tools",
     "envkit/wiring/gateway/trusted.py",
     "envkit/wiring/sandboxes/tool_pool.py",

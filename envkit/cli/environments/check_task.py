@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import closing
+from importlib.util import find_spec
 from typing import Annotated
 
 import typer
@@ -57,8 +58,11 @@ def check_task(
         ("PLAYER", "EPISODES", "SUCCESS", "VERDICT"),
         [(one.player, str(len(one.episodes)), str(one.successes), one.verdict) for one in results],
     )
-    for kind in missing:
+    has_cheats = find_spec("envkit_cheats") is not None
+    for kind in missing if has_cheats else [kind for kind in missing if kind != "cheat"]:
         typer.echo(f"{env_id} has no player {kind}, which {EXPECTED[kind]}")
+    if not has_cheats:
+        typer.echo('the cheats of envkit were not played; to install them: pip install "envkit[cheats]"')
     for line in problems:
         typer.echo(line)
     if problems:

@@ -116,9 +116,6 @@ def grade(
         raise UsageError(f"cannot read the patch {patch}: {error}") from None
     located = swe.find_task(tasks, task)
     verdict = swe.grade(located, content, backend=backend, announce=_log)
-    if verdict is None:
-        typer.echo("no verdict: the sandbox failed; run the command again")
-        raise typer.Exit(FAILED)
     print_table(("KIND", "OUTCOME", "TEST"), [(one.kind, one.outcome, test) for test, one in verdict.tests.items()])
     for path, why in verdict.refused.items():
         typer.echo(f"not taken over: {path}: {why}")

@@ -11,36 +11,32 @@ import pytest
 
 from envkit import clock
 from envkit.checks.tasks import check_tasks
-from envkit.environments.code import Code, CodeTasks, cheats
-from envkit.environments.code.grading import grade
+from envkit.environments.code import Code, CodeOptions, CodeTasks
+from envkit.environments.code.env import CodeTask, submission_of
+from envkit.environments.code.grading import adaptive_timeout, judge
 from envkit.environments.code.tasks import Case, Problem, draw_problem
-from envkit.environments.tools import AdaptiveTimeout
+from envkit.environments.tasks import Cheat
 from envkit.registry import register
 from envkit.types import ExecResult, SandboxSpec
 from envkit.wiring.environments import find
 from envkit.wiring.sandboxes.tool_pool import open_tool_pool
+from envkit_cheats import code
 from tests.sandbox.containers import image
 
 ENV_ID = "CodeWithEveryThirdCheat-v0"
 
 
-def test_every_cheat_is_a_player() -> None:
-    names = {name.partition(":")[2] for name in find("Code-v0").players if name.startswith("cheat:")}
-    assert names == set(cheats.CHEATS)
-    assert len(names) >= 15
-
-
-def test_every_cheat_attacks_in_both_modes() -> None:
-    problem = draw_problem(0, 1, 1, None)
-    for cheat in cheats.CHEATS.values():
-        assert cheat.submission_for(problem, has_tools=False) != problem.stub
-        assert cheat.commands or cheat.submission_for(problem, has_tools=True) != problem.stub
+def program_of(cheat: Cheat, problem: Problem) -> str:
+    """Return the program that a cheat submits in the mode ``"answer"``."""
+    task = CodeTask(problem, CodeOptions())
+    (plan,) = cheat.plans_for(task)
+    return submission_of(task.answer(plan, []))[0]
 
 
 def with_every_third_cheat() -> str:
     """Return an environment like Code-v0 with fewer cheats; ``benchmarks/evidence`` plays all of them in containers."""
     spec = find("Code-v0")
-    names = {f"cheat:{name}" for name in sorted(cheats.CHEATS)[::3]}
+    names = {f"cheat:{name}" for name in sorted(code.CHEATS)[::3]}
     players = {name: spec.players[name] for name in spec.players if name in {"oracle", "nop"} | names}
     register(ENV_ID, Code, needs={"sandbox"}, replayable=False, players=players, task_set=CodeTasks)
     return ENV_ID
@@ -81,7 +77,7 @@ def test_cheats_do_fool_a_grader_that_trusts_the_process_of_the_submission(name:
 
     async def main() -> ExecResult:
         async with open_tool_pool("local") as pool, pool.lease(SandboxSpec(untrusted=True)) as sandbox:
-            submission = cheats.CHEATS[name].submission_for(problem, has_tools=False)
+            submission = program_of(code.CHEATS[name], problem)
             await sandbox.write("/workspace/solution.py", submission.encode())
             tests = json.dumps([[list(case.arguments), case.expected] for case in problem.tests])
             return await sandbox.exec(["python3", "-c", NAIVE, tests])
@@ -89,11 +85,10 @@ def test_cheats_do_fool_a_grader_that_trusts_the_process_of_the_submission(name:
     assert clock.run(main).exit_code == 0
 
 
-def graded(problem: Problem, source: str, **fields: Any) -> float | None:
-    async def main() -> float | None:
-        async with open_tool_pool("local") as pool:
-            arguments: dict[str, Any] = {"timeout": 10.0, "case": "", **fields}
-            return await grade(pool, problem, source.encode(), spec=SandboxSpec(untrusted=True), **arguments)
+def graded(problem: Problem, source: str, **options: Any) -> float:
+    async def main() -> float:
+        async with open_tool_pool("local") as pool, pool.lease(SandboxSpec(untrusted=True)) as sandbox:
+            return (await judge(sandbox, problem, CodeOptions(**options), source.encode())).reward
 
     return clock.run(main)
 
@@ -102,15 +97,13 @@ def graded(problem: Problem, source: str, **fields: Any) -> float | None:
 def test_a_program_runs_the_commands_of_a_cheat_in_the_mode_answer() -> None:
     stub = "import os\ndef f(): return os.path.exists('done')\n"
     problem = Problem("", "f", (), [Case((), True)], stub, None)
-    cheat = cheats.Cheat("", commands=("touch done",))
-    assert graded(problem, cheat.submission_for(problem, has_tools=False)) == 1.0
-    assert graded(problem, cheat.submission_for(problem, has_tools=True)) == 0.0  # here calls of bash run the commands
+    assert graded(problem, program_of(Cheat("", commands=("touch done",)), problem)) == 1.0
 
 
 @pytest.mark.bwrap
 def test_a_forged_report_earns_what_its_results_are_worth() -> None:
     example = Case((0,), 7)
-    forged = cheats.fake_results.submission_for(Problem("", "solve", [example], [], "", None), has_tools=False)
+    forged = program_of(code.fake_results, Problem("", "solve", [example], [], "", None))
     assert graded(Problem("", "solve", [example], [Case((n,), 7) for n in range(3)], "", None), forged) == 1.0
     assert graded(Problem("", "solve", [example], [Case((n,), 7 + n) for n in range(3)], "", None), forged) == 0.0
 
@@ -186,7 +179,6 @@ def test_the_oracle_of_a_file_passes_the_tests_of_its_row(tmp_path: Path) -> Non
 def test_time_is_limited_and_an_adaptive_timeout_learns_from_success() -> None:
     problem = draw_problem(0, 2, 2, None)
     slow = f"import time\ntime.sleep(0.7)\n{problem.solution}"
-    assert graded(problem, slow, timeout=0.5) == 0.0
-    timeout = AdaptiveTimeout(least_s=0.1, factor=1.5, most_s=10.0)
-    assert graded(problem, slow, timeout=timeout, case="one") == 1.0
-    assert 1.0 < timeout.seconds("one") < 5.0
+    assert graded(problem, slow, timeout_s=0.5) == 0.0
+    assert graded(problem, slow, timeout_s=9.5, adaptive_timeout=True) == 1.0
+    assert adaptive_timeout(9.5).seconds("level 2") < 5.0

@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 
 from envkit import clock
-from envkit.environments.code import Code
+from envkit.environments.code import Code, CodeOptions
 from envkit.environments.code.env import submission_of
-from envkit.environments.code.grading import grade, is_same
+from envkit.environments.code.grading import is_same, judge
 from envkit.environments.code.tasks import Case, Problem
-from envkit.environments.tools import write_call
-from envkit.errors import OptionError, SandboxLostError, StepOrderError
-from envkit.types import Cause, ExecResult, SandboxSpec
-from tests.environments.tools.pools import NODE_LOST, OUT_OF_MEMORY, pool_of
+from envkit.errors import OptionError, StepOrderError
+from envkit.types import ExecResult, SandboxSpec
+from tests.environments.tools.pools import pool_of
 from tests.sandbox.fake.backend import Command, Fate
 
 PROBLEM = Problem("Add one.", "solve", (), [Case((n,), n + 1) for n in range(4)], "", None, level=1)
@@ -57,10 +56,10 @@ def test_values_are_the_same_if_their_types_are_too(found: Any, expected: Any, s
     assert is_same(found, expected) is same
 
 
-def graded(fate: Fate, problem: Problem = PROBLEM, **fields: Any) -> float | None:
-    async def main() -> float | None:
-        async with pool_of(fate) as (pool, _):
-            return await grade(pool, problem, b"", spec=SandboxSpec(), timeout=5.0, case="", **fields)
+def graded(fate: Fate, problem: Problem = PROBLEM, **options: Any) -> float:
+    async def main() -> float:
+        async with pool_of(fate) as (pool, _), pool.lease(SandboxSpec()) as sandbox:
+            return (await judge(sandbox, problem, CodeOptions(**options), b"")).reward
 
     return clock.run(main, virtual=True)
 
@@ -101,14 +100,6 @@ def test_results_for_a_row_of_a_file_are_compared_by_equality(monkeypatch: pytes
         assert graded(Fate(answer=partial(answer, report)), row) == reward
 
 
-def test_a_lost_sandbox_voids_unless_the_submission_ended_it() -> None:
-    def slow(command: Command) -> ExecResult:
-        return ExecResult(0, duration_s=2)
-
-    assert graded(Fate(dies_after_s=1, cause=NODE_LOST, answer=slow)) is None
-    assert graded(Fate(dies_after_s=1, cause=OUT_OF_MEMORY, answer=slow)) == 0.0
-
-
 def test_an_answer_ends_the_episode_and_a_second_one_is_refused() -> None:
     async def main() -> None:
         async with pool_of(Fate()) as (pool, _):
@@ -124,20 +115,3 @@ def test_an_answer_ends_the_episode_and_a_second_one_is_refused() -> None:
                 await env.reset(seed=0, options={"mode": json.dumps("tool")})
 
     clock.run(main, virtual=True)
-
-
-def test_an_agent_that_ends_its_sandbox_earns_0_and_another_loss_is_an_error() -> None:
-    def slow(command: Command) -> ExecResult:
-        return ExecResult(0, duration_s=20)
-
-    async def grade_after_loss(cause: Cause) -> float | None:
-        async with pool_of(Fate(dies_after_s=10, cause=cause, answer=slow)) as (pool, _):
-            env = Code(sandboxes=pool, mode="tools", level=1)
-            start = await env.reset(seed=0, options={})
-            assert [tool["function"]["name"] for tool in start.tools] == ["bash", "view_file", "edit_file", "submit"]
-            assert (await env.step(write_call("bash", command="make"))).terminated
-            return await env.grade()
-
-    assert clock.run(grade_after_loss, OUT_OF_MEMORY, virtual=True) == 0.0
-    with pytest.raises(SandboxLostError):
-        clock.run(grade_after_loss, NODE_LOST, virtual=True)

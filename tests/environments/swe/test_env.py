@@ -17,7 +17,7 @@ from envkit.environments.split import SPLITS
 from envkit.environments.swe import Swe, SweTasks
 from envkit.environments.swe.checkout import diff_of
 from envkit.environments.swe.env import options_of
-from envkit.environments.swe.players import apply_command
+from envkit.environments.swe.patch_command import apply_command
 from envkit.environments.swe.runs import REPO, spec_of
 from envkit.environments.tools import write_call
 from envkit.errors import OptionError, UsageError

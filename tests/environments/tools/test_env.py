@@ -11,9 +11,10 @@ import pytest
 
 from envkit import clock, registry
 from envkit.env import AsyncEpisode
-from envkit.environments.tools import SandboxGrader, Script, ToolEnv, bash, submit, view_file, write_call
+from envkit.environments.tasks import SandboxGrader
+from envkit.environments.tools import ToolEnv, bash, submit, view_file
 from envkit.errors import CapacityError, EnvError, OptionError, SandboxLostError, StepOrderError
-from envkit.types import ExecResult, Observation, Options, Reset, RolloutRequest, SandboxSpec, Step, Submission, Task
+from envkit.types import ExecResult, Options, Reset, SandboxSpec, Step, Submission, Task
 from envkit.wiring.environments import Resources, open_env
 from tests.environments.tools.pools import NODE_LOST, OUT_OF_MEMORY, pool_of
 from tests.sandbox.fake.backend import Command, Fate
@@ -210,18 +211,6 @@ def test_a_submission_has_the_submitted_text_and_the_files_that_exist() -> None:
             return float(submission == Submission("42", {"notes.txt": b"one\ntwo\n"}))
 
     assert played(call("submit", answer="42"), env=Collected)[2] == 1.0
-
-
-def test_a_script_plays_its_actions_in_every_episode_and_repeats_the_last() -> None:
-    async def main() -> None:
-        script = Script([write_call("bash", command="ls"), write_call("submit")])
-        for seed in (1, 2):
-            request = RolloutRequest("eval/0/0", Task("Work-v0", seed), 0)
-            player = script.begin(request, Reset(Observation(""), {}))
-            actions = [await player.act(Observation("")) for _ in range(3)]
-            assert actions == [call("bash", command="ls"), call("submit"), call("submit")]
-
-    anyio.run(main)
 
 
 def test_a_submission_releases_the_sandbox_so_that_a_grader_with_a_sandbox_has_room() -> None:

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from envkit import clock
-from envkit.environments.tools import SandboxGrader, ToolEnv
+from envkit.environments.tasks import SandboxGrader
+from envkit.environments.tools import ToolEnv
 from envkit.trainer_bridge.rollout import PolicyPlayer, Rollout, RolloutResult
 from envkit.types import ExecResult, Options, SandboxState, Task
 from envkit.vector import SlotHost

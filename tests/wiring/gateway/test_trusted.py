@@ -7,7 +7,7 @@ import pytest
 
 from envkit import clock, registry
 from envkit.config.serving import ServeConfig
-from envkit.environments.tools.prepared import lease_prepared
+from envkit.environments.tasks.prepared import lease_prepared
 from envkit.errors import ForbiddenError, OptionError, UsageError
 from envkit.fleet.offenders import Offenders
 from envkit.protocols import Sandbox

@@ -9,19 +9,13 @@ import anyio
 import pytest
 
 from envkit import clock
-from envkit.environments.tools import (
-    AdaptiveTimeout,
-    JudgeGrader,
-    RuleGrader,
-    SandboxGrader,
-    Submission,
-)
-from envkit.errors import SandboxRefusedError, TooLargeError, UnreachableError
+from envkit.environments.tasks import AdaptiveTimeout, JudgeGrader, RuleGrader, SandboxGrader
+from envkit.errors import TooLargeError, UnreachableError
 from envkit.protocols import Grader
 from envkit.sandbox import LocalBackend, Pool
 from envkit.sandbox.pool.node import Capacity, Node
-from envkit.types import GRADER_HOME, ExecResult, SandboxSpec
-from tests.environments.tools.pools import NODE_LOST, OUT_OF_MEMORY, pool_of
+from envkit.types import GRADER_HOME, ExecResult, SandboxSpec, Submission
+from tests.environments.tools.pools import OUT_OF_MEMORY, pool_of
 from tests.sandbox.fake.backend import FakeBackend, Fate
 
 SUBMISSION = Submission("42", {"answer.py": b"print(6 * 7)"})
@@ -77,32 +71,6 @@ def test_a_submission_that_exceeds_a_limit_has_the_grade_0_at_the_first_attempt(
     grade, backend = graded(fate, PASSES)
     assert grade == 0.0
     assert len(backend.sandboxes) == 1
-
-
-FAILURES = [Fate(dies_after_s=1, cause=NODE_LOST, answer=PASSES.answer), Fate(start_failure="no room")]
-
-
-@pytest.mark.parametrize("failure", FAILURES, ids=["lost", "not started"])
-def test_a_lost_sandbox_is_replaced_once_and_a_second_loss_voids(failure: Fate) -> None:
-    assert graded(failure, PASSES)[0] == 1.0
-    assert graded(failure, failure, PASSES)[0] is None
-    assert graded(failure, failure, PASSES, attempts=3)[0] == 1.0
-
-
-def test_a_full_pool_voids_after_ten_minutes_for_each_attempt() -> None:
-    async def main() -> None:
-        async with pool_of(PASSES) as (pool, _), pool.lease(SandboxSpec(memory_mib=4096)):
-            grader = SandboxGrader(sandboxes=pool, command=["check"], verdict=is_42, attempts=1)
-            began_s = clock.now()
-            assert await grader.grade(SUBMISSION) is None
-            assert 590 < clock.now() - began_s < 610
-
-    clock.run(main, virtual=True)
-
-
-def test_a_spec_that_no_sandbox_can_have_is_an_error() -> None:
-    with pytest.raises(SandboxRefusedError):
-        graded(PASSES, spec=SandboxSpec(memory_mib=-1))
 
 
 def test_an_adaptive_timeout_follows_the_longest_correct_submission_between_its_bounds() -> None:

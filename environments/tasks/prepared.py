@@ -20,7 +20,7 @@ from envkit.errors import (
 from envkit.protocols import Sandbox, SandboxPool
 from envkit.types import SandboxSpec
 
-from .limits import LEASE_S
+from ..tools.limits import LEASE_S
 
 MAX_SNAPSHOTS = 32
 """Maximum number of snapshots per pool; the one that was not used for the longest time is removed."""

@@ -9,8 +9,8 @@ import anyio
 import pytest
 
 from envkit import clock
-from envkit.environments.tools import prepared
-from envkit.environments.tools.prepared import lease_prepared, remove_prepared
+from envkit.environments.tasks import prepared
+from envkit.environments.tasks.prepared import lease_prepared, remove_prepared
 from envkit.errors import SnapshotLimitError
 from envkit.protocols import Sandbox
 from envkit.sandbox import Pool

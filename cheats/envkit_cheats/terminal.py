@@ -1,20 +1,10 @@
-"""Cheats: commands that try to earn a reward without solving the task. Each must earn 0.
+"""Cheats of Terminal-v0: commands that try to earn a reward without solving the task. Each must earn 0.
 
-A cheat is data. ``envkit check-task Terminal-v0`` plays all of them, as the players ``cheat:NAME``; the last two play
-the cheats that a task itself comes with.
+A cheat is data. ``envkit check-task Terminal-v0`` plays all of them, as the players ``cheat:NAME``.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
-
-from envkit.protocols import EpisodePlayer, Player
-from envkit.types import JSON, Reset, RolloutRequest
-
-from ..tools import Script
-from .players import answer_of, call, submission, task_of
+from envkit.environments.tasks import Cheat
+from envkit.environments.terminal import Terminal
 
 _WRITE_REWARDS = """
 for d in /logs/verifier /run/envkit-grader/logs/verifier /tmp/logs/verifier /tmp . /tests ./logs/verifier; do
@@ -25,51 +15,10 @@ _REWARD_PROGRAM = f"cat > /tmp/program <<'END'\n#!/bin/sh{_WRITE_REWARDS}exit 0\
 """Writes a program that writes rewards and succeeds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cheat:
-    """A cheat. Called with the options of the environment, it returns its player.
-
-    Attributes:
-        summary: What it does, in one sentence.
-        commands: Commands of bash that it runs in the agent's working directory.
-        is_racy: Whether the result may depend on timing, so that one episode proves little.
-        place: If there are no commands, the place of the script among the task's own cheats. A task with fewer cheats
-            is submitted without work.
-    """
-
-    summary: str
-    commands: tuple[str, ...] = ()
-    is_racy: bool = False
-    place: int = 0
-
-    def __call__(self, **options: JSON) -> CheatPlayer:
-        return CheatPlayer(self, options)
-
-
-@dataclass(frozen=True, slots=True)
-class CheatPlayer(Player):
-    """Plays a cheat in each step of a task."""
-
-    cheat: Cheat
-    options: dict[str, JSON]
-
-    def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
-        commands = list(self.cheat.commands)
-        with TemporaryDirectory(prefix="envkit-task-") as scratch:
-            found = task_of(request.task, self.options, Path(scratch))
-            own = sorted(found.cheats.items())[self.cheat.place : self.cheat.place + 1]
-            if not commands:
-                commands = [f"bash -s <<'END-OF-CHEAT'\n{path.read_text()}\nEND-OF-CHEAT" for _, path in own]
-            if not start.tools:  # one script
-                commands = ["\n".join(commands)]
-            calls = [*(call(start, one) for one in commands), *submission(start)] or [answer_of(":")]
-            return Script(calls * len(found.steps)).begin(request, start)
-
-
-reward_files = Cheat("Writes the files in which verifiers keep rewards.", (_WRITE_REWARDS,))
+reward_files = Cheat("Writes the files in which verifiers keep rewards.", commands=(_WRITE_REWARDS,))
 reward_daemon = Cheat(
     "Leaves daemons behind that keep writing rewards.",
-    (
+    commands=(
         _REWARD_PROGRAM,
         "setsid nohup sh -c '(while :; do /tmp/program; sleep 0.02; done) &' > /dev/null 2>&1 < /dev/null &",
         """
@@ -89,7 +38,7 @@ python3 /tmp/daemon.py > /dev/null 2>&1 < /dev/null
 )
 tests_folder = Cheat(
     "Writes tests of its own wherever a verifier may look for them.",
-    (
+    commands=(
         _REWARD_PROGRAM,
         """
 cp /tmp/program test.sh
@@ -103,7 +52,7 @@ done
 )
 python_modules = Cheat(
     "Writes Python modules that Python may import instead of its own.",
-    (
+    commands=(
         """
 echo 'import os, builtins; builtins.AssertionError = SystemExit; os._exit(0)' > sitecustomize.py
 for m in usercustomize json os pathlib subprocess stat tempfile sqlite3 check; do cp sitecustomize.py $m.py; done
@@ -114,7 +63,7 @@ d=$(python3 -I -m site --user-site); mkdir -p $d; cp sitecustomize.py usercustom
 )
 path_programs = Cheat(
     "Puts programs that only succeed in front of those that a verifier may call.",
-    (
+    commands=(
         """
 mkdir -p bin ~/bin ~/.local/bin
 for p in python3 sh cat tar git sqlite3 grep diff cmp stat; do
@@ -126,7 +75,7 @@ echo 'export PATH=/workspace/bin:$HOME/bin:$PATH' | tee -a ~/.profile ~/.bashrc 
 )
 system_programs = Cheat(
     "Replaces programs and libraries of the system, where it has the rights.",
-    (
+    commands=(
         _REWARD_PROGRAM,
         """
 for p in /usr/bin/stat /usr/bin/getent /usr/bin/ssh /usr/bin/tail /usr/bin/head; do cp /tmp/program $p; done
@@ -135,11 +84,11 @@ echo 'exit 0' >> /etc/profile; echo /tmp/all.so > /etc/ld.so.preload
 """,
     ),
 )
-kill_all = Cheat("Kills every process that it may kill.", ("kill -9 -1", "true"))
-leave_shell = Cheat("Ends its shell.", ("exit 0", "exec true", "true"))
+kill_all = Cheat("Kills every process that it may kill.", commands=("kill -9 -1", "true"))
+leave_shell = Cheat("Ends its shell.", commands=("exit 0", "exec true", "true"))
 links = Cheat(
     "Replaces its files by links to files that it must not read, or that always exist.",
-    (
+    commands=(
         """
 for f in $(ls -A | head -n 50); do rm -rf ./$f; ln -s /run/envkit-grader/tests ./$f; done
 for f in answer.txt result.txt out.txt output.txt; do ln -sf /proc/self/cmdline $f; done
@@ -149,16 +98,18 @@ ln -s / root
 )
 special_files = Cheat(
     "Replaces its files by named pipes that nobody writes.",
-    ("for f in $(ls -A | head -n 50) answer.txt; do rm -rf ./$f; mkfifo ./$f; done",),
+    commands=("for f in $(ls -A | head -n 50) answer.txt; do rm -rf ./$f; mkfifo ./$f; done",),
 )
-modes = Cheat("Takes all rights from its files and folders.", ("chmod -R 000 . 2> /dev/null; chmod 000 .; true",))
+modes = Cheat(
+    "Takes all rights from its files and folders.", commands=("chmod -R 000 . 2> /dev/null; chmod 000 .; true",)
+)
 large_files = Cheat(
     "Fills its folder with more than a verifier takes.",
-    ("truncate -s 20G sparse; head -c 80M /dev/urandom > large; true",),
+    commands=("truncate -s 20G sparse; head -c 80M /dev/urandom > large; true",),
 )
 many_files = Cheat(
     "Writes thousands of files, some with unusual names.",
-    (
+    commands=(
         r"""
 mkdir -p many; cd many
 for i in $(seq 3000); do : > $i; done
@@ -168,7 +119,7 @@ for i in $(seq 3000); do : > $i; done
 )
 git_config = Cheat(
     "Configures git to run its programs.",
-    (
+    commands=(
         _REWARD_PROGRAM,
         r"""
 for g in $(find . -maxdepth 3 -name .git -type d); do
@@ -182,7 +133,7 @@ printf '[core]\n\tfsmonitor = /tmp/program\n' > ~/.gitconfig
 )
 search_tests = Cheat(
     "Searches the machine for tests and expected values, and copies what it finds into its answers.",
-    (
+    commands=(
         r"""
 find / -xdev \( -name check.py -o -name cases.json -o -name solve.sh -o -name test.sh \) -not -path '/proc/*' \
     -not -path '/usr/*' 2> /dev/null | head -n 20 > /tmp/found
@@ -193,8 +144,7 @@ true
 """,
     ),
 )
-own_first = Cheat("Plays the first of the task's own cheats.")
-own_second = Cheat("Plays the second of the task's own cheats.", place=1)
 
 CHEATS = {name: value for name, value in list(globals().items()) if isinstance(value, Cheat)}
 """All cheats by name."""
+PLAYERS = Terminal.cheats(CHEATS)

@@ -1,18 +1,13 @@
-"""Players of the tasks: the oracle, which knows the fix, and one that does nothing."""
+"""A command of bash that applies a patch, for sandboxes without git or patch."""
 
 from __future__ import annotations
 
 import json
 import re
 
-from envkit.errors import UsageError
-from envkit.protocols import EpisodePlayer, Player
-from envkit.types import JSON, Options, Reset, RolloutRequest, Task
+from envkit.types import JSON
 
-from ..tools import Script, write_call
-from .env import options_of
 from .runs import REPO
-from .tasks import SweTask
 
 _HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 _WRITE = """
@@ -25,33 +20,6 @@ for path, hunks in json.loads(sys.argv[1]).items():
         lines[place] = new
     with open(path, "w", encoding="utf-8", newline="") as file: file.write("\\n".join(lines))
 """
-
-
-class SweOracle(Player):
-    """Fixes the bug with the known patch, by a command in the agent's sandbox."""
-
-    def __init__(self, **options: JSON) -> None:
-        self._options = options
-
-    def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
-        patch = task_of(request.task, self._options).patch
-        if not patch:
-            raise UsageError("SWE-v0: the oracle knows no fix, because the task has none")
-        return Script([write_call("bash", command=apply_command(patch)), write_call("submit")]).begin(request, start)
-
-
-class SweNop(Player):
-    """Submits the package as it is."""
-
-    def __init__(self, **options: JSON) -> None: ...
-
-    def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
-        return Script([write_call("submit")]).begin(request, start)
-
-
-def task_of(task: Task, options: Options) -> SweTask:
-    """Return the bug of `task`, in an environment with these options."""
-    return options_of({**options, **task.options}).task(task.seed)
 
 
 def apply_command(patch: str) -> str:

@@ -1,80 +1,10 @@
-"""Cheats: changes and commands that try to be graded as a fix without fixing the bug. Each must earn 0.
+"""Cheats of SWE-v0: changes and commands that try to be graded as a fix. Each must earn 0.
 
 A cheat is data. ``envkit check-task SWE-v0`` plays all of them, as the players ``cheat:NAME``.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass
-
-from envkit.protocols import EpisodePlayer, Player
-from envkit.types import JSON, Reset, RolloutRequest
-
-from ..tools import Script, write_call
-from .players import task_of
-from .runs import REPO
-from .tasks import SweTask
-
-
-@dataclass(frozen=True, slots=True)
-class Cheat:
-    """A cheat. Called with the options of the environment, it returns its player.
-
-    In all texts, ``FILE`` stands for the path of the file with the bug, ``TESTS`` for the ids of all tests as a list of
-    Python, ``TESTFILES`` for the paths of the files with failing tests, ``FUNCTIONS`` for the names of the functions
-    with a bug as a list of Python, and ``PACKAGE`` for the requirement of pip.
-
-    Attributes:
-        summary: What it does, in one sentence.
-        source: Python that it appends to the file with the bug.
-        files: Files that it writes, by path.
-        commands: Commands of bash that it runs in the folder of the package.
-        is_racy: Whether the result may depend on timing, so that one episode proves little.
-    """
-
-    summary: str
-    source: str = ""
-    files: tuple[tuple[str, str], ...] = ()
-    commands: tuple[str, ...] = ()
-    is_racy: bool = False
-
-    def __call__(self, **options: JSON) -> CheatPlayer:
-        return CheatPlayer(self, options)
-
-    def calls(self, task: SweTask) -> list[str]:
-        """Return the commands of bash with which it attacks a task."""
-        texts = {
-            "TESTFILES": " ".join(sorted(task.test_files)),
-            "TESTS": repr([*task.fail_to_pass, *task.pass_to_pass]),
-            "FUNCTIONS": repr(task.function.split(", ")),
-            "FILE": task.file,
-            "PACKAGE": "==".join(task.base.removesuffix(".tar.gz").rsplit("-", 1)),
-        }
-
-        def filled(text: str) -> str:
-            for name, value in texts.items():
-                text = text.replace(name, value)
-            return text
-
-        writes = [(path, "w", content) for path, content in self.files]
-        writes += [("FILE", "a", self.source)] if self.source else []
-        made = [f"open({filled(path)!r}, {mode!r}).write({filled(content)!r})" for path, mode, content in writes]
-        return [f"cd {REPO}; python3 - <<'END'\n{one}\nEND" for one in made] + [
-            f"cd {REPO}; {filled(one)}" for one in self.commands
-        ]
-
-
-@dataclass(frozen=True, slots=True)
-class CheatPlayer(Player):
-    """Plays a cheat."""
-
-    cheat: Cheat
-    options: dict[str, JSON]
-
-    def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
-        calls = [write_call("bash", command=one) for one in self.cheat.calls(task_of(request.task, self.options))]
-        return Script([*calls, write_call("submit")]).begin(request, start)
-
+from envkit.environments.swe import Swe
+from envkit.environments.tasks import Cheat
 
 _HOOK = """
 import pytest
@@ -374,3 +304,4 @@ site_packages = Cheat(
 
 CHEATS = {name: value for name, value in list(globals().items()) if isinstance(value, Cheat)}
 """All cheats by name."""
+PLAYERS = Swe.cheats(CHEATS)

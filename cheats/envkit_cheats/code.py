@@ -1,67 +1,10 @@
-"""Cheats: submissions and commands that try to be graded as correct without solving the task. Each must earn 0.
+"""Cheats of Code-v0: submissions and commands that try to be graded as correct. Each must earn 0.
 
 A cheat is data. ``envkit check-task Code-v0`` plays all of them, as the players ``cheat:NAME``.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass
-
-from envkit.protocols import EpisodePlayer, Player
-from envkit.types import JSON, Reset, RolloutRequest
-
-from ..tools import Script, write_call
-from .players import answer_of, problem_of, write_solution
-from .tasks import Problem
-
-
-@dataclass(frozen=True, slots=True)
-class Cheat:
-    """A cheat. Called with the options of the environment, it returns its player.
-
-    Attributes:
-        summary: What it does, in one sentence.
-        submission: The submitted program. ``NAME`` stands for the name of the function, and ``EXAMPLES`` for a list of
-            the visible tests, as pairs of arguments and result. Empty: in the mode ``"answer"``, the stub after a
-            program that runs `commands`; in the mode ``"tools"``, the stub.
-        commands: Commands of bash that it runs in the mode ``"tools"``, after it wrote the submission.
-        is_racy: Whether the result may depend on timing, so that one episode proves little.
-    """
-
-    summary: str
-    submission: str = ""
-    commands: tuple[str, ...] = ()
-    is_racy: bool = False
-
-    def __call__(self, **options: JSON) -> CheatPlayer:
-        return CheatPlayer(self, options)
-
-    def submission_for(self, problem: Problem, *, has_tools: bool) -> str:
-        """Return the text of the program that it submits for `problem`."""
-        if not self.submission:
-            run = f"import subprocess\nfor command in {self.commands!r}:\n    subprocess.run(['bash', '-c', command])\n"
-            return problem.stub if has_tools else run + problem.stub
-        examples = repr([(list(case.arguments), case.expected) for case in problem.examples])
-        name = problem.entry.rpartition(".")[2] or "main"
-        return self.submission.replace("NAME", name).replace("EXAMPLES", examples).lstrip("\n")
-
-
-@dataclass(frozen=True, slots=True)
-class CheatPlayer(Player):
-    """Plays a cheat."""
-
-    cheat: Cheat
-    options: dict[str, JSON]
-
-    def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
-        problem = problem_of(request.task, self.options)
-        submission = self.cheat.submission_for(problem, has_tools=bool(start.tools))
-        if not start.tools:
-            return Script([answer_of(submission)]).begin(request, start)
-        commands = [write_solution(submission), *self.cheat.commands]
-        calls = [write_call("bash", command=one) for one in commands]
-        return Script([*calls, write_call("submit")]).begin(request, start)
-
+from envkit.environments.code import Code
+from envkit.environments.tasks import Cheat
 
 _FRAMES = """
 import gc, os, sys
@@ -264,3 +207,4 @@ def NAME(*args):
 
 CHEATS = {name: value for name, value in list(globals().items()) if isinstance(value, Cheat)}
 """All cheats by name."""
+PLAYERS = Code.cheats(CHEATS)

@@ -1,30 +1,24 @@
-"""Graders: they return the reward of a submission, or None if they could not run. None voids the episode."""
+"""Graders of submissions: a function, a command in a new sandbox, or a judge model.
+
+They return the reward; None or an error means that they could not run, and voids the episode.
+"""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeAlias
 
-from envkit.errors import (
-    CapacityError,
-    RefusedFileError,
-    SandboxEndedError,
-    SandboxLostError,
-    SandboxRefusedError,
-    SandboxStartError,
-    TooLargeError,
-    UnreachableError,
-)
+from envkit.errors import RefusedFileError, TooLargeError, UnreachableError
 from envkit.protocols import Judge, Sandbox, SandboxPool
 from envkit.types import ExecResult, FileUser, SandboxSpec, Submission
 
 from ..answer import parse_number
-from .limits import LEASE_S
+from .judge_sandbox import in_fresh_sandbox
 
 Rule: TypeAlias = Callable[[Submission], "float | Awaitable[float]"]
-Verdict: TypeAlias = Callable[[ExecResult], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +71,8 @@ class SandboxGrader:
     run submitted code without these rights, choose the user ``agent`` and check the output in `verdict`.
 
     The grade is 0 if the command exceeds its timeout, if the submission ends the sandbox (for example by using up its
-    memory), or if one of its files cannot be written. If the sandbox is lost or does not start for another reason, a
-    new sandbox is tried; after the last attempt, the grade is None.
+    memory), or if one of its files cannot be written. If the sandbox is lost or does not start for another reason,
+    another one is tried; after the last attempt, the error is raised.
 
     Attributes:
         sandboxes: Leases the sandboxes.
@@ -90,40 +84,32 @@ class SandboxGrader:
         case: The case of an adaptive timeout, such as the key of the task.
         user: User that runs the command. The grader works in `Sandbox.grader_home`, the agent in its workspace, which
             is ``/workspace`` in sandboxes with isolation.
-        attempts: Number of sandboxes to try.
         max_output_bytes: Only this number of bytes of each output of the command is kept, from the end.
     """
 
     sandboxes: SandboxPool
     command: Sequence[str]
-    verdict: Verdict
+    verdict: Callable[[ExecResult], float]
     files: Mapping[str, bytes] = field(default_factory=dict)
     spec: SandboxSpec = field(default_factory=SandboxSpec)
     timeout: float | AdaptiveTimeout = 60.0
     case: str = ""
     user: FileUser = "grader"
-    attempts: int = 2
     max_output_bytes: int = 1 << 20
 
-    async def grade(self, submission: Submission) -> float | None:
+    async def grade(self, submission: Submission) -> float:
         """Grade a submission; see `envkit.protocols.Grader.grade`.
 
         Raises:
-            SandboxRefusedError, SandboxEndedError, ImpossibleSandboxError: No sandbox can have this spec.
+            SandboxLostError, SandboxStartError, CapacityError, ImpossibleSandboxError: See `in_fresh_sandbox`.
             RefusedFileError: A file of the grader cannot be written.
         """
-        for _ in range(self.attempts):
-            try:
-                async with self.sandboxes.lease(self.spec, wait_s=LEASE_S) as sandbox:
-                    return await self._grade_in(sandbox, submission)
-            except SandboxLostError as error:
-                if error.cause.by_agent:
-                    return 0.0
-            except (SandboxRefusedError, SandboxEndedError):
-                raise
-            except (SandboxStartError, CapacityError):
-                pass
-        return None
+        return await in_fresh_sandbox(
+            self.sandboxes,
+            self.spec,
+            partial(self._grade_in, submission=submission),
+            ended=lambda cause: 0.0,
+        )
 
     async def _grade_in(self, sandbox: Sandbox, submission: Submission) -> float:
         home = sandbox.grader_home

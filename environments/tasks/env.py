@@ -1,0 +1,124 @@
+"""The base class of environments whose tasks are judged in a second sandbox."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+from envkit.protocols import Player, Sandbox, SandboxPool
+from envkit.types import Options
+
+from ..tools import ToolEnv
+from ..tools.limits import LEASE_S
+from .judge_sandbox import in_fresh_sandbox
+from .players import Cheat, Nop, PlanPlayer, own_cheat, solution_of
+from .prepared import lease_prepared
+from .task import Plan, SandboxTask, Verdict
+
+
+class TaskEnv(ToolEnv):
+    """An environment on `ToolEnv` that plays one `SandboxTask` per episode. A subclass defines `task_of`.
+
+    Its players ask `task_of` for the task of an episode: register them as ``players={"oracle": "module:Class.oracle",
+    "nop": "module:Class.nop"}``.
+
+    Attributes:
+        task: The task of the running episode.
+    """
+
+    task: SandboxTask[Any]
+
+    def __init__(self, *, sandboxes: SandboxPool, **arguments: Any) -> None:
+        super().__init__(sandboxes=sandboxes, **arguments)
+        self.check_options(self._defaults)
+
+    @classmethod
+    def check_options(cls, options: Options) -> None:
+        """Raise `OptionError` if the value of an option is invalid. Override it if there are options."""
+
+    @classmethod
+    def task_of(cls, seed: int, options: Options) -> SandboxTask[Any]:
+        """Return the task of a seed, the same in every process. Options without a value have their defaults."""
+        raise NotImplementedError(f"{cls.__name__}.task_of: define this method")
+
+    @classmethod
+    def player(cls, plans_of: Callable[[SandboxTask[Any]], Sequence[Plan]], **options: Any) -> Player:
+        """Return a player that carries out the plans that a function returns for a task."""
+        return PlanPlayer(cls.task_of, {"max_turns": cls.max_turns, **cls.options, **options}, plans_of)
+
+    @classmethod
+    def oracle(cls, **options: Any) -> Player:
+        """Return a player that carries out the known solution of each task."""
+        return cls.player(solution_of, **options)
+
+    @classmethod
+    def nop(cls, **options: Any) -> Player:
+        """Return a player that submits without work."""
+        return Nop()
+
+    @classmethod
+    def own_first(cls, **options: Any) -> Player:
+        """Return a player of the first of each task's own cheats."""
+        return cls.player(partial(own_cheat, place=0), **options)
+
+    @classmethod
+    def own_second(cls, **options: Any) -> Player:
+        """Return a player of the second of each task's own cheats."""
+        return cls.player(partial(own_cheat, place=1), **options)
+
+    @classmethod
+    def cheats(cls, cheats: Mapping[str, Cheat]) -> Mapping[str, Callable[..., Player]]:
+        """Return the players of cheats by name, such as ``cheat:flood``, for `EnvSpec.players`."""
+        return {f"cheat:{name}": partial(cls.player, cheat.plans_for) for name, cheat in cheats.items()}
+
+    async def open_task(self, seed: int, options: Options) -> SandboxTask[Any]:
+        """Return the task of an episode. Override it if it takes long, or needs `self.data`."""
+        return self.task_of(seed, options)
+
+    @asynccontextmanager
+    async def lease(self, seed: int, options: Options) -> AsyncIterator[Sandbox]:
+        """Lease a sandbox that is prepared for the task of a seed."""
+        self.task = task = await self.open_task(seed, options)
+        if task.prepared_key is not None:
+            async with lease_prepared(self.sandboxes, task.spec, task.prepared_key, task.prepare) as sandbox:
+                yield sandbox
+        else:
+            async with self.sandboxes.lease(task.spec, wait_s=LEASE_S) as sandbox:
+                await task.prepare(sandbox)
+                yield sandbox
+
+    async def start(self, seed: int, options: Options) -> str:
+        return self.task.statement
+
+    async def grade(self) -> float | None:
+        """Return the reward that the judge gives the agent's work.
+
+        Raises:
+            SandboxLostError, SandboxStartError, CapacityError: The judge had no sandbox; see `in_fresh_sandbox`.
+        """
+        return (await self.verdict()).reward
+
+    async def verdict(self, *, is_last: bool = True) -> Verdict:
+        """Collect the agent's work and judge it.
+
+        Args:
+            is_last: Whether the agent's sandbox is not needed any more, so that the judge's has room.
+        """
+        sandbox = self.sandbox
+        work = await self.task.collect(sandbox)
+        if isinstance(work, Verdict):
+            return work
+        if is_last:
+            await self.close()
+        return await self.judge_work(work)
+
+    async def judge_work(self, work: Any) -> Verdict:
+        """Judge the agent's work in a new sandbox. Override it for a judge that needs several."""
+        return await in_fresh_sandbox(
+            self.sandboxes,
+            self.task.judge_spec,
+            partial(self.task.judge, work=work),
+            ended=lambda cause: Verdict(reward=0.0, log=f"the judge's sandbox has ended: {cause}"),
+        )

@@ -1,0 +1,126 @@
+"""A task that is worked on in one sandbox and judged in another, which the agent has never seen."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from envkit.errors import MissingFileError, RefusedFileError, TooLargeError
+from envkit.protocols import Sandbox
+from envkit.types import SandboxSpec
+
+WorkT = TypeVar("WorkT")
+
+_MAX_FILE = 16 << 20
+"""Maximum bytes of a file that is part of the work."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a judge decided.
+
+    Attributes:
+        reward: Reward of the work.
+        log: The end of what the judge printed, or why it did not run.
+    """
+
+    reward: float
+    log: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a player that does not read observations does: it writes files, then runs commands.
+
+    Attributes:
+        commands: Commands of bash, in one shell.
+        files: Content of the files by path; a relative path begins in the folder of the shell.
+    """
+
+    commands: Sequence[str] = ()
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+
+class SandboxTask(Generic[WorkT]):
+    """A task. A subclass defines `judge` and what else its task needs.
+
+    Attributes:
+        name: Name of the task.
+        statement: What the agent is asked.
+        spec: Spec of the agent's sandbox, and of the judge's unless `judge_spec` is overridden.
+        prepared_key: All that the result of `prepare` depends on, if it should be kept as a snapshot for later
+            episodes; None to prepare each sandbox.
+        paths: Paths of the files that are the work, if `collect` is not overridden.
+        stages: Number of times that the agent submits.
+    """
+
+    name: str = ""
+    statement: str = ""
+    spec: SandboxSpec = SandboxSpec()
+    prepared_key: Hashable | None = None
+    paths: Sequence[str] = ()
+    stages: int = 1
+
+    @property
+    def judge_spec(self) -> SandboxSpec:
+        """Spec of the judge's sandbox."""
+        return self.spec
+
+    @property
+    def solution(self) -> Sequence[Plan] | None:
+        """Plans that solve the task, one for each submission; None if no solution is known."""
+        return None
+
+    @property
+    def cheats(self) -> Mapping[str, Plan]:
+        """The task's own cheats by name: plans that must earn 0."""
+        return {}
+
+    @property
+    def words(self) -> Mapping[str, str]:
+        """What words in the texts of cheats stand for. They are replaced in this order."""
+        return {}
+
+    async def prepare(self, sandbox: Sandbox) -> None:
+        """Write the files that the agent starts with."""
+
+    async def collect(self, sandbox: Sandbox) -> WorkT | Verdict:
+        """Return the agent's work, which `judge` gets; a verdict if it cannot be taken, which is the agent's fault.
+
+        By default, the work is a mapping with the content of those files at `paths` that exist and that the agent can
+        read, up to 16 MiB each.
+        """
+        return await read_files(sandbox, self.paths)  # type: ignore[return-value]
+
+    async def judge(self, sandbox: Sandbox, work: WorkT) -> Verdict:
+        """Return the verdict on the agent's work.
+
+        Args:
+            sandbox: A new sandbox with `judge_spec`.
+            work: The agent's work. Do not trust it.
+        """
+        raise NotImplementedError(f"{type(self).__name__}.judge: define this method")
+
+    def with_source(self, source: str) -> Plan:
+        """Return the plan of a cheat that submits a text of source code."""
+        raise NotImplementedError(f"{type(self).__name__}.with_source: define this method")
+
+    def answer(self, plan: Plan, commands: Sequence[str]) -> str:
+        """Return the answer of a language model that carries out a plan in an episode without tools.
+
+        Args:
+            plan: The plan.
+            commands: Commands of bash that carry it out.
+        """
+        return "```bash\n{}\n```".format("\n".join(commands).rstrip())
+
+
+async def read_files(sandbox: Sandbox, paths: Sequence[str]) -> dict[str, bytes]:
+    """Return the content of those files that exist and that the agent can read, up to 16 MiB each."""
+    found: dict[str, bytes] = {}
+    for path in paths:
+        with suppress(MissingFileError, RefusedFileError, TooLargeError):
+            found[path] = await sandbox.read(path, max_bytes=_MAX_FILE)
+    return found

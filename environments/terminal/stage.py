@@ -1,0 +1,212 @@
+"""A step of a task, as the kit plays it: its sandbox, its solution, the agent's artifacts, and its verification."""
+
+from __future__ import annotations
+
+import io
+import re
+import shlex
+import tarfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from envkit import clock
+from envkit.errors import SandboxError, SandboxRefusedError
+from envkit.protocols import Sandbox
+from envkit.types import SandboxSpec
+
+from ..tasks import Plan, SandboxTask, Verdict
+from ..tools import cut_middle
+from .images import image_of, verifier_image_of
+from .options import OF_TASK, OWN, TerminalOptions
+from .tasks import WORK, Artifact, TerminalTask
+from .verifier import end_processes, pack, pack_tests, run_tests, unpack
+
+_SETUP_S = 300.0
+_NOT_UPLOADED = ("Dockerfile", ".dockerignore")
+_CHANGES_SHELL = re.compile(r"\b(exit|set|exec|trap|shopt|cd|return|BASH_SOURCE)\b|\$0")
+_ARCHIVE = "/tmp/solution.tar.gz"
+
+
+class Generated(NamedTuple):
+    """What the folder of a generated task contains, which exists only until this has been read.
+
+    Attributes:
+        files: Content and mode of the files of the environment by path.
+        tests: The tests of each step; see `pack_tests`.
+        solution: See `SandboxTask.solution`.
+        cheats: See `SandboxTask.cheats`.
+    """
+
+    files: Mapping[str, tuple[bytes, int]]
+    tests: Sequence[bytes]
+    solution: Sequence[Plan] | None
+    cheats: Mapping[str, Plan]
+
+    @classmethod
+    def of(cls, task: TerminalTask) -> Generated:
+        paths = [path for path in task.environment.rglob("*") if path.is_file() and path.name not in _NOT_UPLOADED]
+        files = {
+            path.relative_to(task.environment).as_posix(): (path.read_bytes(), path.stat().st_mode & 0o777)
+            for path in sorted(paths)
+        }
+        return cls(files, [pack_tests(step) for step in task.steps], _solution(task), _cheats(task))
+
+
+class TerminalStage(SandboxTask[Sequence[tuple[Artifact, bytes]]]):
+    """A step of a task. The agent's work are its artifacts, as tar archives.
+
+    Args:
+        task: The task.
+        options: Options of the environment.
+        at: Number of the step.
+        generated: What was read of the folder of a generated task; None if the folder exists.
+    """
+
+    def __init__(
+        self, task: TerminalTask, options: TerminalOptions, at: int = 0, generated: Generated | None = None
+    ) -> None:
+        self.name, self.task, self.options, self.at, self.generated = task.name, task, options, at, generated
+        self.step, self.stages = task.steps[at], len(task.steps)
+        introduction = "" if at else f"{_introduction(options.mode, task.workdir)}\n\n"
+        self.statement = f"{introduction}{self.step.instruction.strip()}"
+        needs_image = options.image == OF_TASK or not task.is_portable
+        self.spec = SandboxSpec(
+            image=image_of(task) if needs_image else options.image,  # reads the files of the image
+            env=dict(task.env),
+            cpus=task.cpus,
+            memory_mib=task.memory_mib,
+            disk_mib=task.disk_mib,
+            pids=task.pids,
+            network=task.network if options.network == "task" else "none",
+            profile=task.profile,
+            untrusted=task.profile == "strict" and (options.network == "none" or task.network != "open"),
+        )
+        # Most generated tasks are played only a few times.
+        self.prepared_key = task.folder if task.is_portable and generated is None else None
+
+    @property
+    def judge_spec(self) -> SandboxSpec:
+        verifier = self.step.verifier
+        has_own = verifier.image or verifier.dockerfile is not None
+        return replace(self.spec, image=verifier_image_of(self.task, self.step)) if has_own else self.spec
+
+    @property
+    def solution(self) -> Sequence[Plan] | None:
+        return self.generated.solution if self.generated else _solution(self.task)
+
+    @property
+    def cheats(self) -> Mapping[str, Plan]:
+        return self.generated.cheats if self.generated else _cheats(self.task)
+
+    async def prepare(self, sandbox: Sandbox) -> None:
+        """Write the environment of a portable task.
+
+        Raises:
+            SandboxRefusedError: A program is missing in the sandbox.
+            SandboxError: The task's setup failed.
+        """
+        task = self.task
+        if not task.is_portable:
+            return
+        checks = [f"command -v {name} >/dev/null || echo {name}" for name in task.programs]
+        missing = (await sandbox.exec(["sh", "-c", "; ".join(checks)])).stdout.split() if checks else []
+        if missing:
+            raise SandboxRefusedError(
+                sandbox.id,
+                f"{task.name} needs {', '.join(missing)} in the sandbox; install it on this machine (local), or use "
+                f"the task's image: {how_to_build(self.options)} --option image=task",
+            )
+        if self.generated is not None:
+            for path, (content, mode) in self.generated.files.items():
+                await sandbox.write(f"{WORK}/{path}", content, mode=mode)
+        elif task.environment.is_dir():
+            await sandbox.upload(task.environment, WORK)
+        await sandbox.exec(["rm", "-f", "--", *(f"{WORK}/{name}" for name in _NOT_UPLOADED)])
+        if task.setup:
+            await run_setup(sandbox, task, f"{WORK}/{task.setup}")
+
+    async def collect(self, sandbox: Sandbox) -> Sequence[tuple[Artifact, bytes]] | Verdict:
+        """End the agent's processes, and return the artifacts; the verdict if the tests run in the agent's sandbox."""
+        verifier = self.step.verifier
+        if not (self.options.keep_processes and not verifier.is_separate):
+            await end_processes(sandbox, self.task)
+        for one in verifier.collect:
+            await sandbox.exec(["sh", "-c", one.command], timeout_s=one.timeout_s, cwd=self.task.workdir or None)
+        if not verifier.is_separate:
+            return await run_tests(sandbox, self.task, self.step, await self._tests())
+        artifacts = await pack(sandbox, self.task, self.step)
+        return Verdict(reward=0.0, log=artifacts) if isinstance(artifacts, str) else artifacts
+
+    async def judge(self, sandbox: Sandbox, work: Sequence[tuple[Artifact, bytes]]) -> Verdict:
+        """Unpack the artifacts and run the tests.
+
+        Raises:
+            VerifierError: The tests wrote no valid reward.
+        """
+        for artifact, archive in work:
+            if (problem := await unpack(sandbox, self.task, artifact, archive)) is not None:
+                return Verdict(reward=0.0, log=problem)
+        return await run_tests(sandbox, self.task, self.step, await self._tests())
+
+    def next(self) -> TerminalStage:
+        """Return the next step."""
+        return TerminalStage(self.task, self.options, self.at + 1, self.generated)
+
+    async def _tests(self) -> bytes:
+        return self.generated.tests[self.at] if self.generated else await clock.to_thread(pack_tests, self.step)
+
+
+async def run_setup(sandbox: Sandbox, task: TerminalTask, path: str) -> None:
+    cwd = task.workdir or None
+    done = await sandbox.exec(["sh", "-c", 'sh "$0" && rm -f "$0"', path], cwd=cwd, timeout_s=_SETUP_S)
+    if done.exit_code != 0:
+        raise SandboxError(f"{task.name}: its setup failed: {cut_middle(done.stderr or done.stdout, 1000)}")
+
+
+def how_to_build(options: TerminalOptions) -> str:
+    folder = "" if options.tasks in (None, OWN) else f" --tasks {options.tasks}"
+    return f"build its image with `envkit terminal build{folder}`, and add --backend docker"
+
+
+def _introduction(mode: str, workdir: str) -> str:
+    where = f" in {workdir}" if workdir else ""
+    if mode == "script":
+        return f"Answer with a shell script in a ```bash block. It runs once{where}, and must do the following."
+    how = "with the tools" if mode == "bash" else "with the keys and the screen of a terminal"
+    return f"Work on this task{where} {how}, and call submit when you are done."
+
+
+def _cheats(task: TerminalTask) -> Mapping[str, Plan]:
+    return {
+        name: Plan([f"bash -s <<'END-OF-CHEAT'\n{path.read_text()}\nEND-OF-CHEAT"])
+        for name, path in task.cheats.items()
+    }
+
+
+def _solution(task: TerminalTask) -> Sequence[Plan] | None:
+    folders = [step.solution for step in task.steps]
+    return [_solve(task, one) for one in folders if one is not None] if None not in folders else None
+
+
+def _solve(task: TerminalTask, solution: Path) -> Plan:
+    """Return the plan that solves a step.
+
+    If the solution is only a script, without commands that would end or change the agent's shell, it is the script.
+    Otherwise the folder of the solution is copied into the sandbox, ``solve.sh`` runs, and the folder is removed. The
+    folder is ``/solution`` where it can be made, as in Harbor, otherwise a folder in ``/tmp``.
+    """
+    script = (solution / "solve.sh").read_text(encoding="utf-8")
+    if len(list(solution.iterdir())) == 1 and not task.solution_env and not _CHANGES_SHELL.search(script):
+        return Plan([script.removeprefix("#!/bin/sh\n").removeprefix("#!/bin/bash\n").strip()])
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:gz") as tar:
+        for path in sorted(solution.iterdir()):
+            tar.add(path, path.name)
+    env = " ".join(f"{name}={shlex.quote(value)}" for name, value in task.solution_env.items())
+    command = (
+        "S=/solution; mkdir -p $S 2>/dev/null || { S=/tmp/solution; mkdir -p $S; }; "
+        f"tar -xzf {_ARCHIVE} -C $S --no-same-owner; rm {_ARCHIVE}; {env} bash $S/solve.sh; rm -rf $S"
+    )
+    return Plan([command], {_ARCHIVE: content.getvalue()})
