@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import posixpath
+import re
+import shlex
 import stat
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from .tasks import TaskStep, TerminalTask
@@ -14,6 +16,7 @@ from .tasks import TaskStep, TerminalTask
 BASE = "debian:bookworm-slim"
 """Base image of portable tasks."""
 _REPOSITORY = "envkit/terminal"
+_VARIABLE = re.compile(r"\$(?:\{(\w+)(?::-([^}]*))?\}|(\w+))")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +47,83 @@ def recipe(packages: Sequence[str]) -> str:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What an image sets, or a stage of a Dockerfile as far as its text says; the rest is in its base image.
+
+    Attributes:
+        variables: Environment variables and arguments of the build.
+        workdir: Working directory.
+        user: User, with the group if there is one; empty if not set.
+        has_entrypoint: Whether it sets an entrypoint.
+    """
+
+    variables: Mapping[str, str] = field(default_factory=dict)
+    workdir: str = "/"
+    user: str = ""
+    has_entrypoint: bool = False
+
+
+def last_stage(dockerfile: Path) -> Stage:
+    """Return the last stage of a Dockerfile, with what it takes over from earlier ones."""
+    text = re.sub(r"\\[ \t]*\n(\s*#.*\n)*", " ", dockerfile.read_text(encoding="utf-8", errors="replace"))
+    stages: dict[str, Stage] = {}
+    arguments: dict[str, str] = {}  # those before the first stage
+    stage = Stage()
+    for line in text.splitlines():
+        keyword, value = (*line.strip().split(maxsplit=1), "", "")[:2]
+        keyword, value = keyword.upper(), value.strip()
+        names = stage.variables if stages else arguments
+        match keyword:
+            case "FROM":
+                words = [_expanded(word, arguments) for word in value.split() if not word.startswith("--")]
+                stage = stages.get(words[0].lower(), Stage()) if words else Stage()
+                stages[words[2].lower() if len(words) == 3 else f"\0{len(stages)}"] = stage
+            case "ARG" | "ENV":
+                found = _assigned(value, names, arguments if keyword == "ARG" else {})
+                if stages:
+                    stage = replace(stage, variables={**stage.variables, **found})
+                else:
+                    arguments |= found
+            case "WORKDIR":
+                path = _expanded(value.strip("\"'"), names)
+                stage = replace(stage, workdir=posixpath.normpath(posixpath.join(stage.workdir, path)))
+            case "USER":
+                stage = replace(stage, user=_expanded(value, names))
+            case "ENTRYPOINT":
+                stage = replace(stage, has_entrypoint=value.replace(" ", "") != "[]")
+        if stages:
+            stages[next(reversed(stages))] = stage
+    return stage
+
+
 def workdir_of(dockerfile: Path) -> str:
     """Return the working directory that a Dockerfile sets; if it sets none, ``/``, as in most base images."""
-    found = "/"
-    for line in dockerfile.read_text(encoding="utf-8", errors="replace").splitlines():
-        keyword, _, value = line.strip().partition(" ")
-        if keyword.upper() == "FROM":
-            found = "/"
-        elif keyword.upper() == "WORKDIR":
-            found = posixpath.join(found, value.strip().strip("\"'"))
-    return posixpath.normpath(found)
+    return last_stage(dockerfile).workdir
+
+
+def ignored(image: Stage) -> Iterator[str]:
+    """Yield a note for each setting of an image that envkit does not support. Harbor does not run a CMD either."""
+    if image.has_entrypoint:
+        yield "ENTRYPOINT of the image: is not run"
+    if image.user.partition(":")[0] not in ("", "0", "root"):
+        yield f"USER of the image: {image.user}: programs run as root"
+
+
+def _assigned(value: str, names: Mapping[str, str], defaults: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that the value of an ENV or ARG sets; `defaults` are those of arguments without a value."""
+    try:
+        words = shlex.split(value)
+    except ValueError:  # an unclosed quote
+        return {}
+    if words and "=" not in words[0]:  # ARG NAME, or ENV NAME VALUE
+        return {words[0]: _expanded(" ".join(words[1:]), names) or defaults.get(words[0], "")}
+    pairs = (word.partition("=") for word in words)
+    return {name: _expanded(content, names) for name, _, content in pairs}
+
+
+def _expanded(text: str, names: Mapping[str, str]) -> str:
+    return _VARIABLE.sub(lambda found: names.get(found[1] or found[3], "") or found[2] or "", text)
 
 
 def image_of(task: TerminalTask) -> str:
