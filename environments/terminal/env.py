@@ -47,6 +47,7 @@ from .tasks import WORK, Healthcheck, TaskStep, TerminalTask
 from .verifier import Verdict, end_processes, pack, pack_tests, run_tests, verify
 
 _SETUP_S = 300.0
+_HEALTHY_S = 600.0
 _SHELLS = ("bash", "sh", "shell")
 _Files: TypeAlias = Mapping[str, tuple[bytes, int]]
 """Content and mode of files by path."""
@@ -113,6 +114,8 @@ class Terminal(ToolEnv):
             async with leased as sandbox:
                 if files is not None:
                     await prepare(sandbox)
+                if self._task.workdir_of_image:
+                    self._task = replace(self._task, workdir=await _workdir(sandbox) or self._task.workdir)
                 yield sandbox
         except SandboxRefusedError as error:
             if self._task.is_portable and chosen.image != OF_TASK:
@@ -327,11 +330,16 @@ async def _run_setup(sandbox: Sandbox, task: TerminalTask, path: str) -> None:
         raise SandboxError(f"{task.name}: its setup failed: {cut_middle(done.stderr or done.stdout, 1000)}")
 
 
+async def _workdir(sandbox: Sandbox) -> str:
+    """Return the working directory of a sandbox's image; empty if the backend does not say."""
+    return (await sandbox.exec(["sh", "-c", 'echo "$ENVKIT_WORKDIR"'], cwd="/")).stdout.strip()
+
+
 async def _wait_until_healthy(sandbox: Sandbox, task: TerminalTask, check: Healthcheck) -> None:
     """Run a healthcheck until it succeeds; what it starts in the background goes on.
 
     Raises:
-        SandboxError: It did not succeed.
+        SandboxError: It did not succeed, or did not do so within `_HEALTHY_S`.
     """
     shell = sandbox.shell("health")
     began_s, failures = clock.now(), 0
@@ -343,6 +351,6 @@ async def _wait_until_healthy(sandbox: Sandbox, task: TerminalTask, check: Healt
             return
         in_start_period = clock.now() - began_s < check.start_period_s
         failures += not in_start_period
-        if failures >= check.retries:
+        if failures >= check.retries or clock.now() - began_s > _HEALTHY_S:
             raise SandboxError(f"{task.name}: its healthcheck failed {failures} times: {cut_middle(done.stderr, 1000)}")
         await anyio.sleep(check.start_interval_s if in_start_period else check.interval_s)
