@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -145,15 +145,25 @@ def read_folder(folder: Path) -> tuple[Sequence[SweTask], Lock]:
         lock = msgspec.json.decode((folder / LOCK).read_bytes(), type=Lock)
     except (OSError, msgspec.MsgspecError) as error:
         raise UsageError(f"{folder} has no usable {LOCK}: {error}; make the folder with: envkit swe build") from None
-    tasks: list[SweTask] = []
+    tasks: dict[str, SweTask] = {}
     for number, row in enumerate(read_lines(folder / TASKS), 1):
         try:
-            tasks.append(msgspec.convert(row, SweTask))
+            task = msgspec.convert(row, SweTask)
         except msgspec.ValidationError as error:
             raise ConfigError([f"{folder / TASKS}:{number}: {error}"]) from None
+        if (why := why_no_id(task.id, tasks)) is not None:
+            raise ConfigError([f"{folder / TASKS}:{number}: {why}"])
+        tasks[task.id] = task
     if not tasks:
         raise UsageError(f"{folder / TASKS} has no tasks")
-    return tasks, lock
+    return list(tasks.values()), lock
+
+
+def why_no_id(text: str, known: Container[str]) -> str | None:
+    """Return why a text is not the id of a new task; None if it is. Ids are names of files in the folder of reviews."""
+    if text in known:
+        return f"the id {text!r} occurs twice"
+    return f"an id must not have a slash, got {text!r}" if "/" in text or "\0" in text else None
 
 
 def write_folder(folder: Path, tasks: Iterable[SweTask], lock: Lock) -> None:

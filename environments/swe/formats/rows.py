@@ -18,6 +18,7 @@ of SWE-bench), and those of SWE-Gym ``xingyaoww/sweb.eval.x86_64.ID``, with ``_s
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,12 +28,13 @@ from typing import cast
 from envkit.errors import ConfigError, UsageError
 
 from ..runs import TEST_PATH
-from ..tasks import SweTask
+from ..tasks import SweTask, why_no_id
 from .diffs import between, reverse
 from .files import read_rows
 
 _SUMMARY = re.compile(r"=+ short test summary info =+")
 _OUTCOME = re.compile(r"(PASSED|FAILED|ERROR|XFAIL|XPASS) (\S+?)::(.*)")
+_log = logging.getLogger(__name__)
 _COLOUR = re.compile(r"(?:\x1b|\\u001b)\[\d+m")
 
 
@@ -84,23 +86,43 @@ class _Row:
         return ConfigError([f"{self.place}: {key}: {problem}"])
 
 
-def read_tasks(file: Path) -> Sequence[SweTask]:
+def read_tasks(file: Path, *, strict: bool = False) -> Sequence[SweTask]:
     """Return the tasks of a file with rows of one of the sets above.
+
+    Rows that cannot be used are left out with a warning in the log.
+
+    Args:
+        file: The file.
+        strict: Whether to raise an error instead of leaving out rows.
 
     Raises:
         UsageError: The file cannot be read, or has no rows.
-        ConfigError: A row belongs to none of the sets, or a value is malformed; the message names row and column.
+        ConfigError: No row can be used, or one cannot and `strict` is true: it belongs to none of the sets, a value is
+            malformed, no test fails before the fix, or its id occurs twice. There is a line for each row, which names
+            row and column.
     """
-    tasks: list[SweTask] = []
-    for place, columns in read_rows(file):
+    tasks: dict[str, SweTask] = {}
+    problems: list[str] = []
+    rows = read_rows(file)
+    for place, columns in rows:
         row = _Row(place, columns)
-        task = _reader_of(row)(row)
-        if not task.fail_to_pass:
-            raise ConfigError([f"{place}: no test fails before the fix and passes after it"])
-        tasks.append(task)
-    if not tasks:
+        try:
+            task = _reader_of(row)(row)
+            if not task.fail_to_pass:
+                raise ConfigError([f"{place}: no test fails before the fix and passes after it"])
+            if (why := why_no_id(task.id, tasks)) is not None:
+                raise ConfigError([f"{place}: {why}"])
+            tasks[task.id] = task
+        except ConfigError as error:
+            problems.extend(error.problems)
+    if not rows:
         raise UsageError(f"{file} has no rows")
-    return tasks
+    if problems and (strict or not tasks):
+        raise ConfigError(problems)
+    if problems:
+        left_out = f"left out {len(problems):,} of {len(rows):,} rows, which cannot be used"
+        _log.warning("%s; to list them: envkit swe import --strict %s --out DIR", left_out, file)
+    return list(tasks.values())
 
 
 def _reader_of(row: _Row) -> Callable[[_Row], SweTask]:

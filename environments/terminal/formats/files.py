@@ -27,10 +27,10 @@ def require_usable(folder: Path) -> None:
     size = 0
     for parent, folders, files in os.walk(folder):
         for name in (*folders, *files):
-            path = os.path.join(parent, name)
+            path = f"{parent}/{name}"  # a Path for each file takes twice as long
             found = os.lstat(path)
             if stat.S_ISLNK(found.st_mode):
-                is_read = name in _READ or name.endswith(_READ_SUFFIXES) or os.path.basename(parent) == "steps"
+                is_read = name in _READ or name.endswith(_READ_SUFFIXES) or parent.endswith("/steps")
                 if is_read and not Path(path).resolve().is_relative_to(folder.resolve()):
                     raise ConfigError([f"{path}: must not be a link out of the folder of the task"])
             elif stat.S_ISREG(found.st_mode):
@@ -48,7 +48,7 @@ def read_text(file: Path) -> str:
         ConfigError: It cannot be read, is no regular file, is larger than `MAX_TEXT`, or is not UTF-8.
     """
     try:
-        with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK), "rb") as opened:
+        with os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK), "rb") as opened:
             if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
                 raise ConfigError([f"{file}: must be a regular file"])
             content = opened.read(MAX_TEXT + 1)

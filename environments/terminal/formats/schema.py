@@ -20,7 +20,7 @@ _VARIABLE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([GMK])", re.IGNORECASE)
 _MIB = {"G": 1024.0, "M": 1.0, "K": 1 / 1024}
 _IMAGE = re.compile(
-    r"(?:[\w.-]+(?::\d+)?/)?[a-z0-9]+(?:(?:[._/]|__|-+)[a-z0-9]+)*(?P<version>:\w[\w.-]*)?(?P<digest>@sha256:[0-9a-f]{64})?"
+    r"(?:[A-Za-z0-9][\w.-]*(?::\d+)?/)?[a-z0-9]+(?:(?:[._/]|__|-+)[a-z0-9]+)*(?P<version>:\w[\w.-]*)?(?P<digest>@sha256:[0-9a-f]{64})?"
 )
 _MAX_DOTS = 200_000
 """Maximum product of the dots in a line and the lines: the time of tomllib grows with the parts of dotted keys."""
@@ -232,6 +232,6 @@ def resolved(place: str, env: Mapping[str, str], variables: Collection[str]) -> 
         elif match[1] in variables:
             raise ConfigError([f"{place}.{name}: the environment variable {match[1]} is not set; set it"])
         else:
-            remedy = f"to let tasks read it, use the option variables={match[1]}"
-            raise ConfigError([f"{place}.{name}: asks for the environment variable {match[1]}; {remedy}"])
+            why = f"the environment variable {match[1]} is hidden from tasks"
+            raise ConfigError([f"{place}.{name}: {why}; to show it, use the option variables={match[1]}"])
     return found
