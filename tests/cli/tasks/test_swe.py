@@ -120,10 +120,9 @@ def test_verify_succeeds_for_valid_tasks(tmp_path: Path) -> None:
 def test_grade_prints_each_test_and_the_verdict() -> None:
     tests = len(TASK.fail_to_pass) + len(TASK.pass_to_pass)
     lines = (OWN_TASKS / "package/README.md").read_text().splitlines(keepends=True)
-    head = f"diff --git a/README.md b/README.md\ndeleted file mode 100644\n--- a/README.md\n+++ /dev/null\n@@ -1,{len(lines)} +0,0 @@\n"
-    code, output, _ = envkit(
-        "swe", "grade", TASK.id, "-", stdin=TASK.patch + head + "".join(f"-{one}" for one in lines)
-    )
+    head = "diff --git a/README.md b/README.md\ndeleted file mode 100644\n--- a/README.md\n+++ /dev/null\n"
+    deletion = "".join([head, f"@@ -1,{len(lines)} +0,0 @@\n", *(f"-{line}" for line in lines)])
+    code, output, _ = envkit("swe", "grade", TASK.id, "-", stdin=TASK.patch + deletion)
     assert code == 0
     assert output.splitlines()[-2:] == [
         "not taken over: README.md: a deletion",
