@@ -88,7 +88,7 @@ def test_a_package_without_tests_is_refused(tmp_path: Path) -> None:
     ("rows", "problem"),
     [
         ([], "has no rows"),
-        ([row(), {"instance_id": "a"}], "row 2: is not a row of SWE-bench"),
+        ([{"instance_id": "a"}], "row 1: is not a row of SWE-bench"),
         ([row(FAIL_TO_PASS=[])], "row 1: no test fails before the fix"),
     ],
 )
