@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -33,3 +34,16 @@ def test_most_goals_are_found_by_their_title(catalogue: Catalogue) -> None:
 def test_a_catalogue_is_the_same_when_it_is_built_again(catalogue: Catalogue, tmp_path: Path) -> None:
     build.webshop_1k(tmp_path, print)
     assert open_catalogue(tmp_path).digest == catalogue.digest
+
+
+def test_products_that_cannot_be_read_are_counted_and_listed(tmp_path: Path) -> None:
+    goal = {"attributes": ["red"], "instruction_text": "a red cup", "instruction_attributes": ["red"]}
+    row = {"asin": "B1", "title": "cup", "query": "cup", "category": "home", **goal}
+    (tmp_path / "train.jsonl").write_text(f"{json.dumps(row)}\n{{}}\n")
+    (tmp_path / "built").mkdir()
+    lines: list[str] = []
+    build.webshop_files(tmp_path / "built", lines.append, tmp_path / "train.jsonl")
+
+    assert lines[-1] == "left out 1 products that cannot be read; left-out.txt in the data's folder lists them"
+    assert (tmp_path / "built/left-out.txt").read_text().startswith(f"{tmp_path}/train.jsonl: row 1: Object missing")
+    assert len(open_catalogue(tmp_path / "built")) == 1
