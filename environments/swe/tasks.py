@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -23,7 +23,7 @@ class SweTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A bug to fix.
 
     Attributes:
-        id: Name of the task, unique in its folder.
+        id: Name of the task, unique in its folder, without slashes: reviews are files of this name.
         repo: Name of the package or repository.
         base: File name of the source distribution with the package without the bug, such as ``semver-3.1.1.tar.gz``.
             Empty if `image` contains the source.
@@ -55,6 +55,10 @@ class SweTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     function: str = ""
     strategy: str = ""
     level: int = 0
+
+    def __post_init__(self) -> None:
+        if "/" in self.id:
+            raise ValueError(f"the id must not have a slash, got {self.id!r}")
 
     @property
     def test_files(self) -> frozenset[str]:
@@ -145,25 +149,15 @@ def read_folder(folder: Path) -> tuple[Sequence[SweTask], Lock]:
         lock = msgspec.json.decode((folder / LOCK).read_bytes(), type=Lock)
     except (OSError, msgspec.MsgspecError) as error:
         raise UsageError(f"{folder} has no usable {LOCK}: {error}; make the folder with: envkit swe build") from None
-    tasks: dict[str, SweTask] = {}
+    tasks: list[SweTask] = []
     for number, row in enumerate(read_lines(folder / TASKS), 1):
         try:
-            task = msgspec.convert(row, SweTask)
+            tasks.append(msgspec.convert(row, SweTask))
         except msgspec.ValidationError as error:
             raise ConfigError([f"{folder / TASKS}:{number}: {error}"]) from None
-        if (why := why_no_id(task.id, tasks)) is not None:
-            raise ConfigError([f"{folder / TASKS}:{number}: {why}"])
-        tasks[task.id] = task
     if not tasks:
         raise UsageError(f"{folder / TASKS} has no tasks")
-    return list(tasks.values()), lock
-
-
-def why_no_id(text: str, known: Container[str]) -> str | None:
-    """Return why a text is not the id of a new task; None if it is. Ids are names of files in the folder of reviews."""
-    if text in known:
-        return f"the id {text!r} occurs twice"
-    return f"an id must not have a slash, got {text!r}" if "/" in text or "\0" in text else None
+    return tasks, lock
 
 
 def write_folder(folder: Path, tasks: Iterable[SweTask], lock: Lock) -> None:

@@ -115,7 +115,8 @@ class Terminal(ToolEnv):
                 if files is not None:
                     await prepare(sandbox)
                 if self._task.workdir_of_image:
-                    self._task = replace(self._task, workdir=await _workdir(sandbox) or self._task.workdir)
+                    shown = await sandbox.exec(["sh", "-c", 'echo "$ENVKIT_WORKDIR"'], cwd="/")
+                    self._task = replace(self._task, workdir=shown.stdout.strip() or self._task.workdir)
                 yield sandbox
         except SandboxRefusedError as error:
             if self._task.is_portable and chosen.image != OF_TASK:
@@ -328,11 +329,6 @@ async def _run_setup(sandbox: Sandbox, task: TerminalTask, path: str) -> None:
     done = await sandbox.exec(["sh", "-c", 'sh "$0" && rm -f "$0"', path], cwd=cwd, timeout_s=_SETUP_S)
     if done.exit_code != 0:
         raise SandboxError(f"{task.name}: its setup failed: {cut_middle(done.stderr or done.stdout, 1000)}")
-
-
-async def _workdir(sandbox: Sandbox) -> str:
-    """Return the working directory of a sandbox's image; empty if the backend does not say."""
-    return (await sandbox.exec(["sh", "-c", 'echo "$ENVKIT_WORKDIR"'], cwd="/")).stdout.strip()
 
 
 async def _wait_until_healthy(sandbox: Sandbox, task: TerminalTask, check: Healthcheck) -> None:

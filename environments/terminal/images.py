@@ -8,6 +8,7 @@ import re
 import shlex
 import stat
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -47,53 +48,44 @@ def recipe(packages: Sequence[str]) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Stage:
-    """What an image sets, or a stage of a Dockerfile as far as its text says; the rest is in its base image.
+    """What an image sets, or a stage of a Dockerfile as far as its text says; the rest is in its base image."""
 
-    Attributes:
-        variables: Environment variables and arguments of the build.
-        workdir: Working directory.
-        user: User, with the group if there is one; empty if not set.
-        has_entrypoint: Whether it sets an entrypoint.
-    """
-
-    variables: Mapping[str, str] = field(default_factory=dict)
     workdir: str = "/"
     user: str = ""
     has_entrypoint: bool = False
+    variables: dict[str, str] = field(default_factory=dict)
 
 
 def last_stage(dockerfile: Path) -> Stage:
     """Return the last stage of a Dockerfile, with what it takes over from earlier ones."""
     text = re.sub(r"\\[ \t]*\n(\s*#.*\n)*", " ", dockerfile.read_text(encoding="utf-8", errors="replace"))
     stages: dict[str, Stage] = {}
-    arguments: dict[str, str] = {}  # those before the first stage
-    stage = Stage()
+    head = stage = Stage()  # the lines before the first stage
     for line in text.splitlines():
         keyword, value = (*line.strip().split(maxsplit=1), "", "")[:2]
-        keyword, value = keyword.upper(), value.strip()
-        names = stage.variables if stages else arguments
-        match keyword:
+        match keyword.upper():
             case "FROM":
-                words = [_expanded(word, arguments) for word in value.split() if not word.startswith("--")]
-                stage = stages.get(words[0].lower(), Stage()) if words else Stage()
-                stages[words[2].lower() if len(words) == 3 else f"\0{len(stages)}"] = stage
+                words = [word for word in _expanded(value, head.variables).split() if not word.startswith("--")]
+                base = stages.get(words[0].lower(), Stage()) if words else Stage()
+                stage = replace(base, variables=dict(base.variables))
+                if len(words) == 3:  # FROM BASE AS NAME
+                    stages[words[2].lower()] = stage
             case "ARG" | "ENV":
-                found = _assigned(value, names, arguments if keyword == "ARG" else {})
-                if stages:
-                    stage = replace(stage, variables={**stage.variables, **found})
-                else:
-                    arguments |= found
+                with suppress(ValueError):  # an unclosed quote
+                    words = shlex.split(value)
+                    if words and "=" not in words[0]:  # ARG NAME, or ENV NAME VALUE
+                        words = [f"{words[0]}={' '.join(words[1:]) or head.variables.get(words[0], '')}"]
+                    pairs = (word.partition("=") for word in words)
+                    stage.variables |= {name: _expanded(content, stage.variables) for name, _, content in pairs}
             case "WORKDIR":
-                path = _expanded(value.strip("\"'"), names)
-                stage = replace(stage, workdir=posixpath.normpath(posixpath.join(stage.workdir, path)))
+                path = posixpath.join(stage.workdir, _expanded(value.strip("\"'"), stage.variables))
+                stage.workdir = posixpath.normpath(path)
             case "USER":
-                stage = replace(stage, user=_expanded(value, names))
+                stage.user = _expanded(value, stage.variables)
             case "ENTRYPOINT":
-                stage = replace(stage, has_entrypoint=value.replace(" ", "") != "[]")
-        if stages:
-            stages[next(reversed(stages))] = stage
+                stage.has_entrypoint = value.replace(" ", "") != "[]"
     return stage
 
 
@@ -108,18 +100,6 @@ def ignored(image: Stage) -> Iterator[str]:
         yield "ENTRYPOINT of the image: is not run"
     if image.user.partition(":")[0] not in ("", "0", "root"):
         yield f"USER of the image: {image.user}: programs run as root"
-
-
-def _assigned(value: str, names: Mapping[str, str], defaults: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that the value of an ENV or ARG sets; `defaults` are those of arguments without a value."""
-    try:
-        words = shlex.split(value)
-    except ValueError:  # an unclosed quote
-        return {}
-    if words and "=" not in words[0]:  # ARG NAME, or ENV NAME VALUE
-        return {words[0]: _expanded(" ".join(words[1:]), names) or defaults.get(words[0], "")}
-    pairs = (word.partition("=") for word in words)
-    return {name: _expanded(content, names) for name, _, content in pairs}
 
 
 def _expanded(text: str, names: Mapping[str, str]) -> str:

@@ -28,7 +28,7 @@ from typing import cast
 from envkit.errors import ConfigError, UsageError
 
 from ..runs import TEST_PATH
-from ..tasks import SweTask, why_no_id
+from ..tasks import SweTask
 from .diffs import between, reverse
 from .files import read_rows
 
@@ -97,9 +97,7 @@ def read_tasks(file: Path, *, strict: bool = False) -> Sequence[SweTask]:
 
     Raises:
         UsageError: The file cannot be read, or has no rows.
-        ConfigError: No row can be used, or one cannot and `strict` is true: it belongs to none of the sets, a value is
-            malformed, no test fails before the fix, or its id occurs twice. There is a line for each row, which names
-            row and column.
+        ConfigError: No row can be used, or one cannot and `strict` is true. A line for each row names row and column.
     """
     tasks: dict[str, SweTask] = {}
     problems: list[str] = []
@@ -109,12 +107,13 @@ def read_tasks(file: Path, *, strict: bool = False) -> Sequence[SweTask]:
         try:
             task = _reader_of(row)(row)
             if not task.fail_to_pass:
-                raise ConfigError([f"{place}: no test fails before the fix and passes after it"])
-            if (why := why_no_id(task.id, tasks)) is not None:
-                raise ConfigError([f"{place}: {why}"])
-            tasks[task.id] = task
+                raise ValueError("no test fails before the fix and passes after it")
+            if tasks.setdefault(task.id, task) is not task:
+                raise ValueError(f"the id {task.id!r} occurs twice")
         except ConfigError as error:
             problems.extend(error.problems)
+        except ValueError as error:
+            problems.append(f"{place}: {error}")
     if not rows:
         raise UsageError(f"{file} has no rows")
     if problems and (strict or not tasks):

@@ -55,7 +55,5 @@ def read_text(file: Path) -> str:
         if len(content) > MAX_TEXT:
             raise ConfigError([f"{file}: must have at most {MAX_TEXT >> 10} KiB"])
         return content.decode()
-    except OSError as error:
-        raise ConfigError([f"{file}: cannot be read: {error.strerror}"]) from None
-    except UnicodeDecodeError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise ConfigError([f"{file}: cannot be read: {error}"]) from None

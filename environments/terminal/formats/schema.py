@@ -229,9 +229,7 @@ def resolved(place: str, env: Mapping[str, str], variables: Collection[str]) -> 
             found[name] = os.environ[match[1]]
         elif match[2] is not None:
             found[name] = match[2]
-        elif match[1] in variables:
-            raise ConfigError([f"{place}.{name}: the environment variable {match[1]} is not set; set it"])
         else:
-            why = f"the environment variable {match[1]} is hidden from tasks"
-            raise ConfigError([f"{place}.{name}: {why}; to show it, use the option variables={match[1]}"])
+            why = f"the environment variable {match[1]} is not set or hidden from tasks"
+            raise ConfigError([f"{place}.{name}: {why}; set it, and use the option variables={match[1]}"])
     return found

@@ -253,7 +253,10 @@ COMPOSE = "services:\n  main:\n    build: .\n  db:\n    image: postgres\n"
         ('[environment]\nnetwork_mode = "some"\n', "environment.network_mode: Invalid enum value 'some'"),
         ('[environment]\nmemory = "2 apples"\n', "environment.memory: must be a size like 2G or 512M"),
         ('[environment]\nos = "windows"\n', "environment.os: envkit has only Linux sandboxes"),
-        ('[environment.env]\nA = "${PATH}"\n', "the environment variable PATH is hidden from tasks; to show it, use"),
+        (
+            '[environment.env]\nA = "${PATH}"\n',
+            "variable PATH is not set or hidden from tasks; set it, and use the option",
+        ),
         ('[environment]\ndocker_image = "/"\n', "docker_image: must be the name of a Docker image, got '/'"),
         ('[environment]\ndocker_image = "../home"\n', "docker_image: must be the name of a Docker image"),
         ('[verifier.environment]\ndocker_image = "/"\n', "verifier.environment.docker_image: must be the name"),

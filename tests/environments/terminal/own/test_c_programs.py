@@ -45,7 +45,7 @@ REASONS = {
     "leaves-valgrind": "calls execl",
     "suppresses-leaks": "exit code 9",
     "inline-assembly": "has inline assembly",
-    "no-threads": "does not call",
+    "no-threads": "ran at the same time",
     "idle-thread": "ran at the same time",
 }
 
