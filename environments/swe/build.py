@@ -395,7 +395,7 @@ class _Builder:
 
             async with anyio.create_task_group() as graders:
                 graders.start_soon(grade, "nop", {})
-                graders.start_soon(grade, "oracle", fixed)
+                graders.start_soon(grade, "oracle", {task.file: original})
         nop, oracle = verdicts.get("nop"), verdicts.get("oracle")
         if nop is None or oracle is None:
             raise SandboxError(f"a sandbox failed while {task.id} was graded; run the command again to continue")

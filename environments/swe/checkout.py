@@ -44,10 +44,10 @@ async def source_of(task: SweTask, folder: Path, lock: Lock | None = None) -> Pa
     return await clock.to_thread(_source_of, task, folder, lock)
 
 
-def changes_of_patch(tree: Path, patch: str) -> Mapping[str, bytes]:
+def changes_of_patch(tree: Path, patch: str) -> Mapping[str, bytes | None]:
     """Return the files that a patch adds to a tree or changes in it, with their new content. `tree` is not changed.
 
-    Files that the patch deletes are left out.
+    The content of a file that the patch deletes is None.
 
     Raises:
         UsageError: The patch does not apply; it has an absolute path or one with ``..``; it changes a mode, renames a
@@ -69,17 +69,17 @@ def changes_of_patch(tree: Path, patch: str) -> Mapping[str, bytes]:
                 (target / path).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(tree / path, target / path)
         _git(["apply", "--whitespace=nowarn"], patch, target)
-        return {path: (target / path).read_bytes() for path in paths if (target / path).is_file()}
+        return {path: (target / path).read_bytes() if (target / path).is_file() else None for path in paths}
 
 
-def diff_of(tree: Path, changes: Mapping[str, bytes]) -> str:
+def diff_of(tree: Path, changes: Mapping[str, bytes | None]) -> str:
     """Return the unified diff from a tree to a tree with changed files. Bytes that are not UTF-8 are replaced."""
     parts: list[str] = []
     for path, content in sorted(changes.items()):
         file = tree / path
         exists = why_unsafe(tree, path) is None and file.is_file()
         before = file.read_bytes().decode(errors="replace") if exists else None
-        parts.append(between(path, before, content.decode(errors="replace")))
+        parts.append(between(path, before, None if content is None else content.decode(errors="replace")))
     return "".join(parts)
 
 
@@ -121,6 +121,9 @@ def _source_of(task: SweTask, folder: Path, lock: Lock | None) -> Path:
         shutil.copytree(clean, made, symlinks=True)
         for patch in patches:
             for path, content in changes_of_patch(made, patch).items():
+                if content is None:
+                    (made / path).unlink()
+                    continue
                 (made / path).parent.mkdir(parents=True, exist_ok=True)
                 (made / path).write_bytes(content)
         set_date(made)

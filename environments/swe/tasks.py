@@ -23,7 +23,7 @@ class SweTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A bug to fix.
 
     Attributes:
-        id: Name of the task, unique in its folder.
+        id: Name of the task, unique in its folder, without slashes: reviews are files of this name.
         repo: Name of the package or repository.
         base: File name of the source distribution with the package without the bug, such as ``semver-3.1.1.tar.gz``.
             Empty if `image` contains the source.
@@ -55,6 +55,10 @@ class SweTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     function: str = ""
     strategy: str = ""
     level: int = 0
+
+    def __post_init__(self) -> None:
+        if "/" in self.id:
+            raise ValueError(f"the id must not have a slash, got {self.id!r}")
 
     @property
     def test_files(self) -> frozenset[str]:

@@ -43,6 +43,7 @@ from .screen import ScreenTools
 from .stage import Generated, TerminalStage, how_to_build, run_setup
 from .tasks import Healthcheck, TerminalTask
 
+_HEALTHY_S = 600.0
 _SHELLS = ("bash", "sh", "shell")
 
 
@@ -95,6 +96,7 @@ class Terminal(TaskEnv):
         """Lease a sandbox with the environment of a task."""
         try:
             async with super().lease(seed, options) as sandbox:
+                self.task = await self.task.located(sandbox)
                 yield sandbox
         except SandboxRefusedError as error:
             chosen = self.task.options
@@ -221,7 +223,7 @@ async def _wait_until_healthy(sandbox: Sandbox, task: TerminalTask, check: Healt
     """Run a healthcheck until it succeeds; what it starts in the background goes on.
 
     Raises:
-        SandboxError: It did not succeed.
+        SandboxError: It did not succeed, or did not do so within `_HEALTHY_S`.
     """
     shell = sandbox.shell("health")
     began_s, failures = clock.now(), 0
@@ -233,6 +235,6 @@ async def _wait_until_healthy(sandbox: Sandbox, task: TerminalTask, check: Healt
             return
         in_start_period = clock.now() - began_s < check.start_period_s
         failures += not in_start_period
-        if failures >= check.retries:
+        if failures >= check.retries or clock.now() - began_s > _HEALTHY_S:
             raise SandboxError(f"{task.name}: its healthcheck failed {failures} times: {cut_middle(done.stderr, 1000)}")
         await anyio.sleep(check.start_interval_s if in_start_period else check.interval_s)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pwd
+import re
 import shutil
 import signal
 import stat
@@ -30,6 +30,8 @@ AGENT = 1000
 """User and group id of the agent's programs; those of the agent's user in the sandboxes of envkit."""
 MAX_OUTPUT = 16 << 20
 """Maximum bytes of a program's output and of a file that is read."""
+_STARTS_PROGRAMS = re.compile("exec|fork|spawn|popen|proc_open|system|clone|syscall|^_*dl|wordexp|mprotect|ptrace")
+"""Matches the functions of the C library with which a program can run another one, or code that was not compiled."""
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -125,6 +127,32 @@ def private_folder() -> Path:
     return folder
 
 
+def compile_c(source: str | Path, *options: str) -> Path:
+    """Compile a C file of the agent; return a program that the agent's user can run, but not change.
+
+    It must do its work itself: inline assembly and functions that start other programs are refused.
+
+    Raises:
+        AssertionError: It does not compile, or is refused.
+    """
+    folder = private_folder()
+    write(folder / "main.c", read(source))
+    for step in (["-S", "main.c"], ["-c", "main.c"], ["-o", "program", "main.o"]):
+        built = run(["gcc", "-std=gnu11", "-O1", "-g", *options, *step], cwd=folder)
+        require(built.returncode == 0, f"{source} does not compile: {built.stderr[-500:]}")
+    require("#APP" not in read(folder / "main.s"), f"{source} has inline assembly")
+    called = [line.split()[-1] for line in run(["nm", "-u", "main.o"], cwd=folder).stdout.splitlines()]
+    refused = sorted(filter(_STARTS_PROGRAMS.search, called))
+    require(not refused, f"{source} calls {', '.join(refused)}; the program must do its work itself")
+    with as_agent():
+        content = (folder / "program").read_bytes()
+    program = Path(tempfile.mkdtemp(dir="/tmp")) / "program"
+    program.write_bytes(content)
+    for path in (program, program.parent):
+        path.chmod(0o755)
+    return program
+
+
 def copy_work(target: Path, source: str | Path = WORK) -> None:
     """Copy a folder of the agent into an existing folder, with the rights of the agent's user. Links stay links."""
     with as_agent():
@@ -161,11 +189,8 @@ def _options(env: Mapping[str, str] | None) -> dict[str, Any]:
 
 
 def _environment(more: Mapping[str, str] | None) -> dict[str, str]:
-    try:
-        home = pwd.getpwuid(AGENT).pw_dir
-    except KeyError:
-        home = str(WORK)
-    return {"PATH": _PATH, "LANG": "C.UTF-8", "HOME": home, **(more or {})}
+    # Programs such as git and valgrind read files in HOME, which must not be those of the agent.
+    return {"PATH": _PATH, "LANG": "C.UTF-8", "HOME": str(private_folder()), **(more or {})}
 
 
 def main(verify: Callable[[], None]) -> None:

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
-from envkit.errors import OptionError, UsageError, did_you_mean
+from envkit.errors import OptionError, did_you_mean
 from envkit.types import JSON, Options, Task, stable_hash
 
 from ..options import check_boolean, check_choice, check_integer, check_path, check_range, override
@@ -36,6 +36,9 @@ class TerminalOptions:
     Attributes:
         tasks: Folder of one task, or of several; ``"own"`` means the tasks that envkit contains. None means generated
             tasks.
+        strict: Whether to refuse a folder in which a task cannot be used, instead of leaving that task out.
+        variables: Environment variables of this process that the tasks of a folder may read as ``${NAME}``, as a list
+            of names or one name.
         families: Families of generated tasks: ``"train"``, ``"held_out"``, ``"all"``, or a list of names.
         difficulty: Difficulty of generated tasks, 1 to 5, or the smallest and largest one.
         split: Only tasks of this split ("train", "validation" or "eval"); None means any.
@@ -50,6 +53,8 @@ class TerminalOptions:
     """
 
     tasks: str | None = None
+    strict: bool = False
+    variables: str | Sequence[str] = ()
     families: str | Sequence[str] = "train"
     difficulty: int | Sequence[int] = (1, 3)
     split: Split | None = None
@@ -74,6 +79,9 @@ class TerminalOptions:
         if self.image is not None and not isinstance(self.image, str):
             raise OptionError("image", f"must be 'task' or the name of an image, got {self.image!r}")
         check_boolean("keep_processes", self.keep_processes)
+        check_boolean("strict", self.strict)
+        if not all(isinstance(name, str) for name in self.variables):
+            raise OptionError("variables", f"must be names of environment variables, got {self.variables!r}")
         _ = self.family_names
 
     @property
@@ -111,12 +119,10 @@ class TerminalOptions:
             UsageError, ConfigError: The folder cannot be used.
         """
         assert self.folder is not None, "generated tasks are endless"
-        tasks = tasks_in(self.folder)
+        variables = (self.variables,) if isinstance(self.variables, str) else tuple(self.variables)
         if self.tasks == OWN and self.split not in (None, "eval"):
             raise OptionError("split", f"the tasks of envkit are a test set, without a split {self.split!r}; use eval")
-        if self.tasks == OWN or self.split is None or len(tasks) < _MIN_TASKS:
-            return tasks
-        found = [task for task in tasks if split_of(task.name) == self.split]
+        found = tasks_in(self.folder, variables, self.strict, None if self.tasks == OWN else self.split)
         if not found:
             raise OptionError("split", f"{self.folder} has no task of the split {self.split!r}")
         return found
@@ -159,18 +165,15 @@ def _text(family: str, number: int, difficulty: int) -> str:
     return FAMILIES[family].task(number, difficulty).instruction
 
 
-@lru_cache(maxsize=8)
-def tasks_in(folder: Path) -> Sequence[TerminalTask]:
-    """Return the tasks of a folder, sorted by name.
-
-    Raises:
-        UsageError: The folder does not exist or has no tasks.
-        ConfigError: A task cannot be read.
-    """
-    tasks = sorted(read_tasks(folder), key=lambda task: task.name)
-    if not tasks:
-        raise UsageError(f"{folder} has no tasks: a task is a folder with the file task.toml or task.yaml")
-    return tasks
+@lru_cache(maxsize=32)
+def tasks_in(
+    folder: Path, variables: tuple[str, ...] = (), strict: bool = False, split: Split | None = None
+) -> Sequence[TerminalTask]:
+    """Return the tasks of a split of a folder, sorted by name; see `read_tasks` for the other arguments and errors."""
+    if split is None:
+        return sorted(read_tasks(folder, variables, strict=strict), key=lambda task: task.name)
+    tasks = tasks_in(folder, variables, strict, None)
+    return tasks if len(tasks) < _MIN_TASKS else [task for task in tasks if split_of(task.name) == split]
 
 
 class TerminalTasks:

@@ -150,6 +150,14 @@ class TerminalStage(SandboxTask[Sequence[tuple[Artifact, bytes]]]):
                 return Verdict(reward=0.0, log=problem)
         return await run_tests(sandbox, self.task, self.step, await self._tests())
 
+    async def located(self, sandbox: Sandbox) -> TerminalStage:
+        """Return this step with the working directory of the image, if the image decides about it."""
+        if not self.task.workdir_of_image:
+            return self
+        shown = await sandbox.exec(["sh", "-c", 'echo "$ENVKIT_WORKDIR"'], cwd="/")
+        task = replace(self.task, workdir=shown.stdout.strip() or self.task.workdir)
+        return TerminalStage(task, self.options, self.at, self.generated)
+
     def next(self) -> TerminalStage:
         """Return the next step."""
         return TerminalStage(self.task, self.options, self.at + 1, self.generated)

@@ -32,6 +32,12 @@ _MAX_LOG = 4000
 _SETUP_S = 60.0
 _HARNESS = Path(__file__).with_name("harness.py")
 _KILL = "import os; os.kill(-1, 9)"
+_RUN = r"""
+IFS= read -r line < "$0"
+case "$line" in *"$(printf '\r')") echo "$0 has CR LF line ends; convert it to LF" >&2 ;; esac
+exec "$(command -v bash || echo sh)" -c '"$0"' "$0"
+"""
+"""Runs the tests as Harbor does: by a shell, which also runs a file whose first line is no ``#!``."""
 _SUMMARY = re.compile(
     r"^=+ (.*\b(?:passed|failed|error|errors|skipped|xfailed|xpassed|deselected)\b.*) in [\d.]+s.*=+$"
 )
@@ -131,7 +137,12 @@ async def run_tests(sandbox: Sandbox, task: TerminalTask, step: TaskStep, tests:
     env = {**verifier.env, "ENVKIT_LOGS": logs} if task.is_portable else dict(verifier.env)
     cwd = "/" if task.is_portable or not task.workdir else task.workdir
     result = await sandbox.exec(
-        [f"{folder}/test.sh"], cwd=cwd, env=env, user=user, timeout_s=verifier.timeout_s, max_output_bytes=1 << 18
+        ["sh", "-c", _RUN, f"{folder}/test.sh"],
+        cwd=cwd,
+        env=env,
+        user=user,
+        timeout_s=verifier.timeout_s,
+        max_output_bytes=1 << 18,
     )
     log = cut_middle("\n".join(filter(None, [result.stdout.strip(), result.stderr.strip()])), _MAX_LOG)
     if result.timed_out:

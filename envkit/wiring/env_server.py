@@ -33,7 +33,7 @@ from envkit.protocols import EnvHost, Episode, SandboxPool
 from envkit.types import Task
 from envkit.wiring.environments import Resources, find, registered, slots
 
-_OPERATOR_OPTIONS = frozenset({"file", "image", "keep_processes", "logs", "network", "review", "tasks"})
+_OPERATOR_OPTIONS = frozenset({"file", "image", "keep_processes", "logs", "network", "review", "tasks", "variables"})
 """Options of environments in trusted workers that clients may not choose."""
 _REMOVE_S = 5.0
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -143,9 +143,9 @@ def read_tasks(path: Path) -> list[LocatedTask]:
     return [LocatedTask(task, packages.environment_of(base)) for task, base in zip(rows, bases, strict=True)]
 
 
-def import_tasks(file: Path, folder: Path, *, command: str) -> list[SweTask]:
+def import_tasks(file: Path, folder: Path, *, command: str, strict: bool = False) -> list[SweTask]:
     """Write a folder with the tasks of another data set; see `envkit.environments.swe.formats.write_folder_of`."""
-    return formats.write_folder_of(file, folder, data=folder_of(DATA), command=command)
+    return formats.write_folder_of(file, folder, data=folder_of(DATA), command=command, strict=strict)
 
 
 def find_task(path: Path | None, task_id: str) -> LocatedTask:
@@ -173,11 +173,24 @@ def grade(located: LocatedTask, patch: str, *, backend: str = "auto", announce: 
             environment = await _prepare(located, announce)
             tree = await source_of(located.task, folder_of(DATA), located.lock)
             changes = await clock.to_thread(changes_of_patch, tree, patch)
-            return await grade_changes(
-                pool, located.task, tree, changes, environment=environment, timeout_s=located.timeout_s
+            grader = partial(
+                grade_changes, pool, located.task, tree, environment=environment, timeout_s=located.timeout_s
             )
+            return await _graded(grader, changes)
 
     return clock.run(main)
+
+
+async def _graded(
+    grader: Callable[[Mapping[str, bytes]], Awaitable[Verdict | None]], changes: Mapping[str, bytes | None]
+) -> Verdict | None:
+    """Return the verdict on the changes of a patch, of which the deletions are listed as refused."""
+    taken = {path: content for path, content in changes.items() if content is not None}
+    verdict = await grader(taken)
+    if verdict is None:
+        return None
+    deleted = dict.fromkeys(sorted(changes.keys() - taken.keys()), "a deletion")
+    return replace(verdict, refused={**verdict.refused, **deleted})
 
 
 def verify(
@@ -235,7 +248,7 @@ async def _check(pool: SandboxPool, located: LocatedTask, environment: Path) -> 
     note = problem = ""
     try:
         for _ in range(TRIES):
-            note, oracle = problem, await grader(fix)
+            note, oracle = problem, await _graded(grader, fix)
             problem = _why_wrong(oracle)
             if not problem:
                 break

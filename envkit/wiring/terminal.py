@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from envkit.environments.terminal.formats.writing import add_harness
 from envkit.environments.terminal.options import OWN_TASKS, TerminalOptions
 from envkit.environments.terminal.tasks import TIMEOUT_S, TerminalTask
 from envkit.errors import ConfigError, UsageError, did_you_mean
-from envkit.sandbox.docker.api import Daemon
+from envkit.sandbox.docker.api import Daemon, DaemonError
 from envkit.sandbox.docker.folder_build import build_folder
 
 __all__ = [
@@ -136,10 +137,12 @@ def build(
 def check(folder: Path) -> list[Checked]:
     """Read the tasks of a folder, or one task, and report what a user should know about each.
 
+    Of tasks whose images exist on this machine, the images are inspected too.
+
     Raises:
         UsageError: There are no tasks.
     """
-    return [_checked(one) for one in task_folders(folder)]
+    return clock.run(_check, task_folders(folder))
 
 
 def export(tasks: Sequence[TerminalTask], folder: Path) -> list[Path]:
@@ -184,15 +187,29 @@ def _plan(tasks: Sequence[TerminalTask]) -> dict[str, tuple[images.Build, list[s
     return found
 
 
-def _checked(folder: Path) -> Checked:
+async def _check(folders: Sequence[Path]) -> list[Checked]:
+    daemon = None
+    with suppress(DaemonError):
+        daemon = await Daemon.connect()
+    try:
+        return [await _checked(one, daemon) for one in folders]
+    finally:
+        if daemon is not None:
+            await daemon.close()
+
+
+async def _checked(folder: Path, daemon: Daemon | None) -> Checked:
     try:
         (task,) = read_tasks(folder)
     except ConfigError as error:
         return Checked(folder, problems=error.problems)
-    needs = [
+    notes = list(task.notes)
+    if daemon is not None and not task.is_portable and (image := await daemon.image(images.image_of(task))) is not None:
+        notes += images.ignored(images.Stage(user=image.user, has_entrypoint=bool(image.entrypoint)))
+    notes += [
         f"{use.file.name}:{use.line}: needs the network at grading: {use.command[:80]}" for use in network_uses(task)
     ]
-    return Checked(folder, notes=(*task.notes, *needs))
+    return Checked(folder, notes=tuple(dict.fromkeys(notes)))
 
 
 def _require_free(folders: Iterable[Path]) -> None:

@@ -183,6 +183,9 @@ class Daemon:
             {name: value for name, _, value in variables},
             tuple(sorted(config.get("Volumes") or ())),
             (config.get("Labels") or {}).get(FORMAT_LABEL),
+            config.get("WorkingDir") or "",
+            config.get("User") or "",
+            tuple(config.get("Entrypoint") or ()),
         )
 
     async def images(self, label: str) -> Sequence[Mapping[str, Any]]:

@@ -68,12 +68,18 @@ class Image:
         env: Environment variables that the image sets.
         volumes: Folders that the image declares as volumes.
         format: Format number from the image's label; None for an image that envkit did not build.
+        workdir: Working directory that the image sets; empty for none.
+        user: User that the image sets, whom sandboxes ignore; empty for none.
+        entrypoint: Program of the image, which sandboxes do not run.
     """
 
     id: str
     env: Mapping[str, str]
     volumes: tuple[str, ...]
     format: str | None = None
+    workdir: str = ""
+    user: str = ""
+    entrypoint: tuple[str, ...] = ()
 
 
 def options(
@@ -155,10 +161,13 @@ def unenforced(spec: SandboxSpec, *, limits_disk: bool = False) -> tuple[str, ..
 
 def environment(spec: SandboxSpec, image: Image) -> dict[str, str]:
     """Return the environment variables of a sandbox's programs. Those of the spec override all others. Those of the
-    image override envkit's ``PATH`` and ``LANG``, but not its ``HOME`` and ``ENVKIT_SOCKETS``.
+    image override envkit's ``PATH`` and ``LANG``, but not its ``HOME``, ``ENVKIT_SOCKETS`` and, in the system profile,
+    ``ENVKIT_WORKDIR``: the working directory of the image.
     """
-    home = "/root" if spec.profile == "system" else WORK
-    return {"PATH": PATH, "LANG": "C.UTF-8", **image.env, "HOME": home, "ENVKIT_SOCKETS": SOCKETS, **spec.env}
+    fixed = {"HOME": WORK, "ENVKIT_SOCKETS": SOCKETS}
+    if spec.profile == "system":
+        fixed |= {"HOME": "/root", "ENVKIT_WORKDIR": image.workdir or "/"}
+    return {"PATH": PATH, "LANG": "C.UTF-8", **image.env, **fixed, **spec.env}
 
 
 def cause(state: Mapping[str, JSON], last_line: str, *, out_of_memory: Cause | None = None) -> Cause | None:

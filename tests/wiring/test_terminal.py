@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,15 +12,18 @@ import anyio
 import pytest
 
 from envkit import clock
+from envkit.environments.terminal import Terminal
 from envkit.environments.terminal.formats import read_task
 from envkit.environments.terminal.images import image_of
 from envkit.environments.terminal.tasks import TerminalTask
+from envkit.environments.tools import write_call
 from envkit.errors import SandboxError
 from envkit.sandbox.docker.api import Daemon
 from envkit.sandbox.docker.folder_build import build_folder
 from envkit.wiring import terminal
+from envkit.wiring.sandboxes.tool_pool import open_tool_pool
 from tests.environments.terminal.formats.folders import harbor
-from tests.sandbox.containers import docker
+from tests.sandbox.containers import docker, image
 
 pytestmark = pytest.mark.docker
 
@@ -39,6 +44,19 @@ def build(task: TerminalTask) -> list[terminal.Built]:
     return terminal.build([task], announce=lambda line: None, on_image=lambda built: None)
 
 
+async def touched(folder: Path) -> float | None:
+    """Return the grade of an episode that makes the file ``done`` where the shell starts."""
+    async with open_tool_pool("docker") as pool:
+        env = Terminal(sandboxes=pool, tasks=str(folder))
+        await env.reset(seed=0, options={})
+        await env.step(write_call("bash", command="touch done"))
+        await env.step(write_call("submit"))
+        try:
+            return await env.grade()
+        finally:
+            await env.close()
+
+
 def test_an_image_is_built_once_on_the_base_that_is_here(task: TerminalTask) -> None:
     first, second = build(task), build(task)
 
@@ -56,6 +74,30 @@ def test_an_error_names_the_line_of_the_dockerfile_and_has_its_output(tmp_path: 
     ) as error:
         build(broken)
     assert "returned a non-zero code: 1" in str(error.value)
+
+
+def test_a_built_image_decides_where_programs_start_and_what_is_noted(tmp_path: Path) -> None:
+    base, folder = f"envkit-test/found:{os.getpid()}", tmp_path / "a"
+    content = f'FROM {image()}\nENV APP=/srv/app\nWORKDIR $APP/src\nENTRYPOINT ["sh"]\nUSER 1234\n'
+    subprocess.run(["docker", "build", "--quiet", "--tag", base, "-"], input=content.encode(), check=True)
+    test = "test -e done && test $PWD = /srv/app/src; echo $((1 - $?)) > /logs/verifier/reward.txt\n"
+    files = {
+        "environment/Dockerfile": f"FROM {base}\nRUN true\n",
+        "solution/solve.sh": "touch done\n",
+        "tests/test.sh": test,
+    }
+    task = read_task(harbor(folder, files=files))
+    try:
+        assert build(task)
+        assert (task.workdir, task.notes) == ("/", ())
+        (checked,) = terminal.check(folder)
+        assert checked.notes == (
+            "ENTRYPOINT of the image: is not run",
+            "USER of the image: 1234: programs run as root",
+        )
+        assert clock.run(touched, folder) == 1.0
+    finally:
+        docker("rmi", image_of(task), base)
 
 
 def test_a_build_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

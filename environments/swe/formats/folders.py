@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from envkit.errors import ConfigError
-
 from .. import packages
 from ..tasks import Lock, LockedPackage, SweTask, write_folder
 from .rows import read_tasks
 
 
-def write_folder_of(file: Path, folder: Path, *, data: Path, command: str) -> list[SweTask]:
+def write_folder_of(file: Path, folder: Path, *, data: Path, command: str, strict: bool = False) -> list[SweTask]:
     """Write the tasks of a file as a folder that `envkit.environments.swe.tasks.read_folder` reads, and return them.
 
     Args:
@@ -19,17 +17,13 @@ def write_folder_of(file: Path, folder: Path, *, data: Path, command: str) -> li
         folder: The folder to write.
         data: Folder in which source distributions and trees are cached. pip downloads those that are missing.
         command: The command line, for the lock.
+        strict: See `read_tasks`.
 
     Raises:
         UsageError: The file cannot be read, or pip failed.
-        ConfigError: A row is malformed, or two rows have the same id.
+        ConfigError: See `read_tasks`.
     """
-    tasks = list(read_tasks(file))
-    known: set[str] = set()
-    for number, task in enumerate(tasks, 1):
-        if task.id in known:
-            raise ConfigError([f"{file}: row {number}: the id {task.id!r} occurs twice"])
-        known.add(task.id)
+    tasks = list(read_tasks(file, strict=strict))
     requirements = [packages.requirement_of(base) for base in sorted({task.base for task in tasks if task.base})]
     environment = packages.environment_of(requirements)
     locked = tuple(_locked(one, data) for one in requirements)

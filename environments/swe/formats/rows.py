@@ -18,6 +18,7 @@ of SWE-bench), and those of SWE-Gym ``xingyaoww/sweb.eval.x86_64.ID``, with ``_s
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from .files import read_rows
 
 _SUMMARY = re.compile(r"=+ short test summary info =+")
 _OUTCOME = re.compile(r"(PASSED|FAILED|ERROR|XFAIL|XPASS) (\S+?)::(.*)")
+_log = logging.getLogger(__name__)
 _COLOUR = re.compile(r"(?:\x1b|\\u001b)\[\d+m")
 
 
@@ -84,23 +86,42 @@ class _Row:
         return ConfigError([f"{self.place}: {key}: {problem}"])
 
 
-def read_tasks(file: Path) -> Sequence[SweTask]:
+def read_tasks(file: Path, *, strict: bool = False) -> Sequence[SweTask]:
     """Return the tasks of a file with rows of one of the sets above.
+
+    Rows that cannot be used are left out with a warning in the log.
+
+    Args:
+        file: The file.
+        strict: Whether to raise an error instead of leaving out rows.
 
     Raises:
         UsageError: The file cannot be read, or has no rows.
-        ConfigError: A row belongs to none of the sets, or a value is malformed; the message names row and column.
+        ConfigError: No row can be used, or one cannot and `strict` is true. A line for each row names row and column.
     """
-    tasks: list[SweTask] = []
-    for place, columns in read_rows(file):
+    tasks: dict[str, SweTask] = {}
+    problems: list[str] = []
+    rows = read_rows(file)
+    for place, columns in rows:
         row = _Row(place, columns)
-        task = _reader_of(row)(row)
-        if not task.fail_to_pass:
-            raise ConfigError([f"{place}: no test fails before the fix and passes after it"])
-        tasks.append(task)
-    if not tasks:
+        try:
+            task = _reader_of(row)(row)
+            if not task.fail_to_pass:
+                raise ValueError("no test fails before the fix and passes after it")
+            if tasks.setdefault(task.id, task) is not task:
+                raise ValueError(f"the id {task.id!r} occurs twice")
+        except ConfigError as error:
+            problems.extend(error.problems)
+        except ValueError as error:
+            problems.append(f"{place}: {error}")
+    if not rows:
         raise UsageError(f"{file} has no rows")
-    return tasks
+    if problems and (strict or not tasks):
+        raise ConfigError(problems)
+    if problems:
+        left_out = f"left out {len(problems):,} of {len(rows):,} rows, which cannot be used"
+        _log.warning("%s; to list them: envkit swe import --strict %s --out DIR", left_out, file)
+    return list(tasks.values())
 
 
 def _reader_of(row: _Row) -> Callable[[_Row], SweTask]:

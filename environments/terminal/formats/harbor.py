@@ -6,7 +6,7 @@ envkit's own keys are in the table ``[metadata.envkit]``, and a folder ``cheats`
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 import yaml
@@ -14,9 +14,10 @@ from msgspec.structs import replace
 
 from envkit.errors import ConfigError
 
-from ..images import workdir_of
+from ..images import ignored, last_stage, workdir_of
 from ..tasks import WORK, Artifact, Collect, Healthcheck, Profile, TaskStep, TerminalTask, Verifier
 from . import schema
+from .files import read_text, require_usable
 from .writing import write_task
 
 __all__ = ["read_task", "write_task"]
@@ -28,17 +29,21 @@ _NO_GPU = "environment.{}: sandboxes of envkit have no accelerators"
 _SERVICE_KEYS = {"build", "image", "container_name", "command", "entrypoint", "init", "stdin_open", "tty", "restart"}
 
 
-def read_task(folder: Path) -> TerminalTask:
+def read_task(folder: Path, variables: Collection[str] = ()) -> TerminalTask:
     """Read a task.
 
-    Values such as ``${NAME:-default}`` come from the environment variables of this process. What envkit does not
-    support, but can play without, is in the notes of the task. If a file with the table ``[metadata.envkit]`` does not
-    say where the tests run, they have a sandbox of their own.
+    What envkit does not support, but can play without, is in the notes of the task. If a file with the table
+    ``[metadata.envkit]`` does not say where the tests run, they have a sandbox of their own.
+
+    Args:
+        folder: Folder of the task.
+        variables: Names of the environment variables of this process that the task may read as ``${NAME}``.
 
     Raises:
         ConfigError: A file is missing or malformed, or envkit cannot play the task. The message names file and key.
     """
     file = folder / "task.toml"
+    require_usable(folder)
     found = schema.read_file(file)
     own, settings = found.metadata.envkit or schema.EnvkitTable(), found.environment
     is_own = found.metadata.envkit is not None
@@ -62,9 +67,12 @@ def read_task(folder: Path) -> TerminalTask:
         if own.setup and not (environment / own.setup).is_file():
             raise ConfigError([f"{file}: metadata.envkit.setup: environment/{own.setup} is missing"])
     else:
-        workdir = settings.workdir or _workdir(environment, settings, notes)
+        workdir = settings.workdir
+        if not settings.docker_image:
+            workdir = workdir or workdir_of(environment / "Dockerfile")
+            notes.extend(ignored(last_stage(environment / "Dockerfile")))
         _note_users(found, profile, notes)
-    steps = tuple(_steps(folder, file, found, network, notes))
+    steps = tuple(_steps(folder, file, found, network, variables, notes))
     is_separate = any(step.verifier.is_separate for step in steps)
     if is_separate and not is_own and _PUBLISHED not in {artifact.source for artifact in artifacts}:
         artifacts = (Artifact(source=_PUBLISHED), *artifacts)
@@ -73,21 +81,22 @@ def read_task(folder: Path) -> TerminalTask:
         folder=folder,
         steps=steps,
         environment=environment,
-        image=settings.docker_image,
+        image=schema.image_name(f"{file}: environment.docker_image", settings.docker_image),
         is_portable=own.portable,
         setup=own.setup,
         programs=own.programs,
         packages=own.packages,
         profile=profile,
         workdir=workdir,
-        env=schema.resolved(f"{file}: environment.env", settings.env),
+        workdir_of_image=not settings.workdir and not own.portable,
+        env=schema.resolved(f"{file}: environment.env", settings.env, variables),
         cpus=settings.cpus,
         memory_mib=_size(file, "memory", settings.memory_mb, settings.memory),
         disk_mib=_size(file, "storage", settings.storage_mb, settings.storage),
         pids=own.pids,
         network=network,
         healthcheck=_healthcheck(settings.healthcheck),
-        solution_env=schema.resolved(f"{file}: solution.env", found.solution.env),
+        solution_env=schema.resolved(f"{file}: solution.env", found.solution.env, variables),
         artifacts=artifacts,
         reward=found.multi_step_reward_strategy,
         difficulty=str(found.metadata.difficulty),
@@ -102,12 +111,13 @@ def _steps(
     file: Path,
     found: schema.TaskFile,
     network: str | tuple[str, ...],
+    variables: Collection[str],
     notes: list[str],
 ) -> Iterator[TaskStep]:
     if not found.steps:
         yield TaskStep(
             instruction=_instruction(folder),
-            verifier=_verifier(folder, file, "verifier", found.verifier, None, network, notes),
+            verifier=_verifier(folder, file, "verifier", found.verifier, None, network, variables, notes),
             solution=_solution(folder),
             timeout_s=found.agent.timeout_sec,
         )
@@ -125,7 +135,7 @@ def _steps(
             name=step.name,
             instruction=_instruction(part),
             verifier=_verifier(
-                folder, file, place + ".verifier", step.verifier, (part, found.verifier), network, notes
+                folder, file, place + ".verifier", step.verifier, (part, found.verifier), network, variables, notes
             ),
             solution=_solution(part),
             setup=_setup(part, place, notes),
@@ -143,6 +153,7 @@ def _verifier(
     table: schema.VerifierTable,
     step: tuple[Path, schema.VerifierTable] | None,
     network: str | tuple[str, ...],
+    variables: Collection[str],
     notes: list[str],
 ) -> Verifier:
     """Return the verifier of a table; that of a step takes what it does not say from the task's (the second of `step`).
@@ -161,6 +172,9 @@ def _verifier(
             tests = part / "tests"
     if not (tests / "test.sh").is_file():
         raise ConfigError([f"{file}: {key}: {tests / 'test.sh'} is missing"])
+    with (tests / "test.sh").open("rb") as opened:
+        if b"\r\n" in opened.read(4096):
+            notes.append(f"{key}: {tests.name}/test.sh has CR LF line ends, with which shells fail")
     if table.environment_mode == "shared" and table.environment is not None:
         raise ConfigError([f'{file}: {key}.environment: needs environment_mode = "separate"'])
     if table.network(network) not in (network, "none"):
@@ -169,6 +183,7 @@ def _verifier(
     image, dockerfile = "", None
     if is_separate:
         image = environment.docker_image if environment else ""
+        image = schema.image_name(f"{file}: {key}.environment.docker_image", image)
         if not image and (tests / "Dockerfile").is_file():
             dockerfile = tests / "Dockerfile"
         if environment:
@@ -182,7 +197,7 @@ def _verifier(
     return Verifier(
         tests=tests,
         timeout_s=table.timeout_sec,
-        env=schema.resolved(f"{file}: {key}.env", env),
+        env=schema.resolved(f"{file}: {key}.env", env, variables),
         is_separate=is_separate,
         dockerfile=dockerfile,
         image=image,
@@ -201,9 +216,8 @@ def _require_playable(file: Path, found: schema.TaskFile, environment: Path, not
         notes.append("environment.mcp_servers: the agent does not get the tools of MCP servers")
     if settings.skills_dir:
         notes.append("environment.skills_dir: the agent does not get skills")
-    for compose in (environment / "docker-compose.yaml", environment / "docker-compose.yml"):
-        if compose.is_file():
-            notes.extend(compose_notes(compose))
+    if (compose := environment / "docker-compose.yaml").is_file():
+        notes.extend(compose_notes(compose))
     is_portable = found.metadata.envkit is not None and found.metadata.envkit.portable
     if not settings.docker_image and not (environment / "Dockerfile").is_file() and not is_portable:
         raise ConfigError([f"{file}: environment.docker_image: is not set, and environment/Dockerfile is missing"])
@@ -216,8 +230,8 @@ def compose_notes(file: Path) -> list[str]:
         ConfigError: It is malformed, or has several services.
     """
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        content = yaml.safe_load(read_text(file))
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError([f"{file}: not valid YAML: {' '.join(str(error).split())}"]) from None
     services = content.get("services") if isinstance(content, dict) else None
     if not isinstance(services, dict) or not all(isinstance(service, dict) for service in services.values()):
@@ -253,13 +267,6 @@ def _note_users(found: schema.TaskFile, profile: Profile, notes: list[str]) -> N
         notes.append(f"verifier.user: {found.verifier.user}: tests run as root")
 
 
-def _workdir(environment: Path, settings: schema.EnvironmentTable, notes: list[str]) -> str:
-    if not settings.docker_image:
-        return workdir_of(environment / "Dockerfile")
-    notes.append("environment.workdir: is not set, so programs start in /workspace, whatever the image says")
-    return ""
-
-
 def _network(table: schema.EnvironmentTable) -> str | tuple[str, ...]:
     if table.network_mode is None and table.allow_internet is not None:
         return "open" if table.allow_internet else "none"
@@ -272,11 +279,7 @@ def _size(file: Path, name: str, mib: int | None, text: str) -> int | None:
 
 def _instruction(folder: Path) -> str:
     """Return the instruction without the marks that some data sets put at its top to find copies of them."""
-    file = folder / "instruction.md"
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
-    except (OSError, ValueError) as error:
-        raise ConfigError([f"{file}: cannot be read: {error}"]) from None
+    lines = read_text(folder / "instruction.md").splitlines(keepends=True)
     start = 0
     while start < len(lines) and _CANARY.match(lines[start]):
         start += 1

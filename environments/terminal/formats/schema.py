@@ -5,27 +5,38 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from envkit.errors import ConfigError
 
+from .files import read_text
+
 _VERSIONS = re.compile(r"1\.\d+")
 _VARIABLE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([GMK])", re.IGNORECASE)
 _MIB = {"G": 1024.0, "M": 1.0, "K": 1 / 1024}
+_IMAGE = re.compile(
+    r"(?:[A-Za-z0-9][\w.-]*(?::\d+)?/)?[a-z0-9]+(?:(?:[._/]|__|-+)[a-z0-9]+)*(?P<version>:\w[\w.-]*)?(?P<digest>@sha256:[0-9a-f]{64})?"
+)
+_MAX_DOTS = 200_000
+"""Maximum product of the dots in a line and the lines: the time of tomllib grows with the parts of dotted keys."""
 _AT = re.compile(r"(?P<problem>.*) - at `\$\.?(?P<key>.*)`", re.DOTALL)
+
+
+Timeout = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
+_Wait = Annotated[float, msgspec.Meta(ge=0, le=600)]
 
 
 class HealthcheckTable(msgspec.Struct, frozen=True, kw_only=True):
     command: str
-    interval_sec: float = 5.0
-    timeout_sec: float = 30.0
-    start_period_sec: float = 0.0
-    start_interval_sec: float = 5.0
+    interval_sec: _Wait = 5.0
+    timeout_sec: Annotated[float, msgspec.Meta(gt=0, le=600)] = 30.0
+    start_period_sec: _Wait = 0.0
+    start_interval_sec: _Wait = 5.0
     retries: int = 3
 
 
@@ -63,12 +74,12 @@ class EnvironmentTable(NetworkTable, frozen=True, kw_only=True):
 class CollectTable(msgspec.Struct, frozen=True, kw_only=True):
     command: str
     service: str = "main"
-    timeout_sec: float = 60.0
+    timeout_sec: Timeout = 60.0
     user: str | int | None = None
 
 
 class VerifierTable(NetworkTable, frozen=True, kw_only=True):
-    timeout_sec: float = 600.0
+    timeout_sec: Timeout = 600.0
     env: dict[str, str] = {}
     user: str | int | None = None
     environment_mode: Literal["shared", "separate"] | None = None
@@ -82,7 +93,7 @@ class VerifierTable(NetworkTable, frozen=True, kw_only=True):
 
 
 class AgentTable(NetworkTable, frozen=True, kw_only=True):
-    timeout_sec: float | None = None
+    timeout_sec: Timeout | None = None
     user: str | int | None = None
 
 
@@ -154,10 +165,12 @@ def read_file(file: Path) -> TaskFile:
         ConfigError: It cannot be read, is not valid TOML, or a key has a wrong value.
     """
     try:
-        content = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError([f"{file}: {error.strerror}"]) from None
-    except ValueError as error:
+        text = read_text(file)
+        dots = max((line.count(".") for line in text.splitlines()), default=0)
+        if dots * (dots + text.count("\n")) > _MAX_DOTS:
+            raise ConfigError([f"{file}: a line has {dots} dots; shorten it or the file"])
+        content = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
         raise ConfigError([f"{file}: not valid TOML: {error}"]) from None
     try:
         found = msgspec.convert(content, TaskFile)
@@ -182,18 +195,41 @@ def size_mib(place: str, text: str) -> int:
     return int(float(match[1]) * _MIB[match[2].upper()])
 
 
-def resolved(place: str, env: Mapping[str, str]) -> dict[str, str]:
-    """Return environment variables whose values ``${NAME}`` and ``${NAME:-default}`` come from this process.
+def image_name(place: str, text: str) -> str:
+    """Return the name of an image with its tag; `place` is the file and key, for errors. Empty stays empty.
 
     Raises:
-        ConfigError: A variable without a default is not set.
+        ConfigError: It is no such name. For some backends an image is a folder of this machine, which only the user may
+            name.
+    """
+    match = _IMAGE.fullmatch(text)
+    if text and match is None:
+        raise ConfigError([f"{place}: must be the name of a Docker image, got {text!r}"])
+    return f"{text}:latest" if match and not match["version"] and not match["digest"] else text
+
+
+def resolved(place: str, env: Mapping[str, str], variables: Collection[str]) -> dict[str, str]:
+    """Return environment variables of a sandbox.
+
+    The values ``${NAME}`` and ``${NAME:-default}`` come from this process if the user lets tasks read the variable.
+
+    Args:
+        place: File and key, for errors.
+        env: The variables.
+        variables: Names of the variables of this process that tasks may read.
+
+    Raises:
+        ConfigError: A variable without a default is not set, or tasks may not read it.
     """
     found = {}
     for name, value in env.items():
         if (match := _VARIABLE.fullmatch(value)) is None:
             found[name] = value
-        elif (known := os.environ.get(match[1], match[2])) is None:
-            raise ConfigError([f"{place}.{name}: the environment variable {match[1]} is not set; set it"])
+        elif match[1] in variables and match[1] in os.environ:
+            found[name] = os.environ[match[1]]
+        elif match[2] is not None:
+            found[name] = match[2]
         else:
-            found[name] = known
+            why = f"the environment variable {match[1]} is not set or hidden from tasks"
+            raise ConfigError([f"{place}.{name}: {why}; set it, and use the option variables={match[1]}"])
     return found

@@ -7,8 +7,10 @@ process, in the form that other tasks have.
 from __future__ import annotations
 
 import atexit
+import logging
 import shutil
 import tempfile
+from collections.abc import Collection
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
@@ -18,11 +20,14 @@ import yaml
 
 from envkit.errors import ConfigError, UsageError
 
-from ..images import workdir_of
+from ..images import ignored, last_stage, workdir_of
 from ..tasks import TaskStep, TerminalTask, Verifier
+from .files import read_text, require_usable
 from .harbor import compose_notes, read_task
+from .schema import Timeout
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 TESTS = "/tests"
 """Folder of the tests in the sandbox, which they find in the variable ``TEST_DIR``."""
 
@@ -34,8 +39,8 @@ class _TaskFile(msgspec.Struct, frozen=True, kw_only=True):
     difficulty: str = ""
     category: str = ""
     parser_name: str = "pytest"
-    max_agent_timeout_sec: float = 360.0
-    max_test_timeout_sec: float = 60.0
+    max_agent_timeout_sec: Timeout = 360.0
+    max_test_timeout_sec: Timeout = 60.0
     run_tests_in_same_shell: bool = False
 
 
@@ -50,21 +55,32 @@ class _Command(msgspec.Struct, frozen=True, kw_only=True):
 msgspec.json.Decoder(tuple[_TaskFile, _Command])
 
 
-def read_tasks(folder: Path) -> list[TerminalTask]:
+def read_tasks(folder: Path, variables: Collection[str] = (), *, strict: bool = False) -> list[TerminalTask]:
     """Read a task of Harbor or Terminal-Bench 1, or all tasks in the subfolders of a folder, ordered by name.
+
+    Tasks that are malformed, or that envkit cannot play, are left out with a warning in the log.
+
+    Args:
+        folder: The folder.
+        variables: Names of the environment variables of this process that tasks may read; see `read_task`.
+        strict: Whether to raise an error instead of leaving out tasks.
 
     Raises:
         UsageError: There are no tasks.
-        ConfigError: Tasks are malformed, or envkit cannot play them; with one line or more for each.
+        ConfigError: No task can be used, or one cannot and `strict` is true; with one line or more for each task.
     """
     tasks, problems = [], list[str]()
-    for one in task_folders(folder):
+    folders = task_folders(folder)
+    for one in folders:
         try:
-            tasks.append(read_terminal_bench(one) if is_terminal_bench(one) else read_task(one))
+            tasks.append(read_terminal_bench(one) if is_terminal_bench(one) else read_task(one, variables))
         except ConfigError as error:
             problems.extend(error.problems)
-    if problems:
+    if problems and (strict or not tasks):
         raise ConfigError(problems)
+    if problems:
+        left_out = f"left out {len(folders) - len(tasks):,} of {len(folders):,} tasks, which cannot be played"
+        _log.warning("%s; to list them: envkit terminal check %s", left_out, folder)
     return tasks
 
 
@@ -98,6 +114,7 @@ def read_terminal_bench(folder: Path) -> TerminalTask:
         ConfigError: A file is missing or malformed, or envkit cannot play the task. The message names file and key.
     """
     file = folder / "task.yaml"
+    require_usable(folder)
     found = _converted(file, _TaskFile)
     if found.parser_name != "pytest":
         raise ConfigError([f"{file}: parser_name: envkit reads only summaries of pytest, got {found.parser_name!r}"])
@@ -107,6 +124,7 @@ def read_terminal_bench(folder: Path) -> TerminalTask:
     compose = folder / "docker-compose.yaml"
     notes = compose_notes(compose) if compose.is_file() else []
     notes = [note for note in notes if not note.endswith((": environment: is ignored", ": volumes: is ignored"))]
+    notes.extend(ignored(last_stage(folder / "Dockerfile")))
     if found.run_tests_in_same_shell:
         notes.append("run_tests_in_same_shell: the tests have a shell of their own")
     copies = Path(tempfile.mkdtemp(dir=_copies()))
@@ -133,6 +151,7 @@ def read_terminal_bench(folder: Path) -> TerminalTask:
         steps=(step,),
         environment=folder,
         workdir=workdir_of(folder / "Dockerfile"),
+        workdir_of_image=True,
         network="open",
         difficulty=found.difficulty,
         category=found.category,
@@ -159,10 +178,8 @@ def _solution(folder: Path, target: Path) -> Path | None:
 
 def _converted(file: Path, kind: type[T]) -> T:
     try:
-        return msgspec.convert(yaml.safe_load(file.read_text(encoding="utf-8")), kind)
-    except OSError as error:
-        raise ConfigError([f"{file}: {error.strerror}"]) from None
-    except (ValueError, yaml.YAMLError) as error:  # msgspec's errors are ValueErrors
+        return msgspec.convert(yaml.safe_load(read_text(file)), kind)
+    except (ValueError, RecursionError, yaml.YAMLError) as error:  # msgspec's errors are ValueErrors
         raise ConfigError([f"{file}: {' '.join(str(error).split())}"]) from None
 
 

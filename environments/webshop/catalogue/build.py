@@ -29,8 +29,17 @@ def webshop_100k(folder: Path, announce: Callable[[str], None]) -> None:
 
 
 def webshop_files(folder: Path, announce: Callable[[str], None], source: Path) -> None:
-    """Read the products from files of the original, of its minimal package or of GEM; see `read_products`."""
-    write_catalogue(folder, read_products(source), source=f"files {source}", announce=announce)
+    """Read the products from files of the original, of its minimal package or of GEM; see `read_products`.
+
+    Products that cannot be read are left out, and listed in the file ``left-out.txt``.
+    """
+    left_out: list[str] = []
+    write_catalogue(folder, read_products(source, left_out), source=f"files {source}", announce=announce)
+    if left_out:
+        (folder / "left-out.txt").write_text("\n".join(left_out) + "\n", encoding="utf-8")
+        announce(
+            f"left out {len(left_out):,} products that cannot be read; left-out.txt in the data's folder lists them"
+        )
 
 
 def _generate(folder: Path, announce: Callable[[str], None], count: int) -> None:

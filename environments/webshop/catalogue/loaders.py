@@ -103,25 +103,30 @@ class _Gem(msgspec.Struct):
 _JSON_COLUMNS = frozenset(("bulletpoints", "pricing", "options", "attributes", "instructionattributes"))
 
 
-def read_products(folder: Path) -> Iterator[Product]:
+def read_products(folder: Path, left_out: list[str] | None = None) -> Iterator[Product]:
     """Yield the products of `folder`, or of the file of products `folder`, in the order of the file.
 
+    Args:
+        folder: The folder or file.
+        left_out: Gets a line for each malformed product, which is left out; None makes such a product an error.
+
     Raises:
-        UsageError: No file of a known layout is there, several files of products are, or a file is malformed.
+        UsageError: No file of a known layout is there, several files of products are, a file is malformed, or no
+            product can be read.
     """
     files = _product_files(folder)
     read = _original_products if _PRODUCTS.fullmatch(files[0].name) else _gem_products
     seen: set[str] = set()
     for file in files:
         try:
-            for product in read(file):
+            for product in read(file, left_out):
                 if product.asin != "nan" and len(product.asin) <= 10 and product.asin not in seen:
                     seen.add(product.asin)
                     yield product
         except (OSError, EOFError, UnicodeDecodeError, csv.Error, sqlite3.Error) as error:
             raise UsageError(f"{file}: cannot be read: {error}") from error
     if not seen:
-        raise UsageError(f"{files[0]}: has no products")
+        raise UsageError(left_out[0] if left_out else f"{files[0]}: has no products")
 
 
 def _product_files(folder: Path) -> list[Path]:
@@ -143,13 +148,15 @@ def _product_files(folder: Path) -> list[Path]:
     return found
 
 
-def _original_products(file: Path) -> Iterator[Product]:
+def _original_products(file: Path, left_out: list[str] | None) -> Iterator[Product]:
     name = _PRODUCTS.fullmatch(file.name)
     assert name is not None
     labels = _instructions(file, f"items_ins_v2{name[2]}", dict[str, _Labels])
     human = _instructions(file, "items_human_ins", dict[str, tuple[_Human, ...]])
     for number, item in enumerate(_array_items(file)):
-        raw = _typed(item, _Original, f"{file}: product {number}")
+        raw = _typed(item, _Original, f"{file}: product {number}", left_out)
+        if raw is None:
+            continue
         label = labels.get(raw.asin, _Labels())
         bullets = raw.small_description
         yield Product(
@@ -238,7 +245,7 @@ def _open(file: Path) -> IO[str]:
     return file.open(encoding="utf-8-sig", newline="")
 
 
-def _gem_products(file: Path) -> Iterator[Product]:
+def _gem_products(file: Path, left_out: list[str] | None) -> Iterator[Product]:
     rows = {".db": _database_rows, ".csv": _csv_rows, ".parquet": _parquet_rows}.get(file.suffix, _json_rows)
     for number, row in enumerate(rows(file)):
         columns: dict[str, object] = {}
@@ -246,7 +253,9 @@ def _gem_products(file: Path) -> Iterator[Product]:
             column = name.lower().replace("_", "")
             is_json = column in _JSON_COLUMNS and isinstance(value, str)
             columns[column] = _json_value(value) if is_json else value
-        raw = _typed(columns, _Gem, f"{file}: row {number}")
+        raw = _typed(columns, _Gem, f"{file}: row {number}", left_out)
+        if raw is None:
+            continue
         bullets = raw.bulletpoints
         attributes = raw.attributes or ()
         yield Product(
@@ -280,12 +289,10 @@ def _json_value(text: str) -> object:
 def _json_rows(file: Path) -> Iterator[Mapping[str, Any]]:
     """Yield the rows of a table, or the products of GEM's documents, which are in their field ``product``."""
     with _open(file) as stream:
-        for number, line in enumerate(stream, start=1):
+        for line in stream:
             if line.strip():
                 row = _json_value(line)
-                if not isinstance(row, dict):
-                    raise UsageError(f"{file}: line {number}: expected a JSON object")
-                yield row.get("product", row)
+                yield row.get("product", row) if isinstance(row, dict) else {}
 
 
 def _csv_rows(file: Path) -> Iterator[Mapping[str, Any]]:
@@ -310,8 +317,12 @@ def _parquet_rows(file: Path) -> Iterator[Mapping[str, Any]]:
         yield from batch.to_pylist()
 
 
-def _typed(value: object, kind: type[_T], place: str) -> _T:
+def _typed(value: object, kind: type[_T], place: str, left_out: list[str] | None) -> _T | None:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise UsageError(f"{place}: {error}; is it a file of products?") from None
+        problem = f"{place}: {error}; is it a file of products?"
+    if left_out is None:
+        raise UsageError(problem)
+    left_out.append(problem)
+    return None

@@ -173,12 +173,13 @@ def import_tasks(
         ),
     ],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write.")],
+    strict: Annotated[bool, typer.Option("--strict", help="List rows that cannot be used, and write nothing.")] = False,
 ) -> None:
-    """Write the tasks of another data set as a folder of tasks."""
+    """Write the tasks of another data set as a folder of tasks. Rows that cannot be used are left out."""
     from envkit.wiring import swe
 
     command = shlex.join(["envkit", "swe", "import", str(file), f"--out={out}"])
-    tasks = swe.import_tasks(file, out, command=command)
+    tasks = swe.import_tasks(file, out, command=command, strict=strict)
     typer.echo(f"{len(tasks)} tasks in {out}")
     if count := sum(not task.base for task in tasks):
         need = "needs" if count == 1 else "need"

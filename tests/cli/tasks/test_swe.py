@@ -88,7 +88,7 @@ def test_a_package_without_tests_is_refused(tmp_path: Path) -> None:
     ("rows", "problem"),
     [
         ([], "has no rows"),
-        ([row(), {"instance_id": "a"}], "row 2: is not a row of SWE-bench"),
+        ([{"instance_id": "a"}], "row 1: is not a row of SWE-bench"),
         ([row(FAIL_TO_PASS=[])], "row 1: no test fails before the fix"),
     ],
 )
@@ -119,9 +119,15 @@ def test_verify_succeeds_for_valid_tasks(tmp_path: Path) -> None:
 @pytest.mark.limits
 def test_grade_prints_each_test_and_the_verdict() -> None:
     tests = len(TASK.fail_to_pass) + len(TASK.pass_to_pass)
-    code, output, _ = envkit("swe", "grade", TASK.id, "-", stdin=TASK.patch)
+    lines = (OWN_TASKS / "package/README.md").read_text().splitlines(keepends=True)
+    head = "diff --git a/README.md b/README.md\ndeleted file mode 100644\n--- a/README.md\n+++ /dev/null\n"
+    deletion = "".join([head, f"@@ -1,{len(lines)} +0,0 @@\n", *(f"-{line}" for line in lines)])
+    code, output, _ = envkit("swe", "grade", TASK.id, "-", stdin=TASK.patch + deletion)
     assert code == 0
-    assert output.splitlines()[-1] == f"resolved: {tests} of {tests} tests pass"
+    assert output.splitlines()[-2:] == [
+        "not taken over: README.md: a deletion",
+        f"resolved: {tests} of {tests} tests pass",
+    ]
     assert f"F2P   passed   {TASK.fail_to_pass[0]}" in output
 
     code, output, _ = called("swe", "grade", TASK.id, "/dev/null")

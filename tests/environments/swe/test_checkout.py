@@ -70,6 +70,15 @@ def test_a_patch_gives_the_new_content_of_its_files_and_leaves_the_tree_alone(tr
     assert changes_of_patch(tree, "") == {}
 
 
+def test_a_deleted_file_is_a_change_and_a_bug_that_deletes_one_is_in_the_tree(tree: Path, tmp_path: Path) -> None:
+    deletion = diff_of(tree, {CORE: None})
+    assert changes_of_patch(tree, deletion) == {CORE: None}
+    clean = clock.run(partial(source_of, task(bug_patch=""), tmp_path))
+    buggy = clock.run(partial(source_of, task(bug_patch=diff_of(clean, {CORE: None})), tmp_path))
+    assert not (buggy / CORE).exists()
+    assert (buggy / "src/tiny/__init__.py").is_file()
+
+
 @pytest.mark.parametrize(
     ("patch", "problem"),
     [

@@ -17,7 +17,7 @@ from envkit.environments.swe.checkout import source_of
 from envkit.environments.swe.formats import read_tasks, write_folder_of
 from envkit.environments.swe.formats.diffs import reverse
 from envkit.environments.swe.packages import OWN, PYTEST, sha256_of
-from envkit.environments.swe.tasks import TIMEOUT_S, LockedPackage, SweTask, read_folder
+from envkit.environments.swe.tasks import TIMEOUT_S, Lock, LockedPackage, SweTask, read_folder, write_folder
 from envkit.errors import ConfigError, EnvkitError, UsageError
 from envkit.wiring import swe
 
@@ -207,8 +207,36 @@ def test_rows_are_read_from_parquet(tmp_path: Path) -> None:
     ],
 )
 def test_errors_name_file_row_and_column(tmp_path: Path, row: dict[str, Any], message: str) -> None:
+    file = written(tmp_path, SWE_BENCH, row)
     with pytest.raises(ConfigError, match=message):
-        read_tasks(written(tmp_path, SWE_BENCH, row))
+        read_tasks(file, strict=True)
+    assert [task.id for task in read_tasks(file)] == [SWE_BENCH["instance_id"]]
+
+
+def test_rows_that_cannot_be_used_are_left_out_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [{**SWE_BENCH, "instance_id": name} for name in ("a", "b", "a", "../../c")]
+    file = written(tmp_path, *rows, {**SWE_GYM, "FAIL_TO_PASS": []})
+    assert [task.id for task in read_tasks(file)] == ["a", "b"]
+    (line,) = caplog.messages
+    assert line == (
+        f"left out 3 of 5 rows, which cannot be used; to list them: envkit swe import --strict {file} --out DIR"
+    )
+    found = CliRunner().invoke(app, ["import", "--strict", str(file), "--out", str(tmp_path / "tasks")])
+    assert isinstance(found.exception, ConfigError)
+    assert [problem.partition("row ")[2][:10] for problem in found.exception.problems] == [
+        "3: the id ",
+        "4: the id ",
+        "5: no test",
+    ]
+    assert not (tmp_path / "tasks").exists()
+
+
+def test_an_id_of_a_folder_of_others_is_no_path(tmp_path: Path) -> None:
+    write_folder(tmp_path, [], Lock(command="", environment=(), packages=()))
+    task = {"id": "../../x", "repo": "r", "fail_to_pass": ["t"], "statements": ["s"]}
+    (tmp_path / "tasks.jsonl").write_text(json.dumps(task))
+    with pytest.raises(ConfigError, match=r"tasks.jsonl:1: the id must not have a slash, got '\.\./\.\./x'"):
+        read_folder(tmp_path)
 
 
 @pytest.mark.parametrize("content", ["", "{oops", '["text"]', "[oops"])
@@ -235,8 +263,6 @@ def test_a_folder_of_imported_tasks_is_one_of_the_environment(tmp_path: Path) ->
     assert (lock.timeout_s(package.base), lock.timeout_s(timed.base)) == (TIMEOUT_S, 60.0)
     assert [swe.LocatedTask(tasks[0], (), one).timeout_s for one in (None, lock)] == [TIMEOUT_S, TIMEOUT_S]
     assert swe.LocatedTask(msgspec.structs.replace(tasks[0], base=timed.base), (), lock).timeout_s == 60.0
-    with pytest.raises(ConfigError, match=r"row 2: the id 'pkg-1.0.flip.0' occurs twice"):
-        write_folder_of(written(tmp_path, ours, ours), folder, data=data, command="")
 
 
 def test_the_command_line_imports_tasks_and_says_which_need_an_image(

@@ -136,6 +136,24 @@ def test_a_missing_reward_is_an_error_and_a_failing_check_is_0(tmp_path: Path, c
 
 
 @pytest.mark.bwrap
+def test_tests_whose_first_line_is_no_interpreter_are_run_by_bash(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path)
+    script = (
+        '# a canary\n#!/bin/sh\n[[ $(< data.txt) == *3* ]]; echo $((1 - $?)) > "$ENVKIT_LOGS/verifier/reward.txt"\n'
+    )
+    (path / "tests/test.sh").write_text(script.replace("data.txt", "/workspace/data.txt"))
+    assert played(path, SUBMIT)[1] == 1.0
+
+
+@pytest.mark.bwrap
+def test_tests_with_other_line_ends_are_named(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path)
+    (path / "tests/test.sh").write_bytes(b"#!/bin/sh\r\nexit 0\r\n")
+    with pytest.raises(VerifierError, match=r"test.sh has CR LF line ends; convert it to LF"):
+        played(path, SUBMIT)
+
+
+@pytest.mark.bwrap
 def test_processes_that_cannot_be_ended_after_a_check_earn_0(tmp_path: Path) -> None:
     check = """
 import __main__

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from envkit.environments.terminal.formats import read_task, write_task
+from envkit.environments.terminal.options import TerminalOptions
 from envkit.environments.terminal.tasks import Artifact, Collect, Healthcheck
 from envkit.errors import ConfigError, UsageError
 from tests.environments.terminal.formats.folders import harbor, portable, write_files
@@ -71,7 +72,7 @@ def test_a_task_of_schema_1_4_keeps_what_it_says(tmp_path: Path, monkeypatch: py
         [solution]
         env = {FAST = "1"}
     """
-    task = read_task(harbor(tmp_path, toml, {"cheats/early.sh": "true\n"}))
+    task = read_task(harbor(tmp_path, toml, {"cheats/early.sh": "true\n"}), ["ENVKIT_TEST_TOKEN"])
     (step,) = task.steps
 
     assert (task.name, task.difficulty, task.category, task.profile) == ("org/one", "hard", "files", "system")
@@ -111,12 +112,37 @@ def test_an_empty_file_has_the_defaults_of_harbor(tmp_path: Path) -> None:
         ("FROM debian\nWORKDIR /app\n", "/app"),
         ("FROM a AS b\nWORKDIR /app\nFROM debian\nRUN x\n", "/"),
         ("FROM debian\nWORKDIR /app\nworkdir src/\n", "/app/src"),
+        ("FROM debian\nENV A=/srv B=x\nENV A=/y C=$A/app\nWORKDIR $C/${B}\n", "/srv/app/x"),
+        ("FROM debian\nENV APP /srv\nWORKDIR\t${APP:-/x}\n", "/srv"),
+        ("ARG D=/srv\nFROM debian\nARG D\nARG E=x\nWORKDIR $D/${E}/${F:-y}\n", "/srv/x/y"),
+        ("FROM debian AS base\nENV D=/a\nWORKDIR $D\nFROM other\nWORKDIR /o\nFROM --platform=x Base\n", "/a"),
+        ("FROM debian\nRUN a \\\n  # comment\nWORKDIR /x\n# WORKDIR /y\nENV A='\n", "/"),
     ],
 )
 def test_programs_start_where_the_dockerfile_says(dockerfile: str, workdir: str, tmp_path: Path) -> None:
-    assert read_task(harbor(tmp_path, files={"environment/Dockerfile": dockerfile})).workdir == workdir
+    task = read_task(harbor(tmp_path, files={"environment/Dockerfile": dockerfile}))
+    assert (task.workdir, task.workdir_of_image) == (workdir, True)
     toml = '[environment]\nworkdir = "/srv"\n'
-    assert read_task(harbor(tmp_path, toml, {"environment/Dockerfile": dockerfile})).workdir == "/srv"
+    task = read_task(harbor(tmp_path, toml, {"environment/Dockerfile": dockerfile}))
+    assert (task.workdir, task.workdir_of_image) == ("/srv", False)
+
+
+@pytest.mark.parametrize(
+    ("lines", "notes"),
+    [
+        ('ENTRYPOINT ["sh", "/start.sh"]\nCMD ["x"]\n', ["ENTRYPOINT of the image: is not run"]),
+        ("ARG WHO=joe\nUSER $WHO:staff\n", ["USER of the image: joe:staff: programs run as root"]),
+        ("ENTRYPOINT x\nUSER joe\nUSER root\nENTRYPOINT []\n", []),
+    ],
+)
+def test_settings_of_the_image_that_are_not_supported_are_notes(lines: str, notes: list[str], tmp_path: Path) -> None:
+    files = {"environment/Dockerfile": f"FROM debian\n{lines}"}
+    assert list(read_task(harbor(tmp_path, files=files)).notes) == notes
+
+
+def test_test_scripts_with_other_line_ends_are_a_note(tmp_path: Path) -> None:
+    (note,) = read_task(harbor(tmp_path, files={"tests/test.sh": "#!/bin/bash\r\ntrue\r\n"})).notes
+    assert note == "verifier: tests/test.sh has CR LF line ends, with which shells fail"
 
 
 def test_older_keys_mean_the_same(tmp_path: Path) -> None:
@@ -194,7 +220,6 @@ def test_marks_at_the_top_of_an_instruction_are_not_shown(tmp_path: Path) -> Non
         ('[environment.tpu]\ntype = "v6e"\ntopology = "2x2"\n', "environment.tpu: "),
         ('[[environment.mcp_servers]]\nname = "a"\n', "environment.mcp_servers: "),
         ('[environment]\nskills_dir = "/skills"\n', "environment.skills_dir: "),
-        ('[environment]\ndocker_image = "a:1"\n', "environment.workdir: is not set"),
         ('[agent]\nuser = "me"\n', "agent.user: me"),
         ('[verifier]\nuser = "me"\n', "verifier.user: me"),
         (
@@ -228,7 +253,18 @@ COMPOSE = "services:\n  main:\n    build: .\n  db:\n    image: postgres\n"
         ('[environment]\nnetwork_mode = "some"\n', "environment.network_mode: Invalid enum value 'some'"),
         ('[environment]\nmemory = "2 apples"\n', "environment.memory: must be a size like 2G or 512M"),
         ('[environment]\nos = "windows"\n', "environment.os: envkit has only Linux sandboxes"),
-        ('[environment.env]\nA = "${ENVKIT_TEST_UNSET}"\n', "environment.env.A: the environment variable"),
+        (
+            '[environment.env]\nA = "${PATH}"\n',
+            "variable PATH is not set or hidden from tasks; set it, and use the option",
+        ),
+        ('[environment]\ndocker_image = "/"\n', "docker_image: must be the name of a Docker image, got '/'"),
+        ('[environment]\ndocker_image = "../home"\n', "docker_image: must be the name of a Docker image"),
+        ('[verifier.environment]\ndocker_image = "/"\n', "verifier.environment.docker_image: must be the name"),
+        ('[environment.healthcheck]\ncommand = "x"\nstart_period_sec = inf\n', "start_period_sec: Expected `float` <="),
+        ("[verifier]\ntimeout_sec = inf\n", "verifier.timeout_sec: Expected `float` <="),
+        ("x = " + "[" * 50_000, "not valid TOML: "),
+        (".".join("a" * 20_000) + " = 1\n", "a line has 19999 dots"),
+        ("#" * 300_000, "must have at most 256 KiB"),
         (
             '[[environment.healthcheck]]\ncommand = "x"\n',
             "environment.healthcheck: Expected `object",
@@ -271,6 +307,82 @@ def test_a_missing_file_is_named(missing: str, tmp_path: Path) -> None:
     (tmp_path / missing).unlink()
     with pytest.raises(ConfigError, match=re.escape(missing)):
         read_task(tmp_path)
+
+
+def test_material_named_like_a_file_of_docker_compose_is_material(tmp_path: Path) -> None:
+    files = {"environment/docker-compose.yml": COMPOSE, "docker-compose.yaml": COMPOSE, "tests/compose.yaml": "["}
+    assert read_task(harbor(tmp_path, "", files)).notes == ()
+
+
+def test_variables_of_this_process_are_only_those_that_the_user_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENVKIT_TEST_TOKEN", "secret")
+    folder = harbor(tmp_path, '[environment.env]\nA = "${ENVKIT_TEST_TOKEN:-none}"\n')
+
+    assert read_task(folder).env == {"A": "none"}
+    assert read_task(folder, ["ENVKIT_TEST_TOKEN"]).env == {"A": "secret"}
+    (task,) = TerminalOptions(tasks=str(tmp_path), variables="ENVKIT_TEST_TOKEN").all()
+    assert task.env == {"A": "secret"}
+
+
+@pytest.mark.parametrize(
+    ("name", "image"),
+    [
+        ("debian", "debian:latest"),
+        ("localhost:5000/a/b-c_d:1.0", "localhost:5000/a/b-c_d:1.0"),
+        (f"ghcr.io/a/b@sha256:{'0' * 64}", f"ghcr.io/a/b@sha256:{'0' * 64}"),
+    ],
+)
+def test_an_image_has_a_name_that_is_no_folder(name: str, image: str, tmp_path: Path) -> None:
+    task = read_task(harbor(tmp_path, f'[environment]\ndocker_image = "{name}"\n'))
+    assert (task.image, task.workdir, task.workdir_of_image) == (image, "", True)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["instruction.md", "task.toml", "environment", "environment/Dockerfile", "tests", "tests/more.sh", "steps/one"],
+)
+def test_a_link_out_of_the_folder_is_not_followed(path: str, tmp_path: Path) -> None:
+    folder, outside = harbor(tmp_path / "task"), harbor(tmp_path / "outside")
+    place = folder / path
+    if place.exists():
+        place.rename(tmp_path / "moved")
+    place.parent.mkdir(exist_ok=True)
+    place.symlink_to(outside / (path if (outside / path).exists() else "tests"))
+
+    with pytest.raises(ConfigError, match=re.escape(f"{place}: must not be a link out of the folder")):
+        read_task(folder)
+
+
+def test_links_in_the_material_and_within_the_folder_are_allowed(tmp_path: Path) -> None:
+    folder = harbor(tmp_path / "task")
+    (folder / "environment/current").symlink_to("/app/releases/1")
+    (folder / "tests/data").symlink_to("/srv/data")
+    (folder / "instruction.md").rename(folder / "README.md")
+    (folder / "instruction.md").symlink_to("README.md")
+    assert read_task(folder).steps[0].instruction == "Do it.\n"
+
+
+@pytest.mark.parametrize("path", ["instruction.md", "tests/pipe"])
+def test_a_named_pipe_is_refused_and_not_read(path: str, tmp_path: Path) -> None:
+    folder = harbor(tmp_path)
+    (folder / path).unlink(missing_ok=True)
+    os.mkfifo(folder / path)
+    with pytest.raises(ConfigError, match="must be a regular file or a folder"):
+        read_task(folder)
+
+
+def test_sparse_files_are_not_read(tmp_path: Path) -> None:
+    with (harbor(tmp_path) / "tests/large").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(ConfigError, match="its files have 1048576 MiB; the limit is 2048 MiB"):
+        read_task(tmp_path)
+
+
+def test_the_recursion_of_yaml_is_an_error_of_the_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"docker-compose\.yaml: not valid YAML"):
+        read_task(harbor(tmp_path, files={"environment/docker-compose.yaml": "[" * 20_000}))
 
 
 def test_a_written_task_is_read_as_it_was_written(tmp_path: Path) -> None:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from envkit.environments.split import SPLITS
 from envkit.environments.terminal.formats import read_tasks
+from envkit.environments.terminal.options import TerminalOptions
 from envkit.errors import ConfigError, UsageError
 from tests.environments.terminal.formats.folders import harbor, terminal_bench, write_files
 
@@ -77,7 +79,30 @@ def test_a_folder_of_tasks_is_read_in_the_order_of_names(tmp_path: Path) -> None
     assert [task.name for task in read_tasks(tmp_path)] == ["a", "b"]
 
 
-def test_the_problems_of_all_tasks_of_a_folder_are_reported(tmp_path: Path) -> None:
+def test_tasks_that_cannot_be_used_are_left_out_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("a", "b", "c"):
+        harbor(tmp_path / name)
+    harbor(tmp_path / "d", "[environment]\ncpus = true\n")
+    terminal_bench(tmp_path / "e", "difficulty: easy\n")
+
+    assert [task.name for task in read_tasks(tmp_path)] == ["a", "b", "c"]
+    (line,) = caplog.messages
+    assert line == (f"left out 2 of 5 tasks, which cannot be played; to list them: envkit terminal check {tmp_path}")
+    with pytest.raises(ConfigError, match=r"d/task.toml: environment.cpus"):
+        TerminalOptions(tasks=str(tmp_path), strict=True).all()
+
+
+def test_a_large_folder_with_unusable_tasks_is_read_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for number in range(200):
+        harbor(tmp_path / f"{number:03}", "[environment]\ncpus = true\n" if number % 40 == 0 else "")
+    options = [TerminalOptions(tasks=str(tmp_path), split=split) for split in (None, *SPLITS)]
+    count, *parts = (len(one.all()) for one in options)
+
+    assert (count, sum(parts), len(caplog.messages)) == (195, 195, 1)
+    assert min(parts) > 0
+
+
+def test_if_no_task_can_be_used_the_problems_of_all_are_the_error(tmp_path: Path) -> None:
     harbor(tmp_path / "a", "[environment]\ncpus = true\n")
     harbor(tmp_path / "b", 'artifacts = ["x"]\n')
 

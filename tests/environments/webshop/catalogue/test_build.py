@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from envkit.environments.webshop.catalogue import build
@@ -26,3 +29,16 @@ def test_most_goals_are_found_by_their_title(catalogue: Catalogue) -> None:
     goals = catalogue.goals(None)
     found = sum(goal in catalogue.search(catalogue.product(goal).title) for goal in goals)
     assert found >= 0.99 * len(goals)
+
+
+def test_products_that_cannot_be_read_are_counted_and_listed(tmp_path: Path) -> None:
+    goal = {"attributes": ["red"], "instruction_text": "a red cup", "instruction_attributes": ["red"]}
+    row = {"asin": "B1", "title": "cup", "query": "cup", "category": "home", **goal}
+    (tmp_path / "train.jsonl").write_text(f"{json.dumps(row)}\n{{}}\n")
+    (tmp_path / "built").mkdir()
+    lines: list[str] = []
+    build.webshop_files(tmp_path / "built", lines.append, tmp_path / "train.jsonl")
+
+    assert lines[-1] == "left out 1 products that cannot be read; left-out.txt in the data's folder lists them"
+    assert (tmp_path / "built/left-out.txt").read_text().startswith(f"{tmp_path}/train.jsonl: row 1: Object missing")
+    assert len(open_catalogue(tmp_path / "built")) == 1

@@ -122,6 +122,18 @@ def test_files_of_the_original_are_found_and_cleaned(tmp_path: Path, products: s
     assert list(read_products(tmp_path / products)) == [LOADED]
 
 
+def test_a_malformed_product_is_left_out_and_listed(tmp_path: Path) -> None:
+    left_out: list[str] = []
+    write(tmp_path / "items_shuffle.json", [{**SHIRT, "asin": "B0"}, {**SHIRT, "name": 3}, SHIRT])
+    assert [product.asin for product in read_products(tmp_path, left_out)] == ["B0", SHIRT["asin"]]
+    assert [line.partition(": ")[2][:28] for line in left_out] == ["product 1: Expected `str`, g"]
+
+    rows = "\n".join(map(json.dumps, (GEM_ROW, [GEM_ROW], {"asin": "B1"})))
+    (tmp_path / "train.jsonl").write_text(rows)
+    assert len(list(read_products(tmp_path / "train.jsonl", left_out))) == 1
+    assert len(left_out) == 3
+
+
 def test_missing_values_of_the_original_are_empty(tmp_path: Path) -> None:
     empty = {"customization_options": "", "pricing": "", "small_description": "", "full_description": "", "images": []}
 
@@ -227,7 +239,7 @@ def test_two_files_of_products_are_not_guessed_between(tmp_path: Path) -> None:
         ("items_shuffle.json", [{**SHIRT, "name": 3}], r"product 0: Expected `str`, got `int` - at `\$.name`"),
         ("items_shuffle.json", {"B1": SHIRT}, "expected a JSON array of products"),
         ("items_shuffle.json", [], "has no products"),
-        ("train.jsonl", [GEM_ROW], "line 1: expected a JSON object"),
+        ("train.jsonl", [GEM_ROW], "row 0: Object missing required field `asin`"),
         ("train.jsonl", {"asin": "B1"}, "row 0: Object missing required field `title`"),
     ],
 )

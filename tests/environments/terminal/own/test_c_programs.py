@@ -1,0 +1,58 @@
+"""Own tasks about C programs pay for fixed programs only, and not for those that look fixed to their checks."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from envkit.wiring.terminal import OWN_TASKS
+from tests.environments.terminal.test_env import SUBMIT, bash, played
+
+NAMES = ("memory-errors", "deadlock-and-race")
+SCRIPTS = [
+    *(path for name in NAMES for path in sorted((OWN_TASKS / name / "cheats").glob("*.sh"))),
+    *sorted(Path(__file__).with_name("scripts").glob("*.sh")),
+]
+
+pytestmark = [
+    pytest.mark.bwrap,
+    pytest.mark.slow,
+    pytest.mark.skipif(not all(map(shutil.which, ("gcc", "make", "valgrind"))), reason="needs gcc, make and valgrind"),
+]
+
+
+def play(name: str, script: Path, logs: Path) -> tuple[float | None, str]:
+    """Run a script in a task; return the grade and what the tests printed."""
+    _, reward = played(
+        OWN_TASKS / name,
+        bash(f"bash -s <<'END-OF-SCRIPT'\n{script.read_text()}\nEND-OF-SCRIPT"),
+        SUBMIT,
+        logs=str(logs),
+    )
+    (log,) = logs.iterdir()
+    return reward, log.read_text()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_fixed_program_earns_1(name: str, tmp_path: Path) -> None:
+    assert play(name, OWN_TASKS / name / "solution/solve.sh", tmp_path)[0] == 1.0
+
+
+REASONS = {
+    "another-program": "calls execlp",
+    "leaves-valgrind": "calls execl",
+    "suppresses-leaks": "exit code 9",
+    "inline-assembly": "has inline assembly",
+    "no-threads": "ran at the same time",
+    "idle-thread": "ran at the same time",
+}
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_another_program_earns_0_for_its_own_reason(script: Path, tmp_path: Path) -> None:
+    name = next(name for name in NAMES if name in str(script))
+    reward, log = play(name, script, tmp_path)
+    assert reward == 0.0
+    assert REASONS.get(script.stem.rpartition(".")[2], "not solved") in log
