@@ -182,13 +182,11 @@ def grade(located: LocatedTask, patch: str, *, backend: str = "auto", announce: 
 
 
 async def _graded(
-    grader: Callable[[Mapping[str, bytes]], Awaitable[Verdict | None]], changes: Mapping[str, bytes | None]
-) -> Verdict | None:
+    grader: Callable[[Mapping[str, bytes]], Awaitable[Verdict]], changes: Mapping[str, bytes | None]
+) -> Verdict:
     """Return the verdict on the changes of a patch, of which the deletions are listed as refused."""
     taken = {path: content for path, content in changes.items() if content is not None}
     verdict = await grader(taken)
-    if verdict is None:
-        return None
     deleted = dict.fromkeys(sorted(changes.keys() - taken.keys()), "a deletion")
     return replace(verdict, refused={**verdict.refused, **deleted})
 
