@@ -14,7 +14,7 @@ from envkit.types import JSON, Options, Task, stable_hash
 
 from ..options import check_boolean, check_choice, check_integer, check_path, check_range, override
 from ..split import SPLITS, Split, split_of
-from .families import FAMILIES, write_drawn
+from .families import FAMILIES, HELD_OUT, write_drawn
 from .families.family import MAX_DIFFICULTY
 from .formats import read_task, read_tasks
 from .tasks import TerminalTask
@@ -94,7 +94,7 @@ class TerminalOptions:
         chosen = self.families
         if isinstance(chosen, str) and chosen in _GROUPS:
             is_held_out = {"train": (False,), "held_out": (True,), "all": (False, True)}[chosen]
-            return [name for name, family in FAMILIES.items() if family.held_out in is_held_out]
+            return [name for name in FAMILIES if (name in HELD_OUT) in is_held_out]
         names = [chosen] if isinstance(chosen, str) else list(chosen)
         for name in names:
             if name not in FAMILIES:

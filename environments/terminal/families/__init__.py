@@ -13,6 +13,8 @@ from .family import Family
 _MODULES = (text, trees, permissions, processes, archives, queries, logs, git, config, scripts)
 FAMILIES: Mapping[str, Family] = {module.FAMILY.name: module.FAMILY for module in _MODULES}
 """All families by name."""
+HELD_OUT = frozenset({"archives", "config", "logs"})
+"""Names of the families that no policy should be trained on."""
 _CASES = Path(__file__).parents[1] / "cases.py"
 
 

@@ -424,5 +424,4 @@ FAMILY = Family(
         4: (_compare,),
         5: (_backup, _merge),
     },
-    held_out=True,
 )

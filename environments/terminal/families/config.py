@@ -499,5 +499,4 @@ FAMILY = Family(
         4: (_template, _validate),
         5: (_layers, _edit),
     },
-    held_out=True,
 )

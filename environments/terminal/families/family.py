@@ -49,13 +49,11 @@ class Family:
         name: Name of the family.
         summary: What its tasks ask for, in one sentence.
         kinds: Functions that draw a task, by difficulty, 1 to `MAX_DIFFICULTY`. One of them is chosen at random.
-        held_out: Whether the family belongs to the held-out families, which no policy should be trained on.
     """
 
     name: str
     summary: str
     kinds: Mapping[int, Sequence[Callable[[Draw], DrawnTask]]]
-    held_out: bool = False
 
     def task(self, seed: int, difficulty: int) -> DrawnTask:
         """Return the task of a seed and a difficulty, the same in every process.

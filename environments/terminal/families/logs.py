@@ -424,5 +424,4 @@ FAMILY = Family(
         4: (_durations, _rates),
         5: (_guesses, _trace),
     },
-    held_out=True,
 )
