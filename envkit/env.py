@@ -117,10 +117,11 @@ class GymEpisode(Episode):
     async def reset(self) -> Reset:
         try:
             text, info = self._env.reset(seed=self._task.seed, options=dict(self._task.options))
+            start = Reset(self._observe(text, info), {**info, **_declared(self._env.metadata)})
         except Exception as error:
             raise env_error(error, self._task.env_id, "reset") from error
         self._running = True
-        return Reset(self._observe(text, info), {**info, **_declared(self._env.metadata)})
+        return start
 
     async def step(self, action: str) -> Step:
         return self.step_now(action)
@@ -131,11 +132,12 @@ class GymEpisode(Episode):
             raise StepOrderError("step before reset, or after the end of the episode")
         try:
             text, reward, terminated, truncated, info = self._env.step(action)
+            step = Step(self._observe(text, info), float(reward), bool(terminated), bool(truncated), info)
         except Exception as error:
             self._running = False
             raise env_error(error, self._task.env_id, "step") from error
-        self._running = not (terminated or truncated)
-        return Step(self._observe(text, info), float(reward), bool(terminated), bool(truncated), info)
+        self._running = not step.ended
+        return step
 
     def _observe(self, text: str, info: Info) -> Observation:
         moves = info.get("legal_moves")

@@ -107,10 +107,12 @@ async def play(
         if not has_left:
             has_left = True
             gate.leave(arrived=arrived)
-            if running.player is not None:
-                running.player.end()
-            if on_played is not None:
-                on_played()
+            try:
+                if running.player is not None:
+                    running.player.end()
+            finally:
+                if on_played is not None:
+                    on_played()
 
     try:
         async with host.lease(request.task) as episode:

@@ -65,11 +65,11 @@ class Demonstration:
     Attributes:
         samples: Samples of the episode; the mask is 1 on the teacher's tokens. A turn whose prompt does not continue
             the previous turn starts a new sample. There are no samples if the first turn exceeds the token limit.
-        success: Whether the environment reported success.
+        success: Whether the episode was a success; None if that is unknown.
     """
 
     samples: tuple[Sample, ...]
-    success: bool
+    success: bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +211,7 @@ def _demonstration(played: Trajectory) -> Demonstration:
     if played.is_void:
         raise EnvkitError(f"a demonstration of {played.task.env_id} is void: {played.outcome.error}")
     samples = samples_from(played) if played.turns else ()
-    return Demonstration(tuple(samples), played.outcome.success is True)
+    return Demonstration(tuple(samples), played.outcome.success)
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,7 +179,7 @@ class _Stages:
         return updates
 
     async def _episodes(self, experts: Sequence[Expert]) -> tuple[int, float | None]:
-        """Train on whole episodes of the experts; return the number of updates and the success rate of the episodes."""
+        """Train on whole episodes of the experts; return the number of updates and the success rate, if it is known."""
         section, display = self._section, self._display
         size, rate = _filled(section.episode_batch), _filled(section.episode_learning_rate)
         stage = Stage(_filled(section.episode_updates), size, rate, number=2)
@@ -210,7 +210,8 @@ class _Stages:
             return [sample for one in episodes[update * size : (update + 1) * size] for sample in one.samples]
 
         updates = await self._imitator.run(stage, batch, after=self._after(stage, validates=True))
-        return updates, sum(one.success for one in episodes) / needed
+        known = [one.success for one in episodes if one.success is not None]
+        return updates, sum(known) / len(known) if known else None
 
     def _begin(self, name: str, stages: Sequence[Stage]) -> None:
         """Show the start of a phase. If the run was restarted, the updates from before the restart count as done."""
