@@ -3,7 +3,7 @@
 from envkit.config.evaluation import EvalConfig
 from envkit.config.restarts import HealthSection, RestartSection
 from envkit.config.serving import ServeConfig
-from envkit.config.training import RunConfig, WarmupSection, dump, load, parse
+from envkit.config.training import RunConfig, WarmupSection, complete, dump, load, parse
 
 __all__ = [
     "EvalConfig",
@@ -12,6 +12,7 @@ __all__ = [
     "RunConfig",
     "ServeConfig",
     "WarmupSection",
+    "complete",
     "dump",
     "load",
     "parse",

@@ -24,6 +24,7 @@ from envkit.config.parts import (
     TrainerSection,
     TransformersEngineSection,
 )
+from envkit.errors import ConfigError
 
 
 class EnvSection(Section):
@@ -302,6 +303,14 @@ def parse(content: Mapping[str, Any]) -> RunConfig:
         ConfigError: The mapping is invalid. The error has one line per problem, starting with the key.
     """
     return grammar.check(content, RunConfig)
+
+
+def complete(text: str) -> str:
+    """Return a dumped configuration with the keys that its version did not have; unchanged if it is not valid now."""
+    try:
+        return dump(parse(yaml.safe_load(text)))
+    except ConfigError:
+        return text
 
 
 def dump(config: RunConfig) -> str:

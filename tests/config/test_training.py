@@ -285,3 +285,11 @@ def test_a_history_is_all_or_a_number_of_turns(history: object, tmp_path: Path) 
     (found,) = problems(tmp_path, MINIMAL, f"renderer.history={'null' if history is None else history}")
     got = "" if history is None else f", got {history!r}"
     assert found == f"renderer.history: must be 'all' or a whole number of at least 1{got}"
+
+
+def test_a_configuration_of_an_earlier_version_is_completed_with_the_defaults_of_new_keys() -> None:
+    now = config.dump(config.parse({"env": {"id": "FrozenLake-v0"}}))
+    assert "\n  player_timeout_s: null\n" in now
+    earlier = now.replace("\n  player_timeout_s: null\n", "\n")
+    assert config.complete(earlier) == now
+    assert config.complete("env: {id: FrozenLake-v0}\ngone: 1\n") == "env: {id: FrozenLake-v0}\ngone: 1\n"

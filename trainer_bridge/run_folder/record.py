@@ -25,7 +25,7 @@ import errno
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import IO, Self
@@ -138,7 +138,15 @@ class RunRecord:
             return cls(folder, opened)
 
     @classmethod
-    def resume(cls, folder: Path, config_yaml: str, *, step: int, is_evaluated: bool = True) -> Self:
+    def resume(
+        cls,
+        folder: Path,
+        config_yaml: str,
+        *,
+        step: int,
+        is_evaluated: bool = True,
+        complete: Callable[[str], str] = str,
+    ) -> Self:
         """Reopen a run's folder, and restore its records to their state after train step `step`.
 
         Records of later steps are removed, since those steps will be repeated. A truncated last line is removed, too.
@@ -150,6 +158,7 @@ class RunRecord:
             step: The train step of the checkpoint to continue from.
             is_evaluated: Whether the checkpoint was written after the evaluation of its step. If not, the evaluation
                 will be repeated, so an existing row of this evaluation is removed.
+            complete: Returns the run's configuration with the defaults of keys that the run did not know.
 
         Raises:
             UsageError: The folder has no run to resume or a run of another format, the configuration differs, a file is
@@ -162,7 +171,7 @@ class RunRecord:
             opened.enter_context(_locked(folder))
             config = folder / CONFIG
             with writing(config):
-                _refuse_other_config(config, config_yaml)
+                _refuse_other_config(config, config_yaml, complete)
             keep_until(folder / METRICS, step)
             keep_until(folder / EVALUATIONS, step if is_evaluated else step - 1)
             with writing(folder):
@@ -291,13 +300,13 @@ def _remove_run(folder: Path) -> None:
             subfolder.rmdir()
 
 
-def _refuse_other_config(path: Path, new_yaml: str) -> None:
+def _refuse_other_config(path: Path, new_yaml: str, complete: Callable[[str], str]) -> None:
     """Raise `UsageError` for the first key that differs in the new configuration.
 
     `trainer.steps` may be larger, and the keys of the server in `env` and of the servers of the engine may change.
     """
     try:
-        old = dict(_leaves(yaml.safe_load(path.read_text(encoding="utf-8"))))
+        old = dict(_leaves(yaml.safe_load(complete(path.read_text(encoding="utf-8")))))
     except (yaml.YAMLError, UnicodeDecodeError):
         raise UsageError(f"{path}: damaged; repair it, or start over with --force") from None
     new = dict(_leaves(yaml.safe_load(new_yaml)))

@@ -185,7 +185,10 @@ class _Run:
             record, first_step = RunRecord.create(self._folder, text, force=self._force), 0
         else:
             is_evaluated = self._state.facts.get("evaluated") == step
-            record, first_step = RunRecord.resume(self._folder, text, step=step, is_evaluated=is_evaluated), step + 1
+            record = RunRecord.resume(
+                self._folder, text, step=step, is_evaluated=is_evaluated, complete=config.complete
+            )
+            first_step = step + 1
         self._record = opened.enter_context(closing(record))
         await open_trackers(parts, self._run, record, first_step=first_step)
         return record

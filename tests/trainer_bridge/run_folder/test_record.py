@@ -266,6 +266,14 @@ def test_a_folder_is_free_again_after_close_and_after_a_refused_resume(tmp_path:
     resume(tmp_path, step=1).close()
 
 
+def test_a_key_that_the_run_did_not_know_has_its_default(tmp_path: Path) -> None:
+    create(tmp_path).close()
+    new = f"{CONFIG}\nseen_first_now: null\n"
+    with pytest.raises(UsageError, match="seen_first_now: the run has no value, the file has null"):
+        resume(tmp_path, new)
+    RunRecord.resume(tmp_path, new, step=0, complete=lambda text: f"{text}\nseen_first_now: null\n").close()
+
+
 def test_there_must_be_something_to_resume(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=f"{tmp_path}/new: no run to continue"):
         resume(tmp_path / "new")

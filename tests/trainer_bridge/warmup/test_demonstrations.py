@@ -350,7 +350,11 @@ def test_lessons_and_demonstrations_show_the_system_prompt_and_calls_of_the_tool
 
 def test_a_lost_episode_is_no_success_whatever_happened_on_the_way() -> None:
     almost = Answer("u", info={"success": True})
-    (shown,) = demonstrate(Answer("u", info={"metrics": {"success": "last"}}), almost, Answer("end", ends="terminated", info={"success": False}))
+    (shown,) = demonstrate(
+        Answer("u", info={"metrics": {"success": "last"}}),
+        almost,
+        Answer("end", ends="terminated", info={"success": False}),
+    )
     assert shown[3] == "False"
 
 
