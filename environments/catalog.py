@@ -150,12 +150,19 @@ CATALOG: tuple[Mapping[str, object], ...] = (
     {
         "id": "SWE-v0",
         **_tool_env("Swe"),
+        "commands": {
+            "packages": "envkit.environments.swe.commands:list_packages",
+            "build": "envkit.environments.swe.commands:build",
+            "grade": "envkit.environments.swe.commands:grade",
+            "import": "envkit.environments.swe.commands:import_tasks",
+        },
         "data": {"swe": "envkit.environments.swe.packages:prepare"},
         "summary": "Find and fix a bug in a Python package, with tools in a sandbox; its own tests decide.",
     },
     {
         "id": "Terminal-v0",
         **_tool_env("Terminal", "own_first", "own_second"),
+        "commands": {one: f"envkit.environments.terminal.commands:{one}" for one in ("ls", "build", "export")},
         "summary": "Work on a task in a shell: generated tasks, fifteen of envkit, or folders of Harbor; tests decide.",
     },
 )

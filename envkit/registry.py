@@ -59,6 +59,10 @@ class EnvSpec:
         players: Players of the environment by name, such as ``oracle``, ``nop`` and ``cheat:NAME``, each as
             ``"module:Class"`` or a callable. Called with the options and data, it returns an
             `envkit.protocols.Player`. Other packages may add players; see `PLAYERS_GROUP`.
+        commands: Commands of ``envkit tasks`` for this environment by name, such as ``build``, each as
+            ``"module:function"`` or a callable that returns an `envkit.types.CommandResult`, and may be async. Its
+            signature and docstring are its command line, with typer's ``Argument`` and ``Option`` in annotations. It
+            gets the arguments of `envkit.wiring.commands.RESERVED` from envkit, not from the command line.
         task_set: ``"module:Class"`` or a callable, or None. Called with the options, it returns an
             `envkit.protocols.TaskSet`. None means that every seed is a task.
         data: Data of the environment by name, each with its builder as ``"module:function"`` or a callable. ``envkit
@@ -88,6 +92,7 @@ class EnvSpec:
     vector_entry_point: str | Callable[..., Any] | None = None
     needs: frozenset[str] = frozenset()
     players: Mapping[str, str | Callable[..., Any]] = field(default_factory=dict)
+    commands: Mapping[str, str | Callable[..., Any]] = field(default_factory=dict)
     task_set: str | Callable[..., Any] | None = None
     data: Mapping[str, str | Callable[..., Any]] = field(default_factory=dict)
     vocabulary: str | Callable[..., Any] | None = None
@@ -143,7 +148,7 @@ def _mapping(value: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 _FROZEN: Mapping[str, Callable[[Any], Any]] = {
-    **dict.fromkeys(("options", "compact_options", "players", "data"), _mapping),
+    **dict.fromkeys(("options", "compact_options", "players", "commands", "data"), _mapping),
     "splits": tuple,
     "needs": frozenset,
 }

@@ -78,7 +78,7 @@ def test_every_reader_agrees_which_episodes_succeeded() -> None:
     assert measure(tally.by_task, 1)["success"].mean == sum(known) / len(known)
     assert summary(records).endswith(": 5 succeeded, 4 failed, 3 ended, 1 lost")
     assert totals([Rescored(one, one) for one in records])["success"] == (sum(known) / len(known),) * 2
-    episodes = [TaskEpisode(number, one) for number, one in enumerate(outcomes)]
+    episodes = [TaskEpisode(str(number), one) for number, one in enumerate(outcomes)]
     assert PlayerResult("oracle", episodes).successes == 5
     assert len(PlayerResult("oracle", episodes).problems()) == 13 - 5
     assert len(PlayerResult("nop", episodes).problems()) == 13 - 4

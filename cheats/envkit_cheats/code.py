@@ -1,6 +1,6 @@
 """Cheats of Code-v0: submissions and commands that try to be graded as correct. Each must earn 0.
 
-A cheat is data. ``envkit check-task Code-v0`` plays all of them, as the players ``cheat:NAME``.
+A cheat is data. ``envkit tasks Code-v0 check`` plays all of them, as the players ``cheat:NAME``.
 """
 
 from envkit.environments.code import Code

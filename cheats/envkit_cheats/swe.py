@@ -1,6 +1,6 @@
 """Cheats of SWE-v0: changes and commands that try to be graded as a fix. Each must earn 0.
 
-A cheat is data. ``envkit check-task SWE-v0`` plays all of them, as the players ``cheat:NAME``.
+A cheat is data. ``envkit tasks SWE-v0 check`` plays all of them, as the players ``cheat:NAME``.
 """
 
 from envkit.environments.swe import Swe

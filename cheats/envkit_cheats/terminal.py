@@ -1,6 +1,6 @@
 """Cheats of Terminal-v0: commands that try to earn a reward without solving the task. Each must earn 0.
 
-A cheat is data. ``envkit check-task Terminal-v0`` plays all of them, as the players ``cheat:NAME``.
+A cheat is data. ``envkit tasks Terminal-v0 check`` plays all of them, as the players ``cheat:NAME``.
 """
 
 from envkit.environments.tasks import Cheat

@@ -98,7 +98,7 @@ class BuildSettings:
     combine: int = 1
     jobs: int = 2
     more: tuple[str, ...] = ()
-    command: str = "envkit swe build"
+    command: str = "envkit tasks SWE-v0 build"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,7 +280,7 @@ class _Builder:
             last = next((line for line in reversed(first.result.stderr.split("\n")) if line.strip()), "")
             raise UsageError(
                 f"{requirement}: no test of its source distribution passes here (pytest: {last.strip('= ')[:200]}); "
-                "add what the tests import with --with, or choose one of: envkit swe packages"
+                "add what the tests import with --with, or choose one of: envkit tasks SWE-v0 packages"
             )
         second = await self._run({}, RunSettings(timeout_s=_BASELINE_TIMEOUT_S, hash_seed=_HASH_SEED))
         third, lines = await self._covered()

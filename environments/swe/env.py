@@ -5,7 +5,7 @@ Actions      calls of bash, view_file, edit_file and submit. The submission is t
              ``/workspace/repo``, at the end of the episode
 Reward       from the grader, after the last step: 1.0 if all tests pass that passed before the bug was added, else 0.0
 Ends         terminated after submit; truncated after ``max_turns`` actions
-Tasks        the tasks of a folder that ``envkit swe build`` made
+Tasks        the tasks of a folder that ``envkit tasks SWE-v0 build`` made
 Options      see `SweOptions`, and the limits of `ToolEnv`
 Info         ``folder`` and ``issue`` of a reset: the package's folder, and the text of the issue alone.
              ``action_is_valid``: whether the action is a valid call
@@ -67,7 +67,7 @@ class SweOptions:
     """Options of the environment.
 
     Attributes:
-        tasks: Folder that ``envkit swe build`` made; None means the tasks of the package that envkit contains.
+        tasks: Folder that ``envkit tasks SWE-v0 build`` made; None means the tasks of the package that envkit contains.
         split: Only tasks of this split ("train", "validation" or "eval"); None means any.
         statement: Level of the issue's text. 1 names the function and says what is wrong, 2 describes the symptom, and
             3 names the files with failing tests. Only with 3 are these files in the agent's sandbox.
@@ -160,6 +160,9 @@ class SweTasks:
 
     def task(self, split: str, index: int) -> Task:
         return Task("SWE-v0", index, self._with(split))
+
+    def names(self, split: str) -> Sequence[str]:
+        return [task.id for task in options_of(self._with(split)).all()]
 
     def _with(self, split: str) -> Options:
         return {**self._options, "split": None if split == "any" else split}

@@ -139,7 +139,7 @@ def read_lines(file: Path) -> list[dict[str, object]]:
 
 @lru_cache(maxsize=8)
 def read_folder(folder: Path) -> tuple[Sequence[SweTask], Lock]:
-    """Return the tasks of a folder that ``envkit swe build`` made, and its lock.
+    """Return the tasks of a folder that ``envkit tasks SWE-v0 build`` made, and its lock.
 
     Raises:
         UsageError: The folder does not have these files.
@@ -148,7 +148,9 @@ def read_folder(folder: Path) -> tuple[Sequence[SweTask], Lock]:
     try:
         lock = msgspec.json.decode((folder / LOCK).read_bytes(), type=Lock)
     except (OSError, msgspec.MsgspecError) as error:
-        raise UsageError(f"{folder} has no usable {LOCK}: {error}; make the folder with: envkit swe build") from None
+        raise UsageError(
+            f"{folder} has no usable {LOCK}: {error}; make the folder with: envkit tasks SWE-v0 build"
+        ) from None
     tasks: list[SweTask] = []
     for number, row in enumerate(read_lines(folder / TASKS), 1):
         try:

@@ -45,8 +45,8 @@ class TerminalOptions:
         mode: ``"bash"``: the agent has a shell, a viewer and an editor. ``"screen"``: it has the keys and the screen of
             a terminal. ``"script"``: its answer to the instruction is one shell script, which runs once.
         image: Image of the sandboxes of portable tasks, with Python 3.9 or later. ``"task"`` means the image of the
-            task, which ``envkit terminal build`` makes, and None the default of the backend. Other tasks always have
-            their own image.
+            task, which ``envkit tasks Terminal-v0 build`` makes, and None the default of the backend. Other tasks
+            always have their own image.
         network: ``"none"``, or ``"task"`` for the network that the task asks for.
         logs: Folder for a file with reward and output of each verification; None for none.
         keep_processes: Whether processes of the agent go on during the verification, if it shares the agent's sandbox.
@@ -197,6 +197,10 @@ class TerminalTasks:
 
     def task(self, split: str, index: int) -> Task:
         return Task("Terminal-v0", index, self._with(split))
+
+    def names(self, split: str) -> Sequence[str]:
+        chosen = options_of(self._with(split))
+        return [] if chosen.folder is None else [task.folder.name for task in chosen.all()]
 
     def _with(self, split: str) -> Mapping[str, JSON]:
         return {**self._options, "split": None if split == ANY else split}

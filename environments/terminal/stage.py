@@ -175,7 +175,7 @@ async def run_setup(sandbox: Sandbox, task: TerminalTask, path: str) -> None:
 
 def how_to_build(options: TerminalOptions) -> str:
     folder = "" if options.tasks in (None, OWN) else f" --tasks {options.tasks}"
-    return f"build its image with `envkit terminal build{folder}`, and add --backend docker"
+    return f"build its image with `envkit tasks Terminal-v0 build{folder}`, and add --backend docker"
 
 
 def _introduction(mode: str, workdir: str) -> str:

@@ -87,7 +87,9 @@ def check_env(
         raise ConfigError([f"episodes: must be at least 2, got {episodes}"])
     env = EnvUnderTest(env_id, options or {}, range(episodes))
     if "judge" in env.spec.needs:
-        raise UsageError(f"{env_id} needs a judge, whose answers vary; check it with envkit check-task --judge instead")
+        raise UsageError(
+            f"{env_id} needs a judge, whose answers vary; check it with envkit tasks ENV check --judge instead"
+        )
     # Create an instance before the checks, so that an invalid option raises an error instead of failing a check.
     with env.opened():
         pass

@@ -5,19 +5,24 @@ The nop must not succeed, the oracle must always succeed, and cheats must earn n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
+from typing import Annotated
+
+import typer
 
 from envkit import clock, registry
 from envkit.checks.recorded import NO_SUCCESS
-from envkit.errors import UsageError
-from envkit.protocols import EnvHost
+from envkit.errors import EnvError, UsageError, did_you_mean
+from envkit.protocols import EnvHost, Episode, EpisodePlayer, Player
 from envkit.registry import EnvSpec
 from envkit.runs.display import Display, SilentDisplay
 from envkit.trainer_bridge.rollout import Rollout, RolloutLimits
-from envkit.types import JSON, Options, Outcome, Task, stable_hash
+from envkit.types import JSON, CommandResult, Options, Outcome, Reset, RolloutRequest, Task, stable_hash
 from envkit.wiring import tasks as task_sets
 from envkit.wiring.environments import find, open_resources, slots
 from envkit.wiring.evaluation.policies import NOP, player_of
@@ -32,14 +37,21 @@ _LOG_LINES = 10
 
 @dataclass(frozen=True, slots=True)
 class TaskEpisode:
-    """One episode of a player in the task `index`.
+    """One episode of a player in a task.
 
-    `log` has the last lines of the grader's output, if the environment has the option ``logs`` and it was not set.
+    Attributes:
+        task: Name of the task, or its index if it has no name.
+        outcome: How it ended.
+        printed: Last lines that the player saw, such as those that the solution printed.
+        log: Last lines of the grader's output, if the environment has the option ``logs`` and it was not set.
+        is_playable: Whether the task can be played here: whether any player could begin an episode of it.
     """
 
-    index: int
+    task: str
     outcome: Outcome
+    printed: str = ""
     log: str = ""
+    is_playable: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,23 +66,45 @@ class PlayerResult:
         return sum(one.outcome.success is True for one in self.episodes)
 
     @property
+    def played(self) -> int:
+        """Number of episodes of tasks that can be played here."""
+        return sum(one.is_playable for one in self.episodes)
+
+    @property
     def verdict(self) -> str:
-        """``ok``, ``fail``, or ``void`` if it only could not be played in some episodes."""
-        bad = [one.outcome for one in self.episodes if not _is_as_expected(_kind(self.player), one.outcome)]
-        return "ok" if not bad else "void" if all(one.is_void for one in bad) else "fail"
+        """``ok``, ``fail``, or ``void`` if it only could not be played in some tasks or episodes."""
+        bad = [one.outcome for one in self.episodes if one.is_playable and not self._is_ok(one)]
+        if bad:
+            return "void" if all(one.is_void for one in bad) else "fail"
+        return "ok" if self.played else "void"
 
     def problems(self) -> Sequence[str]:
-        """Return a line, and below it the grader's log, for each task in which the player did not do what it must."""
-        kind, lines = _kind(self.player), []
-        for index in dict.fromkeys(one.index for one in self.episodes):
-            played = [one for one in self.episodes if one.index == index]
-            bad = [one for one in played if not _is_as_expected(kind, one.outcome)]
+        """Return a text for each task that can be played and in which the player did not do what it must.
+
+        Below the first line of a text is the end of what the solution and the grader printed.
+        """
+        kind, texts = _kind(self.player), []
+        for task in dict.fromkeys(one.task for one in self.episodes if one.is_playable):
+            played = [one for one in self.episodes if one.task == task]
+            bad = [one for one in played if not self._is_ok(one)]
             if bad:
                 one = next((one for one in bad if one.outcome.is_void), bad[0])
-                seen = "\n    ".join([_shown(one.outcome), *one.log.splitlines()])
                 must = "was not checked" if all(one.outcome.is_void for one in bad) else EXPECTED[kind]
-                lines.append(f"{self.player} {must}: task {index}: {len(bad)} of {len(played)}: {seen}")
-        return lines
+                lines = [f"{self.player} {must}: task {task}: {len(bad)} of {len(played)}: {_shown(one.outcome)}"]
+                printed = one.printed if kind == "oracle" else ""
+                for title, end in (("the solution printed", printed), ("the grader printed", one.log)):
+                    lines += [f"  {title}:", *(f"    {line}" for line in end.splitlines())] if end else []
+                texts.append("\n".join(lines))
+        return texts
+
+    def _is_ok(self, episode: TaskEpisode) -> bool:
+        return _is_as_expected(_kind(self.player), episode.outcome)
+
+
+def unplayable(results: Sequence[PlayerResult]) -> Sequence[str]:
+    """Return a line for each task that cannot be played here, with the reason."""
+    why = {one.task: one.outcome for result in results for one in result.episodes if not one.is_playable}
+    return [f"task {task}: {_shown(outcome)}" for task, outcome in why.items()]
 
 
 def _kind(player: str) -> str:
@@ -87,15 +121,71 @@ def _is_as_expected(kind: str, outcome: Outcome) -> bool:
 
 def _shown(outcome: Outcome) -> str:
     if outcome.reward is None:
-        return f"void: {outcome.error}"
+        return f"void: {' '.join((outcome.error or outcome.stop).split())}"
     success = f"unknown: {NO_SUCCESS}" if outcome.success is None else outcome.success
     return f"reward {outcome.reward:g}, success {success}"
 
 
+def check(
+    task: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[TASK...]", help="Names of tasks, or their indices; by default the first ones."),
+    ] = None,
+    tasks: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            metavar="COUNT",
+            help="Number of tasks, if no TASK is given; 0 for all of the split. The option of a folder is --option "
+            "tasks=DIR.",
+        ),
+    ] = 5,
+    split: Annotated[str, typer.Option(metavar="SPLIT", help="Split of the tasks.")] = "eval",
+    player: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Only this player: oracle, nop, or cheat for all cheats; repeatable."),
+    ] = None,
+    repeat: Annotated[int, typer.Option(min=1, metavar="COUNT", help="Episodes of the oracle per task.")] = 20,
+    *,
+    spec: EnvSpec,
+    options: Options,
+    backend: str | None,
+    judge: str | None,
+    display: Display,
+) -> CommandResult:
+    """Check tasks by playing them: the nop must fail, the oracle must succeed, and each cheat must earn 0.
+
+    Prints one line per player, and one for each task in which a player did not do what it must, with the end of what
+    the solution and the grader printed. A task that cannot be played here is void. In both cases, it exits with 1.
+    """
+    results, missing = check_tasks(
+        spec.id,
+        task or tasks,
+        players=player or (),
+        split=split,
+        repeat=repeat,
+        options=options,
+        backend=backend,
+        judge=judge,
+        display=display,
+    )
+    rows = [(one.player, str(one.played), str(one.successes), one.verdict) for one in results]
+    has_cheats = find_spec("envkit_cheats") is not None
+    lines = [
+        f"{spec.id} has no player {kind}, which {EXPECTED[kind]}" for kind in missing if has_cheats or kind != "cheat"
+    ]
+    if not has_cheats:
+        lines.append('the cheats of envkit were not played; to install them: pip install "envkit[cheats]"')
+    problems = [*unplayable(results), *(line for one in results for line in one.problems())]
+    table = [("PLAYER", "EPISODES", "SUCCESS", "VERDICT"), *rows]
+    return CommandResult([table, *lines, *problems], is_ok=not problems)
+
+
 def check_tasks(
     env_id: str,
-    tasks: int | Sequence[int] = 5,
+    tasks: int | Sequence[int | str] = 5,
     *,
+    players: Sequence[str] = (),
     split: str = "eval",
     repeat: int = 20,
     options: Mapping[str, JSON] | None = None,
@@ -109,7 +199,8 @@ def check_tasks(
 
     Args:
         env_id: Registered environment.
-        tasks: Indices of the tasks in the split, or the number of its first tasks.
+        tasks: Names of tasks, or their indices in the split; or the number of its first tasks, where 0 means all.
+        players: Names of players, or ``cheat`` for all cheats; empty for all players.
         split: Split of the tasks, if the environment has splits.
         repeat: Episodes of the oracle per task, to find tasks that it solves only sometimes.
         options: Options of the environment.
@@ -131,11 +222,16 @@ def check_tasks(
         raise UsageError(f"{env_id} has no players to check tasks with; register players={{'oracle': ..., 'nop': ...}}")
     if NOP not in names:  # player_of then returns the general one, as in an evaluation
         names.append(NOP)
-    players = {name: player_of(name, spec, chosen) for name in names}
     missing = [kind for kind in EXPECTED if kind not in map(_kind, names)]
-    found = _tasks(spec, split, tasks, chosen)
-    repeats = {name: repeat if name == "oracle" else 1 for name in names}
-    display.phase(f"check {env_id}", sum(repeats.values()) * len(found))
+    for one in players:
+        if one not in (known := {*names, *map(_kind, names)}):
+            raise UsageError(f"{env_id} has no player {one!r}{did_you_mean(one, known)}")
+    names = [name for name in names if not players or name in players or _kind(name) in players]
+    found = task_sets.select(spec, chosen, split, tasks)
+    opened = {name: player_of(name, spec, chosen) for name in names}
+    # By task, since a backend may keep a prepared sandbox of the last tasks.
+    queue = [(task, name) for task in found for name in names for _ in range(repeat if name == "oracle" else 1)]
+    display.phase(f"check {env_id}", len(queue))
     defaults = getattr(registry.load(spec.entry_point), "options", {})
     has_logs = "logs" in defaults and isinstance(defaults["logs"], str | None)
 
@@ -143,48 +239,65 @@ def check_tasks(
         is_kept = has_logs and not {**chosen, **task.options}.get("logs")
         return replace(task, options={**task.options, "logs": str(folder)}) if is_kept else task
 
-    async def play_all(host: EnvHost, name: str) -> PlayerResult:
-        with TemporaryDirectory(prefix="envkit-logs-") as folder:
-            numbers = [index for index in found for _ in range(repeats[name])]
-            logs = [Path(mkdtemp(dir=folder)) for _ in numbers]
-            result = await Rollout(host, players[name], _LIMITS, _AT_ONCE).groups(
-                [with_logs(found[index], log) for index, log in zip(numbers, logs, strict=True)],
-                phase=name,
-                seed=stable_hash("check task", name),
-                on_episode=lambda played: display.advance(),
-            )
-            rows = zip(numbers, result.trajectories, logs, strict=True)
-            return PlayerResult(name, [TaskEpisode(index, one.outcome, _end_of(log)) for index, one, log in rows])
-
     async def main() -> list[PlayerResult]:
-        async with (
-            open_resources(spec.needs, backend=backend, judge=judge, announce=display.announce) as resources,
-            slots(_AT_ONCE, chosen, resources) as host,
-        ):
-            return [await play_all(host, name) for name in names]
+        with TemporaryDirectory(prefix="envkit-logs-") as folder:
+            logs = [Path(mkdtemp(dir=folder)) for _ in queue]
+            async with (
+                open_resources(spec.needs, backend=backend, judge=judge, announce=display.announce) as resources,
+                slots(_AT_ONCE, chosen, resources) as host,
+            ):
+                resources.arguments(spec)  # raises what is missing here, for any task
+                rollout = Rollout(_VoidHost(host), _Queue([opened[name] for _, name in queue]), _LIMITS, _AT_ONCE)
+                result = await rollout.groups(
+                    [with_logs(found[task], log) for (task, _), log in zip(queue, logs, strict=True)],
+                    phase="check",
+                    seed=stable_hash("check task"),
+                    on_episode=lambda played: display.advance(),
+                )
+            begun = {task for (task, _), one in zip(queue, result.trajectories, strict=True) if one.start is not None}
+            episodes: dict[str, list[TaskEpisode]] = {name: [] for name in names}
+            for (task, name), one, log in zip(queue, result.trajectories, logs, strict=True):
+                end = _last_lines(turn.step.observation.text for turn in one.turns if turn.step is not None)
+                episodes[name].append(TaskEpisode(task, one.outcome, end, _end_of(log), task in begun))
+            return [PlayerResult(name, some) for name, some in episodes.items()]
 
     return clock.run_blocking(main), missing
 
 
-def _tasks(spec: EnvSpec, split: str, tasks: int | Sequence[int], options: Options) -> Mapping[int, Task]:
-    """Return the tasks to play, by their indices."""
-    task_set, splits = task_sets.task_set(spec, options), task_sets.splits(spec, options)
-    if splits and split not in splits:
-        raise UsageError(f"--split: {spec.id} has no split {split!r}; it has {', '.join(splits)}")
-    indices = range(tasks) if isinstance(tasks, int) else tasks
-    if task_set is None:
-        more = {"split": split} if splits else {}
-        return {index: Task(spec.id, index, {**options, **more}) for index in indices}
-    size = task_set.count(split)
-    if size is not None and isinstance(tasks, int):
-        indices = range(min(tasks, size))
-    elif size is not None and max(indices) >= size:
-        raise UsageError(f"{spec.id} has {size} tasks in the split {split}, so there is no task {max(indices)}")
-    return {index: task_set.task(split, index) for index in indices}
+@dataclass(frozen=True, slots=True)
+class _Queue(Player):
+    """Plays each episode with a player of its own."""
+
+    players: Sequence[Player]
+
+    def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
+        return self.players[request.index].begin(request, start)
+
+
+class _VoidHost(EnvHost):
+    """A host whose episodes are void if their task needs what is missing here, so that the other tasks are played."""
+
+    def __init__(self, host: EnvHost) -> None:
+        self._host = host
+
+    @property
+    def capacity(self) -> int:
+        return self._host.capacity
+
+    @asynccontextmanager
+    async def lease(self, task: Task) -> AsyncIterator[Episode]:
+        try:
+            async with self._host.lease(task) as episode:
+                yield episode
+        except UsageError as error:
+            raise EnvError(task.env_id, f"UsageError: {error}") from error
 
 
 def _end_of(logs: Path) -> str:
     """Return the last lines of the regular files in a folder, the newest file last."""
     files = sorted(filter(Path.is_file, logs.iterdir()), key=lambda path: path.stat().st_mtime_ns)
-    texts = [path.read_text(encoding="utf-8", errors="replace") for path in files]
-    return "\n".join("".join(texts).splitlines()[-_LOG_LINES:])
+    return _last_lines(path.read_text(encoding="utf-8", errors="replace") for path in files)
+
+
+def _last_lines(texts: Iterable[str]) -> str:
+    return "\n".join("\n".join(text.rstrip("\n") for text in texts).strip("\n").splitlines()[-_LOG_LINES:])

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
+import sys
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -10,7 +13,6 @@ import typer
 
 from envkit import __version__
 from envkit.cli.environments.check_env import check_env
-from envkit.cli.environments.check_task import check_task
 from envkit.cli.environments.data import data
 from envkit.cli.environments.listing import list_envs
 from envkit.cli.environments.play import play
@@ -19,7 +21,7 @@ from envkit.cli.exits import as_exit_code
 from envkit.cli.fleet import image, sandbox, token
 from envkit.cli.fleet.doctor import doctor
 from envkit.cli.fleet.serve import serve
-from envkit.cli.tasks import swe, terminal
+from envkit.cli.tasks import app as tasks
 from envkit.cli.training import model
 from envkit.cli.training.check import check
 from envkit.cli.training.check_template import check_template
@@ -38,7 +40,6 @@ app = typer.Typer(
 app.command("train")(train)
 app.command("check")(check)
 app.command("check-env")(check_env)
-app.command("check-task")(check_task)
 app.command("check-template")(check_template)
 app.command("eval")(evaluate)
 app.command("show")(show)
@@ -53,8 +54,7 @@ app.add_typer(sandbox.app, name="sandbox")
 app.add_typer(image.app, name="image")
 app.add_typer(model.app, name="model")
 app.add_typer(token.app, name="token")
-app.add_typer(swe.app, name="swe")
-app.add_typer(terminal.app, name="terminal")
+app.add_typer(tasks.app, name="tasks")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -64,8 +64,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: The arguments of the command line; None uses `sys.argv`.
     """
     _fill_standard_files()
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if (new := _renamed(words)) is not None:
+        typer.echo(f"`envkit {' '.join(words[:2])}` is now: envkit {shlex.join(new)}", err=True)
     with as_exit_code():
-        typer.main.get_command(app).main(args=arguments, prog_name="envkit")
+        typer.main.get_command(app).main(args=words if new is None else new, prog_name="envkit")
+
+
+def _renamed(words: Sequence[str]) -> list[str] | None:
+    """Return the new spelling of a command that has an old one; None if it has none."""
+    match words:
+        case ["check-task", *rest]:
+            env_id = next((word for word in rest if re.search(r"-v\d+$", word)), "")
+            others = [word for word in rest if word != env_id]
+            return ["tasks", env_id, "check", *others] if env_id else ["tasks", *others]
+        case ["swe", "verify", path, *rest]:
+            only = ["--player=oracle", "--player=nop", "--repeat=1"]
+            return ["tasks", "SWE-v0", "check", f"--option=tasks={path}", "--split=any", "--tasks=0", *only, *rest]
+        case ["terminal", "check", *rest]:
+            return ["tasks", "Terminal-v0", "ls", *rest]
+        case [("swe" | "terminal") as name, *rest]:
+            return ["tasks", {"swe": "SWE-v0", "terminal": "Terminal-v0"}[name], *rest]
+    return None
 
 
 def _fill_standard_files() -> None:

@@ -5,6 +5,7 @@ from envkit.protocols.environments import (
     Episode,
     Grader,
     Judge,
+    NamedTaskSet,
     TaskSet,
 )
 from envkit.protocols.players import EpisodePlayer, Expert, Player, TaskExpert
@@ -27,6 +28,7 @@ __all__ = [
     "Gate",
     "Grader",
     "Judge",
+    "NamedTaskSet",
     "Player",
     "PolicyEngine",
     "Program",

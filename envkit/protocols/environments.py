@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from envkit.errors import EnvError, StepOrderError
 from envkit.types import Reset, Step, Submission, Task, TenantKey
@@ -167,6 +167,15 @@ class TaskSet(Protocol):
 
     def task(self, split: str, index: int) -> Task:
         """Return task `index` of `split`, the same in every process. `index` is below `count`, if there is a count."""
+        ...
+
+
+@runtime_checkable
+class NamedTaskSet(TaskSet, Protocol):
+    """A task set whose tasks have names. Commands accept a name in place of the index in the split."""
+
+    def names(self, split: str) -> Sequence[str]:
+        """Return the names of the tasks of `split` in order; empty if there are arbitrarily many tasks."""
         ...
 
 

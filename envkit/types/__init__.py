@@ -1,6 +1,7 @@
 """Data types that the parts of envkit exchange. They are frozen, can be pickled, and can be converted to JSON."""
 
 from envkit.types.arrays import Bools, Floats, Hashes, Ints, bools, floats, hashes, ints
+from envkit.types.commands import CommandResult, Table
 from envkit.types.environments import (
     DEADLINE_GRACE_S,
     Observation,
@@ -60,6 +61,7 @@ __all__ = [
     "Bools",
     "Cause",
     "CauseKind",
+    "CommandResult",
     "Completion",
     "EngineHealth",
     "EpisodeRecord",
@@ -92,6 +94,7 @@ __all__ = [
     "Step",
     "StopReason",
     "Submission",
+    "Table",
     "Task",
     "TenantKey",
     "ToolSchema",

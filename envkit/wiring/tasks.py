@@ -1,15 +1,15 @@
-"""The tasks of training and evaluation: the seeds of an environment, or the tasks of its task set."""
+"""The tasks of training, evaluation and checks: the seeds of an environment, or the tasks of its task set."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from random import Random
 
 from envkit import registry
 from envkit.errors import UsageError, did_you_mean
-from envkit.protocols import TaskSet
+from envkit.protocols import NamedTaskSet, TaskSet
 from envkit.registry import EnvSpec
 from envkit.types import Options, Task, stable_hash
 
@@ -88,6 +88,64 @@ def all_tasks(spec: EnvSpec, options: Options, split: str, seed: int, wanted: in
     """Yield `wanted` different tasks of a split, or all if it has fewer."""
     for number in range(count(spec, options, split, wanted)):
         yield task(spec, options, split, seed, number)
+
+
+def names(spec: EnvSpec, options: Options, split: str) -> Sequence[str]:
+    """Return the names of the tasks of a split, in order; empty if they have no names."""
+    found = task_set(spec, options)
+    return found.names(split) if isinstance(found, NamedTaskSet) else ()
+
+
+def select(spec: EnvSpec, options: Options, split: str, wanted: int | Sequence[int | str]) -> dict[str, Task]:
+    """Return chosen tasks by name, or by index if they have no names.
+
+    Args:
+        spec: The environment.
+        options: Its options.
+        split: Split of the tasks. A name that it does not have may be that of a task of another split.
+        wanted: Names of tasks, or indices in the split; or the number of its first tasks, where 0 means all.
+
+    Raises:
+        UsageError: There is no such task or split.
+    """
+    found, known = task_set(spec, options), splits(spec, options)
+    require_split(spec, known, split)
+    size, listed = None if found is None else found.count(split), names(spec, options, split)
+    if isinstance(wanted, int):
+        if not wanted and size is None:
+            raise UsageError(f"{spec.id} has any number of tasks in the split {split}; choose how many")
+        wanted = range(wanted if size is None else min(wanted or size, size))
+    chosen: dict[str, Task] = {}
+    for one in wanted:
+        place, index = split, int(one) if str(one).isdecimal() else -1
+        if index < 0:
+            place, index = _find_name(spec, options, (split, *known), str(one))
+        elif size is not None and index >= size:
+            raise UsageError(f"{spec.id} has {size} tasks in the split {split}, so there is no task {index}")
+        name = str(one) if place != split or index >= len(listed) else listed[index]
+        with_split = {**options, "split": split} if known else options
+        chosen[name] = Task(spec.id, index, with_split) if found is None else found.task(place, index)
+    if not chosen:
+        raise UsageError(f"{spec.id}: its split {split!r} has no tasks; use another split or another file of tasks")
+    return chosen
+
+
+def _find_name(spec: EnvSpec, options: Options, places: Sequence[str], name: str) -> tuple[str, int]:
+    """Return the first split of `places` with a task of this name, and the index of the task there."""
+    every: dict[str, None] = {}
+    for place in places:
+        listed = list(names(spec, options, place))
+        if name in listed:
+            return place, listed.index(name)
+        every.update(dict.fromkeys(listed))
+    hint = did_you_mean(name, every, lists=False) if every else "; its tasks have no names, only indices"
+    raise UsageError(f"{spec.id} has no task {name!r}{hint}")
+
+
+def require_split(spec: EnvSpec, known: Sequence[str], split: str) -> None:
+    """Raise `UsageError` if an environment that has splits has no such split."""
+    if known and split not in known:
+        raise UsageError(f"--split: {spec.id} has no split {split!r}; it has {', '.join(known)}")
 
 
 @lru_cache(maxsize=8)

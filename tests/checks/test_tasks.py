@@ -1,4 +1,4 @@
-"""``envkit check-task``: correct tasks pass, and each player that does not do what it must is named with its task."""
+"""``envkit tasks ENV check``: correct tasks pass; a player that does not do what it must is named with its task."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
+import anyio
 import pytest
 
 import envkit
-from envkit import cli, clock
+from envkit import clock
 from envkit.checks.recorded import NO_SUCCESS
-from envkit.checks.tasks import PlayerResult, TaskEpisode, check_tasks
-from envkit.errors import UsageError
+from envkit.checks.tasks import PlayerResult, TaskEpisode, check_tasks, unplayable
+from envkit.errors import SandboxRefusedError, UsageError
 from envkit.types import Observation, Options, Outcome, Reset, Step, StopReason, Task
 from tests.checks.guessing import Guess, Says
+from tests.cli.commands import called
 
 
 def problems(env_id: str, players: dict[str, Says]) -> Sequence[str]:
@@ -61,17 +63,15 @@ def test_a_player_that_does_not_is_named_with_its_task(name: str, player: Says, 
     ],
 )
 def test_the_command_prints_a_table_and_its_exit_code_is_the_verdict(
-    words: list[str], code: int, lines: list[str], capsys: pytest.CaptureFixture[str]
+    words: list[str], code: int, lines: list[str]
 ) -> None:
     good = {"oracle": Says("seed"), "nop": Says(""), "cheat:x": Says("?")}
     if words[0] == "GuessBad-v0":
         envkit.register("GuessBad-v0", Guess, players={"nop": BAD})
     elif all(one.id != "GuessGood-v0" for one in envkit.registered()):
         envkit.register("GuessGood-v0", Guess, players=good)
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["check-task", *words])
-    out, _ = capsys.readouterr()
-    assert ended.value.code == code
+    found, out, _ = called("tasks", words[0], "check", *words[1:])
+    assert found == code
     for line in lines:
         assert line in out
 
@@ -153,7 +153,7 @@ def test_the_end_of_the_log_tells_why_a_player_did_not_do_what_it_must(tmp_path:
     results, _ = check_tasks("GuessLogged-v0", tasks=2, repeat=1)
     problem = "oracle must succeed: task 1: 1 of 1: reward 0, success False"
     assert [one.problems() for one in results] == [
-        [problem + "\n    line" * 9 + "\n    got 2\N{REPLACEMENT CHARACTER}"],
+        [problem + "\n  the grader printed:" + "\n    line" * 9 + "\n    got 2\N{REPLACEMENT CHARACTER}"],
         [],
     ]
 
@@ -163,11 +163,11 @@ def test_the_end_of_the_log_tells_why_a_player_did_not_do_what_it_must(tmp_path:
 
 
 def test_the_cause_and_the_log_are_those_of_the_same_episode() -> None:
-    wrong = TaskEpisode(0, Outcome.score(StopReason.TERMINATED, 0.0, {}, grade=0.0), "got wrong")
-    void = TaskEpisode(0, Outcome.void(StopReason.NO_GRADE, "the grader could not run"), "out of memory")
+    wrong = TaskEpisode("0", Outcome.score(StopReason.TERMINATED, 0.0, {}, grade=0.0), log="got wrong")
+    void = TaskEpisode("0", Outcome.void(StopReason.NO_GRADE, "the grader could not run"), log="out of memory")
     result = PlayerResult("oracle", [wrong, void])
-    line = "oracle must succeed: task 0: 2 of 2: void: the grader could not run\n    out of memory"
-    assert result.problems() == [line]
+    line = "oracle must succeed: task 0: 2 of 2: void: the grader could not run"
+    assert result.problems() == [f"{line}\n  the grader printed:\n    out of memory"]
 
 
 class OneTask:
@@ -193,3 +193,65 @@ def test_the_option_logs_is_set_only_if_the_task_has_none(tmp_path: Path) -> Non
     envkit.register(env_id, LoggedGuess, players={"oracle": Says("seed")}, task_set=OneTask(str(tmp_path), env_id))
     check_tasks(env_id, tasks=1, repeat=1)
     assert (tmp_path / "0.txt").is_file()
+
+
+class NamedGuess(Guess):
+    """Only some tasks can be played here, and steps print the answer."""
+
+    running = most = 0
+
+    async def reset(self, *, seed: int, options: Options) -> Reset:
+        if seed == 1:
+            raise UsageError("needs a program")
+        if seed == 2:
+            raise SandboxRefusedError("a", "needs docker")
+        NamedGuess.running += 1
+        NamedGuess.most = max(self.most, self.running)
+        await anyio.sleep(0.01)
+        return await super().reset(seed=seed, options=options)
+
+    async def step(self, action: str) -> Step:
+        NamedGuess.running -= 1
+        await super().step(action)
+        return Step(Observation(f"checked\n{action}\n"), 0.0, True, False, {})
+
+
+class Named:
+    """Three tasks in ``eval``, and one in ``train``."""
+
+    splits = ("train", "eval")
+
+    def count(self, split: str) -> int:
+        return len(self.names(split))
+
+    def task(self, split: str, index: int) -> Task:
+        return Task("GuessNamed-v0", index + 5 * (split == "train"), {})
+
+    def names(self, split: str) -> list[str]:
+        return ["zero", "one", "two"] if split == "eval" else ["other"]
+
+
+def test_tasks_have_names_and_those_that_cannot_be_played_here_blame_no_player() -> None:
+    players = {"oracle": Says("seed", task_5="wrong"), "nop": Says(""), "cheat:a": Says("a"), "cheat:b": Says("b")}
+    envkit.register("GuessNamed-v0", NamedGuess, players=players, task_set=Named)
+    results, _ = check_tasks("GuessNamed-v0", tasks=0, repeat=3)
+    assert [(one.player, one.played, one.verdict) for one in results] == [
+        *(("oracle", 3, "ok"), ("nop", 1, "ok"), ("cheat:a", 1, "ok"), ("cheat:b", 1, "ok"))
+    ]
+    assert unplayable(results) == [
+        "task one: void: GuessNamed-v0 raised UsageError: needs a program",
+        "task two: void: sandbox a did not start: needs docker",
+    ]
+    assert NamedGuess.most == 4  # of the players together
+
+    code, out, _ = called("tasks", "GuessNamed-v0", "check", "other", "0", "--player", "oracle", "--repeat", "1")
+    assert code == 1
+    assert out.splitlines()[1:] == [
+        "oracle  2         1        fail",
+        "oracle must succeed: task other: 1 of 1: reward 0, success False",
+        *("  the solution printed:", "    checked", "    wrong"),
+    ]
+    with pytest.raises(UsageError, match="GuessNamed-v0 has no task 'zer'; did you mean 'zero'"):
+        check_tasks("GuessNamed-v0", ["zer"])
+    with pytest.raises(UsageError, match="has no player 'orcle'; did you mean 'oracle'"):
+        check_tasks("GuessNamed-v0", players=["orcle"])

@@ -85,8 +85,11 @@ def _flat(sections: Mapping[str, Names]) -> Iterator[str]:
 def _commands(name: str, command: Any) -> Names:
     """Return the options and arguments of a command and of those below it, by their full names."""
     found = {name: sorted(map(_parameter, command.params))}
-    for word, inner in getattr(command, "commands", {}).items():
-        found |= _commands(f"{name} {word}", inner)
+    inner = getattr(command, "commands", {})
+    if name == "envkit tasks":
+        inner = {str(one["id"]): command.get_command(None, str(one["id"])) for one in CATALOG if "commands" in one}
+    for word, below in inner.items():
+        found |= _commands(f"{name} {word}", below)
     return found
 
 

@@ -20,10 +20,13 @@ from typing import Any
 sys.path.append(str(Path(__file__).parents[1]))  # the folder of `record`
 from record import Evidence, parser
 
+from envkit import clock
+from envkit.checks.tasks import check_tasks
+from envkit.environments.swe.build import BuildSettings, Yield, build
 from envkit.environments.swe.packages import requirement_of
 from envkit.environments.swe.tasks import read_folder
-from envkit.wiring import swe
 from envkit.wiring.data import folder_of
+from envkit.wiring.sandboxes.tool_pool import open_tool_pool
 
 NAME = "swe-tasks"
 STALE_AFTER = (
@@ -49,26 +52,22 @@ def log(line: str) -> None:
 
 def measure(package: str, folder: Path, jobs: int) -> dict[str, Any]:
     """Make and verify the tasks of a package, and return the figures."""
-    (made,) = swe.build(
-        [package],
-        folder,
-        want=TASKS,
-        combine=BUGS,
-        jobs=jobs,
-        announce=log,
-        on_task=lambda name, count: log(f"{name}: {count}"),
-    )
+
+    async def make() -> list[Yield]:
+        settings = BuildSettings(want=TASKS, combine=BUGS, jobs=jobs)
+        async with open_tool_pool() as pool:
+            return await build(pool, [package], folder, data=folder_of("swe"), settings=settings, announce=log)
+
+    (made,) = clock.run(make)
     tasks, lock = read_folder(folder)
-    located = swe.read_tasks(folder)
-    checks = swe.verify(
-        located, jobs=jobs, announce=log, on_check=lambda check: log(f"{check.task_id} {check.problem}")
-    )
+    options = {"tasks": str(folder)}
+    results, _ = check_tasks("SWE-v0", 0, split="any", players=["oracle", "nop"], repeat=1, options=options)
+    successes = {one.player: one.successes for one in results}
     failing = sorted(len(task.fail_to_pass) for task in tasks)
     assert [requirement_of(task.base) for task in tasks] == [package] * len(tasks)
     return {
         "tasks": len(tasks),
-        "oracle": sum(check.oracle for check in checks),
-        "nop": sum(check.nop for check in checks),
+        **successes,
         "stable_tests": lock.packages[0].tests,
         "licence": lock.packages[0].licence,
         "suite_s": lock.packages[0].suite_s,
@@ -85,7 +84,7 @@ def main() -> int:
     arguments.add_argument("--jobs", type=int, default=2)
     asked = arguments.parse_args()
     evidence = Evidence(NAME, stale_after=STALE_AFTER, folder=asked.folder, fresh=asked.fresh)
-    folders = folder_of(swe.DATA) / "evidence"
+    folders = folder_of("swe") / "evidence"
     if asked.fresh:
         shutil.rmtree(folders, ignore_errors=True)
     parts = []

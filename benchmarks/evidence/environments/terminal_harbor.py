@@ -1,8 +1,8 @@
 """Play envkit's terminal tasks with Harbor itself: it must read all folders, and agree with envkit on rewards.
 
-The own tasks and six tasks of each family are written as `envkit terminal export` writes them. Harbor from PyPI,
-unmodified, runs in a container of its own and reads each folder. Then its agents oracle and nop play three of the own
-tasks in containers, and so do the players of envkit with the same names.
+The own tasks and six tasks of each family are written as `envkit tasks Terminal-v0 export` writes them. Harbor from
+PyPI, unmodified, runs in a container of its own and reads each folder. Then its agents oracle and nop play three of the
+own tasks in containers, and so do the players of envkit with the same names.
 
     DEBIAN_SUITE=trixie docker/base-from-debootstrap envkit/base:trixie
     python benchmarks/evidence/environments/terminal_harbor.py
@@ -27,9 +27,9 @@ sys.path.append(str(Path(__file__).parents[1]))  # the folder of `record`
 from record import Evidence, parser
 
 from envkit import clock
+from envkit.environments.terminal import commands
 from envkit.environments.terminal.families import FAMILIES
 from envkit.sandbox.docker.images import OFFLINE_BASE
-from envkit.wiring import terminal
 
 NAME = "terminal-harbor"
 STALE_AFTER = (
@@ -90,11 +90,12 @@ def harbor(folder: Path) -> Iterator[str]:
 
 def export(folder: Path) -> dict[str, int]:
     """Write the own tasks and some of each family, and return their numbers."""
-    count = len(terminal.export(terminal.tasks_of(), folder))
+    commands.export(folder)
+    count = len(list(folder.iterdir()))
     families = list(FAMILIES)
     for family in families:
         for difficulty in (1, 5):
-            list(terminal.export_family(family, SEEDS, difficulty, folder))
+            commands.export_family(family, SEEDS, difficulty, folder)
     return {"own": count, "families": len(families), "generated": len(list(folder.iterdir())) - count}
 
 

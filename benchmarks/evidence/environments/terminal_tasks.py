@@ -28,12 +28,16 @@ from record import Evidence, parser
 
 from envkit import clock
 from envkit.checks.tasks import check_tasks
-from envkit.environments.terminal import Terminal
+from envkit.environments.terminal import Terminal, commands
 from envkit.environments.terminal.families import FAMILIES
+from envkit.environments.terminal.formats import read_tasks
 from envkit.environments.terminal.images import image_of
+from envkit.environments.terminal.options import OWN_TASKS
 from envkit.environments.terminal.tasks import TerminalTask
+from envkit.runs.display import SilentDisplay
 from envkit.types import RolloutRequest, Task
-from envkit.wiring import terminal
+from envkit.wiring.commands import run
+from envkit.wiring.environments import find
 from envkit.wiring.sandboxes.tool_pool import open_tool_pool
 
 NAME = "terminal-tasks"
@@ -65,10 +69,12 @@ def build(tasks: Sequence[TerminalTask], *, anew: bool) -> dict[str, Any]:
         command = ["docker", "build", "--quiet", *label, "--tag", base, "-"]
         subprocess.run(command, input=f"FROM {BASE}\n".encode(), stdout=subprocess.DEVNULL, check=True)
         subprocess.run(["docker", "rmi", image], capture_output=True, check=False)
-    (built,) = terminal.build(tasks, base=base, announce=lambda line: None, on_image=lambda built: None)
+    chosen = {"name": [task.name for task in tasks], "tasks": tasks[0].folder.parent, "base": base}
+    (table,) = run(find(ENV_ID), "build", commands.build, chosen, display=SilentDisplay()).parts
     if anew:
         subprocess.run(["docker", "rmi", base], capture_output=True, check=False)
-    seconds = None if built.seconds is None else round(built.seconds, 1)
+    took = table[1][1]
+    seconds = None if took == "exists" else float(took.removesuffix(" s"))
     return {"image": image, "tasks": len(tasks), "build_s": seconds}
 
 
@@ -123,8 +129,8 @@ def images(tasks: Sequence[TerminalTask]) -> list[list[TerminalTask]]:
 
 def play_family(family: str, backend: str) -> dict[str, Any]:
     with TemporaryDirectory(prefix="envkit-family-") as folder:
-        list(terminal.export_family(family, range(FAMILY_TASKS), DIFFICULTY, Path(folder)))
-        for group in images(terminal.tasks_of(folder=Path(folder))) if backend == "docker" else ():
+        commands.export_family(family, range(FAMILY_TASKS), DIFFICULTY, Path(folder))
+        for group in images(read_tasks(Path(folder))) if backend == "docker" else ():
             build(group, anew=False)
         return play(Path(folder), FAMILY_TASKS, backend)
 
@@ -136,7 +142,7 @@ def main() -> int:
     asked = arguments.parse_args()
     backends = asked.backend or BACKENDS
     evidence = Evidence(NAME, stale_after=STALE_AFTER, folder=asked.folder, fresh=asked.fresh)
-    own = terminal.tasks_of([f"envkit/{name}" for name in asked.task or ()])
+    own = [task for task in read_tasks(OWN_TASKS) if task.folder.name in (asked.task or [task.folder.name])]
     for group in images(own) if "docker" in backends else ():
         names = ", ".join(task.folder.name for task in group)
         print(names, evidence.part(f"image of {names}", partial(build, group, anew=not asked.task)), flush=True)

@@ -120,7 +120,7 @@ def read_tasks(file: Path, *, strict: bool = False) -> Sequence[SweTask]:
         raise ConfigError(problems)
     if problems:
         left_out = f"left out {len(problems):,} of {len(rows):,} rows, which cannot be used"
-        _log.warning("%s; to list them: envkit swe import --strict %s --out DIR", left_out, file)
+        _log.warning("%s; to list them: envkit tasks SWE-v0 import --strict %s --out DIR", left_out, file)
     return list(tasks.values())
 
 

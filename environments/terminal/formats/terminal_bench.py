@@ -80,7 +80,7 @@ def read_tasks(folder: Path, variables: Collection[str] = (), *, strict: bool = 
         raise ConfigError(problems)
     if problems:
         left_out = f"left out {len(folders) - len(tasks):,} of {len(folders):,} tasks, which cannot be played"
-        _log.warning("%s; to list them: envkit terminal check %s", left_out, folder)
+        _log.warning("%s; to list them: envkit tasks Terminal-v0 ls %s", left_out, folder)
     return tasks
 
 

@@ -9,17 +9,15 @@ from typing import Any
 
 import msgspec
 import pytest
-from typer.testing import CliRunner
 
 from envkit import clock
-from envkit.cli.tasks.swe import app
 from envkit.environments.swe.checkout import source_of
 from envkit.environments.swe.formats import read_tasks, write_folder_of
 from envkit.environments.swe.formats.diffs import reverse
 from envkit.environments.swe.packages import OWN, PYTEST, sha256_of
 from envkit.environments.swe.tasks import TIMEOUT_S, Lock, LockedPackage, SweTask, read_folder, write_folder
 from envkit.errors import ConfigError, EnvkitError, UsageError
-from envkit.wiring import swe
+from tests.cli.commands import called
 
 FIX = "--- a/pkg/core.py\n+++ b/pkg/core.py\n@@ -1,2 +1,2 @@\n def add(a, b):\n-    return a - b\n+    return a + b\n"
 TESTS = "--- a/tests/test_core.py\n+++ b/tests/test_core.py\n@@ -1 +1,2 @@\n import pkg\n+assert pkg\n"
@@ -219,11 +217,12 @@ def test_rows_that_cannot_be_used_are_left_out_and_counted(tmp_path: Path, caplo
     assert [task.id for task in read_tasks(file)] == ["a", "b"]
     (line,) = caplog.messages
     assert line == (
-        f"left out 3 of 5 rows, which cannot be used; to list them: envkit swe import --strict {file} --out DIR"
+        "left out 3 of 5 rows, which cannot be used; "
+        f"to list them: envkit tasks SWE-v0 import --strict {file} --out DIR"
     )
-    found = CliRunner().invoke(app, ["import", "--strict", str(file), "--out", str(tmp_path / "tasks")])
-    assert isinstance(found.exception, ConfigError)
-    assert [problem.partition("row ")[2][:10] for problem in found.exception.problems] == [
+    code, _, errors = called("tasks", "SWE-v0", "import", "--strict", file, "--out", tmp_path / "tasks")
+    assert code == 2
+    assert [problem.partition("row ")[2][:10] for problem in errors.splitlines()] == [
         "3: the id ",
         "4: the id ",
         "5: no test",
@@ -252,7 +251,7 @@ def test_a_file_without_rows_is_an_error(tmp_path: Path, content: str) -> None:
 def test_a_folder_of_imported_tasks_is_one_of_the_environment(tmp_path: Path) -> None:
     ours = {**OURS, "base": "envkit-intervals-1.0.tar.gz"}
     data, folder = tmp_path / "data", tmp_path / "tasks"
-    tasks = write_folder_of(written(tmp_path, ours, SWE_GYM), folder, data=data, command="envkit swe import rows")
+    tasks = write_folder_of(written(tmp_path, ours, SWE_GYM), folder, data=data, command="rows")
     found, lock = read_folder(folder)
     assert list(found) == tasks
     (package,) = lock.packages
@@ -261,23 +260,18 @@ def test_a_folder_of_imported_tasks_is_one_of_the_environment(tmp_path: Path) ->
     timed = LockedPackage(requirement="", base="a-1.0.tar.gz", sha256="", licence="", tests=1, suite_s=10.0)
     lock = msgspec.structs.replace(lock, packages=(package, timed))
     assert (lock.timeout_s(package.base), lock.timeout_s(timed.base)) == (TIMEOUT_S, 60.0)
-    assert [swe.LocatedTask(tasks[0], (), one).timeout_s for one in (None, lock)] == [TIMEOUT_S, TIMEOUT_S]
-    assert swe.LocatedTask(msgspec.structs.replace(tasks[0], base=timed.base), (), lock).timeout_s == 60.0
 
 
-def test_the_command_line_imports_tasks_and_says_which_need_an_image(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ENVKIT_DATA", str(tmp_path))
+def test_the_command_line_imports_tasks_and_says_which_need_an_image(tmp_path: Path) -> None:
     rows = written(tmp_path, SWE_GYM, {**OURS, "base": "envkit-intervals-1.0.tar.gz"})
-    found = CliRunner().invoke(app, ["import", str(rows), "--out", str(tmp_path / "tasks")])
-    assert found.exit_code == 0
-    assert found.stdout.startswith(f"2 tasks in {tmp_path / 'tasks'}\n1 of them needs an image")
+    words = ("tasks", "SWE-v0", "import", rows, "--out", tmp_path / "tasks")
+    code, output, _ = called(*words, ENVKIT_DATA=str(tmp_path))
+    assert code == 0
+    assert output.startswith(f"2 tasks in {tmp_path / 'tasks'}\n1 of them needs an image")
     assert [task.id for task in read_folder(tmp_path / "tasks")[0]] == ["Psf__pkg-17", "pkg-1.0.flip.0"]
 
 
-def test_rows_with_an_image_cannot_be_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ENVKIT_DATA", str(tmp_path))
-    (located,) = swe.read_tasks(written(tmp_path, SWE_BENCH))
+def test_rows_with_an_image_have_no_source(tmp_path: Path) -> None:
+    (task,) = read_tasks(written(tmp_path, SWE_BENCH))
     with pytest.raises(UsageError, match=r"the source is in the image 'swebench/sweb\.eval"):
-        clock.run(lambda: source_of(located.task, tmp_path))
+        clock.run(lambda: source_of(task, tmp_path))

@@ -87,7 +87,9 @@ def test_tasks_that_cannot_be_used_are_left_out_and_counted(tmp_path: Path, capl
 
     assert [task.name for task in read_tasks(tmp_path)] == ["a", "b", "c"]
     (line,) = caplog.messages
-    assert line == (f"left out 2 of 5 tasks, which cannot be played; to list them: envkit terminal check {tmp_path}")
+    assert line == (
+        f"left out 2 of 5 tasks, which cannot be played; to list them: envkit tasks Terminal-v0 ls {tmp_path}"
+    )
     with pytest.raises(ConfigError, match=r"d/task.toml: environment.cpus"):
         TerminalOptions(tasks=str(tmp_path), strict=True).all()
 

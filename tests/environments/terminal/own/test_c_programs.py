@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from envkit.wiring.terminal import OWN_TASKS
+from envkit.environments.terminal.options import OWN_TASKS
 from tests.environments.terminal.test_env import SUBMIT, bash, played
 
 NAMES = ("memory-errors", "deadlock-and-race")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from envkit.checks.tasks import check_tasks
+from envkit.environments.terminal.options import OWN_TASKS
 from envkit.wiring.environments import find
-from envkit.wiring.terminal import OWN_TASKS
 from tests.sandbox.containers import image
 
 EVERY = find("Terminal-v0").players

@@ -13,8 +13,8 @@ import pytest
 
 from envkit.environments.terminal.formats import network_uses, read_task
 from envkit.environments.terminal.formats.writing import TEST, dockerfile
+from envkit.environments.terminal.options import OWN_TASKS
 from envkit.environments.terminal.tasks import TerminalTask
-from envkit.wiring.terminal import OWN_TASKS
 
 FOLDERS = sorted(path.parent for path in OWN_TASKS.glob("*/task.toml"))
 SYSTEM = {"service-permissions", "ssh-forced-command"}

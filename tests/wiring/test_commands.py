@@ -1,4 +1,4 @@
-"""Images of tasks are built once; an error names the line of the Dockerfile."""
+"""Commands build the images of tasks once; an error names the line of the Dockerfile."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ import anyio
 import pytest
 
 from envkit import clock
-from envkit.environments.terminal import Terminal
+from envkit.environments.terminal import Terminal, commands
 from envkit.environments.terminal.formats import read_task
 from envkit.environments.terminal.images import image_of
 from envkit.environments.terminal.tasks import TerminalTask
 from envkit.environments.tools import write_call
 from envkit.errors import SandboxError
+from envkit.runs.display import SilentDisplay
 from envkit.sandbox.docker.api import Daemon
 from envkit.sandbox.docker.folder_build import build_folder
-from envkit.wiring import terminal
+from envkit.wiring.commands import run
+from envkit.wiring.environments import find
 from envkit.wiring.sandboxes.tool_pool import open_tool_pool
 from tests.environments.terminal.formats.folders import harbor
 from tests.sandbox.containers import docker, image
@@ -40,8 +42,11 @@ def task(tmp_path: Path) -> Iterator[TerminalTask]:
         docker("rmi", image_of(found))
 
 
-def build(task: TerminalTask) -> list[terminal.Built]:
-    return terminal.build([task], announce=lambda line: None, on_image=lambda built: None)
+def build(folder: Path) -> list[tuple[str, str, str]]:
+    """Return image, time of the build and tasks of each image of a folder."""
+    spec = find("Terminal-v0")
+    (table,) = run(spec, "build", commands.build, {"tasks": folder}, display=SilentDisplay()).parts
+    return [(row[0], row[1], row[2]) for row in table[1:]]
 
 
 async def touched(folder: Path) -> float | None:
@@ -58,16 +63,16 @@ async def touched(folder: Path) -> float | None:
 
 
 def test_an_image_is_built_once_on_the_base_that_is_here(task: TerminalTask) -> None:
-    first, second = build(task), build(task)
+    first, second = build(task.folder), build(task.folder)
 
-    assert [(one.tag, one.tasks) for one in first] == [(image_of(task), ("a",))]
-    assert first[0].seconds is not None
-    assert second[0].seconds is None
+    assert [(tag, names) for tag, _, names in first] == [(image_of(task), "a")]
+    assert first[0][1].endswith(" s")
+    assert second[0][1] == "exists"
 
 
 def test_an_error_names_the_line_of_the_dockerfile_and_has_its_output(tmp_path: Path) -> None:
     content = f"# a comment\n{BASE}\nRUN true && \\\n    true\nRUN echo made-it-here; false\n"
-    broken = read_task(harbor(tmp_path, files={"environment/Dockerfile": content}))
+    broken = harbor(tmp_path, files={"environment/Dockerfile": content})
 
     with pytest.raises(
         SandboxError, match=re.escape("line 7 of the Dockerfile, `RUN echo made-it-here; false`")
@@ -88,21 +93,21 @@ def test_a_built_image_decides_where_programs_start_and_what_is_noted(tmp_path: 
     }
     task = read_task(harbor(folder, files=files))
     try:
-        assert build(task)
+        assert build(folder)
         assert (task.workdir, task.notes) == ("/", ())
-        (checked,) = terminal.check(folder)
-        assert checked.notes == (
-            "ENTRYPOINT of the image: is not run",
-            "USER of the image: 1234: programs run as root",
-        )
+        parts = run(find("Terminal-v0"), "ls", commands.ls, {"folder": folder}, display=SilentDisplay()).parts
+        assert parts[1:3] == [
+            "a: ENTRYPOINT of the image: is not run",
+            "a: USER of the image: 1234: programs run as root",
+        ]
         assert clock.run(touched, folder) == 1.0
     finally:
         docker("rmi", image_of(task), base)
 
 
 def test_a_build_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(terminal, "TIMEOUT_S", 1.0)
-    slow = read_task(harbor(tmp_path, files={"environment/Dockerfile": f"{BASE}RUN sleep 60\n"}))
+    monkeypatch.setattr(commands, "TIMEOUT_S", 1.0)
+    slow = harbor(tmp_path, files={"environment/Dockerfile": f"{BASE}RUN sleep 60\n"})
 
     with pytest.raises(
         SandboxError, match=r"line 3 of the Dockerfile, `RUN sleep 60`, failed \(after the timeout of 1 s\)"

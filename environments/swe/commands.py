@@ -1,0 +1,194 @@
+"""Commands of ``envkit tasks SWE-v0``: make and import tasks, and grade a patch."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from envkit import clock
+from envkit.errors import UsageError, did_you_mean
+from envkit.protocols import SandboxPool
+from envkit.types import CommandResult
+
+from . import build as building
+from . import packages
+from .checkout import changes_of_patch, source_of
+from .env import OWN_TASKS
+from .formats import write_folder_of
+from .grading import grade_changes
+from .tasks import LOCK, Lock, read_folder
+
+_COMMAND = "envkit tasks SWE-v0"
+_WANT = re.compile(r" --want[= ]\d+")
+
+
+def list_packages() -> CommandResult:
+    """List the packages that `build named` uses: their tests pass, and pip fetches them on demand."""
+    named = [(name, " ".join(needs)) for name, needs in packages.NAMED.items()]
+    return CommandResult([[("PACKAGE", "TESTS NEED"), (packages.OWN, "(part of envkit)"), *named]])
+
+
+async def build(
+    package: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PACKAGE==VERSION...",
+            help="Packages; `named`: all that the command packages lists; `own`: the one of envkit.",
+        ),
+    ],
+    *,
+    out: Annotated[Path, typer.Option(file_okay=False, metavar="DIR", help="Folder to make or continue.")],
+    want: Annotated[int, typer.Option(min=1, metavar="COUNT", help="Number of tasks of each package.")] = 10,
+    combine: Annotated[int, typer.Option(min=1, max=5, metavar="COUNT", help="Largest number of bugs of a task.")] = 1,
+    seed: Annotated[int, typer.Option(metavar="SEED", help="Chooses the bugs.")] = 0,
+    more: Annotated[
+        list[str] | None,
+        typer.Option("--with", metavar="PACKAGE==VERSION", help="Package that the tests import; repeatable."),
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, metavar="COUNT", help="Number of test runs at once.")] = 2,
+    sandboxes: SandboxPool,
+    data: Mapping[str, Path],
+    announce: Callable[[str], None],
+    progress: Callable[[int, int], None],
+) -> CommandResult:
+    """Make tasks: put bugs into packages, and keep those that the packages' own tests find.
+
+    The folder gets the tasks and a lock file. If the command is interrupted, run it again: it continues.
+    """
+    words = [*package, f"--want={want}", f"--combine={combine}", f"--seed={seed}"]
+    command = f"{_COMMAND} build {shlex.join([*words, *(f'--with={one}' for one in more or ())])}"
+    _claim(out, command)
+    chosen = _packages_of(package)
+    done: dict[str, int] = {}
+
+    def on_task(name: str, count: int) -> None:
+        done[name] = count
+        progress(sum(done.values()), want * len(chosen))
+
+    yields = await building.build(
+        sandboxes,
+        chosen,
+        out,
+        data=data["swe"],
+        settings=building.BuildSettings(
+            want=want, combine=combine, seed=seed, jobs=jobs, more=tuple(more or ()), command=command
+        ),
+        announce=announce,
+        on_task=on_task,
+    )
+    rows = [
+        (
+            one.package,
+            str(one.tasks),
+            f"{one.seconds / max(1, one.tasks):.1f}",
+            ", ".join(f"{count} {verdict}" for verdict, count in sorted(one.tried.items())),
+        )
+        for one in yields
+    ]
+    table = [("PACKAGE", "TASKS", "S/TASK", "TRIED"), *rows]
+    return CommandResult([table, f"{sum(one.tasks for one in yields)} tasks in {out}"])
+
+
+async def grade(
+    task: Annotated[str, typer.Argument(metavar="TASK", help="Id of a task.")],
+    patch: Annotated[
+        str, typer.Argument(metavar="PATCH", help="File with a diff of the package; - for standard input.")
+    ],
+    *,
+    tasks: Annotated[
+        Path | None,
+        typer.Option(exists=True, file_okay=False, metavar="DIR", help="Folder of tasks; by default those of envkit."),
+    ] = None,
+    sandboxes: SandboxPool,
+    data: Mapping[str, Path],
+    announce: Callable[[str], None],
+) -> CommandResult:
+    """Grade a patch: print the result of each test that counts, and the verdict. Exit with 1 if it is not resolved."""
+    content = _read(patch)
+    folder = tasks or OWN_TASKS
+    listed, lock = read_folder(folder)
+    known = {one.id: one for one in listed}
+    if task not in known:
+        raise UsageError(f"{folder} has no task {task!r}{did_you_mean(task, known)}")
+    chosen = known[task]
+    environment = await clock.to_thread(packages.environment, lock.environment, data["swe"] / "environments", announce)
+    tree = await source_of(chosen, data["swe"], lock)
+    changes = await clock.to_thread(changes_of_patch, tree, content)
+    taken = {path: content for path, content in changes.items() if content is not None}
+    timeout_s = lock.timeout_s(chosen.base)
+    verdict = await grade_changes(sandboxes, chosen, tree, taken, environment=environment, timeout_s=timeout_s)
+    rows = [(one.kind, one.outcome, test) for test, one in verdict.tests.items()]
+    refused = {**verdict.refused, **dict.fromkeys(sorted(changes.keys() - taken.keys()), "a deletion")}
+    lines = [f"not taken over: {path}: {why}" for path, why in refused.items()]
+    lines += [f"to review: {flag}" for flag in verdict.flags]
+    lines += [f"the run is not valid: {verdict.problem}"] if verdict.problem else []
+    passed = sum(one.is_ok for one in verdict.tests.values())
+    end = f"{'resolved' if verdict.resolved else 'not resolved'}: {passed} of {len(verdict.tests)} tests pass"
+    return CommandResult([[("KIND", "OUTCOME", "TEST"), *rows], *lines, end], is_ok=verdict.resolved)
+
+
+def import_tasks(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            exists=True,
+            dir_okay=False,
+            metavar="FILE",
+            help="Rows of SWE-bench, SWE-Gym, SWE-smith, R2E-Gym or envkit: JSON lines, plain or gzip, a JSON list, or "
+            "parquet.",
+        ),
+    ],
+    *,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write.")],
+    strict: Annotated[bool, typer.Option("--strict", help="List rows that cannot be used, and write nothing.")] = False,
+    data: Mapping[str, Path],
+) -> CommandResult:
+    """Write the tasks of another data set as a folder of tasks. Rows that cannot be used are left out."""
+    command = f"{_COMMAND} import {shlex.join([str(file), f'--out={out}'])}"
+    tasks = write_folder_of(file, out, data=data["swe"], command=command, strict=strict)
+    lines = [f"{len(tasks)} tasks in {out}"]
+    if count := sum(not task.base for task in tasks):
+        need = "needs" if count == 1 else "need"
+        lines.append(
+            f"{count} of them {need} an image of the data set: SWE-v0 plays only tasks of source distributions"
+        )
+    return CommandResult(lines)
+
+
+def _read(patch: str) -> str:
+    try:
+        return sys.stdin.read() if patch == "-" else Path(patch).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read the patch {patch}: {error}") from None
+
+
+def _packages_of(words: Sequence[str]) -> list[str]:
+    """Return the packages that arguments name; ``named`` and ``own`` stand for lists."""
+    found: dict[str, None] = {}
+    for word in words:
+        found.update(dict.fromkeys(packages.NAMED if word == "named" else [packages.OWN if word == "own" else word]))
+    return list(found)
+
+
+def _claim(folder: Path, command: str) -> None:
+    """Check that a command may make or continue the tasks in a folder. Only the number of tasks may differ."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{folder}: {error.strerror}; choose a folder that can be written") from None
+    if (folder / LOCK).is_file():
+        # `read_folder` would keep what it read
+        before = msgspec.json.decode((folder / LOCK).read_bytes(), type=Lock).command
+        if before and _build_arguments(before) != _build_arguments(command):
+            raise UsageError(f"{folder} has the tasks of another command, `{before}`; choose another folder")
+
+
+def _build_arguments(command: str) -> str:
+    return _WANT.sub("", command.partition(" build ")[2])
