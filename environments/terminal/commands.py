@@ -15,7 +15,7 @@ from envkit.errors import ConfigError, UsageError, did_you_mean
 from envkit.types import CommandResult, Table
 
 from . import images
-from .families import FAMILIES, write_drawn
+from .families import FAMILIES, HELD_OUT, write_drawn
 from .formats import network_uses, read_tasks, task_folders
 from .formats.writing import add_harness
 from .options import OWN_TASKS, TerminalOptions
@@ -69,7 +69,7 @@ async def ls(
         lines += [f"{one.name}: {note}" for note in notes]
     parts: list[str | Table] = [[("TASK", "DIFFICULTY", "PROFILE", "PROGRAMS"), *rows], *lines]
     if folder is None:
-        families = [(one.name, "yes" if one.held_out else "no", one.summary) for one in FAMILIES.values()]
+        families = [(one.name, "yes" if one.name in HELD_OUT else "no", one.summary) for one in FAMILIES.values()]
         parts += ["", [("FAMILY", "HELD OUT", "TASKS, DIFFICULTY 1 TO 5"), *families]]
     else:
         parts.append(f"{len(rows)} of {len(folders)} tasks can be read")
