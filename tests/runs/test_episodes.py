@@ -98,11 +98,12 @@ def test_a_line_has_the_end_and_the_reward_of_the_episode(tmp_path: Path) -> Non
     assert [turn["reward"] for turn in episode["turns"]] == [0.25, 1.0]
 
 
-def test_a_lost_episode_keeps_the_turns_that_it_had_and_is_not_valid(tmp_path: Path) -> None:
+def test_a_lost_episode_keeps_its_turns_and_is_not_valid(tmp_path: Path) -> None:
     lost = Answer(error=SandboxLostError("sb-1", cause("oom-killed")))
     (episode,) = written(tmp_path / "file", scripted(Answer("s"), Answer("m", 1.0), lost))
     assert [episode["outcome"][key] for key in ("stop", "error")] == ["sandbox_lost", "sandbox sb-1 lost: oom-killed"]
-    assert [turn["observation"]["text"] for turn in episode["turns"]] == ["m"]
+    seen = [turn["observation"] for turn in episode["turns"]]
+    assert [one and one["text"] for one in seen] == ["m", None]  # the last action was in progress
     (read,) = read_episodes(tmp_path / "file")
     assert not read.outcome.success
 
