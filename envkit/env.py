@@ -59,6 +59,9 @@ _INTENDED_ERRORS = (
 _ERRORS_OF_PLAY = (CapacityError, EnvError, SandboxLostError, SandboxStartError)
 """Errors that the step and the grader of an `AsyncEnv` may raise on purpose. They void the episode, not the run."""
 
+_ERRORS_OF_CODE = (Exception, SystemExit)
+"""What the code of an environment may raise by a fault, or by calling ``sys.exit``."""
+
 _SANDBOX_CODE = ("envkit.wiring.", "envkit.sandbox.")
 _BETWEEN = {"anyio", "envkit", "gymnasium"} | sys.stdlib_module_names
 """Top-level packages that call environments. Traceback frames in them are not the environment's own code."""
@@ -118,7 +121,7 @@ class GymEpisode(Episode):
         try:
             text, info = self._env.reset(seed=self._task.seed, options=dict(self._task.options))
             start = Reset(self._observe(text, info), {**info, **_declared(self._env.metadata)})
-        except Exception as error:
+        except _ERRORS_OF_CODE as error:
             raise env_error(error, self._task.env_id, "reset") from error
         self._running = True
         return start
@@ -133,7 +136,7 @@ class GymEpisode(Episode):
         try:
             text, reward, terminated, truncated, info = self._env.step(action)
             step = Step(self._observe(text, info), float(reward), bool(terminated), bool(truncated), info)
-        except Exception as error:
+        except _ERRORS_OF_CODE as error:
             self._running = False
             raise env_error(error, self._task.env_id, "step") from error
         self._running = not step.ended
@@ -164,7 +167,7 @@ class AsyncEpisode(Episode):
     async def reset(self) -> Reset:
         try:
             start = await self._env.reset(seed=self._task.seed, options=self._task.options)
-        except Exception as error:
+        except _ERRORS_OF_CODE as error:
             raise env_error(error, self._task.env_id, "reset") from error
         self._running = True
         declared = _declared({"metrics": self._env.metrics, "success_return": self._env.success_return})
@@ -176,7 +179,7 @@ class AsyncEpisode(Episode):
         self._running = False  # a cancelled step leaves the environment in an unknown state
         try:
             step = await self._env.step(action)
-        except Exception as error:
+        except _ERRORS_OF_CODE as error:
             raise env_error(error, self._task.env_id, "step", _ERRORS_OF_PLAY) from error
         self._running = not step.ended
         return step
@@ -185,7 +188,7 @@ class AsyncEpisode(Episode):
         self._running = False
         try:
             return await self._env.grade()
-        except Exception as error:
+        except _ERRORS_OF_CODE as error:
             raise env_error(error, self._task.env_id, "grade", _ERRORS_OF_PLAY) from error
 
 
@@ -306,7 +309,7 @@ def _with_moves(info: Info, observation: Observation) -> Info:
 
 
 def env_error(
-    error: Exception, env_id: str, call: str, intended: tuple[type[EnvkitError], ...] = _INTENDED_ERRORS
+    error: Exception | SystemExit, env_id: str, call: str, intended: tuple[type[EnvkitError], ...] = _INTENDED_ERRORS
 ) -> EnvkitError:
     """Return the error to report for an environment that raised `error`.
 
@@ -343,7 +346,7 @@ def _place(frames: Sequence[tuple[FrameType, int]]) -> str:
     return ""
 
 
-def _frames(error: Exception) -> Iterator[tuple[FrameType, int]]:
+def _frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
     """Yield the frames of the error's traceback with their line numbers, outermost first."""
     return traceback.walk_tb(error.__traceback__)
 

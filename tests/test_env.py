@@ -50,7 +50,7 @@ class Counting(gymnasium.Env[str, str]):
     observation_space = Utf8Text(8)
     action_space = Utf8Text(8)
 
-    def __init__(self, error: Exception | None = None, resets: list[int] | None = None) -> None:
+    def __init__(self, error: BaseException | None = None, resets: list[int] | None = None) -> None:
         self._error = error
         self._resets = [] if resets is None else resets
 
@@ -64,14 +64,14 @@ class Counting(gymnasium.Env[str, str]):
         return "", 0.0, False, False, {}
 
 
-async def step_of(error: Exception) -> None:
+async def step_of(error: BaseException) -> None:
     episode = GymEpisode(Counting(error), TASK)
     await episode.reset()
     await episode.step("go")
 
 
-@pytest.mark.parametrize("error", [UnreachableError("the judge"), KeyError("x")])
-def test_an_error_inside_an_environment_is_an_env_error_and_not_a_connection_error(error: Exception) -> None:
+@pytest.mark.parametrize("error", [UnreachableError("the judge"), KeyError("x"), SystemExit(0)])
+def test_an_error_inside_an_environment_is_an_env_error_and_not_a_connection_error(error: BaseException) -> None:
     with pytest.raises(EnvError, match="Counting-v0 raised"):
         clock.run(step_of, error)
 

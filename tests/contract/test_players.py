@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -127,6 +128,14 @@ def test_a_player_plays_a_whole_episode(name: str) -> None:
 # --- Failures --------------------------------------------------------------------------------------------------------
 
 
+SYNCHRONOUS = SimpleNamespace(act=lambda observation: "a", end=lambda: None)
+
+
+class Idle(EpisodePlayer):
+    def __repr__(self) -> str:
+        return "Idle()"
+
+
 class Fails(Player, EpisodePlayer):
     """Plays one action, then fails in a way."""
 
@@ -134,7 +143,12 @@ class Fails(Player, EpisodePlayer):
         self.way = way
 
     def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
-        return None if self.way == "begins with None" else Fails(self.way)  # type: ignore[return-value] # the fault
+        odd: dict[str, Any] = {
+            "begins with None": None,
+            "cannot act": Idle(),  # type: ignore[abstract]
+            "acts at once": SYNCHRONOUS,
+        }
+        return odd.get(self.way, Fails(self.way))  # type: ignore[no-any-return] # the fault
 
     async def act(self, observation: Observation) -> Action | str:
         if observation.text == "go":
@@ -183,6 +197,14 @@ async def ending(limits: RolloutLimits, way: str) -> object:
         (
             "begins with None",
             (EnvkitError, "begin of the player returned None instead of an EpisodePlayer: it has no method act", 0),
+        ),
+        (
+            "cannot act",
+            (EnvkitError, "begin of the player returned Idle() instead of an EpisodePlayer: it has no method act", 0),
+        ),
+        (
+            "acts at once",
+            (EnvkitError, "act of the player returned 'a' at once; write it as `async def act`", 0),
         ),
         ("hangs", Outcome(stop=StopReason.PLAYER_TIMEOUT, reward=1.0, success=True)),
         ("is cancelled", ("cancelled", 0)),

@@ -7,9 +7,10 @@ component that missed it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from inspect import isawaitable
 from typing import cast
 
 import anyio
@@ -180,7 +181,7 @@ async def _turns(
         began = clock.now()
         try:
             with anyio.move_on_after(left_s) as scope, _errors_of_the_player():
-                action = _checked(await acting.act(observation))
+                action = _checked(await _coroutine(acting.act(observation)))
         except PlayerStoppedError as stopped:
             return _reason(stopped)
         if scope.cancelled_caught:
@@ -268,9 +269,16 @@ def _errors_of_the_player() -> Iterator[None]:
 
 
 def _able_to_act(player: EpisodePlayer) -> EpisodePlayer:
-    if not callable(getattr(player, "act", None)):
+    act = getattr(player, "act", None)
+    if not callable(act) or getattr(act, "__func__", None) is EpisodePlayer.act:
         raise EnvkitError(f"begin of the player returned {player!r} instead of an EpisodePlayer: it has no method act")
     return player
+
+
+def _coroutine(answer: Awaitable[Action | str]) -> Awaitable[Action | str]:
+    if not isawaitable(answer):
+        raise EnvkitError(f"act of the player returned {answer!r} at once; write it as `async def act`")
+    return answer
 
 
 def _checked(action: Action | str) -> Action:
