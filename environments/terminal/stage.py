@@ -18,10 +18,11 @@ from envkit.types import SandboxSpec
 
 from ..tasks import Plan, SandboxTask, Verdict
 from ..tools import cut_middle
+from .artifacts import pack, unpack
 from .images import image_of, verifier_image_of
 from .options import OF_TASK, OWN, TerminalOptions
 from .tasks import WORK, Artifact, TerminalTask
-from .verifier import end_processes, pack, pack_tests, run_tests, unpack
+from .verifier import end_processes, pack_tests, run_tests
 
 _SETUP_S = 300.0
 _NOT_UPLOADED = ("Dockerfile", ".dockerignore")
