@@ -34,7 +34,7 @@ from ..options import check_boolean, check_choice, check_integer, check_path, ov
 from ..split import SPLITS, Split
 from ..tasks import Plan, SandboxTask, TaskEnv
 from .checkout import MAX_FILE, diff_of, source_of
-from .grading import MAX_CHANGES, Verdict, grade_changes, module_of, sort_out
+from .grading import MAX_CHANGES, Verdict, grade_changes, grade_limit_s, module_of, sort_out
 from .packages import environment
 from .patch_command import apply_command
 from .runs import REPO, spec_of
@@ -43,6 +43,8 @@ from .tasks import Lock, SweTask, read_folder
 OWN_TASKS = Path(__file__).with_name("own")
 """The tasks of the package that envkit contains."""
 
+_MAX_LINES = 5000
+"""Maximum lines of a file whose diff is kept; a longer one is kept whole, because its diff could take hours."""
 _COPIES = """
 import glob, importlib.util, sys
 name = sys.argv[1]
@@ -183,6 +185,8 @@ class SweBug(SandboxTask[Mapping[str, bytes]]):
     def __init__(self, bug: SweTask, options: SweOptions, tree: Path, environment: Path | None) -> None:
         self.name, self.bug, self.tree, self.environment = bug.id, bug, tree, environment
         self.spec = spec_of(environment, image=options.image)
+        self.timeout_s = options.lock.timeout_s(bug.base)
+        self.judge_limit_s = grade_limit_s(self.timeout_s)
         self._hidden = frozenset[str]() if options.statement == 3 else bug.test_files
         self.prepared_key = (tree, self._hidden)
         self.issue = bug.statements[min(options.statement, len(bug.statements)) - 1].strip()
@@ -306,7 +310,7 @@ class Swe(TaskEnv):
             work,
             environment=task.environment,
             image=chosen.image,
-            timeout_s=chosen.lock.timeout_s(task.bug.base),
+            timeout_s=task.timeout_s,
         )
         if chosen.review is not None and (verdict.flags or verdict.problem):
             await clock.to_thread(keep, Path(chosen.review), task.bug, task.tree, work, verdict)
@@ -317,9 +321,11 @@ def keep(folder: Path, task: SweTask, tree: Path, changes: Mapping[str, bytes], 
     """Write a file with an episode for a person to review."""
     folder = folder.expanduser()
     folder.mkdir(parents=True, exist_ok=True)
+    small = {path: content for path, content in changes.items() if content.count(b"\n") <= _MAX_LINES}
     content = {
         "task": task.id,
-        "diff": diff_of(tree, changes),
+        "diff": diff_of(tree, small),
+        "files": {path: text.decode(errors="replace") for path, text in changes.items() if path not in small},
         "verdict": {"resolved": verdict.resolved, **asdict(verdict)},
     }
     (folder / f"{task.id}-{secrets.token_hex(4)}.json").write_text(json.dumps(content, indent=1))
