@@ -26,7 +26,7 @@ from typing import ClassVar
 import msgspec
 
 from envkit import clock
-from envkit.errors import MissingFileError, OptionError, RefusedFileError, TooLargeError, UsageError
+from envkit.errors import MissingFileError, OptionError, RefusedFileError, TooLargeError
 from envkit.protocols import Sandbox
 from envkit.types import JSON, Options, Reset, Task, stable_hash
 
@@ -45,17 +45,6 @@ OWN_TASKS = Path(__file__).with_name("own")
 
 _MAX_LINES = 5000
 """Maximum lines of a file whose diff is kept; a longer one is kept whole, because its diff could take hours."""
-_COPIES = """
-import glob, importlib.util, sys
-name = sys.argv[1]
-found = importlib.util.find_spec(name)
-if found is not None:
-    print(found.origin or name)
-places = {"/usr", "/usr/local", "/opt/*", *(line.split()[1] for line in open("/proc/mounts"))}
-for place in sorted(places):
-    for file in (name, name + ".py"):
-        print(*glob.glob(f"{place}/lib/python3*/*-packages/{file}"), sep="\\n")
-"""
 _COMMIT = f"""
 command -v git > /dev/null || exit 0
 cd {REPO} && export GIT_AUTHOR_DATE='2024-01-15T12:00:00Z' GIT_COMMITTER_DATE='2024-01-15T12:00:00Z' HOME=/nonexistent
@@ -185,6 +174,8 @@ class SweBug(SandboxTask[Mapping[str, bytes]]):
     def __init__(self, bug: SweTask, options: SweOptions, tree: Path, environment: Path | None) -> None:
         self.name, self.bug, self.tree, self.environment = bug.id, bug, tree, environment
         self.spec = spec_of(environment, image=options.image)
+        paths = [bug.file, *re.findall(r"^\+\+\+ b/(.+\.py)$", bug.patch, re.M)]
+        self.modules = sorted({module.partition(".")[0] for module in map(module_of, paths) if module})
         self.timeout_s = options.lock.timeout_s(bug.base)
         self.judge_limit_s = grade_limit_s(self.timeout_s)
         self._hidden = frozenset[str]() if options.statement == 3 else bug.test_files
@@ -217,17 +208,7 @@ class SweBug(SandboxTask[Mapping[str, bytes]]):
         return Plan([f"cat >> {quote(self.bug.file)} <<'END'\n{source}\nEND"])
 
     async def prepare(self, sandbox: Sandbox) -> None:
-        """Write the package, without the hidden tests, as one commit if git is there.
-
-        Raises:
-            UsageError: The sandbox has another copy of the package, which may be without the bug.
-        """
-        paths = [self.bug.file, *re.findall(r"^\+\+\+ b/(.+\.py)$", self.bug.patch, re.M)]
-        for name in sorted({module.partition(".")[0] for module in map(module_of, paths) if module}):
-            found = await sandbox.exec(["python3", "-c", _COPIES, name])
-            if copies := found.stdout.split():
-                problem = f"{self.bug.repo} is installed in the sandbox, at {copies[0]}"
-                raise UsageError(f"{problem}; uninstall it, or use an image")
+        """Write the package, without the hidden tests, as one commit if git is there."""
         await sandbox.upload(self.tree, REPO)
         if self._hidden:
             await sandbox.exec(["rm", "-f", "--", *(f"{REPO}/{path}" for path in sorted(self._hidden))])

@@ -22,7 +22,7 @@ from .artifacts import pack, unpack
 from .images import image_of, verifier_image_of
 from .options import OF_TASK, OWN, TerminalOptions
 from .tasks import WORK, Artifact, TerminalTask
-from .verifier import end_processes, pack_tests, run_tests
+from .verifier import SETUP_S, end_processes, pack_tests, run_tests
 
 _SETUP_S = 300.0
 _NOT_UPLOADED = ("Dockerfile", ".dockerignore")
@@ -84,6 +84,9 @@ class TerminalStage(SandboxTask[Sequence[tuple[Artifact, bytes]]]):
             profile=task.profile,
             untrusted=task.profile == "strict" and (options.network == "none" or task.network != "open"),
         )
+        verifier = self.step.verifier
+        moved_s = 2 * SETUP_S * (1 + len([*task.artifacts, *self.step.artifacts]))
+        self.judge_limit_s = moved_s + sum(one.timeout_s for one in verifier.collect) + verifier.timeout_s + 2 * SETUP_S
         # Most generated tasks are played only a few times.
         self.prepared_key = task.folder if task.is_portable and generated is None else None
 
