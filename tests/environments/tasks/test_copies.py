@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from envkit import clock
@@ -36,10 +38,11 @@ async def _reset(task: _Task, backend: str) -> None:
 
 
 @pytest.mark.bwrap
-def test_a_sandbox_without_copies_is_used_and_one_with_envkit_or_the_package_is_refused() -> None:
+def test_a_sandbox_without_copies_is_used_and_one_with_envkit_or_the_package_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "envkit").mkdir()
     clock.run(_reset, _Task(SandboxSpec(untrusted=True), "no_such_package"), "local")
-    with pytest.raises(UsageError, match=r"envkit is installed in the sandbox, at /.*use an image without it"):
-        clock.run(_reset, _Task(SandboxSpec()), "local")
+    with pytest.raises(UsageError, match="envkit is installed in the sandbox, at /opt/tools/envkit"):
+        clock.run(_reset, _Task(SandboxSpec(views=((str(tmp_path), "/opt/tools"),))), "local")
     with pytest.raises(UsageError, match="json is installed in the sandbox, at /"):
         clock.run(_reset, _Task(SandboxSpec(untrusted=True), "json"), "local")
 

@@ -316,11 +316,11 @@ def _replace(path: Path, old: str, new: str) -> None:
 @pytest.mark.bwrap
 def test_the_tests_run_without_settings_and_packages_of_the_agent(tmp_path: Path) -> None:
     path = write_tiny(tmp_path)
-    script = (
-        '#!/bin/bash\n[ ! -e ~/.bashrc ] || . ~/.bashrc\ncd "$(dirname "$0")" && bash -lc true; python3 harness.py\n'
-    )
+    settings = "[ ! -e ~/.bashrc ] || . ~/.bashrc"
+    script = f'#!/bin/bash\n{settings}\ncd "$(dirname "$0")" && bash -lc true; python3 harness.py\n'
     (path / "tests" / "test.sh").write_text(script)
-    write_reward = 'import os, atexit\natexit.register(lambda: open("/run/envkit-grader/logs/verifier/reward.txt", "w").write("1"))'
+    reward = "/run/envkit-grader/logs/verifier/reward.txt"
+    write_reward = f"import atexit\natexit.register(lambda: open({reward!r}, 'w').write('1'))"
     commands = [
         "d=$(python3 -m site --user-site); mkdir -p $d; cat > $d/usercustomize.py <<'END'\n" + write_reward + "\nEND",
         "echo 'mkdir -p $ENVKIT_LOGS/verifier; echo 1 > $ENVKIT_LOGS/verifier/reward.txt; exit' | tee .bashrc .profile",
