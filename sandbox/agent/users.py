@@ -55,7 +55,10 @@ class Context:
             self._check()
 
     def configure(self, config: Header) -> None:
-        """Set users, working directory and environment variables from the host's configuration."""
+        """Set users, working directory and environment variables from the host's configuration.
+
+        Where the agent has a user id of its own, the home of root is that of graders, which the agent cannot enter.
+        """
         is_root = os.getuid() == 0
         self.users = {
             "agent": linux.User(config.get("agent_uid") if is_root else None, preemptible=True),

@@ -4,8 +4,8 @@ Source that forges the report passes with any bug. So after a resolved run, the 
 with one more bug. If that run passes too, other bugs are tried, and then the same ones in the known fix of the task: if
 the tests find them there, the report of the submission is forged.
 
-As a program, this module chooses the bugs, in a process of its own: a JSON object of `SecondBugs` comes in, and a list
-of the path of each bug with the changed submission and the changed known fix goes out.
+`main` chooses the bugs, in a process of its own: the arguments of `bugs_of` come in as JSON, and what it yields goes
+out.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ async def judge_with_bugs(
 async def _chosen(task: SweTask, tree: Path, changes: Mapping[str, bytes], fix: Mapping[str, bytes]) -> _Bugs:
     wanted = await clock.to_thread(_wanted, task, tree, changes, fix)
     with anyio.move_on_after(DEADLINE_S):
-        command = [sys.executable, "-m", __name__]
+        command = [sys.executable, "-c", f"from {__name__} import main; main()"]
         done = await anyio.run_process(
             command, input=json.dumps(wanted).encode(), stdout=PIPE, stderr=DEVNULL, check=False
         )
@@ -128,6 +128,6 @@ def _edits(texts: _Texts, place: int) -> dict[_Key, Edit]:
     return found
 
 
-if __name__ == "__main__":
+def main() -> None:
     wanted = json.load(sys.stdin)
     json.dump([bug for _, bug in zip(range(MAX_BUGS), bugs_of(**wanted), strict=False)], sys.stdout)

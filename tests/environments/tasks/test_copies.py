@@ -39,6 +39,7 @@ async def _reset(task: _Task, backend: str) -> None:
 
 @pytest.mark.bwrap
 def test_a_sandbox_without_copies_is_used_and_one_with_envkit_or_the_package_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
     (tmp_path / "envkit").mkdir()
     clock.run(_reset, _Task(SandboxSpec(untrusted=True), "no_such_package"), "local")
     with pytest.raises(UsageError, match="envkit is installed in the sandbox, at /opt/tools/envkit"):
