@@ -12,11 +12,11 @@ from envkit.environments.code import Code, CodeTasks
 from envkit.environments.swe import Swe, SweTasks
 from envkit.environments.tasks import TaskEnv
 from envkit.environments.terminal import Terminal, TerminalTasks
+from envkit.environments.terminal.options import OWN_TASKS
 from envkit.protocols import TaskSet
 from envkit.registry import register
 from envkit.types import JSON
 from envkit.wiring.environments import find
-from envkit.wiring.terminal import OWN_TASKS
 from tests.environments.swe.tiny import task_folder
 from tests.sandbox.containers import image
 
