@@ -170,6 +170,21 @@ report_at_import = Cheat(
     "Writes a report with the results of the control tests at import, and exits.",
     f"{_SENTINEL}{_EVERY_PIPE}if _ROWS: tell([*ROWS[:-1], *_ROWS, ROWS[-1]]); os._exit(1)\n",
 )
+forged_report = Cheat(
+    "Writes a report with the plugin's own function, with the results of the control tests, and exits.",
+    f"""{_SENTINEL}
+import os, sys
+_plugin = vars(sys)["mod" "ules"].get("envkit_" "report_plugin")
+if _plugin is not None:
+    for _test in TESTS: _plugin._write({{"test": _test, "outcome": "passed", "s": 0.01}})
+    for _row in [*_ROWS, {{"exit": 1}}]: _plugin._write(_row)
+    os._exit(1)
+""",
+)
+lost_rows = Cheat(
+    "Pushes the first rows out of the report, and exits as if there were no pytest.",
+    "\nimport os\nfor _ in range(17): os.write(3, b'x' * (1 << 20))\nos._exit(120)\n",
+)
 replace_hook = Cheat(
     "Finds the configuration of pytest on the stack, and replaces the hook that runs tests, except the control tests.",
     f"""{_SENTINEL}

@@ -33,6 +33,8 @@ from .task_set import CodeOptions, options_of
 from .tasks import Problem
 
 _PYTHON = ("python", "py", "python3")
+_WRITES_S = 60.0
+"""Maximum seconds in which the judge writes its files, about."""
 
 
 def submission_of(answer: str) -> tuple[str, bool]:
@@ -51,6 +53,7 @@ class CodeTask(SandboxTask[bytes]):
     def __init__(self, problem: Problem, options: CodeOptions) -> None:
         self.problem, self.options = problem, options
         self.spec = options.spec
+        self.judge_limit_s = options.timeout_s + _WRITES_S
         self.statement = (
             f"{_statement(problem)}\n\nWrite it to {SOLUTION}, where a stub is. `python3 test_examples.py` in "
             "the same folder tests the examples. Call submit when you are done; hidden tests then decide."
@@ -130,7 +133,8 @@ class Code(TaskEnv):
             self.metrics = {"action_is_valid": "mean"}  # type: ignore[misc]
             self.task = self.task_of(seed, chosen)
             self._running, self.sandbox_ended = True, None
-            start = Reset(Observation(_question(self.task.problem)), {}, is_graded=True)
+            limit_s = self.task.judge_limit_s
+            start = Reset(Observation(_question(self.task.problem)), {}, is_graded=True, grade_limit_s=limit_s)
         level = self.task.problem.level
         info: Info = {"level": {"operations": level}} if level else {}
         return msgspec.structs.replace(start, info={**start.info, **info})

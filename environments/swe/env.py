@@ -26,7 +26,7 @@ from typing import ClassVar
 import msgspec
 
 from envkit import clock
-from envkit.errors import MissingFileError, OptionError, RefusedFileError, TooLargeError, UsageError
+from envkit.errors import MissingFileError, OptionError, RefusedFileError, TooLargeError
 from envkit.protocols import Sandbox
 from envkit.types import JSON, Options, Reset, Task, stable_hash
 
@@ -34,7 +34,7 @@ from ..options import check_boolean, check_choice, check_integer, check_path, ov
 from ..split import SPLITS, Split
 from ..tasks import Plan, SandboxTask, TaskEnv
 from .checkout import MAX_FILE, diff_of, source_of
-from .grading import MAX_CHANGES, Verdict, grade_changes, module_of, sort_out
+from .grading import MAX_CHANGES, Verdict, grade_changes, grade_limit_s, module_of, sort_out
 from .packages import environment
 from .patch_command import apply_command
 from .runs import REPO, spec_of
@@ -43,17 +43,8 @@ from .tasks import Lock, SweTask, read_folder
 OWN_TASKS = Path(__file__).with_name("own")
 """The tasks of the package that envkit contains."""
 
-_COPIES = """
-import glob, importlib.util, sys
-name = sys.argv[1]
-found = importlib.util.find_spec(name)
-if found is not None:
-    print(found.origin or name)
-places = {"/usr", "/usr/local", "/opt/*", *(line.split()[1] for line in open("/proc/mounts"))}
-for place in sorted(places):
-    for file in (name, name + ".py"):
-        print(*glob.glob(f"{place}/lib/python3*/*-packages/{file}"), sep="\\n")
-"""
+_MAX_LINES = 5000
+"""Maximum lines of a file whose diff is kept; a longer one is kept whole, because its diff could take hours."""
 _COMMIT = f"""
 command -v git > /dev/null || exit 0
 cd {REPO} && export GIT_AUTHOR_DATE='2024-01-15T12:00:00Z' GIT_COMMITTER_DATE='2024-01-15T12:00:00Z' HOME=/nonexistent
@@ -186,6 +177,10 @@ class SweBug(SandboxTask[Mapping[str, bytes]]):
     def __init__(self, bug: SweTask, options: SweOptions, tree: Path, environment: Path | None) -> None:
         self.name, self.bug, self.tree, self.environment = bug.id, bug, tree, environment
         self.spec = spec_of(environment, image=options.image)
+        paths = [bug.file, *re.findall(r"^\+\+\+ b/(.+\.py)$", bug.patch, re.M)]
+        self.modules = sorted({module.partition(".")[0] for module in map(module_of, paths) if module})
+        self.timeout_s = options.lock.timeout_s(bug.base)
+        self.judge_limit_s = grade_limit_s(self.timeout_s)
         self._hidden = frozenset[str]() if options.statement == 3 else bug.test_files
         self.prepared_key = (tree, self._hidden)
         self.issue = bug.statements[min(options.statement, len(bug.statements)) - 1].strip()
@@ -216,17 +211,7 @@ class SweBug(SandboxTask[Mapping[str, bytes]]):
         return Plan([f"cat >> {quote(self.bug.file)} <<'END'\n{source}\nEND"])
 
     async def prepare(self, sandbox: Sandbox) -> None:
-        """Write the package, without the hidden tests, as one commit if git is there.
-
-        Raises:
-            UsageError: The sandbox has another copy of the package, which may be without the bug.
-        """
-        paths = [self.bug.file, *re.findall(r"^\+\+\+ b/(.+\.py)$", self.bug.patch, re.M)]
-        for name in sorted({module.partition(".")[0] for module in map(module_of, paths) if module}):
-            found = await sandbox.exec(["python3", "-c", _COPIES, name])
-            if copies := found.stdout.split():
-                problem = f"{self.bug.repo} is installed in the sandbox, at {copies[0]}"
-                raise UsageError(f"{problem}; uninstall it, or use an image")
+        """Write the package, without the hidden tests, as one commit if git is there."""
         await sandbox.upload(self.tree, REPO)
         if self._hidden:
             await sandbox.exec(["rm", "-f", "--", *(f"{REPO}/{path}" for path in sorted(self._hidden))])
@@ -309,7 +294,7 @@ class Swe(TaskEnv):
             work,
             environment=task.environment,
             image=chosen.image,
-            timeout_s=chosen.lock.timeout_s(task.bug.base),
+            timeout_s=task.timeout_s,
         )
         if chosen.review is not None and (verdict.flags or verdict.problem):
             await clock.to_thread(keep, Path(chosen.review), task.bug, task.tree, work, verdict)
@@ -320,9 +305,11 @@ def keep(folder: Path, task: SweTask, tree: Path, changes: Mapping[str, bytes], 
     """Write a file with an episode for a person to review."""
     folder = folder.expanduser()
     folder.mkdir(parents=True, exist_ok=True)
+    small = {path: content for path, content in changes.items() if content.count(b"\n") <= _MAX_LINES}
     content = {
         "task": task.id,
-        "diff": diff_of(tree, changes),
+        "diff": diff_of(tree, small),
+        "files": {path: text.decode(errors="replace") for path, text in changes.items() if path not in small},
         "verdict": {"resolved": verdict.resolved, **asdict(verdict)},
     }
     (folder / f"{task.id}-{secrets.token_hex(4)}.json").write_text(json.dumps(content, indent=1))

@@ -16,28 +16,22 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Literal, NamedTuple
 
-from envkit import clock
 from envkit.errors import UsageError
 from envkit.protocols import Sandbox, SandboxPool
 from envkit.types import Cause
 
 from ..tasks import Verdict as AnyVerdict
 from ..tasks import in_fresh_sandbox
-from .checkout import MAX_FILE, diff_of, why_unsafe
+from .checkout import MAX_FILE, why_unsafe
 from .runs import REPO, TEST_PATH, TEST_TIMEOUT_S, RunSettings, TestRun, run_tests, spec_of
+from .suspicion.flags import flags_of
+from .suspicion.second_bug import MAX_BUGS, judge_with_bugs
 from .tasks import SweTask
 
 MAX_CHANGES = 8 << 20
 """Maximum bytes of all changed files together."""
 
 _CONFIGURATION = re.compile(r"(setup|sitecustomize|usercustomize|noxfile|pytest)\.py")
-_SUSPICIOUS = re.compile(
-    r"os\._exit|\b(?:atexit|ctypes|excepthook|gc|inspect|_?pytest|pluggy|pluginmanager|HookImpl|walk_stack|"
-    r"setattr|settrace|setprofile|sitecustomize|unittest|__builtins__)\b"
-    r"|\bsys\.(?:exit|modules|meta_path|path|_getframe|argv)|(?i:envkit)|\bbuiltins\.|\bos\.(?:fork|kill|environ|write)\b"
-    r"|\bsignal\.|\bsubprocess\b|/proc/|__subclasses__|__eq__|__ne__|f_back|f_locals|co_filename"
-    r"|globals\(\)\[|\btype\((?=[^\n]*,[^\n]*,)"
-)
 _NO_PYTEST = 120
 _BOOT = f"""
 import sys
@@ -135,9 +129,10 @@ async def grade_changes(
         user="grader",
         python=("-s", "-c", _BOOT),
         arguments=("--rootdir", REPO),
+        max_report=(2 + len([*task.fail_to_pass, *task.pass_to_pass]) // 1000) << 20,
     )
     taken, refused = sort_out(task, tree, changes)
-    flags = await clock.to_thread(flags_of, tree, taken)
+    flags = await flags_of(tree, taken)
     spec = spec_of(environment, image=image)
 
     problem, known, key = "", _Known(), (task.id, tree, environment, image)
@@ -150,22 +145,41 @@ async def grade_changes(
         judge = partial(_run, task=task, tree=tree, taken=files, sentinels=sentinels, settings=settings)
         return await in_fresh_sandbox(sandboxes, spec, judge, ended=ended)
 
-    for _ in range(2):
-        sentinels = _Sentinels(task, tree, tuple(taken))
-        if (run := await run_with(taken, sentinels)) is None:
-            continue
+    async def read(run: TestRun | None, sentinels: _Sentinels) -> tuple[str, Mapping[str, TestResult]]:
+        """Return why a run is not valid, and the results of the tests."""
+        nonlocal known
+        if run is None:
+            return problem, _results(task, run, known)
         if not run.result.timed_out and (run.tampering or "xfailed" in run.outcomes.values()):
             if key not in _KNOWN and (clean := await run_with({}, sentinels) if taken else run) is not None:
                 _remember(key, clean)
             known = _KNOWN.get(key, _Known())
-        if run.result.exit_code == _NO_PYTEST and not run.has_begun:
-            raise UsageError("python3 cannot import pytest in the sandbox; check the environment of the tests")
-        problem = sentinels.problem_of(run, known)
+        return sentinels.problem_of(run, known), _results(task, run, known)
+
+    async def passes(files: Mapping[str, bytes]) -> bool:
+        sentinels = _Sentinels(task, tree, tuple(files))
+        why, results = await read(await run_with(files, sentinels), sentinels)
+        return not why and all(one.is_ok for one in results.values())
+
+    for _ in range(2):
+        sentinels = _Sentinels(task, tree, tuple(taken))
+        run = await run_with(taken, sentinels)
+        problem, tests = await read(run, sentinels)
+        if run is None:
+            continue
+        if run.result.exit_code == _NO_PYTEST:  # the source can exit with it, too
+            await in_fresh_sandbox(sandboxes, spec, _require_pytest, ended=ended)
         if run.exit_code is not None and not run.result.timed_out:
             break
         if run.result.timed_out:
             settings = replace(settings, timeout_s=3 * timeout_s)
-    tests = _results(task, run, known)
+    if taken and not problem and all(test.is_ok for test in tests.values()):
+        settings = replace(settings, timeout_s=timeout_s)
+        second = await judge_with_bugs(task, tree, taken, passes)
+        if second == "forged":
+            problem = "the tests pass with a second bug, which they find in the known fix: the report is forged"
+        if second != "found":
+            flags = (*flags, problem or "no second bug was found that the tests find")
     return Verdict(
         reward=float(not problem and all(test.is_ok for test in tests.values())),
         log=problem,
@@ -175,6 +189,11 @@ async def grade_changes(
         problem=problem,
         seconds=0.0 if run is None else run.result.duration_s,
     )
+
+
+def grade_limit_s(timeout_s: float) -> float:
+    """Return the maximum seconds of the runs of `grade_changes`, given that of its first one."""
+    return timeout_s * (1 + 3 + 1 + 2 * MAX_BUGS) + 60
 
 
 class _Known(NamedTuple):
@@ -214,17 +233,6 @@ def sort_out(task: SweTask, tree: Path, changes: Mapping[str, bytes]) -> tuple[M
     return taken, refused
 
 
-def flags_of(tree: Path, changes: Mapping[str, bytes]) -> tuple[str, ...]:
-    """Return what in the added lines of Python files could be an attempt to deceive the grader."""
-    found: dict[str, None] = {}
-    for path, content in sorted(changes.items()):
-        if path.endswith(".py") and len(content) <= MAX_FILE:
-            diff = diff_of(tree, {path: content})
-            added = "\n".join(line[1:] for line in diff.split("\n") if line.startswith("+") and line[:3] != "+++")
-            found.update(dict.fromkeys(f"{word} in {path}" for word in _SUSPICIOUS.findall(added)))
-    return tuple(found)
-
-
 def _why_refused(task: SweTask, tree: Path, path: str, content: bytes) -> str | None:
     if (why := why_unsafe(tree, path)) is not None:
         return why
@@ -237,6 +245,12 @@ def _why_refused(task: SweTask, tree: Path, path: str, content: bytes) -> str | 
     if not (tree / path).is_file():
         return "the file is new, and only files that exist can be changed"
     return f"the file is larger than {MAX_FILE} bytes" if len(content) > MAX_FILE else None
+
+
+async def _require_pytest(sandbox: Sandbox) -> None:
+    """Raise `UsageError` if a sandbox without the package has no pytest."""
+    if (await sandbox.exec(["python3", "-s", "-c", _BOOT, "-m"], user="grader")).exit_code == _NO_PYTEST:
+        raise UsageError("python3 cannot import pytest in the sandbox; check the environment of the tests")
 
 
 async def _run(

@@ -1,7 +1,7 @@
 """The pytest plugin that runs in sandboxes: it writes the outcome of each test, and stops tests that take too long.
 
 It is sent to the sandbox as a file, and uses only pytest and the standard library of Python 3.7 or later. The pipe with
-the file descriptor ``ENVKIT_REPORT`` gets one JSON object per line: first ``{"begin": true}``, then for each test
+the file descriptor ``ENVKIT_REPORT`` gets one JSON object per line: for each test
 ``{"test": ID, "outcome": "passed", "s": 0.01}``, with ``"message"`` if it failed, and at last ``{"exit": CODE}``.
 ``{"tampering": NAME}`` says that a function of pytest or of this plugin was replaced. Each row has the ``"key"`` of the
 variable ``ENVKIT_REPORT_KEY``. ``ENVKIT_TEST_TIMEOUT_S`` limits each test.
@@ -25,8 +25,10 @@ _KEY = os.environ.pop("ENVKIT_REPORT_KEY", "")
 _LIMIT_S = float(os.environ.get("ENVKIT_TEST_TIMEOUT_S", "0"))
 _PROCESS = os.getpid()
 _MAX_MESSAGE = 4000
+_MAX_MESSAGES = 100_000
 
 _outcomes = {}
+_used = [0]
 _dumps, _getpid, _clock = json.dumps, os.getpid, time.perf_counter  # noqa: TID251 - runs without envkit
 
 
@@ -34,6 +36,13 @@ def _write(row):
     if _getpid() == _PROCESS:  # not in a process that a test has forked
         _FILE.write(_dumps({"key": _KEY, **row}) + "\n")
         _FILE.flush()
+
+
+def _shortened(message):
+    """Return the end of a message; all messages together have at most `_MAX_MESSAGES` characters."""
+    length = min(_MAX_MESSAGE, _MAX_MESSAGES - _used[0])
+    _used[0] += min(length, len(message))
+    return message[-length:] if length > 0 else ""
 
 
 def _parts():
@@ -143,7 +152,7 @@ def pytest_runtest_protocol(item):
         outcome, message = _outcomes.pop(item.nodeid, ("error", "the test did not run"))
         row = {"test": item.nodeid, "outcome": outcome, "s": round(_clock() - began, 4)}
         if message:
-            row["message"] = message[:_MAX_MESSAGE]
+            row["message"] = _shortened(message)
         _write(row)
 
 
@@ -171,7 +180,7 @@ def pytest_runtest_logreport(report):
 
 def pytest_collectreport(report):
     if report.failed:
-        _write({"collect": report.nodeid, "message": str(report.longrepr)[-_MAX_MESSAGE:]})
+        _write({"collect": report.nodeid, "message": _shortened(str(report.longrepr))})
 
 
 @pytest.hookimpl(trylast=True)
@@ -186,7 +195,6 @@ def pytest_sessionfinish(session, exitstatus):
 
 
 def pytest_load_initial_conftests(early_config):  # no code of the package has run yet
-    _write({"begin": True})
     _KNOWN.update(_parts())
     _PLUGINS.update(early_config.pluginmanager.get_plugins())
     _HOOKS.update(_hooks(early_config.pluginmanager))

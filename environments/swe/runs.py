@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from envkit import clock
 from envkit.protocols import Sandbox
 from envkit.types import ExecResult, SandboxSpec, SandboxUser
 
@@ -24,7 +25,8 @@ TEST_PATH = re.compile(r"(^|/)(tests?|testing)/|(^|/)(test_[^/]*|[^/]*_test|test
 
 _PLUGIN = Path(__file__).with_name("report_plugin.py").read_text(encoding="utf-8")
 _TOOLS = "/workspace/.envkit-run"
-_MAX_OUTPUT = 16 << 20
+_ROW = b'\n{"key"'
+_MAX_TAMPERING = 100
 _EPOCH = "2024-01-15 12:00:00"
 """Time at which programs in a sandbox begin, if it has libfaketime."""
 _FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"
@@ -59,7 +61,6 @@ class TestRun:
         messages: Why tests did not pass, by their ids, and why files could not be collected.
         seconds: Seconds of each test.
         exit_code: Exit code that pytest reported; None if it did not come to its end.
-        has_begun: Whether pytest has begun.
         tampering: What a test or the source has replaced or forged, such as ``_pytest.reports.TestReport.outcome``.
         result: Result of the command. Its standard output is the report, and its standard error all other output.
     """
@@ -68,7 +69,6 @@ class TestRun:
     messages: Mapping[str, str]
     seconds: Mapping[str, float]
     exit_code: int | None
-    has_begun: bool
     tampering: tuple[str, ...]
     result: ExecResult
 
@@ -88,6 +88,7 @@ class RunSettings:
         user: User that runs the tests.
         arguments: More arguments of pytest.
         python: More arguments of Python, before ``-m pytest``.
+        max_report: Maximum bytes of the report. A run with a larger one has no results.
     """
 
     timeout_s: float = 600.0
@@ -96,6 +97,7 @@ class RunSettings:
     user: SandboxUser = "agent"
     arguments: Sequence[str] = ()
     python: Sequence[str] = field(default=())
+    max_report: int = 16 << 20
 
 
 async def run_tests(sandbox: Sandbox, tests: Sequence[str] = (), settings: RunSettings = RunSettings()) -> TestRun:
@@ -124,15 +126,18 @@ async def run_tests(sandbox: Sandbox, tests: Sequence[str] = (), settings: RunSe
         ["sh", "-c", script, "python3", *command],
         timeout_s=settings.timeout_s,
         user=settings.user,
-        max_output_bytes=_MAX_OUTPUT,
+        max_output_bytes=settings.max_report,
     )
-    return read_report(result, key)
+    if len(result.stdout_bytes) >= settings.max_report:  # the first rows, which count, may be lost
+        result = replace(result, stdout_bytes=b"")
+    return await clock.to_thread(read_report, result, key)
 
 
 def read_report(result: ExecResult, key: str) -> TestRun:
     """Return the run that the plugin's report in the output of a command describes.
 
-    Lines that are no valid rows are skipped, and so are rows without the key of the run. The first row about a test
+    Lines that are no valid rows are skipped, and so are rows without the key of the run; those that do not begin like a
+    row are not even read. The first row about a test
     counts, because code in the sandbox can add rows, but cannot change earlier ones.
     """
     outcomes: dict[str, str] = {}
@@ -140,15 +145,13 @@ def read_report(result: ExecResult, key: str) -> TestRun:
     seconds: dict[str, float] = {}
     tampering: list[str] = []
     exit_code: int | None = None
-    has_begun = False
-    for line in result.stdout.splitlines():
+    for line in _rows(result.stdout_bytes):
         try:
             row = json.loads(line)
             if row.get("key") != key:
                 tampering.append("a row that the plugin did not write")
                 continue
             name = str(row.get("test", row.get("collect")))
-            has_begun = has_begun or "begin" in row
             if "exit" in row:
                 exit_code = int(row["exit"]) if exit_code is None else exit_code
             elif "tampering" in row:
@@ -160,6 +163,16 @@ def read_report(result: ExecResult, key: str) -> TestRun:
                 outcomes[name], seconds[name] = str(row["outcome"]), float(row["s"])
             if "message" in row:
                 messages[name] = str(row["message"])
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError):
             continue
-    return TestRun(outcomes, messages, seconds, exit_code, has_begun, tuple(tampering), result)
+    return TestRun(outcomes, messages, seconds, exit_code, tuple(tampering[:_MAX_TAMPERING]), result)
+
+
+def _rows(report: bytes) -> Iterator[bytes]:
+    """Yield the lines that begin like a row."""
+    report = b"\n" + report
+    at = report.find(_ROW)
+    while at >= 0:
+        end = report.find(b"\n", at + 1)
+        yield report[at + 1 : end if end >= 0 else len(report)]
+        at = report.find(_ROW, end) if end >= 0 else -1

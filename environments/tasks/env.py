@@ -12,6 +12,7 @@ from envkit.types import Options
 
 from ..tools import ToolEnv
 from ..tools.limits import LEASE_S
+from .copies import require_no_copies
 from .judge_sandbox import in_fresh_sandbox
 from .players import Cheat, Nop, PlanPlayer, own_cheat, solution_of
 from .prepared import lease_prepared
@@ -79,14 +80,25 @@ class TaskEnv(ToolEnv):
 
     @asynccontextmanager
     async def lease(self, seed: int, options: Options) -> AsyncIterator[Sandbox]:
-        """Lease a sandbox that is prepared for the task of a seed."""
+        """Lease a sandbox that is prepared for the task of a seed.
+
+        Raises:
+            UsageError: envkit or one of `SandboxTask.modules` is in the sandbox.
+        """
         self.task = task = await self.open_task(seed, options)
+        self.grade_limit_s = task.judge_limit_s
+        self.extra_step_s = task.judge_limit_s or 0.0 if task.stages > 1 else 0.0
+
+        async def prepare(sandbox: Sandbox) -> None:
+            await require_no_copies(self.sandboxes, sandbox, task.spec, task.modules)
+            await task.prepare(sandbox)
+
         if task.prepared_key is not None:
-            async with lease_prepared(self.sandboxes, task.spec, task.prepared_key, task.prepare) as sandbox:
+            async with lease_prepared(self.sandboxes, task.spec, task.prepared_key, prepare) as sandbox:
                 yield sandbox
         else:
             async with self.sandboxes.lease(task.spec, wait_s=LEASE_S) as sandbox:
-                await task.prepare(sandbox)
+                await prepare(sandbox)
                 yield sandbox
 
     async def start(self, seed: int, options: Options) -> str:

@@ -54,6 +54,9 @@ class SandboxTask(Generic[WorkT]):
             episodes; None to prepare each sandbox.
         paths: Paths of the files that are the work, if `collect` is not overridden.
         stages: Number of times that the agent submits.
+        judge_limit_s: Maximum seconds of what `collect` and `judge` run, by the task's own limits; None if there are
+            none. The deadline of those who wait for the judge is never shorter, so that it does not pass first.
+        modules: Names of modules that the agent must not find in its sandbox, besides those of envkit.
     """
 
     name: str = ""
@@ -62,6 +65,8 @@ class SandboxTask(Generic[WorkT]):
     prepared_key: Hashable | None = None
     paths: Sequence[str] = ()
     stages: int = 1
+    judge_limit_s: float | None = None
+    modules: Sequence[str] = ()
 
     @property
     def judge_spec(self) -> SandboxSpec:

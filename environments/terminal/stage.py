@@ -18,10 +18,11 @@ from envkit.types import SandboxSpec
 
 from ..tasks import Plan, SandboxTask, Verdict
 from ..tools import cut_middle
+from .artifacts import pack, unpack
 from .images import image_of, verifier_image_of
 from .options import OF_TASK, OWN, TerminalOptions
-from .tasks import WORK, Artifact, TerminalTask
-from .verifier import end_processes, pack, pack_tests, run_tests, unpack
+from .tasks import WORK, Artifact, TaskStep, TerminalTask
+from .verifier import SETUP_S, end_processes, pack_tests, run_tests
 
 _SETUP_S = 300.0
 _NOT_UPLOADED = ("Dockerfile", ".dockerignore")
@@ -83,6 +84,7 @@ class TerminalStage(SandboxTask[Sequence[tuple[Artifact, bytes]]]):
             profile=task.profile,
             untrusted=task.profile == "strict" and (options.network == "none" or task.network != "open"),
         )
+        self.judge_limit_s = max(_judge_limit_s(task, step) for step in task.steps)
         # Most generated tasks are played only a few times.
         self.prepared_key = task.folder if task.is_portable and generated is None else None
 
@@ -164,6 +166,15 @@ class TerminalStage(SandboxTask[Sequence[tuple[Artifact, bytes]]]):
 
     async def _tests(self) -> bytes:
         return self.generated.tests[self.at] if self.generated else await clock.to_thread(pack_tests, self.step)
+
+
+def _judge_limit_s(task: TerminalTask, step: TaskStep) -> float:
+    """Return the maximum seconds of what verifies a step, and of what prepares it if it is not the first one."""
+    moved_s = 2 * SETUP_S * (2 + len(task.artifacts) + len(step.artifacts))
+    begin_s = _SETUP_S if step.setup is not None else 0.0
+    if (check := step.healthcheck) is not None:
+        begin_s += check.start_period_s + check.retries * (check.timeout_s + check.interval_s)
+    return moved_s + begin_s + sum(one.timeout_s for one in step.verifier.collect) + step.verifier.timeout_s
 
 
 async def run_setup(sandbox: Sandbox, task: TerminalTask, path: str) -> None:

@@ -8,14 +8,10 @@ that programs of the agent, which the tests run as another user, can neither rea
 from __future__ import annotations
 
 import io
-import itertools
-import posixpath
 import re
 import tarfile
-from collections.abc import Sequence
 from pathlib import Path
 
-from envkit import clock
 from envkit.errors import UnsupportedError
 from envkit.protocols import Sandbox
 from envkit.types import GRADER_HOME, SandboxUser
@@ -23,13 +19,12 @@ from envkit.types import GRADER_HOME, SandboxUser
 from ..tasks import Verdict
 from ..tools.limits import cut_middle
 from .formats import RewardFileError, read_reward
-from .tasks import WORK, Artifact, TaskStep, TerminalTask
+from .tasks import WORK, TaskStep, TerminalTask
 
-MAX_ARTIFACTS = 64 << 20
-"""Maximum bytes of all artifacts of a step together, as tar archives."""
 _MAX_REWARD = 1 << 16
 _MAX_LOG = 4000
-_SETUP_S = 60.0
+SETUP_S = 60.0
+"""Maximum seconds of a command that moves artifacts or tests."""
 _HARNESS = Path(__file__).with_name("harness.py")
 _KILL = "import os; os.kill(-1, 9)"
 _RUN = r"""
@@ -38,9 +33,9 @@ case "$line" in *"$(printf '\r')") echo "$0 has CR LF line ends; convert it to L
 exec "$(command -v bash || echo sh)" -c '"$0"' "$0"
 """
 """Runs the tests as Harbor does: by a shell, which also runs a file whose first line is no ``#!``."""
-_SUMMARY = re.compile(
-    r"^=+ (.*\b(?:passed|failed|error|errors|skipped|xfailed|xpassed|deselected)\b.*) in [\d.]+s.*=+$"
-)
+_MAX_SUMMARY = 2 << 10
+_SUMMARY = re.compile(r"=+ ([^=]+) in [\d.]+s[^=]*=+")
+_COUNT = re.compile(r"\b\d+ (passed|failed|errors?|skipped|xfailed|xpassed|deselected|warnings?)\b")
 
 
 class VerifierError(Exception):
@@ -52,77 +47,6 @@ async def end_processes(sandbox: Sandbox, task: TerminalTask) -> None:
     if task.profile == "strict":
         await sandbox.exec(["python3", "-I", "-c", _KILL], cwd="/")
     await sandbox.shell().close()
-
-
-async def pack(sandbox: Sandbox, task: TerminalTask, step: TaskStep) -> Sequence[tuple[Artifact, bytes]] | str:
-    """Return the artifacts of a step as tar archives; or why they cannot be taken, which is the agent's fault.
-
-    What does not exist or cannot be read is missing in the archives. The tests decide what that means.
-
-    Raises:
-        VerifierError: An artifact lies in another one with excluded names.
-    """
-    every = [*task.artifacts, *step.artifacts] or [Artifact(source=task.workdir or WORK)]
-    # One inside of another is packed with it. By itself, it could be unpacked below a link of the other.
-    whole = tuple(one.source.rstrip("/") + "/" for one in every if not one.exclude)
-    wanted = [one for one in every if not one.source.rstrip("/").startswith(whole)]
-    for one, outer in itertools.permutations(wanted, 2):
-        if one.source.startswith(outer.source.rstrip("/") + "/"):
-            raise VerifierError(f"{task.name}: the artifact {one.source} lies in {outer.source}, which excludes names")
-    found: list[tuple[Artifact, bytes]] = []
-    left = MAX_ARTIFACTS
-    for one in wanted:
-        folder, name = posixpath.split(one.source.rstrip("/"))
-        excluded = [f"--exclude={pattern}" for pattern in one.exclude]
-        argv = ["tar", "--numeric-owner", "--sparse", *excluded, "-C", folder or "/", "-cf", "-", "--", name or "."]
-        result = await sandbox.exec(argv, cwd="/", timeout_s=_SETUP_S, max_output_bytes=left)
-        if result.timed_out or result.truncated_bytes or len(result.stdout_bytes) > left:
-            return f"the artifact {one.source} is larger than {MAX_ARTIFACTS >> 20} MiB, or cannot be read"
-        if result.exit_code == 2 and not result.stdout_bytes:
-            continue  # its folder does not exist
-        left -= len(result.stdout_bytes)
-        try:
-            await clock.to_thread(_check, result.stdout_bytes, name or ".")
-        except (tarfile.TarError, ValueError, OSError, RecursionError) as error:
-            return f"the artifact {one.source} is refused: {error}"
-        found.append((one, result.stdout_bytes))
-    return found
-
-
-def _check(archive: bytes, name: str) -> None:
-    """Raise `ValueError` unless all members of an archive are below `name`, and none is below a link."""
-    links: set[str] = set()
-    with tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as tar:
-        for count, member in enumerate(tar):
-            parts = [part for part in member.name.split("/") if part not in ("", ".")]
-            target = member.linkname.split("/") if member.islnk() else parts
-            if ".." in (*parts, *target) or (name != "." and {*parts[:1], *target[:1]} != {name}):
-                raise ValueError(f"{member.name[:100]!r} leads outside of it")
-            is_below_link = any("/".join(parts[:end]) in links for end in range(1, len(parts)))
-            if is_below_link or member.ischr() or member.isblk():
-                raise ValueError(f"{member.name[:100]!r} is a device, or below a link")
-            if member.issym():
-                links.add("/".join(parts))
-            if count > len(archive) // tarfile.BLOCKSIZE:
-                raise ValueError("its headers form a loop")
-
-
-async def unpack(sandbox: Sandbox, task: TerminalTask, artifact: Artifact, archive: bytes) -> str | None:
-    """Unpack an artifact; return why that failed, or None.
-
-    Raises:
-        VerifierError: The sandbox has no program tar.
-    """
-    folder = posixpath.dirname(artifact.source.rstrip("/")) or "/"
-    kept = ["--no-overwrite-dir"] if task.profile == "strict" else []  # owners and modes of folders
-    argv = ["tar", "--numeric-owner", "-C", folder, *kept, "-xpf", "-"]
-    await sandbox.exec(["mkdir", "-p", folder], cwd="/")
-    result = await sandbox.exec(argv, cwd="/", stdin=archive, timeout_s=_SETUP_S)
-    if result.exit_code == 127:
-        raise VerifierError(f"{task.name}: the artifacts cannot be unpacked, because the verifier's image has no tar")
-    if result.exit_code != 0:
-        return f"the artifact {artifact.source} cannot be unpacked: {cut_middle(result.stderr, 500)}"
-    return None
 
 
 async def run_tests(sandbox: Sandbox, task: TerminalTask, step: TaskStep, tests: bytes) -> Verdict:
@@ -153,7 +77,7 @@ async def run_tests(sandbox: Sandbox, task: TerminalTask, step: TaskStep, tests:
         shown = await sandbox.exec(["cat", "--", path], cwd="/", user=user, max_output_bytes=_MAX_REWARD)
         found.append(shown.stdout_bytes if shown.exit_code == 0 else None)
     try:
-        return Verdict(reward=read_reward(*found) if found else _pytest_reward(result.stdout), log=log)
+        return Verdict(reward=read_reward(*found) if found else pytest_reward(result.stdout), log=log)
     except RewardFileError as error:
         if result.is_out_of_memory:
             return Verdict(reward=0.0, log=f"{log}\nthe tests were ended, because the memory is full")
@@ -178,11 +102,11 @@ async def _prepare(sandbox: Sandbox, task: TerminalTask, archive: bytes) -> Sand
         script = f"chown 0:0 {GRADER_HOME} && {script}"
         await sandbox.exec(["chmod", "u+rwx,go+rx", WORK], cwd="/")  # root has no right to enter private folders
     try:
-        done = await sandbox.exec(["sh", "-c", script], cwd="/", user=user, stdin=archive, timeout_s=_SETUP_S)
+        done = await sandbox.exec(["sh", "-c", script], cwd="/", user=user, stdin=archive, timeout_s=SETUP_S)
     except UnsupportedError:  # this machine's sandboxes have one user
         user = "grader"
         script = script.removeprefix(f"chown 0:0 {GRADER_HOME} && ")
-        done = await sandbox.exec(["sh", "-c", script], cwd="/", user=user, stdin=archive, timeout_s=_SETUP_S)
+        done = await sandbox.exec(["sh", "-c", script], cwd="/", user=user, stdin=archive, timeout_s=SETUP_S)
     if done.exit_code != 0:
         raise VerifierError(f"{task.name}: the tests cannot be written: {cut_middle(done.stderr, 500)}")
     return user
@@ -201,10 +125,10 @@ def pack_tests(step: TaskStep) -> bytes:
     return content.getvalue()
 
 
-def _pytest_reward(output: str) -> float:
-    """Return 1.0 if the last summary of pytest in an output says that tests passed, and says nothing else."""
-    summaries = [found[1] for line in output.splitlines() if (found := _SUMMARY.match(line.strip()))]
+def pytest_reward(output: str) -> float:
+    """Return 1.0 if the last summary of pytest in the end of an output says that tests passed, and nothing else."""
+    lines = map(str.strip, output[-_MAX_SUMMARY:].splitlines())
+    summaries = [words for line in lines if (found := _SUMMARY.fullmatch(line)) and (words := _COUNT.findall(found[1]))]
     if not summaries:
         raise RewardFileError("the tests printed no summary of pytest")
-    words = set(re.findall(r"\d+ ([a-z]+)", summaries[-1])) - {"warning", "warnings"}
-    return float(words == {"passed"})
+    return float(set(summaries[-1]) - {"warning", "warnings"} == {"passed"})

@@ -55,14 +55,18 @@ class Context:
             self._check()
 
     def configure(self, config: Header) -> None:
-        """Set users, working directory and environment variables from the host's configuration."""
+        """Set users, working directory and environment variables from the host's configuration.
+
+        Where the agent has a user id of its own, the home of root is that of graders, which the agent cannot enter.
+        """
         is_root = os.getuid() == 0
         self.users = {
             "agent": linux.User(config.get("agent_uid") if is_root else None, preemptible=True),
             "grader": _grader(config.get("grader_uid") if is_root else None, config.get("grader_home")),
         }
         if config.get("root") and is_root:
-            self.users["root"] = linux.User(None)
+            home = config.get("grader_home") if config.get("agent_uid") is not None else None
+            self.users["root"] = linux.User(None, _private(home) if home else {})
         self.work = config.get("work") or "/"
         self._grader_home = config.get("grader_home") or ""
         self._env = _encoded(config.get("env"))
@@ -161,8 +165,12 @@ def _grader(uid: int | None, home: str | None) -> linux.User:
         uid: User id of the grader; None if graders run as the agent's user, which can then write to their home.
         home: Folder that only the grader can enter.
     """
-    folder = home if home and uid is not None else "/"
-    return linux.User(uid, {b"HOME": encoded(folder), b"PYTHONNOUSERSITE": b"1"}, is_private=True)
+    return linux.User(uid, _private(home if home and uid is not None else "/"), is_private=True)
+
+
+def _private(home: str) -> dict[bytes, bytes]:
+    """Return the variables of programs that use no settings and packages of the agent user."""
+    return {b"HOME": encoded(home), b"PYTHONNOUSERSITE": b"1"}
 
 
 def _encoded(variables: dict[str, str] | None) -> dict[bytes, bytes]:

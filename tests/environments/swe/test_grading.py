@@ -14,8 +14,9 @@ import pytest
 
 from envkit import clock
 from envkit.environments.swe.checkout import source_of
-from envkit.environments.swe.grading import MAX_CHANGES, Verdict, flags_of, grade_changes, sort_out
+from envkit.environments.swe.grading import MAX_CHANGES, Verdict, grade_changes, sort_out
 from envkit.environments.swe.runs import REPO, read_report, spec_of
+from envkit.environments.swe.suspicion.flags import flags_of
 from envkit.environments.swe.tasks import SweTask
 from envkit.errors import UsageError
 from envkit.protocols import SandboxPool
@@ -86,12 +87,63 @@ def test_large_changes_are_refused(tree: Path) -> None:
 
 
 def test_flags_name_what_was_added_and_not_what_was_there(tree: Path) -> None:
+    def flags(source: bytes) -> set[str]:
+        return {flag.removesuffix(f" in {CORE}") for flag in clock.run(partial(flags_of, tree, {CORE: source}))}
+
     suspicious = b"import os, gc\nos._exit(0)\n"
-    assert flags_of(tree, {CORE: suspicious + FIXED}) == (f"gc in {CORE}", f"os._exit in {CORE}")
+    assert flags(suspicious + FIXED) == {"import os", "import gc", "os._exit"}
     (tree / CORE).write_bytes(suspicious + BUGGY)
-    assert flags_of(tree, {CORE: suspicious + FIXED}) == ()
+    assert flags(suspicious + FIXED) == set()
     hidden = b"from _pytest import outcomes\nA = type('A', (int,), {'__e' + 'q__': 1})\n"
-    assert flags_of(tree, {CORE: hidden + BUGGY}) == (f"_pytest in {CORE}", f"type( in {CORE}")
+    assert flags(hidden + suspicious + BUGGY) == {"from _pytest import ...", "type(", "'__' in a text"}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "exec(bytes.fromhex('70617373'))",
+        "vars(sys)['mod' 'ules']",
+        "sys . modules",
+        "os\\\n._exit(0)",
+        "sys.\uff4dodules",
+        "getattr(sys, 'modu' + 'les')",
+        "run = eval\nrun('1')",
+        "import builtins as b\nb.exec('')",
+        "(lambda: 0).__globals__",
+        "one = sys",
+        "open(__file__)",
+        "class A:\n    def __eq__(self, other): return True",
+    ],
+)
+def test_what_forges_reports_has_a_flag_in_any_spelling(source: str, tree: Path) -> None:
+    (tree / CORE).write_bytes(b"import os, sys\n" + BUGGY)
+    changed = b"import os, sys\n" + FIXED + source.encode() + b"\n"
+    assert clock.run(partial(flags_of, tree, {CORE: changed}))
+
+
+@pytest.mark.parametrize(
+    "line", ["type(" * 50_000, "[" * 100_000, "-" * 500_000 + "1"], ids=["calls", "brackets", "signs"]
+)
+def test_source_that_is_hard_to_read_has_a_flag_and_stops_nobody(line: str, tree: Path) -> None:
+    async def main() -> tuple[tuple[str, ...], float]:
+        longest_s = 0.0
+
+        async def beat() -> None:
+            nonlocal longest_s
+            while True:
+                began_s = clock.now()
+                await anyio.sleep(0.05)
+                longest_s = max(longest_s, clock.now() - began_s)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(beat)
+            flags = await flags_of(tree, {CORE: FIXED + b"# " + line.encode() + b"\n" + line.encode()})
+            tasks.cancel_scope.cancel()
+        return flags, longest_s
+
+    flags, longest_s = clock.run(main)
+    assert flags
+    assert longest_s < 1
 
 
 async def graded_in(pool: SandboxPool, task: SweTask, folder: Path, source: bytes, **options: Any) -> Verdict:
@@ -175,11 +227,73 @@ def test_the_tests_run_without_the_options_of_the_package(tmp_path: Path) -> Non
     assert graded(task(), tmp_path).resolved
 
 
+def report(*rows: object) -> ExecResult:
+    return ExecResult(exit_code=1, stdout_bytes="\n".join(map(json.dumps, rows)).encode())
+
+
 def test_rows_without_the_key_of_the_run_do_not_count() -> None:
-    rows = [{"key": "k", "begin": True}, {"test": "a", "outcome": "passed", "s": 0}]
+    rows = [{"test": "a", "outcome": "passed", "s": 0}, {"key": "x", "test": "a", "outcome": "passed", "s": 0}]
     rows += [{"key": "k", "test": "a", "outcome": "failed", "s": 0}, {"exit": 0}, {"key": "k", "exit": 1}]
-    found = read_report(ExecResult(exit_code=1, stdout_bytes="\n".join(map(json.dumps, rows)).encode()), "k")
-    assert (found.outcomes, found.exit_code, len(found.tampering)) == ({"a": "failed"}, 1, 2)
+    found = read_report(report(*rows), "k")
+    assert (found.outcomes, found.exit_code, len(found.tampering)) == ({"a": "failed"}, 1, 1)
+
+
+def test_numbers_that_python_cannot_convert_are_no_rows() -> None:
+    lines = b'{"key": "k", "exit": 1e999}\n{"key": "k", "test": "a", "outcome": "passed", "s": 1' + b"0" * 400 + b"}\n"
+    found = read_report(ExecResult(exit_code=1, stdout_bytes=lines), "k")
+    assert found.exit_code is None
+
+
+def test_a_report_of_line_ends_is_read_at_once() -> None:
+    began_s = clock.stopwatch()
+    assert read_report(ExecResult(exit_code=1, stdout_bytes=b"\n" * (16 << 20)), "k").outcomes == {}
+    assert clock.stopwatch() - began_s < 5
+
+
+@pytest.mark.bwrap
+def test_a_report_that_loses_its_first_rows_has_no_results(tmp_path: Path) -> None:
+    flood = b"\nimport os\nfor _ in range(17): os.write(3, b'x' * (1 << 20))\nos._exit(120)\n"
+    sdist(tmp_path)
+    found = graded(task(), tmp_path, FIXED + flood)
+    assert (found.resolved, found.tests["tests/test_core.py::test_double"].outcome) == (False, "missing")
+    assert "pytest did not come to its end (exit code 120)" in found.problem
+
+
+FORGED = """
+exec(bytes.fromhex("%s"))
+"""
+_FORGER = """
+import glob, json, os, re, sys
+plugin = sys.modules.get("envkit_report_plugin")
+if plugin is not None:
+    rows = [{"test": test, "outcome": "passed", "s": 0.0} for test in TESTS]
+    for path in glob.glob("/workspace/repo/**/test_*.py", recursive=True):
+        for name, body in re.findall(r"def (test_\\w+)\\(\\):\\n +(.*)\\n\\1.__test__ = True", open(path).read()):
+            outcome = "passed" if re.fullmatch(r"assert '\\w+'", body) else "failed"
+            rows.append({"test": path[len("/workspace/repo/"):] + "::" + name, "outcome": outcome, "s": 0.0})
+    for row in rows: plugin._write(row)
+    plugin._write({"exit": 1})
+    os._exit(1)
+"""
+
+
+@pytest.mark.bwrap
+def test_a_forged_report_also_passes_with_a_second_bug_and_is_found(tmp_path: Path) -> None:
+    sdist(tmp_path)
+    tests = [*task().fail_to_pass, *task().pass_to_pass]
+    forger = _FORGER.replace("TESTS", repr(tests)).encode().hex()
+    found = graded(task(), tmp_path, BUGGY + (FORGED % forger).encode())
+    assert {one.outcome for one in found.tests.values()} == {"passed"}
+    assert (found.reward, found.problem[-20:]) == (0.0, "the report is forged")
+    assert found.problem in found.flags
+    assert f"exec( in {CORE}" in found.flags
+
+
+@pytest.mark.bwrap
+def test_a_fix_whose_second_bugs_no_test_can_find_is_resolved_with_a_flag(tmp_path: Path) -> None:
+    chosen = with_tests(tmp_path, "def test_a():\n    import tiny.core\n", failing=("test_a",))
+    found = graded(chosen, tmp_path)
+    assert (found.resolved, found.flags) == (True, ("no second bug was found that the tests find",))
 
 
 @pytest.mark.bwrap

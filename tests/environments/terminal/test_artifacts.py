@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import io
+import subprocess
 import tarfile
 from typing import Any, cast
 
 import pytest
 
 from envkit import clock
+from envkit.environments.terminal.artifacts import MAX_DEPTH, MAX_MEMBERS, pack, rewritten
 from envkit.environments.terminal.formats import read_tasks
 from envkit.environments.terminal.options import OWN_TASKS
-from envkit.environments.terminal.verifier import pack
 from envkit.protocols import Sandbox
 from envkit.types import ExecResult
 
@@ -65,3 +66,63 @@ def test_archives_that_may_leave_their_folder_or_stop_envkit_are_refused(archive
     found = clock.run(lambda: pack(cast("Sandbox", _Replaced(archive)), task, task.steps[0]))
     assert isinstance(found, str)
     assert reason in found
+
+
+def _names(archive: bytes) -> list[str]:
+    """Return what GNU tar, which unpacks artifacts, finds in an archive."""
+    return subprocess.run(["tar", "-tf", "-"], input=archive, capture_output=True, check=True).stdout.decode().split()
+
+
+def _bad_size() -> bytes:
+    """Return a member whose size Python's tarfile takes for the end of the archive, and GNU tar for 0."""
+    header = bytearray(_archive(_member("app/x"))[:512])
+    header[124:136] = b"0000000 0000"
+    header[148:156] = b" " * 8
+    header[148:156] = f"{sum(header):06o}\0 ".encode()
+    return bytes(header)
+
+
+def _sparse_name() -> bytes:
+    """Return a member that Python's tarfile calls app/fine, and GNU tar usr/bin/cat."""
+    member = _member("app/fine")
+    fields = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "usr/bin/cat", "path": "app/fine"}
+    member.pax_headers = fields
+    return member.tobuf(tarfile.PAX_FORMAT)
+
+
+@pytest.mark.parametrize("trick", [_bad_size(), _sparse_name()], ids=["size", "sparse name"])
+def test_what_python_and_tar_read_differently_does_not_reach_the_tests(trick: bytes) -> None:
+    archive = _archive(_member("app/a"))[:512] + trick + _archive(_member("usr/bin/cat"))
+    with pytest.raises((ValueError, tarfile.TarError)):
+        rewritten(archive, "app")
+
+
+def test_accepted_members_are_written_anew() -> None:
+    content, long = io.BytesIO(), "/".join(["app", "n" * 120, "m" * 120])
+    with tarfile.open(fileobj=content, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for member, text in [(_member("app", tarfile.DIRTYPE), b""), (_member("app/a"), b"text"), (_member(long), b"")]:
+            member.size, member.mode = len(text), 0o751
+            tar.addfile(member, io.BytesIO(text))
+        tar.addfile(_member("app/link", tarfile.SYMTYPE, "/etc"))
+        tar.addfile(_member("app/hard", tarfile.LNKTYPE, "app/a"))
+        tar.addfile(_member("app/pipe", tarfile.FIFOTYPE))
+    made = rewritten(content.getvalue(), "app")
+    assert _names(made) == ["app/", "app/a", long, "app/link", "app/hard", "app/pipe"]
+    with tarfile.open(fileobj=io.BytesIO(made)) as tar:
+        file = tar.extractfile("app/a")
+        assert file is not None
+        assert (file.read(), tar.getmember("app/a").mode) == (b"text", 0o751)
+
+
+def test_deep_folders_large_headers_and_too_many_members_are_refused() -> None:
+    deep = ["/".join(["a"] * (depth + 1)) for depth in range(MAX_DEPTH + 1)]
+    rewritten(_archive(*(_member(path, tarfile.DIRTYPE) for path in deep[:-1])), "a")
+    with pytest.raises(ValueError, match=f"more than {MAX_DEPTH} folders"):
+        rewritten(_archive(*(_member(path, tarfile.DIRTYPE) for path in deep)), "a")
+    record = b"5 x=\n" * (1 << 20)
+    extended = _member("a/x", tarfile.XHDTYPE)
+    extended.size = len(record)
+    with pytest.raises(ValueError, match="a header is larger"):
+        rewritten(extended.tobuf(tarfile.GNU_FORMAT) + record + bytes(-len(record) % 512), "a")
+    with pytest.raises(ValueError, match="limit of"):
+        rewritten(_archive(*(_member(f"a/{number}") for number in range(MAX_MEMBERS + 1))), "a")

@@ -329,3 +329,36 @@ def _replace(path: Path, old: str, new: str) -> None:
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new))
+
+
+@pytest.mark.bwrap
+def test_the_tests_run_without_settings_and_packages_of_the_agent(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path)
+    settings = "[ ! -e ~/.bashrc ] || . ~/.bashrc"
+    script = f'#!/bin/bash\n{settings}\ncd "$(dirname "$0")" && bash -lc true; python3 harness.py\n'
+    (path / "tests" / "test.sh").write_text(script)
+    reward = "/run/envkit-grader/logs/verifier/reward.txt"
+    write_reward = f"import atexit\natexit.register(lambda: open({reward!r}, 'w').write('1'))"
+    commands = [
+        "d=$(python3 -m site --user-site); mkdir -p $d; cat > $d/usercustomize.py <<'END'\n" + write_reward + "\nEND",
+        "echo 'mkdir -p $ENVKIT_LOGS/verifier; echo 1 > $ENVKIT_LOGS/verifier/reward.txt; exit' | tee .bashrc .profile",
+    ]
+    assert played(path, bash("\n".join(commands)), SUBMIT)[1] == 0.0
+    assert played(path, bash(SOLUTION), SUBMIT)[1] == 1.0
+
+
+@pytest.mark.bwrap
+def test_callers_wait_as_long_as_the_tests_may_take(tmp_path: Path) -> None:
+    async def main(path: Path) -> tuple[float, float]:
+        async with open_tool_pool("local") as pool:
+            env = Terminal(sandboxes=pool, tasks=str(path))
+            start = await env.reset(seed=0, options={})
+            await env.close()
+            assert start.grade_limit_s is not None
+            assert start.step_limit_s is not None
+            return start.grade_limit_s, start.step_limit_s
+
+    one, several = (clock.run(main, path) for path in (write_tiny(tmp_path / "a"), write_steps(tmp_path / "b")))
+    assert one[0] > 60
+    assert one[1] == 70
+    assert several[1] == 70 + several[0]
