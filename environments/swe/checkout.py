@@ -72,6 +72,16 @@ def changes_of_patch(tree: Path, patch: str) -> Mapping[str, bytes | None]:
         return {path: (target / path).read_bytes() if (target / path).is_file() else None for path in paths}
 
 
+def deleted_by(patch: str) -> frozenset[str]:
+    """Return the paths of the files that a patch deletes."""
+    return frozenset(re.findall(r"^--- a/(.+)\n\+\+\+ /dev/null$", patch, re.M))
+
+
+def content_of(tree: Path, path: str) -> bytes:
+    """Return the content of a file of a tree; empty if it is missing."""
+    return (tree / path).read_bytes() if (tree / path).is_file() else b""
+
+
 def diff_of(tree: Path, changes: Mapping[str, bytes | None]) -> str:
     """Return the unified diff from a tree to a tree with changed files. Bytes that are not UTF-8 are replaced."""
     parts: list[str] = []

@@ -33,7 +33,7 @@ from envkit.types import JSON, Options, Reset, Task, stable_hash
 from ..options import check_boolean, check_choice, check_integer, check_path, override_known
 from ..split import SPLITS, Split
 from ..tasks import Plan, SandboxTask, TaskEnv
-from .checkout import MAX_FILE, diff_of, source_of
+from .checkout import MAX_FILE, content_of, deleted_by, diff_of, source_of
 from .grading import MAX_CHANGES, Verdict, grade_changes, grade_limit_s, module_of, sort_out
 from .packages import environment
 from .patch_command import apply_command
@@ -318,5 +318,5 @@ def keep(folder: Path, task: SweTask, tree: Path, changes: Mapping[str, bytes], 
 def _sources(tree: Path, task: SweTask) -> Mapping[str, bytes]:
     """Return the files of a tree, by path, whose changes grading takes over."""
     files = {file.relative_to(tree).as_posix(): file for file in sorted(tree.rglob("*.py")) if file.is_file()}
-    taken, _ = sort_out(task, tree, dict.fromkeys(files, b"changed"))
-    return {path: files[path].read_bytes() for path in taken}
+    taken, _ = sort_out(task, tree, dict.fromkeys([*files, *deleted_by(task.bug_patch)], b"changed"))
+    return {path: content_of(tree, path) for path in taken}

@@ -22,7 +22,7 @@ from envkit.types import Cause
 
 from ..tasks import Verdict as AnyVerdict
 from ..tasks import in_fresh_sandbox
-from .checkout import MAX_FILE, why_unsafe
+from .checkout import MAX_FILE, content_of, deleted_by, why_unsafe
 from .runs import REPO, TEST_PATH, TEST_TIMEOUT_S, RunSettings, TestRun, run_tests, spec_of
 from .suspicion.flags import flags_of
 from .suspicion.second_bug import MAX_BUGS, judge_with_bugs
@@ -221,7 +221,7 @@ def sort_out(task: SweTask, tree: Path, changes: Mapping[str, bytes]) -> tuple[M
     total = 0
     for path, content in sorted(changes.items()):
         why = _why_refused(task, tree, path, content)
-        if why is None and (tree / path).read_bytes() == content:
+        if why is None and content_of(tree, path) == content:
             continue
         total += len(content)
         if why is None and total > MAX_CHANGES:
@@ -242,7 +242,7 @@ def _why_refused(task: SweTask, tree: Path, path: str, content: bytes) -> str | 
     is_test = TEST_PATH.search(path) and path != task.file
     if is_test or _CONFIGURATION.fullmatch(pure.name) or path in _files(task):
         return "it is a test, or configures tests"
-    if not (tree / path).is_file():
+    if not (tree / path).is_file() and path not in deleted_by(task.bug_patch):
         return "the file is new, and only files that exist can be changed"
     return f"the file is larger than {MAX_FILE} bytes" if len(content) > MAX_FILE else None
 
@@ -266,6 +266,8 @@ async def _run(
     for path, content in taken.items():
         await sandbox.write(f"{REPO}/{path}", content)
     await sandbox.write(f"{REPO}/{sentinels.file}", sentinels.source.encode())
+    # Tests may write beside their own files, but as another user they cannot change or replace a file that is there.
+    await sandbox.exec(["find", REPO, "-type", "d", "-exec", "chmod", "1777", "{}", "+"])
     return await run_tests(sandbox, sorted({*_files(task), sentinels.file}), settings)
 
 

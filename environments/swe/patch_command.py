@@ -13,7 +13,8 @@ _HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 _WRITE = """
 import json, os, sys
 for path, hunks in json.loads(sys.argv[1]).items():
-    with open(path, encoding="utf-8", newline="") as file: lines = file.read().split("\\n")
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    with open(path, "a+", encoding="utf-8", newline="") as file: lines = (file.seek(0), file.read())[1].split("\\n")
     for start, old, new in reversed(hunks):
         place = slice(start - 1, start - 1 + len(old))
         assert lines[place] == old, "the patch does not fit line %d of %s" % (start, path)

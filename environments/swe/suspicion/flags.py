@@ -10,7 +10,7 @@ from subprocess import DEVNULL, PIPE
 
 import anyio
 
-from ..checkout import MAX_FILE
+from ..checkout import MAX_FILE, content_of
 
 DEADLINE_S = 20.0
 """Maximum seconds of the process that finds the names of a submission."""
@@ -25,7 +25,7 @@ async def flags_of(tree: Path, changes: Mapping[str, bytes]) -> tuple[str, ...]:
     process fails has a flag that says so.
     """
     texts = {
-        path: [(tree / path).read_bytes().decode(errors="replace"), content.decode(errors="replace")]
+        path: [content_of(tree, path).decode(errors="replace"), content.decode(errors="replace")]
         for path, content in sorted(changes.items())
         if len(content) <= MAX_FILE
     }

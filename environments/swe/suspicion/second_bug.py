@@ -24,7 +24,7 @@ import anyio
 
 from envkit import clock
 
-from ..checkout import changes_of_patch
+from ..checkout import changes_of_patch, content_of
 from ..mutate import Edit, apply, edits_of
 from ..runs import TEST_PATH
 from ..tasks import SweTask
@@ -55,7 +55,8 @@ async def judge_with_bugs(
         changes: The changed files of the submission.
         passes: Returns whether all tests pass on the changed files that it is given.
     """
-    fix = await clock.to_thread(changes_of_patch, tree, task.patch) if task.patch else {}
+    patched = await clock.to_thread(changes_of_patch, tree, task.patch) if task.patch else {}
+    fix = {path: content for path, content in patched.items() if content is not None}
     bugs = await _chosen(task, tree, changes, fix)
     for path, mine, _ in bugs:
         if not await passes({**changes, path: mine.encode()}):
@@ -86,7 +87,7 @@ def _wanted(task: SweTask, tree: Path, changes: Mapping[str, bytes], fix: Mappin
     random.Random(secrets.randbits(64)).shuffle(others)
     texts: dict[str, tuple[str, str]] = {}
     for path in [*dict.fromkeys((task.file, *changes)), *others][:_MAX_FILES]:
-        before = (tree / path).read_bytes() if path in paths else b""
+        before = content_of(tree, path)
         try:
             texts[path] = changes.get(path, before).decode(), fix.get(path, before).decode()
         except UnicodeDecodeError:

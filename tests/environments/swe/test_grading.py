@@ -14,7 +14,9 @@ import pytest
 
 from envkit import clock
 from envkit.environments.swe.checkout import source_of
+from envkit.environments.swe.formats.diffs import between
 from envkit.environments.swe.grading import MAX_CHANGES, Verdict, grade_changes, sort_out
+from envkit.environments.swe.patch_command import apply_command
 from envkit.environments.swe.runs import REPO, read_report, spec_of
 from envkit.environments.swe.suspicion.flags import flags_of
 from envkit.environments.swe.tasks import SweTask
@@ -171,6 +173,50 @@ def test_the_fix_is_resolved_and_the_bug_is_not_with_any_name_of_a_test(tmp_path
     assert (nop.resolved, nop.problem) == (False, "")
     assert {(test.kind, test.outcome) for test in nop.tests.values()} == {("F2P", "failed"), ("P2P", "passed")}
     assert "AssertionError" in nop.tests[task().fail_to_pass[-1]].message
+
+
+@pytest.mark.bwrap
+def test_tests_may_write_beside_their_files_but_not_change_them(tmp_path: Path) -> None:
+    tests = """
+import os
+from pathlib import Path
+from tiny.core import add
+HERE = Path(__file__).parent
+def test_a(): assert add(1, 2) == 3
+def test_new():
+    (HERE / "more").mkdir()
+    (HERE / "more" / "y").write_text("x")
+    Path("left-in-cwd").write_text("x")
+def test_own():
+    for name in (__file__, str(HERE.parent / "conftest.py")):
+        try:
+            os.rename(name, name + ".x")
+        except OSError:
+            continue
+        raise SystemError(name)
+"""
+    chosen = with_tests(tmp_path, tests, failing=("test_a",), passing=("test_new", "test_own"))
+    found = graded(chosen, tmp_path)
+    assert (found.resolved, found.problem) == (True, "")
+
+
+@pytest.mark.bwrap
+def test_a_bug_that_deletes_a_file_is_fixed_by_writing_the_file(tmp_path: Path) -> None:
+    sdist(tmp_path)
+    bug, fix = between(CORE, FIXED.decode(), None), between(CORE, None, FIXED.decode())
+    chosen = task(bug_patch=bug, patch=fix, pass_to_pass=(), fail_to_pass=("tests/test_core.py::test_double",))
+    assert "os.makedirs" in apply_command(chosen.patch)
+    found, nop = graded(chosen, tmp_path), grade_nothing(chosen, tmp_path)
+    assert (found.resolved, found.problem, nop.resolved) == (True, "", False)
+
+
+def grade_nothing(task: SweTask, folder: Path) -> Verdict:
+    async def main() -> Verdict:
+        async with open_tool_pool("local") as pool:
+            tree = await source_of(task, folder)
+            return await grade_changes(pool, task, tree, {}, environment=environment_folder(), timeout_s=60)
+
+    return clock.run(main)
 
 
 @pytest.mark.bwrap
