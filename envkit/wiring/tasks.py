@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from random import Random
@@ -12,6 +12,9 @@ from envkit.errors import UsageError, did_you_mean
 from envkit.protocols import TaskSet
 from envkit.registry import EnvSpec
 from envkit.types import Options, Task, stable_hash
+
+ANY_SPLIT = "any"
+"""Selects the levels of all splits of an environment without a task set."""
 
 _OPEN: dict[str, tuple[tuple[int, int], TaskSet]] = {}
 """Open task sets by environment and options, with the version of their file. A task set may have read a large file."""
@@ -53,10 +56,11 @@ def count(spec: EnvSpec, options: Options, split: str, wanted: int) -> int:
     """Return how many of `wanted` different tasks the split has.
 
     Raises:
-        UsageError: The task set has no such split, or the split is empty.
+        UsageError: There is no such split, or it is empty.
     """
     found = task_set(spec, options)
     if found is None:
+        with_split(spec, options, split)
         return wanted
     limit = found.count(_split_of(spec, found, split))
     if limit == 0:
@@ -70,12 +74,11 @@ def task(spec: EnvSpec, options: Options, split: str, seed: int, number: int) ->
     The order of a task set depends on `seed`. After its last task, it begins again in another order.
 
     Raises:
-        UsageError: The task set has no such split.
+        UsageError: There is no such split.
     """
     found = task_set(spec, options)
     if found is None:
-        chosen = {**options, "split": split} if split in spec.splits else options
-        return Task(spec.id, stable_hash(seed, split, number) >> 33, chosen)
+        return Task(spec.id, stable_hash(seed, split, number) >> 33, with_split(spec, options, split))
     split = _split_of(spec, found, split)
     limit = found.count(split)
     if limit is None:
@@ -88,6 +91,17 @@ def all_tasks(spec: EnvSpec, options: Options, split: str, seed: int, wanted: in
     """Yield `wanted` different tasks of a split, or all if it has fewer."""
     for number in range(count(spec, options, split, wanted)):
         yield task(spec, options, split, seed, number)
+
+
+def with_split(spec: EnvSpec, options: Options, split: str) -> Options:
+    """Return `options` plus the option ``split``, unless `split` is ``"any"`` or the environment has no splits.
+
+    Raises:
+        UsageError: The environment has no such split.
+    """
+    if spec.splits and split not in (*spec.splits, ANY_SPLIT):
+        raise _no_split(spec, split, (*spec.splits, ANY_SPLIT))
+    return {**options, "split": split} if split in spec.splits else options
 
 
 @lru_cache(maxsize=8)
@@ -104,4 +118,8 @@ def _split_of(spec: EnvSpec, tasks: TaskSet, split: str) -> str:
         return split
     if split == "validation" and "train" in tasks.splits:
         return "train"
-    raise UsageError(f"{spec.id}: its tasks have no split {split!r}{did_you_mean(split, tasks.splits)}")
+    raise _no_split(spec, split, tasks.splits)
+
+
+def _no_split(spec: EnvSpec, split: str, known: Sequence[str]) -> UsageError:
+    return UsageError(f"{spec.id} has no split {split!r}{did_you_mean(split, known)}")

@@ -21,10 +21,10 @@ from envkit.trainer_bridge.evaluation.advice import advice
 from envkit.trainer_bridge.evaluation.outcomes import Tally
 from envkit.trainer_bridge.evaluation.result import Evaluation
 from envkit.trainer_bridge.rollout import Rollout
-from envkit.types import JSON, EpisodeRecord, Options, Task, Trajectory, stable_hash
+from envkit.types import JSON, EpisodeRecord, Options, Trajectory, stable_hash
 from envkit.wiring import tasks as task_sets
 from envkit.wiring.environments import open_resources, slots
-from envkit.wiring.evaluation.policies import FoundPolicy, find_policy, num_envs, spec_of, with_split
+from envkit.wiring.evaluation.policies import FoundPolicy, find_policy, num_envs, spec_of
 
 if TYPE_CHECKING:
     from envkit.wiring.sandboxes.backends import BackendKind
@@ -63,7 +63,8 @@ async def evaluate(
     _check(config, found, spec)
     options: Options = {**found.options, **env.options}
     wanted, attempts = section.episodes, section.attempts
-    tasks = evaluation_tasks(spec or EnvSpec(env.id, ""), options, section.split, section.seed, wanted)
+    played = spec or EnvSpec(env.id, "")
+    tasks = list(task_sets.all_tasks(played, options, section.split, section.seed, wanted))
     if spec is None or spec.task_set is None:
         options = tasks[0].options
     if "episodes" in section.model_fields_set and len(tasks) < wanted:
@@ -135,17 +136,6 @@ async def evaluate(
             **contestant.facts,
         },
     )
-
-
-def evaluation_tasks(spec: EnvSpec, options: Options, split: str, seed: int, count: int) -> list[Task]:
-    """Return `count` different tasks of a split, or all if it has fewer; see `envkit.wiring.tasks.task`.
-
-    Raises:
-        UsageError: The environment has no such split.
-    """
-    if spec.task_set is None:
-        with_split(options, split, spec.splits)
-    return list(task_sets.all_tasks(spec, options, split, seed, count))
 
 
 def _check(config: EvalConfig, found: FoundPolicy, spec: EnvSpec | None) -> None:
