@@ -25,18 +25,18 @@ def compare(one: Path, other: Path) -> list[str]:
     """Return the lines of a comparison of two folders of ``envkit eval --output``.
 
     The differences are paired: each is the mean over the tasks that both have finished, of the difference between the
-    means over the attempts at the task.
+    means over the attempts at the task. There are none if the two have no task in common.
 
     Raises:
-        UsageError: A folder has no finished evaluation of this format, or the two have no task in common.
+        UsageError: A folder has no finished evaluation of this format.
     """
     (a, before), (b, after) = (_read(path.parent if path.name == EVALUATION else path) for path in (one, other))
     common = sorted(before.keys() & after.keys())
-    if not common:
-        raise UsageError(f"{one} and {other} have no task in common; evaluate with the same seed, split and options")
     lines = [f"A: {one} ({a['policy']} on {a['env_id']}), B: {other} ({b['policy']} on {b['env_id']})"]
     changed = [f"  {key}: {old} -> {new}" for key, old, new in differences(_settings(a), _settings(b))]
     lines += ["settings that differ (A -> B):", *changed] if changed else ["the settings are equal"]
+    if not common:
+        return [*lines, "the two have no task in common; evaluate with the same seed, split and options to compare"]
     if a["task_set"] != b["task_set"]:
         left = len(before.keys() ^ after.keys())
         lines.append(f"the task sets differ: {len(common)} tasks are in both, {left} in only one, which do not count")
@@ -47,7 +47,8 @@ def compare(one: Path, other: Path) -> list[str]:
         if known:
             rows.append(row(f"{name} of A", estimate([[x] for _, x, _ in known], is_share=name == "success")))
             rows.append(row(f"{name} of B", estimate([[y] for _, _, y in known], is_share=name == "success")))
-            rows.append(row(f"{name}: B - A", estimate([[y - x] for _, x, y in known], is_share=False)))
+            label, mean, interval = row(f"{name}: B - A", estimate([[y - x] for _, x, y in known], is_share=False))
+            rows.append((label, mean, "equal in each task" if len({y - x for _, x, y in known}) == 1 else interval))
         if name == "success":
             flipped = [(before[key][0], x, y) for key, x, y in known if x != y]
             flips = sorted(flipped, key=lambda one: one[0].index)
