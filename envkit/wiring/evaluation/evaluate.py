@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, cast
 
 from envkit import __version__, clock
 from envkit.config import EvalConfig
+from envkit.config.evaluation import TRAINING_KEYS
+from envkit.config.grammar import Section
 from envkit.errors import ConfigError, EnvkitError
 from envkit.protocols import EnvHost
 from envkit.registry import EnvSpec
@@ -140,7 +142,9 @@ async def evaluate(
 
 def _check(config: EvalConfig, found: FoundPolicy, spec: EnvSpec | None) -> None:
     """Refuse keys that contradict each other or have no effect."""
-    problems, env_keys = [], config.env.model_fields_set
+    problems = [
+        f"{key}: is for training; {remedy}" for key, remedy in TRAINING_KEYS.items() if _is_set(config, *key.split("."))
+    ]
     if config.env.url is None and spec is not None:
         if "sandbox" in config.model_fields_set and "sandbox" not in spec.needs:
             problems.append(f"sandbox: {spec.id} does not use sandboxes as tools; leave it out (--backend)")
@@ -148,11 +152,6 @@ def _check(config: EvalConfig, found: FoundPolicy, spec: EnvSpec | None) -> None
             problems.append(f"env.judge: {spec.id} needs no judge; leave it out")
     if config.env.url is not None and ("sandbox" in config.model_fields_set or config.env.judge is not None):
         problems.append("sandbox and env.judge: the server at env.url has its own; leave them out")
-    if needless := sorted({*config.set_keys("sandbox")} - {"kind"}):
-        problems.append(f"sandbox.{needless[0]}: is for training; leave it out")
-    problems += [
-        f"env.{key}: is for training; leave it out" for key in ("outage_timeout_s", "weight") if key in env_keys
-    ]
     if config.evaluation.episodes == 0:
         problems.append("evaluation.episodes: must be at least 1")
     if found.temperature == 0 and config.evaluation.attempts > 1:
@@ -162,6 +161,11 @@ def _check(config: EvalConfig, found: FoundPolicy, spec: EnvSpec | None) -> None
         )
     if problems:
         raise ConfigError(problems)
+
+
+def _is_set(config: EvalConfig, section: str, key: str) -> bool:
+    found: Section = getattr(config, section)
+    return key in found.model_fields_set
 
 
 def _description(config: EvalConfig, found: FoundPolicy, options: Options, episodes: int) -> dict[str, JSON]:

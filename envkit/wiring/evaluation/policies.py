@@ -120,8 +120,6 @@ def _refuse_needless(config: EvalConfig, kind: str) -> None:
         if allowing is not None and kind not in allowing:
             allowed = " or ".join(f"{one}:..." for one in allowing)
             problems.append(f"{key}: needs the policy {allowed}; leave it out with {kind}")
-    if "group_size" in config.rollout.model_fields_set:
-        problems.append("rollout.group_size: is for training; use evaluation.attempts")
     if problems:
         raise ConfigError(problems)
 
