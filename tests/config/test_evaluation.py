@@ -62,7 +62,7 @@ def test_what_is_unknown_is_refused_with_the_nearest_name() -> None:
         evaluation.read(CONTENT, num_envs=3)
     for name, key in (("batch", "env.num_envs"), ("concurrency", "env.num_envs"), ("token", "env.token_file")):
         with pytest.raises(UsageError, match=f"there is no setting '{name}'; the key is {key}, in overrides or"):
-            evaluation.read(CONTENT, **{name: 3})
+            evaluation.read(CONTENT, (), **{name: 3})
     with pytest.raises(ConfigError, match="env: is a list, but an evaluation plays one environment; write one file"):
         evaluation.read({**CONTENT, "env": [CONTENT["env"]]})
     with pytest.raises(UsageError, match="policy: missing; name one"):
