@@ -90,7 +90,8 @@ def evaluate(**chosen: Any) -> None:
         others.remove("--compare")
         if others:
             raise UsageError(f"--compare takes two folders and nothing else; leave out {', '.join(others)}")
-        typer.echo("\n".join(compare(*compared)))
+        for line in compare(*compared):
+            typer.echo(line)
         return
     if chosen["target"] is None:
         raise UsageError("name an environment or an evaluation file")
