@@ -11,6 +11,7 @@ from typing import Any
 import http_reference
 
 from envkit.config import EvalConfig, RunConfig, ServeConfig
+from envkit.config.evaluation import TRAINING_KEYS
 
 FOLDER = Path(__file__).parent
 HEADS = {
@@ -40,8 +41,8 @@ renderer: {thinking: cut}
 ```
 
 Most sections are those of the [training file](config.md). A key that the policy cannot use is an error, such as
-`rollout.max_tokens` for `openai:`; keys that only training uses, such as `evaluation.every`, have no effect. These
-defaults depend on the policy: `env.num_envs` is 16 for language models, and 8 in an environment that uses sandboxes;
+`rollout.max_tokens` for `openai:`, and so is a key that only training uses, such as `evaluation.every`. These defaults
+depend on the policy: `env.num_envs` is 16 for language models, and 8 in an environment that uses sandboxes;
 `rollout.max_turns` is no limit for players without a language model, and 250 for `mini_swe:`; `rollout.turn_tokens` is
 4096 for `mini_swe:`; `renderer.thinking` is `cut` for `openai:`; and a `checkpoint:` has the values of its run. Editors
 that support JSON schemas can complete and check the file with [eval-config.schema.json](eval-config.schema.json).
@@ -122,10 +123,18 @@ def _values(key: Schema) -> str:
     return f"{kind} {', '.join(limits)}".strip()
 
 
+def _leave_out(schema: Schema, section: str, key: str) -> None:
+    """Remove a key of a section from a schema."""
+    for choice in _choices(schema["properties"][section]):
+        schema["$defs"][choice["$ref"].rpartition("/")[2]]["properties"].pop(key, None)
+
+
 def main() -> None:
     files = {FOLDER / "http-api.md": http_reference.page()}
     for name, config in (("config", RunConfig), ("eval-config", EvalConfig), ("serve-config", ServeConfig)):
         schema = config.model_json_schema()
+        for key in TRAINING_KEYS if config is EvalConfig else ():
+            _leave_out(schema, *key.split("."))
         files[FOLDER / f"{name}.md"] = reference(HEADS[name], schema)
         files[FOLDER / f"{name}.schema.json"] = json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
     stale = [path for path, text in files.items() if not path.exists() or path.read_text(encoding="utf-8") != text]

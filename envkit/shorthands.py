@@ -18,7 +18,8 @@ SHORTHANDS: Mapping[str, Shorthand] = {
     "policy": Shorthand(
         "policy",
         "POLICY",
-        "random, expert, model:NAME-OR-PATH (a language model in this process), checkpoint:DIR (a training run), "
+        "Required with an ENV: random, expert, model:NAME-OR-PATH (a language model in this process), checkpoint:DIR "
+        "(a training run), "
         "openai:MODEL@URL (an OpenAI-compatible server), mini_swe:MODEL@URL (the same with the prompts and loop of "
         "mini-swe-agent), a player of the environment (oracle, nop), or NAME or NAME:TEXT for a player of a package.",
     ),
@@ -37,3 +38,13 @@ SHORTHANDS: Mapping[str, Shorthand] = {
     "judge": Shorthand("env.judge", "MODEL@URL", "Judge of an environment that needs one."),
 }
 """The short names that the command line and `envkit.evaluate` have."""
+
+RENAMED: Mapping[str, str] = {
+    "max_tokens": "rollout.max_tokens",
+    "history": "renderer.history",
+    "thinking": "renderer.thinking",
+    "device": "engine.device",
+    "batch": "env.num_envs",
+    "concurrency": "env.num_envs",
+}
+"""Options of earlier versions of ``envkit eval``, with the keys that have replaced them."""

@@ -28,7 +28,7 @@ class Fate(StrEnum):
     TRAINED = "trained"
     """The trainer updated the weights with its samples."""
     FILTERED = "filtered"
-    """It was left out on purpose, for example because its first prompt does not fit into the context."""
+    """A limit ended it before its first answer: its first prompt exceeds the context, or the model's time was over."""
     STALE = "stale"
     """It was dropped because its tokens come from a policy version that is too old."""
     ABORTED = "aborted"

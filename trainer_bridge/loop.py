@@ -6,6 +6,7 @@ This module does not import torch.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -20,7 +21,7 @@ from envkit.metrics import pass_at_group
 from envkit.protocols import Trainer
 from envkit.runs.display import Display
 from envkit.runs.episodes import Decode, sample_episodes
-from envkit.types import JSON, EpisodeRecord, FinishReason, Task, Trajectory, stable_hash
+from envkit.types import JSON, EpisodeRecord, StopReason, Task, Trajectory, stable_hash
 
 from .accounting import Ledger, add_counts, fate_before_training, last_actions, trained_sessions
 from .diagnostics import Diagnostics, Finding, Probe, TrainStep
@@ -209,7 +210,7 @@ class TrainLoop:
         rollout_s = clock.now() - began
         samples = samples_of(result.groups)
         if not samples:
-            raise EnvkitError(f"train step {number}: {_why_no_samples(result.trajectories)}")
+            raise EnvkitError(f"train step {number}: {why_no_samples(result.trajectories)}")
         if self._probe is not None and not state.probe_prompt:
             state.probe_prompt = first_prompt(result.trajectories)
             await self._report(await self._probed(push), display)
@@ -372,13 +373,9 @@ def step_metrics(result: RolloutResult, report: Mapping[str, float], seconds: Ma
 
 
 def cut_completions(trajectories: Sequence[Trajectory]) -> float:
-    """Return the share of completions that were cut off at the token limit.
-
-    A completion of one token never counts as cut off, because it may be the complete move of a tiny policy.
-    """
+    """Return the share of completions that were cut off at the token limit."""
     completions = [turn.completion for one in trajectories for turn in one.turns]
-    cut = [one for one in completions if one.finish is FinishReason.LENGTH and len(one.token_ids) > 1]
-    return len(cut) / max(len(completions), 1)
+    return sum(one.is_cut for one in completions) / max(len(completions), 1)
 
 
 def _settle(ledger: Ledger, trained: Sequence[str]) -> str:
@@ -401,12 +398,15 @@ def first_prompt(trajectories: Sequence[Trajectory]) -> list[int]:
     return next(one.turns[0].new_ids.tolist() for one in trajectories if one.turns)
 
 
-def _why_no_samples(trajectories: Sequence[Trajectory]) -> str:
+def why_no_samples(trajectories: Sequence[Trajectory]) -> str:
+    """Return why there is nothing to train on: which limits ended the episodes, or why the first one is void."""
     lost = next((one for one in trajectories if one.is_void), trajectories[0]).outcome
-    filtered = sum(one.is_filtered for one in trajectories)
+    stops = Counter(one.outcome.stop for one in trajectories if one.is_filtered)
+    keys = {StopReason.CONTEXT_OVERFLOW: "rollout.max_tokens", StopReason.PLAYER_TIMEOUT: "rollout.player_timeout_s"}
+    reached = ", ".join(f"{stops[stop]} reached {key}" for stop, key in keys.items() if stops[stop])
     if not lost.is_void:
-        return f"the first prompts of all {filtered} episodes exceed rollout.max_tokens; raise it"
-    others = f", or their first prompts exceed rollout.max_tokens ({filtered} episodes)" if filtered else ""
+        return f"all {len(trajectories)} episodes ended before their first answer ({reached}); raise the limit"
+    others = f", or ended before their first answer ({reached})" if reached else ""
     reason = f"the first ended as {lost.stop}{f': {lost.error}' if lost.error else ''}"
     return f"all {len(trajectories)} episodes are void{others}; {reason}"
 

@@ -27,7 +27,14 @@ from envkit.config.parts import (
 )
 from envkit.config.training import EnvSection, EvaluationSection, RolloutSection
 from envkit.errors import ConfigError, UsageError, did_you_mean
-from envkit.shorthands import SHORTHANDS
+from envkit.shorthands import RENAMED, SHORTHANDS
+
+TRAINING_KEYS: Mapping[str, str] = {
+    **dict.fromkeys(("env.weight", "env.outage_timeout_s", "evaluation.every"), "leave it out"),
+    **dict.fromkeys(("sandbox.count", "sandbox.health", "sandbox.restarts"), "leave it out"),
+    "rollout.group_size": "use evaluation.attempts",
+}
+"""Keys of the sections below that only training uses, with what to do instead. An evaluation refuses them."""
 
 
 class EvalRolloutSection(RolloutSection):
@@ -66,12 +73,11 @@ class EvalConfig(Section):
 _IN_PYTHON = {
     "options": "env.options",
     "ca": "env.ca",
-    "max_tokens": "rollout.max_tokens",
-    "history": "renderer.history",
-    "thinking": "renderer.thinking",
-    "device": "engine.device",
+    **{name: RENAMED[name] for name in ("max_tokens", "history", "thinking", "device")},
 }
 """Further short names that only `envkit.evaluate` has."""
+_OLD = {**RENAMED, "token": "env.token_file"}
+"""Names of earlier versions, with the keys that have replaced them."""
 _SECTIONS: Mapping[str, type[Section]] = {
     "env": EnvSection,
     "evaluation": EvaluationSection,
@@ -95,13 +101,12 @@ def parse(content: Mapping[str, Any], overrides: Sequence[str] = (), **settings:
         raise ConfigError(["env: is a list, but an evaluation plays one environment; write one file for each"])
     changed = copy.deepcopy(dict(content))
     known = {**{name: one.key for name, one in SHORTHANDS.items()}, **_IN_PYTHON}
-    if settings.pop("greedy", False):
-        if settings.get("temperature"):
-            raise UsageError("greedy play does not sample; leave out greedy or temperature")
+    if (is_greedy := settings.pop("greedy", False)) and settings.get("temperature") is None:
         settings["temperature"] = 0.0
     for name, value in settings.items():
         if name not in known:
-            key = next((f"{part}.{name}" for part, one in _SECTIONS.items() if name in one.model_fields), None)
+            found = (f"{part}.{name}" for part, one in _SECTIONS.items() if name in one.model_fields)
+            key = _OLD.get(name) or next(found, None)
             hint = f"; the key is {key}, in overrides or in the file" if key else did_you_mean(name, known)
             raise UsageError(f"there is no setting {name!r}{hint}")
         if value is not None:
@@ -111,7 +116,10 @@ def parse(content: Mapping[str, Any], overrides: Sequence[str] = (), **settings:
             else:
                 grammar.put(changed, known[name], value)
     grammar.override(changed, overrides)
-    return grammar.check(changed, EvalConfig)
+    checked = grammar.check(changed, EvalConfig)
+    if is_greedy and checked.rollout.temperature > 0:
+        raise UsageError("greedy play does not sample; leave out greedy or temperature")
+    return checked
 
 
 def read(

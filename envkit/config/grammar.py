@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Protocol, TypeVar, Union, get_args, get_origin, runtime_checkable
+from typing import Annotated, Any, ClassVar, Protocol, TypeVar, Union, get_args, get_origin, runtime_checkable
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -39,6 +39,9 @@ class Section(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False
     )
+
+    removed: ClassVar[Mapping[str, str]] = {}
+    """Keys of earlier versions, with what to do instead."""
 
     @model_validator(mode="before")
     @classmethod
@@ -182,6 +185,8 @@ def _line(problem: Any, root: type[BaseModel], content: Mapping[str, Any]) -> st
     location: tuple[str | int, ...] = problem["loc"]
     key = ".".join(str(part) for part in location)
     if problem["type"] == "extra_forbidden":
+        if issubclass(root, Section) and key in root.removed:
+            return f"{key}: no longer exists; {root.removed[key]}"
         return f"{key}: no such key{did_you_mean(str(location[-1]), _keys(location[:-1], root, content))}"
     return f"{key}: {wording.value_problem(problem)}"
 

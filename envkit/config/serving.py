@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
@@ -223,6 +223,10 @@ def _is_address(text: str) -> bool:
 
 class ServeConfig(Section):
     """Configuration of envkit serve."""
+
+    removed: ClassVar[Mapping[str, str]] = {
+        "autoscale": "leave it out, and let the cluster's own autoscaler follow the metric envkit_sandboxes_wanted"
+    }
 
     backend: BackendKind = "auto"
     """local: bubblewrap. docker: Docker containers. process: child processes without isolation. ray: sandboxes on

@@ -139,7 +139,8 @@ class EvaluationSection(Section):
     attempts: Count = 1
     """Episodes per task with sampling."""
     split: str = "eval"
-    """Split of the tasks, if the environment has splits; any: all splits."""
+    """Split of the tasks, if the environment has splits; any: all splits, including train. A training run cannot be
+    evaluated on train."""
     every: Count = 10
     """Train steps between two evaluations of a training run. There is always an evaluation before the first and after
     the last train step."""

@@ -77,6 +77,11 @@ class Completion:
         object.__setattr__(self, "token_ids", ints(self.token_ids))
         object.__setattr__(self, "logprobs", floats(self.logprobs))
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether it was cut at the token limit. A single token may be the complete move of a tiny policy."""
+        return self.finish is FinishReason.LENGTH and len(self.token_ids) != 1
+
 
 NO_TOKENS = Completion((), (), FinishReason.STOP, ())  # type: ignore[arg-type]
 """The completion of a player that samples no tokens."""
@@ -106,6 +111,16 @@ class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True):
     versions: tuple[tuple[int, int], ...] = ()
     seconds: float
     usage: tuple[int, int] | None = None
+
+    @property
+    def num_tokens(self) -> tuple[int, int]:
+        """Numbers of prompt and completion tokens."""
+        return self.usage or (len(self.prompt_ids), len(self.completion_ids))
+
+    @property
+    def is_cut(self) -> bool:
+        """The same as `Completion.is_cut`."""
+        return self.finish is FinishReason.LENGTH and self.num_tokens[1] != 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,6 +13,9 @@ from envkit.protocols import NamedTaskSet, TaskSet
 from envkit.registry import EnvSpec
 from envkit.types import Options, Task, stable_hash
 
+ANY_SPLIT = "any"
+"""Selects the levels of all splits of an environment without a task set."""
+
 _OPEN: dict[str, tuple[tuple[int, int], TaskSet]] = {}
 """Open task sets by environment and options, with the version of their file. A task set may have read a large file."""
 
@@ -53,10 +56,11 @@ def count(spec: EnvSpec, options: Options, split: str, wanted: int) -> int:
     """Return how many of `wanted` different tasks the split has.
 
     Raises:
-        UsageError: The task set has no such split, or the split is empty.
+        UsageError: There is no such split, or it is empty.
     """
     found = task_set(spec, options)
     if found is None:
+        with_split(spec, options, split)
         return wanted
     limit = found.count(_split_of(spec, found, split))
     if limit == 0:
@@ -70,12 +74,11 @@ def task(spec: EnvSpec, options: Options, split: str, seed: int, number: int) ->
     The order of a task set depends on `seed`. After its last task, it begins again in another order.
 
     Raises:
-        UsageError: The task set has no such split.
+        UsageError: There is no such split.
     """
     found = task_set(spec, options)
     if found is None:
-        chosen = {**options, "split": split} if split in spec.splits else options
-        return Task(spec.id, stable_hash(seed, split, number) >> 33, chosen)
+        return Task(spec.id, stable_hash(seed, split, number) >> 33, with_split(spec, options, split))
     split = _split_of(spec, found, split)
     limit = found.count(split)
     if limit is None:
@@ -123,8 +126,8 @@ def select(spec: EnvSpec, options: Options, split: str, wanted: int | Sequence[i
         elif size is not None and index >= size:
             raise UsageError(f"{spec.id} has {size} tasks in the split {split}, so there is no task {index}")
         name = str(one) if place != split or index >= len(listed) else listed[index]
-        with_split = {**options, "split": split} if known else options
-        chosen[name] = Task(spec.id, index, with_split) if found is None else found.task(place, index)
+        own = {**options, "split": split} if known else options
+        chosen[name] = Task(spec.id, index, own) if found is None else found.task(place, index)
     if not chosen:
         raise UsageError(f"{spec.id}: its split {split!r} has no tasks; use another split or another file of tasks")
     return chosen
@@ -145,7 +148,17 @@ def _find_name(spec: EnvSpec, options: Options, places: Sequence[str], name: str
 def require_split(spec: EnvSpec, known: Sequence[str], split: str) -> None:
     """Raise `UsageError` if an environment that has splits has no such split."""
     if known and split not in known:
-        raise UsageError(f"--split: {spec.id} has no split {split!r}; it has {', '.join(known)}")
+        raise UsageError(f"{spec.id} has no split {split!r}{did_you_mean(split, known)}")
+
+
+def with_split(spec: EnvSpec, options: Options, split: str) -> Options:
+    """Return `options` plus the option ``split``, unless `split` is ``"any"`` or the environment has no splits.
+
+    Raises:
+        UsageError: The environment has no such split.
+    """
+    require_split(spec, (*spec.splits, ANY_SPLIT) if spec.splits else (), split)
+    return {**options, "split": split} if split in spec.splits else options
 
 
 @lru_cache(maxsize=8)
@@ -162,4 +175,5 @@ def _split_of(spec: EnvSpec, tasks: TaskSet, split: str) -> str:
         return split
     if split == "validation" and "train" in tasks.splits:
         return "train"
-    raise UsageError(f"{spec.id}: its tasks have no split {split!r}{did_you_mean(split, tasks.splits)}")
+    require_split(spec, tasks.splits, split)
+    return split

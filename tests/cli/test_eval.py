@@ -150,6 +150,7 @@ def test_without_matplotlib_a_folder_is_refused_before_anything_is_played(tmp_pa
         (["--judge", "m@http://h"], "env.judge: FrozenLake-v0 needs no judge; leave it out"),
         (["--backend", "local"], "sandbox: FrozenLake-v0 does not use sandboxes as tools; leave it out"),
         (["--set", "env.weight=2"], "env.weight: is for training; leave it out"),
+        (["--set", "evaluation.every=2"], "evaluation.every: is for training; leave it out"),
         (["--concurrency", "4"], "--concurrency is now --set env.num_envs=4"),
         (["--temperature", "1"], "rollout.temperature: needs the policy model:... or checkpoint:... or "),
         (["--output", "new/er", "--policy", "exprt"], "policy: there is no 'exprt'; did you mean 'expert'?"),

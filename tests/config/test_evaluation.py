@@ -46,6 +46,13 @@ def test_later_settings_go_before_those_of_the_file() -> None:
     assert (found.evaluation.episodes, found.evaluation.attempts, found.evaluation.split) == (9, 4, "any")
 
 
+@pytest.mark.parametrize("sampling", [{"temperature": 0.5}, {"overrides": ["rollout.temperature=0.5"]}])
+def test_greedy_play_refuses_a_temperature(sampling: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="greedy play does not sample; leave out greedy or temperature"):
+        evaluation.read(CONTENT, greedy=True, **sampling)
+    assert evaluation.read(CONTENT, greedy=True).rollout.temperature == 0
+
+
 def test_what_is_unknown_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(UsageError, match="there is no setting 'episode'; did you mean 'episodes'"):
         evaluation.read(CONTENT, episode=3)
@@ -53,6 +60,9 @@ def test_what_is_unknown_is_refused_with_the_nearest_name() -> None:
         evaluation.read(CONTENT, ["rollout.max_turn=3"])
     with pytest.raises(UsageError, match=r"there is no setting 'num_envs'; the key is env.num_envs, in overrides or"):
         evaluation.read(CONTENT, num_envs=3)
+    for name, key in (("batch", "env.num_envs"), ("concurrency", "env.num_envs"), ("token", "env.token_file")):
+        with pytest.raises(UsageError, match=f"there is no setting '{name}'; the key is {key}, in overrides or"):
+            evaluation.read(CONTENT, (), **{name: 3})
     with pytest.raises(ConfigError, match="env: is a list, but an evaluation plays one environment; write one file"):
         evaluation.read({**CONTENT, "env": [CONTENT["env"]]})
     with pytest.raises(UsageError, match="policy: missing; name one"):

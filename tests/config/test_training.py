@@ -116,6 +116,11 @@ def test_a_fleets_file_has_its_repeated_keys_named_and_may_have_one_key_in_sever
     )
 
 
+def test_a_section_that_no_longer_exists_says_what_to_do_instead() -> None:
+    with pytest.raises(ConfigError, match="autoscale: no longer exists; leave it out, and let the cluster's own"):
+        serving.read(None, ["autoscale.max=3"], {})
+
+
 @pytest.mark.parametrize(
     "setting",
     [

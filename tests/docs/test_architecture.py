@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("envkit", "environments", "sandbox", "trainer_bridge")
+FOLDERS = ("envkit", "environments", "cheats/envkit_cheats", "sandbox", "trainer_bridge")
 TEXT = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
 PATHS = re.findall(rf"`((?:{'|'.join(FOLDERS)})/[^`]*)`", TEXT)
 

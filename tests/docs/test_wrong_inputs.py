@@ -80,7 +80,7 @@ WRONG = [
     ("eval FrozenLake-v0 --policy random --option slip=2", 2, "slip: must be a number from 0 to 1, got 2"),
     ("eval FrozenLake-v0 --policy random --option slip", 2, "--option slip: must have the form key=value"),
     ("eval FrozenLake-v0 --policy random --option slip=[1", 2, "--option slip=[1: '[1' is not YAML"),
-    ("eval FrozenLake-v0 --policy random --split test", 2, "--split: there is no 'test'; there are: "),
+    ("eval FrozenLake-v0 --policy random --split test", 2, "FrozenLake-v0 has no split 'test'; there are: "),
     ("eval FrozenLake-v0 --policy random --url nonsense", 2, "'nonsense' is not a server address, such as"),
     (f"eval FrozenLake-v0 --policy random --url {NO_SERVER}", 1, f"{NO_SERVER} does not answer"),
     ("eval FrozenLake-v0 --policy random --episodes 1 --output file", 2, "file: Not a directory; choose a folder"),

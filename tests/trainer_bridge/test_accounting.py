@@ -146,5 +146,5 @@ def test_a_train_step_whose_first_prompts_are_all_too_long_ends_the_run_with_the
         def script(self, task: Task, time: int) -> Sequence[Answer]:
             return [Answer("s" * 100)]
 
-    with pytest.raises(EnvkitError, match=r"^train step 1: the first prompts of all 4 episodes exceed rollout\.max"):
+    with pytest.raises(EnvkitError, match=r"^train step 1: all 4 episodes ended before .* reached rollout\.max_tokens"):
         TooLong(tmp_path, replace(SETTINGS, steps=1), eval_tasks=0).run()

@@ -13,7 +13,7 @@ import pytest
 from envkit import clock
 from envkit.errors import EnvkitError, SandboxLostError
 from envkit.runs.display import SilentDisplay
-from envkit.trainer_bridge.loop import step_metrics
+from envkit.trainer_bridge.loop import step_metrics, why_no_samples
 from envkit.trainer_bridge.rollout import RolloutResult
 from envkit.trainer_bridge.run_folder import checkpoint
 from envkit.types import Group, Outcome, Sample, StopReason, Task, Trajectory
@@ -251,6 +251,15 @@ def test_a_step_whose_episodes_were_all_lost_ends_the_run_with_the_cause(tmp_pat
     assert part.trainer.taught == []
     assert part.notes.steps == {}
     assert checkpoints(tmp_path) == ["step-0"]
+
+
+def test_a_step_without_a_first_answer_names_the_limits_that_ended_its_episodes() -> None:
+    stops = [StopReason.CONTEXT_OVERFLOW, StopReason.PLAYER_TIMEOUT, StopReason.PLAYER_TIMEOUT]
+    ended = [Trajectory(Task("A-v0", 0), 0, (), Outcome.score(stop, 0.0, {})) for stop in stops]
+    assert why_no_samples(ended) == (
+        "all 3 episodes ended before their first answer (1 reached rollout.max_tokens, 2 reached "
+        "rollout.player_timeout_s); raise the limit"
+    )
 
 
 # --- Interruptions ---------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections import Counter
 from collections.abc import Sequence
 
 from envkit.types import StopReason
@@ -28,15 +29,19 @@ def advice(tasks: Sequence[Sequence[EvaluatedEpisode]], limits: RolloutLimits) -
         else "the end of the model's context",
         StopReason.PLAYER_TIMEOUT: f"rollout.player_timeout_s ({limits.player_timeout_s})",
     }
-    counts = {name: sum(one.outcome.stop is stop for one in valid) for stop, name in stops.items()}
-    parts = [f"{count} of {len(valid)} episodes reached {name}" for name, count in counts.items() if count]
+    counts = Counter(one.outcome.stop for one in valid)
+    parts = [f"{counts[stop]} of {len(valid)} episodes reached {name}" for stop, name in stops.items() if counts[stop]]
     if usage.cut:
         share_cut = usage.cut / usage.completions
         parts.append(f"{share_cut:.1%} of the answers reached rollout.turn_tokens ({limits.turn_tokens})")
     lines = [f"cut off: {', '.join(parts)}"] if parts else []
     if not usage.completions:
-        remedy = "raise rollout.max_tokens, or shorten the prompt" if has_limit else "shorten the prompt"
-        return [*lines, f"no prompt left room for an answer: {remedy}"] if lines else []
+        if counts[StopReason.CONTEXT_OVERFLOW]:
+            remedy = "raise rollout.max_tokens, or shorten the prompt" if has_limit else "shorten the prompt"
+            lines.append(f"no prompt left room for an answer: {remedy}")
+        if counts[StopReason.PLAYER_TIMEOUT]:
+            lines.append("the model's time ended before its first answer: raise rollout.player_timeout_s")
+        return lines
     if usage.cut and usage.cut >= usage.completions * _MANY_CUT:
         lines.append("most answers were cut off: raise --turn-tokens, or ask for shorter answers with --system")
     forms = [one.outcome.metrics[VALID] for one in valid if VALID in one.outcome.metrics]

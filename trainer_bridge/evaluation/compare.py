@@ -21,25 +21,26 @@ EVALUATION = "evaluation.json"
 _MAX_FLIPS = 20
 
 
-def compare(one: Path, other: Path) -> list[str]:
-    """Return the lines of a comparison of two folders of ``envkit eval --output``.
+def compare(one: Path, other: Path) -> Iterator[str]:
+    """Yield the lines of a comparison of two folders of ``envkit eval --output``.
 
     The differences are paired: each is the mean over the tasks that both have finished, of the difference between the
     means over the attempts at the task.
 
     Raises:
-        UsageError: A folder has no finished evaluation of this format, or the two have no task in common.
+        UsageError: A folder has no finished evaluation of this format; or, after the lines with the settings, the two
+            have no task in common.
     """
     (a, before), (b, after) = (_read(path.parent if path.name == EVALUATION else path) for path in (one, other))
     common = sorted(before.keys() & after.keys())
+    yield f"A: {one} ({a['policy']} on {a['env_id']}), B: {other} ({b['policy']} on {b['env_id']})"
+    changed = [f"  {key}: {old} -> {new}" for key, old, new in differences(_settings(a), _settings(b))]
+    yield from ["settings that differ (A -> B):", *changed] if changed else ["the settings are equal"]
     if not common:
         raise UsageError(f"{one} and {other} have no task in common; evaluate with the same seed, split and options")
-    lines = [f"A: {one} ({a['policy']} on {a['env_id']}), B: {other} ({b['policy']} on {b['env_id']})"]
-    changed = [f"  {key}: {old} -> {new}" for key, old, new in differences(_settings(a), _settings(b))]
-    lines += ["settings that differ (A -> B):", *changed] if changed else ["the settings are equal"]
     if a["task_set"] != b["task_set"]:
         left = len(before.keys() ^ after.keys())
-        lines.append(f"the task sets differ: {len(common)} tasks are in both, {left} in only one, which do not count")
+        yield f"the task sets differ: {len(common)} tasks are in both, {left} in only one, which do not count"
     rows, flips = [], []
     for name in ("success", "return"):
         pairs = [(key, _mean(before[key], name), _mean(after[key], name)) for key in common]
@@ -47,18 +48,21 @@ def compare(one: Path, other: Path) -> list[str]:
         if known:
             rows.append(row(f"{name} of A", estimate([[x] for _, x, _ in known], is_share=name == "success")))
             rows.append(row(f"{name} of B", estimate([[y] for _, _, y in known], is_share=name == "success")))
-            rows.append(row(f"{name}: B - A", estimate([[y - x] for _, x, y in known], is_share=False)))
+            label, mean, interval = row(f"{name}: B - A", estimate([[y - x] for _, x, y in known], is_share=False))
+            rows.append((label, mean, "equal in each task" if len({y - x for _, x, y in known}) == 1 else interval))
         if name == "success":
             flipped = [(before[key][0], x, y) for key, x, y in known if x != y]
             flips = sorted(flipped, key=lambda one: one[0].index)
-    lines += [f"{len(common)} tasks, paired", *table([("", "mean", "95 % interval"), *rows])]
+    yield from [f"{len(common)} tasks, paired", *table([("", "mean", "95 % interval"), *rows])]
     if a["attempts"] != b["attempts"]:
-        return [*lines, "the numbers of attempts differ, so no flips are listed"]
-    if not flips:
-        return [*lines, "no task flipped"]
-    shown = [f"  task {episode.index} (seed {episode.seed}): {x:.0%} -> {y:.0%}" for episode, x, y in flips]
-    more = [f"  and {len(flips) - _MAX_FLIPS} more"] if len(flips) > _MAX_FLIPS else []
-    return [*lines, f"{len(flips)} tasks flipped (success of A -> B):", *shown[:_MAX_FLIPS], *more]
+        yield "the numbers of attempts differ, so no flips are listed"
+    elif not flips:
+        yield "no task flipped"
+    else:
+        yield f"{len(flips)} tasks flipped (success of A -> B):"
+        yield from (f"  task {one.index} (seed {one.seed}): {x:.0%} -> {y:.0%}" for one, x, y in flips[:_MAX_FLIPS])
+        if len(flips) > _MAX_FLIPS:
+            yield f"  and {len(flips) - _MAX_FLIPS} more"
 
 
 def _read(folder: Path) -> tuple[dict[str, JSON], dict[str, list[EpisodeRecord]]]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from envkit.errors import UsageError
 from envkit.metrics import pass_all, pass_at
 from envkit.runs.display import Display
-from envkit.types import JSON, EpisodeRecord, FinishReason, GenerationRecord, Info, Outcome, StopReason
+from envkit.types import JSON, EpisodeRecord, GenerationRecord, Info, Outcome, StopReason
 
 from .statistics import CUT, Estimate, estimate, summarise
 
@@ -30,7 +30,7 @@ class TokenUsage(NamedTuple):
 
     Attributes:
         completions: Number of completions.
-        cut: Number of completions that reached their token limit. A completion of one token never counts as cut.
+        cut: Number of completions that were cut off; see `envkit.types.Completion.is_cut`.
         prompt_tokens: Tokens of the prompts. For a model in this process, only those added since the last completion.
         completion_tokens: Tokens of the completions.
         seconds: Sum of the durations of the completions, with waits for the engine, even if they overlapped.
@@ -245,6 +245,4 @@ def _successes(task: Sequence[EvaluatedEpisode]) -> list[bool]:
 
 
 def _usage_of(generation: GenerationRecord) -> TokenUsage:
-    prompt, completion = generation.usage or (len(generation.prompt_ids), len(generation.completion_ids))
-    is_cut = generation.finish is FinishReason.LENGTH and completion != 1
-    return TokenUsage(1, int(is_cut), prompt, completion, generation.seconds)
+    return TokenUsage(1, int(generation.is_cut), *generation.num_tokens, generation.seconds)

@@ -23,7 +23,7 @@ from envkit.types import JSON, EpisodeRecord
 
 from .compare import EVALUATION, differences
 from .plot import draw
-from .result import Evaluation
+from .result import FORMAT, Evaluation
 
 ARGUMENTS = "arguments.json"
 PLOT = "success_by_difficulty.png"
@@ -68,15 +68,19 @@ class EvaluationFolder:
         """Return the episodes that an interrupted run of the same command saved, without an incomplete last line.
 
         Raises:
-            UsageError: The folder contains an evaluation with other arguments, or its episodes are damaged.
+            UsageError: The folder has an evaluation with other arguments or of another version, or damaged episodes.
         """
-        self._arguments = arguments
+        self._arguments = {"format": FORMAT, **arguments}
         if self._force or not (self.path / ARGUMENTS).exists():
             return []
-        before: JSON = _read(self.path / ARGUMENTS)
-        changes = [
-            f"{key} was {old}, now {new}" for key, old, new in differences(before, orjson.loads(encoded(arguments)))
-        ]
+        before = _read(self.path / ARGUMENTS)
+        if before.get("format") != FORMAT:
+            raise UsageError(
+                f"{self.path}: holds an unfinished evaluation of another version of envkit; finish it with that "
+                "version, replace it with --force or choose another folder"
+            )
+        now = orjson.loads(encoded(self._arguments))
+        changes = [f"{key} was {old}, now {new}" for key, old, new in differences(before, now)]
         if changes:
             raise UsageError(
                 f"{self.path}: holds an evaluation with other arguments: {'; '.join(changes)}; repeat its command to "

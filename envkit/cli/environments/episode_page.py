@@ -158,8 +158,8 @@ def _notes(turn: TurnRecord) -> Iterator[str]:
     elif turn.info.get("action_is_effective") is False:
         yield "no effect"
     generation = turn.generation
-    if generation is not None and generation.finish is FinishReason.LENGTH and len(generation.completion_ids) > 1:
-        yield "cut at the token limit"  # an answer of one token always ends at the limit
+    if generation is not None and generation.is_cut:
+        yield "cut at the token limit"
     elif generation is not None and generation.finish is FinishReason.ABORTED:
         yield "aborted"
 

@@ -19,7 +19,8 @@ from envkit.protocols import EpisodePlayer, Expert, Player, TaskExpert
 from envkit.trainer_bridge.evaluation.outcomes import shortest_of
 from envkit.types import Info, Observation, Options, Outcome, Reset, RolloutRequest, StopReason, Task, Trajectory
 from envkit.wiring.environments import attributed, make, make_here, open_expert
-from envkit.wiring.evaluation.policies import ANY_SPLIT, spec_of, with_split
+from envkit.wiring.evaluation.policies import spec_of
+from envkit.wiring.tasks import ANY_SPLIT, with_split
 
 SOLVED = "solved"
 LOST = "lost"
@@ -208,10 +209,9 @@ def open_game(
         EnvkitError: There is no such environment, split or option, or the environment or the server fails.
     """
     spec = spec_of(env_id, url)
-    splits = () if spec is None else spec.splits
-    if split != ANY_SPLIT and not splits:
+    if split != ANY_SPLIT and (spec is None or not spec.splits):
         raise UsageError(f"--split: {env_id} has no splits; leave it out")
-    chosen = with_split(options, split, splits)
+    chosen = options if spec is None else with_split(spec, options, split)
     expert = None if spec is None or spec.expert is None else open_expert(env_id, chosen)
     with (
         closing(_open_env(env_id, chosen, url, render_mode)) as env,

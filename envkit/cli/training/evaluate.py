@@ -14,25 +14,10 @@ import typer
 
 from envkit.cli.environments.options import EnvOptions, read_options
 from envkit.errors import OptionError, UsageError
-from envkit.shorthands import SHORTHANDS
+from envkit.shorthands import RENAMED, SHORTHANDS
 
 if TYPE_CHECKING:
     from envkit.trainer_bridge.evaluation.report import EvaluationFolder
-
-_WAS = {
-    "--max-tokens": "rollout.max_tokens",
-    "--history": "renderer.history",
-    "--thinking": "renderer.thinking",
-    "--device": "engine.device",
-    "--batch": "env.num_envs",
-    "--concurrency": "env.num_envs",
-}
-"""Options of earlier versions, with the keys that have replaced them."""
-
-
-def _name(option: str) -> str:
-    return option.strip("-").replace("-", "_")
-
 
 _TYPES = {"COUNT": int, "SEED": int, "X": float}
 
@@ -62,11 +47,11 @@ _PARAMETERS: dict[str, Any] = {
             help="Save episodes, results and a plot here; if interrupted, repeat the command to continue.",
         ),
     ],
-    **_short("url"),
     "overrides": Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Set a key of docs/eval-config.md; repeatable."),
     ],
+    **_short("url"),
     "as_json": Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")],
     "compare": Annotated[
         tuple[Path, Path] | None,
@@ -83,7 +68,7 @@ _PARAMETERS: dict[str, Any] = {
         Path | None,
         typer.Option(metavar="FILE", help="Write successful episodes here, for warmup.kind: dialogues."),
     ],
-    **{_name(option): Annotated[str | None, typer.Option(option, hidden=True)] for option in _WAS},
+    **{name: Annotated[str | None, typer.Option(hidden=True)] for name in RENAMED},
 }
 """The argument and the options, the most used ones first."""
 _SPELLED = {"target": "ENV|FILE", "overrides": "--set", "as_json": "--json"}
@@ -92,7 +77,10 @@ _DEFAULTS = {"greedy": False, "as_json": False, "force": False}
 
 
 def evaluate(**chosen: Any) -> None:
-    """Measure how well a policy plays. Prints the mean and the 95 % interval of each metric."""
+    """Measure how well a policy plays. Prints the mean and the 95 % interval of each metric.
+
+    Example: envkit eval FrozenLake-v0 --policy expert
+    """
     if compared := chosen["compare"]:
         from envkit.trainer_bridge.evaluation.compare import compare
 
@@ -102,13 +90,14 @@ def evaluate(**chosen: Any) -> None:
         others.remove("--compare")
         if others:
             raise UsageError(f"--compare takes two folders and nothing else; leave out {', '.join(others)}")
-        typer.echo("\n".join(compare(*compared)))
+        for line in compare(*compared):
+            typer.echo(line)
         return
     if chosen["target"] is None:
         raise UsageError("name an environment or an evaluation file")
-    for option, key in _WAS.items():
-        if (value := chosen[_name(option)]) is not None:
-            raise UsageError(f"{option} is now --set {key}={value}")
+    for name, key in RENAMED.items():
+        if (value := chosen[name]) is not None:
+            raise UsageError(f"--{name.replace('_', '-')} is now --set {key}={value}")
     if chosen["force"] and chosen["output"] is None:
         raise UsageError("--force replaces the evaluation in the folder --output; add --output, or leave out --force")
     settings = {name: chosen[name] for name in SHORTHANDS}

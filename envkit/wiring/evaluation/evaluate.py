@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, cast
 
 from envkit import __version__, clock
 from envkit.config import EvalConfig
+from envkit.config.evaluation import TRAINING_KEYS
+from envkit.config.grammar import Section
 from envkit.errors import ConfigError, EnvkitError
 from envkit.protocols import EnvHost
 from envkit.registry import EnvSpec
@@ -21,10 +23,10 @@ from envkit.trainer_bridge.evaluation.advice import advice
 from envkit.trainer_bridge.evaluation.outcomes import Tally
 from envkit.trainer_bridge.evaluation.result import Evaluation
 from envkit.trainer_bridge.rollout import Rollout
-from envkit.types import JSON, EpisodeRecord, Options, Task, Trajectory, stable_hash
+from envkit.types import JSON, EpisodeRecord, Options, Trajectory, stable_hash
 from envkit.wiring import tasks as task_sets
 from envkit.wiring.environments import open_resources, slots
-from envkit.wiring.evaluation.policies import FoundPolicy, find_policy, num_envs, spec_of, with_split
+from envkit.wiring.evaluation.policies import FoundPolicy, find_policy, num_envs, spec_of
 
 if TYPE_CHECKING:
     from envkit.wiring.sandboxes.backends import BackendKind
@@ -63,7 +65,8 @@ async def evaluate(
     _check(config, found, spec)
     options: Options = {**found.options, **env.options}
     wanted, attempts = section.episodes, section.attempts
-    tasks = evaluation_tasks(spec or EnvSpec(env.id, ""), options, section.split, section.seed, wanted)
+    played = spec or EnvSpec(env.id, "")
+    tasks = list(task_sets.all_tasks(played, options, section.split, section.seed, wanted))
     if spec is None or spec.task_set is None:
         options = tasks[0].options
     if "episodes" in section.model_fields_set and len(tasks) < wanted:
@@ -137,20 +140,11 @@ async def evaluate(
     )
 
 
-def evaluation_tasks(spec: EnvSpec, options: Options, split: str, seed: int, count: int) -> list[Task]:
-    """Return `count` different tasks of a split, or all if it has fewer; see `envkit.wiring.tasks.task`.
-
-    Raises:
-        UsageError: The environment has no such split.
-    """
-    if spec.task_set is None:
-        with_split(options, split, spec.splits)
-    return list(task_sets.all_tasks(spec, options, split, seed, count))
-
-
 def _check(config: EvalConfig, found: FoundPolicy, spec: EnvSpec | None) -> None:
     """Refuse keys that contradict each other or have no effect."""
-    problems, env_keys = [], config.env.model_fields_set
+    problems = [
+        f"{key}: is for training; {remedy}" for key, remedy in TRAINING_KEYS.items() if _is_set(config, *key.split("."))
+    ]
     if config.env.url is None and spec is not None:
         if "sandbox" in config.model_fields_set and "sandbox" not in spec.needs:
             problems.append(f"sandbox: {spec.id} does not use sandboxes as tools; leave it out (--backend)")
@@ -158,11 +152,6 @@ def _check(config: EvalConfig, found: FoundPolicy, spec: EnvSpec | None) -> None
             problems.append(f"env.judge: {spec.id} needs no judge; leave it out")
     if config.env.url is not None and ("sandbox" in config.model_fields_set or config.env.judge is not None):
         problems.append("sandbox and env.judge: the server at env.url has its own; leave them out")
-    if needless := sorted({*config.set_keys("sandbox")} - {"kind"}):
-        problems.append(f"sandbox.{needless[0]}: is for training; leave it out")
-    problems += [
-        f"env.{key}: is for training; leave it out" for key in ("outage_timeout_s", "weight") if key in env_keys
-    ]
     if config.evaluation.episodes == 0:
         problems.append("evaluation.episodes: must be at least 1")
     if found.temperature == 0 and config.evaluation.attempts > 1:
@@ -172,6 +161,11 @@ def _check(config: EvalConfig, found: FoundPolicy, spec: EnvSpec | None) -> None
         )
     if problems:
         raise ConfigError(problems)
+
+
+def _is_set(config: EvalConfig, section: str, key: str) -> bool:
+    found: Section = getattr(config, section)
+    return key in found.model_fields_set
 
 
 def _description(config: EvalConfig, found: FoundPolicy, options: Options, episodes: int) -> dict[str, JSON]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -31,9 +31,6 @@ SLOTS = 256
 """Maximum number of concurrent episodes of a player without a language model."""
 MAX_TURNS = 10_000
 """Default number of turns of a player without a language model, because an environment may set no limit itself."""
-
-ANY_SPLIT = "any"
-"""Selects the tasks of all splits."""
 
 NOP = "nop"
 """The player that plays an empty action in each turn, unless the environment has a player of this name."""
@@ -123,8 +120,6 @@ def _refuse_needless(config: EvalConfig, kind: str) -> None:
         if allowing is not None and kind not in allowing:
             allowed = " or ".join(f"{one}:..." for one in allowing)
             problems.append(f"{key}: needs the policy {allowed}; leave it out with {kind}")
-    if "group_size" in config.rollout.model_fields_set:
-        problems.append("rollout.group_size: is for training; use evaluation.attempts")
     if problems:
         raise ConfigError(problems)
 
@@ -179,17 +174,6 @@ def spec_of(env_id: str, url: str | None) -> EnvSpec | None:
         UnknownEnvError: There is no such environment, and `url` is None.
     """
     return None if url is not None and all(one.id != env_id for one in registered()) else find(env_id)
-
-
-def with_split(options: Options, split: str, splits: Sequence[str]) -> Options:
-    """Return `options` plus the option ``split``, unless `split` is ``"any"`` or the environment has no `splits`.
-
-    Raises:
-        UsageError: The environment has no such split.
-    """
-    if splits and split not in (*splits, ANY_SPLIT):
-        raise UsageError(f"--split: there is no {split!r}{did_you_mean(split, [*splits, ANY_SPLIT])}")
-    return {**options, "split": split} if split in splits else options
 
 
 def kind_of(policy: str, spec: EnvSpec | None = None) -> tuple[str, str]:

@@ -124,8 +124,9 @@ def _check_section(run: RunConfig, key: str, section: EnvSection) -> None:
         _check_needs(run, key, section, spec)
         made = environments.open_env(section.id, Resources.unused(), **section.options)
         found = tasks.splits(spec, section.options)
-        for split in ("train", *([run.evaluation.split] if run.evaluation.episodes else [])):
-            tasks.count(spec, section.options, split, 1)
+        tasks.count(spec, section.options, "train", 1)
+        if run.evaluation.episodes:
+            _check_split(run.evaluation.split, spec, section)
         if not isinstance(made, AsyncEnv):
             made.close()
             with environments.make(section.id) as env:
@@ -144,6 +145,17 @@ def _check_section(run: RunConfig, key: str, section: EnvSection) -> None:
         raise ConfigError([f"{key}.options: {section.id} rejects them: {error}"]) from None
     if "split" in section.options and found:
         raise ConfigError([f"{key}.options.split: training and evaluation set the split themselves; leave it out"])
+
+
+def _check_split(split: str, spec: EnvSpec, section: EnvSection) -> None:
+    """Check the split of the evaluation: it exists, and training does not play its tasks."""
+    try:
+        tasks.count(spec, section.options, split, 1)
+    except UsageError as error:
+        raise ConfigError([f"evaluation.split: {error.detail}"]) from None
+    is_missing = spec.task_set is not None and split not in tasks.splits(spec, section.options)
+    if split == "train" or is_missing:  # a missing validation split is the same as train
+        raise ConfigError([f"evaluation.split: training plays the tasks of {split}; use a split that it does not play"])
 
 
 def _check_needs(run: RunConfig, key: str, section: EnvSection, spec: EnvSpec) -> None:

@@ -15,3 +15,12 @@ def test_prompts_that_leave_no_room_for_an_answer_are_reported_as_cut_off() -> N
         "cut off: 2 of 2 episodes reached rollout.max_tokens (8)",
         "no prompt left room for an answer: raise rollout.max_tokens, or shorten the prompt",
     ]
+
+
+def test_a_time_that_ends_before_the_first_answer_is_named() -> None:
+    episode = EvaluatedEpisode(Outcome.score(StopReason.PLAYER_TIMEOUT, 0.0, {}))
+    lines = advice([[episode]], RolloutLimits(turn_tokens=8, max_turns=1, max_tokens=8, player_timeout_s=2.0))
+    assert lines == [
+        "cut off: 1 of 1 episodes reached rollout.player_timeout_s (2.0)",
+        "the model's time ended before its first answer: raise rollout.player_timeout_s",
+    ]

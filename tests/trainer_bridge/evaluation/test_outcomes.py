@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from envkit.errors import UsageError
 from envkit.trainer_bridge.evaluation.compare import compare
 from envkit.trainer_bridge.evaluation.outcomes import EvaluatedEpisode, TokenUsage, measure
-from envkit.types import Outcome, StopReason
+from envkit.types import FinishReason, GenerationRecord, Outcome, StopReason
 from envkit.wiring.api import evaluate
 
 NONE, CUT = TokenUsage(), TokenUsage(completions=2, cut=1)
@@ -35,6 +36,21 @@ def ended(stop: StopReason, success: float | None, usage: TokenUsage = NONE) -> 
 )
 def test_each_episode_has_one_ending(episode: EvaluatedEpisode, ending: str) -> None:
     assert episode.ending == ending
+
+
+@pytest.mark.parametrize(
+    ("tokens", "is_cut"),
+    [
+        ({"completion_ids": (5,)}, False),
+        ({"completion_ids": (5, 6)}, True),
+        ({"usage": (9, 1)}, False),
+        ({"usage": (9, 2)}, True),
+        ({"usage": (0, 0)}, True),
+    ],
+)
+def test_an_answer_at_the_token_limit_is_cut_unless_it_has_one_token(tokens: dict[str, Any], is_cut: bool) -> None:
+    record = GenerationRecord(prompt="", completion="", finish=FinishReason.LENGTH, seconds=0.0, **tokens)
+    assert record.is_cut is is_cut
 
 
 def test_means_leave_out_void_episodes_and_are_given_with_and_without_those_cut_off() -> None:
@@ -63,7 +79,7 @@ def test_attempts_give_the_share_of_tasks_that_one_or_all_attempts_solve_and_of_
 def test_a_comparison_names_settings_differences_and_flips(tmp_path: Path) -> None:
     for name, policy, turns in (("a", "random", 2), ("b", "expert", 8)):
         evaluate("FrozenLake-v0", policy, episodes=12, seed=3, max_turns=turns, output=tmp_path / name)
-    lines = compare(tmp_path / "a", tmp_path / "b" / "evaluation.json")
+    lines = list(compare(tmp_path / "a", tmp_path / "b" / "evaluation.json"))
     assert '  policy: "random" -> "expert"' in lines
     assert "  rollout.max_turns: 2 -> 8" in lines
     assert "12 tasks, paired" in lines
@@ -71,9 +87,19 @@ def test_a_comparison_names_settings_differences_and_flips(tmp_path: Path) -> No
     flips = [line for line in lines if line.endswith("0% -> 100%")]
     assert difference.split()[4] == f"{len(flips) / 12:.1%}"
     assert f"{len(flips)} tasks flipped (success of A -> B):" in lines
-    same = compare(tmp_path / "a", tmp_path / "a")
+    same = list(compare(tmp_path / "a", tmp_path / "a"))
     assert "the settings are equal" in same
     assert same[-1] == "no task flipped"
+    assert [line.endswith("equal in each task") for line in same if "B - A" in line] == [True, True]
+
+
+def test_evaluations_without_a_common_task_show_their_settings(tmp_path: Path) -> None:
+    for seed in (3, 4):
+        evaluate("FrozenLake-v0", "random", episodes=2, seed=seed, output=tmp_path / str(seed))
+    lines = compare(tmp_path / "3", tmp_path / "4")
+    assert [next(lines) for _ in range(3)][1:] == ["settings that differ (A -> B):", "  evaluation.seed: 3 -> 4"]
+    with pytest.raises(UsageError, match="have no task in common; evaluate with the same seed, split and options"):
+        list(lines)
 
 
 def test_only_finished_evaluations_of_this_version_are_compared(tmp_path: Path) -> None:
@@ -83,14 +109,14 @@ def test_only_finished_evaluations_of_this_version_are_compared(tmp_path: Path) 
     ):
         (tmp_path / "evaluation.json").write_text(content)
         with pytest.raises(UsageError, match=message):
-            compare(tmp_path, tmp_path)
+            next(compare(tmp_path, tmp_path))
     with pytest.raises(UsageError, match="No such file or directory; name folders of finished evaluations"):
-        compare(tmp_path / "none", tmp_path)
+        next(compare(tmp_path / "none", tmp_path))
 
 
 def test_another_number_of_attempts_is_a_setting_and_no_flip(tmp_path: Path) -> None:
     for attempts in (1, 2):
         evaluate("FrozenLake-v0", "random", episodes=12, attempts=attempts, output=tmp_path / str(attempts))
-    lines = compare(tmp_path / "1", tmp_path / "2")
+    lines = list(compare(tmp_path / "1", tmp_path / "2"))
     assert "  evaluation.attempts: 1 -> 2" in lines
     assert lines[-1] == "the numbers of attempts differ, so no flips are listed"

@@ -23,8 +23,8 @@ from envkit.trainer_bridge.evaluation.result import Evaluation, task_set_hash
 from envkit.trainer_bridge.evaluation.table import lines
 from envkit.trainer_bridge.rollout.players import RandomPlayer
 from envkit.types import EpisodeRecord, Info, Observation, Task
-from envkit.wiring import environments
-from envkit.wiring.evaluation.evaluate import evaluate, evaluation_tasks
+from envkit.wiring import environments, tasks
+from envkit.wiring.evaluation.evaluate import evaluate
 from envkit.wiring.evaluation.policies import find_policy
 from envkit.wiring.training import resolve
 
@@ -47,7 +47,7 @@ def test_the_tasks_are_those_that_a_training_run_is_evaluated_on() -> None:
     run = config.parse({"env": {"id": "Sokoban-v0", "options": {"size": 7}}})
     spec = environments.find("Sokoban-v0")
     expected = [resolve.task_of(run, [spec], "eval", run.evaluation.seed, number) for number in range(3)]
-    assert evaluation_tasks(spec, {"size": 7}, "eval", run.evaluation.seed, 3) == expected
+    assert list(tasks.all_tasks(spec, {"size": 7}, "eval", run.evaluation.seed, 3)) == expected
 
 
 def test_the_options_that_were_really_played_are_reported() -> None:
@@ -68,7 +68,7 @@ def test_unknown_names_are_rejected_with_the_nearest_one() -> None:
         evaluated("FrozenLak-v0", "random")
     with pytest.raises(UsageError, match="policy: there is no 'exprt'; did you mean 'expert'"):
         evaluated("FrozenLake-v0", "exprt")
-    with pytest.raises(UsageError, match="--split: there is no 'evil'; did you mean 'eval'"):
+    with pytest.raises(UsageError, match="FrozenLake-v0 has no split 'evil'; did you mean 'eval'"):
         evaluated("FrozenLake-v0", "random", split="evil")
     with pytest.raises(OptionError, match="slop: no such option; did you mean 'slip'"):
         evaluated("FrozenLake-v0", "random", options={"slop": 0.5})

@@ -145,6 +145,12 @@ def test_other_arguments_are_refused_with_the_difference_and_nothing_is_lost(tmp
     assert (tmp_path / "found/episodes.jsonl").read_bytes() == before
 
 
+def test_an_unfinished_evaluation_of_another_version_is_not_continued(tmp_path: Path) -> None:
+    (tmp_path / "arguments.json").write_text('{"env_id": "FrozenLake-v0", "policy": "random"}')
+    with pytest.raises(UsageError, match="an unfinished evaluation of another version of envkit; finish it with that"):
+        evaluated(tmp_path)
+
+
 def test_force_replaces_an_unfinished_evaluation(tmp_path: Path) -> None:
     stopped(tmp_path / "found", after=6)
     found, played = evaluated(tmp_path / "found", "expert", force=True)

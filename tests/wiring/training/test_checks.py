@@ -44,6 +44,11 @@ def run_of(**sections: Any) -> RunConfig:
             {"env": {"id": "FrozenLake-v0", "options": {"observation": "grid"}}},
             "env.options.observation: no such option; there are: ",
         ),
+        (
+            {"evaluation": {"split": "tset"}},
+            "evaluation.split: FrozenLake-v0 has no split 'tset'; there are: any, eval, ",
+        ),
+        ({"evaluation": {"split": "train"}}, "evaluation.split: training plays the tasks of train; use a split that "),
         ({"engine": {"model": "~/nowhere"}}, "engine.model: no model at ~/nowhere; name a folder"),
         ({"engine": {"model": "tests/qwen"}}, "engine.model: no model at tests/qwen; name a folder"),
         ({"engine": {"model": "tests"}}, "engine.model: no model at tests; name a folder"),
