@@ -26,7 +26,8 @@ from envkit.trainer_bridge.rollout import Rollout
 from envkit.types import JSON, EpisodeRecord, Options, Trajectory, stable_hash
 from envkit.wiring import tasks as task_sets
 from envkit.wiring.environments import open_resources, slots
-from envkit.wiring.evaluation.policies import FoundPolicy, find_policy, num_envs, spec_of
+from envkit.wiring.evaluation.contestant import FoundPolicy, num_envs
+from envkit.wiring.evaluation.policies import find_policy, spec_of
 
 if TYPE_CHECKING:
     from envkit.wiring.sandboxes.backends import BackendKind
