@@ -30,7 +30,7 @@ from envkit.wiring.evaluation.policies import NOP, player_of
 EXPECTED: Mapping[str, str] = {"nop": "must fail", "oracle": "must succeed", "cheat": "must earn 0"}
 """What each kind of player must do. The kind of ``cheat:NAME`` is ``cheat``."""
 
-_LIMITS = RolloutLimits(max_turns=1000, episode_timeout_s=900.0, grade_timeout_s=600.0)
+_LIMITS = RolloutLimits(max_turns=1000, player_timeout_s=300.0, episode_timeout_s=900.0, grade_timeout_s=600.0)
 _AT_ONCE = 4
 _LOG_LINES = 10
 

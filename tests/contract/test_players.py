@@ -162,7 +162,7 @@ class Fails(Player, EpisodePlayer):
 
 
 def limits_of_programs() -> dict[str, RolloutLimits]:
-    """Return the limits with which each program plays, with a limit of the player's time."""
+    """Return the limits with which each program plays. Training and evaluation have a limit of the time if it is set."""
     training = limits_of(resolve(config.parse({"env": {"id": "FrozenLake-v0"}})).rollout)
     limits = {
         "train": training,
@@ -171,7 +171,7 @@ def limits_of_programs() -> dict[str, RolloutLimits]:
         "check-task": check_task._LIMITS,
         "rescore": rescore._LIMITS,
     }
-    return {name: replace(one, player_timeout_s=5.0, retries=0) for name, one in limits.items()}
+    return {name: replace(one, player_timeout_s=one.player_timeout_s or 5.0, retries=0) for name, one in limits.items()}
 
 
 async def ending(limits: RolloutLimits, way: str) -> object:

@@ -18,7 +18,7 @@ from envkit.types import EpisodeRecord, Observation, Options, Task
 from ..rollout import Rollout, RolloutLimits
 from ..rollout.players import ScriptedPlayer
 
-_LIMITS = RolloutLimits(max_turns=sys.maxsize, grade_timeout_s=600.0)
+_LIMITS = RolloutLimits(max_turns=sys.maxsize, player_timeout_s=300.0, grade_timeout_s=600.0)
 
 
 @dataclass(frozen=True, slots=True)
