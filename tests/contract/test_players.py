@@ -162,7 +162,7 @@ class Fails(Player, EpisodePlayer):
 
 
 def limits_of_programs() -> dict[str, RolloutLimits]:
-    """Return the limits with which each program plays. Training and evaluation have a limit of the time if it is set."""
+    """Return the limits with which each program plays, in training and evaluation with a limit of the time."""
     training = limits_of(resolve(config.parse({"env": {"id": "FrozenLake-v0"}})).rollout)
     limits = {
         "train": training,
