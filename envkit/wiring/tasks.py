@@ -141,7 +141,8 @@ def _find_name(spec: EnvSpec, options: Options, places: Sequence[str], name: str
         if name in listed:
             return place, listed.index(name)
         every.update(dict.fromkeys(listed))
-    hint = did_you_mean(name, every, lists=False) if every else "; its tasks have no names, only indices"
+    no_names = "; its tasks have only indices with these options (for those of a folder: --option tasks=DIR)"
+    hint = did_you_mean(name, every, lists=False) if every else no_names
     raise UsageError(f"{spec.id} has no task {name!r}{hint}")
 
 
