@@ -10,6 +10,7 @@ import pytest
 import typer
 
 import envkit
+from envkit import registry
 from envkit.protocols import SandboxPool
 from envkit.types import CommandResult, SandboxSpec
 from tests.checks.guessing import Guess
@@ -35,9 +36,10 @@ async def measure(
 
 
 @pytest.fixture(autouse=True)
-def _registered() -> None:
+def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_SPECS", dict(registry._SPECS))
     commands = {"measure": f"{__name__}:measure"}
-    envkit.register("Words-v0", f"{Guess.__module__}:Guess", commands=commands, data={"words": "none:none"})
+    envkit.register("Words-v0", f"{Guess.__module__}:Guess", commands=commands, data={"guesses": "none:none"})
 
 
 @pytest.mark.bwrap
@@ -48,7 +50,7 @@ def test_a_command_has_the_signature_of_its_function_and_gets_the_rest_from_wiri
     found, output, errors = called("tasks", "Words-v0", "measure", *words, "--length", "2", "--backend", "local")
     assert found == code
     assert output.splitlines() == [" ".join(words), "WORD  LENGTH", *(f"{word}  2" for word in words)]
-    assert errors.splitlines()[1] == "in words"
+    assert errors.splitlines()[1] == "in guesses"
     assert f"measure {len(words)}/{len(words)}" in errors
 
 
