@@ -38,7 +38,7 @@ def killed() -> dict[str, Any]:
             with subprocess.Popen(_words(parts), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
                 while _lines(parts) == before and running.poll() is None:
                     Event().wait(0.01)
-                Event().wait(draw.uniform(0.0, whole_s / 4 / KILLS))
+                Event().wait(draw.uniform(0.0, whole_s / KILLS))
                 running.kill()
             kept.append(_lines(parts))
         found, _ = _finished(parts)
