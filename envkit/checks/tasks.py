@@ -91,7 +91,7 @@ class PlayerResult:
                 one = next((one for one in bad if one.outcome.is_void), bad[0])
                 must = "was not checked" if all(one.outcome.is_void for one in bad) else EXPECTED[kind]
                 lines = [f"{self.player} {must}: task {task}: {len(bad)} of {len(played)}: {_shown(one.outcome)}"]
-                printed = one.printed if kind == "oracle" else ""
+                printed = one.printed if kind == "oracle" and not one.outcome.is_void else ""
                 for title, end in (("the solution printed", printed), ("the grader printed", one.log)):
                     lines += [f"  {title}:", *(f"    {line}" for line in end.splitlines())] if end else []
                 texts.append("\n".join(lines))
@@ -175,7 +175,9 @@ def check(
         f"{spec.id} has no player {kind}, which {EXPECTED[kind]}" for kind in missing if has_cheats or kind != "cheat"
     ]
     if not has_cheats:
-        lines.append('the cheats of envkit were not played; to install them: pip install "envkit[cheats]"')
+        lines.append(
+            'the cheats of envkit were not played; to install them: pip install "envkit[cheats]" (in a clone: ./cheats)'
+        )
     problems = [*unplayable(results), *(line for one in results for line in one.problems())]
     table = [("PLAYER", "EPISODES", "SUCCESS", "VERDICT"), *rows]
     return CommandResult([table, *lines, *problems], is_ok=not problems)

@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _renamed(words: Sequence[str]) -> list[str] | None:
-    """Return the new spelling of a command that has an old one; None if it has none."""
+    """Return the new spelling of a command that was renamed; None for the other commands."""
     match words:
         case ["check-task", *rest]:
             env_id = next((word for word in rest if re.search(r"-v\d+$", word)), "")

@@ -68,7 +68,7 @@ def deadline_s(timeout_s: float, limit_s: float | None) -> float:
 
     Args:
         timeout_s: Seconds that the caller is configured with.
-        limit_s: The limit of the environment itself, such as `Reset.step_limit_s`; None if it has none.
+        limit_s: The limit of the environment itself, such as `Reset.step_limit_s`; None for no limit.
     """
     return timeout_s if limit_s is None else max(timeout_s, limit_s + DEADLINE_GRACE_S)
 

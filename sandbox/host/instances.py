@@ -157,7 +157,9 @@ def refuse(
         raise SandboxRefusedError(sandbox_id, f"views is refused: {fault}")
     if spec.untrusted and (missing := [name for name, holds in capabilities.items() if not holds]):
         raise SandboxRefusedError(
-            sandbox_id, f"untrusted programs are refused: this backend does not enforce {', '.join(missing)}"
+            sandbox_id,
+            f"untrusted programs are refused: this backend does not enforce {', '.join(missing)} (envkit doctor says what "
+            "to do)",
         )
     asked = {
         "memory": ("memory_mib", spec.memory_mib),

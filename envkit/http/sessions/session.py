@@ -181,7 +181,7 @@ class Session:
 
     @property
     def limit_s(self) -> float | None:
-        """The environment's own limit of what is in progress, in seconds; None if it has none."""
+        """The environment's own limit of what is in progress, in seconds; None for no limit."""
         if self.start is None:
             return None
         return self.start.grade_limit_s if self.state is SessionState.GRADING else self.start.step_limit_s
