@@ -175,9 +175,7 @@ def check(
         f"{spec.id} has no player {kind}, which {EXPECTED[kind]}" for kind in missing if has_cheats or kind != "cheat"
     ]
     if not has_cheats:
-        lines.append(
-            'the cheats of envkit were not played; to install them: pip install "envkit[cheats]" (in a clone: ./cheats)'
-        )
+        lines.append('the cheats of envkit were not played: pip install "envkit[cheats]", or in a clone ./cheats')
     problems = [*unplayable(results), *(line for one in results for line in one.problems())]
     table = [("PLAYER", "EPISODES", "SUCCESS", "VERDICT"), *rows]
     return CommandResult([table, *lines, *problems], is_ok=not problems)

@@ -158,8 +158,8 @@ def refuse(
     if spec.untrusted and (missing := [name for name, holds in capabilities.items() if not holds]):
         raise SandboxRefusedError(
             sandbox_id,
-            f"untrusted programs are refused: this backend does not enforce {', '.join(missing)} (envkit doctor says what "
-            "to do)",
+            f"untrusted programs are refused: this backend does not enforce {', '.join(missing)}; "
+            "envkit doctor says how it could",
         )
     asked = {
         "memory": ("memory_mib", spec.memory_mib),
