@@ -52,6 +52,7 @@ _PROBES: Mapping[str, list[str]] = {
         """,
     ],
     "nginx": ["nginx", "-v"],
+    "valgrind": ["sh", "-c", "gcc --version && make --version && valgrind --version"],
     "node": ["node", "-e", "if (!globalThis.fetch) throw Error('needs Node.js 18 or newer')"],
     "chromium": ["chromium", "--version"],
     "peers": [str(_PEERS), "-c", "import gym_sokoban.envs.sokoban_env"],

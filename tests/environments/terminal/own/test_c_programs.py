@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -16,11 +15,7 @@ SCRIPTS = [
     *sorted(Path(__file__).with_name("scripts").glob("*.sh")),
 ]
 
-pytestmark = [
-    pytest.mark.bwrap,
-    pytest.mark.slow,
-    pytest.mark.skipif(not all(map(shutil.which, ("gcc", "make", "valgrind"))), reason="needs gcc, make and valgrind"),
-]
+pytestmark = [pytest.mark.bwrap, pytest.mark.slow, pytest.mark.valgrind]
 
 
 def play(name: str, script: Path, logs: Path) -> tuple[float | None, str]:
