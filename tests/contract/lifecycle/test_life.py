@@ -42,6 +42,7 @@ async def sleeping(kind: Kind, marker: str) -> AsyncIterator[tuple[Sandbox, int]
         await until(lambda: len(sleepers(marker)) == 1)
         yield sandbox, agent_above(sleepers(marker)[0])
         tasks.cancel_scope.cancel()
+    await until(lambda: not sleepers(marker))  # so that the next sandbox's is not taken for this one's
 
 
 def test_a_sandboxs_command_runs_as_soon_as_it_has_started(kind: Kind, marker: str) -> None:

@@ -39,6 +39,11 @@ def tag() -> Iterator[str]:
         docker("rmi", TAG)
 
 
+def stages() -> set[str]:
+    """Ids of the images of build stages; a set, since Docker's order differs between calls."""
+    return set(docker("images", "--all", "--quiet", "--filter", "label=envkit.stage").split())
+
+
 async def build(name: str, base: str | None = None, packages: tuple[str, ...] = ()) -> list[str]:
     reported: list[str] = []
     assert (
@@ -78,10 +83,10 @@ def test_a_missing_base_is_refused_offline() -> None:
 @pytest.mark.docker
 def test_an_image_holds_the_packages_that_were_named_and_leaves_no_stage_behind(wheel: Path, tag: str) -> None:
     async def main() -> None:
-        before = docker("images", "--all", "--quiet", "--filter", "label=envkit.stage")
+        before = stages()
         reported = await build("python", base=image(), packages=(str(wheel),))
         assert any("FROM" in line for line in reported)
-        assert docker("images", "--all", "--quiet", "--filter", "label=envkit.stage") == before
+        assert stages() == before
         assert docker("image", "inspect", "--format", '{{index .Config.Labels "envkit.format"}}', tag) == "1"
         async with DockerBackend() as backend:
             sandbox = await backend.start(SandboxSpec(image=tag, untrusted=True))
