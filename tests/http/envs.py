@@ -73,14 +73,16 @@ TOOL: dict[str, Any] = {"type": "function", "function": {"name": "look", "descri
 class Graded(AsyncEnv):
     """Ends after one step; its grader sleeps for the option `grade_s`, and returns the option `grade` or raises it.
 
-    With the option `full`, it finds no room for its sandbox.
+    The option `limit_s` is its own limit of the grader. With the option `full`, it finds no room for its sandbox.
     """
 
     async def reset(self, *, seed: int, options: Options) -> Reset:
         self.options, self.grades = options, 0
         if options.get("full"):
             raise CapacityError("no room for its sandbox")
-        return Reset(Observation("start", role="tool"), {}, "Be brief.", (TOOL,), is_graded=True)
+        limit_s = cast("float | None", options.get("limit_s"))
+        start = Observation("start", role="tool")
+        return Reset(start, {}, "Be brief.", (TOOL,), is_graded=True, grade_limit_s=limit_s)
 
     async def step(self, action: str) -> Step:
         return Step(Observation(action, role="tool"), 0.25, action == "end", False, {})

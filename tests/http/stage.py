@@ -56,14 +56,16 @@ def over_http(main: OverHttp, *, capacity: int = 4, envs: Sequence[EnvSpec] = ()
 ByClient: TypeAlias = Callable[[EnvClient, Lender], Awaitable[None]]
 
 
-def by_client(main: ByClient, *, capacity: int = 4, timeout_s: float = 20, **settings: Any) -> None:
+def by_client(
+    main: ByClient, *, capacity: int = 4, timeout_s: float = 20, grade_timeout_s: float = 20, **settings: Any
+) -> None:
     """Run `main` with a client of a running server; all leases must be released at its end."""
 
     async def run() -> None:
         lender = Lender(slots(capacity))
         async with serving(lender, **settings) as address:
             with anyio.fail_after(30):
-                async with EnvClient(address, timeout_s=timeout_s) as client:
+                async with EnvClient(address, timeout_s=timeout_s, grade_timeout_s=grade_timeout_s) as client:
                     await main(client, lender)
         assert lender.open == 0
 

@@ -108,6 +108,7 @@ def test_an_answer_ends_the_episode_and_a_second_one_is_refused() -> None:
                 await env.step("")
             start = await env.reset(seed=0, options={"split": "eval"})
             assert (start.is_graded, start.tools, start.info) == (True, (), {"level": {"operations": 1}})
+            assert start.grade_limit_s == 10 + 60  # of the tests, and to write them
             assert (await env.step("x")).terminated
             with pytest.raises(StepOrderError):
                 await env.step("")

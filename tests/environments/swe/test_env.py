@@ -16,7 +16,7 @@ from envkit import clock
 from envkit.environments.split import SPLITS
 from envkit.environments.swe import Swe, SweTasks
 from envkit.environments.swe.checkout import diff_of
-from envkit.environments.swe.env import options_of
+from envkit.environments.swe.env import SweBug, options_of
 from envkit.environments.swe.patch_command import apply_command
 from envkit.environments.swe.runs import REPO, spec_of
 from envkit.environments.tools import write_call
@@ -151,6 +151,13 @@ def test_an_installed_original_is_an_error(changes: Mapping[str, str], tmp_path:
     task_folder(tmp_path, task(**changes))
     with pytest.raises(UsageError, match=r"(json|pip) is installed in the sandbox, at /usr/lib/python"):
         played(tmp_path)
+
+
+def test_callers_wait_as_long_as_all_runs_of_the_tests_may_take(tmp_path: Path) -> None:
+    options = options_of({"tasks": str(task_folder(tmp_path))})
+    run_s, repeat_s = 22, 3 * 22
+    runs_s = run_s + repeat_s + run_s + (3 + 3) * run_s  # one without the changes, and three bugs in two sources
+    assert SweBug(task(), options, tmp_path, None).judge_limit_s == runs_s + 60
 
 
 def test_each_task_is_in_one_split_and_a_function_is_not_in_two(tmp_path: Path) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 import textwrap
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import anyio
@@ -127,25 +129,9 @@ def test_what_forges_reports_has_a_flag_in_any_spelling(source: str, tree: Path)
     "line", ["type(" * 50_000, "[" * 100_000, "-" * 500_000 + "1"], ids=["calls", "brackets", "signs"]
 )
 def test_source_that_is_hard_to_read_has_a_flag_and_stops_nobody(line: str, tree: Path) -> None:
-    async def main() -> tuple[tuple[str, ...], float]:
-        longest_s = 0.0
-
-        async def beat() -> None:
-            nonlocal longest_s
-            while True:
-                began_s = clock.now()
-                await anyio.sleep(0.05)
-                longest_s = max(longest_s, clock.now() - began_s)
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(beat)
-            flags = await flags_of(tree, {CORE: FIXED + b"# " + line.encode() + b"\n" + line.encode()})
-            tasks.cancel_scope.cancel()
-        return flags, longest_s
-
-    flags, longest_s = clock.run(main)
-    assert flags
-    assert longest_s < 1
+    began_s = process_time()  # of this process only, so a busy machine does not matter
+    assert clock.run(partial(flags_of, tree, {CORE: FIXED + b"# " + line.encode() + b"\n" + line.encode()}))
+    assert process_time() - began_s < 1
 
 
 async def graded_in(pool: SandboxPool, task: SweTask, folder: Path, source: bytes, **options: Any) -> Verdict:
@@ -284,16 +270,25 @@ def test_rows_without_the_key_of_the_run_do_not_count() -> None:
     assert (found.outcomes, found.exit_code, len(found.tampering)) == ({"a": "failed"}, 1, 1)
 
 
-def test_numbers_that_python_cannot_convert_are_no_rows() -> None:
-    lines = b'{"key": "k", "exit": 1e999}\n{"key": "k", "test": "a", "outcome": "passed", "s": 1' + b"0" * 400 + b"}\n"
-    found = read_report(ExecResult(exit_code=1, stdout_bytes=lines), "k")
-    assert found.exit_code is None
+@pytest.mark.parametrize("row", [b'"exit": 1e999}', b'"test": "a", "outcome": "passed", "s": 1' + b"0" * 400 + b"}"])
+def test_numbers_that_python_cannot_convert_are_no_rows(row: bytes) -> None:
+    found = read_report(ExecResult(exit_code=1, stdout_bytes=b'{"key": "k", ' + row), "k")
+    assert (found.exit_code, found.outcomes) == (None, {})
 
 
-def test_a_report_of_line_ends_is_read_at_once() -> None:
-    began_s = clock.stopwatch()
-    assert read_report(ExecResult(exit_code=1, stdout_bytes=b"\n" * (16 << 20)), "k").outcomes == {}
-    assert clock.stopwatch() - began_s < 5
+def test_lines_that_do_not_begin_like_a_row_cost_nothing() -> None:
+    calls = 0
+
+    def count(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    sys.setprofile(count)
+    try:
+        read_report(ExecResult(exit_code=1, stdout_bytes=b"\n" * 100_000 + b"{}\n" * 100_000), "k")
+    finally:
+        sys.setprofile(None)
+    assert calls < 100
 
 
 @pytest.mark.bwrap

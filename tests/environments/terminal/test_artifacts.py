@@ -97,6 +97,14 @@ def test_what_python_and_tar_read_differently_does_not_reach_the_tests(trick: by
         rewritten(archive, "app")
 
 
+def test_the_tests_get_the_archive_that_was_written_anew() -> None:
+    theirs = _archive(_member("workspace/a")) + _archive(_member("usr/bin/cat"))  # after the end of the first one
+    task = read_tasks(OWN_TASKS)[0]
+    found = clock.run(lambda: pack(cast("Sandbox", _Replaced(theirs)), task, task.steps[0]))
+    assert not isinstance(found, str)
+    assert [archive for _, archive in found] == [rewritten(theirs, "workspace")] != [theirs]
+
+
 def test_accepted_members_are_written_anew() -> None:
     content, long = io.BytesIO(), "/".join(["app", "n" * 120, "m" * 120])
     with tarfile.open(fileobj=content, mode="w", format=tarfile.PAX_FORMAT) as tar:

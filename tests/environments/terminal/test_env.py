@@ -15,8 +15,11 @@ from envkit.environments.terminal.options import options_of
 from envkit.environments.terminal.verifier import VerifierError
 from envkit.environments.tools import write_call
 from envkit.errors import OptionError, SandboxError, SandboxRefusedError, UsageError
-from envkit.types import JSON
+from envkit.types import JSON, ExecResult
 from envkit.wiring.sandboxes.tool_pool import open_tool_pool
+from tests.environments.terminal.formats.folders import harbor
+from tests.environments.tools.pools import pool_of
+from tests.sandbox.fake.backend import Fate
 
 from .tiny import SOLUTION, write_steps, write_tiny
 
@@ -115,6 +118,18 @@ def test_a_failing_healthcheck_names_the_task(tmp_path: Path) -> None:
     path = write_tiny(tmp_path, services="echo no port >&2; exit 1")
     with pytest.raises(SandboxError, match="envkit/tiny: its healthcheck failed 1 times: no port"):
         played(path, SUBMIT)
+
+
+def test_a_healthcheck_with_endless_retries_fails_after_ten_minutes(tmp_path: Path) -> None:
+    healthcheck = '[environment.healthcheck]\ncommand = "false"\ninterval_sec = 5\nretries = 1000\n'
+    harbor(tmp_path, f'[environment]\ndocker_image = "x"\nworkdir = "/app"\n{healthcheck}')
+
+    async def main() -> None:
+        async with pool_of(Fate(answer=lambda command: ExecResult(1))) as (pool, _):
+            with pytest.raises(SandboxError, match=r"its healthcheck failed 12\d times"):
+                await Terminal(sandboxes=pool, tasks=str(tmp_path)).reset(seed=0, options={})
+
+    clock.run(main, virtual=True)
 
 
 @pytest.mark.bwrap
@@ -359,6 +374,6 @@ def test_callers_wait_as_long_as_the_tests_may_take(tmp_path: Path) -> None:
             return start.grade_limit_s, start.step_limit_s
 
     one, several = (clock.run(main, path) for path in (write_tiny(tmp_path / "a"), write_steps(tmp_path / "b")))
-    assert one[0] > 60
-    assert one[1] == 70
-    assert several[1] == 70 + several[0]
+    moves_s = 4 * 60  # of the artifacts and tests
+    assert one == (moves_s + 60, 70)
+    assert several == (moves_s + 600, 70 + moves_s + 600)  # a step of several contains a verification

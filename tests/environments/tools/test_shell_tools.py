@@ -10,9 +10,12 @@ import anyio
 import pytest
 
 from envkit.environments.tools import ToolEnv, cut_middle, format_result
+from envkit.http.client.sandbox_client import SandboxClient
 from envkit.sandbox import LocalBackend, Pool
 from envkit.sandbox.pool.node import Capacity, Node
+from envkit.sandbox.process.backend import ProcessBackend
 from envkit.types import ExecResult, Options, SandboxSpec
+from tests.http.remote_sandboxes import by_client
 
 Use = Callable[..., Awaitable[str]]
 
@@ -143,6 +146,25 @@ def test_shell_viewer_and_editor_agree_about_paths_and_follow_links() -> None:
             assert (await use("edit_file", path=path, old="", new="3")).startswith("Error: ")
 
     used(main)
+
+
+def test_what_the_client_of_a_server_refuses_is_a_result() -> None:
+    async def main(client: SandboxClient, _: Pool) -> None:
+        env = Work(sandboxes=client)
+        env.spec = SandboxSpec()  # of a backend without limits
+        await env.reset(seed=1, options={})
+
+        async def use(name: str, **arguments: object) -> str:
+            return (await env.step(json.dumps({"name": name, "arguments": arguments}))).observation.text
+
+        for path in ("a\0b", "/a\0b"):
+            assert (await use("view_file", path=path)).startswith("Error: ")
+            assert (await use("edit_file", path=path, old="", new="3")).startswith("Error: ")
+        assert await use("bash", command="chmod 4755 poem.txt") == "[exit code 0]"
+        assert (await use("edit_file", path="poem.txt", old="violets", new="tulips")).startswith("edited ")
+        await env.close()
+
+    by_client(main, ProcessBackend())
 
 
 async def home(use: Use) -> str:

@@ -72,14 +72,23 @@ def test_a_reset_and_a_grader_may_take_longer_than_other_calls() -> None:
             await episode.reset()
             with pytest.raises(DeadlineError):
                 await episode.step("sleep 5")
-        async with client.lease(Task("Sleeper-v0", 0, {"limit_s": 1.0})) as episode:
-            await episode.reset()
-            await episode.step("sleep 0.6")
         async with client.lease(Task("Graded-v0", 0, {"grade_s": 0.6})) as episode:
             await episode.reset()
             assert await episode.grade() == 1.0
 
     by_client(main, timeout_s=0.3)
+
+
+def test_the_limits_of_the_environment_extend_the_deadlines_of_a_client() -> None:
+    async def main(client: EnvClient, lender: Lender) -> None:
+        async with client.lease(Task("Sleeper-v0", 0, {"limit_s": 1.0})) as episode:
+            await episode.reset()
+            await episode.step("sleep 0.6")
+        async with client.lease(Task("Graded-v0", 0, {"grade_s": 0.6, "limit_s": 1.0})) as episode:
+            await episode.reset()
+            assert await episode.grade() == 1.0
+
+    by_client(main, timeout_s=0.3, grade_timeout_s=0.3)
 
 
 def test_a_lease_waits_while_the_slots_for_its_environment_are_in_use_and_others_are_free() -> None:

@@ -73,6 +73,7 @@ def test_a_grader_that_cannot_run_has_no_grade() -> None:
     [
         ({"grade": "boom"}, EnvError, "ValueError in grade: boom"),
         ({"grade_s": 1000}, DeadlineError, "the grader exceeded its timeout of 30 s"),
+        ({"grade_s": 1000, "limit_s": 100.0}, DeadlineError, "the grader exceeded its timeout of 130 s"),
     ],
 )
 def test_repeats_raise_the_error_of_a_grader_that_failed(

@@ -107,6 +107,12 @@ def test_a_failed_grader_voids_the_episode(result: Any, after_s: float, stop: St
     assert trajectory.outcome.reward is None
 
 
+@pytest.mark.parametrize(("after_s", "stop"), [(125, StopReason.TERMINATED), (131, StopReason.NO_GRADE)])
+def test_a_grader_may_take_as_long_as_its_own_limit(after_s: float, stop: StopReason) -> None:
+    answers = [Answer(limits_s=(None, 100.0, None)), Answer(ends="terminated")]
+    assert graded(GradingHost(1.0, after_s=after_s, answers=answers)).outcome.stop is stop
+
+
 class SlowEngine(ScriptedEngine):
     """Takes a second for each completion, and counts the seconds in which it generates."""
 
