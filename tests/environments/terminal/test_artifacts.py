@@ -85,8 +85,7 @@ def _bad_size() -> bytes:
 def _sparse_name() -> bytes:
     """Return a member that Python's tarfile calls app/fine, and GNU tar usr/bin/cat."""
     member = _member("app/fine")
-    fields = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "usr/bin/cat", "path": "app/fine"}
-    member.pax_headers = fields
+    member.pax_headers = {"GNU.sparse.name": "usr/bin/cat", "path": "app/fine"}
     return member.tobuf(tarfile.PAX_FORMAT)
 
 
