@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import textwrap
 from collections.abc import Mapping
@@ -19,14 +20,16 @@ from envkit.environments.swe.checkout import source_of
 from envkit.environments.swe.formats.diffs import between
 from envkit.environments.swe.grading import MAX_CHANGES, Verdict, grade_changes, sort_out
 from envkit.environments.swe.patch_command import apply_command
-from envkit.environments.swe.runs import REPO, read_report, spec_of
+from envkit.environments.swe.runs import REPO, RunSettings, TestRun, read_report, run_tests, spec_of
 from envkit.environments.swe.suspicion.flags import flags_of
 from envkit.environments.swe.tasks import SweTask
 from envkit.errors import UsageError
 from envkit.protocols import SandboxPool
-from envkit.types import ExecResult
+from envkit.types import ExecResult, SandboxSpec
 from envkit.wiring.sandboxes.tool_pool import open_tool_pool
 from envkit_cheats.swe import CHEATS
+from tests.environments.tools.pools import pool_of
+from tests.sandbox.fake.backend import Command, Fate
 
 from .tiny import BUGGY, CORE, FILES, FIXED, TESTS, environment_folder, sdist, task, with_tests
 
@@ -285,14 +288,28 @@ def test_lines_that_do_not_begin_like_a_row_cost_nothing() -> None:
 
     sys.setprofile(count)
     try:
-        read_report(ExecResult(exit_code=1, stdout_bytes=b"\n" * 100_000 + b"{}\n" * 100_000), "k")
+        read_report(ExecResult(exit_code=1, stdout_bytes=b"\n" * 1000 + b"{}\n" * 1000), "k")
     finally:
         sys.setprofile(None)
     assert calls < 100
 
 
+@pytest.mark.parametrize(("max_report", "expected"), [(1 << 20, {"a": "passed"}), (1 << 10, {})])
+def test_a_report_that_may_have_lost_its_first_rows_has_no_results(max_report: int, expected: dict[str, str]) -> None:
+    def answer(command: Command) -> ExecResult:
+        (key,) = re.findall(r"ENVKIT_REPORT_KEY=(\w+)", " ".join(command.argv)) or ("",)
+        row = json.dumps({"key": key, "test": "a", "outcome": "passed", "s": 0})
+        return ExecResult(1, b"x" * (1 << 10) + f"\n{row}\n".encode())
+
+    async def main() -> TestRun:
+        async with pool_of(Fate(answer=answer)) as (pool, _), pool.lease(SandboxSpec()) as sandbox:
+            return await run_tests(sandbox, settings=RunSettings(max_report=max_report))
+
+    assert clock.run(main, virtual=True).outcomes == expected
+
+
 @pytest.mark.bwrap
-def test_a_report_that_loses_its_first_rows_has_no_results(tmp_path: Path) -> None:
+def test_a_flood_of_the_report_and_the_exit_code_of_a_missing_pytest_are_a_verdict(tmp_path: Path) -> None:
     flood = b"\nimport os\nfor _ in range(17): os.write(3, b'x' * (1 << 20))\nos._exit(120)\n"
     sdist(tmp_path)
     found = graded(task(), tmp_path, FIXED + flood)
