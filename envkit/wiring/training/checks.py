@@ -247,7 +247,7 @@ def _check_warmup(run: RunConfig) -> None:
     if section.kind == "dialogues":
         if is_tiny(run):
             raise ConfigError(["warmup.kind: dialogues need a model with a chat template; name one in engine.model"])
-        if section.file is None or not Path(section.file).expanduser().is_file():
+        if section.file is None or not Path(section.file).is_file():
             raise ConfigError([f"warmup.file: must name a file of dialogues as JSON lines, got {section.file}"])
         try:
             parse_dialogues(Path(section.file))

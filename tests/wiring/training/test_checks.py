@@ -49,7 +49,7 @@ def run_of(**sections: Any) -> RunConfig:
             "evaluation.split: FrozenLake-v0 has no split 'tset'; there are: any, eval, ",
         ),
         ({"evaluation": {"split": "train"}}, "evaluation.split: training plays the tasks of train; use a split that "),
-        ({"engine": {"model": "~/nowhere"}}, "engine.model: no model at ~/nowhere; name a folder"),
+        ({"engine": {"model": "~/nowhere"}}, f"engine.model: no model at {Path.home()}/nowhere; name a folder"),
         ({"engine": {"model": "tests/qwen"}}, "engine.model: no model at tests/qwen; name a folder"),
         ({"engine": {"model": "tests"}}, "engine.model: no model at tests; name a folder"),
         ({"engine": {"model": "pyproject.toml"}}, "engine.model: no model at pyproject.toml; name a folder"),
