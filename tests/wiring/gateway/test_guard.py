@@ -21,7 +21,7 @@ from envkit.wiring.gateway.guard import OperatorOptions
 def test_a_client_cannot_choose_files_of_the_server_nor_images() -> None:
     register("Guarded-v0", "nowhere:Env", options={"file": "rows.jsonl"}, operator_options=["scratch"])
     host = OperatorOptions(SlotHost(pytest.fail, 1))
-    for env_id, name, value in (
+    cases: list[tuple[str, str, JSON]] = [
         ("Questions-v0", "file", "/dev/zero"),
         ("Sokoban-v0", "level_file", "/etc/passwd"),
         ("Code-v0", "image", "any"),
@@ -29,7 +29,8 @@ def test_a_client_cannot_choose_files_of_the_server_nor_images() -> None:
         ("SWE-v0", "review", "/tmp"),
         ("Guarded-v0", "file", "other"),
         ("Guarded-v0", "scratch", "/"),
-    ):
+    ]
+    for env_id, name, value in cases:
         with pytest.raises(OptionError, match=rf"^{name}: only the operator of the server may set it"):
             host.lease(Task(env_id, 0, {name: value}))
     host.lease(Task("Guarded-v0", 0, {"file": "rows.jsonl", "level": 1}))

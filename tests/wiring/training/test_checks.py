@@ -179,6 +179,16 @@ def test_a_context_longer_than_the_models_is_named_before_the_start(
         assert output.startswith(line)
 
 
+@pytest.mark.parametrize(("turn_tokens", "fits"), [(128, False), (64, False), (63, False), (56, True)])
+def test_an_answer_that_leaves_no_room_for_a_prompt_is_named_before_the_start(
+    turn_tokens: int, fits: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    rollout = {"max_tokens": 64, "turn_tokens": turn_tokens}
+    problems = checks.check(run_of(engine={"model": str(tmp_path)}, rollout=rollout))
+    assert [line for line in problems if "no room for a prompt" in line] == ([] if fits else problems)
+
+
 def test_the_default_context_is_at_most_the_models(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"max_position_embeddings": 1024}')
     model = {"model": str(tmp_path)}
