@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 _BOARD: Mapping[str, object] = {"splits": ("train", "validation", "eval"), "compact_options": {"instructions": False}}
 _SOKOBAN: Mapping[str, object] = {
@@ -10,6 +10,7 @@ _SOKOBAN: Mapping[str, object] = {
     "entry_point": "envkit.environments.sokoban:Sokoban",
     "vector_entry_point": "envkit.environments.sokoban:SokobanVector",
     "expert": "envkit.environments.sokoban:SokobanExpert",
+    "operator_options": ("level_file",),
 }
 _LAKE: Mapping[str, object] = {
     **_BOARD,
@@ -21,13 +22,14 @@ _GYMNASIUM = {**_LAKE, "splits": ()}  # a single map has no splits
 _TEN_MOVES = {"max_moves": 10, "moves": [1, 10]}
 
 
-def _tool_env(name: str, *cheats: str) -> Mapping[str, object]:
+def _tool_env(name: str, *operator_options: str, cheats: Sequence[str] = ()) -> Mapping[str, object]:
     """Return the fields of an environment on `TaskEnv`; `cheats` are methods that play a task's own cheats."""
     package = f"envkit.environments.{name.lower()}"
     return {
         "entry_point": f"{package}:{name}",
         "splits": ("train", "validation", "eval"),
         "needs": ("sandbox",),
+        "operator_options": operator_options,
         "replayable": False,  # what commands print may differ
         "players": {
             "oracle": f"{package}:{name}.oracle",
@@ -149,7 +151,7 @@ CATALOG: tuple[Mapping[str, object], ...] = (
     },
     {
         "id": "SWE-v0",
-        **_tool_env("Swe"),
+        **_tool_env("Swe", "review"),
         "commands": {
             "packages": "envkit.environments.swe.commands:list_packages",
             "build": "envkit.environments.swe.commands:build",
@@ -161,7 +163,7 @@ CATALOG: tuple[Mapping[str, object], ...] = (
     },
     {
         "id": "Terminal-v0",
-        **_tool_env("Terminal", "own_first", "own_second"),
+        **_tool_env("Terminal", "keep_processes", "variables", cheats=("own_first", "own_second")),
         "commands": {one: f"envkit.environments.terminal.commands:{one}" for one in ("ls", "build", "export")},
         "summary": "Work on a task in a shell: generated tasks, fifteen of envkit, or folders of Harbor; tests decide.",
     },

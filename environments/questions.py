@@ -62,7 +62,7 @@ def read_questions(file: str) -> Sequence[Question]:
         ConfigError: Lines are invalid. The error has at most ten problems, each of which begins with ``FILE:LINE``.
     """
     try:
-        lines = Path(file).read_text(encoding="utf-8").split("\n")
+        lines = Path(file).expanduser().read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"file: cannot read {file}: {error}") from None
     questions: list[Question] = []

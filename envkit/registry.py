@@ -63,6 +63,9 @@ class EnvSpec:
             ``"module:function"`` or a callable that returns an `envkit.types.CommandResult`, and may be async. Its
             signature and docstring are its command line, with typer's ``Argument`` and ``Option`` in annotations. It
             gets the arguments of `envkit.wiring.commands.RESERVED` from envkit, not from the command line.
+        operator_options: Options that choose files, folders, images, networks or variables of a machine, in addition
+            to those of `OPERATOR_OPTIONS`, which count in every environment. Only the user who starts a program sets
+            them: clients of a server, recordings and policy folders cannot.
         task_set: ``"module:Class"`` or a callable, or None. Called with the options, it returns an
             `envkit.protocols.TaskSet`. None means that every seed is a task.
         data: Data of the environment by name, each with its builder as ``"module:function"`` or a callable. ``envkit
@@ -93,11 +96,15 @@ class EnvSpec:
     needs: frozenset[str] = frozenset()
     players: Mapping[str, str | Callable[..., Any]] = field(default_factory=dict)
     commands: Mapping[str, str | Callable[..., Any]] = field(default_factory=dict)
+    operator_options: frozenset[str] = frozenset()
     task_set: str | Callable[..., Any] | None = None
     data: Mapping[str, str | Callable[..., Any]] = field(default_factory=dict)
     vocabulary: str | Callable[..., Any] | None = None
     success_return: float | None = None
 
+
+OPERATOR_OPTIONS = frozenset({"file", "image", "logs", "network", "tasks"})
+"""Options that only the user sets, in every environment; see `EnvSpec.operator_options`."""
 
 _SPECS: dict[str, EnvSpec] = {}
 _WITH_PLAYERS: dict[str, EnvSpec] = {}
@@ -151,6 +158,7 @@ _FROZEN: Mapping[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("options", "compact_options", "players", "commands", "data"), _mapping),
     "splits": tuple,
     "needs": frozenset,
+    "operator_options": frozenset,
 }
 
 
@@ -232,6 +240,12 @@ def load(entry_point: str | Callable[..., Any]) -> Any:
         return entry_point
     module, _, name = entry_point.partition(":")
     return attrgetter(name)(importlib.import_module(module))
+
+
+def foreign_choices(spec: EnvSpec, options: Options) -> list[str]:
+    """Return the names of `options`, chosen by others than this user, that only the user may set."""
+    names = (spec.operator_options | OPERATOR_OPTIONS) & options.keys()
+    return sorted(name for name in names if options[name] != spec.options.get(name))
 
 
 def defaults(spec: EnvSpec, options: Options) -> Mapping[str, Any]:

@@ -93,10 +93,11 @@ def load_problems(path: str, format: str) -> LoadedFile:
 
 def _text(path: str) -> str:
     """Return the content of a regular file. Opening a device or named pipe could wait, or never end."""
-    found = Path(path).stat()
+    file = Path(path).expanduser()
+    found = file.stat()
     if not stat.S_ISREG(found.st_mode) or found.st_size > _MAX_FILE_BYTES:
         raise ValueError(f"it is not a regular file of at most {_MAX_FILE_BYTES >> 30} GiB")
-    return Path(path).read_text(encoding="utf-8")
+    return file.read_text(encoding="utf-8")
 
 
 def kodcode(row: Mapping[str, Any]) -> Problem:

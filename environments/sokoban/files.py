@@ -33,7 +33,7 @@ def read_levels(path: str) -> tuple[str, ...]:
     Raises:
         OptionError: `path` has no levels, is unreadable or too large, or has an invalid level, whose line is named.
     """
-    source = Path(path)
+    source = Path(path).expanduser()
     files = sorted(source.glob("*.txt")) if "\0" not in path and source.is_dir() else [source]
     levels: list[str] = []
     size = length = 0

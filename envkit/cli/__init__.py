@@ -7,6 +7,7 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -64,11 +65,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: The arguments of the command line; None uses `sys.argv`.
     """
     _fill_standard_files()
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    words = _at_home(sys.argv[1:] if arguments is None else arguments)
     if (new := _renamed(words)) is not None:
         typer.echo(f"`envkit {' '.join(words[:2])}` is now: envkit {shlex.join(new)}", err=True)
     with as_exit_code():
         typer.main.get_command(app).main(args=words if new is None else new, prog_name="envkit")
+
+
+def _at_home(words: Sequence[str]) -> list[str]:
+    """Return the words of a command with ``~`` as the home folder, which no shell replaces in ``--output=~/runs``.
+
+    Words that a sandbox gets are not changed, because its home folder is another.
+    """
+    own = words.index("--") if "--" in words else len(words)
+    optional = "" if words[:1] == ["sandbox"] else "?"
+    pattern = re.compile(rf"(--[\w-]+=){optional}(~(?:/.*)?)", re.DOTALL)
+
+    def at_home(word: str) -> str:
+        found = pattern.fullmatch(word)
+        return word if found is None else f"{found[1] or ''}{Path(found[2]).expanduser()}"
+
+    return [*map(at_home, words[:own]), *words[own:]]
 
 
 def _renamed(words: Sequence[str]) -> list[str] | None:

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from pydantic import Field, SerializeAsAny
 
 from envkit.config import grammar
-from envkit.config.grammar import Exponent, Seconds, Section
+from envkit.config.grammar import Seconds, Section
 from envkit.config.kinds import ByKind
 from envkit.config.parts import (
     AutoRendererSection,
@@ -40,7 +40,7 @@ TRAINING_KEYS: Mapping[str, str] = {
 class EvalRolloutSection(RolloutSection):
     """Limits and sampling of the episodes. For a checkpoint, keys that are not set have the values of its run."""
 
-    temperature: Annotated[float, Field(ge=0), Exponent] = 1.0
+    temperature: Annotated[float, Field(ge=0)] = 1.0
     """Sampling temperature of a language model; 0 always takes the most likely token."""
     timeout_s: Seconds = 600.0
     """Maximum seconds that a step may take. If one takes longer, the episode is void."""

@@ -6,6 +6,7 @@ problems of a file are reported together, one line for each problem, starting wi
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,24 +14,67 @@ from types import UnionType
 from typing import Annotated, Any, ClassVar, Protocol, TypeVar, Union, get_args, get_origin, runtime_checkable
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from envkit.config import wording
 from envkit.errors import ConfigError, did_you_mean
 
-_EXPONENT = re.compile(r"[-+]?\d+[eE][-+]?\d+")
-
-
-def _number(value: Any) -> Any:
-    """Convert ``1e-6`` to a number: YAML reads an exponent without a decimal point as a string."""
-    return float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
-
-
-Exponent = BeforeValidator(_number)
-Share = Annotated[float, Field(ge=0, le=1), Exponent]
+UserPath = Annotated[str, Field(min_length=1), AfterValidator(os.path.expanduser)]
+"""A path of the user; ``~`` at its start is the home folder."""
+Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
-Seconds = Annotated[float, Field(gt=0), Exponent]
-Rate = Annotated[float, Field(gt=0), Exponent]
+Seconds = Annotated[float, Field(gt=0)]
+Rate = Annotated[float, Field(gt=0)]
+
+
+_INTEGER = r"[-+]?[0-9]+(?:_[0-9]+)*|0x[0-9a-fA-F]+|0o[0-7]+"
+_FLOAT = (
+    r"[-+]?(?:\.[0-9]+|[0-9]+(?:_[0-9]+)*(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
+    r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
+)
+
+
+class _Numbers:
+    """Numbers as YAML 1.2 and people write them: ``1e-1`` is one, and ``12:30`` and ``010`` are not 750 and 8."""
+
+    yaml_implicit_resolvers: ClassVar[Any] = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag.rpartition(":")[2] not in ("int", "float")]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+class _Loader(_Numbers, yaml.SafeLoader):
+    def construct_number(self, node: yaml.ScalarNode) -> int | float:
+        text = node.value.replace("_", "").lower()
+        if re.fullmatch(_INTEGER, text):
+            return int(text, {"0x": 16, "0o": 8}.get(text[:2], 10))
+        value: float = self.construct_yaml_float(node)
+        return int(value) if "e" in text and value.is_integer() else value  # 2e3 is a number of tokens
+
+
+class _Dumper(_Numbers, yaml.SafeDumper):
+    pass
+
+
+for _kind, _pattern in (("int", _INTEGER), ("float", _FLOAT)):
+    _tag = f"tag:yaml.org,2002:{_kind}"
+    for _reader in (_Loader, _Dumper):
+        _reader.add_implicit_resolver(_tag, re.compile(f"(?:{_pattern})$"), list("-+.0123456789"))
+    _Loader.add_constructor(_tag, _Loader.construct_number)
+
+
+def read_yaml(text: str) -> Any:
+    """Return the content of a YAML text, in which `1e-1` is a number.
+
+    Raises:
+        yaml.YAMLError: The text is not YAML.
+    """
+    return yaml.load(text, _Loader)
+
+
+def write_yaml(content: Any) -> str:
+    """Return `content` as a YAML text that `read_yaml` reads."""
+    return yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 class Section(BaseModel):
@@ -124,7 +168,7 @@ def _loaded(text: str) -> tuple[Any, list[tuple[str, int, int]]]:
     Raises:
         yaml.YAMLError: The text is not YAML.
     """
-    loader = yaml.SafeLoader(text)
+    loader = _Loader(text)
     try:
         root = loader.get_single_node()
         if root is None:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from envkit.config.grammar import Count, Exponent, Rate, Section
+from envkit.config.grammar import Count, Rate, Section, UserPath
 from envkit.config.restarts import HealthSection, RestartSection
 
 
@@ -42,7 +42,7 @@ class EngineSection(Section):
 
     kind: str
     """Kind of engine."""
-    model: str | None = None
+    model: UserPath | None = None
     """Catalogue name (`envkit model list`), GGUF file, model folder or hub name. null: the run creates a tiny policy
     with a vocabulary of the environment's words. A policy folder saved by envkit records whether the policy is tiny."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -75,13 +75,13 @@ class VllmEngineSection(EngineSection):
     url: str | list[str] | None = None
     """URL of a server that `envkit vllm` started, or of each of several replicas. null: the run starts its servers, and
     ends them."""
-    weights_folder: str | None = None
+    weights_folder: UserPath | None = None
     """Existing folder for the weights on their way to the servers, which must see it at the same path. Required for
     servers on other machines: a folder of a shared file system. null: /dev/shm, or else the run's folder."""
     seeds: bool = False
     """Whether each request has a seed of its own. true: vLLM repeats a completion for the same seed, but samples row by
     row, which is slow on a GPU. Runs do not repeat to the last digit either way."""
-    python: str | None = None
+    python: UserPath | None = None
     """Python interpreter that has vllm. null: that of `make vllm`, or else the one that runs envkit."""
     replicas: Count = 1
     """Number of servers to start."""
@@ -194,7 +194,7 @@ class LoraSection(Section):
 
     rank: Count = 16
     """Rank of the adapter's matrices."""
-    alpha: Annotated[float, Field(gt=0), Exponent] = 32.0
+    alpha: Annotated[float, Field(gt=0)] = 32.0
     """The adapter's output is multiplied by alpha / rank."""
     targets: Literal["all-linear"] | Annotated[list[str], Field(min_length=1)] = "all-linear"
     """Names of the layers with an adapter, such as `[q_proj, v_proj]`. all-linear: all linear layers except the output
@@ -218,7 +218,7 @@ class TorchTrainerSection(TrainerSection):
     """Schedule of both learning rates; linear and cosine decrease to 0 over `steps`."""
     schedule_warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Train steps over which the learning rates rise linearly to their value."""
-    weight_decay: Annotated[float, Field(ge=0), Exponent] = 0.0
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """AdamW's weight decay; not applied to norms and biases."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Number format of matrix products while learning; the weights stay float32. auto: bfloat16 (autocast) for a
@@ -226,7 +226,7 @@ class TorchTrainerSection(TrainerSection):
     gradient_checkpointing: bool | None = None
     """Whether to recompute activations in the backward pass, which saves memory and takes more time. null: false for a
     tiny policy, true for a pretrained model."""
-    max_grad_norm: Annotated[float, Field(gt=0), Exponent] = 1.0
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """Maximum norm of the gradient; larger gradients are clipped."""
     micro_tokens: Count | None = None
     """Maximum number of tokens of one forward and backward pass, including padding. null: 16384 for a tiny policy, 4096

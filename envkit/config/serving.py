@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator, model_validator
 
 from envkit.config import grammar
-from envkit.config.grammar import Count, Exponent, Seconds, Section
+from envkit.config.grammar import Count, Seconds, Section, UserPath
 
 BackendKind = Literal["auto", "local", "docker", "process", "ray", "none"]
 """Kind of sandbox backend."""
@@ -29,11 +29,11 @@ class ListenSection(Section):
     """Host name or address to listen on. All addresses except loopback require tokens (envkit token create)."""
     port: Port = 8000
     """Port; 0 picks a free one."""
-    socket: Text | None = None
+    socket: UserPath | None = None
     """Path of a Unix socket to listen on, instead of host and port."""
-    certificate: Text | None = None
+    certificate: UserPath | None = None
     """File with the TLS certificate (PEM), for https."""
-    key: Text | None = None
+    key: UserPath | None = None
     """File with the private key of the certificate (PEM)."""
 
     @model_validator(mode="after")
@@ -163,7 +163,7 @@ class LimitsSection(Section):
     sandboxes_per_tenant: Count | None = None
     """Maximum number of concurrent sandboxes per tenant; without tokens all callers are one tenant. null: only
     tenant_share applies."""
-    tenant_share: Annotated[float, Field(gt=0, le=1), Exponent] = 0.5
+    tenant_share: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Maximum share of one tenant in each resource of all nodes, and in the concurrent episodes. The first sandbox or
     episode of a tenant is always allowed. Not applied without tokens."""
     snapshots_per_tenant: Count = 100
@@ -186,7 +186,7 @@ class LimitsSection(Section):
     """Maximum memory in MiB for large request and response bodies, such as files and program output. A body above 1 MiB
     counts with its size. A running program with an output limit above 2 MiB counts with twice that limit. Folders are
     buffered on disk and do not count. null for one sixteenth of the machine's memory, but from 64 to 256."""
-    calls_per_s: Annotated[float, Field(gt=0), Exponent] | None = None
+    calls_per_s: Annotated[float, Field(gt=0)] | None = None
     """Maximum calls per second of one tenant; each step of a batch counts. null for no limit."""
 
     @field_validator("networks")
@@ -242,9 +242,9 @@ class ServeConfig(Section):
     restarts: ReplacementSection = ReplacementSection()
     limits: LimitsSection = LimitsSection()
     alerts: AlertsSection = AlertsSection()
-    access_log: Text | None = "-"
+    access_log: UserPath | None = "-"
     """File of the access log, with one JSON line per request. "-" (quoted): stderr. null: no access log."""
-    state: Text | None = None
+    state: UserPath | None = None
     """Folder for leases and tokens, which survive a restart. Only one server can use it at a time. null:
     ~/.local/state/envkit, or envkit in $XDG_STATE_HOME."""
 

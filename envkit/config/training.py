@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-import yaml
 from pydantic import Field, SerializeAsAny, TypeAdapter, field_validator
 
 from envkit.config import grammar
-from envkit.config.grammar import Count, Exponent, Rate, Seconds, Section, Share
+from envkit.config.grammar import Count, Rate, Seconds, Section, Share, UserPath
 from envkit.config.kinds import ByKind
 from envkit.config.parts import (
     AutoRendererSection,
@@ -32,7 +31,7 @@ class EnvSection(Section):
 
     id: str
     """Id of a registered environment, such as Sokoban-v0."""
-    weight: Annotated[float, Field(gt=0), Exponent] = 1.0
+    weight: Annotated[float, Field(gt=0)] = 1.0
     """Weight in a list of environments. The share of an environment's tasks is its weight divided by the sum of all
     weights."""
     num_envs: Count = 256
@@ -43,9 +42,9 @@ class EnvSection(Section):
     """Address of an `envkit serve` that plays the episodes, such as https://fleet.example.org. null: they are played in
     the sandboxes of the section sandbox, which must be left out if there is a url. All sections in a list have the same
     url, token_file, ca and outage_timeout_s."""
-    token_file: Annotated[str, Field(min_length=1)] | None = None
+    token_file: UserPath | None = None
     """File with the token for that server. null: the variable ENVKIT_TOKEN."""
-    ca: Annotated[str, Field(min_length=1)] | None = None
+    ca: UserPath | None = None
     """PEM file with the certificates to trust for https, instead of the system's."""
     judge: Annotated[str, Field(min_length=1)] | None = None
     """Language model that grades answers, for an environment that needs a judge: MODEL@URL of an endpoint with OpenAI's
@@ -87,7 +86,7 @@ class RolloutSection(Section):
     limit."""
     num_graders: Count | None = None
     """Maximum number of episodes that are still being graded when the next ones begin. null: no limit."""
-    temperature: Annotated[float, Field(gt=0), Exponent] = 1.0
+    temperature: Annotated[float, Field(gt=0)] = 1.0
     """Sampling temperature, in training and in sampled evaluation."""
     retries: Annotated[int, Field(ge=0)] = 3
     """Maximum number of times that an episode is played again if a lost sandbox or a hung step has made it void."""
@@ -106,18 +105,18 @@ class AlgorithmSection(Section):
     """Discount factor per turn."""
     gae_lambda: Share | None = None
     """Lambda of the generalised advantage estimate (ppo)."""
-    clip: Annotated[float, Field(gt=0, lt=1), Exponent] | None = None
+    clip: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Half-width of the clipping range around ratio 1."""
-    dual_clip: Annotated[float, Field(gt=1), Exponent] | None = None
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
     """Maximum of the ratio in the clipped loss for negative advantages, so that a token which the sampler found
     unlikely cannot dominate an update. null: 3; 1e9 is no maximum, since log-ratios are at most 20 nats."""
-    entropy_coefficient: Annotated[float, Field(ge=0), Exponent] | None = None
+    entropy_coefficient: Annotated[float, Field(ge=0)] | None = None
     """Weight of the entropy bonus."""
-    kl_coefficient: Annotated[float, Field(ge=0), Exponent] | None = None
+    kl_coefficient: Annotated[float, Field(ge=0)] | None = None
     """Weight of the KL divergence from the policy before reinforcement learning. 0: no reference policy is loaded."""
-    value_coefficient: Annotated[float, Field(ge=0), Exponent] | None = None
+    value_coefficient: Annotated[float, Field(ge=0)] | None = None
     """Weight of the critic's loss (ppo)."""
-    advantage_clip: Annotated[float, Field(gt=0), Exponent] | None = None
+    advantage_clip: Annotated[float, Field(gt=0)] | None = None
     """Maximum absolute value of an advantage. null: no maximum."""
     epochs: Count | None = None
     """Passes over the samples of one train step."""
@@ -154,7 +153,7 @@ class WarmupSection(Section):
     kind: Literal["auto", "demonstrations", "dialogues", "none"] = "auto"
     """demonstrations: imitate the environment's expert. dialogues: supervised fine-tuning on `file`. none: no warm-up.
     auto: demonstrations for a tiny policy, none for a pretrained model."""
-    file: str | None = None
+    file: UserPath | None = None
     """JSON-lines file with one dialogue per line: {"messages": [{"role": "user", "content": "..."}, ...]}. The policy
     learns the assistant's answers."""
     dialogue_batch: Count = 16
@@ -309,7 +308,7 @@ def parse(content: Mapping[str, Any]) -> RunConfig:
 def complete(text: str) -> str:
     """Return a dumped configuration with the keys that its version did not have; unchanged if it is not valid now."""
     try:
-        return dump(parse(yaml.safe_load(text)))
+        return dump(parse(grammar.read_yaml(text)))
     except ConfigError:
         return text
 
@@ -318,4 +317,4 @@ def dump(config: RunConfig) -> str:
     """Return the whole configuration as YAML, including defaults, but without a section that does not apply."""
     is_served = any(section.url is not None for section in config.envs)
     content = config.model_dump(mode="json", exclude={"sandbox"} if is_served else None)
-    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    return grammar.write_yaml(content)

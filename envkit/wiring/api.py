@@ -214,11 +214,13 @@ def rescore(
     """
     from envkit.trainer_bridge.evaluation import rescore as rescoring
     from envkit.trainer_bridge.evaluation.recordings import open_recording
-    from envkit.wiring.environments import find, open_resources, slots
+    from envkit.wiring.environments import find, open_resources, refuse_foreign, slots
 
     display, chosen = display_on(sys.stderr), options or {}
     path, recorded = open_recording(run, display.announce, step=step)
     episodes = rescoring.repeatable(recorded)
+    for one in episodes:
+        refuse_foreign(one.env_id, one.options, chosen, "the recording")
 
     async def main() -> list[Rescored]:
         async with (

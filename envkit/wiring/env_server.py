@@ -1,11 +1,10 @@
 """The environment server: a program that runs in a sandbox and plays several episodes at once in its own process.
 
 It runs as ``python -m envkit.wiring.env_server --socket PATH [--capacity N]``, on a Unix socket. As the trusted worker
-of a gateway, which is not in a sandbox, it also has ``--sandboxes URL`` and ``--judge MODEL@URL``, and rejects the
-options ``file`` and ``image`` of tasks. It stops on SIGTERM, or when its parent closes the pipe or socket of its
-standard input. To show that the process is alive, a thread answers each connection to a second socket
-(``env.heartbeat`` beside ``env.sock``) with one byte, even while an environment blocks the event loop. The caller, not
-this server, enforces the timeouts of resets, steps and graders.
+of a gateway, which is not in a sandbox, it also has ``--sandboxes URL`` and ``--judge MODEL@URL``. It stops on SIGTERM,
+or when its parent closes the pipe or socket of its standard input. To show that the process is alive, a thread answers
+each connection to a second socket (``env.heartbeat`` beside ``env.sock``) with one byte, even while an environment
+blocks the event loop. The caller, not this server, enforces the timeouts of resets, steps and graders.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import stat
 import sys
 import threading
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -26,15 +25,12 @@ from typing import cast
 import anyio
 
 from envkit import clock
-from envkit.errors import OptionError, UsageError
+from envkit.errors import UsageError
 from envkit.http.api.app import create_app
 from envkit.http.server.server import serve
-from envkit.protocols import EnvHost, Episode, SandboxPool
-from envkit.types import Task
-from envkit.wiring.environments import Resources, find, registered, slots
+from envkit.protocols import SandboxPool
+from envkit.wiring.environments import Resources, registered, slots
 
-_OPERATOR_OPTIONS = frozenset({"file", "image", "keep_processes", "logs", "network", "review", "tasks", "variables"})
-"""Options of environments in trusted workers that clients may not choose."""
 _REMOVE_S = 5.0
 
 
@@ -62,7 +58,7 @@ async def serve_inside(path: str, capacity: int, sandboxes: str | None = None, j
         ):
             tasks.start_soon(_stop_without_parent, scope)
             app = create_app(
-                envs if sandboxes is None else GuardedOptions(envs),
+                envs,
                 envs=registered,
                 step_timeout_s=math.inf,
                 reset_timeout_s=math.inf,
@@ -71,34 +67,6 @@ async def serve_inside(path: str, capacity: int, sandboxes: str | None = None, j
                 sends_traces=True,  # send tracebacks to the parent process, which decides what to forward to callers
             )
             await serve(app, uds=path, on_ready=on_ready)
-
-
-class GuardedOptions(EnvHost):
-    """A host of environments of a trusted worker, whose tasks come from the clients of a server.
-
-    Clients do not choose files that the worker opens with the rights of the server, nor the images of the server's own
-    sandboxes, to which the policy for clients does not apply.
-    """
-
-    def __init__(self, host: EnvHost) -> None:
-        self._host = host
-
-    @property
-    def capacity(self) -> int:
-        return self._host.capacity
-
-    def lease(self, task: Task) -> AbstractAsyncContextManager[Episode]:
-        """Lease an episode; see `envkit.protocols.EnvHost.lease`.
-
-        Raises:
-            OptionError: The task has an option of `_OPERATOR_OPTIONS` with which its environment is not registered.
-        """
-        registered_options = find(task.env_id).options
-        for name in _OPERATOR_OPTIONS & task.options.keys():
-            if task.options[name] != registered_options.get(name):
-                remedy = "register an environment with this option there"
-                raise OptionError(name, f"only the operator of the server may set it; {remedy}, or leave it out")
-        return self._host.lease(task)
 
 
 @asynccontextmanager

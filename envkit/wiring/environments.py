@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import json
+import shlex
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
@@ -371,6 +373,28 @@ def _check_known(options: Mapping[str, Any], entry_point: Callable[..., Any]) ->
         for name in options:
             if name not in parameters:
                 raise OptionError(name, f"no such option{did_you_mean(name, parameters)}") from None
+
+
+def refuse_foreign(env_id: str, found: Options, chosen: Options, source: str, *, flag: str = "--option ") -> None:
+    """Check options that come from a file, which may be of others; the user's own choices override them.
+
+    Args:
+        env_id: The environment; nothing is checked if it is not registered here.
+        found: The options in the file.
+        chosen: The options that the user set.
+        source: What the file is, for the error.
+        flag: What the user writes before ``KEY=VALUE``, for the error.
+
+    Raises:
+        UsageError: The file sets an option that only the user may set; see `envkit.registry.EnvSpec.operator_options`.
+    """
+    try:
+        names = [name for name in registry.foreign_choices(find(env_id), found) if name not in chosen]
+    except UnknownEnvError:
+        return
+    if names:
+        words = " ".join(flag + shlex.quote(f"{name}={json.dumps(found[name])}") for name in names)
+        raise UsageError(f"{source} sets {', '.join(names)}, which only you may set; to use its values, add: {words}")
 
 
 def open_expert(env_id: str, options: Options | None = None) -> Expert:

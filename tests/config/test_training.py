@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from envkit import config
-from envkit.config import serving
+from envkit.cli.environments.options import read_options
+from envkit.config import grammar, serving
 from envkit.config.parts import TensorBoardSection, TorchTrainerSection
 from envkit.errors import ConfigError
 
@@ -54,10 +55,49 @@ def test_several_environments_are_a_list_and_one_is_as_it_was_written(tmp_path: 
     assert load(tmp_path, config.dump(several)) == several
 
 
-def test_small_numbers_may_be_written_without_a_point(tmp_path: Path) -> None:
-    trainer = load(tmp_path, MINIMAL + "trainer: {learning_rate: 1e-6}").trainer
-    assert isinstance(trainer, TorchTrainerSection)
-    assert trainer.learning_rate == 1e-6
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("1e-6", 1e-6),
+        ("1E-6", 1e-6),
+        ("1.5e2", 150),
+        ("2e3", 2000),
+        (".5", 0.5),
+        ("5.", 5.0),
+        ("+3", 3),
+        ("-.5e1", -5),
+        ("1_000", 1000),
+        ("010", 10),
+        ("0x10", 16),
+        ("0o10", 8),
+        ("12:30", "12:30"),
+        ("1.2.3", "1.2.3"),
+        ("1e", "1e"),
+        ("e5", "e5"),
+        ("1-2", "1-2"),
+        ("'1e3'", "1e3"),
+    ],
+)
+def test_numbers_are_read_as_people_write_them_and_a_dumped_value_is_read_back(text: str, number: float | str) -> None:
+    read = grammar.read_yaml(f"a: {text}")["a"]
+    assert (read, type(read)) == (number, type(number))
+    assert grammar.read_yaml(grammar.write_yaml({"a": read})) == {"a": read}
+    assert read_options([f"a={text}"]) == {"a": number}
+
+
+def test_exponents_are_read_in_files_and_on_the_command_line(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(MINIMAL + "trainer: {learning_rate: 1e-6}\nrollout: {max_tokens: 2e3}")
+    run = config.load(file, ["rollout.timeout_s=1.5e2", "env.options.slip=1e-1"])
+    assert isinstance(run.trainer, TorchTrainerSection)
+    assert (run.trainer.learning_rate, run.rollout.max_tokens, run.rollout.timeout_s) == (1e-6, 2000, 150.0)
+    assert run.envs[0].options["slip"] == 0.1
+
+
+def test_the_home_folder_is_put_for_a_tilde(tmp_path: Path) -> None:
+    run = load(tmp_path, MINIMAL.replace("}", ", url: http://h, token_file: ~/t, ca: ~/c}") + "engine: {model: ~/m}")
+    assert (run.envs[0].token_file, run.envs[0].ca) == (str(Path("~/t").expanduser()), str(Path("~/c").expanduser()))
+    assert run.engine.model == str(Path("~/m").expanduser())
 
 
 def test_a_whole_number_is_a_number_and_yes_is_a_boolean_as_yaml_has_it(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def parse_dialogues(path: Path) -> list[tuple[int, list[dict[str, str]]]]:
         UsageError: The file cannot be read, or a line is not a dialogue.
     """
     try:
-        lines = path.expanduser().read_bytes().splitlines()
+        lines = path.read_bytes().splitlines()
     except OSError as error:
         raise UsageError(f"warmup.file: {path}: {error.strerror or error}") from None
     found = []

@@ -102,7 +102,7 @@ def weights_folder(run_folder: Path, *, chosen: str | None = None, memory: Path 
         if chosen is not None:
             # Machines that share a folder may each have a run in a folder of the same name.
             name = stable_hash(platform.node(), str(run_folder.absolute()))
-            folder = Path(chosen).expanduser().absolute() / f"envkit-weights-{name:016x}"
+            folder = Path(chosen).absolute() / f"envkit-weights-{name:016x}"
             _check_writable(folder.parent)
         else:
             with suppress(UsageError, OSError):

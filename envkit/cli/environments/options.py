@@ -36,12 +36,14 @@ TrainStep: TypeAlias = Annotated[
 
 
 def read_options(words: Sequence[str]) -> dict[str, JSON]:
-    """Return the options in ``key=value`` words. Each value is read as YAML.
+    """Return the options in ``key=value`` words. Each value is read as YAML, as in files.
 
     Raises:
         UsageError: A word is not ``key=value``, or its value is not YAML.
     """
     import yaml
+
+    from envkit.config.grammar import read_yaml
 
     options: dict[str, JSON] = {}
     for word in words:
@@ -49,7 +51,7 @@ def read_options(words: Sequence[str]) -> dict[str, JSON]:
         if not key or not equals:
             raise UsageError(f"--option {word}: must have the form key=value, such as size=6")
         try:
-            options[key] = yaml.safe_load(value)
+            options[key] = read_yaml(value)
         except yaml.YAMLError:
             raise UsageError(f"--option {word}: {value!r} is not YAML") from None
     return options

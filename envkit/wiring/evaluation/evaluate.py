@@ -25,7 +25,7 @@ from envkit.trainer_bridge.evaluation.result import Evaluation
 from envkit.trainer_bridge.rollout import Rollout
 from envkit.types import JSON, EpisodeRecord, Options, Trajectory, stable_hash
 from envkit.wiring import tasks as task_sets
-from envkit.wiring.environments import open_resources, slots
+from envkit.wiring.environments import open_resources, refuse_foreign, slots
 from envkit.wiring.evaluation.contestant import FoundPolicy, num_envs
 from envkit.wiring.evaluation.policies import find_policy, spec_of
 
@@ -64,6 +64,7 @@ async def evaluate(
     spec = spec_of(env.id, env.url)
     found = find_policy(config, spec)
     _check(config, found, spec)
+    refuse_foreign(env.id, found.options, env.options, f"the policy {config.policy}")
     options: Options = {**found.options, **env.options}
     wanted, attempts = section.episodes, section.attempts
     played = spec or EnvSpec(env.id, "")

@@ -23,7 +23,7 @@ from envkit.trainer_bridge.run_folder.record import CONFIG, refuse_other_format
 from envkit.types import JSON, Options
 from envkit.wiring.contexts import Model
 from envkit.wiring.evaluation.contestant import AT_ONCE, Contestant, FoundPolicy, num_envs
-from envkit.wiring.training.models import check_length, locate
+from envkit.wiring.training.models import check_length, check_room, locate
 from envkit.wiring.training.policy import open_engine, open_renderer
 from envkit.wiring.training.resolve import is_tiny, limits_of, resolve
 
@@ -54,6 +54,8 @@ def find_local(evaluation: EvalConfig, kind: str, name: str) -> FoundPolicy:
     limits = limits_of(run.rollout)
     if "max_tokens" in evaluation.rollout.model_fields_set and run.engine.model is not None and not is_tiny(run):
         check_length(run.engine.model, limits.max_tokens)
+    if not is_tiny(run):
+        check_room(limits.max_tokens, limits.turn_tokens)
     is_set = "temperature" in evaluation.rollout.model_fields_set
     return FoundPolicy(
         partial(_open, run, path),

@@ -51,6 +51,7 @@ from envkit.wiring.gateway.env_workers import (
     sandbox_counts,
     wait_until_serving,
 )
+from envkit.wiring.gateway.guard import OperatorOptions
 from envkit.wiring.gateway.nodes import image_lacks, keeps_ledger, open_nodes
 from envkit.wiring.gateway.token_store import lock_state, open_tokens
 from envkit.wiring.gateway.trusted import TrustedEnvs, trusted_host
@@ -108,7 +109,7 @@ async def serve_fleet(
     with tokens, _state(config), _access_log(config) or nullcontext() as log, signals.cancel_on_signal():
         async with open_fleet(config, announce) as fleet, _notifications(config, fleet, announce):
             app = create_app(
-                fleet.host,
+                OperatorOptions(fleet.host),
                 envs=environments.registered,
                 ttl_s=limits.session_ttl_s,
                 step_timeout_s=limits.step_timeout_s,

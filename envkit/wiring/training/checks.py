@@ -24,9 +24,9 @@ from envkit.trainer_bridge.warmup.dialogues import parse_dialogues
 from envkit.wiring import environments, tasks
 from envkit.wiring.environments import Resources
 from envkit.wiring.training.kinds import vllm
-from envkit.wiring.training.models import CATALOGUE, check_length, is_cached, is_path, verify
+from envkit.wiring.training.models import CATALOGUE, check_length, check_room, is_cached, is_path, verify
 from envkit.wiring.training.remote import check_served
-from envkit.wiring.training.resolve import algorithm_of, creates_policy, is_served_only, is_tiny, keys_of
+from envkit.wiring.training.resolve import TURN_TOKENS, algorithm_of, creates_policy, is_served_only, is_tiny, keys_of
 
 _HIGHEST_RATE = 1e-4
 """Learning rate above which training may destroy a pretrained model."""
@@ -199,6 +199,8 @@ def _check_engine(run: RunConfig) -> None:
         try:
             if "max_tokens" in run.rollout.model_fields_set and not is_tiny(run):  # the default is lowered
                 check_length(section.model, run.rollout.max_tokens)
+            if not is_tiny(run):
+                check_room(run.rollout.max_tokens, run.rollout.turn_tokens or TURN_TOKENS)
         except UsageError as error:
             raise ConfigError([error.detail]) from None
 
@@ -247,7 +249,7 @@ def _check_warmup(run: RunConfig) -> None:
     if section.kind == "dialogues":
         if is_tiny(run):
             raise ConfigError(["warmup.kind: dialogues need a model with a chat template; name one in engine.model"])
-        if section.file is None or not Path(section.file).expanduser().is_file():
+        if section.file is None or not Path(section.file).is_file():
             raise ConfigError([f"warmup.file: must name a file of dialogues as JSON lines, got {section.file}"])
         try:
             parse_dialogues(Path(section.file))

@@ -17,6 +17,9 @@ from envkit.trainer_bridge.models.catalogue import CATALOGUE, CatalogueModel, is
 
 __all__ = ["CATALOGUE", "CatalogueModel", "fetch", "find", "locate", "verify"]
 
+_SHORTEST_PROMPT = 8
+"""Tokens of a chat template around the shortest message."""
+
 
 def locate(name: str) -> str:
     """Return the model folder or hub name for `name`, a value of `engine.model`. Convert a GGUF file on first use.
@@ -94,6 +97,17 @@ def check_length(name: str, max_tokens: int) -> None:
     if (limit := positions_of(name)) is not None and max_tokens > limit:
         line = f"rollout.max_tokens: {max_tokens} is more than the {limit} positions of the model {name}"
         raise UsageError(f"{line}; lower it, or name a model with a longer context")
+
+
+def check_room(max_tokens: int, turn_tokens: int) -> None:
+    """Check that `max_tokens` leave room for the shortest prompt beside an answer of `turn_tokens`.
+
+    Raises:
+        UsageError: They do not, so that every episode would end before its first turn.
+    """
+    if max_tokens - turn_tokens < _SHORTEST_PROMPT:
+        line = f"rollout.turn_tokens: {turn_tokens} of {max_tokens} tokens (rollout.max_tokens) are for an answer"
+        raise UsageError(f"{line}, which leaves no room for a prompt; lower it, or raise rollout.max_tokens")
 
 
 def is_path(name: str) -> bool:

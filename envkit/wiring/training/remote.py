@@ -128,10 +128,10 @@ def _client(run: RunConfig, warn: Callable[[str], None]) -> EnvClient:
     token = ca = None
     if section.token_file is not None:
         with _problem(f"{key}.token_file"):
-            token = read_token(Path(section.token_file).expanduser(), warn)
+            token = read_token(Path(section.token_file), warn)
     if section.ca is not None:
         with _problem(f"{key}.ca"):
-            ca = Path(section.ca).expanduser()
+            ca = Path(section.ca)
             trusted_context(ca)
     with _problem(f"{key}.url"):
         reset_timeout_s = limits.reset_timeout_s or limits.timeout_s

@@ -23,6 +23,7 @@ from envkit.trainer_bridge.models.saved_policy import SavedPolicy
 from envkit.trainer_bridge.rollout import RolloutLimits
 from envkit.types import Task, stable_hash
 from envkit.wiring import environments, tasks
+from envkit.wiring.environments import refuse_foreign
 from envkit.wiring.training import models
 
 _WARMUP: Mapping[str, tuple[float, float]] = {
@@ -56,6 +57,7 @@ def resolve(run: RunConfig) -> RunConfig:
 
     Raises:
         ConfigError: The policy file in the folder `engine.model` is damaged or has an unknown format.
+        UsageError: That file sets an option that only the user may set.
     """
     tiny = is_tiny(run)
     saved = _saved_policy(run)
@@ -63,6 +65,13 @@ def resolve(run: RunConfig) -> RunConfig:
         saved = SavedPolicy(tiny, "", {})
     envs: list[EnvSection] = []
     for section, spec in zip(run.envs, specs_of(run), strict=True):
+        refuse_foreign(
+            section.id,
+            saved.options_for(section.id) or {},
+            section.options,
+            f"the policy {run.engine.model}",
+            flag="--set env.options.",
+        )
         defaults = {**(spec.compact_options if tiny else {}), **(saved.options_for(section.id) or {})}
         envs.append(section.model_copy(update={"options": {**defaults, **section.options}}))
     turn_tokens = run.rollout.turn_tokens or saved.turn_tokens or (1 if tiny else TURN_TOKENS)
@@ -145,7 +154,7 @@ def _saved_policy(run: RunConfig) -> SavedPolicy | None:
     if name is None or name in CATALOGUE:
         return None
     try:
-        return SavedPolicy.read(Path(name).expanduser())
+        return SavedPolicy.read(Path(name))
     except UsageError as error:
         raise ConfigError([f"engine.model: {error.detail}"]) from None
 

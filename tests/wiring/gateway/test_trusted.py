@@ -8,7 +8,7 @@ import pytest
 from envkit import clock, registry
 from envkit.config.serving import ServeConfig
 from envkit.environments.tasks.prepared import lease_prepared
-from envkit.errors import ForbiddenError, OptionError, UsageError
+from envkit.errors import ForbiddenError, UsageError
 from envkit.fleet.offenders import Offenders
 from envkit.protocols import Sandbox
 from envkit.registry import register
@@ -16,9 +16,8 @@ from envkit.restarts import RestartBudget
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.node import Node
 from envkit.sandbox.process.backend import ProcessBackend
-from envkit.types import SandboxSpec, Task
-from envkit.vector import SlotHost
-from envkit.wiring.env_server import GuardedOptions, _resources
+from envkit.types import SandboxSpec
+from envkit.wiring.env_server import _resources
 from envkit.wiring.gateway.trusted import TrustedEnvs, trusted_host
 from tests.http.envs import serving, slots
 from tests.http.pools import pool_of
@@ -48,20 +47,6 @@ def test_all_environments_with_needs_may_use_sandboxes_unless_a_list_names_some(
 def test_a_list_with_another_environment_is_refused_when_the_server_starts(env_id: str) -> None:
     with pytest.raises(UsageError, match=rf"envs\.trusted: no registered environment {env_id} needs sandboxes"):
         TrustedEnvs.of(config(trusted=[env_id]))
-
-
-def test_a_client_cannot_choose_files_of_the_server_nor_images() -> None:
-    register("Four-v0", "nowhere:Env", needs={"sandbox"}, options={"file": "rows.jsonl"})
-    host = GuardedOptions(SlotHost(pytest.fail, 1))
-    for env_id, options in (
-        ("One-v0", {"image": "any"}),
-        ("One-v0", {"file": "/dev/zero"}),
-        ("Four-v0", {"file": "b"}),
-    ):
-        with pytest.raises(OptionError, match=r"only the operator of the server may set it"):
-            host.lease(Task(env_id, 0, options))
-    host.lease(Task("Four-v0", 0, {"file": "rows.jsonl", "level": 1}))
-    host.lease(Task("One-v0", 0, {"image": None}))
 
 
 def test_an_invalid_judge_is_refused_when_the_server_starts() -> None:

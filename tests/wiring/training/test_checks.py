@@ -49,7 +49,7 @@ def run_of(**sections: Any) -> RunConfig:
             "evaluation.split: FrozenLake-v0 has no split 'tset'; there are: any, eval, ",
         ),
         ({"evaluation": {"split": "train"}}, "evaluation.split: training plays the tasks of train; use a split that "),
-        ({"engine": {"model": "~/nowhere"}}, "engine.model: no model at ~/nowhere; name a folder"),
+        ({"engine": {"model": "~/nowhere"}}, f"engine.model: no model at {Path.home()}/nowhere; name a folder"),
         ({"engine": {"model": "tests/qwen"}}, "engine.model: no model at tests/qwen; name a folder"),
         ({"engine": {"model": "tests"}}, "engine.model: no model at tests; name a folder"),
         ({"engine": {"model": "pyproject.toml"}}, "engine.model: no model at pyproject.toml; name a folder"),
@@ -177,6 +177,16 @@ def test_a_context_longer_than_the_models_is_named_before_the_start(
         limit = next(value for value in content.values())
         line = f"rollout.max_tokens: {max_tokens} is more than the {limit} positions of the model ./model; lower it"
         assert output.startswith(line)
+
+
+@pytest.mark.parametrize(("turn_tokens", "fits"), [(128, False), (64, False), (63, False), (56, True)])
+def test_an_answer_that_leaves_no_room_for_a_prompt_is_named_before_the_start(
+    turn_tokens: int, fits: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    rollout = {"max_tokens": 64, "turn_tokens": turn_tokens}
+    problems = checks.check(run_of(engine={"model": str(tmp_path)}, rollout=rollout))
+    assert [line for line in problems if "no room for a prompt" in line] == ([] if fits else problems)
 
 
 def test_the_default_context_is_at_most_the_models(tmp_path: Path) -> None:

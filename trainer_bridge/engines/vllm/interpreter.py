@@ -32,9 +32,8 @@ def find_python(named: str | None = None) -> str:
         UsageError: The interpreter has no vllm, or no interpreter was found.
     """
     if named is not None:
-        path = str(Path(named).expanduser())
-        is_built_for_cpus(path)
-        return path
+        is_built_for_cpus(named)
+        return named
     made = made_python()
     if made.exists():
         return str(made)

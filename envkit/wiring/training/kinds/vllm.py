@@ -62,7 +62,7 @@ def problems(section: VllmEngineSection) -> list[str]:
     found = []
     if section.model is None:
         found.append("engine.model: the engine vllm needs a model; name one")
-    elif base_of(Path(section.model).expanduser()) is not None:
+    elif base_of(Path(section.model)) is not None:
         found.append("engine.model: the engine vllm cannot start from a LoRA adapter yet; use the engine transformers")
     if section.transfer != "file":
         found.append(f"engine.transfer: {section.transfer} is not supported yet: it was never run on a GPU; use file")

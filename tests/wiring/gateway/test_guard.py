@@ -1,0 +1,83 @@
+"""Options that only the user sets: what they are, and that neither clients nor files of others choose them."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import envkit
+from envkit import registry
+from envkit.errors import OptionError, UsageError
+from envkit.registry import OPERATOR_OPTIONS, register
+from envkit.types import JSON, Task
+from envkit.vector import SlotHost
+from envkit.wiring.environments import find, refuse_foreign, registered
+from envkit.wiring.gateway.guard import OperatorOptions
+
+
+def test_a_client_cannot_choose_files_of_the_server_nor_images() -> None:
+    register("Guarded-v0", "nowhere:Env", options={"file": "rows.jsonl"}, operator_options=["scratch"])
+    host = OperatorOptions(SlotHost(pytest.fail, 1))
+    cases: list[tuple[str, str, JSON]] = [
+        ("Questions-v0", "file", "/dev/zero"),
+        ("Sokoban-v0", "level_file", "/etc/passwd"),
+        ("Code-v0", "image", "any"),
+        ("Terminal-v0", "variables", ["KEY"]),
+        ("SWE-v0", "review", "/tmp"),
+        ("Guarded-v0", "file", "other"),
+        ("Guarded-v0", "scratch", "/"),
+    ]
+    for env_id, name, value in cases:
+        with pytest.raises(OptionError, match=rf"^{name}: only the operator of the server may set it"):
+            host.lease(Task(env_id, 0, {name: value}))
+    host.lease(Task("Guarded-v0", 0, {"file": "rows.jsonl", "level": 1}))
+    host.lease(Task("Code-v0", 0, {"image": None}))
+    host.lease(Task("OnlyInTheImage-v0", 0, {"level": 1}))
+
+
+def test_a_file_of_others_cannot_choose_them_either() -> None:
+    found: dict[str, JSON] = {"image": "/", "level": 1}
+    with pytest.raises(UsageError, match=r"the recording sets image, .* add: --option 'image=\"/\"'"):
+        refuse_foreign("Code-v0", found, {}, "the recording")
+    refuse_foreign("Code-v0", found, {"image": "mine"}, "the recording")
+
+
+_PATHS = {"level_file", "logs", "review", "tasks", "file"}
+_MACHINE = {"image", "keep_processes", "network", "variables"}
+
+
+def test_every_option_that_is_a_path_or_chooses_a_part_of_the_machine_is_the_operators() -> None:
+    """An option is a path if its environment checks it with `check_path`."""
+    checked = set[str]()
+    for file in Path(inspect.getfile(find), "../../../environments").resolve().rglob("*.py"):
+        source = file.read_text()
+        checked.update(re.findall(r'check_path\("(\w+)"', source))
+        for pairs in re.findall(r"for name, value in \((.*)\):\n.*\n +check_path", source):
+            checked.update(re.findall(r'"(\w+)"', pairs))
+    assert checked == _PATHS
+    built_in = [spec for spec in registered() if registry.package_of(spec.id) in (None, "envkit")]
+    assert set[str]().union(OPERATOR_OPTIONS, *(one.operator_options for one in built_in)) == _PATHS | _MACHINE
+
+
+@pytest.mark.parametrize(
+    ("env_id", "option", "more"),
+    [("Questions-v0", "file", {}), ("Sokoban-v0", "level_file", {}), ("Code-v0", "file", {"format": "kodcode"})],
+)
+def test_a_path_may_begin_with_the_home_folder(
+    env_id: str, option: str, more: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    content = {
+        "Questions-v0": '{"prompt": "1+1?", "answer": "2"}\n',
+        "Sokoban-v0": "; 0\n######\n#@$.##\n#    #\n#    #\n#    #\n######\n",
+        "Code-v0": "[1]\n",
+    }
+    tmp_path.joinpath("f").write_text(content[env_id])
+    try:
+        env = envkit.make(env_id, **{option: "~/f"}, **more)
+        env.reset(seed=0)
+    except OptionError as error:  # the content is no row of KodCode; the file was found
+        assert "No such file" not in str(error)  # noqa: PT017
