@@ -36,7 +36,7 @@ async def pack(sandbox: Sandbox, task: TerminalTask, step: TaskStep) -> Sequence
     What does not exist or cannot be read is missing in the archives. The tests decide what that means.
 
     Raises:
-        VerifierError: An artifact lies in another one with excluded names.
+        ValueError: An artifact lies in another one with excluded names.
     """
     every = [*task.artifacts, *step.artifacts] or [Artifact(source=task.workdir or WORK)]
     # One inside of another is packed with it. By itself, it could be unpacked below a link of the other.
@@ -44,7 +44,7 @@ async def pack(sandbox: Sandbox, task: TerminalTask, step: TaskStep) -> Sequence
     wanted = [one for one in every if not one.source.rstrip("/").startswith(whole)]
     for one, outer in itertools.permutations(wanted, 2):
         if one.source.startswith(outer.source.rstrip("/") + "/"):
-            raise VerifierError(f"{task.name}: the artifact {one.source} lies in {outer.source}, which excludes names")
+            raise ValueError(f"{task.name}: the artifact {one.source} lies in {outer.source}, which excludes names")
     found: list[tuple[Artifact, bytes]] = []
     left = MAX_ARTIFACTS
     for one in wanted:
