@@ -12,6 +12,7 @@ import tarfile
 from collections.abc import Iterator, Sequence
 
 from envkit import clock
+from envkit.errors import TooLargeError
 from envkit.protocols import Sandbox
 
 from ..tools.limits import cut_middle
@@ -74,7 +75,10 @@ async def unpack(sandbox: Sandbox, task: TerminalTask, artifact: Artifact, archi
     kept = ["--no-overwrite-dir"] if task.profile == "strict" else []  # owners and modes of folders
     argv = ["tar", "--numeric-owner", "-C", folder, *kept, "-xpf", "-"]
     await sandbox.exec(["mkdir", "-p", folder], cwd="/")
-    result = await sandbox.exec(argv, cwd="/", stdin=archive, timeout_s=SETUP_S)
+    try:
+        result = await sandbox.exec(argv, cwd="/", stdin=archive, timeout_s=SETUP_S)
+    except TooLargeError as error:  # a server's limit
+        return f"the artifact {artifact.source} cannot be sent: {error}"
     if result.exit_code == 127:
         raise VerifierError(f"{task.name}: the artifacts cannot be unpacked, because the verifier's image has no tar")
     if result.exit_code != 0:

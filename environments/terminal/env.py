@@ -173,13 +173,14 @@ class Terminal(TaskEnv):
         try:
             verdict = await super().verdict(is_last=is_last)
         except VerifierError as error:
+            problem = str(error)
             if is_last:
                 await self.close()
             verdict = await in_fresh_sandbox(
                 self.sandboxes,
                 self.task.judge_spec,
                 partial(self.task.judge_without_work, error=error),
-                ended=lambda cause: Verdict(reward=0.0, log=f"{error}; then the sandbox has ended: {cause}"),
+                ended=lambda cause: Verdict(reward=0.0, log=f"{problem}; then the sandbox has ended: {cause}"),
             )
         self._verdicts.append(verdict)
         if (logs := self.task.options.logs) is not None:
