@@ -12,6 +12,7 @@ import tarfile
 from collections.abc import Iterator, Sequence
 
 from envkit import clock
+from envkit.errors import TooLargeError
 from envkit.protocols import Sandbox
 
 from ..tools.limits import cut_middle
@@ -36,7 +37,7 @@ async def pack(sandbox: Sandbox, task: TerminalTask, step: TaskStep) -> Sequence
     What does not exist or cannot be read is missing in the archives. The tests decide what that means.
 
     Raises:
-        VerifierError: An artifact lies in another one with excluded names.
+        ValueError: An artifact lies in another one with excluded names.
     """
     every = [*task.artifacts, *step.artifacts] or [Artifact(source=task.workdir or WORK)]
     # One inside of another is packed with it. By itself, it could be unpacked below a link of the other.
@@ -44,7 +45,7 @@ async def pack(sandbox: Sandbox, task: TerminalTask, step: TaskStep) -> Sequence
     wanted = [one for one in every if not one.source.rstrip("/").startswith(whole)]
     for one, outer in itertools.permutations(wanted, 2):
         if one.source.startswith(outer.source.rstrip("/") + "/"):
-            raise VerifierError(f"{task.name}: the artifact {one.source} lies in {outer.source}, which excludes names")
+            raise ValueError(f"{task.name}: the artifact {one.source} lies in {outer.source}, which excludes names")
     found: list[tuple[Artifact, bytes]] = []
     left = MAX_ARTIFACTS
     for one in wanted:
@@ -74,7 +75,10 @@ async def unpack(sandbox: Sandbox, task: TerminalTask, artifact: Artifact, archi
     kept = ["--no-overwrite-dir"] if task.profile == "strict" else []  # owners and modes of folders
     argv = ["tar", "--numeric-owner", "-C", folder, *kept, "-xpf", "-"]
     await sandbox.exec(["mkdir", "-p", folder], cwd="/")
-    result = await sandbox.exec(argv, cwd="/", stdin=archive, timeout_s=SETUP_S)
+    try:
+        result = await sandbox.exec(argv, cwd="/", stdin=archive, timeout_s=SETUP_S)
+    except TooLargeError as error:  # a server's limit
+        return f"the artifact {artifact.source} cannot be sent: {error}"
     if result.exit_code == 127:
         raise VerifierError(f"{task.name}: the artifacts cannot be unpacked, because the verifier's image has no tar")
     if result.exit_code != 0:

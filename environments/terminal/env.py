@@ -21,6 +21,7 @@ import shlex
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
@@ -36,12 +37,13 @@ from envkit.protocols import Sandbox, SandboxPool
 from envkit.types import JSON, Info, Observation, Options, Reset, Step
 
 from ..answer import code_block
-from ..tasks import TaskEnv, Verdict
+from ..tasks import TaskEnv, Verdict, in_fresh_sandbox
 from ..tools import ToolEnv, ToolFunction, bash, cut_middle, edit_file, submit, view_file, write_call
 from .options import OF_TASK, TerminalOptions, options_of
 from .screen import ScreenTools
 from .stage import Generated, TerminalStage, how_to_build, run_setup
 from .tasks import Healthcheck, TerminalTask
+from .verifier import VerifierError
 
 _HEALTHY_S = 600.0
 _SHELLS = ("bash", "sh", "shell")
@@ -153,7 +155,7 @@ class Terminal(TaskEnv):
         """Verify the last step that the agent worked on, and return the reward of the task.
 
         Raises:
-            VerifierError: The tests wrote no valid reward.
+            VerifierError: See `verdict`.
         """
         if len(self._verdicts) == self.task.at:
             await self.verdict()
@@ -162,9 +164,24 @@ class Terminal(TaskEnv):
         return rewards[-1] if self.task.task.reward == "final" else sum(rewards) / len(rewards)
 
     async def verdict(self, *, is_last: bool = True) -> Verdict:
-        """Verify a step, and keep what the tests printed, if the options name a folder for it."""
+        """Verify a step, and keep what the tests printed, if the options name a folder for it.
+
+        Raises:
+            VerifierError: The tests wrote no valid reward, and do not write one without the agent's work either.
+        """
         await self._screen.close()
-        verdict = await super().verdict(is_last=is_last)
+        try:
+            verdict = await super().verdict(is_last=is_last)
+        except VerifierError as error:
+            problem = str(error)
+            if is_last:
+                await self.close()
+            verdict = await in_fresh_sandbox(
+                self.sandboxes,
+                self.task.judge_spec,
+                partial(self.task.judge_without_work, error=error),
+                ended=lambda cause: Verdict(reward=0.0, log=f"{problem}; then the sandbox has ended: {cause}"),
+            )
         self._verdicts.append(verdict)
         if (logs := self.task.options.logs) is not None:
             name = f"{self.task.name.replace('/', '-')}-{secrets.token_hex(4)}.txt"

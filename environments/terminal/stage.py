@@ -22,7 +22,7 @@ from .artifacts import pack, unpack
 from .images import image_of, verifier_image_of
 from .options import OF_TASK, OWN, TerminalOptions
 from .tasks import WORK, Artifact, TaskStep, TerminalTask
-from .verifier import SETUP_S, end_processes, pack_tests, run_tests
+from .verifier import SETUP_S, VerifierError, end_processes, pack_tests, run_tests
 
 _SETUP_S = 300.0
 _NOT_UPLOADED = ("Dockerfile", ".dockerignore")
@@ -152,6 +152,17 @@ class TerminalStage(SandboxTask[Sequence[tuple[Artifact, bytes]]]):
                 return Verdict(reward=0.0, log=problem)
         return await run_tests(sandbox, self.task, self.step, await self._tests())
 
+    async def judge_without_work(self, sandbox: Sandbox, error: VerifierError) -> Verdict:
+        """Return a reward of 0 if the tests write a reward without the agent's work, which has thus caused `error`.
+
+        Raises:
+            VerifierError: They do not, so the task is broken.
+        """
+        if self.judge_spec == self.spec:
+            await self.prepare(sandbox)
+        await run_tests(sandbox, self.task, self.step, await self._tests())
+        return Verdict(reward=0.0, log=f"{error}\nThe tests write a reward if the agent has done nothing.")
+
     async def located(self, sandbox: Sandbox) -> TerminalStage:
         """Return this step with the working directory of the image, if the image decides about it."""
         if not self.task.workdir_of_image:
@@ -169,12 +180,12 @@ class TerminalStage(SandboxTask[Sequence[tuple[Artifact, bytes]]]):
 
 
 def _judge_limit_s(task: TerminalTask, step: TaskStep) -> float:
-    """Return the maximum seconds of what verifies a step, and of what prepares it if it is not the first one."""
-    moved_s = 2 * SETUP_S * (2 + len(task.artifacts) + len(step.artifacts))
-    begin_s = _SETUP_S if step.setup is not None else 0.0
+    """Return the maximum seconds of what prepares a step, and verifies it, also without the agent's work."""
+    moved_s = 2 * SETUP_S * (4 + len(task.artifacts) + len(step.artifacts))
+    begin_s = _SETUP_S * ((step.setup is not None) + bool(task.setup))
     if (check := step.healthcheck) is not None:
         begin_s += check.start_period_s + check.retries * (check.timeout_s + check.interval_s)
-    return moved_s + begin_s + sum(one.timeout_s for one in step.verifier.collect) + step.verifier.timeout_s
+    return moved_s + begin_s + sum(one.timeout_s for one in step.verifier.collect) + 2 * step.verifier.timeout_s
 
 
 async def run_setup(sandbox: Sandbox, task: TerminalTask, path: str) -> None:

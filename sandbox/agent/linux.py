@@ -168,11 +168,17 @@ def adopt_orphans() -> bool:
 
 
 def hide_memory() -> None:
-    """Prevent other processes with the same uid as this process from tracing it and reading its memory."""
+    """Prevent other processes with the same uid as this process from tracing and limiting it, and reading its memory.
+
+    Only root can prevent that its resource limits are set.
+    """
     if not _prctl(_library(), _PR_SET_DUMPABLE, 0) and _LINUX and os.geteuid() == 0:
         # This Python cannot call prctl. A change of the group id makes the process undumpable as well.
         os.setegid(_HIDDEN_UID)
         os.setegid(0)
+    if _LINUX and os.geteuid() == 0:
+        # Programs of root could set our resource limits if all our user and group ids equalled theirs.
+        os.setresgid(0, 0, _HIDDEN_UID)
 
 
 def die_with_parent(number: int) -> None:

@@ -122,6 +122,9 @@ class Agent:
         if self._context.users:
             return  # Only the first channel configures the sandbox; this is a later one.
         self._context.configure(config)
+        if os.getpid() == 1 and self._context.user("agent").uid is None:
+            # A program of the same user may have sent it. Unlike SIGKILL, it would reach us from within the sandbox.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self._is_detached = bool(config.get("detached"))
         if config.get("orphan_ttl_s") is not None:
             self._orphan_ttl_s = float(config["orphan_ttl_s"])

@@ -28,6 +28,8 @@ _SURPLUS_S = 2.0
 """Seconds between two checks that close surplus idle workers."""
 _RESERVE = 32
 """Number of pids kept free for graders, root and file transfers; at most a quarter of the sandbox's process limit."""
+_NICENESS = 19
+"""Niceness of preemptible processes in a cgroup, so that a fork bomb does not keep the agent process from answering."""
 _CHECK_S = 0.01
 _RETRY_S = 0.5
 """Seconds until the next check of free pids, if the last check found no process to kill."""
@@ -244,6 +246,8 @@ class Workers:
             try:
                 if preemptible or is_charged:
                     self._agent_group.join()
+                if preemptible and self._bound is not None:
+                    os.nice(_NICENESS)
                 run()
                 os._exit(0)
             except BaseException:

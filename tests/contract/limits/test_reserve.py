@@ -109,6 +109,17 @@ async def fill(sandbox: AgentSandbox, kind: Kind, bomb: str) -> None:
             return
 
 
+def test_programs_of_the_agent_have_the_least_share_of_the_processors(kind: Kind) -> None:
+    async def main() -> None:
+        async with kind.backend() as backend:
+            needs_bound(kind, backend)
+            sandbox = await backend.start(kind.spec(pids=PIDS))
+            shown = [(await sandbox.exec(["nice"], user=user, timeout_s=20)).stdout for user in USERS]
+            assert shown == ["0\n", "19\n"]
+
+    run(main)
+
+
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_grader_runs_in_a_sandbox_that_the_agent_has_filled(kind: Kind, name: str) -> None:
     async def main() -> None:

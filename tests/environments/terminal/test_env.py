@@ -151,6 +151,17 @@ def test_a_missing_reward_is_an_error_and_a_failing_check_is_0(tmp_path: Path, c
 
 
 @pytest.mark.bwrap
+@pytest.mark.parametrize("mode", ["separate", "shared"])
+def test_a_reward_that_only_the_agents_work_prevents_is_0(tmp_path: Path, mode: str) -> None:
+    path = write_tiny(tmp_path, check="import os\ndef verify(): os.path.exists('/workspace/break') and os._exit(0)\n")
+    _replace(path / "task.toml", "[verifier]\n", f'[verifier]\nenvironment_mode = "{mode}"\n')
+    assert played(path, SUBMIT)[1] == 1.0
+    assert played(path, bash("touch break"), SUBMIT, logs=str(tmp_path / "logs"))[1] == 0.0
+    (log,) = (tmp_path / "logs").iterdir()
+    assert "The tests write a reward if the agent has done nothing" in log.read_text()
+
+
+@pytest.mark.bwrap
 def test_tests_whose_first_line_is_no_interpreter_are_run_by_bash(tmp_path: Path) -> None:
     path = write_tiny(tmp_path)
     script = (

@@ -97,7 +97,7 @@ def test_they_are_also_where_a_python_without_ctypes_hides_its_process_in_anothe
 
 def test_a_root_that_kills_everybody_leaves_a_sandbox_that_answers(tmp_path: Path) -> None:
     (tmp_path / "one").write_text("1")
-    everybody = "kill -9 -1; kill -9 1; kill -STOP 1; sleep 600"
+    everybody = "kill 1; prlimit --pid 1 --nofile=0 --cpu=0; kill -9 -1; kill -9 1; kill -STOP 1; sleep 600"
 
     async def main() -> None:
         async with DockerBackend() as backend:
