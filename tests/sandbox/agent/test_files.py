@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import stat
 import tarfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,6 +54,13 @@ def test_reading_a_large_file_neither_delays_other_calls_nor_fills_the_memory(sa
         size += len(frame[1])
     assert (size, frame[0]["id"]) == (100 * MIB, reading)
     assert int(Path(f"/proc/{sandbox.pid}/status").read_text().split("VmHWM:")[1].split()[0]) < 64 << 10
+
+
+def test_a_path_longer_than_linux_allows_is_refused_without_delay(sandbox: Client) -> None:
+    began_s = time.monotonic()
+    answer = sandbox.call("write", path="d/" * 200_000 + "file")
+    assert (answer["error"], answer["text"]) == ("refused", "File name too long")
+    assert time.monotonic() - began_s < 4.0  # after which a pool counts the sandbox as lost
 
 
 def test_files_that_vanish_while_a_tree_is_packed_are_left_out(tmp_path: Path) -> None:
