@@ -24,6 +24,7 @@ from envkit.errors import (
     OptionError,
     SandboxError,
     StepOrderError,
+    TooLargeError,
     UnreachableError,
     UsageError,
 )
@@ -282,7 +283,10 @@ class SessionEpisode(Episode):
     async def step(self, action: str) -> Step:
         if not self._is_reset:
             raise StepOrderError("step before reset")
-        return self._decode_step(await self._request(self._turn, action))
+        try:
+            return self._decode_step(await self._request(self._turn, action))
+        except TooLargeError:  # it is a bad action, not a failure; the server has not played the turn
+            return self._decode_step(await self._request(self._turn, ""))
 
     async def repeat_step(self, action: str) -> Step:
         return self._decode_step(await self._request(self._turn - 1, action))

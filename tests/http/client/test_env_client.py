@@ -212,6 +212,16 @@ def test_an_action_with_lone_surrogates_is_played() -> None:
     by_client(main)
 
 
+def test_an_action_above_the_limit_of_the_server_is_played_as_an_empty_one() -> None:
+    async def main(client: EnvClient, lender: Lender) -> None:
+        async with client.lease(COUNT) as episode:
+            await episode.reset()
+            actions = "x" * (1 << 20), "y", "z" * (16 << 20)
+            assert [(await episode.step(action)).observation.text for action in actions] == ["1 ", "2 y", "3 "]
+
+    by_client(main)
+
+
 def test_two_hundred_sessions_share_one_socket(tmp_path: Path) -> None:
     async def run() -> None:
         async with slots(200) as host, serving(host, uds=str(tmp_path / "s")) as address:
