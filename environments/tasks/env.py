@@ -127,10 +127,21 @@ class TaskEnv(ToolEnv):
         return await self.judge_work(work)
 
     async def judge_work(self, work: Any) -> Verdict:
-        """Judge the agent's work in a new sandbox. Override it for a judge that needs several."""
+        """Judge the agent's work in a new sandbox. Override it for a judge that needs several.
+
+        Raises:
+            UsageError: The judge's spec is that of the agent, and there is a copy; see `lease`.
+        """
+        task = self.task
+
+        async def judge(sandbox: Sandbox) -> Verdict:
+            if task.judge_spec == task.spec:  # work that runs here could read the answers, even if no agent could
+                await require_no_copies(self.sandboxes, sandbox, task.spec, task.modules)
+            return await task.judge(sandbox, work)
+
         return await in_fresh_sandbox(
             self.sandboxes,
-            self.task.judge_spec,
-            partial(self.task.judge, work=work),
+            task.judge_spec,
+            judge,
             ended=lambda cause: Verdict(reward=0.0, log=f"the judge's sandbox has ended: {cause}"),
         )

@@ -180,7 +180,7 @@ def end_agent() -> None:
 
 def _command(argv: Sequence[str | Path], cwd: str | Path) -> list[str]:
     """Return a command that enters `cwd` with the rights of the agent's user; root may have no right to do so."""
-    nice = "nice -n 19 " if os.geteuid() == 0 else ""  # a fork bomb must not keep the check from ending it
+    nice = "nice -n 5 " if os.geteuid() == 0 else ""  # a fork bomb must not keep the check from ending it
     return ["/bin/sh", "-c", f'cd "$0" && exec {nice}"$@"', str(cwd), *map(str, argv)]
 
 

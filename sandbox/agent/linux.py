@@ -178,7 +178,10 @@ def hide_memory() -> None:
         os.setegid(0)
     if _LINUX and os.geteuid() == 0:
         # Programs of root could set our resource limits if all our user and group ids equalled theirs.
-        os.setresgid(0, 0, _HIDDEN_UID)
+        try:
+            os.setresgid(0, 0, _HIDDEN_UID)
+        except OSError:  # a user namespace without this id
+            pass
 
 
 def die_with_parent(number: int) -> None:

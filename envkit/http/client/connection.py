@@ -28,12 +28,13 @@ from envkit.errors import (
     EnvkitError,
     ForbiddenError,
     RequestError,
+    TooLargeError,
     UnauthorizedError,
     UnreachableError,
     from_problem,
 )
 from envkit.http.client.connect import Connector, certificate_advice
-from envkit.http.protocol.messages import Answer, batches, write
+from envkit.http.protocol.messages import MAX_MESSAGE_BYTES, Answer, batches, write
 from envkit.http.protocol.operations import Operation, Q, R
 
 RETRY_DELAYS_S = (0.05, 0.5)
@@ -113,11 +114,14 @@ class SharedWebSocket:
         Raises:
             UnreachableError: The connection is closed.
             RequestError: `request` cannot be encoded as JSON.
+            TooLargeError: The server would close the connection of all calls because of this one.
         """
         if self._is_closed:
             raise self._closed()
         self._number = number = self._number + 1
         frame = b'{"id":%d,"method":"%b","params":%b}' % (number, operation.name.encode(), write(request))
+        if len(frame) > MAX_MESSAGE_BYTES:
+            raise TooLargeError(f"the call is too large ({len(frame):,} bytes; limit {MAX_MESSAGE_BYTES:,} bytes)")
         self._calls[number] = call = _PendingCall(operation.name, frame, timeout_s)
         self._shortest_s = min(self._shortest_s, max(timeout_s / 4, _MIN_SWEEP_S))
         self._unsent.append(number)

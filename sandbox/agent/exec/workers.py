@@ -28,7 +28,7 @@ _SURPLUS_S = 2.0
 """Seconds between two checks that close surplus idle workers."""
 _RESERVE = 32
 """Number of pids kept free for graders, root and file transfers; at most a quarter of the sandbox's process limit."""
-_NICENESS = 19
+_NICENESS = 5
 """Niceness of preemptible processes in a cgroup, so that a fork bomb does not keep the agent process from answering."""
 _CHECK_S = 0.01
 _RETRY_S = 0.5

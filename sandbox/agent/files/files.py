@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from ..users import Context
 
 _TRIES = 100
+_MAX_PATH = 4096
+"""Linux refuses longer paths."""
 
 
 class Read(IncomingCall):
@@ -140,6 +142,8 @@ class Write(IncomingCall):
 
 def make_folders(folder: bytes, mode: int = 0o777) -> None:
     """Create `folder` and its missing parents, without recursion, because a path can have thousands of components."""
+    if len(folder) >= _MAX_PATH:
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
     missing = []
     while folder and not os.path.isdir(folder):
         missing.append(folder)

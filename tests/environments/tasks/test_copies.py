@@ -48,5 +48,20 @@ def test_a_sandbox_without_copies_is_used_and_one_with_envkit_or_the_package_is_
         clock.run(_reset, _Task(SandboxSpec(untrusted=True), "json"), "local")
 
 
+@pytest.mark.bwrap
+def test_work_is_not_judged_beside_a_copy_even_if_the_episode_had_no_sandbox(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    (tmp_path / "envkit").mkdir()
+
+    async def judge() -> None:
+        async with open_tool_pool("local") as pool:
+            env = _Env(sandboxes=pool)
+            env.task = _Task(SandboxSpec(views=((str(tmp_path), "/opt/tools"),)))
+            await env.judge_work(None)
+
+    with pytest.raises(UsageError, match="envkit is installed in the sandbox, at /opt/tools/envkit"):
+        clock.run(judge)
+
+
 def test_processes_without_isolation_are_not_checked() -> None:
     clock.run(_reset, _Task(SandboxSpec()), "process")

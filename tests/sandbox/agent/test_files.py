@@ -55,6 +55,11 @@ def test_reading_a_large_file_neither_delays_other_calls_nor_fills_the_memory(sa
     assert int(Path(f"/proc/{sandbox.pid}/status").read_text().split("VmHWM:")[1].split()[0]) < 64 << 10
 
 
+def test_a_path_longer_than_linux_allows_is_refused_without_delay(sandbox: Client) -> None:
+    answer = sandbox.call("write", path="d/" * 200_000 + "file")  # fails if it takes 20 s
+    assert (answer["error"], answer["text"]) == ("refused", "File name too long")
+
+
 def test_files_that_vanish_while_a_tree_is_packed_are_left_out(tmp_path: Path) -> None:
     for name in ("a", "b", "c", "d"):
         (tmp_path / name).write_text("gone" if name in "bc" else "here")
