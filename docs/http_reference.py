@@ -39,7 +39,6 @@ sandboxes on a server (`envkit serve`). Clients in other languages can do the sa
   the header `Retry-After` then says after how many seconds.
 - **Bytes** in JSON: the output of a program is a text, or `{"base64": "..."}` if it is not UTF-8. The input (`stdin`)
   of a program is always in base64.
-- **Numbers** that JSON cannot express are the texts `nan`, `inf` and `-inf`.
 
 Do not edit this page: `make docs` generates it from `envkit/http/`.
 """

@@ -15,6 +15,7 @@ whole answer. The default is ``number`` if the reference answer is a number, oth
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,13 +28,12 @@ from envkit.errors import ConfigError, OptionError, StepOrderError, UsageError, 
 from envkit.spaces import Utf8Text
 from envkit.types import JSON, Info, Task, stable_hash
 
-from .answer import answer_text, parse_number
+from .answer import answer_text, parse_number, read_number
 from .options import check_choice, check_path, override
 from .split import SPLITS, split_of
 
 Match: TypeAlias = Literal["exact", "number", "contains", "regex"]
 
-_NUMBER = re.compile(r"[-−]?[0-9]+(,[0-9]{3})*(\.[0-9]+)?")
 _MAX_TEXT = 1 << 20
 _MAX_PROBLEMS = 10
 
@@ -95,8 +95,8 @@ def _question_of(line: str) -> Question:
     for name in entry:
         if name not in Question._fields:
             raise OptionError(name, f"no such key{did_you_mean(name, Question._fields)}")
-    if type(entry.get("answer")) in (int, float):
-        entry["answer"] = str(entry["answer"])
+    if type(number := entry.get("answer")) in (int, float) and math.isfinite(number):
+        entry["answer"] = str(number)
     if entry.get("split") is not None:
         check_choice("split", entry["split"], SPLITS)
     return _checked(entry.get("prompt"), entry.get("answer"), entry.get("match"), entry.get("split"))
@@ -109,7 +109,7 @@ def _checked(prompt: object, answer: object, match: object, split: str | None = 
             raise OptionError(name, f"must be a text that is not empty, got {value!r}")
     answer = str(answer).strip()
     if match is None:
-        match = "number" if _NUMBER.fullmatch(answer) else "exact"
+        match = "exact" if read_number(answer) is None else "number"
     check_choice("match", match, get_args(Match))
     if match == "number" and parse_number(answer) is None:
         raise OptionError("answer", f"must contain a number if the match is 'number', got {answer!r}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import reprlib
 import sys
 import threading
 import traceback
@@ -16,11 +17,13 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack
+from numbers import Real
 from types import FrameType
 from typing import Any, ClassVar, TypeAlias, cast
 
 import gymnasium
 import msgspec
+import numpy as np
 from anyio.from_thread import BlockingPortal, BlockingPortalProvider
 
 from envkit.errors import (
@@ -38,6 +41,7 @@ from envkit.errors import (
 )
 from envkit.metrics import Fold
 from envkit.protocols import EnvHost, Episode
+from envkit.runs.files import encoded
 from envkit.spaces import Utf8Text
 from envkit.types import Info, Observation, Options, Reset, Step, Task
 from envkit.types.outcomes import is_success
@@ -59,8 +63,8 @@ _INTENDED_ERRORS = (
 _ERRORS_OF_PLAY = (CapacityError, EnvError, SandboxLostError, SandboxStartError)
 """Errors that the step and the grader of an `AsyncEnv` may raise on purpose. They void the episode, not the run."""
 
-_ERRORS_OF_CODE = (Exception, SystemExit)
-"""What the code of an environment may raise by a fault, or by calling ``sys.exit``."""
+_MAX_REWARD = 3.4e38
+"""Largest absolute value of a reward: training stores rewards as float32."""
 
 _SANDBOX_CODE = ("envkit.wiring.", "envkit.sandbox.")
 _BETWEEN = {"anyio", "envkit", "gymnasium"} | sys.stdlib_module_names
@@ -121,8 +125,8 @@ class GymEpisode(Episode):
         try:
             text, info = self._env.reset(seed=self._task.seed, options=dict(self._task.options))
             start = Reset(self._observe(text, info), {**info, **_declared(self._env.metadata)})
-        except _ERRORS_OF_CODE as error:
-            raise env_error(error, self._task.env_id, "reset") from error
+        except BaseException as error:  # with SystemExit and others, which would end or block the event loop
+            raise env_error(error, self._task.env_id, "reset", env=self._env) from error
         self._running = True
         return start
 
@@ -135,14 +139,15 @@ class GymEpisode(Episode):
             raise StepOrderError("step before reset, or after the end of the episode")
         try:
             text, reward, terminated, truncated, info = self._env.step(action)
-            step = Step(self._observe(text, info), float(reward), bool(terminated), bool(truncated), info)
-        except _ERRORS_OF_CODE as error:
+            step = _checked(self._observe(text, info), reward, terminated, truncated, info)
+        except BaseException as error:
             self._running = False
-            raise env_error(error, self._task.env_id, "step") from error
+            raise env_error(error, self._task.env_id, "step", env=self._env) from error
         self._running = not step.ended
         return step
 
     def _observe(self, text: str, info: Info) -> Observation:
+        _check_seen(text, info)
         moves = info.get("legal_moves")
         if not isinstance(moves, (list, tuple)):
             return Observation(text)
@@ -167,11 +172,18 @@ class AsyncEpisode(Episode):
     async def reset(self) -> Reset:
         try:
             start = await self._env.reset(seed=self._task.seed, options=self._task.options)
-        except _ERRORS_OF_CODE as error:
-            raise env_error(error, self._task.env_id, "reset") from error
+            if not isinstance(start, Reset):
+                raise TypeError(f"the result is {reprlib.repr(start)}; return a Reset")
+            _check_seen(getattr(start.observation, "text", start.observation), start.info)
+            encoded(start)
+            declared = _declared({"metrics": self._env.metrics, "success_return": self._env.success_return})
+            start = msgspec.structs.replace(start, info={**start.info, **declared})
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            raise env_error(error, self._task.env_id, "reset", env=self._env) from error
         self._running = True
-        declared = _declared({"metrics": self._env.metrics, "success_return": self._env.success_return})
-        return msgspec.structs.replace(start, info={**start.info, **declared})
+        return start
 
     async def step(self, action: str) -> Step:
         if not self._running:
@@ -179,17 +191,66 @@ class AsyncEpisode(Episode):
         self._running = False  # a cancelled step leaves the environment in an unknown state
         try:
             step = await self._env.step(action)
-        except _ERRORS_OF_CODE as error:
-            raise env_error(error, self._task.env_id, "step", _ERRORS_OF_PLAY) from error
+            if not isinstance(step, Step):
+                raise TypeError(f"the result is {reprlib.repr(step)}; return a Step")
+            _check_seen(getattr(step.observation, "text", step.observation), step.info)
+            step = _checked(*step)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            raise env_error(error, self._task.env_id, "step", _ERRORS_OF_PLAY, env=self._env) from error
         self._running = not step.ended
         return step
 
     async def grade(self) -> float | None:
         self._running = False
         try:
-            return await self._env.grade()
-        except _ERRORS_OF_CODE as error:
-            raise env_error(error, self._task.env_id, "grade", _ERRORS_OF_PLAY) from error
+            grade = await self._env.grade()
+            return None if grade is None else _number("grade", grade)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            raise env_error(error, self._task.env_id, "grade", _ERRORS_OF_PLAY, env=self._env) from error
+
+
+def _check_seen(text: object, info: object) -> None:
+    """Check the observation and the info that a reset or step returned.
+
+    Raises:
+        TypeError: One of them is invalid, or cannot be written as JSON. The message says what to return instead.
+    """
+    if not isinstance(text, str):
+        raise TypeError(
+            f"the observation is {reprlib.repr(text)}; return text that a language model can read, and the rest in info"
+        )
+    if not isinstance(info, dict):
+        raise TypeError(f"the info is {reprlib.repr(info)}; return a dict")
+    try:
+        encoded(info if text.isascii() else [text, info])
+    except TypeError as error:
+        raise TypeError(
+            f"the observation or info is not JSON ({error}); use only numbers, texts, lists and dicts"
+        ) from error
+
+
+def _checked(observation: Observation, reward: object, terminated: object, truncated: object, info: Info) -> Step:
+    """Return a step with the values that an environment returned, whose observation and info were checked.
+
+    Raises:
+        TypeError: A value is invalid. The message says what to return instead.
+    """
+    for name, flag in (("terminated", terminated), ("truncated", truncated)):
+        if not isinstance(flag, (bool, np.bool_)):
+            raise TypeError(f"{name} is {reprlib.repr(flag)}; return True or False")
+    return Step(observation, _number("reward", reward), bool(terminated), bool(truncated), info)
+
+
+def _number(name: str, value: object) -> float:
+    if not isinstance(value, (Real, np.bool_)) or not abs(value) <= _MAX_REWARD:
+        raise TypeError(
+            f"the {name} is {reprlib.repr(value)}; return a finite number up to {_MAX_REWARD:g}, such as 0.0"
+        )
+    return float(value)
 
 
 class BlockingEnv(gymnasium.Env[str, str]):
@@ -309,7 +370,12 @@ def _with_moves(info: Info, observation: Observation) -> Info:
 
 
 def env_error(
-    error: Exception | SystemExit, env_id: str, call: str, intended: tuple[type[EnvkitError], ...] = _INTENDED_ERRORS
+    error: BaseException,
+    env_id: str,
+    call: str,
+    intended: tuple[type[EnvkitError], ...] = _INTENDED_ERRORS,
+    *,
+    env: object = None,
 ) -> EnvkitError:
     """Return the error to report for an environment that raised `error`.
 
@@ -321,6 +387,7 @@ def env_error(
         env_id: Id of the environment.
         call: The method that raised: ``"reset"``, ``"step"``, ``"grade"``, ``"render"`` or ``"__init__"``.
         intended: Classes of errors that environments raise on purpose in this call.
+        env: The environment. An error about what its method returned names the line where the method is defined.
     """
     frames = list(_frames(error))
     raised_in = _module(frames[-1][0]) if frames else ""
@@ -328,7 +395,15 @@ def env_error(
     if isinstance(error, intended) and is_about_request:
         return error
     trace = "".join(traceback.format_exception(error))[-_MAX_TRACE:]
-    return EnvError(env_id, f"{type(error).__name__} in {call}: {error}", _place(frames), trace)
+    return EnvError(
+        env_id, f"{type(error).__name__} in {call}: {error}", _place(frames) or _definition(env, call), trace
+    )
+
+
+def _definition(env: object, call: str) -> str:
+    """Return ``FILE:LINE`` of the definition of a method; empty if it is not written in Python."""
+    code = getattr(getattr(getattr(env, "unwrapped", env), call, None), "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code else ""
 
 
 def _place(frames: Sequence[tuple[FrameType, int]]) -> str:

@@ -81,5 +81,5 @@ async def close_env(env: AnyEnv, env_id: str) -> None:
                 _log.warning("%s: close was cancelled after %g s", env_id, _CLOSE_S)
         else:
             env.close()
-    except Exception:  # a bug of one environment must not end the run
+    except (Exception, SystemExit):  # a bug of one environment must not end the run
         _log.warning("%s: close failed", env_id, exc_info=True)

@@ -138,6 +138,7 @@ def read_score(reply: str) -> float | None:
     r"""Return the number from 0 to 1 in the reply of a judge; None if there is no such number.
 
     See `envkit.environments.answer.parse_number`: the last number in ``<answer>`` tags, in ``\boxed``, or in the text.
+    It may be ``0.7``, ``7/10``, ``7 of 10`` or ``70%``.
     """
     number = parse_number(reply)
     return float(number) if number is not None and 0 <= number <= 1 else None

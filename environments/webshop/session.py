@@ -17,7 +17,7 @@ PER_PAGE = 10
 MAX_QUERY = 500
 """Characters of a query under the strict rules. What is longer is cut off."""
 
-_STRICT_ACTION = re.compile(r"(search|click)\s*\[([^\n]*)\]", re.IGNORECASE)
+_STRICT_ACTION = re.compile(r"(search|click)\s*\[((?:(?!\]\s*(?:search|click)\s*\[)[^\n])*)\]", re.IGNORECASE)
 
 
 class Catalogue(Protocol):

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from numbers import Real
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -81,10 +80,7 @@ class Seen(NamedTuple):
 
 
 class Recorder(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """An instance whose results are kept in `seen`. Its owner closes it.
-
-    The caller gets an empty text or 0 for what is no text or finite number.
-    """
+    """An instance whose results are kept in `seen`. Its owner closes it."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
@@ -92,19 +88,15 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
         observation, info = self.env.reset(seed=seed, options=options)
-        return self._readable(Seen(observation, 0.0, False, False, info)).observation, info
+        self.seen.append(Seen(observation, 0.0, False, False, info))
+        return observation, info
 
     def step(self, action: str) -> Seen:
-        return self._readable(Seen(*self.env.step(action)))
+        self.seen.append(Seen(*self.env.step(action)))
+        return self.seen[-1]
 
     def close(self) -> None:
         pass
-
-    def _readable(self, seen: Seen) -> Seen:
-        self.seen.append(seen)
-        is_number = isinstance(seen.reward, Real) and math.isfinite(seen.reward)
-        text = seen.observation if isinstance(seen.observation, str) else ""
-        return seen._replace(observation=text, reward=seen.reward if is_number else 0.0)
 
 
 async def play_in(env: Recorder, player: Player, task: Task, max_turns: int = sys.maxsize) -> Trajectory:

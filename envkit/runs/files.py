@@ -152,13 +152,25 @@ def keep_until(path: Path, step: int) -> None:
 
 
 def encoded(value: object, *, indented: bool = False) -> bytes:
-    """Encode `value` as JSON. Floats are stored exactly, and non-finite values as null."""
+    """Encode `value` as JSON; NumPy values are allowed. Floats are stored exactly, and non-finite values as null.
+
+    Raises:
+        TypeError: A value is not JSON, an integer has more than 64 bits, or a text has surrogates.
+    """
     options = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS | (orjson.OPT_INDENT_2 if indented else 0)
-    return orjson.dumps(value, default=_plain, option=options)
+    return orjson.dumps(value, default=plain, option=options)
 
 
-def _plain(value: Any) -> object:
-    """Return a JSON-compatible form of `value`, because an environment's ``info`` may contain values of any type."""
+def plain(value: Any) -> object:
+    """Return a JSON-compatible form of a struct, a mapping or a NumPy value.
+
+    Raises:
+        TypeError: It is another value.
+    """
     if isinstance(value, msgspec.Struct):
         return msgspec.structs.asdict(value)
-    return dict(value) if isinstance(value, Mapping) else repr(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    if hasattr(value, "tolist"):
+        return cast("object", value.tolist())
+    raise TypeError(f"{type(value).__name__} is not a JSON type")

@@ -451,7 +451,7 @@ def attributed(env_id: str, call: str) -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if isinstance(error, ImportError) and explain(error) is not None:
             raise
         raised = error if isinstance(error, EnvkitError) else env_error(error, env_id, call)

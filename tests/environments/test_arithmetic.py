@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import fields
-from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
 import pytest
 
-from envkit.environments.answer import parse_number
 from envkit.environments.arithmetic import Arithmetic, ArithmeticExpert, ArithmeticOptions
 from envkit.environments.split import SPLITS
 from envkit.errors import OptionError, UsageError
@@ -147,32 +145,6 @@ def _split_of_the_only_problem() -> str:
             continue
         return name
     raise AssertionError("7+7 is in no split")
-
-
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        ("64", 64),
-        ("23 + 41 = 64.", 64),
-        ("23+41", 41),
-        ("5-3", 3),
-        ("5 - 3 = -2", -2),
-        ("\N{MINUS SIGN}2", -2),
-        ("It is 1,234,567, I think.", 1234567),
-        ("1,2,3", 3),
-        ("64.0", 64),
-        ("64.5", Decimal("64.5")),
-        ("It is 3. <answer>64</answer> or 5", 64),
-        ("<answer>none</answer> 64", None),
-        ("so 7 \\boxed{64} 8", 64),
-        ("", None),
-        ("sixty-four", None),
-        ("\N{ARABIC-INDIC DIGIT SIX}", None),
-        ("0" * 2**20 + "7", 7),
-    ],
-)
-def test_the_last_number_of_the_answer_counts(text: str, number: Decimal | int | None) -> None:
-    assert parse_number(text) == number
 
 
 def test_an_answer_without_a_number_is_invalid_and_a_wrong_one_is_valid() -> None:

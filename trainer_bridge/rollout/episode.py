@@ -209,9 +209,6 @@ async def _turns(
             )
         if step is None:
             raise _VoidError(StopReason.ABORTED, "the engine aborted a completion")
-        if not math.isfinite(step.reward):
-            reason = f"the environment returned the reward {step.reward} in turn {len(running.turns) - 1}"
-            raise _VoidError(StopReason.ENV_ERROR, reason)
         if step.ended:
             return StopReason.TERMINATED if step.terminated else StopReason.TRUNCATED
         observation = step.observation
@@ -234,8 +231,6 @@ async def _grade(running: _RunningEpisode, episode: Episode, timeout_s: float | 
     running.grade_s = clock.now() - began
     if grade is None:
         raise _VoidError(StopReason.NO_GRADE, "the grader could not run")
-    if not math.isfinite(grade):
-        raise _VoidError(StopReason.NO_GRADE, f"the grader returned the reward {grade}")
     running.grade = grade
 
 

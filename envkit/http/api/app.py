@@ -228,7 +228,7 @@ class App:
         try:
             step = messages.read(await read_body(scope, receive, self._max_request_bytes), _STEP)
             body = messages.SessionStepBody(step.turn, step.action, session_id=id)
-            outcome = CallOutcome(self._operations.encode(await self._operations.step(body, caller), caller, id))
+            outcome = CallOutcome(messages.write(await self._operations.step(body, caller)))
         except Exception as error:
             outcome = self._operations.failure(error, caller, id)
         await respond_outcome(send, outcome)

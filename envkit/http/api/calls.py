@@ -84,7 +84,7 @@ class Calls:
         session_id: str | None = getattr(body, "session_id", None)
         try:
             reply = await self._require_handler(operation)(body, caller)
-            content = write(reply) if session_id is None else self.operations.encode(reply, caller, session_id)
+            content = write(reply)
             return CallOutcome(content, 503 if isinstance(reply, ReadyReply) and not reply.ready else 200)
         except Exception as error:
             return self.operations.failure(error, caller, session_id)
@@ -135,7 +135,7 @@ class Calls:
         if not isinstance(reply, SandboxReply):
             if isinstance(request, CreateSessionBody):
                 step_metrics_of(call.scope).envs[request.env_id] += 1
-            return CallOutcome(self.operations.encode(reply, call.caller, request.session_id))
+            return CallOutcome(write(reply))
         if reply.state in (SandboxState.LOST, SandboxState.STOPPED):
             why = f"sandbox {request.sandbox_id} has ended: {reply.phases[-1].reason}"
             raise SandboxConflictError(f"{why}; send DELETE to free its id, or choose another id")

@@ -211,7 +211,7 @@ class Operations:
                 if answer is None:
                     waiting[id].append((index, step))
                 else:
-                    outcomes[index] = self.encode(Outcome(StepReply.of(step.turn + 1, answer)), caller, id)
+                    outcomes[index] = write(Outcome(StepReply.of(step.turn + 1, answer)))
             except Exception as error:
                 outcomes[index] = self.failure(error, caller, id).framed
 
@@ -219,7 +219,7 @@ class Operations:
             for index, step in queue:
                 try:
                     reply = Outcome(await self.step(step, caller))
-                    outcomes[index] = self.encode(reply, caller, step.session_id)
+                    outcomes[index] = write(reply)
                 except Exception as error:
                     outcomes[index] = self.failure(error, caller, step.session_id).framed
 
@@ -253,7 +253,7 @@ class Operations:
                 if step is None:
                     others.append(frame)
                 else:
-                    answers.append(self.encode(StepAnswer(frame.id, StepReply.of(body.turn + 1, step)), caller, id))
+                    answers.append(write(StepAnswer(frame.id, StepReply.of(body.turn + 1, step))))
             except Exception as error:
                 answers.append(self.failure(error, caller, id).answer(frame.id))
         return answers, others
@@ -269,7 +269,7 @@ class Operations:
         def finish(move: Move) -> None:
             try:
                 reply = StepReply.of(move.turn + 1, move.result())
-                answer = self.encode(StepAnswer(frame.id, reply), caller, body.session_id)
+                answer = write(StepAnswer(frame.id, reply))
             except Exception as error:
                 answer = self.failure(error, caller, body.session_id).answer(frame.id)
             send(answer)
@@ -299,18 +299,6 @@ class Operations:
         fields = {name: _as_utf8(getattr(error, name)) for name in error.fields}
         problem = {**to_problem(error), "detail": _as_utf8(str(error)), "fields": fields, "turn": turn}
         return CallOutcome.failed(msgspec.convert(problem, Problem))
-
-    def encode(self, reply: object, caller: Caller, session_id: str) -> bytes:
-        """Encode the answer to a call about the session with this id.
-
-        Raises:
-            EnvError: The environment returned a value that JSON cannot encode.
-        """
-        try:
-            return write(reply)
-        except RequestError as error:
-            env_id = self.sessions.get(caller.key(session_id)).task.env_id
-            raise EnvError(env_id, f"an error: its answer {error}") from None
 
     def _refuse_when_closing(self) -> None:
         if self.sessions.is_closing:

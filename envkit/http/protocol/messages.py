@@ -3,21 +3,20 @@
 The caller chooses the `id` of a session, so every call is safe to repeat. The `turn` of a session is the number of
 steps that were played in it. Every answer contains the turn, and the caller sends it with the next step.
 
-JSON cannot express NaN and infinity. A reward with such a value is sent as the string ``"nan"``, ``"inf"`` or
-``"-inf"``; in ``info``, such values become null.
+JSON cannot express NaN and infinity. In ``info``, such values become null.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from envkit.errors import RequestError
 from envkit.http.protocol.decode_errors import explained
+from envkit.runs.files import plain
 from envkit.types import Observation, Reset, Role, Step, Task, ToolSchema
 
 PROTOCOL = 1
@@ -149,7 +148,7 @@ class StepReply(msgspec.Struct, frozen=True, omit_defaults=True):
     observation: str
     legal_moves: tuple[str, ...]
     images: tuple[str, ...]
-    reward: float | str
+    reward: float
     terminated: bool
     truncated: bool
     info: dict[str, Any]
@@ -157,13 +156,13 @@ class StepReply(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def of(cls, turn: int, step: Step) -> StepReply:
-        seen, reward = step.observation, step.reward
+        seen = step.observation
         return cls(
             turn,
             seen.text,
             seen.legal_moves,
             seen.images,
-            reward if math.isfinite(reward) else str(reward),
+            step.reward,
             step.terminated,
             step.truncated,
             step.info,
@@ -172,7 +171,7 @@ class StepReply(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def step(self) -> Step:
         observation = Observation(self.observation, self.legal_moves, self.images, self.role)
-        return Step(observation, float(self.reward), self.terminated, self.truncated, self.info)
+        return Step(observation, self.reward, self.terminated, self.truncated, self.info)
 
 
 class GradeReply(msgspec.Struct, frozen=True):
@@ -367,15 +366,8 @@ def batches(messages: Sequence[bytes], most_bytes: int) -> Iterator[bytes]:
         yield _joined(batch)
 
 
-def _to_list(value: object) -> object:
-    to_list = getattr(value, "tolist", None)
-    if to_list is None:
-        raise TypeError(f"{type(value).__name__} is not a JSON type")
-    return cast("object", to_list())  # NumPy's scalars and arrays
-
-
 def _joined(batch: Sequence[bytes]) -> bytes:
     return batch[0] if len(batch) == 1 else b"[%b]" % b",".join(batch)
 
 
-_ENCODER = msgspec.json.Encoder(enc_hook=_to_list)
+_ENCODER = msgspec.json.Encoder(enc_hook=plain)

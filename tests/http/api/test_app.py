@@ -216,7 +216,7 @@ def test_an_observation_that_json_cannot_encode_is_an_environment_error(action: 
         await client.put("/v1/sessions/a", json=COUNT)
         answer = await client.post("/v1/sessions/a/step", json={"turn": 0, "action": action})
         assert (answer.status_code, answer.json()["type"]) == (500, "env_error")
-        assert "cannot be encoded as JSON" in answer.json()["detail"]
+        assert "is not JSON" in answer.json()["detail"]
 
     over_http(main)
 

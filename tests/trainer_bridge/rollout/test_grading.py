@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -94,7 +93,6 @@ def test_an_episode_that_the_policy_does_not_finish_is_graded_once() -> None:
     ("result", "after_s", "stop", "reason"),
     [
         (None, 0, StopReason.NO_GRADE, "the grader could not run"),
-        (math.nan, 0, StopReason.NO_GRADE, "the grader returned the reward nan"),
         (1.0, 61, StopReason.NO_GRADE, "the grader did not answer within 60 s"),
         (EnvError("Scripted-v0", "broken", "", ""), 0, StopReason.ENV_ERROR, "broken"),
     ],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -155,17 +154,6 @@ def test_waiting_for_an_environment_counts_against_no_deadline() -> None:
     assert (trajectory.outcome.stop, took_s) == (StopReason.TERMINATED, 505)
     assert (trajectory.began_s, trajectory.queue_s, trajectory.reset_s) == (0, 500, 2)
     assert [turn.step_s for turn in trajectory.turns] == [3]
-
-
-@pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
-def test_a_reward_that_is_not_finite_voids_the_episode(reward: float) -> None:
-    host = Host(Answer(), Answer(reward=1.0), Answer(reward=reward))
-    trajectory, _ = one(host)
-    assert trajectory.outcome.stop is StopReason.ENV_ERROR
-    assert trajectory.outcome.error == f"the environment returned the reward {reward} in turn 1"
-    assert trajectory.outcome.reward is None
-    assert host.reusable == [False]
-    assert samples_of([Group(TASK, (trajectory,))]) == []
 
 
 def test_an_aborted_completion_ends_the_episode_without_a_step() -> None:
