@@ -3,7 +3,6 @@
 from envkit.protocols.environments import (
     EnvHost,
     Episode,
-    Grader,
     Judge,
     NamedTaskSet,
     TaskSet,
@@ -26,7 +25,6 @@ __all__ = [
     "EpisodePlayer",
     "Expert",
     "Gate",
-    "Grader",
     "Judge",
     "NamedTaskSet",
     "Player",
