@@ -14,7 +14,7 @@ from ..tools import ToolEnv
 from ..tools.limits import LEASE_S
 from .copies import require_no_copies
 from .judge_sandbox import in_fresh_sandbox
-from .players import Cheat, Nop, PlanPlayer, own_cheat, solution_of
+from .players import Cheat, OwnCheats, PlanPlayer, solution_of
 from .prepared import lease_prepared
 from .task import Plan, SandboxTask, Verdict
 
@@ -22,8 +22,8 @@ from .task import Plan, SandboxTask, Verdict
 class TaskEnv(ToolEnv):
     """An environment on `ToolEnv` that plays one `SandboxTask` per episode. A subclass defines `task_of`.
 
-    Its players ask `task_of` for the task of an episode: register them as ``players={"oracle": "module:Class.oracle",
-    "nop": "module:Class.nop"}``.
+    Its players ask `task_of` for the task of an episode: register ``players={"oracle": "module:Class.oracle"}``, and
+    ``"cheat:own": "module:Class.own"`` too if tasks have their own cheats.
 
     Attributes:
         task: The task of the running episode.
@@ -47,7 +47,7 @@ class TaskEnv(ToolEnv):
     @classmethod
     def player(cls, plans_of: Callable[[SandboxTask[Any]], Sequence[Plan]], **options: Any) -> Player:
         """Return a player that carries out the plans that a function returns for a task."""
-        return PlanPlayer(cls.task_of, {"max_turns": cls.max_turns, **cls.options, **options}, plans_of)
+        return PlanPlayer(cls.task_of, cls._with_defaults(options), plans_of)
 
     @classmethod
     def oracle(cls, **options: Any) -> Player:
@@ -55,19 +55,13 @@ class TaskEnv(ToolEnv):
         return cls.player(solution_of, **options)
 
     @classmethod
-    def nop(cls, **options: Any) -> Player:
-        """Return a player that submits without work."""
-        return Nop()
+    def own(cls, **options: Any) -> Player:
+        """Return a player of each task's own cheats."""
+        return OwnCheats(cls.task_of, cls._with_defaults(options))
 
     @classmethod
-    def own_first(cls, **options: Any) -> Player:
-        """Return a player of the first of each task's own cheats."""
-        return cls.player(partial(own_cheat, place=0), **options)
-
-    @classmethod
-    def own_second(cls, **options: Any) -> Player:
-        """Return a player of the second of each task's own cheats."""
-        return cls.player(partial(own_cheat, place=1), **options)
+    def _with_defaults(cls, options: Options) -> Options:
+        return {"max_turns": cls.max_turns, **cls.options, **options}
 
     @classmethod
     def cheats(cls, cheats: Mapping[str, Cheat]) -> Mapping[str, Callable[..., Player]]:

@@ -1,4 +1,4 @@
-"""Players of episodes: the policy, an expert, random moves, scripts, and nothing. See `envkit.protocols.Player`."""
+"""Players of episodes: the policy, an expert, random moves, and scripts. See `envkit.protocols.Player`."""
 
 from __future__ import annotations
 
@@ -128,13 +128,6 @@ class ExpertPlayer(Player):
             return expert.answer(moves[0]) if moves else self.otherwise.choose(observation, rng)
 
         return Chooser(choose)
-
-
-class NopPlayer(Player):
-    """Does nothing."""
-
-    def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
-        return Chooser(lambda observation: "")
 
 
 @dataclass(frozen=True, slots=True)

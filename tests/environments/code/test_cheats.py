@@ -37,7 +37,7 @@ def with_every_third_cheat() -> str:
     """Return an environment like Code-v0 with fewer cheats; ``benchmarks/evidence`` plays all of them in containers."""
     spec = find("Code-v0")
     names = {f"cheat:{name}" for name in sorted(code.CHEATS)[::3]}
-    players = {name: spec.players[name] for name in spec.players if name in {"oracle", "nop"} | names}
+    players = {name: spec.players[name] for name in spec.players if name in {"oracle"} | names}
     register(ENV_ID, Code, needs={"sandbox"}, replayable=False, players=players, task_set=CodeTasks)
     return ENV_ID
 
@@ -57,7 +57,7 @@ def test_the_oracle_earns_1_and_every_cheat_0(mode: str, level: int, tasks: int,
     env_id = with_every_third_cheat() if backend == "docker" else "Code-v0"
     results, missing = check_tasks(env_id, tasks=tasks, repeat=1, options=options, backend=backend)
     assert [line for one in results for line in one.problems()] == []
-    successes = {player: tasks * (player == "oracle") for player in find(env_id).players}
+    successes = {player: tasks * (player == "oracle") for player in (*find(env_id).players, "nop")}
     assert {one.player: one.successes for one in results} == successes
     assert missing == []
 
