@@ -22,7 +22,6 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 import anyio
@@ -40,7 +39,7 @@ from ..tasks import TaskEnv, Verdict
 from ..tools import ToolEnv, ToolFunction, bash, cut_middle, edit_file, submit, view_file, write_call
 from .options import OF_TASK, TerminalOptions, options_of
 from .screen import ScreenTools
-from .stage import Generated, TerminalStage, how_to_build, run_setup
+from .stage import ScratchFolder, TerminalStage, how_to_build, run_setup
 from .tasks import Healthcheck, TerminalTask
 
 _HEALTHY_S = 600.0
@@ -80,10 +79,8 @@ class Terminal(TaskEnv):
         chosen = options_of(options)
         if chosen.folder is not None:
             return TerminalStage(chosen.task(seed), chosen)
-        # Only a process that is killed here leaves the folder behind.
-        with TemporaryDirectory(prefix="envkit-task-") as scratch:
-            task = chosen.task(seed, Path(scratch))
-            return TerminalStage(task, chosen, generated=Generated.of(task))
+        scratch = ScratchFolder()  # only a process that is killed leaves it behind
+        return TerminalStage(chosen.task(seed, scratch.path), chosen, scratch=scratch)
 
     async def open_task(self, seed: int, options: Options) -> TerminalStage:
         mode = options_of(options).mode
