@@ -26,8 +26,7 @@ from envkit.types import Info, Observation, Options, Reset, Step
 
 from ..answer import code_block
 from ..tasks import Plan, SandboxTask, TaskEnv, Verdict
-from ..tasks.task import read_files
-from ..tools import ToolEnv
+from ..tools import ToolEnv, read_files
 from .grading import SOLUTION, judge
 from .task_set import CodeOptions, options_of
 from .tasks import Problem

@@ -18,7 +18,7 @@ from envkit.types import JSON, ExecResult
 
 from ..tasks import Verdict
 from .task_set import CodeOptions
-from .tasks import Case, Problem, size
+from .tasks import Case, Problem, is_same, size
 
 SOLUTION = "/workspace/solution.py"
 """Path of the submission, in the sandbox of a player and in that of the grader."""
@@ -93,17 +93,6 @@ def _passed(result: ExecResult, nonce: str, tests: Sequence[Case], is_right: Cal
         return 0
     pairs = zip(found, tests, strict=True)
     return sum(isinstance(one, list) and len(one) == 1 and is_right(one[0], test.expected) for one, test in pairs)
-
-
-def is_same(found: JSON, expected: JSON) -> bool:
-    """Return whether two values are equal and of the same types: 1 and 1.0 or 1 and True are not the same."""
-    if type(found) is not type(expected):
-        return False
-    if isinstance(expected, list) and isinstance(found, list):
-        return len(found) == len(expected) and all(map(is_same, found, expected))
-    if isinstance(expected, dict) and isinstance(found, dict):
-        return found.keys() == expected.keys() and all(is_same(found[key], expected[key]) for key in expected)
-    return found == expected
 
 
 def _is_same_text(found: JSON, expected: JSON) -> bool:
