@@ -7,7 +7,7 @@ from envkit.protocols.environments import (
     NamedTaskSet,
     TaskSet,
 )
-from envkit.protocols.players import EpisodePlayer, Expert, Player, TaskExpert
+from envkit.protocols.players import EpisodePlayer, Expert, Player, TaskExpert, expert_for
 from envkit.protocols.sandboxes import (
     Program,
     Sandbox,
@@ -41,4 +41,5 @@ __all__ = [
     "Tracker",
     "Trainer",
     "WeightSink",
+    "expert_for",
 ]
