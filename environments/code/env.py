@@ -51,7 +51,7 @@ class CodeTask(SandboxTask[bytes]):
 
     def __init__(self, problem: Problem, options: CodeOptions) -> None:
         self.problem, self.options = problem, options
-        self.spec = options.spec
+        self.spec, self.logs = options.spec, options.logs
         self.judge_limit_s = options.timeout_s + _WRITES_S
         self.statement = (
             f"{_statement(problem)}\n\nWrite it to {SOLUTION}, where a stub is. `python3 test_examples.py` in "
@@ -147,10 +147,8 @@ class Code(TaskEnv):
         self._answer, is_valid = submission_of(action)
         return Step(Observation("Your answer was submitted."), 0.0, True, False, {"action_is_valid": is_valid})
 
-    async def verdict(self, *, is_last: bool = True) -> Verdict:
-        if self._has_tools:
-            return await super().verdict(is_last=is_last)
-        return await self.judge_work((self._answer or "").encode(errors="replace"))
+    async def work(self) -> bytes | Verdict:
+        return await super().work() if self._has_tools else (self._answer or "").encode(errors="replace")  # type: ignore[no-any-return]
 
 
 def _question(problem: Problem) -> str:

@@ -57,7 +57,8 @@ async def judge(sandbox: Sandbox, problem: Problem, options: CodeOptions, source
     passed = _passed(result, nonce, tests, _comparison(problem))
     if options.adaptive_timeout and passed == len(tests):
         _LONGEST_S[case] = max(result.duration_s, _LONGEST_S.get(case, 0.0))
-    return Verdict(reward=passed / len(tests) if options.partial else float(passed == len(tests)))
+    reward = passed / len(tests) if options.partial else float(passed == len(tests))
+    return Verdict(reward=reward, log=f"{passed} of {len(tests)} hidden tests passed")
 
 
 def adaptive_timeout_s(longest_s: float | None, most_s: float) -> float:

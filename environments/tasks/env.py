@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+from envkit import clock
+from envkit.errors import UsageError
 from envkit.protocols import Player, Sandbox, SandboxPool
 from envkit.types import Options
 
@@ -106,19 +110,25 @@ class TaskEnv(ToolEnv):
         """
         return (await self.verdict()).reward
 
+    async def work(self) -> Any:
+        """Return the agent's work, or the verdict if it cannot be taken. Override it for work outside of a sandbox."""
+        return await self.task.collect(self.sandbox)
+
     async def verdict(self, *, is_last: bool = True) -> Verdict:
-        """Collect the agent's work and judge it.
+        """Collect the agent's work, judge it, and keep the log in the task's folder `logs`, if it has one.
 
         Args:
             is_last: Whether the agent's sandbox is not needed any more, so that the judge's has room.
         """
-        sandbox = self.sandbox
-        work = await self.task.collect(sandbox)
-        if isinstance(work, Verdict):
-            return work
-        if is_last:
-            await self.close()
-        return await self.judge_work(work)
+        verdict = await self.work()
+        if not isinstance(verdict, Verdict):
+            if is_last:
+                await self.close()
+            verdict = await self.judge_work(verdict)
+        if self.task.logs is not None:
+            name = f"{(self.task.name or 'task').replace('/', '-')}-{secrets.token_hex(4)}.txt"
+            await clock.to_thread(_write, Path(self.task.logs, name), f"reward {verdict.reward:g}\n{verdict.log}\n")
+        return verdict
 
     async def judge_work(self, work: Any) -> Verdict:
         """Judge the agent's work in a new sandbox. Override it for a judge that needs several."""
@@ -128,3 +138,12 @@ class TaskEnv(ToolEnv):
             partial(self.task.judge, work=work),
             ended=lambda cause: Verdict(reward=0.0, log=f"the judge's sandbox has ended: {cause}"),
         )
+
+
+def _write(path: Path, text: str) -> None:
+    path = path.expanduser()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"logs: {path}: {error.strerror}; choose a folder that can be written") from None

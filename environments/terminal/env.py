@@ -16,19 +16,17 @@ Info         ``task``, ``category`` and ``level`` of a reset; ``action_is_valid`
 from __future__ import annotations
 
 import math
-import secrets
 import shlex
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 import anyio
 import msgspec
 
 from envkit import clock
-from envkit.errors import SandboxError, SandboxRefusedError, UsageError
+from envkit.errors import SandboxError, SandboxRefusedError
 from envkit.installation import load
 from envkit.metrics import Fold
 from envkit.protocols import Sandbox, SandboxPool
@@ -159,13 +157,10 @@ class Terminal(TaskEnv):
         return rewards[-1] if self.task.task.reward == "final" else sum(rewards) / len(rewards)
 
     async def verdict(self, *, is_last: bool = True) -> Verdict:
-        """Verify a step, and keep what the tests printed, if the options name a folder for it."""
+        """Verify a step."""
         await self._screen.close()
         verdict = await super().verdict(is_last=is_last)
         self._verdicts.append(verdict)
-        if (logs := self.task.options.logs) is not None:
-            name = f"{self.task.name.replace('/', '-')}-{secrets.token_hex(4)}.txt"
-            await clock.to_thread(_write, Path(logs, name), f"reward {verdict.reward:g}\n{verdict.log}\n")
         return verdict
 
     async def close(self) -> None:
@@ -201,15 +196,6 @@ class Terminal(TaskEnv):
             await run_setup(self.sandbox, task, "/tmp/setup.sh")
         if step.healthcheck is not None:
             await _wait_until_healthy(self.sandbox, task, step.healthcheck)
-
-
-def _write(path: Path, text: str) -> None:
-    path = path.expanduser()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"logs: {path}: {error.strerror}; choose a folder that can be written") from None
 
 
 def _level(task: TerminalTask) -> dict[str, JSON]:

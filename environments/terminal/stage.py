@@ -53,6 +53,7 @@ class TerminalStage(SandboxTask[Sequence[tuple[Artifact, bytes]]]):
         self, task: TerminalTask, options: TerminalOptions, at: int = 0, scratch: ScratchFolder | None = None
     ) -> None:
         self.name, self.task, self.options, self.at, self.scratch = task.name, task, options, at, scratch
+        self.logs = options.logs
         self.step, self.stages = task.steps[at], len(task.steps)
         introduction = "" if at else f"{_introduction(options.mode, task.workdir)}\n\n"
         self.statement = f"{introduction}{self.step.instruction.strip()}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
@@ -80,24 +81,28 @@ class PlayerResult:
             return "void" if all(one.is_void for one in bad) else "fail"
         return "ok" if self.played else "void"
 
+    @property
+    def failed(self) -> Sequence[str]:
+        """The tasks that can be played and in which the player did not do what it must."""
+        return list(dict.fromkeys(one.task for one in self.episodes if one.is_playable and not self._is_ok(one)))
+
     def problems(self) -> Sequence[str]:
         """Return a text for each task that can be played and in which the player did not do what it must.
 
         Below the first line of a text is the end of what the solution and the grader printed.
         """
         kind, texts = _kind(self.player), []
-        for task in dict.fromkeys(one.task for one in self.episodes if one.is_playable):
+        for task in self.failed:
             played = [one for one in self.episodes if one.task == task]
             bad = [one for one in played if not self._is_ok(one)]
-            if bad:
-                one = next((one for one in bad if one.outcome.is_void), bad[0])
-                must = "was not checked" if all(one.outcome.is_void for one in bad) else EXPECTED[kind]
-                count = f"{len(bad)} of {len(played)}{one.cheat and f', such as {one.cheat}'}"
-                lines = [f"{self.player} {must}: task {task}: {count}: {_shown(one.outcome)}"]
-                printed = one.printed if kind == "oracle" and not one.outcome.is_void else ""
-                for title, end in (("the solution printed", printed), ("the grader printed", one.log)):
-                    lines += [f"  {title}:", *(f"    {line}" for line in end.splitlines())] if end else []
-                texts.append("\n".join(lines))
+            one = next((one for one in bad if one.outcome.is_void), bad[0])
+            must = "was not checked" if all(one.outcome.is_void for one in bad) else EXPECTED[kind]
+            count = f"{len(bad)} of {len(played)}{one.cheat and f', such as {one.cheat}'}"
+            lines = [f"{self.player} {must}: task {task}: {count}: {_shown(one.outcome)}"]
+            printed = one.printed if kind == "oracle" and not one.outcome.is_void else ""
+            for title, end in (("the solution printed", printed), ("the grader printed", one.log)):
+                lines += [f"  {title}:", *(f"    {line}" for line in end.splitlines())] if end else []
+            texts.append("\n".join(lines))
         return texts
 
     def _is_ok(self, episode: TaskEpisode) -> bool:
@@ -149,6 +154,9 @@ def check(
         typer.Option(metavar="NAME", help="Only this player: oracle, nop, or cheat for all cheats; repeatable."),
     ] = None,
     repeat: Annotated[int, typer.Option(min=1, metavar="COUNT", help="Episodes of the oracle per task.")] = 20,
+    retry: Annotated[
+        bool, typer.Option("--retry", help="Play an oracle that failed once more: its tests may measure time.")
+    ] = False,
     jobs: Annotated[int, typer.Option(min=1, metavar="COUNT", help="Number of episodes at once.")] = 4,
     *,
     spec: EnvSpec,
@@ -162,18 +170,28 @@ def check(
     Prints one line per player, and one for each task in which a player did not do what it must, with the end of what
     the solution and the grader printed. A task that cannot be played here is void. In both cases, it exits with 1.
     """
-    results, missing = check_tasks(
+    play = partial(
+        check_tasks,
         spec.id,
-        task or tasks,
-        players=player or (),
         split=split,
-        repeat=repeat,
         jobs=jobs,
         options=options,
         backend=backend,
         judge=judge,
         display=display,
     )
+    results, missing = play(task or tasks, players=player or (), repeat=repeat)
+    flaky: list[str] = []
+    for place, one in enumerate(results if retry else ()):
+        if one.player == "oracle" and one.failed:
+            (again,), _ = play(one.failed, players=["oracle"], repeat=1)
+            kept = [episode for episode in one.episodes if episode.task not in one.failed]
+            results[place] = replace(one, episodes=[*kept, *again.episodes])
+            flaky += [
+                f"task {name} is flaky: the oracle succeeded only in its second attempt"
+                for name in one.failed
+                if name not in again.failed
+            ]
     rows = [(one.player, str(one.played), str(one.successes), one.verdict) for one in results]
     has_cheats = find_spec("envkit_cheats") is not None
     lines = [
@@ -183,7 +201,7 @@ def check(
         lines.append('the cheats of envkit were not played: pip install "envkit[cheats]", or in a clone ./cheats')
     problems = [*unplayable(results), *(line for one in results for line in one.problems())]
     table = [("PLAYER", "EPISODES", "SUCCESS", "VERDICT"), *rows]
-    return CommandResult([table, *lines, *problems], is_ok=not problems)
+    return CommandResult([table, *lines, *flaky, *problems], is_ok=not problems)
 
 
 def check_tasks(
