@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 _BOARD: Mapping[str, object] = {"splits": ("train", "validation", "eval"), "compact_options": {"instructions": False}}
 _SOKOBAN: Mapping[str, object] = {
@@ -22,8 +22,8 @@ _GYMNASIUM = {**_LAKE, "splits": ()}  # a single map has no splits
 _TEN_MOVES = {"max_moves": 10, "moves": [1, 10]}
 
 
-def _tool_env(name: str, *operator_options: str, cheats: Sequence[str] = ()) -> Mapping[str, object]:
-    """Return the fields of an environment on `TaskEnv`; `cheats` are methods that play a task's own cheats."""
+def _tool_env(name: str, *operator_options: str, has_cheats: bool = False) -> Mapping[str, object]:
+    """Return the fields of an environment on `TaskEnv`, whose tasks may have their own cheats."""
     package = f"envkit.environments.{name.lower()}"
     return {
         "entry_point": f"{package}:{name}",
@@ -33,8 +33,7 @@ def _tool_env(name: str, *operator_options: str, cheats: Sequence[str] = ()) -> 
         "replayable": False,  # what commands print may differ
         "players": {
             "oracle": f"{package}:{name}.oracle",
-            "nop": f"{package}:{name}.nop",
-            **{f"cheat:{one}": f"{package}:{name}.{one}" for one in cheats},
+            **({"cheat:own": f"{package}:{name}.own"} if has_cheats else {}),
         },
         "task_set": f"{package}:{name}Tasks",
     }
@@ -163,7 +162,7 @@ CATALOG: tuple[Mapping[str, object], ...] = (
     },
     {
         "id": "Terminal-v0",
-        **_tool_env("Terminal", "keep_processes", "variables", cheats=("own_first", "own_second")),
+        **_tool_env("Terminal", "keep_processes", "variables", has_cheats=True),
         "commands": {one: f"envkit.environments.terminal.commands:{one}" for one in ("ls", "build", "export")},
         "summary": "Work on a task in a shell: generated tasks, fifteen of envkit, or folders of Harbor; tests decide.",
     },

@@ -95,7 +95,8 @@ def _question_of(line: str) -> Question:
     for name in entry:
         if name not in Question._fields:
             raise OptionError(name, f"no such key{did_you_mean(name, Question._fields)}")
-    if type(number := entry.get("answer")) in (int, float) and math.isfinite(number):
+    number = entry.get("answer")
+    if type(number) is int or (type(number) is float and math.isfinite(number)):
         entry["answer"] = str(number)
     if entry.get("split") is not None:
         check_choice("split", entry["split"], SPLITS)

@@ -246,7 +246,7 @@ def _checked(observation: Observation, reward: object, terminated: object, trunc
 
 
 def _number(name: str, value: object) -> float:
-    if not isinstance(value, (Real, np.bool_)) or not abs(value) <= _MAX_REWARD:
+    if not isinstance(value, (Real, np.bool_)) or not -_MAX_REWARD <= value <= _MAX_REWARD:  # type: ignore[operator]
         raise TypeError(
             f"the {name} is {reprlib.repr(value)}; return a finite number up to {_MAX_REWARD:g}, such as 0.0"
         )

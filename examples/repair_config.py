@@ -62,9 +62,5 @@ def register() -> None:
         RepairConfig,
         needs={"sandbox"},
         replayable=False,  # what commands print may differ
-        players={
-            "oracle": RepairConfig.oracle,
-            "nop": RepairConfig.nop,
-            **RepairConfig.cheats({"empty_values": empty_values}),
-        },
+        players={"oracle": RepairConfig.oracle, **RepairConfig.cheats({"empty_values": empty_values})},
     )

@@ -26,8 +26,7 @@ from envkit.types import Info, Observation, Options, Reset, Step
 
 from ..answer import code_block
 from ..tasks import Plan, SandboxTask, TaskEnv, Verdict
-from ..tasks.task import read_files
-from ..tools import ToolEnv
+from ..tools import ToolEnv, read_files
 from .grading import SOLUTION, judge
 from .task_set import CodeOptions, options_of
 from .tasks import Problem
@@ -52,7 +51,7 @@ class CodeTask(SandboxTask[bytes]):
 
     def __init__(self, problem: Problem, options: CodeOptions) -> None:
         self.problem, self.options = problem, options
-        self.spec = options.spec
+        self.spec, self.logs = options.spec, options.logs
         self.judge_limit_s = options.timeout_s + _WRITES_S
         self.statement = (
             f"{_statement(problem)}\n\nWrite it to {SOLUTION}, where a stub is. `python3 test_examples.py` in "
@@ -148,10 +147,8 @@ class Code(TaskEnv):
         self._answer, is_valid = submission_of(action)
         return Step(Observation("Your answer was submitted."), 0.0, True, False, {"action_is_valid": is_valid})
 
-    async def verdict(self, *, is_last: bool = True) -> Verdict:
-        if self._has_tools:
-            return await super().verdict(is_last=is_last)
-        return await self.judge_work((self._answer or "").encode(errors="replace"))
+    async def work(self) -> bytes | Verdict:
+        return await super().work() if self._has_tools else (self._answer or "").encode(errors="replace")
 
 
 def _question(problem: Problem) -> str:

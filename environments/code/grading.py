@@ -11,20 +11,21 @@ import operator
 import random
 import secrets
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from pathlib import Path
 
 from envkit.protocols import Sandbox
 from envkit.types import JSON, ExecResult
 
-from ..tasks import AdaptiveTimeout, Verdict
+from ..tasks import Verdict
 from .task_set import CodeOptions
-from .tasks import Case, Problem, size
+from .tasks import Case, Problem, is_same, size
 
 SOLUTION = "/workspace/solution.py"
 """Path of the submission, in the sandbox of a player and in that of the grader."""
 
 _REQUEST = "/workspace/tests.json"
+_LONGEST_S: dict[str, float] = {}
+"""Seconds of the slowest correct submission that this process has graded, by level or text of the problem."""
 _DRIVER = Path(__file__).with_name("driver.py").read_text(encoding="utf-8")
 
 
@@ -44,25 +45,28 @@ async def judge(sandbox: Sandbox, problem: Problem, options: CodeOptions, source
     request: JSON = {"nonce": nonce, "path": SOLUTION, "entry": problem.entry, "tests": arguments}
     await sandbox.write(SOLUTION, source)
     await sandbox.write(_REQUEST, json.dumps(request).encode())
-    adaptive = adaptive_timeout(options.timeout_s) if options.adaptive_timeout else None
     case = f"level {problem.level}" if problem.level else problem.text
+    longest_s = _LONGEST_S.get(case) if options.adaptive_timeout else None
     result = await sandbox.exec(
         ["python3", "-I", "-c", _DRIVER, _REQUEST],
-        timeout_s=options.timeout_s if adaptive is None else adaptive.seconds(case),
+        timeout_s=adaptive_timeout_s(longest_s, options.timeout_s),
         max_output_bytes=(1 << 20) + 2 * sum(size(test.expected) for test in tests),
     )
     if result.timed_out:
         return Verdict(reward=0.0, log="the tests did not end in time")
     passed = _passed(result, nonce, tests, _comparison(problem))
-    if adaptive is not None and passed == len(tests):
-        adaptive.passed(case, result.duration_s)
-    return Verdict(reward=passed / len(tests) if options.partial else float(passed == len(tests)))
+    if options.adaptive_timeout and passed == len(tests):
+        _LONGEST_S[case] = max(result.duration_s, _LONGEST_S.get(case, 0.0))
+    reward = passed / len(tests) if options.partial else float(passed == len(tests))
+    return Verdict(reward=reward, log=f"{passed} of {len(tests)} hidden tests passed")
 
 
-@lru_cache
-def adaptive_timeout(most_s: float) -> AdaptiveTimeout:
-    """Return the timeout that all graders of this process with the maximum `most_s` share."""
-    return AdaptiveTimeout(least_s=min(2.0, most_s), most_s=most_s)
+def adaptive_timeout_s(longest_s: float | None, most_s: float) -> float:
+    """Return a timeout that follows the seconds of the slowest correct submission, as in RollPacker.
+
+    It is 1.5 times `longest_s`, but at least 2 s, and at most `most_s`, which it also is before the first success.
+    """
+    return most_s if longest_s is None else min(max(2.0, 1.5 * longest_s), most_s)
 
 
 def _comparison(problem: Problem) -> Callable[[JSON, JSON], bool]:
@@ -90,17 +94,6 @@ def _passed(result: ExecResult, nonce: str, tests: Sequence[Case], is_right: Cal
         return 0
     pairs = zip(found, tests, strict=True)
     return sum(isinstance(one, list) and len(one) == 1 and is_right(one[0], test.expected) for one, test in pairs)
-
-
-def is_same(found: JSON, expected: JSON) -> bool:
-    """Return whether two values are equal and of the same types: 1 and 1.0 or 1 and True are not the same."""
-    if type(found) is not type(expected):
-        return False
-    if isinstance(expected, list) and isinstance(found, list):
-        return len(found) == len(expected) and all(map(is_same, found, expected))
-    if isinstance(expected, dict) and isinstance(found, dict):
-        return found.keys() == expected.keys() and all(is_same(found[key], expected[key]) for key in expected)
-    return found == expected
 
 
 def _is_same_text(found: JSON, expected: JSON) -> bool:

@@ -125,7 +125,7 @@ def apply(operations: Sequence[Operation], value: JSON) -> JSON:
 def _is_reducible(operations: Sequence[Operation], tests: Sequence[Case]) -> bool:
     """Return whether a shorter composition gives the expected result in all `tests`."""
     return any(
-        all(_same(apply(shorter, test.arguments[0]), test.expected) for test in tests)
+        all(is_same(apply(shorter, test.arguments[0]), test.expected) for test in tests)
         for shorter in _shorter(operations)
     )
 
@@ -142,8 +142,15 @@ def _shorter(operations: Sequence[Operation]) -> Iterator[Sequence[Operation]]:
         yield from ((one,) for kind in KINDS for one in kind if (one.takes, one.gives) == (takes, gives))
 
 
-def _same(one: JSON, other: JSON) -> bool:
-    return type(one) is type(other) and one == other
+def is_same(found: JSON, expected: JSON) -> bool:
+    """Return whether two values are equal and of the same types: 1 and 1.0 or 1 and True are not the same."""
+    if type(found) is not type(expected):
+        return False
+    if isinstance(expected, list) and isinstance(found, list):
+        return len(found) == len(expected) and all(map(is_same, found, expected))
+    if isinstance(expected, dict) and isinstance(found, dict):
+        return found.keys() == expected.keys() and all(is_same(found[key], expected[key]) for key in expected)
+    return found == expected
 
 
 def _problem(operations: Sequence[Operation], cases: Sequence[Case]) -> Problem:

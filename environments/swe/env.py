@@ -65,6 +65,7 @@ class SweOptions:
         image: Image of the sandboxes, with Python 3.10 or later; None means the default of the backend.
         in_image: Whether the image contains the environment of the tests. If not, sandboxes see that of this machine.
         review: Folder in which the changes and verdicts of suspicious episodes are kept; None to keep none.
+        logs: Folder for a file with reward and failed tests of each grading; None for none.
     """
 
     tasks: str | None = None
@@ -73,6 +74,7 @@ class SweOptions:
     image: str | None = None
     in_image: bool = False
     review: str | None = None
+    logs: str | None = None
 
     def __post_init__(self) -> None:
         if self.split is not None:
@@ -81,7 +83,7 @@ class SweOptions:
         check_boolean("in_image", self.in_image)
         if self.image is not None and not isinstance(self.image, str):
             raise OptionError("image", f"must be the name of an image, got {self.image!r}")
-        for name, value in (("tasks", self.tasks), ("review", self.review)):
+        for name, value in (("tasks", self.tasks), ("review", self.review), ("logs", self.logs)):
             if value is not None:
                 check_path(name, value)
 
@@ -176,7 +178,7 @@ class SweBug(SandboxTask[Mapping[str, bytes]]):
 
     def __init__(self, bug: SweTask, options: SweOptions, tree: Path, environment: Path | None) -> None:
         self.name, self.bug, self.tree, self.environment = bug.id, bug, tree, environment
-        self.spec = spec_of(environment, image=options.image)
+        self.spec, self.logs = spec_of(environment, image=options.image), options.logs
         paths = [bug.file, *re.findall(r"^\+\+\+ b/(.+\.py)$", bug.patch, re.M)]
         self.modules = sorted({module.partition(".")[0] for module in map(module_of, paths) if module})
         self.timeout_s = options.lock.timeout_s(bug.base)

@@ -182,7 +182,7 @@ async def grade_changes(
             flags = (*flags, problem or "no second bug was found that the tests find")
     return Verdict(
         reward=float(not problem and all(test.is_ok for test in tests.values())),
-        log=problem,
+        log="\n".join([*(f"{one.outcome}: {test}" for test, one in tests.items() if not one.is_ok), problem]),
         tests=tests,
         refused=refused,
         flags=flags,

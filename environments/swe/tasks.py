@@ -112,7 +112,7 @@ msgspec.json.Decoder(tuple[SweTask, Lock])
 
 
 def read_lines(file: Path) -> list[dict[str, object]]:
-    """Return the objects of a file of JSON lines, plain or compressed with gzip.
+    """Return the objects of a file of JSON lines or of a JSON list, plain or compressed with gzip.
 
     Raises:
         UsageError: The file cannot be read.
@@ -120,20 +120,23 @@ def read_lines(file: Path) -> list[dict[str, object]]:
     """
     try:
         content = file.read_bytes()
-        lines = (gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content).decode().split("\n")
+        text = (gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content).decode()
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read {file}: {error}") from None
     rows: list[dict[str, object]] = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
+    parts = {0: text} if text.lstrip().startswith("[") else dict(enumerate(text.split("\n"), 1))
+    for number, part in parts.items():
+        if not part.strip():
             continue
         try:
-            row = json.loads(line)
+            found = json.loads(part)
         except json.JSONDecodeError as error:
-            raise ConfigError([f"{file}:{number}: not valid JSON: {error.msg} at column {error.colno}"]) from None
-        if not isinstance(row, dict):
-            raise ConfigError([f"{file}:{number}: must be an object, got {line[:60]}"])
-        rows.append(row)
+            line = number or error.lineno
+            raise ConfigError([f"{file}:{line}: not valid JSON: {error.msg} at column {error.colno}"]) from None
+        for row in [found] if number else found:
+            if not isinstance(row, dict):
+                raise ConfigError([f"{file}:{number or 1}: must be an object, got {json.dumps(row)[:60]}"])
+            rows.append(row)
     return rows
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+from envkit import clock
+from envkit.errors import UsageError
 from envkit.protocols import Player, Sandbox, SandboxPool
 from envkit.types import Options
 
@@ -14,7 +18,7 @@ from ..tools import ToolEnv
 from ..tools.limits import LEASE_S
 from .copies import require_no_copies
 from .judge_sandbox import in_fresh_sandbox
-from .players import Cheat, Nop, PlanPlayer, own_cheat, solution_of
+from .players import Cheat, OwnCheats, PlanPlayer, solution_of
 from .prepared import lease_prepared
 from .task import Plan, SandboxTask, Verdict
 
@@ -22,8 +26,8 @@ from .task import Plan, SandboxTask, Verdict
 class TaskEnv(ToolEnv):
     """An environment on `ToolEnv` that plays one `SandboxTask` per episode. A subclass defines `task_of`.
 
-    Its players ask `task_of` for the task of an episode: register them as ``players={"oracle": "module:Class.oracle",
-    "nop": "module:Class.nop"}``.
+    Its players ask `task_of` for the task of an episode: register ``players={"oracle": "module:Class.oracle"}``, and
+    ``"cheat:own": "module:Class.own"`` too if tasks have their own cheats.
 
     Attributes:
         task: The task of the running episode.
@@ -47,7 +51,7 @@ class TaskEnv(ToolEnv):
     @classmethod
     def player(cls, plans_of: Callable[[SandboxTask[Any]], Sequence[Plan]], **options: Any) -> Player:
         """Return a player that carries out the plans that a function returns for a task."""
-        return PlanPlayer(cls.task_of, {"max_turns": cls.max_turns, **cls.options, **options}, plans_of)
+        return PlanPlayer(cls.task_of, cls._with_defaults(options), plans_of)
 
     @classmethod
     def oracle(cls, **options: Any) -> Player:
@@ -55,19 +59,13 @@ class TaskEnv(ToolEnv):
         return cls.player(solution_of, **options)
 
     @classmethod
-    def nop(cls, **options: Any) -> Player:
-        """Return a player that submits without work."""
-        return Nop()
+    def own(cls, **options: Any) -> Player:
+        """Return a player of each task's own cheats."""
+        return OwnCheats(cls.task_of, cls._with_defaults(options))
 
     @classmethod
-    def own_first(cls, **options: Any) -> Player:
-        """Return a player of the first of each task's own cheats."""
-        return cls.player(partial(own_cheat, place=0), **options)
-
-    @classmethod
-    def own_second(cls, **options: Any) -> Player:
-        """Return a player of the second of each task's own cheats."""
-        return cls.player(partial(own_cheat, place=1), **options)
+    def _with_defaults(cls, options: Options) -> Options:
+        return {"max_turns": cls.max_turns, **cls.options, **options}
 
     @classmethod
     def cheats(cls, cheats: Mapping[str, Cheat]) -> Mapping[str, Callable[..., Player]]:
@@ -112,19 +110,25 @@ class TaskEnv(ToolEnv):
         """
         return (await self.verdict()).reward
 
+    async def work(self) -> Any:
+        """Return the agent's work, or the verdict if it cannot be taken. Override it for work outside of a sandbox."""
+        return await self.task.collect(self.sandbox)
+
     async def verdict(self, *, is_last: bool = True) -> Verdict:
-        """Collect the agent's work and judge it.
+        """Collect the agent's work, judge it, and keep the log in the task's folder `logs`, if it has one.
 
         Args:
             is_last: Whether the agent's sandbox is not needed any more, so that the judge's has room.
         """
-        sandbox = self.sandbox
-        work = await self.task.collect(sandbox)
-        if isinstance(work, Verdict):
-            return work
-        if is_last:
-            await self.close()
-        return await self.judge_work(work)
+        verdict = await self.work()
+        if not isinstance(verdict, Verdict):
+            if is_last:
+                await self.close()
+            verdict = await self.judge_work(verdict)
+        if self.task.logs is not None:
+            name = f"{(self.task.name or 'task').replace('/', '-')}-{secrets.token_hex(4)}.txt"
+            await clock.to_thread(_write, Path(self.task.logs, name), f"reward {verdict.reward:g}\n{verdict.log}\n")
+        return verdict
 
     async def judge_work(self, work: Any) -> Verdict:
         """Judge the agent's work in a new sandbox. Override it for a judge that needs several.
@@ -145,3 +149,12 @@ class TaskEnv(ToolEnv):
             judge,
             ended=lambda cause: Verdict(reward=0.0, log=f"the judge's sandbox has ended: {cause}"),
         )
+
+
+def _write(path: Path, text: str) -> None:
+    path = path.expanduser()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"logs: {path}: {error.strerror}; choose a folder that can be written") from None

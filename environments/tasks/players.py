@@ -6,14 +6,15 @@ They carry out a `Plan` with the tools of an episode: a shell, the keys of a ter
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from shlex import quote
 from typing import Any
 
 from envkit.errors import UsageError
 from envkit.protocols import EpisodePlayer, Player
-from envkit.types import Observation, Options, Reset, RolloutRequest
+from envkit.types import Observation, Options, Reset, RolloutRequest, Task
 
 from ..tools import write_call
 from .task import Plan, SandboxTask
@@ -55,10 +56,11 @@ class _Reading(EpisodePlayer):
 
 
 class Nop(Player):
-    """Submits without work."""
+    """Does nothing: it submits if there is a tool for it, otherwise its actions are empty."""
 
     def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
-        return Script([write_call("submit") if start.tools else ""]).begin(request, start)
+        can_submit = any(tool["function"]["name"] == "submit" for tool in start.tools)
+        return Script([write_call("submit") if can_submit else ""]).begin(request, start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +102,31 @@ def solution_of(task: SandboxTask[Any]) -> Sequence[Plan]:
     return plans
 
 
-def own_cheat(task: SandboxTask[Any], place: int) -> Sequence[Plan]:
-    """Return one of the task's own cheats, sorted by name; if it has fewer, the plan to submit without work."""
-    plans = [plan for _, plan in sorted(task.cheats.items())]
-    return [plans[place] if place < len(plans) else Plan()] * task.stages
+@dataclass(frozen=True, slots=True)
+class OwnCheats(Player):
+    """Plays the tasks' own cheats; see `PlanPlayer` for the attributes. Members of a group play them in turn.
+
+    Raises:
+        UsageError: From `begin`: the task has no cheats.
+    """
+
+    task_of: Callable[[int, Options], SandboxTask[Any]]
+    options: Options
+
+    def players_of(self, task: Task) -> Mapping[str, Player]:
+        """Return a player of each cheat of a task by name."""
+        names = sorted(self.task_of(task.seed, {**self.options, **task.options}).cheats)
+        return {name: PlanPlayer(self.task_of, self.options, partial(_own_cheat, name=name)) for name in names}
+
+    def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
+        players = [*self.players_of(request.task).values()]
+        if not players:
+            raise UsageError(f"{request.task.env_id}: this task has no cheats of its own")
+        return players[request.member % len(players)].begin(request, start)
+
+
+def _own_cheat(task: SandboxTask[Any], name: str) -> Sequence[Plan]:
+    return [task.cheats[name]] * task.stages
 
 
 @dataclass(frozen=True, slots=True)

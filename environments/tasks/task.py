@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from envkit.errors import MissingFileError, RefusedFileError, TooLargeError
 from envkit.protocols import Sandbox
 from envkit.types import SandboxSpec
 
-WorkT = TypeVar("WorkT")
+from ..tools import read_files
 
-_MAX_FILE = 16 << 20
-"""Maximum bytes of a file that is part of the work."""
+WorkT = TypeVar("WorkT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +53,7 @@ class SandboxTask(Generic[WorkT]):
         stages: Number of times that the agent submits.
         judge_limit_s: Maximum seconds of what `collect` and `judge` run, by the task's own limits; None if there are
             none. The deadline of those who wait for the judge is never shorter, so that it does not pass first.
+        logs: Folder for a file with reward and log of each verdict; None for none.
         modules: Names of modules that the agent must not find in its sandbox, besides those of envkit.
     """
 
@@ -66,6 +64,7 @@ class SandboxTask(Generic[WorkT]):
     paths: Sequence[str] = ()
     stages: int = 1
     judge_limit_s: float | None = None
+    logs: str | None = None
     modules: Sequence[str] = ()
 
     @property
@@ -120,12 +119,3 @@ class SandboxTask(Generic[WorkT]):
             commands: Commands of bash that carry it out.
         """
         return "```bash\n{}\n```".format("\n".join(commands).rstrip())
-
-
-async def read_files(sandbox: Sandbox, paths: Sequence[str]) -> dict[str, bytes]:
-    """Return the content of those files that exist and that the agent can read, up to 16 MiB each."""
-    found: dict[str, bytes] = {}
-    for path in paths:
-        with suppress(MissingFileError, RefusedFileError, TooLargeError):
-            found[path] = await sandbox.read(path, max_bytes=_MAX_FILE)
-    return found

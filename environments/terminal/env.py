@@ -16,21 +16,18 @@ Info         ``task``, ``category`` and ``level`` of a reset; ``action_is_valid`
 from __future__ import annotations
 
 import math
-import secrets
 import shlex
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 import anyio
 import msgspec
 
 from envkit import clock
-from envkit.errors import SandboxError, SandboxRefusedError, UsageError
+from envkit.errors import SandboxError, SandboxRefusedError
 from envkit.installation import load
 from envkit.metrics import Fold
 from envkit.protocols import Sandbox, SandboxPool
@@ -41,7 +38,7 @@ from ..tasks import TaskEnv, Verdict, in_fresh_sandbox
 from ..tools import ToolEnv, ToolFunction, bash, cut_middle, edit_file, submit, view_file, write_call
 from .options import OF_TASK, TerminalOptions, options_of
 from .screen import ScreenTools
-from .stage import Generated, TerminalStage, how_to_build, run_setup
+from .stage import ScratchFolder, TerminalStage, how_to_build, run_setup
 from .tasks import Healthcheck, TerminalTask
 from .verifier import VerifierError
 
@@ -82,10 +79,8 @@ class Terminal(TaskEnv):
         chosen = options_of(options)
         if chosen.folder is not None:
             return TerminalStage(chosen.task(seed), chosen)
-        # Only a process that is killed here leaves the folder behind.
-        with TemporaryDirectory(prefix="envkit-task-") as scratch:
-            task = chosen.task(seed, Path(scratch))
-            return TerminalStage(task, chosen, generated=Generated.of(task))
+        scratch = ScratchFolder()  # only a process that is killed leaves it behind
+        return TerminalStage(chosen.task(seed, scratch.path), chosen, scratch=scratch)
 
     async def open_task(self, seed: int, options: Options) -> TerminalStage:
         mode = options_of(options).mode
@@ -164,7 +159,7 @@ class Terminal(TaskEnv):
         return rewards[-1] if self.task.task.reward == "final" else sum(rewards) / len(rewards)
 
     async def verdict(self, *, is_last: bool = True) -> Verdict:
-        """Verify a step, and keep what the tests printed, if the options name a folder for it.
+        """Verify a step.
 
         Raises:
             VerifierError: The tests wrote no valid reward, and do not write one without the agent's work either.
@@ -183,9 +178,6 @@ class Terminal(TaskEnv):
                 ended=lambda cause: Verdict(reward=0.0, log=f"{problem}; then the sandbox has ended: {cause}"),
             )
         self._verdicts.append(verdict)
-        if (logs := self.task.options.logs) is not None:
-            name = f"{self.task.name.replace('/', '-')}-{secrets.token_hex(4)}.txt"
-            await clock.to_thread(_write, Path(logs, name), f"reward {verdict.reward:g}\n{verdict.log}\n")
         return verdict
 
     async def close(self) -> None:
@@ -221,15 +213,6 @@ class Terminal(TaskEnv):
             await run_setup(self.sandbox, task, "/tmp/setup.sh")
         if step.healthcheck is not None:
             await _wait_until_healthy(self.sandbox, task, step.healthcheck)
-
-
-def _write(path: Path, text: str) -> None:
-    path = path.expanduser()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"logs: {path}: {error.strerror}; choose a folder that can be written") from None
 
 
 def _level(task: TerminalTask) -> dict[str, JSON]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
@@ -12,7 +12,7 @@ from typing import Literal
 from envkit.errors import OptionError, did_you_mean
 from envkit.types import JSON, Options, Task, stable_hash
 
-from ..options import check_boolean, check_choice, check_integer, check_path, check_range, override
+from ..options import check_boolean, check_choice, check_integer, check_path, check_range, override_known
 from ..split import SPLITS, Split, split_of
 from .families import FAMILIES, HELD_OUT, write_drawn
 from .families.family import MAX_DIFFICULTY
@@ -208,5 +208,4 @@ class TerminalTasks:
 
 def options_of(options: Options) -> TerminalOptions:
     """Return the options among `options` that are not limits of `ToolEnv`."""
-    names = {field.name for field in fields(TerminalOptions)}
-    return override(TerminalOptions(), {name: value for name, value in options.items() if name in names})
+    return override_known(TerminalOptions(), options)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import re
 import shlex
+import shutil
 import tarfile
+import tempfile
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
-from envkit import clock
 from envkit.errors import SandboxError, SandboxRefusedError
 from envkit.protocols import Sandbox
 from envkit.types import SandboxSpec
@@ -22,7 +23,7 @@ from .artifacts import pack, unpack
 from .images import image_of, verifier_image_of
 from .options import OF_TASK, OWN, TerminalOptions
 from .tasks import WORK, Artifact, TaskStep, TerminalTask
-from .verifier import SETUP_S, VerifierError, end_processes, pack_tests, run_tests
+from .verifier import SETUP_S, VerifierError, end_processes, run_tests
 
 _SETUP_S = 300.0
 _NOT_UPLOADED = ("Dockerfile", ".dockerignore")
@@ -30,29 +31,12 @@ _CHANGES_SHELL = re.compile(r"\b(exit|set|exec|trap|shopt|cd|return|BASH_SOURCE)
 _ARCHIVE = "/tmp/solution.tar.gz"
 
 
-class Generated(NamedTuple):
-    """What the folder of a generated task contains, which exists only until this has been read.
+class ScratchFolder:
+    """A temporary folder that is removed with the last reference to this object, and at the end of the process."""
 
-    Attributes:
-        files: Content and mode of the files of the environment by path.
-        tests: The tests of each step; see `pack_tests`.
-        solution: See `SandboxTask.solution`.
-        cheats: See `SandboxTask.cheats`.
-    """
-
-    files: Mapping[str, tuple[bytes, int]]
-    tests: Sequence[bytes]
-    solution: Sequence[Plan] | None
-    cheats: Mapping[str, Plan]
-
-    @classmethod
-    def of(cls, task: TerminalTask) -> Generated:
-        paths = [path for path in task.environment.rglob("*") if path.is_file() and path.name not in _NOT_UPLOADED]
-        files = {
-            path.relative_to(task.environment).as_posix(): (path.read_bytes(), path.stat().st_mode & 0o777)
-            for path in sorted(paths)
-        }
-        return cls(files, [pack_tests(step) for step in task.steps], _solution(task), _cheats(task))
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="envkit-task-"))
+        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
 
 class TerminalStage(SandboxTask[Sequence[tuple[Artifact, bytes]]]):
@@ -62,13 +46,14 @@ class TerminalStage(SandboxTask[Sequence[tuple[Artifact, bytes]]]):
         task: The task.
         options: Options of the environment.
         at: Number of the step.
-        generated: What was read of the folder of a generated task; None if the folder exists.
+        scratch: The folder of a generated task, which is kept as long as the step; None if the task is not generated.
     """
 
     def __init__(
-        self, task: TerminalTask, options: TerminalOptions, at: int = 0, generated: Generated | None = None
+        self, task: TerminalTask, options: TerminalOptions, at: int = 0, scratch: ScratchFolder | None = None
     ) -> None:
-        self.name, self.task, self.options, self.at, self.generated = task.name, task, options, at, generated
+        self.name, self.task, self.options, self.at, self.scratch = task.name, task, options, at, scratch
+        self.logs = options.logs
         self.step, self.stages = task.steps[at], len(task.steps)
         introduction = "" if at else f"{_introduction(options.mode, task.workdir)}\n\n"
         self.statement = f"{introduction}{self.step.instruction.strip()}"
@@ -86,7 +71,7 @@ class TerminalStage(SandboxTask[Sequence[tuple[Artifact, bytes]]]):
         )
         self.judge_limit_s = max(_judge_limit_s(task, step) for step in task.steps)
         # Most generated tasks are played only a few times.
-        self.prepared_key = task.folder if task.is_portable and generated is None else None
+        self.prepared_key = task.folder if task.is_portable and scratch is None else None
 
     @property
     def judge_spec(self) -> SandboxSpec:
@@ -96,11 +81,15 @@ class TerminalStage(SandboxTask[Sequence[tuple[Artifact, bytes]]]):
 
     @property
     def solution(self) -> Sequence[Plan] | None:
-        return self.generated.solution if self.generated else _solution(self.task)
+        folders = [step.solution for step in self.task.steps]
+        return [_solve(self.task, one) for one in folders if one is not None] if None not in folders else None
 
     @property
     def cheats(self) -> Mapping[str, Plan]:
-        return self.generated.cheats if self.generated else _cheats(self.task)
+        return {
+            name: Plan([f"bash -s <<'END-OF-CHEAT'\n{path.read_text()}\nEND-OF-CHEAT"])
+            for name, path in self.task.cheats.items()
+        }
 
     async def prepare(self, sandbox: Sandbox) -> None:
         """Write the environment of a portable task.
@@ -120,10 +109,7 @@ class TerminalStage(SandboxTask[Sequence[tuple[Artifact, bytes]]]):
                 f"{task.name} needs {', '.join(missing)} in the sandbox; install it on this machine (local), or use "
                 f"the task's image: {how_to_build(self.options)} --option image=task",
             )
-        if self.generated is not None:
-            for path, (content, mode) in self.generated.files.items():
-                await sandbox.write(f"{WORK}/{path}", content, mode=mode)
-        elif task.environment.is_dir():
+        if task.environment.is_dir():
             await sandbox.upload(task.environment, WORK)
         await sandbox.exec(["rm", "-f", "--", *(f"{WORK}/{name}" for name in _NOT_UPLOADED)])
         if task.setup:
@@ -137,7 +123,7 @@ class TerminalStage(SandboxTask[Sequence[tuple[Artifact, bytes]]]):
         for one in verifier.collect:
             await sandbox.exec(["sh", "-c", one.command], timeout_s=one.timeout_s, cwd=self.task.workdir or None)
         if not verifier.is_separate:
-            return await run_tests(sandbox, self.task, self.step, await self._tests())
+            return await run_tests(sandbox, self.task, self.step)
         artifacts = await pack(sandbox, self.task, self.step)
         return Verdict(reward=0.0, log=artifacts) if isinstance(artifacts, str) else artifacts
 
@@ -150,7 +136,7 @@ class TerminalStage(SandboxTask[Sequence[tuple[Artifact, bytes]]]):
         for artifact, archive in work:
             if (problem := await unpack(sandbox, self.task, artifact, archive)) is not None:
                 return Verdict(reward=0.0, log=problem)
-        return await run_tests(sandbox, self.task, self.step, await self._tests())
+        return await run_tests(sandbox, self.task, self.step)
 
     async def judge_without_work(self, sandbox: Sandbox, error: VerifierError) -> Verdict:
         """Return a reward of 0 if the tests write a reward without the agent's work, which has thus caused `error`.
@@ -160,7 +146,7 @@ class TerminalStage(SandboxTask[Sequence[tuple[Artifact, bytes]]]):
         """
         if self.judge_spec == self.spec:
             await self.prepare(sandbox)
-        await run_tests(sandbox, self.task, self.step, await self._tests())
+        await run_tests(sandbox, self.task, self.step)
         return Verdict(reward=0.0, log=f"{error}\nThe tests write a reward if the agent has done nothing.")
 
     async def located(self, sandbox: Sandbox) -> TerminalStage:
@@ -169,14 +155,11 @@ class TerminalStage(SandboxTask[Sequence[tuple[Artifact, bytes]]]):
             return self
         shown = await sandbox.exec(["sh", "-c", 'echo "$ENVKIT_WORKDIR"'], cwd="/")
         task = replace(self.task, workdir=shown.stdout.strip() or self.task.workdir)
-        return TerminalStage(task, self.options, self.at, self.generated)
+        return TerminalStage(task, self.options, self.at, self.scratch)
 
     def next(self) -> TerminalStage:
         """Return the next step."""
-        return TerminalStage(self.task, self.options, self.at + 1, self.generated)
-
-    async def _tests(self) -> bytes:
-        return self.generated.tests[self.at] if self.generated else await clock.to_thread(pack_tests, self.step)
+        return TerminalStage(self.task, self.options, self.at + 1, self.scratch)
 
 
 def _judge_limit_s(task: TerminalTask, step: TaskStep) -> float:
@@ -206,18 +189,6 @@ def _introduction(mode: str, workdir: str) -> str:
         return f"Answer with a shell script in a ```bash block. It runs once{where}, and must do the following."
     how = "with the tools" if mode == "bash" else "with the keys and the screen of a terminal"
     return f"Work on this task{where} {how}, and call submit when you are done."
-
-
-def _cheats(task: TerminalTask) -> Mapping[str, Plan]:
-    return {
-        name: Plan([f"bash -s <<'END-OF-CHEAT'\n{path.read_text()}\nEND-OF-CHEAT"])
-        for name, path in task.cheats.items()
-    }
-
-
-def _solution(task: TerminalTask) -> Sequence[Plan] | None:
-    folders = [step.solution for step in task.steps]
-    return [_solve(task, one) for one in folders if one is not None] if None not in folders else None
 
 
 def _solve(task: TerminalTask, solution: Path) -> Plan:

@@ -12,6 +12,7 @@ import re
 import tarfile
 from pathlib import Path
 
+from envkit import clock
 from envkit.errors import UnsupportedError
 from envkit.protocols import Sandbox
 from envkit.types import GRADER_HOME, SandboxUser
@@ -49,14 +50,14 @@ async def end_processes(sandbox: Sandbox, task: TerminalTask) -> None:
     await sandbox.shell().close()
 
 
-async def run_tests(sandbox: Sandbox, task: TerminalTask, step: TaskStep, tests: bytes) -> Verdict:
+async def run_tests(sandbox: Sandbox, task: TerminalTask, step: TaskStep) -> Verdict:
     """Run the tests of a step in a sandbox, in which the agent's processes have ended.
 
     Raises:
         VerifierError: The tests wrote no valid reward.
     """
     verifier = step.verifier
-    user = await _prepare(sandbox, task, tests)
+    user = await _prepare(sandbox, task, await clock.to_thread(pack_tests, step))
     folder, logs = places(task)
     env = {**verifier.env, "ENVKIT_LOGS": logs} if task.is_portable else dict(verifier.env)
     cwd = "/" if task.is_portable or not task.workdir else task.workdir

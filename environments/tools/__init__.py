@@ -3,7 +3,7 @@
 from envkit.types import Submission
 
 from .calls import CallStatus, ToolCall, how_to_call, parse_call, write_call
-from .env import ToolEnv
+from .env import ToolEnv, read_files
 from .limits import ToolLimits, cut_middle
 from .shell_tools import bash, edit_file, format_result, submit, view_file
 from .tool import Tool, ToolFunction, tool_of
@@ -22,6 +22,7 @@ __all__ = [
     "format_result",
     "how_to_call",
     "parse_call",
+    "read_files",
     "submit",
     "tool_of",
     "view_file",

@@ -215,10 +215,7 @@ class ToolEnv(AsyncEnv):
         Files above 16 MiB, and files that the agent cannot read, are left out. Call this once, in `grade`: it releases
         the agent's sandbox after the files are read, so that the sandbox of a grader has room.
         """
-        found: dict[str, bytes] = {}
-        for path in paths:
-            with suppress(MissingFileError, RefusedFileError, TooLargeError):
-                found[path] = await self.sandbox.read(path, max_bytes=_MAX_FILE)
+        found = await read_files(self.sandbox, paths)
         await self.close()
         return Submission(self.submitted or "", found)
 
@@ -254,6 +251,15 @@ class ToolEnv(AsyncEnv):
 
     def _limits_of(self, options: Options) -> ToolLimits:
         return ToolLimits(**{name: options[name] for name in self._limit_names})  # type: ignore[arg-type]
+
+
+async def read_files(sandbox: Sandbox, paths: Sequence[str]) -> dict[str, bytes]:
+    """Return the content of those files that exist and that the agent can read, up to 16 MiB each."""
+    found: dict[str, bytes] = {}
+    for path in paths:
+        with suppress(MissingFileError, RefusedFileError, TooLargeError):
+            found[path] = await sandbox.read(path, max_bytes=_MAX_FILE)
+    return found
 
 
 def _unless_agent_ended_it(

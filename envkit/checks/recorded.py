@@ -16,7 +16,7 @@ import gymnasium
 
 from envkit import clock
 from envkit.errors import EnvkitError, PlayerStoppedError
-from envkit.protocols import EpisodePlayer, Expert, Player, TaskExpert
+from envkit.protocols import EpisodePlayer, Expert, Player, expert_for
 from envkit.trainer_bridge.rollout import RolloutLimits, play
 from envkit.trainer_bridge.rollout.players import Chooser, ScriptedPlayer
 from envkit.types import (
@@ -212,7 +212,7 @@ class Explorer(Player):
 
     def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
         task, expert, rng = request.task, self.env.expert, random.Random(stable_hash("check-env", request.task.seed))
-        playing = expert.for_task(task) if isinstance(expert, TaskExpert) else expert
+        playing = None if expert is None else expert_for(expert, task)
         until = clock.stopwatch() + self.within_s
         share = 1.0 if self.only_expert else 0.7 if task.seed % 2 == 1 else 0.0
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
@@ -17,6 +18,7 @@ import typer
 
 from envkit import clock, registry
 from envkit.checks.recorded import NO_SUCCESS
+from envkit.environments.tasks import OwnCheats
 from envkit.errors import EnvError, UsageError, did_you_mean
 from envkit.protocols import EnvHost, Episode, EpisodePlayer, Player
 from envkit.registry import EnvSpec
@@ -31,7 +33,6 @@ EXPECTED: Mapping[str, str] = {"nop": "must fail", "oracle": "must succeed", "ch
 """What each kind of player must do. The kind of ``cheat:NAME`` is ``cheat``."""
 
 _LIMITS = RolloutLimits(max_turns=1000, player_timeout_s=300.0, episode_timeout_s=900.0, grade_timeout_s=600.0)
-_AT_ONCE = 4
 _LOG_LINES = 10
 
 
@@ -42,6 +43,7 @@ class TaskEpisode:
     Attributes:
         task: Name of the task, or its index if it has no name.
         outcome: How it ended.
+        cheat: Name of the cheat, if it is one of the task's own.
         printed: Last lines that the player saw, such as those that the solution printed.
         log: Last lines of the grader's output, if the environment has the option ``logs`` and it was not set.
         is_playable: Whether the task can be played here: whether any player could begin an episode of it.
@@ -49,6 +51,7 @@ class TaskEpisode:
 
     task: str
     outcome: Outcome
+    cheat: str = ""
     printed: str = ""
     log: str = ""
     is_playable: bool = True
@@ -78,23 +81,28 @@ class PlayerResult:
             return "void" if all(one.is_void for one in bad) else "fail"
         return "ok" if self.played else "void"
 
+    @property
+    def failed(self) -> Sequence[str]:
+        """The tasks that can be played and in which the player did not do what it must."""
+        return list(dict.fromkeys(one.task for one in self.episodes if one.is_playable and not self._is_ok(one)))
+
     def problems(self) -> Sequence[str]:
         """Return a text for each task that can be played and in which the player did not do what it must.
 
         Below the first line of a text is the end of what the solution and the grader printed.
         """
         kind, texts = _kind(self.player), []
-        for task in dict.fromkeys(one.task for one in self.episodes if one.is_playable):
+        for task in self.failed:
             played = [one for one in self.episodes if one.task == task]
             bad = [one for one in played if not self._is_ok(one)]
-            if bad:
-                one = next((one for one in bad if one.outcome.is_void), bad[0])
-                must = "was not checked" if all(one.outcome.is_void for one in bad) else EXPECTED[kind]
-                lines = [f"{self.player} {must}: task {task}: {len(bad)} of {len(played)}: {_shown(one.outcome)}"]
-                printed = one.printed if kind == "oracle" and not one.outcome.is_void else ""
-                for title, end in (("the solution printed", printed), ("the grader printed", one.log)):
-                    lines += [f"  {title}:", *(f"    {line}" for line in end.splitlines())] if end else []
-                texts.append("\n".join(lines))
+            one = next((one for one in bad if one.outcome.is_void), bad[0])
+            must = "was not checked" if all(one.outcome.is_void for one in bad) else EXPECTED[kind]
+            count = f"{len(bad)} of {len(played)}{one.cheat and f', such as {one.cheat}'}"
+            lines = [f"{self.player} {must}: task {task}: {count}: {_shown(one.outcome)}"]
+            printed = one.printed if kind == "oracle" and not one.outcome.is_void else ""
+            for title, end in (("the solution printed", printed), ("the grader printed", one.log)):
+                lines += [f"  {title}:", *(f"    {line}" for line in end.splitlines())] if end else []
+            texts.append("\n".join(lines))
         return texts
 
     def _is_ok(self, episode: TaskEpisode) -> bool:
@@ -146,6 +154,10 @@ def check(
         typer.Option(metavar="NAME", help="Only this player: oracle, nop, or cheat for all cheats; repeatable."),
     ] = None,
     repeat: Annotated[int, typer.Option(min=1, metavar="COUNT", help="Episodes of the oracle per task.")] = 20,
+    retry: Annotated[
+        bool, typer.Option("--retry", help="Play an oracle that failed once more: its tests may measure time.")
+    ] = False,
+    jobs: Annotated[int, typer.Option(min=1, metavar="COUNT", help="Number of episodes at once.")] = 4,
     *,
     spec: EnvSpec,
     options: Options,
@@ -158,17 +170,28 @@ def check(
     Prints one line per player, and one for each task in which a player did not do what it must, with the end of what
     the solution and the grader printed. A task that cannot be played here is void. In both cases, it exits with 1.
     """
-    results, missing = check_tasks(
+    play = partial(
+        check_tasks,
         spec.id,
-        task or tasks,
-        players=player or (),
         split=split,
-        repeat=repeat,
+        jobs=jobs,
         options=options,
         backend=backend,
         judge=judge,
         display=display,
     )
+    results, missing = play(task or tasks, players=player or (), repeat=repeat)
+    flaky: list[str] = []
+    for place, one in enumerate(results if retry else ()):
+        if one.player == "oracle" and one.failed:
+            (again,), _ = play(one.failed, players=["oracle"], repeat=1)
+            kept = [episode for episode in one.episodes if episode.task not in one.failed]
+            results[place] = replace(one, episodes=[*kept, *again.episodes])
+            flaky += [
+                f"task {name} is flaky: the oracle succeeded only in its second attempt"
+                for name in one.failed
+                if name not in again.failed
+            ]
     rows = [(one.player, str(one.played), str(one.successes), one.verdict) for one in results]
     has_cheats = find_spec("envkit_cheats") is not None
     lines = [
@@ -178,7 +201,7 @@ def check(
         lines.append('the cheats of envkit were not played: pip install "envkit[cheats]", or in a clone ./cheats')
     problems = [*unplayable(results), *(line for one in results for line in one.problems())]
     table = [("PLAYER", "EPISODES", "SUCCESS", "VERDICT"), *rows]
-    return CommandResult([table, *lines, *problems], is_ok=not problems)
+    return CommandResult([table, *lines, *flaky, *problems], is_ok=not problems)
 
 
 def check_tasks(
@@ -188,6 +211,7 @@ def check_tasks(
     players: Sequence[str] = (),
     split: str = "eval",
     repeat: int = 20,
+    jobs: int = 4,
     options: Mapping[str, JSON] | None = None,
     backend: str | None = None,
     judge: str | None = None,
@@ -195,7 +219,7 @@ def check_tasks(
 ) -> tuple[list[PlayerResult], list[str]]:
     """Play tasks with the nop, the oracle and the cheats of their environment.
 
-    If the environment has no player ``nop``, the nop plays an empty action in each turn.
+    If the environment has no player ``nop``, the nop submits, or plays empty actions if there is no tool ``submit``.
 
     Args:
         env_id: Registered environment.
@@ -203,6 +227,7 @@ def check_tasks(
         players: Names of players, or ``cheat`` for all cheats; empty for all players.
         split: Split of the tasks, if the environment has splits.
         repeat: Episodes of the oracle per task, to find tasks that it solves only sometimes.
+        jobs: Number of episodes at once.
         options: Options of the environment.
         backend: Kind of the sandboxes, if the environment needs sandboxes; None means ``"auto"``.
         judge: ``MODEL@URL`` of the judge, if the environment needs one.
@@ -221,7 +246,7 @@ def check_tasks(
     if not names:
         raise UsageError(f"{env_id} has no players to check tasks with; register players={{'oracle': ..., 'nop': ...}}")
     if NOP not in names:  # player_of then returns the general one, as in an evaluation
-        names.append(NOP)
+        names.insert(1, NOP)
     missing = [kind for kind in EXPECTED if kind not in map(_kind, names)]
     for one in players:
         if one not in (known := {*names, *map(_kind, names)}):
@@ -230,7 +255,12 @@ def check_tasks(
     found = task_sets.select(spec, chosen, split, tasks)
     opened = {name: player_of(name, spec, chosen) for name in names}
     # By task, since a backend may keep a prepared sandbox of the last tasks.
-    queue = [(task, name) for task in found for name in names for _ in range(repeat if name == "oracle" else 1)]
+    queue = [
+        (task, name, cheat, player)
+        for task in found
+        for name in names
+        for cheat, player in _players(opened[name], found[task], repeat if name == "oracle" else 1)
+    ]
     display.phase(f"check {env_id}", len(queue))
     defaults = getattr(registry.load(spec.entry_point), "options", {})
     has_logs = "logs" in defaults and isinstance(defaults["logs"], str | None)
@@ -244,24 +274,29 @@ def check_tasks(
             logs = [Path(mkdtemp(dir=folder)) for _ in queue]
             async with (
                 open_resources(spec.needs, backend=backend, judge=judge, announce=display.announce) as resources,
-                slots(_AT_ONCE, chosen, resources) as host,
+                slots(jobs, chosen, resources) as host,
             ):
                 resources.arguments(spec)  # raises what is missing here, for any task
-                rollout = Rollout(_VoidHost(host), _Queue([opened[name] for _, name in queue]), _LIMITS, _AT_ONCE)
+                rollout = Rollout(_VoidHost(host), _Queue([player for *_, player in queue]), _LIMITS, jobs)
                 result = await rollout.groups(
-                    [with_logs(found[task], log) for (task, _), log in zip(queue, logs, strict=True)],
+                    [with_logs(found[task], log) for (task, *_), log in zip(queue, logs, strict=True)],
                     phase="check",
                     seed=stable_hash("check task"),
                     on_episode=lambda played: display.advance(),
                 )
-            begun = {task for (task, _), one in zip(queue, result.trajectories, strict=True) if one.start is not None}
+            begun = {task for (task, *_), one in zip(queue, result.trajectories, strict=True) if one.start is not None}
             episodes: dict[str, list[TaskEpisode]] = {name: [] for name in names}
-            for (task, name), one, log in zip(queue, result.trajectories, logs, strict=True):
+            for (task, name, cheat, _), one, log in zip(queue, result.trajectories, logs, strict=True):
                 end = _last_lines(turn.step.observation.text for turn in one.turns if turn.step is not None)
-                episodes[name].append(TaskEpisode(task, one.outcome, end, _end_of(log), task in begun))
-            return [PlayerResult(name, some) for name, some in episodes.items()]
+                episodes[name].append(TaskEpisode(task, one.outcome, cheat, end, _end_of(log), task in begun))
+            return [PlayerResult(name, some) for name, some in episodes.items() if some]
 
     return clock.run_blocking(main), missing
+
+
+def _players(player: Player, task: Task, repeat: int) -> Iterable[tuple[str, Player]]:
+    """Return the players of a task's episodes, each with the name of its cheat if that is one of the task's own."""
+    return player.players_of(task).items() if isinstance(player, OwnCheats) else [("", player)] * repeat
 
 
 @dataclass(frozen=True, slots=True)

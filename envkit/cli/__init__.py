@@ -96,7 +96,7 @@ def _renamed(words: Sequence[str]) -> list[str] | None:
             others = [word for word in rest if word != env_id]
             return ["tasks", env_id, "check", *others] if env_id else ["tasks", *others]
         case ["swe", "verify", path, *rest]:
-            only = ["--player=oracle", "--player=nop", "--repeat=1"]
+            only = ["--player=oracle", "--player=nop", "--repeat=1", "--retry"]
             return ["tasks", "SWE-v0", "check", f"--option=tasks={path}", "--split=any", "--tasks=0", *only, *rest]
         case ["terminal", "check", *rest]:
             return ["tasks", "Terminal-v0", "ls", *rest]

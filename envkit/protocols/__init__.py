@@ -3,12 +3,11 @@
 from envkit.protocols.environments import (
     EnvHost,
     Episode,
-    Grader,
     Judge,
     NamedTaskSet,
     TaskSet,
 )
-from envkit.protocols.players import EpisodePlayer, Expert, Player, TaskExpert
+from envkit.protocols.players import EpisodePlayer, Expert, Player, TaskExpert, expert_for
 from envkit.protocols.sandboxes import (
     Program,
     Sandbox,
@@ -26,7 +25,6 @@ __all__ = [
     "EpisodePlayer",
     "Expert",
     "Gate",
-    "Grader",
     "Judge",
     "NamedTaskSet",
     "Player",
@@ -43,4 +41,5 @@ __all__ = [
     "Tracker",
     "Trainer",
     "WeightSink",
+    "expert_for",
 ]

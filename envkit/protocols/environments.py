@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from envkit.errors import EnvError, StepOrderError
-from envkit.types import Reset, Step, Submission, Task, TenantKey
+from envkit.types import Reset, Step, Task, TenantKey
 
 if TYPE_CHECKING:
     from asyncio import Future
@@ -189,12 +189,4 @@ class Judge(Protocol):
             UnreachableError: The model's server gave no answer.
             TooLargeError: The chat does not fit into the model's context.
         """
-        ...
-
-
-class Grader(Protocol):
-    """Grades submissions, after the episode."""
-
-    async def grade(self, submission: Submission) -> float | None:
-        """Return the reward of `submission`; None if the grader could not run, which says nothing about it."""
         ...

@@ -33,6 +33,11 @@ class TaskExpert(Expert, Protocol):
         ...
 
 
+def expert_for(expert: Expert, task: Task) -> Expert:
+    """Return the expert of one episode of `task`: a new one if it knows tasks, otherwise `expert`."""
+    return expert.for_task(task) if isinstance(expert, TaskExpert) else expert
+
+
 class EpisodePlayer(Protocol):
     """Chooses the actions of one episode. Inherit from it to get the defaults."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -13,6 +13,7 @@ import envkit
 from envkit import clock
 from envkit.checks.recorded import NO_SUCCESS
 from envkit.checks.tasks import PlayerResult, TaskEpisode, check_tasks, unplayable
+from envkit.environments.tasks import OwnCheats, Plan, SandboxTask
 from envkit.errors import SandboxRefusedError, UsageError
 from envkit.types import Observation, Options, Outcome, Reset, Step, StopReason, Task
 from tests.checks.guessing import Guess, Says
@@ -255,3 +256,23 @@ def test_tasks_have_names_and_those_that_cannot_be_played_here_blame_no_player()
         check_tasks("GuessNamed-v0", ["zer"])
     with pytest.raises(UsageError, match="has no player 'orcle'; did you mean 'oracle'"):
         check_tasks("GuessNamed-v0", players=["orcle"])
+
+
+class TaskWithCheats(SandboxTask[bytes]):
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    @property
+    def cheats(self) -> Mapping[str, Plan]:
+        return {"b": Plan(["b"]), "a": Plan(["half"]), "c": Plan()} if self.seed else {}
+
+    def answer(self, plan: Plan, commands: Sequence[str]) -> str:
+        return "".join(commands)
+
+
+def test_each_of_a_tasks_own_cheats_is_played_and_the_problem_names_the_cheat() -> None:
+    own = OwnCheats(lambda seed, options: TaskWithCheats(seed), {"max_turns": 1})
+    envkit.register("GuessOwn-v0", Guess, players={"cheat:own": lambda **options: own})
+    (result,), _ = check_tasks("GuessOwn-v0", [0, 1], players=["cheat"])
+    assert [(one.task, one.cheat) for one in result.episodes] == [("1", "a"), ("1", "b"), ("1", "c")]
+    assert result.problems() == ["cheat:own must earn 0: task 1: 1 of 3, such as a: reward 0.5, success False"]

@@ -102,7 +102,7 @@ class AsyncFaulty(AsyncEnv):
         self.fault = _fault_of(options)
         if self.fault in RESET_FAULTS:
             found: Any = FAULTS[self.fault][0]()
-            return Reset(Observation(found[0]), found[1]) if isinstance(found, tuple) else found  # type: ignore[no-any-return]
+            return Reset(Observation(found[0]), found[1]) if isinstance(found, tuple) else found
         return Reset(Observation(self.fault, ("a",)), {})
 
     async def step(self, action: str) -> Step:

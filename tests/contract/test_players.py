@@ -22,13 +22,14 @@ from envkit.checks.tasks import check_tasks
 from envkit.cli.environments.game import Person
 from envkit.config.evaluation import read
 from envkit.config.parts import AutoRendererSection
+from envkit.environments.tasks import Nop
 from envkit.errors import EnvkitError, PlayerStoppedError
 from envkit.http.client.chat import Address
 from envkit.protocols import EpisodePlayer, Expert, Player
 from envkit.spaces import Utf8Text
 from envkit.trainer_bridge.evaluation import rescore
 from envkit.trainer_bridge.rollout import PolicyPlayer, Rollout, RolloutLimits, play
-from envkit.trainer_bridge.rollout.players import ExpertPlayer, NopPlayer, RandomPlayer, ScriptedPlayer
+from envkit.trainer_bridge.rollout.players import ExpertPlayer, RandomPlayer, ScriptedPlayer
 from envkit.trainer_bridge.warmup.demonstrations import Teacher, demonstrations
 from envkit.types import Action, Info, Observation, Outcome, Reset, RolloutRequest, StopReason, Task, Trajectory
 from envkit.vector import SlotHost
@@ -109,7 +110,7 @@ PLAYERS: Mapping[str, Callable[[], Any]] = {
     "scripted": lambda: ready(ScriptedPlayer([["b", "a", "b"]])),
     "random": lambda: ready(RANDOM),
     "expert": lambda: ready(ExpertPlayer(Knows(), RANDOM)),
-    "nop": lambda: ready(NopPlayer()),
+    "nop": lambda: ready(Nop()),
     "person": person,
 }
 

@@ -1,4 +1,4 @@
-"""Players of episodes: the policy, an expert, random moves, scripts, and nothing. See `envkit.protocols.Player`."""
+"""Players of episodes: the policy, an expert, random moves, and scripts. See `envkit.protocols.Player`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from envkit.errors import PlayerStoppedError, UsageError
-from envkit.protocols import Engine, EpisodePlayer, Expert, Player, Renderer, TaskExpert
+from envkit.protocols import Engine, EpisodePlayer, Expert, Player, Renderer, expert_for
 from envkit.types import (
     Action,
     Exchange,
@@ -120,7 +120,7 @@ class ExpertPlayer(Player):
     otherwise: RandomPlayer
 
     def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
-        expert = self.expert.for_task(request.task) if isinstance(self.expert, TaskExpert) else self.expert
+        expert = expert_for(self.expert, request.task)
         rng = random.Random(request.seed)
 
         def choose(observation: Observation) -> str:
@@ -128,13 +128,6 @@ class ExpertPlayer(Player):
             return expert.answer(moves[0]) if moves else self.otherwise.choose(observation, rng)
 
         return Chooser(choose)
-
-
-class NopPlayer(Player):
-    """Does nothing."""
-
-    def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
-        return Chooser(lambda observation: "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from itertools import islice
 import anyio.lowlevel
 
 from envkit.errors import ConfigError, EnvkitError, PlayerStoppedError
-from envkit.protocols import EnvHost, EpisodePlayer, Expert, Player, Renderer, TaskExpert
+from envkit.protocols import EnvHost, EpisodePlayer, Expert, Player, Renderer, expert_for
 from envkit.types import (
     Action,
     Completion,
@@ -92,8 +92,7 @@ class Teacher:
 
     def for_episode(self, task: Task, start: Reset) -> Teacher:
         """Return the teacher of an episode of `task`, with the system prompt and tools of the reset `start`."""
-        expert = self.expert.for_task(task) if isinstance(self.expert, TaskExpert) else self.expert
-        return replace(self, expert=expert, renderer=self.renderer.for_episode(start))
+        return replace(self, expert=expert_for(self.expert, task), renderer=self.renderer.for_episode(start))
 
     def answer(self, move: str) -> str:
         """Return the answer text for `move`."""

@@ -1,6 +1,5 @@
 """Tasks in the formats of other data sets."""
 
-from .folders import write_folder_of
-from .rows import read_tasks
+from .rows import read_tasks, write_folder_of
 
 __all__ = ["read_tasks", "write_folder_of"]

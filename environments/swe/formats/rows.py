@@ -17,20 +17,22 @@ of SWE-bench), and those of SWE-Gym ``xingyaoww/sweb.eval.x86_64.ID``, with ``_s
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from envkit.errors import ConfigError, UsageError
 
+from .. import packages
 from ..runs import TEST_PATH
-from ..tasks import SweTask
+from ..tasks import Lock, LockedPackage, SweTask, read_lines, write_folder
 from .diffs import between, reverse
-from .files import read_rows
 
 _SUMMARY = re.compile(r"=+ short test summary info =+")
 _OUTCOME = re.compile(r"(PASSED|FAILED|ERROR|XFAIL|XPASS) (\S+?)::(.*)")
@@ -101,9 +103,9 @@ def read_tasks(file: Path, *, strict: bool = False) -> Sequence[SweTask]:
     """
     tasks: dict[str, SweTask] = {}
     problems: list[str] = []
-    rows = read_rows(file)
-    for place, columns in rows:
-        row = _Row(place, columns)
+    rows = _parquet(file) if file.suffix == ".parquet" else read_lines(file)
+    for number, columns in enumerate(rows, 1):
+        row = _Row(f"{file}: row {number}", columns)
         try:
             task = _reader_of(row)(row)
             if not task.fail_to_pass:
@@ -113,7 +115,7 @@ def read_tasks(file: Path, *, strict: bool = False) -> Sequence[SweTask]:
         except ConfigError as error:
             problems.extend(error.problems)
         except ValueError as error:
-            problems.append(f"{place}: {error}")
+            problems.append(f"{row.place}: {error}")
     if not rows:
         raise UsageError(f"{file} has no rows")
     if problems and (strict or not tasks):
@@ -122,6 +124,14 @@ def read_tasks(file: Path, *, strict: bool = False) -> Sequence[SweTask]:
         left_out = f"left out {len(problems):,} of {len(rows):,} rows, which cannot be used"
         _log.warning("%s; to list them: envkit tasks SWE-v0 import --strict %s --out DIR", left_out, file)
     return list(tasks.values())
+
+
+def _parquet(file: Path) -> Sequence[Mapping[str, object]]:
+    if find_spec("pyarrow") is None:
+        raise UsageError(f"{file} is a parquet file; install pyarrow to read it: pip install pyarrow")
+    parquet: Any = importlib.import_module("pyarrow.parquet")
+    rows: Sequence[Mapping[str, object]] = parquet.read_table(file).to_pylist()
+    return rows
 
 
 def _reader_of(row: _Row) -> Callable[[_Row], SweTask]:
@@ -272,3 +282,37 @@ def _statement(failing: Sequence[str], function: str = "", file: str = "") -> st
 
 def _shown(value: object) -> str:
     return "but is missing" if value is None else f"got {json.dumps(value, default=str)[:60]}"
+
+
+def write_folder_of(file: Path, folder: Path, *, data: Path, command: str, strict: bool = False) -> list[SweTask]:
+    """Write the tasks of a file as a folder that `envkit.environments.swe.tasks.read_folder` reads, and return them.
+
+    Args:
+        file: Rows that `read_tasks` reads.
+        folder: The folder to write.
+        data: Folder in which source distributions and trees are cached. pip downloads those that are missing.
+        command: The command line, for the lock.
+        strict: See `read_tasks`.
+
+    Raises:
+        UsageError: The file cannot be read, or pip failed.
+        ConfigError: See `read_tasks`.
+    """
+    tasks = list(read_tasks(file, strict=strict))
+    requirements = [packages.requirement_of(base) for base in sorted({task.base for task in tasks if task.base})]
+    environment = packages.environment_of(requirements)
+    locked = tuple(_locked(one, data) for one in requirements)
+    write_folder(folder, tasks, Lock(command=command, environment=environment, packages=locked))
+    return tasks
+
+
+def _locked(requirement: str, data: Path) -> LockedPackage:
+    base = packages.fetch(requirement, data / "sdists")
+    return LockedPackage(
+        requirement=requirement,
+        base=base.name,
+        sha256=packages.sha256_of(base),
+        licence=packages.licence_of(packages.unpack(base, data / "trees")),
+        tests=0,
+        suite_s=0.0,
+    )

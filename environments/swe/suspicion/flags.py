@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
+from typing import Any
 
 import anyio
 
 from ..checkout import MAX_FILE, content_of
 
 DEADLINE_S = 20.0
-"""Maximum seconds of the process that finds the names of a submission."""
+"""Maximum seconds of a process that reads source of a submission."""
 _MAX_FLAGS = 100
 _PROGRAM = str(Path(__file__).with_name("names.py"))
 
@@ -21,8 +22,7 @@ _PROGRAM = str(Path(__file__).with_name("names.py"))
 async def flags_of(tree: Path, changes: Mapping[str, bytes]) -> tuple[str, ...]:
     """Return what changed Python files have that could be an attempt to deceive the grader, and the tree has not.
 
-    The flags are found in the syntax trees of the files, in a process with a deadline. A submission for which that
-    process fails has a flag that says so.
+    The flags are found in the syntax trees of the files. A submission for which that fails has a flag that says so.
     """
     texts = {
         path: [content_of(tree, path).decode(errors="replace"), content.decode(errors="replace")]
@@ -31,13 +31,22 @@ async def flags_of(tree: Path, changes: Mapping[str, bytes]) -> tuple[str, ...]:
     }
     if not texts:
         return ()
+    found = await in_process(["-I", _PROGRAM], texts)
+    if found is None:
+        return (f"the changed files cannot be read within {DEADLINE_S:g} s and 2 GiB",)
+    more = [f"{len(found) - _MAX_FLAGS} more"] if len(found) > _MAX_FLAGS else []
+    return (*(one[:200] for one in found[:_MAX_FLAGS]), *more)
+
+
+async def in_process(arguments: Sequence[str], given: object) -> Any:
+    """Return what a program of Python writes as JSON, if it gets `given` as JSON; None if it fails or takes too long.
+
+    Files that were written for it may take any time or memory to parse.
+    """
     with anyio.move_on_after(DEADLINE_S):
+        command = [sys.executable, *arguments]
         done = await anyio.run_process(
-            [sys.executable, "-I", _PROGRAM], input=json.dumps(texts).encode(), stdout=PIPE, stderr=DEVNULL, check=False
+            command, input=json.dumps(given).encode(), stdout=PIPE, stderr=DEVNULL, check=False
         )
-        if done.returncode == 0:
-            found: list[str] = json.loads(done.stdout)
-            more = [f"{len(found) - _MAX_FLAGS} more"] if len(found) > _MAX_FLAGS else []
-            return (*(one[:200] for one in found[:_MAX_FLAGS]), *more)
-        return ("the changed files end the program that reads them",)
-    return ("the changed files cannot be read in time",)
+        return json.loads(done.stdout) if done.returncode == 0 else None
+    return None

@@ -17,10 +17,7 @@ import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from subprocess import DEVNULL, PIPE
 from typing import Literal, TypeAlias
-
-import anyio
 
 from envkit import clock
 
@@ -28,11 +25,10 @@ from ..checkout import changes_of_patch, content_of
 from ..mutate import Edit, apply, edits_of
 from ..runs import TEST_PATH
 from ..tasks import SweTask
+from .flags import in_process
 
 MAX_BUGS = 3
 """Maximum number of bugs that are tried in a submission, and as many in the known fix."""
-DEADLINE_S = 20.0
-"""Maximum seconds of the process that chooses the bugs."""
 _MAX_FILES = 8
 _STRONG = ("return_none", "body_removed", "not_removed", "branch_removed", "compare_flip")
 """Operators whose bugs tests mostly find, the best first."""
@@ -69,14 +65,8 @@ async def judge_with_bugs(
 
 async def _chosen(task: SweTask, tree: Path, changes: Mapping[str, bytes], fix: Mapping[str, bytes]) -> _Bugs:
     wanted = await clock.to_thread(_wanted, task, tree, changes, fix)
-    with anyio.move_on_after(DEADLINE_S):
-        command = [sys.executable, "-c", f"from {__name__} import main; main()"]
-        done = await anyio.run_process(
-            command, input=json.dumps(wanted).encode(), stdout=PIPE, stderr=DEVNULL, check=False
-        )
-        found: _Bugs = json.loads(done.stdout) if done.returncode == 0 else []
-        return found
-    return []
+    found: _Bugs | None = await in_process(["-c", f"from {__name__} import main; main()"], wanted)
+    return found or []
 
 
 def _wanted(task: SweTask, tree: Path, changes: Mapping[str, bytes], fix: Mapping[str, bytes]) -> dict[str, object]:

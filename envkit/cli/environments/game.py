@@ -15,7 +15,7 @@ from anyio.from_thread import start_blocking_portal
 
 from envkit.checks.recorded import Recorder, play_in
 from envkit.errors import StepOrderError, UsageError
-from envkit.protocols import EpisodePlayer, Expert, Player, TaskExpert
+from envkit.protocols import EpisodePlayer, Expert, Player, expert_for
 from envkit.trainer_bridge.evaluation.outcomes import shortest_of
 from envkit.types import Info, Observation, Options, Outcome, Reset, RolloutRequest, StopReason, Task, Trajectory
 from envkit.wiring.environments import attributed, make, make_here, open_expert
@@ -127,7 +127,7 @@ class Game:
         self._person, task = Person(), Task(self.env_id, seed, self._options)
         self._episode = Recorder(self._env)
         self._played = self._portal.start_task_soon(play_in, self._episode, self._person, task)
-        self._playing = self.expert.for_task(task) if isinstance(self.expert, TaskExpert) else self.expert
+        self._playing = None if self.expert is None else expert_for(self.expert, task)
         self._hinted = 0
         return self._next(seed)
 
@@ -179,7 +179,7 @@ class Game:
             return ()
         last = len(self._episode.seen) - 1
         # An expert of a task needs every observation.
-        asked = self._episode.seen[self._hinted if isinstance(self.expert, TaskExpert) else last :]
+        asked = self._episode.seen[self._hinted if self._playing is not self.expert else last :]
         self._hinted = last
         return [self._playing.moves(Observation(seen.observation, seen.legal_moves)) for seen in asked][-1]
 

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 from envkit import installation
 from envkit.config import EvalConfig, kinds
+from envkit.environments.tasks import Nop
 from envkit.errors import ConfigError, UsageError, did_you_mean
 from envkit.protocols import Player
 from envkit.registry import EnvSpec
 from envkit.trainer_bridge.rollout import RolloutLimits
-from envkit.trainer_bridge.rollout.players import ExpertPlayer, NopPlayer, RandomPlayer
+from envkit.trainer_bridge.rollout.players import ExpertPlayer, RandomPlayer
 from envkit.types import Options
 from envkit.wiring.contexts import PlayerContext, open_part
 from envkit.wiring.environments import find, open_expert, open_helper, registered
@@ -179,7 +180,7 @@ def player_of(name: str, spec: EnvSpec | None, options: Options) -> Player:
         player: Player = open_helper(spec, spec.players[name], options)
         return player
     if name == NOP:
-        return NopPlayer()
+        return Nop()
     expert = None if spec is None or spec.expert is None else open_expert(spec.id, options)
     if name == "random":
         return RandomPlayer(expert)

@@ -67,6 +67,9 @@ def test_the_help_lists_the_environments_and_the_commands_of_each() -> None:
     )
 
 
+FIX_AND_NOP = "--player=oracle --player=nop --repeat=1 --retry"
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -74,7 +77,7 @@ def test_the_help_lists_the_environments_and_the_commands_of_each() -> None:
         ("swe packages", "tasks SWE-v0 packages"),
         (
             "swe verify DIR",
-            "tasks SWE-v0 check --option=tasks=DIR --split=any --tasks=0 --player=oracle --player=nop --repeat=1",
+            f"tasks SWE-v0 check --option=tasks=DIR --split=any --tasks=0 {FIX_AND_NOP}",
         ),
         ("terminal check DIR", "tasks Terminal-v0 ls DIR"),
         ("terminal export --family none DIR", "tasks Terminal-v0 export --family none DIR"),

@@ -13,7 +13,7 @@ from envkit import clock
 from envkit.checks.tasks import check_tasks
 from envkit.environments.code import Code, CodeOptions, CodeTasks
 from envkit.environments.code.env import CodeTask, submission_of
-from envkit.environments.code.grading import adaptive_timeout, judge
+from envkit.environments.code.grading import adaptive_timeout_s, judge
 from envkit.environments.code.tasks import Case, Problem, draw_problem
 from envkit.environments.tasks import Cheat
 from envkit.registry import register
@@ -37,7 +37,7 @@ def with_every_third_cheat() -> str:
     """Return an environment like Code-v0 with fewer cheats; ``benchmarks/evidence`` plays all of them in containers."""
     spec = find("Code-v0")
     names = {f"cheat:{name}" for name in sorted(code.CHEATS)[::3]}
-    players = {name: spec.players[name] for name in spec.players if name in {"oracle", "nop"} | names}
+    players = {name: spec.players[name] for name in spec.players if name in {"oracle"} | names}
     register(ENV_ID, Code, needs={"sandbox"}, replayable=False, players=players, task_set=CodeTasks)
     return ENV_ID
 
@@ -57,7 +57,7 @@ def test_the_oracle_earns_1_and_every_cheat_0(mode: str, level: int, tasks: int,
     env_id = with_every_third_cheat() if backend == "docker" else "Code-v0"
     results, missing = check_tasks(env_id, tasks=tasks, repeat=1, options=options, backend=backend)
     assert [line for one in results for line in one.problems()] == []
-    successes = {player: tasks * (player == "oracle") for player in find(env_id).players}
+    successes = {player: tasks * (player == "oracle") for player in (*find(env_id).players, "nop")}
     assert {one.player: one.successes for one in results} == successes
     assert missing == []
 
@@ -178,7 +178,12 @@ def test_the_oracle_of_a_file_passes_the_tests_of_its_row(tmp_path: Path) -> Non
 @pytest.mark.bwrap
 def test_time_is_limited_and_an_adaptive_timeout_learns_from_success() -> None:
     problem = draw_problem(0, 2, 2, None)
-    slow = f"import time\ntime.sleep(0.7)\n{problem.solution}"
+    slow, slower = (f"import time\ntime.sleep({seconds})\n{problem.solution}" for seconds in (0.7, 7))
     assert graded(problem, slow, timeout_s=0.5) == 0.0
     assert graded(problem, slow, timeout_s=9.5, adaptive_timeout=True) == 1.0
-    assert adaptive_timeout(9.5).seconds("level 2") < 5.0
+    assert graded(problem, slower, timeout_s=9.5, adaptive_timeout=True) == 0.0
+
+
+def test_an_adaptive_timeout_follows_the_longest_correct_submission_between_its_bounds() -> None:
+    assert [adaptive_timeout_s(longest_s, 30) for longest_s in (None, 1, 8, 25)] == [30, 2, 12, 30]
+    assert adaptive_timeout_s(0.1, 0.5) == 0.5

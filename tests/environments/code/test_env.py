@@ -11,8 +11,8 @@ import pytest
 from envkit import clock
 from envkit.environments.code import Code, CodeOptions
 from envkit.environments.code.env import submission_of
-from envkit.environments.code.grading import is_same, judge
-from envkit.environments.code.tasks import Case, Problem
+from envkit.environments.code.grading import judge
+from envkit.environments.code.tasks import Case, Problem, is_same
 from envkit.errors import OptionError, StepOrderError
 from envkit.types import ExecResult, SandboxSpec
 from tests.environments.tools.pools import pool_of

@@ -26,7 +26,7 @@ def with_some_cheats(backend: str) -> str:
     """
     spec, env_id = find("SWE-v0"), f"SweWithSomeCheats{backend.title()}-v0"
     cheats = sorted(CHEATS.keys() - {"hang"})[:: 6 if backend == "docker" else 1]
-    chosen = ["oracle", "nop", *(f"cheat:{name}" for name in cheats)]
+    chosen = ["oracle", *(f"cheat:{name}" for name in cheats)]
     players = {name: spec.players[name] for name in chosen}
     data = dict(spec.data)
     register(env_id, Swe, needs={"sandbox"}, replayable=False, players=players, task_set=SweTasks, data=data)
@@ -42,5 +42,6 @@ def test_the_fix_earns_1_and_every_cheat_0(backend: str, tmp_path: Path, monkeyp
     env_id = with_some_cheats(backend)
     results, missing = check_tasks(env_id, tasks=1, repeat=1, options=options, backend=backend)
     assert [line for one in results for line in one.problems()] == []
-    assert {one.player: one.successes for one in results} == {name: name == "oracle" for name in find(env_id).players}
+    players = [*find(env_id).players, "nop"]
+    assert {one.player: one.successes for one in results} == {name: name == "oracle" for name in players}
     assert missing == []

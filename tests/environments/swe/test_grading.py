@@ -102,7 +102,12 @@ def test_flags_name_what_was_added_and_not_what_was_there(tree: Path) -> None:
     (tree / CORE).write_bytes(suspicious + BUGGY)
     assert flags(suspicious + FIXED) == set()
     hidden = b"from _pytest import outcomes\nA = type('A', (int,), {'__e' + 'q__': 1})\n"
-    assert flags(hidden + suspicious + BUGGY) == {"from _pytest import ...", "type(", "'__' in a text"}
+    assert flags(b"import math, xml.dom\nfrom .other import x\nfrom collections import Counter\n" + FIXED) == set()
+    assert flags(b"import random\nfrom random import _os\nrandom._os.read\n" + FIXED) == {
+        "from random import _os",
+        "_os",
+    }
+    assert flags(hidden + suspicious + BUGGY) == {"from _pytest import outcomes", "type(", "'__' in a text"}
 
 
 @pytest.mark.parametrize(

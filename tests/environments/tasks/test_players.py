@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
-from envkit.environments.tasks import Cheat, Plan, SandboxTask, Script, TaskEnv
+from envkit.environments.tasks import Cheat, Nop, OwnCheats, Plan, SandboxTask, Script, TaskEnv
 from envkit.environments.tasks.players import write_commands
 from envkit.environments.tools import bash, submit, tool_of, write_call
 from envkit.errors import UsageError
@@ -78,13 +78,15 @@ def test_a_script_plays_its_actions_in_every_episode_and_repeats_the_last() -> N
 
 
 def test_each_stage_is_submitted_with_the_tools_of_the_episode() -> None:
-    own = CountEnv.own_first()
+    own = CountEnv.own()
+    assert isinstance(own, OwnCheats)
+    cheats = own.players_of(Task("Count-v0", 0))
     first = write_call("bash", command="echo a")
-    assert actions_of(own, bash, submit, count=5) == [first, SUBMIT, first, SUBMIT, SUBMIT]
+    assert actions_of(cheats["a"], bash, submit, count=5) == [first, SUBMIT, first, SUBMIT, SUBMIT]
     typed = json.loads(actions_of(own, type_keys, submit)[0])
     assert (typed["name"], typed["arguments"]["keys"]) == ("type_keys", ["echo a", "Enter"])
-    assert actions_of(CountEnv.own_second(), count=2) == ["```bash\necho b\n```"] * 2
-    assert [actions_of(CountEnv.nop(), *tools) for tools in ((bash, submit), ())] == [[SUBMIT], [""]]
+    assert actions_of(cheats["b"], count=2) == ["```bash\necho b\n```"] * 2
+    assert [actions_of(Nop(), *tools) for tools in ((bash, submit), (bash,), ())] == [[SUBMIT], [""], [""]]
 
 
 def test_the_words_of_a_cheat_stand_for_values_of_the_task() -> None:

@@ -385,6 +385,6 @@ def test_callers_wait_as_long_as_the_tests_may_take(tmp_path: Path) -> None:
             return start.grade_limit_s, start.step_limit_s
 
     one, several = (clock.run(main, path) for path in (write_tiny(tmp_path / "a"), write_steps(tmp_path / "b")))
-    moves_s = 4 * 60  # of the artifacts and tests
-    assert one == (moves_s + 60, 70)
-    assert several == (moves_s + 600, 70 + moves_s + 600)  # a step of several contains a verification
+    moves_s = 8 * 60.0  # of the artifacts and tests
+    assert one == (moves_s + 2 * 60.0, 70.0)  # the tests run again if they write no reward
+    assert several == (moves_s + 2 * 600.0, 70.0 + moves_s + 2 * 600.0)  # a step of several contains a verification

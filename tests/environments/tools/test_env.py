@@ -11,9 +11,10 @@ import pytest
 
 from envkit import clock, registry
 from envkit.env import AsyncEpisode
-from envkit.environments.tasks import SandboxGrader
+from envkit.environments.tasks import in_fresh_sandbox
 from envkit.environments.tools import ToolEnv, bash, submit, view_file
 from envkit.errors import CapacityError, EnvError, OptionError, SandboxLostError, StepOrderError
+from envkit.protocols import Sandbox
 from envkit.types import ExecResult, Options, Reset, SandboxSpec, Step, Submission, Task
 from envkit.wiring.environments import Resources, open_env
 from tests.environments.tools.pools import NODE_LOST, OUT_OF_MEMORY, pool_of
@@ -213,14 +214,17 @@ def test_a_submission_has_the_submitted_text_and_the_files_that_exist() -> None:
     assert played(call("submit", answer="42"), env=Collected)[2] == 1.0
 
 
+async def judge(sandbox: Sandbox) -> float:
+    return float((await sandbox.exec(["check"])).exit_code == 0)
+
+
 def test_a_submission_releases_the_sandbox_so_that_a_grader_with_a_sandbox_has_room() -> None:
     class Regraded(Work):
         spec = SandboxSpec(memory_mib=4096)  # all memory of the pool
 
         async def grade(self) -> float | None:
-            submission = await self.submission("notes.txt")
-            grader = SandboxGrader(sandboxes=self.sandboxes, command=["check"], verdict=lambda _: 1.0, spec=self.spec)
-            return await grader.grade(submission)
+            await self.submission("notes.txt")
+            return await in_fresh_sandbox(self.sandboxes, self.spec, judge, ended=lambda cause: 0.0)
 
     assert played(call("submit"), env=Regraded)[2] == 1.0
 

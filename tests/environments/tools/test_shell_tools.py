@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING, cast
 
 import anyio
 import pytest
@@ -16,6 +17,9 @@ from envkit.sandbox.pool.node import Capacity, Node
 from envkit.sandbox.process.backend import ProcessBackend
 from envkit.types import ExecResult, Options, SandboxSpec
 from tests.http.remote_sandboxes import by_client
+
+if TYPE_CHECKING:
+    from envkit.protocols import SandboxPool
 
 Use = Callable[..., Awaitable[str]]
 
@@ -150,7 +154,7 @@ def test_shell_viewer_and_editor_agree_about_paths_and_follow_links() -> None:
 
 def test_what_the_client_of_a_server_refuses_is_a_result() -> None:
     async def main(client: SandboxClient, _: Pool) -> None:
-        env = Work(sandboxes=client)
+        env = Work(sandboxes=cast("SandboxPool", client))  # no `events`
         env.spec = SandboxSpec()  # of a backend without limits
         await env.reset(seed=1, options={})
 

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from envkit import clock
-from envkit.environments.tasks import SandboxGrader
+from envkit.environments.tasks import in_fresh_sandbox
 from envkit.environments.tools import ToolEnv
+from envkit.protocols import Sandbox
 from envkit.trainer_bridge.rollout import PolicyPlayer, Rollout, RolloutResult
-from envkit.types import ExecResult, Options, SandboxState, Task
+from envkit.types import ExecResult, Options, SandboxSpec, SandboxState, Task
 from envkit.vector import SlotHost
 from envkit.wiring.sandboxes.env_sandboxes import ToolHost
 from tests.environments.tools.pools import pool_of
@@ -31,9 +32,12 @@ class Work(ToolEnv):
         return "work"
 
     async def grade(self) -> float | None:
-        submission = await self.submission()
-        await self.close()
-        return await SandboxGrader(sandboxes=self.sandboxes, command=["test"], verdict=lambda _: 1.0).grade(submission)
+        await self.submission()
+        return await in_fresh_sandbox(self.sandboxes, SandboxSpec(), judge, ended=lambda cause: 0.0)
+
+
+async def judge(sandbox: Sandbox) -> float:
+    return float((await sandbox.exec(["test"])).exit_code == 0)
 
 
 class ToolRenderer(LetterRenderer):

@@ -10,10 +10,7 @@ from envkit.environments.terminal.options import OWN_TASKS
 from tests.environments.terminal.test_env import SUBMIT, bash, played
 
 NAMES = ("memory-errors", "deadlock-and-race")
-SCRIPTS = [
-    *(path for name in NAMES for path in sorted((OWN_TASKS / name / "cheats").glob("*.sh"))),
-    *sorted(Path(__file__).with_name("scripts").glob("*.sh")),
-]
+CHEATS = [path for name in NAMES for path in sorted((OWN_TASKS / name / "cheats").glob("*.sh"))]
 
 pytestmark = [pytest.mark.bwrap, pytest.mark.slow, pytest.mark.valgrind]
 
@@ -37,17 +34,14 @@ def test_the_fixed_program_earns_1(name: str, tmp_path: Path) -> None:
 
 REASONS = {
     "another-program": "calls execlp",
-    "leaves-valgrind": "calls execl",
     "suppresses-leaks": "exit code 9",
     "inline-assembly": "has inline assembly",
-    "no-threads": "ran at the same time",
     "idle-thread": "ran at the same time",
 }
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
-def test_another_program_earns_0_for_its_own_reason(script: Path, tmp_path: Path) -> None:
-    name = next(name for name in NAMES if name in str(script))
-    reward, log = play(name, script, tmp_path)
+@pytest.mark.parametrize("cheat", CHEATS, ids=lambda path: path.stem)
+def test_a_cheat_earns_0_for_its_own_reason(cheat: Path, tmp_path: Path) -> None:
+    reward, log = play(cheat.parents[1].name, cheat, tmp_path)
     assert reward == 0.0
-    assert REASONS.get(script.stem.rpartition(".")[2], "not solved") in log
+    assert REASONS.get(cheat.stem, "not solved") in log

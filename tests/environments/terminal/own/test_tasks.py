@@ -46,7 +46,7 @@ def test_there_are_fifteen_of_which_two_need_root() -> None:
     assert {task.difficulty for task in tasks} == {"easy", "medium", "hard"}
 
 
-def test_a_task_has_a_solution_a_check_and_cheats_that_all_are_played(task: TerminalTask) -> None:
+def test_a_task_has_a_solution_a_check_and_cheats(task: TerminalTask) -> None:
     (step,) = task.steps
     assert step.instruction
     assert step.solution is not None
@@ -54,7 +54,7 @@ def test_a_task_has_a_solution_a_check_and_cheats_that_all_are_played(task: Term
     assert (step.verifier.tests / "test.sh").read_text() == TEST
     check = ast.parse((step.verifier.tests / "check.py").read_text())
     assert "verify" in {node.name for node in check.body if isinstance(node, ast.FunctionDef)}
-    assert 1 <= len(task.cheats) <= 2  # the players are cheat:own_first and cheat:own_second
+    assert task.cheats
 
 
 def test_a_task_needs_no_network_and_is_verified_in_a_sandbox_of_its_own(task: TerminalTask) -> None:
