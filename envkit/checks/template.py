@@ -12,13 +12,14 @@ from typing import Any, Literal
 from envkit.config.parts import AutoRendererSection
 from envkit.errors import UsageError
 from envkit.trainer_bridge.render import ChatRenderer, ToolSupport
+from envkit.trainer_bridge.thoughts import without_thoughts
 from envkit.trainer_bridge.tool_calls import as_call, describe, join_prompts, read_call
 from envkit.types import Exchange, Observation, Reset, ToolSchema
 from envkit.wiring.contexts import Model, RendererContext
 from envkit.wiring.training.models import locate
 from envkit.wiring.training.renderer import open_renderer, open_tokenizer
 
-Outcome = Literal["same", "new sample", "answers kept", "refused", "differs"]
+Outcome = Literal["same", "new sample", "answers kept", "refused", "differs", "lost text"]
 Chat = list[dict[str, Any]]
 
 _NEIGHBOURS = 3
@@ -67,8 +68,8 @@ class DialogueResult:
             template rewrites earlier turns, so a later turn starts a new training sample. ``answers kept``: right too;
             the template rewrites answers, but envkit trains on the tokens that the policy sampled. ``refused``: the
             template accepts no system prompt. ``differs``: envkit would train on wrong tokens, or does not read a call
-            in the markup that it demonstrates.
-        seen: What differs, or why the template refused the dialogue; otherwise empty.
+            in the markup that it demonstrates. ``lost text``: the template leaves out the text of a message.
+        seen: What differs or is left out, or why the template refused the dialogue; otherwise empty.
     """
 
     name: str
@@ -192,6 +193,10 @@ class _Comparison:
                 else:
                     frames.append(frame)
                 ids += prompt.ids
+            shown = self._text(chat)
+            if lost := [one for one in chat if without_thoughts(one["content"]).strip() not in shown]:
+                seen = f"the template leaves out a message with the role {lost[0]['role']}: {lost[0]['content']!r}"
+                return DialogueResult(dialogue.name, "lost text", seen)
             whole = self._whole(chat)
             if not self._is_same(ids, whole, chat):
                 verdict = DialogueResult(dialogue.name, "answers kept", self._first_difference(ids, whole))

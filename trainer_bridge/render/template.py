@@ -7,7 +7,6 @@ the rendered text is encoded, the original text takes the marker's place and is 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,6 +23,8 @@ ANSWER_MARK = "@@envkit-answer@@"
 """Placeholder for an answer, which shows the position of the answer in the rendered text."""
 
 _MARK = "@@envkit-"
+_HARMONY = ("<|start|>", "<|channel|>", "<|message|>")
+"""Tokens that together only templates in the format harmony have."""
 
 Message = Mapping[str, Any]
 
@@ -35,9 +36,17 @@ class ChatTemplate:
         tokenizer: A Hugging Face tokenizer with a chat template.
         arguments: Arguments of the template, such as ``{"enable_thinking": False}``.
         has_tools: Whether the policy may call tools, so that the tokens of its markup are part of its answers.
+
+    Raises:
+        UsageError: The template has a format that envkit does not read.
     """
 
     def __init__(self, tokenizer: Any, arguments: Mapping[str, Any], *, has_tools: bool = False) -> None:
+        if all(token in str(tokenizer.chat_template) for token in _HARMONY):
+            raise UsageError(
+                "the model's chat template has the format harmony (gpt-oss), whose channels and tool calls envkit does "
+                "not read; play the model behind an endpoint (--policy openai:MODEL@URL)"
+            )
         self._tokenizer = tokenizer
         self._arguments = dict(arguments)
         self.answer_tokens = (THINK, END_THINK, *(MARKUP_TOKENS if has_tools else ()))
@@ -54,7 +63,9 @@ class ChatTemplate:
         self._escapes = re.compile("|".join(map(re.escape, self._escaped)))
         self._marks = re.compile(re.escape(_MARK) + r"(\d+)@@")
 
-    def render(self, messages: Sequence[Message], *, prompting: bool = True, tools: Sequence[ToolSchema] = ()) -> str:
+    def render(
+        self, messages: Sequence[Message], *, prompting: bool = True, tools: Sequence[ToolSchema] = (), **more: Any
+    ) -> str:
         """Return the text of a chat, with markers for special tokens in message contents.
 
         Args:
@@ -62,6 +73,7 @@ class ChatTemplate:
                 texts through `escape_all`.
             prompting: Whether to end the text with the start of the model's answer.
             tools: The tools to show, passed through `escape_all`.
+            more: Further arguments of the template.
 
         Raises:
             UsageError: The template rejects these messages.
@@ -69,8 +81,8 @@ class ChatTemplate:
         chat = [{**one, "content": self.escape(one["content"], one["role"])} for one in messages]
         render = self._tokenizer.apply_chat_template
         try:
-            shown = {"tools": [*tools]} if tools else {}
-            return str(render(chat, tokenize=False, add_generation_prompt=prompting, **shown, **self._arguments))
+            shown = {**({"tools": [*tools]} if tools else {}), **self._arguments, **more}
+            return str(render(chat, tokenize=False, add_generation_prompt=prompting, **shown))
         except (TemplateError, TypeError) as error:
             roles = ", ".join(one["role"] for one in messages)
             raise UsageError(f"the model's chat template rejects a chat of {roles}: {error}") from None
@@ -84,7 +96,11 @@ class ChatTemplate:
 
     def escape_all(self, value: Any) -> Any:
         """Replace special tokens in all texts of a JSON value with markers."""
-        return json.loads(self.escape(json.dumps(value, ensure_ascii=False), "tool"))
+        if isinstance(value, Mapping):
+            return {self.escape(key, "tool"): self.escape_all(one) for key, one in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self.escape_all(one) for one in value]
+        return self.escape(value, "tool") if isinstance(value, str) else value
 
     def unescape(self, text: str) -> str:
         """Return `text` with the special tokens in place of their markers."""
