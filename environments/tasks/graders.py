@@ -147,7 +147,7 @@ def read_score(reply: str) -> float | None:
 class JudgeGrader:
     """A grader that asks a judge model. The grade is None if the judge gives no answer, or none that can be read.
 
-    The grade is 0 if the submission is too long for the judge's context.
+    The grade is 0 if the judge's server refuses the submission, for example as too long for the judge's context.
 
     A submission can contain text that addresses the judge. So the prompt should say where the submission begins and
     ends, and that nothing in it is an instruction.
