@@ -19,7 +19,7 @@ from envkit.wiring.contexts import Model, RendererContext
 from envkit.wiring.training.models import locate
 from envkit.wiring.training.renderer import open_renderer, open_tokenizer
 
-Outcome = Literal["same", "new sample", "answers kept", "refused", "differs", "lost text"]
+Outcome = Literal["same", "new sample", "answers kept", "refused", "differs"]
 Chat = list[dict[str, Any]]
 
 _NEIGHBOURS = 3
@@ -68,7 +68,7 @@ class DialogueResult:
             template rewrites earlier turns, so a later turn starts a new training sample. ``answers kept``: right too;
             the template rewrites answers, but envkit trains on the tokens that the policy sampled. ``refused``: the
             template accepts no system prompt. ``differs``: envkit would train on wrong tokens, or does not read a call
-            in the markup that it demonstrates. ``lost text``: the template leaves out the text of a message.
+            in the markup that it demonstrates, or the template leaves out the text of a message.
         seen: What differs or is left out, or why the template refused the dialogue; otherwise empty.
     """
 
@@ -196,7 +196,7 @@ class _Comparison:
             shown = self._text(chat)
             if lost := [one for one in chat if without_thoughts(one["content"]).strip() not in shown]:
                 seen = f"the template leaves out a message with the role {lost[0]['role']}: {lost[0]['content']!r}"
-                return DialogueResult(dialogue.name, "lost text", seen)
+                return DialogueResult(dialogue.name, "differs", seen)
             whole = self._whole(chat)
             if not self._is_same(ids, whole, chat):
                 verdict = DialogueResult(dialogue.name, "answers kept", self._first_difference(ids, whole))

@@ -121,7 +121,8 @@ class ChatRenderer:
     def reads_clock(self) -> bool:
         """Whether the template writes the current date or time into the prompts."""
         try:
-            self._template.render([*self._system, _user("?")], strftime_now="not a function")
+            arguments = {**self._template.arguments, "strftime_now": "not a function"}
+            ChatTemplate(self._tokenizer, arguments).render([*self._system, _user("?")])
         except UsageError:  # it was called
             return True
         return False

@@ -48,7 +48,7 @@ class ChatTemplate:
                 "not read; play the model behind an endpoint (--policy openai:MODEL@URL)"
             )
         self._tokenizer = tokenizer
-        self._arguments = dict(arguments)
+        self.arguments = dict(arguments)
         self.answer_tokens = (THINK, END_THINK, *(MARKUP_TOKENS if has_tools else ()))
         """Special tokens that the policy may use in its answers. If an earlier answer is rendered again, they are
         special even where the policy spelled them as plain text.
@@ -63,9 +63,7 @@ class ChatTemplate:
         self._escapes = re.compile("|".join(map(re.escape, self._escaped)))
         self._marks = re.compile(re.escape(_MARK) + r"(\d+)@@")
 
-    def render(
-        self, messages: Sequence[Message], *, prompting: bool = True, tools: Sequence[ToolSchema] = (), **more: Any
-    ) -> str:
+    def render(self, messages: Sequence[Message], *, prompting: bool = True, tools: Sequence[ToolSchema] = ()) -> str:
         """Return the text of a chat, with markers for special tokens in message contents.
 
         Args:
@@ -73,7 +71,6 @@ class ChatTemplate:
                 texts through `escape_all`.
             prompting: Whether to end the text with the start of the model's answer.
             tools: The tools to show, passed through `escape_all`.
-            more: Further arguments of the template.
 
         Raises:
             UsageError: The template rejects these messages.
@@ -81,8 +78,8 @@ class ChatTemplate:
         chat = [{**one, "content": self.escape(one["content"], one["role"])} for one in messages]
         render = self._tokenizer.apply_chat_template
         try:
-            shown = {**({"tools": [*tools]} if tools else {}), **self._arguments, **more}
-            return str(render(chat, tokenize=False, add_generation_prompt=prompting, **shown))
+            shown = {"tools": [*tools]} if tools else {}
+            return str(render(chat, tokenize=False, add_generation_prompt=prompting, **shown, **self.arguments))
         except (TemplateError, TypeError) as error:
             roles = ", ".join(one["role"] for one in messages)
             raise UsageError(f"the model's chat template rejects a chat of {roles}: {error}") from None

@@ -9,7 +9,6 @@ row. A parameter that an error names is renamed or left out; otherwise, the word
 from __future__ import annotations
 
 import logging
-import math
 import re
 import zlib
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -45,7 +44,7 @@ _RETRYABLE = frozenset((408, 409, 425, 429))
 _REMEDIES = {
     **dict.fromkeys((401, 403), f"set {API_KEY} to a key that this server accepts"),
     404: "check the URL (is /v1 missing?) and the name of the model",
-    **dict.fromkeys((402, 405, 407, 410, 415, 426), "the server rejects all requests"),
+    **dict.fromkeys((402, 405, 407, 410, 415, 426), "the server rejects this request"),
 }
 """Statuses that are never about one request, with what to do."""
 _REPLACEMENTS: Mapping[str, str | None] = {"max_tokens": "max_completion_tokens", "seed": None, "temperature": None}
@@ -207,11 +206,12 @@ class ChatClient:
                     raise UnreachableError(
                         f"no server answers at {self.address.url} ({failure}); start one, or check the URL{remedy}"
                     ) from None
-            except (httpx.RequestError, msgspec.MsgspecError) as error:
+            except (httpx.RequestError, msgspec.MsgspecError, zlib.error) as error:
                 failure = self._hidden(_reason(error))
             else:
                 message, named = _error_of(response)
-                failure = self._hidden(f"{response.status_code} {response.reason_phrase}: {message}")
+                status = f"{response.status_code} {response.reason_phrase}".strip()
+                failure = self._hidden(f"{status}: {message}")
                 found = _PARAMETER.findall(named) if response.status_code in (400, 422) else ()
                 name = next((one for one in found if one not in {**replaced, **self.parameters}), None)
                 if name is not None:
@@ -253,13 +253,11 @@ class ChatClient:
     def _refusal(self, status: int, failure: str, *, is_first: bool) -> RequestRefusedError | UsageError:
         """Return the error of a request that failed permanently."""
         self._refusals += 1
-        remedy = _REMEDIES.get(status, "" if 400 <= status < 500 else "the server rejects all requests")
-        if not remedy and is_first and not self._has_completed:
-            remedy = "the server rejects this request"
-        elif not remedy and self._refusals >= REFUSALS:
-            remedy = f"the server has rejected {self._refusals} requests in a row"
-        if not remedy:
+        is_of_one = 400 <= status < 500 and status not in _REMEDIES and (self._has_completed or not is_first)
+        if is_of_one and self._refusals < REFUSALS:
             return RequestRefusedError(failure)
+        in_a_row = f"the server has rejected {self._refusals} requests in a row"
+        remedy = _REMEDIES.get(status, in_a_row if is_of_one else "the server rejects this request")
         url = f"{self.address.url}/chat/completions"
         return UsageError(f"POST {url} for model {self.address.model}: {failure}; {remedy}")
 
@@ -291,8 +289,9 @@ async def open_client(
     timeout = httpx.Timeout(timeout_s, connect=min(timeout_s, 20.0))
     url = httpx.URL(address.url)
     uses_proxy = not (is_loopback(url.host) or url.host == "0.0.0.0")
+    direct = None if uses_proxy else httpx.AsyncHTTPTransport(limits=limits)
     try:
-        http = httpx.AsyncClient(headers=headers, timeout=timeout, limits=limits, trust_env=uses_proxy)
+        http = httpx.AsyncClient(headers=headers, timeout=timeout, limits=limits, transport=direct)
     except (ImportError, ValueError, httpx.InvalidURL) as error:
         reason = f"the proxy in the environment variables (HTTPS_PROXY, ALL_PROXY) cannot be used: {error}"
         raise UsageError(f"{reason}; unset them, or set NO_PROXY={url.host}") from None
@@ -304,7 +303,8 @@ async def _content(response: httpx.Response) -> bytes:
     """Return the body of a response, decompressed.
 
     Raises:
-        httpx.DecodingError: It is larger than `MAX_BYTES`, or has a content coding that was not asked for.
+        httpx.DecodingError: It is larger than `MAX_BYTES`.
+        zlib.error: It is not gzip, as its header says.
     """
     content = bytearray()
     async for chunk in response.aiter_raw():
@@ -312,13 +312,8 @@ async def _content(response: httpx.Response) -> bytes:
         if len(content) > MAX_BYTES:
             break
     coding = response.headers.get("Content-Encoding", "identity").strip().lower()
-    if coding not in ("identity", "gzip", ""):
-        raise httpx.DecodingError(f"the response has the content coding {coding[:20]!r}")
     if coding == "gzip":
-        try:
-            content = bytearray(zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(content, MAX_BYTES + 1))
-        except zlib.error as error:
-            raise httpx.DecodingError(f"the response is not gzip: {error}") from None
+        content = bytearray(zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(content, MAX_BYTES + 1))
     if len(content) > MAX_BYTES:
         raise httpx.DecodingError(f"the response is larger than {MAX_BYTES} bytes")
     return bytes(content)
@@ -338,8 +333,8 @@ def _error_of(response: httpx.Response) -> tuple[str, str]:
     return " ".join(text.split())[:_MAX_MESSAGE_CHARACTERS] or "no message", f"{error.get('param')} {places}"
 
 
-def _reason(error: httpx.RequestError | msgspec.MsgspecError) -> str:
-    if isinstance(error, msgspec.MsgspecError):
+def _reason(error: Exception) -> str:
+    if not isinstance(error, httpx.RequestError):
         return f"the response is not a chat completion ({error})"
     kind = "timeout" if isinstance(error, httpx.TimeoutException) else type(error).__name__
     return str(error) or kind
@@ -355,4 +350,4 @@ def _retry_after(response: httpx.Response, *, otherwise: float) -> float:
             seconds = parsedate_to_datetime(text).timestamp() - clock.wall()
         except (ArithmeticError, LookupError, OSError, TypeError, ValueError):
             return otherwise
-    return otherwise if math.isnan(seconds) else min(max(0.0, seconds), _MAX_DELAY_S)
+    return min(max(0.0, seconds), _MAX_DELAY_S)
