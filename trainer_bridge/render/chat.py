@@ -17,7 +17,8 @@ from ..tool_calls import canonical_call, describe, hermes, join_prompts, read_ca
 from .template import ANSWER_MARK, ChatTemplate, Message
 
 _EMPTY_THOUGHT = re.compile(rf"(?:{THINK}\s*(?:{END_THINK}\s*)?|<\|channel>thought\s*<channel\|>)\Z")
-_PROBE = {"name": "look", "arguments": {"at": "a wall"}}
+_PROBE_TEXT = "a wall"
+_PROBE = {"name": "look", "arguments": {"at": _PROBE_TEXT}}
 """A call that shows how the template writes calls."""
 _CALL_ID = "call00000"
 """Id of every tool call in a chat. Some templates require nine letters and digits."""
@@ -281,7 +282,7 @@ class ChatRenderer:
             return
         written = whole.rpartition(ANSWER_MARK)[2].rpartition(self._end_text or "\n")[0]
         is_read = canonical_call(written) or canonical_call(written[written.find("{") :])
-        if _PROBE["arguments"]["at"] in written and not is_read:
+        if _PROBE_TEXT in written and not is_read:
             raise UsageError(
                 f"the model's chat template writes tool calls in a markup that envkit does not read: {written!r}; use "
                 "another model, or play this one behind an endpoint that reads them (--policy openai:MODEL@URL)"

@@ -313,10 +313,19 @@ def refusing(name: str, error: dict[str, Any]) -> Answer:
     [
         (
             "max_tokens",
-            {"error": {"message": "Unsupported parameter. Use 'max_completion_tokens' instead.", "param": "max_tokens"}},
+            {
+                "error": {
+                    "message": "Unsupported parameter. Use 'max_completion_tokens' instead.",
+                    "param": "max_tokens",
+                }
+            },
             "max_completion_tokens",
         ),
-        ("max_tokens", {"error": {"message": "'max_tokens' is not supported with this model"}}, "max_completion_tokens"),
+        (
+            "max_tokens",
+            {"error": {"message": "'max_tokens' is not supported with this model"}},
+            "max_completion_tokens",
+        ),
         ("temperature", {"error": {"message": "`temperature` does not support 0.2", "param": None}}, None),
         ("seed", {"detail": [{"loc": ["body", "seed"], "msg": "extra", "input": {"max_tokens": 3}}]}, None),
         ("seed", {"message": "no such parameter: seed"}, None),
@@ -353,7 +362,10 @@ def test_parameters_of_the_user_are_sent_replace_others_and_null_leaves_one_out(
         async with served.run():
             described = evaluation.read(
                 "FrozenLake-v0",
-                [f"rollout.parameters.{one}" for one in ("reasoning_effort=low", "seed=null", 'extra={"a": [1]}', "p=1e-5")],
+                [
+                    f"rollout.parameters.{one}"
+                    for one in ("reasoning_effort=low", "seed=null", 'extra={"a": [1]}', "p=1e-5")
+                ],
                 policy=f"openai:m@{served.url}",
                 episodes=1,
                 options=LAKE,
@@ -416,7 +428,16 @@ def test_an_answer_that_arrives_byte_by_byte_has_one_deadline() -> None:
 
 @pytest.mark.parametrize(
     "wait",
-    ["nan", "-5", "soon", "", "1, 2", "Mon, 99999999999999999999 Jan 2020 00:00:00 GMT", "Thu, 01 Jan 0001 00:00:00", "0"],
+    [
+        "nan",
+        "-5",
+        "soon",
+        "",
+        "1, 2",
+        "Mon, 99999999999999999999 Jan 2020 00:00:00 GMT",
+        "Thu, 01 Jan 0001 00:00:00",
+        "0",
+    ],
 )
 def test_retry_after_of_any_shape_is_read_or_ignored(wait: str) -> None:
     served = Served(on_the_way, [lambda body: failure(503, "busy", **{"Retry-After": wait})])
