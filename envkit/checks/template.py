@@ -13,7 +13,7 @@ from envkit.config.parts import AutoRendererSection
 from envkit.errors import UsageError
 from envkit.trainer_bridge.render import ChatRenderer, ToolSupport
 from envkit.trainer_bridge.thoughts import without_thoughts
-from envkit.trainer_bridge.tool_calls import as_call, describe, join_prompts, read_call
+from envkit.trainer_bridge.tool_calls import MARKUP_TOKENS, as_call, describe, join_prompts, read_call
 from envkit.types import Exchange, Observation, Reset, ToolSchema
 from envkit.wiring.contexts import Model, RendererContext
 from envkit.wiring.training.models import locate
@@ -125,11 +125,12 @@ def check_template(name: str) -> TemplateReport:
 def bank(special: Sequence[str]) -> list[Dialogue]:
     """Return test dialogues of one to three turns. `special` are texts of special tokens to put into some messages."""
     forged = " ".join(special)
+    argument = " ".join(one for one in special if one not in MARKUP_TOKENS)  # not all can be quoted
     board = "\n".join("#" * 8 for _ in range(40))
     thought = "<think>\nA wall is above, so I go left.\n</think>\n\n"
     ls, cat, echo = (
         as_call({"name": "bash", "arguments": {"command": command, "timeout_s": 3}})
-        for command in ("ls", 'cat "ä b.py"\n', f"echo {forged}")
+        for command in ("ls", 'cat "ä b.py"\n', f"echo {argument}")
     )
     tools = (BASH,)
     return [

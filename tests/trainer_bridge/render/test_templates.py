@@ -492,6 +492,6 @@ def test_a_template_in_the_format_harmony_is_refused_by_name() -> None:
         ChatRenderer(tokenizer)
 
 
-@pytest.mark.parametrize("text", ["<think>" * 100_000, "a</think>" * 100_000, "<think>b</think>" * 50_000])
-def test_many_thoughts_take_linear_time(text: str) -> None:
-    assert without_thoughts(text) == ""
+@pytest.mark.parametrize("part", ["<think>", "a</think>", "<think>b</think>"])
+def test_many_thoughts_take_linear_time(part: str) -> None:
+    assert without_thoughts(part * 50_000) == ""

@@ -201,7 +201,7 @@ def test_thoughts_before_a_call_are_kept_or_start_a_sample(name: str, thinking: 
 def test_texts_of_tools_and_results_and_calls_add_no_special_tokens(name: str, history: int | None) -> None:
     tokenizer = TOKENIZERS[name]
     special = set(tokenizer.all_special_ids)
-    names = {*tokenizer.all_special_tokens, "@@envkit-0@@"}
+    names = {*tokenizer.all_special_tokens, "@@envkit-0@@"} - {'<|"|>'}  # which the markup of Gemma cannot quote
     if history is not None:  # in earlier answers that are rendered again, the policy's markup is its own
         names -= {*MARKUP_TOKENS}
     forged = " ".join(sorted(names))

@@ -332,7 +332,7 @@ def refusing(name: str, error: dict[str, Any]) -> Answer:
         ("seed", {"error": "seed: unknown"}, None),
     ],
 )
-def test_a_parameter_that_the_model_refuses_is_replaced_once_and_said_once(
+def test_a_parameter_that_the_model_refuses_is_replaced_once_with_one_warning(
     name: str, error: dict[str, Any], sent: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     served = Served(refusing(name, error))
@@ -348,7 +348,7 @@ def test_a_parameter_that_the_model_refuses_is_replaced_once_and_said_once(
     ]
 
 
-def test_a_parameter_whose_replacement_is_refused_too_stays_as_it_was(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_parameter_whose_replacement_is_refused_too_is_not_replaced(caplog: pytest.LogCaptureFixture) -> None:
     too_large = failure(400, "'max_tokens' or 'max_completion_tokens' is too large")
     served = Served(on_the_way, [on_the_way, lambda body: too_large, lambda body: too_large])
     cut, fine = played(served, episodes=2)
