@@ -160,7 +160,8 @@ class _Comparison:
         self._tokenizer = tokenizer
         self._renderer = renderer
         self._tools: Sequence[ToolSchema] = ()
-        self._special = re.compile("|".join(map(re.escape, special)) or "(?!)")
+        in_json = (json.dumps(one, ensure_ascii=False)[1:-1] for one in special)
+        self._special = re.compile("|".join(map(re.escape, in_json)) or "(?!)")
         self._special_ids = set(tokenizer.convert_tokens_to_ids(list(special)))
 
     def run(self, dialogue: Dialogue) -> DialogueResult:

@@ -193,7 +193,8 @@ class ChatClient:
         for number in range(self.tries):
             await anyio.sleep(delay_s)
             delay_s = min(self.delay_s * 2**number, _MAX_DELAY_S)
-            sent = {replaced.get(name, name): value for name, value in own.items()} | self.parameters
+            sent = {replaced.get(name, name): value for name, value in own.items()}
+            sent.update(self.parameters)
             try:
                 response = await self._post({name: value for name, value in sent.items() if name and value is not None})
                 self._has_answered = True
