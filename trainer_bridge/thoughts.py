@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import re
-
 THINK, END_THINK = "<think>", "</think>"
-
-_CLOSED_THOUGHT = re.compile(f"{THINK}.*?{END_THINK}", re.DOTALL)
 
 
 def without_thoughts(text: str, *, is_thinking: bool = False) -> str:
@@ -20,7 +16,10 @@ def without_thoughts(text: str, *, is_thinking: bool = False) -> str:
     """
     if is_thinking and END_THINK not in text:
         return ""
-    answer = _CLOSED_THOUGHT.sub("", text).rpartition(END_THINK)[2]
+    spoken, at = "", 0
+    while (start := text.find(THINK, at)) >= 0 and (end := text.find(END_THINK, start)) >= 0:
+        spoken, at = spoken + text[at:start], end + len(END_THINK)
+    answer = (spoken + text[at:]).rpartition(END_THINK)[2]
     if THINK in answer:
         return ""
     return answer if answer == text else answer.lstrip()

@@ -13,8 +13,23 @@ from typing import Any, Literal, NoReturn
 
 from envkit.types import ToolSchema
 
-MARKUP_TOKENS = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "<|python_tag|>")
+MARKUP_TOKENS = (
+    *("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+    *("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "<|python_tag|>", "<|tool_call|>", "<|/tool_call|>"),
+    *("<|tool_call>", "<tool_call|>", '<|"|>'),
+    *("<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+    *(
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁call▁begin｜>",
+        "<｜tool▁sep｜>",
+        "<｜tool▁call▁end｜>",
+        "<｜tool▁calls▁end｜>",
+    ),
+    "<|tool_calls_section_end|>",
+)
 """Parts of markups that may be special tokens of a tokenizer."""
+
+Content = Literal["json", "list", "arguments", "gemma", "xml", "pairs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,30 +40,53 @@ class Markup:
         opening: Matches the text before the call.
         closing: Matches the text after the call.
         content: What is between them: an object with ``name`` and ``arguments`` or ``parameters`` (``json``), a list
-            of such objects, of which the first counts (``list``), the object of the arguments (``arguments``), or
-            ``<parameter=NAME>`` elements (``xml``). In the last two cases, the opening has the group ``name``.
+            of such objects, of which the first counts (``list``), the object of the arguments in JSON
+            (``arguments``) or with Gemma's quotes (``gemma``), or elements ``<parameter=NAME>`` (``xml``) or
+            ``<arg_key>`` and ``<arg_value>`` (``pairs``). Except for the first two, the opening has the group ``name``.
     """
 
     opening: re.Pattern[str]
     closing: re.Pattern[str]
-    content: Literal["json", "list", "arguments", "xml"] = "json"
+    content: Content
+
+
+def _markup(opening: str, closing: str = "", content: Content = "json") -> Markup:
+    return Markup(re.compile(opening), re.compile(closing), content)
 
 
 MARKUPS = (
-    Markup(  # Qwen3-Coder
-        re.compile(r"(?:<tool_call>\s*)?<function=(?P<name>[^>\s]+)>"), re.compile(r"\s*</function>"), "xml"
+    _markup(r"(?:<tool_call>\s*)?<function=(?P<name>[^>\s]+)>", r"\s*</function>", "xml"),  # Qwen3-Coder
+    _markup(r"<tool_call>\s*(?P<name>[\w.-]+)\s*(?=<arg_key>|</tool_call>)", r"\s*</tool_call>", "pairs"),  # GLM 4.5
+    _markup(r"<tool_call>\s*", r"\s*</tool_call>"),  # Hermes, Qwen
+    _markup(
+        r"\[TOOL_CALLS\](?P<name>[\w.-]+)(?:\[CALL_ID\]\w+)?\[ARGS\]\s*", content="arguments"
+    ),  # Mistral since 2025
+    _markup(r"(?:\[TOOL_CALLS\]|<\|tool_call\|>|<TOOLCALL>)\s*", content="list"),  # Mistral, Granite, Nemotron
+    _markup(r'\A\s*(?:<\|python_tag\|>\s*)?(?=\{\s*")', r"\s*(?:;|\Z)"),  # Llama 3
+    _markup(r"<\|tool_call>call:(?P<name>[\w.-]+)(?=\{)", r"<tool_call\|>", "gemma"),  # Gemma 4
+    _markup(  # gpt-oss, from a server that does not read calls itself
+        r"to=functions\.(?P<name>[\w.-]+)[^{]{0,64}?<\|message\|>\s*", r"\s*<\|call\|>", "arguments"
     ),
-    Markup(re.compile(r"<tool_call>\s*"), re.compile(r"\s*</tool_call>")),  # Hermes, Qwen
-    Markup(  # Mistral since 2025
-        re.compile(r"\[TOOL_CALLS\](?P<name>[\w.-]+)(?:\[CALL_ID\]\w+)?\[ARGS\]\s*"), re.compile(""), "arguments"
+    _markup(  # DeepSeek V3.1 and V3
+        r"<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?(?P<name>[\w.-]+)(?:<｜tool▁sep｜>|\s*```json)\s*",
+        r"[\s`]*<｜tool▁call▁end｜>",
+        "arguments",
     ),
-    Markup(re.compile(r"\[TOOL_CALLS\]\s*"), re.compile(""), "list"),  # Mistral
-    Markup(re.compile(r'\A\s*(?:<\|python_tag\|>\s*)?(?=\{\s*")'), re.compile(r"\s*(?:;|\Z)")),  # Llama 3
+    _markup(  # Kimi K2
+        r"<\|tool_call_begin\|>\s*(?:functions\.)?(?P<name>[\w.-]+)(?::\d+)?\s*<\|tool_call_argument_begin\|>\s*",
+        r"\s*<\|tool_call_end\|>",
+        "arguments",
+    ),
 )
-FALLBACK = Markup(re.compile(r"```(?:json|tool_call)\s*\n\s*"), re.compile(r"\s*```"))
+FALLBACK = _markup(r"```(?:json|tool_call)\s*\n\s*", r"\s*```")
 """A fenced block, for models without a markup of their own. It counts only in a text without another markup."""
 
-_PARAMETER = re.compile(r"\s*<parameter=(?P<name>[^>\s]+)>\n?(?P<value>.*?)\n?</parameter>", re.DOTALL)
+_PARAMETERS = {
+    "xml": re.compile(r"\s*<parameter=(?P<name>[^>\s]+)>\n?(?P<value>.*?)\n?</parameter>", re.DOTALL),
+    "pairs": re.compile(r"\s*<arg_key>(?P<name>[^<]+)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>", re.DOTALL),
+}
+_GEMMA_QUOTE = '<|"|>'
+_GEMMA_KEY = re.compile(r"([{,]\s*)([^\s{}\[\],:]+)\s*:")
 
 
 def canonical_call(text: str, tools: Sequence[ToolSchema] = ()) -> str | None:
@@ -66,13 +104,15 @@ def canonical_call(text: str, tools: Sequence[ToolSchema] = ()) -> str | None:
     opening, markup = min(opened, key=lambda one: one[0].start())  # of those that open at the same place, the first
     call: Any
     try:
-        if markup.content == "xml":
-            call, end = _read_xml(text, opening, tools)
+        if markup.content in _PARAMETERS:
+            call, end = _read_elements(text, opening, _PARAMETERS[markup.content], tools)
         else:
+            if markup.content == "gemma":
+                text = text[: opening.end()] + _json_of_gemma(text[opening.end() :])
             call, end = _DECODER.raw_decode(text, opening.end())
         if markup.content == "list" and isinstance(call, list):
             call = call[0]
-        elif markup.content == "arguments":
+        elif markup.content in ("arguments", "gemma"):
             call = {"name": opening["name"], "arguments": call}
         return as_call(call) if markup.closing.match(text, end) else None
     except (ValueError, LookupError, RecursionError):
@@ -122,12 +162,22 @@ def join_prompts(*prompts: str | None) -> str | None:
     return "\n\n".join(filter(None, given)) if given else None
 
 
-def _read_xml(text: str, opening: re.Match[str], tools: Sequence[ToolSchema]) -> tuple[dict[str, Any], int]:
+def _json_of_gemma(text: str) -> str:
+    """Return `text` with JSON strings in place of strings in Gemma's quotes and of bare keys."""
+    parts = text.split(_GEMMA_QUOTE)
+    parts[::2] = [_GEMMA_KEY.sub(r'\1"\2":', part) for part in parts[::2]]
+    parts[1::2] = [json.dumps(part, ensure_ascii=False) for part in parts[1::2]]
+    return "".join(parts)
+
+
+def _read_elements(
+    text: str, opening: re.Match[str], parameter: re.Pattern[str], tools: Sequence[ToolSchema]
+) -> tuple[dict[str, Any], int]:
     """Return the call whose parameters begin where `opening` ends, and the position after them."""
     name, end = opening["name"], opening.end()
     types = {tool["function"]["name"]: _types(tool) for tool in tools}.get(name, {})
     arguments: dict[str, Any] = {}
-    while found := _PARAMETER.match(text, end):
+    while found := parameter.match(text, end):
         arguments[found["name"]] = _value(found["value"], types.get(found["name"]))
         end = found.end()
     return {"name": name, "arguments": arguments}, end

@@ -114,17 +114,22 @@ class TaskEnv(ToolEnv):
         """Return the agent's work, or the verdict if it cannot be taken. Override it for work outside of a sandbox."""
         return await self.task.collect(self.sandbox)
 
-    async def verdict(self, *, is_last: bool = True) -> Verdict:
-        """Collect the agent's work, judge it, and keep the log in the task's folder `logs`, if it has one.
+    async def judged(self, *, is_last: bool = True) -> Verdict:
+        """Collect the agent's work, and judge it.
 
         Args:
             is_last: Whether the agent's sandbox is not needed any more, so that the judge's has room.
         """
         verdict = await self.work()
-        if not isinstance(verdict, Verdict):
-            if is_last:
-                await self.close()
-            verdict = await self.judge_work(verdict)
+        if isinstance(verdict, Verdict):
+            return verdict
+        if is_last:
+            await self.close()
+        return await self.judge_work(verdict)
+
+    async def verdict(self, *, is_last: bool = True) -> Verdict:
+        """Return what `judged` returns, and keep the log in the task's folder `logs`, if it has one."""
+        verdict = await self.judged(is_last=is_last)
         if self.task.logs is not None:
             name = f"{(self.task.name or 'task').replace('/', '-')}-{secrets.token_hex(4)}.txt"
             await clock.to_thread(_write, Path(self.task.logs, name), f"reward {verdict.reward:g}\n{verdict.log}\n")

@@ -159,26 +159,29 @@ class Terminal(TaskEnv):
         return rewards[-1] if self.task.task.reward == "final" else sum(rewards) / len(rewards)
 
     async def verdict(self, *, is_last: bool = True) -> Verdict:
+        """Verify a step, and remember the verdict."""
+        await self._screen.close()
+        self._verdicts.append(await super().verdict(is_last=is_last))
+        return self._verdicts[-1]
+
+    async def judged(self, *, is_last: bool = True) -> Verdict:
         """Verify a step.
 
         Raises:
             VerifierError: The tests wrote no valid reward, and do not write one without the agent's work either.
         """
-        await self._screen.close()
         try:
-            verdict = await super().verdict(is_last=is_last)
+            return await super().judged(is_last=is_last)
         except VerifierError as error:
             problem = str(error)
             if is_last:
                 await self.close()
-            verdict = await in_fresh_sandbox(
+            return await in_fresh_sandbox(
                 self.sandboxes,
                 self.task.judge_spec,
                 partial(self.task.judge_without_work, error=error),
                 ended=lambda cause: Verdict(reward=0.0, log=f"{problem}; then the sandbox has ended: {cause}"),
             )
-        self._verdicts.append(verdict)
-        return verdict
 
     async def close(self) -> None:
         """Release the sandbox."""

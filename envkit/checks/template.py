@@ -12,7 +12,8 @@ from typing import Any, Literal
 from envkit.config.parts import AutoRendererSection
 from envkit.errors import UsageError
 from envkit.trainer_bridge.render import ChatRenderer, ToolSupport
-from envkit.trainer_bridge.tool_calls import as_call, describe, join_prompts, read_call
+from envkit.trainer_bridge.thoughts import without_thoughts
+from envkit.trainer_bridge.tool_calls import MARKUP_TOKENS, as_call, describe, join_prompts, read_call
 from envkit.types import Exchange, Observation, Reset, ToolSchema
 from envkit.wiring.contexts import Model, RendererContext
 from envkit.wiring.training.models import locate
@@ -67,8 +68,8 @@ class DialogueResult:
             template rewrites earlier turns, so a later turn starts a new training sample. ``answers kept``: right too;
             the template rewrites answers, but envkit trains on the tokens that the policy sampled. ``refused``: the
             template accepts no system prompt. ``differs``: envkit would train on wrong tokens, or does not read a call
-            in the markup that it demonstrates.
-        seen: What differs, or why the template refused the dialogue; otherwise empty.
+            in the markup that it demonstrates, or the template leaves out the text of a message.
+        seen: What differs or is left out, or why the template refused the dialogue; otherwise empty.
     """
 
     name: str
@@ -124,11 +125,12 @@ def check_template(name: str) -> TemplateReport:
 def bank(special: Sequence[str]) -> list[Dialogue]:
     """Return test dialogues of one to three turns. `special` are texts of special tokens to put into some messages."""
     forged = " ".join(special)
+    argument = " ".join(one for one in special if one not in MARKUP_TOKENS)  # not all can be quoted
     board = "\n".join("#" * 8 for _ in range(40))
     thought = "<think>\nA wall is above, so I go left.\n</think>\n\n"
     ls, cat, echo = (
         as_call({"name": "bash", "arguments": {"command": command, "timeout_s": 3}})
-        for command in ("ls", 'cat "ä b.py"\n', f"echo {forged}")
+        for command in ("ls", 'cat "ä b.py"\n', f"echo {argument}")
     )
     tools = (BASH,)
     return [
@@ -158,7 +160,8 @@ class _Comparison:
         self._tokenizer = tokenizer
         self._renderer = renderer
         self._tools: Sequence[ToolSchema] = ()
-        self._special = re.compile("|".join(map(re.escape, special)) or "(?!)")
+        in_json = (json.dumps(one, ensure_ascii=False)[1:-1] for one in special)
+        self._special = re.compile("|".join(map(re.escape, in_json)) or "(?!)")
         self._special_ids = set(tokenizer.convert_tokens_to_ids(list(special)))
 
     def run(self, dialogue: Dialogue) -> DialogueResult:
@@ -192,6 +195,10 @@ class _Comparison:
                 else:
                     frames.append(frame)
                 ids += prompt.ids
+            shown = self._text(chat)
+            if lost := [one for one in chat if without_thoughts(one["content"]).strip() not in shown]:
+                seen = f"the template leaves out a message with the role {lost[0]['role']}: {lost[0]['content']!r}"
+                return DialogueResult(dialogue.name, "differs", seen)
             whole = self._whole(chat)
             if not self._is_same(ids, whole, chat):
                 verdict = DialogueResult(dialogue.name, "answers kept", self._first_difference(ids, whole))

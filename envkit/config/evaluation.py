@@ -46,6 +46,9 @@ class EvalRolloutSection(RolloutSection):
     """Maximum seconds that a step may take. If one takes longer, the episode is void."""
     retries: Annotated[int, Field(ge=0)] = 0
     """Maximum number of times that a void episode is played again."""
+    parameters: dict[str, Annotated[Any, Exponent]] = Field(default_factory=dict)
+    """Further parameters of each request to an endpoint (openai: or mini_swe:), such as reasoning_effort; null leaves a
+    parameter out, such as seed."""
 
 
 class EvalConfig(Section):
@@ -73,6 +76,7 @@ class EvalConfig(Section):
 _IN_PYTHON = {
     "options": "env.options",
     "ca": "env.ca",
+    "parameters": "rollout.parameters",
     **{name: RENAMED[name] for name in ("max_tokens", "history", "thinking", "device")},
 }
 """Further short names that only `envkit.evaluate` has."""

@@ -187,6 +187,6 @@ class Judge(Protocol):
 
         Raises:
             UnreachableError: The model's server gave no answer.
-            TooLargeError: The chat does not fit into the model's context.
+            TooLargeError: The model's server refuses the chat, for example because it exceeds the model's context.
         """
         ...

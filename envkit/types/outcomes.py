@@ -23,6 +23,9 @@ class StopReason(StrEnum):
     """The caller's turn limit was reached, or the player stopped."""
     CONTEXT_OVERFLOW = "context_overflow"
     """The next prompt and its completion do not fit into the caller's token limit."""
+    REFUSED = "refused"
+    """The model's endpoint refused a request, for example because the prompt exceeds the model's context, or because of
+    a content filter."""
     PLAYER_TIMEOUT = "player_timeout"
     """The player's turns together, with its waits for an engine, took longer than the caller's limit."""
     TIMEOUT = "timeout"
@@ -51,6 +54,7 @@ _MEASURES_THE_POLICY = (
     StopReason.TRUNCATED,
     StopReason.MAX_TURNS,
     StopReason.CONTEXT_OVERFLOW,
+    StopReason.REFUSED,
     StopReason.PLAYER_TIMEOUT,
 )
 

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from envkit.errors import TooLargeError, UnreachableError
-from envkit.http.client.chat import API_KEY, Address, ChatClient, ChatTooLongError, NoReplyError, open_client
+from envkit.http.client.chat import API_KEY, Address, ChatClient, NoReplyError, RequestRefusedError, open_client
 from envkit.trainer_bridge.thoughts import without_thoughts
 
 
@@ -23,8 +23,8 @@ class EndpointJudge:
             reply = await self.client.complete(messages, max_tokens=max_tokens, temperature=0.0, seed=0)
         except NoReplyError as error:
             raise UnreachableError(str(error)) from error
-        except ChatTooLongError as error:
-            raise TooLargeError(f"the chat is too long for the judge {self.client.address.model}: {error}") from error
+        except RequestRefusedError as error:
+            raise TooLargeError(f"the judge {self.client.address.model} refuses the chat: {error}") from error
         return without_thoughts(reply.choices[0].message.content or "")
 
 

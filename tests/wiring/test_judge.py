@@ -12,12 +12,12 @@ from tests.wiring.evaluation.chat_servers import Served, completion, failure
 QUESTION = [{"role": "system", "content": "Grade."}, {"role": "user", "content": "2 + 2 = 4"}]
 
 
-def asked(served: Served, *, tries: int = 5) -> str:
+def asked(served: Served, *, tries: int = 5, times: int = 1) -> str:
     async def main() -> str:
         async with served.run(), open_judge(f"some/judge@{served.url}") as judge:
             assert isinstance(judge, EndpointJudge)
             judge.client.tries, judge.client.delay_s = tries, 0.01
-            return await judge.ask(QUESTION, max_tokens=9)
+            return [await judge.ask(QUESTION, max_tokens=9) for _ in range(times)][-1]
 
     return clock.run(main)
 
@@ -31,7 +31,6 @@ def test_a_judge_asks_greedily_and_returns_the_answer_without_thoughts() -> None
             "messages": QUESTION,
             "max_tokens": 9,
             "temperature": 0.0,
-            "n": 1,
             "seed": 0,
         }
     ]
@@ -50,12 +49,18 @@ def test_a_temporary_failure_is_retried_and_a_lasting_one_means_that_the_judge_i
         asked(Served(lambda body: failure(503, "busy")), tries=2)
 
 
-def test_a_chat_that_is_too_long_for_the_judge_and_a_request_that_the_server_rejects_are_different_errors() -> None:
-    with pytest.raises(TooLargeError, match=r"^the chat is too long for the judge some/judge: 400 Bad Request: "):
-        asked(Served(lambda body: failure(400, "maximum context length is 64 tokens")))
-    error = "400 Bad Request: no such parameter: seed; the server rejects this request"
+def test_a_chat_that_the_judge_refuses_and_a_first_request_that_the_server_rejects_are_different_errors() -> None:
+    served = Served(lambda body: failure(400, "too long"), [lambda body: completion("yes")])
+    with pytest.raises(TooLargeError, match=r"^the judge some/judge refuses the chat: 400 Bad Request: too long"):
+        asked(served, times=2)
+    error = "400 Bad Request: no such field; the server rejects this request"
     with pytest.raises(UsageError, match=error):
-        asked(Served(lambda body: failure(400, "no such parameter: seed")))
+        asked(Served(lambda body: failure(400, "no such field")))
+
+
+def test_a_parameter_that_the_judge_refuses_is_left_out() -> None:
+    served = Served(lambda body: failure(400, "seed?") if "seed" in body else completion("yes"))
+    assert asked(served) == "yes"
 
 
 @pytest.mark.parametrize(

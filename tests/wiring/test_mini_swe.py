@@ -150,10 +150,11 @@ def test_an_environment_without_the_tools_and_prompts_with_unknown_variables_are
         acted(served, [FIRST], prompts=unknown)
 
 
-def test_a_chat_that_exceeds_the_context_ends_the_episode() -> None:
-    served = Served(lambda body: failure(400, "maximum context length is 4096 tokens"))
-    with pytest.raises(PlayerStoppedError, match="context length"):
-        acted(served, [FIRST])
+def test_a_chat_that_the_server_refuses_ends_the_episode() -> None:
+    served = Served(lambda body: failure(400, "too long"), [lambda body: completion("no command")])
+    with pytest.raises(PlayerStoppedError, match="too long") as stopped:
+        acted(served, [FIRST, FIRST])
+    assert stopped.value.stop is StopReason.REFUSED
 
 
 def evaluated(

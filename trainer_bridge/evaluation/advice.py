@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections import Counter
 from collections.abc import Sequence
 
@@ -21,12 +20,9 @@ def advice(tasks: Sequence[Sequence[EvaluatedEpisode]], limits: RolloutLimits) -
     """Return warnings about episodes and answers that were cut off, and about invalid answers, with remedies."""
     valid = [one for task in tasks for one in task if not one.outcome.is_void]
     usage = total_usage(tasks)
-    has_limit = limits.max_tokens < sys.maxsize
     stops = {
         StopReason.MAX_TURNS: f"rollout.max_turns ({limits.max_turns})",
-        StopReason.CONTEXT_OVERFLOW: f"rollout.max_tokens ({limits.max_tokens})"
-        if has_limit
-        else "the end of the model's context",
+        StopReason.CONTEXT_OVERFLOW: f"rollout.max_tokens ({limits.max_tokens})",
         StopReason.PLAYER_TIMEOUT: f"rollout.player_timeout_s ({limits.player_timeout_s})",
     }
     counts = Counter(one.outcome.stop for one in valid)
@@ -35,10 +31,14 @@ def advice(tasks: Sequence[Sequence[EvaluatedEpisode]], limits: RolloutLimits) -
         share_cut = usage.cut / usage.completions
         parts.append(f"{share_cut:.1%} of the answers reached rollout.turn_tokens ({limits.turn_tokens})")
     lines = [f"cut off: {', '.join(parts)}"] if parts else []
+    if refused := counts[StopReason.REFUSED]:
+        lines.append(
+            f"the endpoint refused a request in {refused} of {len(valid)} episodes, which count as failures: a prompt "
+            "may be too long for the model, or stopped by a content filter"
+        )
     if not usage.completions:
         if counts[StopReason.CONTEXT_OVERFLOW]:
-            remedy = "raise rollout.max_tokens, or shorten the prompt" if has_limit else "shorten the prompt"
-            lines.append(f"no prompt left room for an answer: {remedy}")
+            lines.append("no prompt left room for an answer: raise rollout.max_tokens, or shorten the prompt")
         if counts[StopReason.PLAYER_TIMEOUT]:
             lines.append("the model's time ended before its first answer: raise rollout.player_timeout_s")
         return lines

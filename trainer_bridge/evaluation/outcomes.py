@@ -17,6 +17,7 @@ from .statistics import CUT, Estimate, estimate, summarise
 CUT_BY = {
     StopReason.MAX_TURNS: "cut_by_turns",
     StopReason.CONTEXT_OVERFLOW: "cut_by_context",
+    StopReason.REFUSED: "refused",
     StopReason.PLAYER_TIMEOUT: "cut_by_time",
 }
 BY_LENGTH = "cut_by_length"

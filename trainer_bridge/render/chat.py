@@ -16,7 +16,10 @@ from ..thoughts import END_THINK, THINK, without_thoughts
 from ..tool_calls import canonical_call, describe, hermes, join_prompts, read_call
 from .template import ANSWER_MARK, ChatTemplate, Message
 
-_EMPTY_THOUGHT = re.compile(rf"{THINK}\s*(?:{END_THINK}\s*)?\Z")
+_EMPTY_THOUGHT = re.compile(rf"(?:{THINK}\s*(?:{END_THINK}\s*)?|<\|channel>thought\s*<channel\|>)\Z")
+_PROBE_TEXT = "a wall"
+_PROBE = {"name": "look", "arguments": {"at": _PROBE_TEXT}}
+"""A call that shows how the template writes calls."""
 _CALL_ID = "call00000"
 """Id of every tool call in a chat. Some templates require nine letters and digits."""
 _MAX_EPISODE_RENDERERS = 64
@@ -59,7 +62,8 @@ class ChatRenderer:
         tools: The tools that the policy may call.
 
     Raises:
-        UsageError: The template rejects a message role that a rollout needs.
+        UsageError: The template rejects a message role that a rollout needs, or leaves out its text, or writes tool
+            calls in a markup that envkit does not read.
     """
 
     def __init__(
@@ -88,9 +92,15 @@ class ChatRenderer:
         self._system: list[Message] = [] if system is None else [{"role": "system", "content": system}]
         self._keeps_thoughts = thinking == "keep"
         self._history = history
-        ask = [*self._system, _user("?")]
+        ask = [*self._system, _user(ANSWER_MARK)]
         prompt = self._render(ask)
-        self._opens_thought = END_THINK not in prompt.rpartition(THINK)[2] and THINK in prompt
+        self._check_shown("user", prompt)
+        if self._system:
+            self._check_shown("system", self._render([{"role": "system", "content": ANSWER_MARK}, _user("?")]))
+        # What follows the last message: the start of the answer, also in a template that always adds it.
+        begun = (prompt.removeprefix(self._render(ask, prompting=False)) or prompt).rpartition(ANSWER_MARK)[2]
+        self._opens_thought = THINK in begun and END_THINK not in begun.rpartition(THINK)[2]
+        ask[-1] = _user("?")
         _, found, after = self._render([*ask, _assistant(ANSWER_MARK), _user("?")]).rpartition(ANSWER_MARK)
         following = self._template.encode(after.lstrip())[:1] if found else ()
         end = tuple(token for token in following if token in self._template.added_ids)
@@ -103,8 +113,20 @@ class ChatRenderer:
         """
         special = self._template.special_ids.items()
         self._hidden = {number for number, name in special if name not in self._template.answer_tokens}
-        writes_calls = self._written_call({"name": "look", "arguments": {"at": "a wall"}}) is not None
+        writes_calls = self._written_call(_PROBE) is not None
         self.support = ToolSupport(shows_tools, writes_calls, self._results())
+        if tools and shows_tools and not writes_calls:
+            self._refuse_unread_markup()
+
+    @property
+    def reads_clock(self) -> bool:
+        """Whether the template writes the current date or time into the prompts."""
+        try:
+            arguments = {**self._template.arguments, "strftime_now": "not a function"}
+            ChatTemplate(self._tokenizer, arguments).render([*self._system, _user("?")])
+        except UsageError:  # it was called
+            return True
+        return False
 
     def for_episode(self, start: Reset) -> ChatRenderer:
         """Return the renderer of an episode; see `envkit.protocols.Renderer.for_episode`.
@@ -251,6 +273,24 @@ class ChatRenderer:
         text = without_thoughts(whole[len(start) :].partition(self._end_text)[0]).strip()
         read = canonical_call(self._template.unescape(text), self._tools)
         return text if read is not None and read_call(read) == call else None
+
+    def _refuse_unread_markup(self) -> None:
+        """Raise an error if the template writes calls, and none of the markups that envkit reads."""
+        try:
+            whole = self._render([_user(ANSWER_MARK), _calling(_PROBE)], prompting=False)
+        except UsageError:
+            return
+        written = whole.rpartition(ANSWER_MARK)[2].rpartition(self._end_text or "\n")[0]
+        is_read = canonical_call(written) or canonical_call(written[written.find("{") :])
+        if _PROBE_TEXT in written and not is_read:
+            raise UsageError(
+                f"the model's chat template writes tool calls in a markup that envkit does not read: {written!r}; use "
+                "another model, or play this one behind an endpoint that reads them (--policy openai:MODEL@URL)"
+            )
+
+    def _check_shown(self, role: str, prompt: str) -> None:
+        if ANSWER_MARK not in prompt:
+            raise UsageError(f"the model's chat template leaves out the text of a message with the role {role}")
 
     def _exchange(self, answer: str, after: Observation) -> list[Message]:
         """Return the messages of an answer of the policy and of the observation after it."""

@@ -7,7 +7,6 @@ the rendered text is encoded, the original text takes the marker's place and is 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,6 +23,8 @@ ANSWER_MARK = "@@envkit-answer@@"
 """Placeholder for an answer, which shows the position of the answer in the rendered text."""
 
 _MARK = "@@envkit-"
+_HARMONY = ("<|start|>", "<|channel|>", "<|message|>")
+"""Tokens that together only templates in the format harmony have."""
 
 Message = Mapping[str, Any]
 
@@ -35,11 +36,19 @@ class ChatTemplate:
         tokenizer: A Hugging Face tokenizer with a chat template.
         arguments: Arguments of the template, such as ``{"enable_thinking": False}``.
         has_tools: Whether the policy may call tools, so that the tokens of its markup are part of its answers.
+
+    Raises:
+        UsageError: The template has a format that envkit does not read.
     """
 
     def __init__(self, tokenizer: Any, arguments: Mapping[str, Any], *, has_tools: bool = False) -> None:
+        if all(token in str(tokenizer.chat_template) for token in _HARMONY):
+            raise UsageError(
+                "the model's chat template has the format harmony (gpt-oss), whose channels and tool calls envkit does "
+                "not read; play the model behind an endpoint (--policy openai:MODEL@URL)"
+            )
         self._tokenizer = tokenizer
-        self._arguments = dict(arguments)
+        self.arguments = dict(arguments)
         self.answer_tokens = (THINK, END_THINK, *(MARKUP_TOKENS if has_tools else ()))
         """Special tokens that the policy may use in its answers. If an earlier answer is rendered again, they are
         special even where the policy spelled them as plain text.
@@ -70,7 +79,7 @@ class ChatTemplate:
         render = self._tokenizer.apply_chat_template
         try:
             shown = {"tools": [*tools]} if tools else {}
-            return str(render(chat, tokenize=False, add_generation_prompt=prompting, **shown, **self._arguments))
+            return str(render(chat, tokenize=False, add_generation_prompt=prompting, **shown, **self.arguments))
         except (TemplateError, TypeError) as error:
             roles = ", ".join(one["role"] for one in messages)
             raise UsageError(f"the model's chat template rejects a chat of {roles}: {error}") from None
@@ -84,7 +93,11 @@ class ChatTemplate:
 
     def escape_all(self, value: Any) -> Any:
         """Replace special tokens in all texts of a JSON value with markers."""
-        return json.loads(self.escape(json.dumps(value, ensure_ascii=False), "tool"))
+        if isinstance(value, Mapping):
+            return {self.escape(key, "tool"): self.escape_all(one) for key, one in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self.escape_all(one) for one in value]
+        return self.escape(value, "tool") if isinstance(value, str) else value
 
     def unescape(self, text: str) -> str:
         """Return `text` with the special tokens in place of their markers."""

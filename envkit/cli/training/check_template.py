@@ -23,8 +23,8 @@ def check_template(
     Renders dialogues turn by turn, as training does, and compares the tokens with the template's for the whole chat.
     "same", "new sample" (the template rewrites earlier turns, so training splits the episode) and "answers kept"
     (training keeps the sampled answers, which the template would change) are fine. "refused": the template accepts no
-    system prompt. "differs": training would use wrong tokens, or does not read the model's tool calls; the command
-    exits with 1.
+    system prompt. "differs": training would use wrong tokens, or does not read the model's tool calls, or the template
+    leaves out the text of a message; the command exits with 1.
     """
     from envkit.checks.template import check_template
 

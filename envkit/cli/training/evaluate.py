@@ -62,7 +62,15 @@ _PARAMETERS: dict[str, Any] = {
         Path | None,
         typer.Option(metavar="DIR", help="Folder of tasks, for environments that play such folders: all its tasks."),
     ],
-    **_short("temperature", "turn_tokens", "max_turns", "system", "backend", "judge"),
+    **_short("temperature", "turn_tokens", "max_turns", "system"),
+    "param": Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="Send this parameter to an endpoint, such as reasoning_effort=low; null leaves one out; repeatable.",
+        ),
+    ],
+    **_short("backend", "judge"),
     "force": Annotated[bool, typer.Option("--force", help="Replace the evaluation that is already in the folder.")],
     "dialogues": Annotated[
         Path | None,
@@ -105,6 +113,10 @@ def evaluate(**chosen: Any) -> None:
     if chosen["tasks"] is not None:
         options["tasks"] = str(chosen["tasks"])
         settings["split"] = settings["split"] or "any"
+    chosen["overrides"] = [
+        *(chosen["overrides"] or ()),
+        *(f"rollout.parameters.{one}" for one in chosen["param"] or ()),
+    ]
     _run(chosen, {**settings, "options": options or None, "greedy": chosen["greedy"]})
 
 
@@ -119,7 +131,7 @@ def _run(chosen: dict[str, Any], settings: dict[str, Any]) -> None:
         folder = EvaluationFolder(chosen["output"], force=chosen["force"])
     with _split_hint(settings["split"], settings["options"] or {}), _resume_hint(folder):
         found = api.evaluate(
-            chosen["target"], overrides=chosen["overrides"] or (), output=folder, dialogues=dialogues, **settings
+            chosen["target"], overrides=chosen["overrides"], output=folder, dialogues=dialogues, **settings
         )
     if as_json:
         import orjson

@@ -23,9 +23,9 @@ from envkit.http.client.chat import (
     API_KEY,
     Address,
     ChatClient,
-    ChatTooLongError,
     ChoiceReply,
     NoReplyError,
+    RequestRefusedError,
     ToolCallReply,
     open_client,
 )
@@ -82,8 +82,8 @@ class Endpoint(Player):
         """Return the model's completion of the chat `messages`, and its record, in which `prompt` is what was new.
 
         Raises:
-            PlayerStoppedError: All tries failed, or the chat does not fit into the model's context.
-            UsageError: The server rejects the request permanently.
+            PlayerStoppedError: All tries failed, or the server refuses this request.
+            UsageError: The server rejects the first request, several requests in a row, or all requests.
             UnreachableError: The server is not reachable.
         """
         began = clock.precise()
@@ -91,8 +91,8 @@ class Endpoint(Player):
             reply = await self.client.complete(
                 messages, max_tokens=self.limits.turn_tokens, temperature=temperature, seed=seed, tools=tools
             )
-        except ChatTooLongError as error:
-            raise PlayerStoppedError(StopReason.CONTEXT_OVERFLOW, str(error)) from error
+        except RequestRefusedError as error:
+            raise PlayerStoppedError(StopReason.REFUSED, str(error)) from error
         except NoReplyError as error:
             raise PlayerStoppedError(StopReason.NO_COMPLETION, str(error)) from error
         choice = reply.choices[0]
@@ -113,7 +113,7 @@ async def open_endpoint(
 ) -> AsyncIterator[Endpoint]:
     """Open a player that asks the model at `address`, with the API key in ``OPENAI_API_KEY``.
 
-    Up to `at_once` requests are made at once. One fails after `timeout_s` seconds without a received byte.
+    Up to `at_once` requests are made at once. One fails after `timeout_s` seconds.
     """
     key = os.environ.get(API_KEY)
     keeps_thoughts = "thinking" in renderer.model_fields_set and getattr(renderer, "thinking", "") == "keep"

@@ -43,6 +43,7 @@ _NEEDS: Mapping[str, tuple[str, ...]] = {
     "rollout.turn_tokens": _MODELS,
     "rollout.max_tokens": _LOCAL,
     "rollout.completion_timeout_s": _LOCAL,
+    "rollout.parameters": ("openai", "mini_swe"),
     "renderer.system": ("model", "checkpoint", "openai"),
     "renderer.history": ("model", "checkpoint", "openai"),
     "renderer.thinking": ("model", "checkpoint", "openai"),
@@ -111,6 +112,7 @@ def _find_endpoint(config: EvalConfig, kind: str, name: str, limits: RolloutLimi
     @asynccontextmanager
     async def opened(options: Options) -> AsyncIterator[Contestant]:
         async with open_endpoint(address, limits, config.renderer, at_once=at_once) as endpoint:
+            endpoint.client.parameters = chosen.parameters
             yield Contestant(player_on(endpoint))
 
     return FoundPolicy(opened, limits, at_once, temperature=chosen.temperature, identity=identity, warning=warning)

@@ -22,9 +22,10 @@ from envkit.sandbox.docker import backend as docker
 from envkit.trainer_bridge.algorithms import catalogue
 from envkit.trainer_bridge.warmup.dialogues import parse_dialogues
 from envkit.wiring import environments, tasks
+from envkit.wiring.contexts import Model, RendererContext
 from envkit.wiring.environments import Resources
 from envkit.wiring.training.kinds import vllm
-from envkit.wiring.training.models import CATALOGUE, check_length, check_room, is_cached, is_path, verify
+from envkit.wiring.training.models import CATALOGUE, check_length, check_room, folder_of, is_cached, is_path, verify
 from envkit.wiring.training.remote import check_served
 from envkit.wiring.training.resolve import TURN_TOKENS, algorithm_of, creates_policy, is_served_only, is_tiny, keys_of
 
@@ -209,6 +210,17 @@ def _check_renderer(run: RunConfig) -> None:
     section = run.renderer
     if is_tiny(run) and isinstance(section, AutoRendererSection) and (keys := section.needing_template):
         raise ConfigError(f"{key}: needs a chat template, which a tiny policy does not have" for key in keys)
+    folder = None if run.engine.model is None else folder_of(run.engine.model)
+    files = (
+        ()
+        if folder is None or not isinstance(section, AutoRendererSection)
+        else (folder / "chat_template.jinja", folder / "tokenizer_config.json")
+    )
+    if any(file.is_file() and b"strftime_now" in file.read_bytes() for file in files):
+        from envkit.wiring.training.renderer import open_renderer, open_tokenizer  # imported late: takes seconds
+
+        model = Model(str(folder), open_tokenizer(str(folder)))
+        open_renderer(RendererContext(section=section, model=model))  # warns if the template calls it
 
 
 def _check_model(name: str) -> None:

@@ -72,11 +72,10 @@ def positions_of(name: str) -> int | None:
     Raises:
         UsageError: The configuration is damaged, or the folder has an adapter whose model does not exist.
     """
-    path = CATALOGUE[name].folder if name in CATALOGUE else Path(name).expanduser()
-    if (base := base_of(path)) is not None:
+    folder = folder_of(name)
+    if folder is not None and (base := base_of(folder)) is not None:
         return positions_of(base)
-    file = path / "config.json" if path.is_dir() else None if is_path(name) else cached_config(name)
-    if file is None or not file.is_file():
+    if folder is None or not (file := folder / "config.json").is_file():
         return None
     try:
         content = orjson.loads(file.read_bytes())
@@ -86,6 +85,15 @@ def positions_of(name: str) -> int | None:
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     limit = config.get("max_position_embeddings", config.get("n_positions"))
     return limit if isinstance(limit, int) and "factor" not in rope else None
+
+
+def folder_of(name: str) -> Path | None:
+    """Return the folder of the model `name` on this machine; None for a GGUF file, and for a model that is not here."""
+    path = CATALOGUE[name].folder if name in CATALOGUE else Path(name).expanduser()
+    if path.is_dir():
+        return path
+    config = None if is_path(name) else cached_config(name)
+    return None if config is None else config.parent
 
 
 def check_length(name: str, max_tokens: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ from envkit.errors import UsageError
 from envkit.protocols import Renderer
 from envkit.trainer_bridge.render import ChatRenderer, PlainRenderer
 from envkit.wiring.contexts import RendererContext
+
+_log = logging.getLogger(__name__)
 
 
 def open_tokenizer(path: str) -> Any:
@@ -45,7 +49,7 @@ def open_renderer(context: RendererContext) -> Renderer:
     tokenizer, path = model.tokenizer, model.path
     history = None if section.history == "all" else section.history
     if tokenizer.chat_template:
-        return ChatRenderer(
+        renderer = ChatRenderer(
             tokenizer,
             system=section.system,
             template=section.template,
@@ -53,10 +57,22 @@ def open_renderer(context: RendererContext) -> Renderer:
             history=history,
             eos_ids=_eos_ids(tokenizer, path),
         )
+        if renderer.reads_clock:
+            _warn_of_clock(path)
+        return renderer
     if section.needing_template:
         setting = section.needing_template[0].removeprefix("renderer.")
         raise UsageError(f"{path} has no chat template, which the setting {setting!r} needs; leave the setting out")
     return PlainRenderer(tokenizer, history=history, eos_ids=_eos_ids(tokenizer, path))
+
+
+@cache  # once for each model
+def _warn_of_clock(path: str) -> None:
+    _log.warning(
+        "%s: the chat template reads the clock (strftime_now), so prompts and results depend on the day; if the "
+        "template takes the date as an argument, set it in renderer.template, such as {date_string: 26 Jul 2024}",
+        path,
+    )
 
 
 def _eos_ids(tokenizer: Any, path: str) -> tuple[int, ...]:

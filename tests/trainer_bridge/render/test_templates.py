@@ -417,3 +417,81 @@ def masked(sample: Sample) -> list[int]:
     """The tokens that the policy is trained on."""
     tokens: list[int] = sample.token_ids[sample.mask].tolist()
     return tokens
+
+
+# --- The prompt and its end ------------------------------------------------------------------------------------------
+
+OPEN = "{%- if add_generation_prompt -%}{{ '<think>\\n' }}{%- endif -%}"
+ALWAYS_OPEN = "{{ '<think>\\n' }}"
+CLOSED = "{%- if add_generation_prompt -%}{{ '<think></think>' }}{%- endif -%}"
+BY_SYSTEM = (
+    "{%- if add_generation_prompt and 'detailed thinking' in messages[0].content -%}{{ '<think>' }}{%- endif -%}"
+)
+
+
+@pytest.mark.parametrize("system", [None, "Be brief.", "First reason inside <think> tags.", "</think> ends a thought."])
+@pytest.mark.parametrize(("end", "is_open"), [("", False), (OPEN, True), (ALWAYS_OPEN, True), (CLOSED, False)])
+def test_only_the_end_of_the_prompt_decides_whether_an_answer_begins_in_a_thought(
+    end: str, is_open: bool, system: str | None
+) -> None:
+    tokenizer = tokenizer_of("chatml")
+    tokenizer.chat_template += end
+    renderer = ChatRenderer(tokenizer, system=system)
+    answer = tokenizer.encode("up", add_special_tokens=False)
+    assert renderer.action(answer) == ("" if is_open else "up")
+    assert renderer.text(renderer.demonstrate("up")).startswith("</think>") == is_open
+
+
+def test_a_system_prompt_may_decide_by_the_template_that_an_answer_begins_in_a_thought() -> None:
+    tokenizer = tokenizer_of("chatml")
+    tokenizer.chat_template += BY_SYSTEM
+    answer = tokenizer.encode("up", add_special_tokens=False)
+    actions = [ChatRenderer(tokenizer, system=one).action(answer) for one in ("detailed thinking on", "off <think>")]
+    assert actions == ["", "up"]
+
+
+@pytest.mark.parametrize(
+    ("role", "template"),
+    [
+        ("user", "{% for one in messages %}{{ one.role }}{% endfor %}"),
+        ("user", "{% for one in messages %}{% for part in one.content %}{{ part.text }}{% endfor %}{% endfor %}"),
+        ("user", "{{ messages[0].content }}"),
+        ("system", "{% for one in messages if one.role != 'system' %}{{ one.role + one.content }}{% endfor %}"),
+        ("system", "{{ messages[-1].content }}"),
+    ],
+)
+def test_a_template_that_leaves_out_a_text_is_refused(role: str, template: str) -> None:
+    tokenizer = tokenizer_of("chatml")
+    tokenizer.chat_template = template
+    with pytest.raises(UsageError, match=f"leaves out the text of a message with the role {role}"):
+        ChatRenderer(tokenizer, system="Be brief.")
+
+
+@pytest.mark.parametrize(
+    ("clock", "system", "arguments", "is_read"),
+    [
+        ("", None, {}, False),
+        ("{{ strftime_now('%d') }}", None, {}, True),
+        ("{{ day if day is defined else strftime_now('%d') }}", None, {"day": "1"}, False),
+        ("{{ day if day is defined else strftime_now('%d') }}", None, {}, True),
+        ("{% if messages[0].role != 'system' %}{{ strftime_now('%d') }}{% endif %}", "Be brief.", {}, False),
+    ],
+)
+def test_a_template_that_reads_the_clock_is_found_by_what_it_does(
+    clock: str, system: str | None, arguments: dict[str, str], is_read: bool
+) -> None:
+    tokenizer = tokenizer_of("chatml")
+    tokenizer.chat_template = clock + tokenizer.chat_template
+    assert ChatRenderer(tokenizer, system=system, template=arguments).reads_clock == is_read
+
+
+def test_a_template_in_the_format_harmony_is_refused_by_name() -> None:
+    tokenizer = tokenizer_of("chatml")
+    tokenizer.chat_template += "{# <|start|>assistant<|channel|>final<|message|> #}"
+    with pytest.raises(UsageError, match=r"format harmony \(gpt-oss\)"):
+        ChatRenderer(tokenizer)
+
+
+@pytest.mark.parametrize("part", ["<think>", "a</think>", "<think>b</think>"])
+def test_many_thoughts_take_linear_time(part: str) -> None:
+    assert without_thoughts(part * 50_000) == ""

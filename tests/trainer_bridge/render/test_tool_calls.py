@@ -39,6 +39,14 @@ LS = '{"name": "bash", "arguments": {"command": "ls"}}'
         "<function=bash><parameter=command>ls</parameter></function>",
         'I call it:\n```json\n{"name": "bash", "arguments": {"command": "ls"}}\n```\n',
         '```tool_call\n{"name": "bash", "arguments": {"command": "ls"}}\n```',
+        '<|tool_call>call:bash{command:<|"|>ls<|"|>}<tool_call|>',
+        '<|channel|>commentary to=functions.bash <|constrain|>json<|message|>{"command": "ls"}<|call|>',
+        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>bash<｜tool▁sep｜>{"command": "ls"}<｜tool▁call▁end｜>',
+        '<｜tool▁call▁begin｜>function<｜tool▁sep｜>bash\n```json\n{"command": "ls"}\n```<｜tool▁call▁end｜>',
+        "<tool_call>bash\n<arg_key>command</arg_key>\n<arg_value>ls</arg_value>\n</tool_call>",
+        '<|tool_call_begin|>functions.bash:0<|tool_call_argument_begin|>{"command": "ls"}<|tool_call_end|>',
+        '<|tool_call|>[{"name": "bash", "arguments": {"command": "ls"}}]<|/tool_call|>',
+        '<TOOLCALL>[{"name": "bash", "arguments": {"command": "ls"}}]</TOOLCALL>',
         '<tool_call>{"name": "bash", "arguments": "{\\"command\\": \\"ls\\"}"}</tool_call>',
         LS,
     ],
@@ -69,6 +77,11 @@ def test_a_call_in_each_markup_is_the_same_line_of_json(text: str) -> None:
         "<function=bash><parameter=command>ls</function>",
         "<function=bash><parameter=command>ls</parameter>",
         '```json\n{"name": "bash", "arguments": {}}',
+        '<|tool_call>call:bash{command:<|"|>ls<|"|>}',
+        "<|tool_call>call:bash{command:ls}<tool_call|>",
+        "<tool_call>bash\n<arg_key>command</arg_key>\n<arg_value>ls</arg_value>",
+        '<｜tool▁call▁begin｜>bash<｜tool▁sep｜>{"command": "ls"}',
+        '<|tool_call_begin|>functions.bash:0<|tool_call_argument_begin|>{"command": <|tool_call_end|>',
         '```python\n{"name": "bash", "arguments": {}}\n```',
     ],
 )
@@ -107,6 +120,12 @@ def test_parameters_in_xml_have_the_types_of_the_tool() -> None:
     expected = {"path": "12", "line": 12, "all": True, "more": " a\n"}
     assert json.loads(canonical_call(text, [EDIT]) or "") == {"name": "edit", "arguments": expected}
     assert json.loads(canonical_call(text) or "")["arguments"]["path"] == 12
+
+
+def test_a_call_of_gemma_may_have_nested_values_and_braces_in_texts() -> None:
+    text = '<|tool_call>call:f{a:<|"|>x, b:{"1"}<|"|>,n:-1.5,ok:true,of:{k:[1,<|"|>é<|"|>]}}<tool_call|>'
+    expected = {"a": 'x, b:{"1"}', "n": -1.5, "ok": True, "of": {"k": [1, "é"]}}
+    assert json.loads(canonical_call(text) or "") == {"name": "f", "arguments": expected}
 
 
 def test_json_that_is_no_call_is_not_read_as_one() -> None:

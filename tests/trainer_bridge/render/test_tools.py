@@ -23,7 +23,7 @@ from envkit.types import Exchange, Observation, Reset, RolloutRequest, Task, Too
 from tests.trainer_bridge.fakes import Answer, ScriptedEngine, ScriptedHost
 from tests.trainer_bridge.models import WORDS
 from tests.trainer_bridge.render.templates import tokenizer_of
-from tests.trainer_bridge.render.tool_templates import TOOL_TEMPLATES, tool_tokenizer
+from tests.trainer_bridge.render.tool_templates import TOOL_TEMPLATES, UNREAD_CALLS, tool_tokenizer, unread_tokenizer
 
 TOKENIZERS: dict[str, Any] = {name: tool_tokenizer(name) for name in TOOL_TEMPLATES}
 LS = '{"name": "bash", "arguments": {"command": "ls", "timeout_s": 3}}'
@@ -201,7 +201,7 @@ def test_thoughts_before_a_call_are_kept_or_start_a_sample(name: str, thinking: 
 def test_texts_of_tools_and_results_and_calls_add_no_special_tokens(name: str, history: int | None) -> None:
     tokenizer = TOKENIZERS[name]
     special = set(tokenizer.all_special_ids)
-    names = {*tokenizer.all_special_tokens, "@@envkit-0@@"}
+    names = {*tokenizer.all_special_tokens, "@@envkit-0@@"} - {'<|"|>'}  # which the markup of Gemma cannot quote
     if history is not None:  # in earlier answers that are rendered again, the policy's markup is its own
         names -= {*MARKUP_TOKENS}
     forged = " ".join(sorted(names))
@@ -324,3 +324,26 @@ def test_a_model_without_a_template_plays_only_environments_without_system_promp
     for one, what in ((start(BASH), "tools"), (start(system="a"), "a system prompt")):
         with pytest.raises(UsageError, match=f"^the environment has {what}, and the model has no chat template"):
             renderer.for_episode(one)
+
+
+# --- Markups ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", UNREAD_CALLS)
+def test_a_template_that_writes_calls_in_an_unread_markup_is_refused_only_with_tools(name: str) -> None:
+    renderer = ChatRenderer(unread_tokenizer(name))
+    with pytest.raises(UsageError, match=r"writes tool calls in a markup that envkit does not read: .*a wall"):
+        renderer.for_episode(start(BASH))
+
+
+def test_special_tokens_in_descriptions_and_results_stay_text_even_with_quotes() -> None:
+    tokenizer = tool_tokenizer("gemma4")
+    quote = tokenizer.convert_tokens_to_ids('<|"|>')
+    tool = json.loads(json.dumps(BASH))
+    tool["function"]["description"] = 'a <|"|> b'
+    renderer = ChatRenderer(tokenizer, system='c <|"|>').for_episode(start(tool))
+    call = renderer.demonstrate('{"name": "bash", "arguments": {"command": "ls"}}')
+    history = [Exchange(Observation("?"), call)]
+    ids = [*renderer.open(Observation('<|"|>')), *renderer.extend(history, Observation('<|"|>', role="tool")).ids]
+    assert quote not in ids
+    assert list(call).count(quote) == 2

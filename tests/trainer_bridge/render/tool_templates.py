@@ -46,6 +46,35 @@ _XML_CALL = """\
 {{- '</function>\n</tool_call>' -}}
 """
 
+_PAIRS_CALL = """\
+{{- '<tool_call>' + call.function.name + '\n' -}}
+{%- for name, value in call.function.arguments.items() -%}
+  {{- '<arg_key>' + name + '</arg_key>\n<arg_value>' + (value if value is string else value | tojson) -}}
+  {{- '</arg_value>\n' -}}
+{%- endfor -%}
+{{- '</tool_call>' -}}
+"""
+
+_GEMMA_CALL = """\
+{{- '<|tool_call>call:' + call.function.name + '{' -}}
+{%- for name, value in call.function.arguments | dictsort -%}
+  {{- ('' if loop.first else ',') + name + ':' -}}
+  {{- '<|"|>' + value + '<|"|>' if value is string else value | tojson -}}
+{%- endfor -%}
+{{- '}<tool_call|>' -}}
+"""
+
+_DEEPSEEK_CALL = """\
+{{- '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + call.function.name + '<｜tool▁sep｜>' -}}
+{{- (call.function.arguments | tojson) + '<｜tool▁call▁end｜><｜tool▁calls▁end｜>' -}}
+"""
+
+UNREAD_CALLS = {
+    "lfm2": "{{- '<|tool_call_start|>[' + call.function.name + (call.function.arguments | string) + ']' -}}",
+    "command-r": "{{- 'Action: ```json [{\"tool_name\": ' + (call.function.arguments | string) + '}]```' -}}",
+}
+"""How templates write calls in markups that envkit does not read."""
+
 # Results have a role of their own and are JSON texts; the tools are in the first message of the user.
 _LLAMA3 = """\
 {{- bos_token -}}
@@ -108,11 +137,21 @@ _MISTRAL = """\
 TOOL_TEMPLATES = {
     "hermes": ("qwen2.5", _HERMES.replace("CALL", _JSON_CALL), ["<tool_call>", "</tool_call>"]),
     "coder": ("qwen2.5", _HERMES.replace("CALL", _XML_CALL), []),
+    "glm": ("qwen2.5", _HERMES.replace("CALL", _PAIRS_CALL), ["<tool_call>", "</tool_call>"]),
+    "gemma4": ("qwen2.5", _HERMES.replace("CALL", _GEMMA_CALL), ["<|tool_call>", "<tool_call|>", '<|"|>']),
+    "deepseek": ("qwen2.5", _HERMES.replace("CALL", _DEEPSEEK_CALL), ["<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"]),
     "llama3": ("llama3", _LLAMA3, ["<|python_tag|>"]),
     "mistral": ("mistral", _MISTRAL, ["[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[AVAILABLE_TOOLS]"]),
     "chatml": ("chatml", FAMILIES["chatml"].template, []),
 }
 """Templates by name, each with the family of its tokenizer and more special tokens."""
+
+
+def unread_tokenizer(name: str) -> Any:
+    """Make a tokenizer whose template writes calls as `UNREAD_CALLS` says."""
+    tokenizer = tool_tokenizer("hermes")
+    tokenizer.chat_template = _HERMES.replace("CALL", UNREAD_CALLS[name])
+    return tokenizer
 
 
 def tool_tokenizer(name: str) -> Any:

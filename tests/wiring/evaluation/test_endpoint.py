@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import sys
+import gzip
+import traceback
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import anyio
 import pytest
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from envkit import clock
 from envkit.config import evaluation
 from envkit.config.parts import AutoRendererSection
-from envkit.errors import EnvkitError, UnreachableError, UsageError
-from envkit.http.client.chat import Address
+from envkit.errors import ConfigError, EnvkitError, UnreachableError, UsageError
+from envkit.http.client.chat import MAX_BYTES, Address
 from envkit.runs.display import SilentDisplay
 from envkit.runs.episodes import episode_of
 from envkit.trainer_bridge.evaluation.advice import advice
@@ -35,6 +37,7 @@ from envkit.types import (
     ToolSchema,
 )
 from envkit.wiring.environments import slots
+from envkit.wiring.evaluation import policies
 from envkit.wiring.evaluation.endpoint import Endpoint, open_endpoint
 from envkit.wiring.evaluation.evaluate import evaluate
 from tests.wiring.evaluation.chat_servers import Answer, Served, completion, failure
@@ -108,11 +111,10 @@ def test_an_episode_is_a_chat_in_which_observations_are_the_user_and_answers_the
         [f"<answer>{move}</answer>" for move in WAY],
     )
     first, second = served.asked[:2]
-    assert {name: first[name] for name in ("model", "max_tokens", "temperature", "n")} == {
+    assert {name: first[name] for name in ("model", "max_tokens", "temperature")} == {
         "model": "some/model",
         "max_tokens": 20,
         "temperature": 0.5,
-        "n": 1,
     }
     assert episode.start is not None
     after = episode.turns[0].observation
@@ -227,44 +229,286 @@ def test_an_episode_without_a_completion_is_void_and_the_others_count() -> None:
     assert lost.outcome.error == f"no completion from {served.url}/v1 in 3 tries: 503 Service Unavailable: overloaded"
 
 
-def test_a_chat_that_is_too_long_for_the_model_cuts_the_episode_off() -> None:
-    too_long = failure(400, "This model's maximum context length is 64 tokens")
-    (episode,) = played(Served(lambda body: too_long, [on_the_way, on_the_way]))
-    assert (episode.outcome.stop, len(episode.turns)) == (StopReason.CONTEXT_OVERFLOW, 2)
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        (400, "This model's maximum context length is 64 tokens"),
+        (400, "The input token count (9000) exceeds the maximum number of tokens allowed (8192)."),
+        (400, "Input is too long for requested model."),
+        (400, "The response was filtered due to the prompt triggering the content management policy."),
+        (400, "'max_tokens' is too large: 4096"),
+        (413, "payload too large"),
+        (422, "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096."),
+        (451, "unavailable for legal reasons"),
+    ],
+)
+def test_a_refused_request_after_a_completion_ends_its_own_episode_whatever_its_words(
+    status: int, message: str
+) -> None:
+    served = Served(lambda body: on_the_way(body) if len(body["messages"]) != 5 else failure(status, message))
+    first, second = played(served, episodes=2)
+    assert [(one.outcome.stop, len(one.turns)) for one in (first, second)] == [(StopReason.REFUSED, 2)] * 2
+    episodes = [[EvaluatedEpisode.of(first)], [EvaluatedEpisode.of(second)]]
+    assert (episodes[0][0].ending, measure(episodes, 1)["success"].mean) == ("refused", 0.0)
+    assert advice(episodes, RolloutLimits(max_turns=6, turn_tokens=7))[0].startswith(
+        "the endpoint refused a request in 2 of 2 episodes, which count as failures"
+    )
 
 
-def test_an_episode_whose_first_prompt_is_too_long_counts_as_a_failure() -> None:
-    too_long = failure(400, "This model's maximum context length is 64 tokens")
-    episodes = [[EvaluatedEpisode.of(one)] for one in played(Served(lambda body: too_long), episodes=2)]
-    assert measure(episodes, 1)["success"].mean == 0.0
-    assert advice(episodes, RolloutLimits(max_turns=6, max_tokens=sys.maxsize, turn_tokens=7)) == [
-        "cut off: 2 of 2 episodes reached the end of the model's context",
-        "no prompt left room for an answer: shorten the prompt",
-    ]
+def test_an_answer_that_a_content_filter_cut_off_is_a_refused_request() -> None:
+    served = Served(on_the_way, [on_the_way, lambda body: completion(None, finish="content_filter")])
+    cut, fine = played(served, episodes=2)
+    assert (cut.outcome.stop, len(cut.turns), fine.outcome.success) == (StopReason.REFUSED, 1, True)
+
+
+def test_five_refused_requests_in_a_row_end_the_evaluation_and_a_completion_between_them_does_not() -> None:
+    def no(body: dict[str, Any]) -> Response:
+        return failure(400, "no")
+
+    mixed = Served(on_the_way, [on_the_way, *[no] * 4, on_the_way, *[no] * 4])
+    assert [one.outcome.stop for one in played(mixed, episodes=9)].count(StopReason.REFUSED) == 8
+    error = refused(Served(no, [on_the_way]), episodes=9)
+    assert str(error).endswith("400 Bad Request: no; the server has rejected 5 requests in a row")
 
 
 @pytest.mark.parametrize(
     ("status", "message", "remedy"),
     [
         (401, "bad key", "set OPENAI_API_KEY to a key that this server accepts"),
+        (403, "bad key", "set OPENAI_API_KEY to a key that this server accepts"),
         (
             404,
             "The model `some/model` does not exist.",
             "check the URL (is /v1 missing?) and the name of the model",
         ),
-        (400, "temperature must be 1", "the server rejects this request"),
+        (402, "no credits", "the server rejects this request"),
+        (400, "no such field", "the server rejects this request"),
+        (307, "elsewhere", "the server rejects this request"),
     ],
 )
+@pytest.mark.parametrize("is_first", [True, False])
 def test_a_permanent_failure_ends_the_evaluation_with_request_and_reason(
-    status: int, message: str, remedy: str
+    status: int, message: str, remedy: str, is_first: bool
 ) -> None:
-    served = Served(lambda body: failure(status, message))
+    if status == 400 and not is_first:
+        return  # about one request
+    served = Served(lambda body: failure(status, message), [] if is_first else [on_the_way])
     error = refused(served)
     assert isinstance(error, UsageError)
     assert f"POST {served.url}/v1/chat/completions for model some/model: {status} " in str(error)
     assert message in str(error)
     assert str(error).endswith(remedy)
-    assert len(served.asked) == 1
+    assert len(served.asked) == (1 if is_first else 2)
+
+
+# --- Parameters ------------------------------------------------------------------------------------------------------
+
+
+def refusing(name: str, error: dict[str, Any]) -> Answer:
+    return lambda body: JSONResponse(error, status_code=400) if name in body else on_the_way(body)
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "sent"),
+    [
+        (
+            "max_tokens",
+            {
+                "error": {
+                    "message": "Unsupported parameter. Use 'max_completion_tokens' instead.",
+                    "param": "max_tokens",
+                }
+            },
+            "max_completion_tokens",
+        ),
+        (
+            "max_tokens",
+            {"error": {"message": "'max_tokens' is not supported with this model"}},
+            "max_completion_tokens",
+        ),
+        ("temperature", {"error": {"message": "`temperature` does not support 0.2", "param": None}}, None),
+        ("seed", {"detail": [{"loc": ["body", "seed"], "msg": "extra", "input": {"max_tokens": 3}}]}, None),
+        ("seed", {"message": "no such parameter: seed"}, None),
+        ("seed", {"error": "seed: unknown"}, None),
+    ],
+)
+def test_a_parameter_that_the_model_refuses_is_replaced_once_with_one_warning(
+    name: str, error: dict[str, Any], sent: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    served = Served(refusing(name, error))
+    assert [one.outcome.success for one in played(served, episodes=2)] == [True, True]
+    assert [name in body for body in served.asked] == [True, *[False] * 12]
+    assert {"max_tokens", "seed", "temperature", "max_completion_tokens"} & served.asked[-1].keys() == {
+        *({"max_tokens", "seed", "temperature"} - {name}),
+        *({sent} if sent else ()),
+    }
+    what = f"sent as {sent}" if sent else "left out"
+    assert [one.getMessage() for one in caplog.records if one.name.endswith("chat")] == [
+        f"some/model refuses the parameter {name}, which is {what}"
+    ]
+
+
+def test_a_parameter_whose_replacement_is_refused_too_is_not_replaced(caplog: pytest.LogCaptureFixture) -> None:
+    too_large = failure(400, "'max_tokens' or 'max_completion_tokens' is too large")
+    served = Served(on_the_way, [on_the_way, lambda body: too_large, lambda body: too_large])
+    cut, fine = played(served, episodes=2)
+    assert (cut.outcome.stop, fine.outcome.success) == (StopReason.REFUSED, True)
+    assert "max_tokens" in served.asked[-1]
+    assert not [one for one in caplog.records if one.name.endswith("chat")]
+
+
+def test_parameters_of_the_user_are_sent_replace_others_and_null_leaves_one_out() -> None:
+    async def main() -> None:
+        async with served.run():
+            described = evaluation.read(
+                "FrozenLake-v0",
+                [
+                    f"rollout.parameters.{one}"
+                    for one in ("reasoning_effort=low", "seed=null", 'extra={"a": [1]}', "p=1e-5")
+                ],
+                policy=f"openai:m@{served.url}",
+                episodes=1,
+                options=LAKE,
+                split="any",
+                parameters={"temperature": 0.25},
+            )
+            await evaluate(described, display=SilentDisplay())
+
+    served = Served(on_the_way)
+    clock.run(main)
+    body = served.asked[0]
+    assert "seed" not in body
+    assert {name: body[name] for name in ("reasoning_effort", "extra", "p", "temperature")} == {
+        "reasoning_effort": "low",
+        "extra": {"a": [1]},
+        "p": 1e-5,
+        "temperature": 0.25,
+    }
+    with pytest.raises(ConfigError, match=r"rollout.parameters: needs the policy openai:\.\.\. or mini_swe"):
+        policies.find_policy(evaluation.read("FrozenLake-v0", policy="expert", parameters={"a": 1}), None)
+
+
+# --- Hostile servers -------------------------------------------------------------------------------------------------
+
+LARGE = b" " * (MAX_BYTES + 1)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Response(LARGE),
+        Response(gzip.compress(LARGE), headers={"Content-Encoding": "gzip"}),
+        Response(b"not gzip", headers={"Content-Encoding": "gzip"}),
+        Response(b"{}", headers={"Content-Encoding": "br"}),
+        JSONResponse({"choices": [{"message": {"content": 3}}]}),
+    ],
+)
+def test_an_answer_that_is_too_large_or_damaged_is_a_temporary_failure(answer: Response) -> None:
+    lost, fine = played(Served(on_the_way, [lambda body: answer] * 2), episodes=2, tries=2)
+    assert (lost.outcome.stop, fine.outcome.success) == (StopReason.NO_COMPLETION, True)
+
+
+def test_an_answer_in_gzip_is_read() -> None:
+    def zipped(body: dict[str, Any]) -> Response:
+        return Response(gzip.compress(bytes(on_the_way(body).body)), headers={"Content-Encoding": "gzip"})
+
+    assert played(Served(zipped))[0].outcome.success
+
+
+def test_an_answer_that_arrives_byte_by_byte_has_one_deadline() -> None:
+    async def drip() -> AsyncIterator[bytes]:
+        while True:
+            yield b" "
+            await anyio.sleep(0.05)
+
+    served = Served(on_the_way, [lambda body: StreamingResponse(drip())])
+    lost, _ = played(served, episodes=2, tries=1, timeout_s=0.5)
+    assert lost.outcome.error == f"no completion from {served.url}/v1 in 1 tries: no complete answer in 0.5 s"
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        "nan",
+        "-5",
+        "soon",
+        "",
+        "1, 2",
+        "Mon, 99999999999999999999 Jan 2020 00:00:00 GMT",
+        "Thu, 01 Jan 0001 00:00:00",
+        "0",
+    ],
+)
+def test_retry_after_of_any_shape_is_read_or_ignored(wait: str) -> None:
+    served = Served(on_the_way, [lambda body: failure(503, "busy", **{"Retry-After": wait})])
+    assert played(served)[0].outcome.success
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"HTTP_PROXY": "http://127.0.0.1:9"},
+        {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"},
+        {"ALL_PROXY": "socks5://127.0.0.1:9"},
+        {"all_proxy": "socks://127.0.0.1:9"},
+        {"HTTP_PROXY": "127.0.0.1:9"},
+    ],
+)
+def test_a_server_on_this_machine_is_never_asked_through_a_proxy(
+    variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert played(Served(on_the_way))[0].outcome.success
+
+
+@pytest.mark.parametrize(
+    ("proxy", "message"),
+    [
+        ("http://127.0.0.1:9", "check the URL, or the proxy in the environment variables"),
+        ("socks://127.0.0.1:9", "the proxy in the environment variables .* cannot be used: .*NO_PROXY=model.example"),
+    ],
+)
+def test_a_proxy_that_fails_is_named(proxy: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALL_PROXY", proxy)
+
+    async def main() -> None:
+        async with opened("http://model.example") as endpoint:
+            await endpoint.complete([], seed=0, temperature=1.0)
+
+    with pytest.raises((UnreachableError, UsageError), match=message):
+        clock.run(main)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda body: failure(401, "the key sk-secret is not valid"),
+        lambda body: Response("Authorization: Bearer sk-secret", status_code=400),
+        lambda body: Response('{"error": {"message": "sk\\u002dsecret"}}', status_code=404),
+        lambda body: failure(503, "sk-secret"),
+        lambda body: JSONResponse({"detail": [{"loc": ["header", "sk-secret"]}]}, status_code=422),
+    ],
+)
+def test_the_api_key_is_not_in_an_error(answer: Answer) -> None:
+    try:
+        (episode,) = played(Served(answer), tries=1)
+        text = str(episode.outcome.error)
+    except (EnvkitError, BaseExceptionGroup) as error:
+        text = "".join(traceback.format_exception(error))
+    assert "***" in text
+    assert "sk-secret" not in text
+
+
+@pytest.mark.parametrize("key", ["sk-secret\n", "sk-s\necret", "sk-s\u00e9cret"])
+def test_a_key_that_cannot_be_sent_is_not_printed(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    served = Served(on_the_way)
+    if key.strip().isascii() and "\n" not in key.strip():
+        played(served)
+        assert served.headers[0]["authorization"] == "Bearer sk-secret"
+    else:
+        assert str(refused(served)) == "OPENAI_API_KEY: contains characters that no API key has; set it again"
 
 
 def test_an_unreachable_server_is_named_at_once() -> None:
