@@ -30,8 +30,8 @@ _WORDS = re.compile(
 _IN_TEXT = ("envkit", "pytest", "/proc", "__", "_exit", "sys.", "os.")
 _MODULES = re.compile("_?(os|sys|io|posix|builtins|bltns|importlib|signal|socket)")
 _USUAL = re.compile(
-    r"_?os\.(path|fspath|sep|altsep|linesep|PathLike)|_?sys\.(version_info|maxsize|byteorder|platform)|"
-    r"_?io\.(StringIO|BytesIO|TextIOWrapper|TextIOBase|IOBase)"
+    r"_?(os\.(path|fspath|sep|altsep|linesep|PathLike)|sys\.(version_info|maxsize|byteorder|platform)|"
+    r"io\.(StringIO|BytesIO|TextIOWrapper|TextIOBase|IOBase))"
 )
 _USUAL_MEMBERS = re.compile("__(init|name|class|doc|new|qualname|module|len|iter)__")
 _METHODS = re.compile("__(eq|ne|getattr|getattribute|del|instancecheck)__")
