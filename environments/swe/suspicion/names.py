@@ -107,7 +107,7 @@ def _of_call(node: ast.Call) -> Iterator[str]:
 
 
 def names_in(text: str) -> Counter[str]:
-    """Return the suspicious names of a file of Python, whose bytes are decoded as Latin-1, with how often each is there.
+    """Return the suspicious names of a file of Python, whose bytes are decoded as Latin-1, and how often each occurs.
 
     The file is parsed as bytes, since its first lines may name an encoding that makes other source of it.
     """
