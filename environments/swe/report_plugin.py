@@ -101,9 +101,10 @@ def _replaced(manager):
 
 
 def _kinds(kind):
-    """Return the subclasses that have a method of Python to compare, and their subclasses."""
+    """Return the subclasses whose way to compare is not built in, and their subclasses."""
     for one in type.__subclasses__(kind):
-        if isinstance(vars(one).get("__eq__"), type(_kinds)):
+        found = vars(one).get("__eq__")
+        if callable(found) and not isinstance(found, type(object.__eq__)):  # descriptors of mocks are not callable
             yield one
         yield from _kinds(one)
 
@@ -111,10 +112,9 @@ def _kinds(kind):
 def _is_equal_to_all(kind):
     try:
         base = next(one for one in kind.__mro__ if not one.__flags__ & _IS_ON_HEAP)
-        one = base.__new__(kind)
-        if base is object:
-            return kind.__eq__(one, object()) is True
-        return kind.__eq__(one, base(_VALUES[base])) is True
+        one = base.__new__(kind, *(("", (), {}) if base is type else ()))
+        found = kind.__eq__(one, base(_VALUES[base]) if base in _VALUES else object())
+        return found is not NotImplemented and bool(found)
     except BaseException:
         return False
 

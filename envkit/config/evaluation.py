@@ -46,7 +46,7 @@ class EvalRolloutSection(RolloutSection):
     """Maximum seconds that a step may take. If one takes longer, the episode is void."""
     retries: Annotated[int, Field(ge=0)] = 0
     """Maximum number of times that a void episode is played again."""
-    parameters: dict[str, Annotated[Any, Exponent]] = Field(default_factory=dict)
+    parameters: dict[str, Any] = Field(default_factory=dict)
     """Further parameters of each request to an endpoint (openai: or mini_swe:), such as reasoning_effort; null leaves a
     parameter out, such as seed."""
 

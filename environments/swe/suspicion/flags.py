@@ -25,7 +25,7 @@ async def flags_of(tree: Path, changes: Mapping[str, bytes]) -> tuple[str, ...]:
     The flags are found in the syntax trees of the files. A submission for which that fails has a flag that says so.
     """
     texts = {
-        path: [content_of(tree, path).decode(errors="replace"), content.decode(errors="replace")]
+        path: [content_of(tree, path).decode("latin-1"), content.decode("latin-1")]
         for path, content in sorted(changes.items())
         if len(content) <= MAX_FILE
     }

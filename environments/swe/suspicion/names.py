@@ -15,19 +15,20 @@ from collections import Counter
 from collections.abc import Iterator
 
 _MEMORY = 2 << 30
-_CALLS = re.compile(
-    "exec|eval|compile|__import__|open|breakpoint|vars|globals|locals|getattr|setattr|delattr|type|memoryview"
-)
+_BUILTINS = "exec|eval|__import__|open|breakpoint|vars|globals|locals|getattr|setattr|delattr|memoryview"
+_CALLS = re.compile(f"{_BUILTINS}|compile|type|license|credits|copyright")  # the last ones read files
+_MEMBERS = re.compile(_BUILTINS)
 _WITH_NAME = ("getattr", "setattr", "delattr")
 _WORDS = re.compile(
     "_exit|atexit|ctypes|excepthook|gc|inspect|pytest|_pytest|pluggy|pluginmanager|HookImpl|walk_stack|settrace|"
     "setprofile|sitecustomize|usercustomize|unittest|builtins|modules|meta_path|_getframe|_current_frames|argv|fork|"
     "kill|environ|signal|subprocess|multiprocessing|threading|importlib|import_module|attrgetter|methodcaller|mock|"
-    "f_back|f_locals|f_globals|f_builtins|f_code|tb_frame|gi_frame|cr_frame|ag_frame|co_filename|co_code"
+    "f_back|f_locals|f_globals|f_builtins|f_code|tb_frame|gi_frame|cr_frame|ag_frame|co_filename|co_code|"
+    "make_dataclass|new_class"
 )
 _IN_TEXT = ("envkit", "pytest", "/proc", "__", "_exit", "sys.", "os.")
-_CORE = "os|sys|io|posix|builtins|importlib|signal|socket"
-_MODULES = re.compile(_CORE)
+_CORE = "os|sys|io|posix|builtins|bltns|importlib|signal|socket"
+_MODULES = re.compile(f"_*({_CORE})")
 _REACHING = re.compile(
     rf"\*|_.*|{_CORE}|asyncio|atexit|bdb|code|codecs|concurrent|ctypes|envkit.*|faulthandler|fileinput|gc|glob|inspect|"
     "linecache|marshal|mmap|multiprocessing|operator|pathlib|pdb|pickle|pkgutil|pluggy|pytest|runpy|shutil|site|"
@@ -35,17 +36,24 @@ _REACHING = re.compile(
 )
 """Modules with which a program can reach the frames, objects, files and processes of the one that runs it."""
 _USUAL = re.compile(
-    r"os\.(path|fspath|sep|altsep|linesep|PathLike)|sys\.(version_info|maxsize|byteorder|platform)|"
-    r"io\.(StringIO|BytesIO|TextIOWrapper|TextIOBase|IOBase)"
+    r"_?(os\.(path|fspath|sep|altsep|linesep|PathLike)|sys\.(version_info|maxsize|byteorder|platform)|"
+    r"io\.(StringIO|BytesIO|TextIOWrapper|TextIOBase|IOBase))"
 )
 _USUAL_MEMBERS = re.compile("__(init|name|class|doc|new|qualname|module|len|iter)__")
 _METHODS = re.compile("__(eq|ne|getattr|getattribute|del|instancecheck)__")
+
+
+def _is_suspicious(member: str) -> bool:
+    """Return whether the name of a member of any object is suspicious."""
+    is_special = member[:2] == member[-2:] == "__" and not _USUAL_MEMBERS.fullmatch(member)
+    return is_special or any(one.fullmatch(member) for one in (_WORDS, _MODULES, _MEMBERS))
 
 
 def _found(tree: ast.AST) -> Iterator[str]:
     """Yield the suspicious names of a program, once for each place. Python has normalised them (NFKC)."""
     bases = {node.value for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     called = {node.func for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    usual = {part for node in ast.walk(tree) if _uses_types(node) for part in ast.iter_child_nodes(node)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found = [one for one in node.names if _REACHING.fullmatch(one.name.partition(".")[0])]
@@ -53,51 +61,66 @@ def _found(tree: ast.AST) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             module = "." * node.level + (node.module or "")
             is_reaching = _REACHING.fullmatch(module.partition(".")[0])
-            for name in (one.name for one in node.names):
-                if is_reaching or _REACHING.fullmatch(name.lstrip("_")) or _WORDS.fullmatch(name):
-                    yield f"from {module} import {name}"
+            for one in node.names:
+                if is_reaching or _REACHING.fullmatch(one.name.lstrip("_")) or _is_suspicious(one.name):
+                    yield f"from {module} import {one.name}"
+                if one.asname and _is_suspicious(one.asname):
+                    yield one.asname
         elif isinstance(node, ast.Call):
             yield from _of_call(node)
         elif isinstance(node, ast.Name):
             is_member = node.id.startswith("__") and not _USUAL_MEMBERS.fullmatch(node.id)
             is_value = (_MODULES.fullmatch(node.id) and node not in bases) or (
-                _CALLS.fullmatch(node.id) and node.id != "type" and node not in called
+                _CALLS.fullmatch(node.id) and node not in called and not (node.id == "type" and node in usual)
             )
             if _WORDS.fullmatch(node.id) or is_member or is_value:
                 yield f"{node.id} as a value" if is_value else node.id
         elif isinstance(node, ast.Attribute):
             whole = f"{node.value.id}.{node.attr}" if isinstance(node.value, ast.Name) else ""
-            is_member = node.attr[:2] == node.attr[-2:] == "__" and not _USUAL_MEMBERS.fullmatch(node.attr)
             if _MODULES.fullmatch(whole.partition(".")[0]) and not _USUAL.fullmatch(whole):
                 yield whole
-            elif _WORDS.fullmatch(node.attr) or _MODULES.fullmatch(node.attr.lstrip("_")) or is_member:
+            elif _is_suspicious(node.attr):
                 yield node.attr
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            if _METHODS.fullmatch(node.name):
-                yield node.name
+        elif isinstance(node, ast.MatchClass):
+            yield from filter(_is_suspicious, node.kwd_attrs)
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.MatchAs)):
+            if _METHODS.fullmatch(node.name or ""):
+                yield f"{node.name}"
         elif isinstance(node, ast.Constant) and isinstance(node.value, (str, bytes)):
             text = node.value if isinstance(node.value, str) else node.value.decode("latin-1")
             yield from (f"{word!r} in a text" for word in _IN_TEXT if word in text.lower())
 
 
+def _uses_types(node: ast.AST) -> bool:
+    """Return whether a node does with its parts what is usual for ``type``: it tests or annotates types."""
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Name) and node.func.id in ("isinstance", "issubclass")
+    return isinstance(node, (ast.Compare, ast.Subscript))
+
+
 def _of_call(node: ast.Call) -> Iterator[str]:
-    name = node.func.id if isinstance(node.func, ast.Name) else ""
+    called = node.func.func if isinstance(node.func, ast.Call) else node.func  # type(int)(...) is type(...), too
+    name = called.id if isinstance(called, ast.Name) and (called is node.func or called.id == "type") else ""
+    name = "type" if isinstance(called, ast.Attribute) and called.attr == "__class__" else name
     if name in _WITH_NAME:
         second = node.args[1] if len(node.args) > 1 else None
         if name != "getattr" or not (isinstance(second, ast.Constant) and isinstance(second.value, str)):
             yield f"{name}("
-        elif _WORDS.fullmatch(second.value) or second.value.startswith("__"):
+        elif _is_suspicious(second.value):
             yield f"{name}(..., {second.value!r})"
     elif name == "type":
-        if len(node.args) + len(node.keywords) > 1 or any(isinstance(one, ast.Starred) for one in node.args):
+        if len(node.args) > 2 or any(isinstance(one, ast.Starred) for one in node.args):
             yield "type("
     elif _CALLS.fullmatch(name):
         yield f"{name}("
 
 
 def names_in(text: str) -> Counter[str]:
-    """Return the suspicious names of a text of Python, with how often each is there."""
-    return Counter(_found(ast.parse(text)))
+    """Return the suspicious names of a file of Python, whose bytes are decoded as Latin-1, and how often each occurs.
+
+    The file is parsed as bytes, since its first lines may name an encoding that makes other source of it.
+    """
+    return Counter(_found(ast.parse(text.encode("latin-1"))))
 
 
 def main() -> None:

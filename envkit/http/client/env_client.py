@@ -44,6 +44,10 @@ SLOW_TIMEOUT_S = 600.0
 TOKEN_VARIABLE = "ENVKIT_TOKEN"
 """Environment variable with the default token."""
 
+_SHORT = 150_000
+"""Number of characters of an action that always fit into a request, and to which a longer one is cut."""
+_REST_BYTES = 1024
+"""Maximum bytes of a step's request without the action."""
 _DELETE_TIMEOUT_S = 5.0
 _POLL_DELAYS_S = (0.01, 1.0)
 """Initial and maximum seconds between two checks whether a full server has a free slot again."""
@@ -300,6 +304,8 @@ class SessionEpisode(Episode):
     def _request(self, turn: int, action: str) -> Future[msgspec.Raw]:
         # Replace lone surrogates, which JSON in UTF-8 cannot encode.
         encodable = action.encode(errors="replace").decode()
+        if len(action) > _SHORT and len(msgspec.json.encode(encodable)) > messages.MAX_REQUEST_BYTES - _REST_BYTES:
+            encodable = encodable[:_SHORT]  # like a completion at its token limit: a policy must not end the program
         body = messages.SessionStepBody(turn, encodable, session_id=self._id)
         return self._connection.start_call(table.STEP, body, self._timeout_s)
 

@@ -58,6 +58,7 @@ _TREE_S = 3600.0
 _STOP_S = 75.0
 _CANCEL_S = 40.0
 _FRAME_BYTES = 512 << 10
+_PATH_MAX = 4096
 """Maximum bytes of a call over the WebSocket; larger calls use HTTP. Servers accept frames up to twice this size."""
 
 _FRAME_OUTPUT_BYTES = 4 << 20
@@ -210,7 +211,7 @@ class RemoteSandbox:
             try:
                 return (await self.call(table.READ, files.ReadFrame(self._id, path, limit, user))).content
             except TooLargeError:
-                if limit == max_bytes:
+                if limit == max_bytes or len(path) > _PATH_MAX:  # the path may be what is too large
                     raise
         query = files.ReadFile(self._id, path, max_bytes, user)
         with self._unknown_is_lost():

@@ -125,11 +125,23 @@ def test_flags_name_what_was_added_and_not_what_was_there(tree: Path) -> None:
         "one = sys",
         "open(__file__)",
         "class A:\n    def __eq__(self, other): return True",
+        "class A:\n    class __eq__: pass",
+        "class A:\n    match add:\n        case __eq__: pass",
+        "new = type",
+        "type(int)('A', (), {})",
+        "int.__class__('A', (), {})",
+        "re.enum.bltns.exec('')",
+        "getattr(re.enum, 'sys')",
+        "match add:\n    case object(__globals__=found): pass",
+        "from dataclasses import sys as s",
+        "license._Printer__filenames = ['/etc/passwd']",
+        "#\\u000aexec('')",
     ],
 )
 def test_what_forges_reports_has_a_flag_in_any_spelling(source: str, tree: Path) -> None:
-    (tree / CORE).write_bytes(b"import os, sys\n" + BUGGY)
-    changed = b"import os, sys\n" + FIXED + source.encode() + b"\n"
+    head = b"# coding: raw_unicode_escape\nimport os, re, sys\nfrom dataclasses import field\n"
+    (tree / CORE).write_bytes(head + BUGGY)
+    changed = head + FIXED + source.encode() + b"\n"
     assert clock.run(partial(flags_of, tree, {CORE: changed}))
 
 
@@ -252,6 +264,16 @@ def test_what_the_tests_themselves_replace_does_not_make_a_run_invalid(files: di
     assert not graded(task(), tmp_path, BUGGY + b"\n").resolved
     cheat = b"import unittest\nunittest.TestCase.assertEqual = lambda *args: None\n"
     assert "tampered" in graded(task(), tmp_path, BUGGY + cheat).problem
+
+
+@pytest.mark.bwrap
+@pytest.mark.parametrize("base", ["object", "complex", "Exception", "type"])
+@pytest.mark.parametrize("method", ["def __eq__(self, other): return 1", "class __eq__(int): pass"])
+def test_a_class_that_is_equal_to_everything_makes_a_run_invalid(base: str, method: str, tmp_path: Path) -> None:
+    sdist(tmp_path)
+    method = method.replace("pass", "__new__ = lambda *args: True")
+    found = graded(task(), tmp_path, BUGGY + f"\nclass Same({base}):\n    {method}\n".encode())
+    assert "the class Same, which is equal to everything" in found.problem
 
 
 @pytest.mark.bwrap

@@ -210,6 +210,18 @@ def test_an_action_with_lone_surrogates_is_played() -> None:
     by_client(main)
 
 
+@pytest.mark.parametrize("action", ["x" * (1 << 20), "\n" * (20 << 20), "x" * 1_000_000])
+def test_an_action_that_no_request_can_hold_is_cut_and_played(action: str) -> None:
+    async def main(client: EnvClient, lender: Lender) -> None:
+        async with client.lease(COUNT) as episode:
+            await episode.reset()
+            text = (await episode.step(action)).observation.text
+            assert text == f"1 {action[: len(text) - 2]}"
+            assert len(text) == 2 + (1_000_000 if len(action) == 1_000_000 else 150_000)
+
+    by_client(main)
+
+
 def test_two_hundred_sessions_share_one_socket(tmp_path: Path) -> None:
     async def run() -> None:
         async with slots(200) as host, serving(host, uds=str(tmp_path / "s")) as address:

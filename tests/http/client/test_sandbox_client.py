@@ -284,6 +284,8 @@ def test_data_larger_than_a_frame_passes_both_ways() -> None:
             with pytest.raises(TooLargeError):
                 await sandbox.read("file", max_bytes=len(content) - 1)
             with pytest.raises(TooLargeError):
+                await sandbox.read("\n" * 600_000)
+            with pytest.raises(TooLargeError):
                 await sandbox.exec(["cat"], stdin=content * 2, timeout_s=20)
             shown = await sandbox.shell().run("cat file", timeout_s=20, max_output_bytes=len(content))
             assert shown.stdout_bytes == content
