@@ -45,4 +45,4 @@ def play(
     for kind in figures.values():
         kind["players"] = len(kind["players"])
     problems = [line for one in results for line in one.problems()]
-    return {**figures, "problems": problems, "seconds": round(clock.stopwatch() - began)}
+    return {**figures, "problems": problems, "seconds": round(clock.stopwatch() - began, 1)}
