@@ -38,7 +38,7 @@ STALE_AFTER = (
 )
 TWIN = "tests/environments/swe/test_build.py::test_a_build_makes_today_the_first_tasks_of_our_own_package"
 PACKAGES = (
-    *("hyperframe==6.1.0", "idna==3.20", "webob==1.8.11", "click==8.5.1", "markdown==3.11.3"),
+    *("hyperframe==6.1.0", "pyasn1==0.6.1", "markdown==3.11.3", "webob==1.8.11", "click==8.5.1"),
     *("cachetools==8.0.0", "semver==3.1.1", "voluptuous==0.16.0", "toolz==1.2.0", "tabulate==0.10.0"),
     *("sqlparse==0.6.1", "boltons==26.2.0", "inflection==0.5.1", "xmltodict==1.0.4", "itsdangerous==2.2.0"),
     *("parse==1.22.4", "h11==0.16.0"),
