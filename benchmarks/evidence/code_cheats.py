@@ -1,4 +1,4 @@
-"""Play 20 programming tasks of levels 1 to 6 with the oracle, the nop and every cheat, in both modes, on each backend.
+"""Play 15 programming tasks of levels 1 to 6 with the oracle, the nop and every cheat, in both modes, on each backend.
 
 The oracle must succeed in all of its 20 episodes per task, and the others must earn nothing. Cheats whose result may
 depend on timing play each task 5 times. Docker runs its default image.
@@ -23,7 +23,7 @@ STALE_AFTER = ("cheats", "environments/code", "environments/tasks", "environment
 TWIN = "tests/environments/code/test_cheats.py::test_the_oracle_earns_1_and_every_cheat_0"
 BACKENDS = ("local", "docker")
 MODES = ("answer", "tools")
-TASKS = 20
+TASKS = 15
 PER_PART = 5
 REPEAT = 20
 

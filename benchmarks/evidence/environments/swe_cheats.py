@@ -1,7 +1,7 @@
 """Play own tasks and a built one of two packages with the oracle, the nop and every cheat, on each backend.
 
 The oracle must succeed, and all others must earn nothing. Cheats whose result may depend on timing play five times.
-The times of the built tasks are medians of five: preparation of a sandbox against the start from its snapshot, and
+The times of the built tasks are medians of three: preparation of a sandbox against the start from its snapshot, and
 grading against a run of the package's tests in a sandbox that is ready. Docker runs its default image.
 
     python benchmarks/evidence/environments/swe_cheats.py
@@ -40,9 +40,9 @@ STALE_AFTER = ("cheats", "environments/swe", "environments/tasks", "environments
 TWIN = "tests/environments/swe/test_cheats.py::test_the_fix_earns_1_and_every_cheat_0"
 BACKENDS = ("local", "docker")
 PACKAGES = ("hyperframe==6.1.0", "pyasn1==0.6.1")
-OWN, OWN_WITH_CHEATS = 12, 4
+OWN, OWN_WITH_CHEATS = 12, 2
 """Numbers of envkit's own tasks that the oracle and the nop play, and that all players play."""
-REPEAT = 5
+REPEAT = 3
 
 
 def measure(task: SweTask, folder: Path, cache: Path, backend: str) -> dict[str, Any]:
