@@ -88,27 +88,25 @@ def main() -> int:
     asked = arguments.parse_args()
     cache = data.folder_of("swe")
     evidence = Evidence(NAME, stale_after=STALE_AFTER, folder=asked.folder, fresh=asked.fresh)
+    backends = asked.backend or BACKENDS
     racy = [name for name, cheat in CHEATS.items() if cheat.is_racy]
-    cheats = partial(play, "SWE-v0", repeat=REPEAT, racy=racy)
-    fixes = partial(play, "SWE-v0", OWN, options={}, split="any", repeat=REPEAT, players=["oracle", "nop"])
-    calls: dict[str, Callable[[str], Any]] = {
-        f"{OWN} own tasks without cheats": lambda backend: fixes(backend=backend),
-        f"{OWN_WITH_CHEATS} own tasks": lambda backend: cheats(
-            OWN_WITH_CHEATS, options={}, split="any", backend=backend
-        ),
-    }
+    checked = partial(play, "SWE-v0", split="any", repeat=REPEAT)
+
+    def part(name: str, call: Callable[[], Any]) -> None:
+        print(name, evidence.part(name, call), flush=True)
+
+    for backend in backends:
+        own = partial(checked, options={}, backend=backend)
+        part(f"{backend}, {OWN} own tasks without cheats", partial(own, OWN, players=["oracle", "nop"]))
+        part(f"{backend}, {OWN_WITH_CHEATS} own tasks", partial(own, OWN_WITH_CHEATS, racy=racy))
     for package in PACKAGES:
         folder = cache / "evidence" / package
         make(package, folder, jobs=1)
         (task, *_), _ = read_folder(folder)
-        options = {"tasks": str(folder)}
-        calls[f"{package}, times"] = partial(measure, task, folder, cache)
-        calls[f"{package}, cheats"] = lambda backend, options=options: cheats(
-            1, options=options, split="any", backend=backend
-        )
-    for backend in asked.backend or BACKENDS:
-        for what, call in calls.items():
-            print(backend, what, evidence.part(f"{backend}, {what}", partial(call, backend)), flush=True)
+        for backend in backends:
+            part(f"{backend}, {package}, times", partial(measure, task, folder, cache, backend))
+            built = partial(checked, 1, options={"tasks": str(folder)}, backend=backend, racy=racy)
+            part(f"{backend}, {package}, cheats", built)
     return 0
 
 
