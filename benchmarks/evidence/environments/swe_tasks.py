@@ -50,11 +50,11 @@ def log(line: str) -> None:
     print(line, flush=True)
 
 
-def make(package: str, folder: Path, jobs: int) -> Yield:
+def make(package: str, folder: Path, want: int, jobs: int) -> Yield:
     """Make the tasks of a package, or continue to."""
 
     async def main() -> list[Yield]:
-        settings = BuildSettings(want=TASKS, combine=BUGS, jobs=jobs)
+        settings = BuildSettings(want=want, combine=BUGS, jobs=jobs)
         async with open_tool_pool() as pool:
             return await build(pool, [package], folder, data=folder_of("swe"), settings=settings, announce=log)
 
@@ -62,9 +62,9 @@ def make(package: str, folder: Path, jobs: int) -> Yield:
     return made
 
 
-def measure(package: str, folder: Path, jobs: int) -> dict[str, Any]:
+def measure(package: str, folder: Path, want: int, jobs: int) -> dict[str, Any]:
     """Make and verify the tasks of a package, and return the figures."""
-    made = make(package, folder, jobs)
+    made = make(package, folder, want, jobs)
     tasks, lock = read_folder(folder)
     played = play("SWE-v0", 0, split="any", players=["oracle", "nop"], repeat=1, options={"tasks": str(folder)})
     failing = sorted(len(task.fail_to_pass) for task in tasks)
@@ -88,15 +88,17 @@ def measure(package: str, folder: Path, jobs: int) -> dict[str, Any]:
 def main() -> int:
     arguments = parser(__doc__, NAME)
     arguments.add_argument("--jobs", type=int, default=2)
+    arguments.add_argument("--package", choices=PACKAGES, action="append", help="only this package; repeatable")
+    arguments.add_argument("--tasks", type=int, default=TASKS, help="number of tasks of each package")
     asked = arguments.parse_args()
     evidence = Evidence(NAME, stale_after=STALE_AFTER, folder=asked.folder, fresh=asked.fresh)
     folders = folder_of("swe") / "evidence"
     if asked.fresh:
         shutil.rmtree(folders, ignore_errors=True)
     parts = []
-    for package in PACKAGES:
+    for package in asked.package or PACKAGES:
         folder = folders / package
-        parts.append(evidence.part(package, partial(measure, package, folder, asked.jobs)))
+        parts.append(evidence.part(package, partial(measure, package, folder, asked.tasks, asked.jobs)))
         print(package, parts[-1], flush=True)
     total = {key: sum(part[key] for part in parts) for key in ("tasks", "oracle", "nop", "tasks_with_two_bugs")}
     tried = sum(sum(part["tried"].values()) for part in parts)
