@@ -39,7 +39,7 @@ NAME = "swe-cheats"
 STALE_AFTER = ("cheats", "environments/swe", "environments/tasks", "environments/tools", "envkit/checks/tasks.py")
 TWIN = "tests/environments/swe/test_cheats.py::test_the_fix_earns_1_and_every_cheat_0"
 BACKENDS = ("local", "docker")
-PACKAGES = ("hyperframe==6.1.0", "pyasn1==0.6.1")
+PACKAGES = ("hyperframe==6.1.0", "markdown==3.11.3")
 OWN, OWN_WITH_CHEATS = 12, 2
 """Numbers of envkit's own tasks that the oracle and the nop play, and that all players play."""
 REPEAT = 3

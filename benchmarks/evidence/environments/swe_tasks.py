@@ -38,7 +38,7 @@ STALE_AFTER = (
 )
 TWIN = "tests/environments/swe/test_build.py::test_a_build_makes_today_the_first_tasks_of_our_own_package"
 PACKAGES = (
-    *("hyperframe==6.1.0", "pyasn1==0.6.1", "markdown==3.11.3", "webob==1.8.11", "click==8.5.1"),
+    *("hyperframe==6.1.0", "pyasn1==0.6.1", "markdown==3.11.3", "webob==1.8.11", "cerberus==1.3.8"),
     *("cachetools==8.0.0", "semver==3.1.1", "voluptuous==0.16.0", "toolz==1.2.0", "tabulate==0.10.0"),
     *("sqlparse==0.6.1", "boltons==26.2.0", "inflection==0.5.1", "xmltodict==1.0.4", "itsdangerous==2.2.0"),
     *("parse==1.22.4", "h11==0.16.0"),
@@ -62,11 +62,12 @@ def make(package: str, folder: Path, want: int, jobs: int) -> Yield:
     return made
 
 
-def measure(package: str, folder: Path, want: int, jobs: int) -> dict[str, Any]:
+def measure(package: str, folder: Path, want: int, jobs: int, backend: str | None) -> dict[str, Any]:
     """Make and verify the tasks of a package, and return the figures."""
     made = make(package, folder, want, jobs)
     tasks, lock = read_folder(folder)
-    played = play("SWE-v0", 0, split="any", players=["oracle", "nop"], repeat=1, options={"tasks": str(folder)})
+    options = {"tasks": str(folder)}
+    played = play("SWE-v0", 0, split="any", players=["oracle", "nop"], repeat=1, options=options, backend=backend)
     failing = sorted(len(task.fail_to_pass) for task in tasks)
     assert {task.base for task in tasks} == {lock.packages[0].base}
     return {
@@ -88,6 +89,9 @@ def measure(package: str, folder: Path, want: int, jobs: int) -> dict[str, Any]:
 def main() -> int:
     arguments = parser(__doc__, NAME)
     arguments.add_argument("--jobs", type=int, default=2)
+    arguments.add_argument(
+        "--backend", help="plays the tasks; docker if this machine has one of the packages installed"
+    )
     arguments.add_argument("--package", choices=PACKAGES, action="append", help="only this package; repeatable")
     arguments.add_argument("--tasks", type=int, default=TASKS, help="number of tasks of each package")
     asked = arguments.parse_args()
@@ -98,7 +102,7 @@ def main() -> int:
     parts = []
     for package in asked.package or PACKAGES:
         folder = folders / package
-        parts.append(evidence.part(package, partial(measure, package, folder, asked.tasks, asked.jobs)))
+        parts.append(evidence.part(package, partial(measure, package, folder, asked.tasks, asked.jobs, asked.backend)))
         print(package, parts[-1], flush=True)
     total = {key: sum(part[key] for part in parts) for key in ("tasks", "oracle", "nop", "tasks_with_two_bugs")}
     tried = sum(sum(part["tried"].values()) for part in parts)
