@@ -89,9 +89,7 @@ def measure(package: str, folder: Path, want: int, jobs: int, backend: str | Non
 def main() -> int:
     arguments = parser(__doc__, NAME)
     arguments.add_argument("--jobs", type=int, default=2)
-    arguments.add_argument(
-        "--backend", help="plays the tasks; docker if this machine has one of the packages installed"
-    )
+    arguments.add_argument("--backend", help="plays the tasks; docker if a package is installed here")
     arguments.add_argument("--package", choices=PACKAGES, action="append", help="only this package; repeatable")
     arguments.add_argument("--tasks", type=int, default=TASKS, help="number of tasks of each package")
     asked = arguments.parse_args()
