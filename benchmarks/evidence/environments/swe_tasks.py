@@ -38,11 +38,13 @@ STALE_AFTER = (
 )
 TWIN = "tests/environments/swe/test_build.py::test_a_build_makes_today_the_first_tasks_of_our_own_package"
 PACKAGES = (
-    *("hyperframe==6.1.0", "pyasn1==0.6.1", "markdown==3.11.3", "webob==1.8.11", "cerberus==1.3.8"),
+    *("hyperframe==6.1.0", "pyasn1==0.6.1", "markdown==3.11.3", "webob==1.8.11", "wtforms==3.3.2"),
     *("cachetools==8.0.0", "semver==3.1.1", "voluptuous==0.16.0", "toolz==1.2.0", "tabulate==0.10.0"),
     *("sqlparse==0.6.1", "boltons==26.2.0", "inflection==0.5.1", "xmltodict==1.0.4", "itsdangerous==2.2.0"),
     *("parse==1.22.4", "h11==0.16.0"),
 )
+NEEDS = {"wtforms==3.3.2": ("markupsafe==3.0.3",)}
+"""What the tests of packages import besides pytest."""
 TASKS, BUGS = 4, 2
 
 
@@ -54,7 +56,7 @@ def make(package: str, folder: Path, want: int, jobs: int) -> Yield:
     """Make the tasks of a package, or continue to."""
 
     async def main() -> list[Yield]:
-        settings = BuildSettings(want=want, combine=BUGS, jobs=jobs)
+        settings = BuildSettings(want=want, combine=BUGS, jobs=jobs, more=NEEDS.get(package, ()))
         async with open_tool_pool() as pool:
             return await build(pool, [package], folder, data=folder_of("swe"), settings=settings, announce=log)
 
