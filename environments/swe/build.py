@@ -129,7 +129,7 @@ class _Baseline(msgspec.Struct, frozen=True, kw_only=True, tag="baseline"):
     Attributes:
         inputs: Hash of the source distribution and requirements of the environment.
         stable: Tests that passed in all runs.
-        unstable: Number of other tests.
+        unstable: Number of other tests, and of files that cannot be collected.
         lines: Lines that ran, by file.
         suite_s: Seconds of a run.
         longest_s: Seconds of the slowest test.
@@ -289,7 +289,7 @@ class _Builder:
         baseline = _Baseline(
             inputs=inputs,
             stable=tuple(stable),
-            unstable=len(first.outcomes) - len(stable),
+            unstable=len(first.outcomes.keys() | first.messages.keys()) - len(stable),
             lines=lines,
             suite_s=suite_s,
             longest_s=max(first.seconds.values()),

@@ -25,7 +25,7 @@ from ..tasks import in_fresh_sandbox
 from .checkout import MAX_FILE, content_of, deleted_by, why_unsafe
 from .runs import REPO, TEST_PATH, TEST_TIMEOUT_S, RunSettings, TestRun, run_tests, spec_of
 from .suspicion.flags import flags_of
-from .suspicion.second_bug import MAX_BUGS, judge_with_bugs
+from .suspicion.second_bug import CPU_S, MAX_BUGS, judge_with_bugs
 from .tasks import SweTask
 
 MAX_CHANGES = 8 << 20
@@ -178,6 +178,8 @@ async def grade_changes(
         second = await judge_with_bugs(task, tree, taken, passes)
         if second == "forged":
             problem = "the tests pass with a second bug, which they find in the known fix: the report is forged"
+        if second == "unread":
+            problem = f"the changed files need more than {CPU_S} s of CPU time to be read"
         if second != "found":
             flags = (*flags, problem or "no second bug was found that the tests find")
     return Verdict(

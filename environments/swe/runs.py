@@ -103,6 +103,8 @@ class RunSettings:
 async def run_tests(sandbox: Sandbox, tests: Sequence[str] = (), settings: RunSettings = RunSettings()) -> TestRun:
     """Run tests of the package in `REPO`; all tests if `tests` is empty.
 
+    Files that cannot be collected, for example because they import what is missing, are left out.
+
     Raises:
         SandboxLostError: The sandbox was lost, for example because a test used up its memory.
     """
@@ -116,8 +118,9 @@ async def run_tests(sandbox: Sandbox, tests: Sequence[str] = (), settings: RunSe
         "ENVKIT_TEST_TIMEOUT_S": str(settings.test_timeout_s),
     }
     assign = " ".join(f"{name}={value}" for name, value in variables.items())
-    options = ("-q", "--tb=short", "-p", "no:cacheprovider", "-p", "envkit_report_plugin")
-    command = [*settings.python, "-m", "pytest", *options, *settings.arguments, *tests]
+    options = ("-q", "--tb=short", "--continue-on-collection-errors")
+    plugins = ("-p", "no:cacheprovider", "-p", "envkit_report_plugin")
+    command = [*settings.python, "-m", "pytest", *options, *plugins, *settings.arguments, *tests]
     script = (
         f'cd {REPO} && export {assign} PYTHONPATH="$PYTHONPATH:{_TOOLS}"; if [ -e {_FAKETIME} ]; then export '
         f'LD_PRELOAD={_FAKETIME} FAKETIME="@{_EPOCH}" FAKETIME_DONT_FAKE_MONOTONIC=1; fi; exec python3 "$@" 3>&1 1>&2'

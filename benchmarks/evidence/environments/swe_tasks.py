@@ -1,6 +1,6 @@
-"""Make 100 tasks of SWE-v0 from twelve packages, and verify each: the fix must be resolved, and the bug must not.
+"""Make tasks of SWE-v0 from 17 packages, and verify each: the fix must be resolved, and the bug must not.
 
-Up to ten tasks of each package, half of them with two bugs. pip fetches the packages. The second half of each part
+Up to four tasks of each package, half of them with two bugs. pip fetches the packages. The second half of each part
 reads the folder of tasks again, as a user does, and grades the oracle and the nop of every task.
 
     python benchmarks/evidence/environments/swe_tasks.py --jobs 1
@@ -19,11 +19,10 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1]))  # the folder of `record`
 from record import Evidence, parser
+from record.players import play
 
 from envkit import clock
-from envkit.checks.tasks import check_tasks
 from envkit.environments.swe.build import BuildSettings, Yield, build
-from envkit.environments.swe.packages import requirement_of
 from envkit.environments.swe.tasks import read_folder
 from envkit.wiring.data import folder_of
 from envkit.wiring.sandboxes.tool_pool import open_tool_pool
@@ -39,35 +38,45 @@ STALE_AFTER = (
 )
 TWIN = "tests/environments/swe/test_build.py::test_a_build_makes_today_the_first_tasks_of_our_own_package"
 PACKAGES = (
+    *("hyperframe==6.1.0", "pyasn1==0.6.1", "markdown==3.11.3", "webob==1.8.11", "wtforms==3.3.2"),
     *("cachetools==8.0.0", "semver==3.1.1", "voluptuous==0.16.0", "toolz==1.2.0", "tabulate==0.10.0"),
     *("sqlparse==0.6.1", "boltons==26.2.0", "inflection==0.5.1", "xmltodict==1.0.4", "itsdangerous==2.2.0"),
     *("parse==1.22.4", "h11==0.16.0"),
 )
-TASKS, BUGS = 10, 2
+NEEDS = {"wtforms==3.3.2": ("markupsafe==3.0.3",)}
+"""What the tests of packages import besides pytest."""
+TASKS, BUGS = 4, 2
 
 
 def log(line: str) -> None:
     print(line, flush=True)
 
 
-def measure(package: str, folder: Path, jobs: int) -> dict[str, Any]:
-    """Make and verify the tasks of a package, and return the figures."""
+def make(package: str, folder: Path, want: int, jobs: int) -> Yield:
+    """Make the tasks of a package, or continue to."""
 
-    async def make() -> list[Yield]:
-        settings = BuildSettings(want=TASKS, combine=BUGS, jobs=jobs)
+    async def main() -> list[Yield]:
+        settings = BuildSettings(want=want, combine=BUGS, jobs=jobs, more=NEEDS.get(package, ()))
         async with open_tool_pool() as pool:
             return await build(pool, [package], folder, data=folder_of("swe"), settings=settings, announce=log)
 
-    (made,) = clock.run(make)
+    (made,) = clock.run(main)
+    return made
+
+
+def measure(package: str, folder: Path, want: int, jobs: int, backend: str | None) -> dict[str, Any]:
+    """Make and verify the tasks of a package, and return the figures."""
+    made = make(package, folder, want, jobs)
     tasks, lock = read_folder(folder)
     options = {"tasks": str(folder)}
-    results, _ = check_tasks("SWE-v0", 0, split="any", players=["oracle", "nop"], repeat=1, options=options)
-    successes = {one.player: one.successes for one in results}
+    played = play("SWE-v0", 0, split="any", players=["oracle", "nop"], repeat=1, options=options, backend=backend)
     failing = sorted(len(task.fail_to_pass) for task in tasks)
-    assert [requirement_of(task.base) for task in tasks] == [package] * len(tasks)
+    assert {task.base for task in tasks} == {lock.packages[0].base}
     return {
         "tasks": len(tasks),
-        **successes,
+        "oracle": played["oracle"]["successes"],
+        "nop": played["nop"]["successes"],
+        "problems": played["problems"],
         "stable_tests": lock.packages[0].tests,
         "licence": lock.packages[0].licence,
         "suite_s": lock.packages[0].suite_s,
@@ -82,15 +91,18 @@ def measure(package: str, folder: Path, jobs: int) -> dict[str, Any]:
 def main() -> int:
     arguments = parser(__doc__, NAME)
     arguments.add_argument("--jobs", type=int, default=2)
+    arguments.add_argument("--backend", help="plays the tasks; docker if a package is installed here")
+    arguments.add_argument("--package", choices=PACKAGES, action="append", help="only this package; repeatable")
+    arguments.add_argument("--tasks", type=int, default=TASKS, help="number of tasks of each package")
     asked = arguments.parse_args()
     evidence = Evidence(NAME, stale_after=STALE_AFTER, folder=asked.folder, fresh=asked.fresh)
     folders = folder_of("swe") / "evidence"
     if asked.fresh:
         shutil.rmtree(folders, ignore_errors=True)
     parts = []
-    for package in PACKAGES:
+    for package in asked.package or PACKAGES:
         folder = folders / package
-        parts.append(evidence.part(package, partial(measure, package, folder, asked.jobs)))
+        parts.append(evidence.part(package, partial(measure, package, folder, asked.tasks, asked.jobs, asked.backend)))
         print(package, parts[-1], flush=True)
     total = {key: sum(part[key] for part in parts) for key in ("tasks", "oracle", "nop", "tasks_with_two_bugs")}
     tried = sum(sum(part["tried"].values()) for part in parts)

@@ -27,11 +27,13 @@ sys.path.append(str(Path(__file__).parents[1]))  # the folder of `record`
 from record import Evidence, parser
 
 from envkit import clock
+from envkit.checks.tasks import check_tasks
 from envkit.environments.terminal import commands
 from envkit.environments.terminal.families import FAMILIES
 from envkit.sandbox.docker.images import OFFLINE_BASE
 
 NAME = "terminal-harbor"
+ENV_ID = "Terminal-v0"
 STALE_AFTER = (
     "environments/terminal/formats",
     "environments/terminal/harness.py",
@@ -131,12 +133,12 @@ def play(container: str, folder: Path) -> dict[str, Any]:
         rewards = {one["task_name"].rpartition("/")[2]: (one["verifier_result"] or {}).get("rewards") for one in found}
         figures[f"harbor {agent}"] = {name: (reward or {}).get("reward") for name, reward in rewards.items()}
         figures[f"harbor {agent} seconds"] = round(clock.stopwatch() - began)
-    run(sys.executable, "-m", "envkit", "terminal", "build", "--tasks", tasks)
-    for agent in ("oracle", "nop"):
-        for name in TRIALS:
-            words = ("eval", "Terminal-v0", "--tasks", tasks / name, "--policy", agent, "--backend", "docker", "--json")
-            result = json.loads(run(sys.executable, "-m", "envkit", *words, "--option", "image=task"))
-            figures.setdefault(f"envkit {agent}", {})[name] = result["metrics"]["return"]["mean"]
+    run(sys.executable, "-m", "envkit", "tasks", ENV_ID, "build", "--tasks", tasks)
+    names = sorted(folder.name for folder in tasks.iterdir())
+    options = {"tasks": str(tasks), "image": "task"}
+    results, _ = check_tasks(ENV_ID, names, players=["oracle", "nop"], repeat=1, options=options, backend="docker")
+    for one in results:
+        figures[f"envkit {one.player}"] = {episode.task: episode.outcome.reward for episode in one.episodes}
     return figures
 
 

@@ -59,7 +59,7 @@ class Evidence:
         self._facts = {
             "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
             "commit": commit,
-            "has_uncommitted_changes": bool(_git("status", "--porcelain", "--untracked-files=no")),
+            "has_uncommitted_changes": bool(_git("status", "--porcelain", "--untracked-files=no", ":!docs/evidence")),
             "machine": _machine(),
             "stale_after": list(stale_after),
         }

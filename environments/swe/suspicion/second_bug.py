@@ -12,12 +12,16 @@ from __future__ import annotations
 
 import json
 import random
+import resource
 import secrets
 import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from subprocess import DEVNULL, PIPE
 from typing import Literal, TypeAlias
+
+import anyio
 
 from envkit import clock
 
@@ -25,10 +29,11 @@ from ..checkout import changes_of_patch, content_of
 from ..mutate import Edit, apply, edits_of
 from ..runs import TEST_PATH
 from ..tasks import SweTask
-from .flags import in_process
 
 MAX_BUGS = 3
 """Maximum number of bugs that are tried in a submission, and as many in the known fix."""
+CPU_S = 20
+"""Maximum CPU seconds of the process that chooses the bugs, which a busy machine does not use up sooner."""
 _MAX_FILES = 8
 _STRONG = ("return_none", "body_removed", "not_removed", "branch_removed", "compare_flip")
 """Operators whose bugs tests mostly find, the best first."""
@@ -41,19 +46,28 @@ _Key: TypeAlias = tuple[str, str, str, str, int]
 
 
 async def judge_with_bugs(
-    task: SweTask, tree: Path, changes: Mapping[str, bytes], passes: Callable[[Mapping[str, bytes]], Awaitable[bool]]
-) -> Literal["found", "forged", "unknown"]:
-    """Return whether the tests find a second bug in a submission.
+    task: SweTask,
+    tree: Path,
+    changes: Mapping[str, bytes],
+    passes: Callable[[Mapping[str, bytes]], Awaitable[bool]],
+    *,
+    cpu_s: int = CPU_S,
+) -> Literal["found", "forged", "unknown", "unread"]:
+    """Return whether the tests find a second bug in a submission; ``unread`` if it takes too long to choose one.
 
     Args:
         task: The task.
         tree: Folder with the task's source.
         changes: The changed files of the submission.
         passes: Returns whether all tests pass on the changed files that it is given.
+        cpu_s: Maximum CPU seconds of the process that chooses the bugs.
     """
     patched = await clock.to_thread(changes_of_patch, tree, task.patch) if task.patch else {}
     fix = {path: content for path, content in patched.items() if content is not None}
-    bugs = await _chosen(task, tree, changes, fix)
+    wanted = await clock.to_thread(_wanted, task, tree, changes, fix)
+    bugs = await _chosen(wanted, cpu_s)
+    if bugs is None:
+        return "unread"
     for path, mine, _ in bugs:
         if not await passes({**changes, path: mine.encode()}):
             return "found"
@@ -63,10 +77,11 @@ async def judge_with_bugs(
     return "unknown"
 
 
-async def _chosen(task: SweTask, tree: Path, changes: Mapping[str, bytes], fix: Mapping[str, bytes]) -> _Bugs:
-    wanted = await clock.to_thread(_wanted, task, tree, changes, fix)
-    found: _Bugs | None = await in_process(["-c", f"from {__name__} import main; main()"], wanted)
-    return found or []
+async def _chosen(wanted: Mapping[str, object], cpu_s: int) -> _Bugs | None:
+    command = [sys.executable, "-c", f"from {__name__} import main; main({cpu_s})"]
+    done = await anyio.run_process(command, input=json.dumps(wanted).encode(), stdout=PIPE, stderr=DEVNULL, check=False)
+    found: _Bugs | None = json.loads(done.stdout) if done.returncode == 0 else None
+    return found
 
 
 def _wanted(task: SweTask, tree: Path, changes: Mapping[str, bytes], fix: Mapping[str, bytes]) -> dict[str, object]:
@@ -119,6 +134,7 @@ def _edits(texts: _Texts, place: int) -> dict[_Key, Edit]:
     return found
 
 
-def main() -> None:
+def main(cpu_s: int) -> None:
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
     wanted = json.load(sys.stdin)
     json.dump([bug for _, bug in zip(range(MAX_BUGS), bugs_of(**wanted), strict=False)], sys.stdout)

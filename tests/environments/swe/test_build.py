@@ -50,6 +50,11 @@ def taken(candidates: list[tuple[str, Edit]], *sizes: int, jobs: int = 1, wanted
     return clock.run(main)
 
 
+def pytest_only() -> Path:
+    """Return the environment of tests that need nothing but pytest."""
+    return packages.environment(packages.PYTEST, folder_of("swe") / "environments", lambda line: None)
+
+
 @pytest.mark.parametrize("jobs", [1, 3])
 def test_every_function_gets_one_bug_and_every_operator_a_quarter_of_all(jobs: int) -> None:
     candidates = [("a.py", edit("f")), ("a.py", edit("f", "return_none"))]
@@ -136,6 +141,20 @@ def test_a_build_makes_today_the_first_tasks_of_our_own_package(tmp_path: Path) 
 
 
 @pytest.mark.bwrap
+def test_tests_whose_imports_are_missing_are_left_out(tmp_path: Path) -> None:
+    for name, needed in (("a", "math"), ("b", "missing_module")):
+        (tmp_path / f"test_{name}.py").write_text(f"import {needed}\n\ndef test_{name}(): assert {needed}\n")
+
+    async def main() -> tuple[tuple[str, ...], int]:
+        async with open_tool_pool("local") as pool:
+            builder = _Builder(pool, tmp_path, pytest_only(), _Journal(tmp_path / "tried.jsonl"), BuildSettings())
+            baseline = await builder.measure((), "tests==1.0")
+            return baseline.stable, baseline.unstable
+
+    assert clock.run(main) == (("test_a.py::test_a",), 1)
+
+
+@pytest.mark.bwrap
 @pytest.mark.slow
 def test_bugs_that_hang_flood_or_use_up_the_memory_end_their_trials(tmp_path: Path) -> None:
     source = b"""def count(n, kept=()):
@@ -162,11 +181,10 @@ def keep(n):
     tests = [f"def test_{name}():\n    assert loops.{name}(2) == 0\n" for name in ("count", "shout", "keep")]
     tests += [f"def test_{number}():\n    pass\n" for number in range(9)]
     (tmp_path / "test_loops.py").write_text("import loops\n\n" + "\n".join(tests))
-    environment = packages.environment(packages.PYTEST, folder_of("swe") / "environments", lambda line: None)
 
     async def main() -> dict[str, str]:
         async with open_tool_pool("local") as pool:
-            builder = _Builder(pool, tmp_path, environment, _Journal(tmp_path / "tried.jsonl"), BuildSettings())
+            builder = _Builder(pool, tmp_path, pytest_only(), _Journal(tmp_path / "tried.jsonl"), BuildSettings())
             baseline = await builder.measure(("a",), "loops==1.0")
             assert len(baseline.stable) == 12
             endless = [one for one in edits_of(source) if one.operator == "assign_removed"]

@@ -22,6 +22,7 @@ from envkit.environments.swe.grading import MAX_CHANGES, Verdict, grade_changes,
 from envkit.environments.swe.patch_command import apply_command
 from envkit.environments.swe.runs import REPO, RunSettings, read_report, run_tests, spec_of
 from envkit.environments.swe.suspicion.flags import flags_of
+from envkit.environments.swe.suspicion.second_bug import judge_with_bugs
 from envkit.environments.swe.tasks import SweTask
 from envkit.errors import UsageError
 from envkit.protocols import SandboxPool
@@ -372,6 +373,17 @@ def test_a_forged_report_also_passes_with_a_second_bug_and_is_found(tmp_path: Pa
     assert (found.reward, found.problem[-20:]) == (0.0, "the report is forged")
     assert found.problem in found.flags
     assert f"exec( in {CORE}" in found.flags
+
+
+def test_source_that_takes_too_long_to_get_a_second_bug_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "src" / "tiny").mkdir(parents=True)
+    (tmp_path / CORE).write_bytes(BUGGY)
+    slow = FIXED + b"def f(a):\n    return not a > 1\n" * 30_000
+
+    async def passes(changes: Mapping[str, bytes]) -> bool:
+        return True
+
+    assert clock.run(partial(judge_with_bugs, task(), tmp_path, {CORE: slow}, passes, cpu_s=1)) == "unread"
 
 
 @pytest.mark.bwrap
