@@ -156,6 +156,10 @@ class CauseKind(StrEnum):
     UNKNOWN = "unknown"
 
 
+AT_PROCESS_LIMIT = "its programs fill its limit of processes"
+"""Why a sandbox does not answer, if only its own programs can be the reason."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cause:
     """Why a sandbox ended or failed to start. ``str(cause)`` is `detail`.

@@ -15,6 +15,7 @@ import anyio
 
 from envkit import clock
 from envkit.types import Cause, CauseKind
+from envkit.types.sandboxes import AT_PROCESS_LIMIT
 
 from ..agent_client.channel import Survived
 from ..host import cgroups, run_dirs
@@ -127,9 +128,11 @@ class Supervisor:
         return cause_of(signal_in(code), self._child.last_line())
 
     async def diagnose(self) -> str:
-        """Return ``"paused"`` if a signal has stopped process 1, otherwise an empty string."""
+        """Return why the sandbox does not answer; see `envkit.sandbox.pool.health.Diagnosable`."""
         first = self.first()
-        return "paused" if first is not None and first.is_stopped else ""
+        if first is not None and first.is_stopped:
+            return "paused"
+        return AT_PROCESS_LIMIT if self.group.is_full_of_processes() else ""
 
     async def kill(self) -> None:
         """Kill the sandbox and remove its cgroup and folder; takes at most some seconds.

@@ -144,6 +144,12 @@ class Daemon:
             await self._unless_missing(self._query(self._quick.inspect_container, container)),
         )
 
+    async def processes(self, container: str) -> tuple[int, int]:
+        """Return the numbers of processes that a container has and may have; 0 if they are unknown."""
+        found = await self._unless_missing(self._query(_statistics, self._quick, container)) or {}
+        pids = found.get("pids_stats") or {}
+        return pids.get("current") or 0, pids.get("limit") or 0
+
     async def end_since(self, container: str, since: float) -> tuple[bool, int | None]:
         """Return how a container ended after the Unix time `since`, even if it is already removed.
 
@@ -351,6 +357,11 @@ def _innermost(error: BaseException) -> str:
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
     return (error.strerror if isinstance(error, OSError) and error.strerror else str(error)) or type(error).__name__
+
+
+def _statistics(api: Any, container: str) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = api.stats(container, stream=False, one_shot=True)
+    return found
 
 
 def _end_since(api: Any, container: str, since: float) -> tuple[bool, int | None]:

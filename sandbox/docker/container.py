@@ -15,7 +15,7 @@ import anyio
 from envkit import clock
 from envkit.errors import SandboxError
 from envkit.types import JSON, Cause, CauseKind, SandboxSpec
-from envkit.types.sandboxes import SandboxLimits
+from envkit.types.sandboxes import AT_PROCESS_LIMIT, SandboxLimits
 
 from ..agent_client.channel import Survived
 from ..host import agent_cgroup, oom_score, run_dirs
@@ -153,13 +153,16 @@ class AttachedContainer:
         return DiskPaths((Path(layer), own, *on_disk), int(found["State"]["Pid"]))
 
     async def diagnose(self) -> str:
-        """Return ``"paused"`` if the container is paused, else the empty string.
+        """Return why the sandbox does not answer; see `envkit.sandbox.pool.health.Diagnosable`.
 
         Raises:
             DaemonError: The daemon does not answer.
         """
         found = await self._daemon.inspect(self.id)
-        return "paused" if found is not None and found["State"].get("Paused") else ""
+        if found is not None and found["State"].get("Paused"):
+            return "paused"
+        used, limit = await self._daemon.processes(self.id)
+        return AT_PROCESS_LIMIT if limit and used >= limit * 3 // 4 else ""
 
     async def cause(self, survived: Survived) -> Cause:
         """Return why the container ended, within 2.5 s. `survived` counts the OOM kills that did not kill process 1."""

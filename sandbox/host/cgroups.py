@@ -164,6 +164,15 @@ class Cgroup:
         kills = sum(_counts(path / "memory.oom_control").get("oom_kill", 0) for path in folders)
         return MemoryCounters(kills, any(map(_is_limit_hit, folders)))
 
+    def is_full_of_processes(self) -> bool:
+        """Return whether at least three quarters of the limit of processes are used; the rest may be in reserve."""
+        folder = self._folders.get("pids", Path())
+        try:
+            used, limit = (int((folder / name).read_text()) for name in ("pids.current", "pids.max"))
+        except (OSError, ValueError):  # there is no limit
+            return False
+        return used >= limit * 3 // 4
+
     def survived(self) -> None:
         """Record that process 1 survived an OOM kill, so that `MemoryCounters.limit_hit` ignores earlier limit hits."""
         if self.of_agent is not None:

@@ -18,6 +18,7 @@ from envkit import clock
 from envkit.clock import compensate_loop_lag
 from envkit.errors import DeadlineError, EnvkitError, SandboxLostError
 from envkit.types import JSON, Cause, CauseKind, SandboxState
+from envkit.types.sandboxes import AT_PROCESS_LIMIT
 
 from .instance import Instance
 
@@ -80,7 +81,7 @@ class Diagnosable(Protocol):
     """A sandbox that can be diagnosed even when it does not answer."""
 
     async def diagnose(self) -> str:
-        """Return in one line why the sandbox does not answer, such as ``"paused"``; empty if unknown."""
+        """Return in one line why the sandbox does not answer: ``"paused"``, `AT_PROCESS_LIMIT`, or empty if unknown."""
         ...
 
 
@@ -134,7 +135,7 @@ def is_silent(instance: Instance, times: LivenessTimes, *, now: float, late_s: f
 
 async def declare_lost(instance: Instance, times: LivenessTimes) -> None:
     """Diagnose a sandbox that does not answer, and declare it lost unless it answers during the diagnosis."""
-    cause = f"no answer for {times.lost_s:g} s"
+    cause, diagnosis = f"no answer for {times.lost_s:g} s", ""
     answered_at = instance.answered_at
     sandbox: object = instance.sandbox
     try:
@@ -143,7 +144,7 @@ async def declare_lost(instance: Instance, times: LivenessTimes) -> None:
                 if diagnosis := await _diagnosis(instance, sandbox):
                     cause = f"{diagnosis}, {cause}"
         if instance.answered_at == answered_at:
-            instance.lose(Cause(CauseKind.UNRESPONSIVE, cause))
+            instance.lose(Cause(CauseKind.UNRESPONSIVE, cause, by_agent=diagnosis == AT_PROCESS_LIMIT))
     finally:
         instance.is_diagnosing = False
 
