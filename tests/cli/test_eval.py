@@ -151,7 +151,6 @@ def test_without_matplotlib_a_folder_is_refused_before_anything_is_played(tmp_pa
         (["--backend", "local"], "sandbox: FrozenLake-v0 does not use sandboxes as tools; leave it out"),
         (["--set", "env.weight=2"], "env.weight: is for training; leave it out"),
         (["--set", "evaluation.every=2"], "evaluation.every: is for training; leave it out"),
-        (["--concurrency", "4"], "--concurrency is now --set env.num_envs=4"),
         (["--temperature", "1"], "rollout.temperature: needs the policy model:... or checkpoint:... or "),
         (["--output", "new/er", "--policy", "exprt"], "policy: there is no 'exprt'; did you mean 'expert'?"),
         (["--output", "new/er", "--option", "size=1"], "size: must be an integer from "),
@@ -167,6 +166,12 @@ def test_what_cannot_be_done_is_one_line_before_anything_is_played(tmp_path: Pat
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith(line)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_former_option_works_and_names_the_new_one(tmp_path: Path) -> None:
+    code, out, err = envkit([*LAKE, "--episodes", "2", "--concurrency", "1"], tmp_path)
+    assert (code, err.splitlines()[0]) == (0, "--concurrency is now --set env.num_envs=1")
+    assert "2 episodes" in out
 
 
 def test_the_same_command_resumes_a_killed_evaluation(tmp_path: Path) -> None:

@@ -103,9 +103,9 @@ def evaluate(**chosen: Any) -> None:
         return
     if chosen["target"] is None:
         raise UsageError("name an environment or an evaluation file")
-    for name, key in RENAMED.items():
-        if (value := chosen[name]) is not None:
-            raise UsageError(f"--{name.replace('_', '-')} is now --set {key}={value}")
+    old = [(name, f"{key}={chosen[name]}") for name, key in RENAMED.items() if chosen[name] is not None]
+    for name, override in old:
+        typer.echo(f"--{name.replace('_', '-')} is now --set {override}", err=True)
     if chosen["force"] and chosen["output"] is None:
         raise UsageError("--force replaces the evaluation in the folder --output; add --output, or leave out --force")
     settings = {name: chosen[name] for name in SHORTHANDS}
@@ -115,6 +115,7 @@ def evaluate(**chosen: Any) -> None:
         settings["split"] = settings["split"] or "any"
     chosen["overrides"] = [
         *(chosen["overrides"] or ()),
+        *(override for _, override in old),
         *(f"rollout.parameters.{one}" for one in chosen["param"] or ()),
     ]
     _run(chosen, {**settings, "options": options or None, "greedy": chosen["greedy"]})
