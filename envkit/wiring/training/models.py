@@ -92,7 +92,10 @@ def folder_of(name: str) -> Path | None:
     path = CATALOGUE[name].folder if name in CATALOGUE else Path(name).expanduser()
     if path.is_dir():
         return path
-    config = None if is_path(name) else cached_config(name)
+    try:
+        config = None if is_path(name) else cached_config(name)
+    except ValueError:  # no model of a hub has such a name
+        return None
     return None if config is None else config.parent
 
 

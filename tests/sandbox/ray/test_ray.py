@@ -131,7 +131,7 @@ def test_sandboxes_on_several_nodes_behave_like_local_ones(fleet: Fleet, tmp_pat
 
     async def use(sandbox: Sandbox) -> None:
         result = await sandbox.exec(["sh", "-c", "cat; id -u; nice; exit 3"], stdin=b"in ", timeout_s=20)
-        assert (result.stdout, result.exit_code) == ("in 1000\n0\n", 3)
+        assert (result.stdout, result.exit_code) == ("in 1000\n5\n", 3)
         shell = sandbox.shell()
         await shell.run("x=1; cd /tmp", timeout_s=20)
         assert (await shell.run("echo $x $PWD", timeout_s=20)).stdout == "1 /tmp\n"
