@@ -15,16 +15,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from random import Random
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import gymnasium
 
 from envkit.errors import OptionError, StepOrderError, UsageError
 from envkit.spaces import Utf8Text
-from envkit.types import JSON, Info, Observation, stable_hash
+from envkit.types import JSON, Info, Observation, Options, stable_hash
 
 from .answer import parse_number
 from .counter_rng import episode_seed
@@ -138,6 +138,8 @@ class Arithmetic(gymnasium.Env[str, str]):
         "render_modes": [],
         "metrics": {"action_is_valid": "mean", "success": "last"},
     }
+
+    options: ClassVar[Options] = asdict(ArithmeticOptions())
 
     def __init__(self, *, render_mode: str | None = None, **options: JSON) -> None:
         if render_mode is not None:

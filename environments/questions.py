@@ -18,15 +18,15 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, cast, get_args
 
 import gymnasium
 
 from envkit.errors import ConfigError, OptionError, StepOrderError, UsageError, did_you_mean
 from envkit.spaces import Utf8Text
-from envkit.types import JSON, Info, Task, stable_hash
+from envkit.types import JSON, Info, Options, Task, stable_hash
 
 from .answer import answer_text, parse_number, read_number
 from .options import check_choice, check_path, override
@@ -213,6 +213,8 @@ class Questions(gymnasium.Env[str, str]):
         "render_modes": [],
         "metrics": {"action_is_valid": "mean", "success": "last"},
     }
+
+    options: ClassVar[Options] = asdict(QuestionOptions())
 
     def __init__(self, *, render_mode: str | None = None, **options: JSON) -> None:
         if render_mode is not None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from envkit.errors import OptionError, StepOrderError
 from envkit.spaces import Utf8Text
-from envkit.types import JSON, Info
+from envkit.types import JSON, Info, Options
 
 from ..board import MOVES, UNREADABLE, UNREADABLE_TURN, spread_out, steps_of
 from ..counter_rng import chance, episode_seed, spread
@@ -94,6 +94,8 @@ class BoardEnv(gymnasium.Env[Any, Any]):
     """
 
     game: ClassVar[BoardGame[Any]]
+    options: ClassVar[Options]
+    """Names of the game's options, with their defaults."""
     metadata = {"render_modes": list(RENDER_MODES), "render_fps": 4, "metrics": METRICS}  # noqa: RUF012 - as Gymnasium's
 
     def __init__(

@@ -18,18 +18,18 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 from random import Random
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import gymnasium
 
 from envkit.errors import OptionError, StepOrderError, UsageError
 from envkit.spaces import Utf8Text
-from envkit.types import JSON, Info, stable_hash
+from envkit.types import JSON, Info, Options, stable_hash
 
 from ..answer import answer_text
 from ..options import check_boolean, check_choice, check_integer, override
@@ -168,6 +168,8 @@ class WebShop(gymnasium.Env[str, str]):
         "render_modes": ["html"],
         "metrics": {"action_is_valid": "mean", "bought": "last", "score": "last", "success": "last"},
     }
+
+    options: ClassVar[Options] = asdict(WebShopOptions())
 
     def __init__(self, *, data: Mapping[str, Path], render_mode: str | None = None, **options: JSON) -> None:
         if render_mode is not None:

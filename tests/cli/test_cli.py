@@ -83,6 +83,27 @@ def test_list_shows_each_environment_with_its_summary(call: Call) -> None:
     assert any(line.startswith("Sokoban-v0 ") and line.endswith(".") for line in out.splitlines())
 
 
+def test_list_shows_what_an_environment_has_without_playing_it(call: Call) -> None:
+    code, out, err = call("list", "WebShop-v0")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert "splits: train, validation, eval" in lines
+    assert "players: random, expert, nop, first_hit, rule" in lines
+    assert "data: webshop, webshop-1k, webshop-100k, webshop-files" in lines
+    assert [line.split() for line in lines[-9:-6]] == [
+        ["OPTION", "DEFAULT"],
+        ["rules", '"strict"'],
+        ["observation", '"text_rich"'],
+    ]
+
+
+def test_the_options_of_an_environment_with_tools_include_the_limits(call: Call) -> None:
+    code, out, _ = call("list", "Terminal-v0")
+    assert code == 0
+    assert {"needs: sandbox", 'mode                "bash"'} <= {*out.splitlines()}
+    assert "command_timeout_s" in out
+
+
 def test_the_images_that_can_be_built_are_listed(call: Call) -> None:
     assert call("image", "ls") == (0, "games\npython\n", "")
 

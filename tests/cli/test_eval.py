@@ -119,7 +119,7 @@ def test_without_levels_of_known_difficulty_there_is_no_plot_and_an_old_plot_is_
     code, out, _ = envkit([*words, "--output", "found", "--force"], tmp_path, path=plain)
     left = sorted(path.name for path in (tmp_path / "found").iterdir())
     assert (code, left) == (0, ["arguments.json", "episodes.jsonl", "evaluation.json"])
-    assert out.splitlines()[-1] == "no plot: Plain-v0 does not report success"
+    assert out.splitlines()[-1] == "written: found/evaluation.json, found/episodes.jsonl"
     assert "success by" not in out
     assert "pass@" not in out
 

@@ -19,7 +19,7 @@ NO_SERVER = "http://127.0.0.1:1"
 # Command line, exit code, and a part of the message. PORT is a port that is in use.
 WRONG = [
     ("evl", 2, "No such command 'evl'. Did you mean 'eval'?"),
-    ("list extra", 2, "unexpected extra argument"),
+    ("list Sokoban", 2, "no environment is called 'Sokoban'; did you mean 'Sokoban-v0'?"),
     ("--verbose", 2, "No such option: --verbose"),
     ("doctor --jsn", 2, "No such option: --jsn (Possible options: --json)"),
     # Files.

@@ -144,9 +144,6 @@ def _run(chosen: dict[str, Any], settings: dict[str, Any]) -> None:
         typer.echo(f"written: {dialogues}", err=as_json)
     if folder is not None:
         typer.echo(f"written: {', '.join(map(str, folder.files))}", err=as_json)
-        if not found.levels:
-            missing = "shortest solutions" if "success" in found.metrics else "success"
-            typer.echo(f"no plot: {found.env_id} does not report {missing}", err=as_json)
         if found.void:
             typer.echo("to play the lost episodes again, repeat the command", err=as_json)
 
