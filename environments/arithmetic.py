@@ -22,6 +22,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import gymnasium
 
+from envkit.env import check_seed
 from envkit.errors import OptionError, StepOrderError, UsageError
 from envkit.spaces import Utf8Text
 from envkit.types import JSON, Info, Observation, Options, stable_hash
@@ -154,6 +155,7 @@ class Arithmetic(gymnasium.Env[str, str]):
         """Start an episode. A `seed` starts a sequence of questions; a reset without `seed` takes the next question."""
         self._problem = None
         chosen = override(self._defaults, options)
+        check_seed(seed)
         super().reset(seed=seed)
         if seed is None and self._first < 0:
             seed = int(self.np_random.integers(1 << 31))

@@ -24,6 +24,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, cast, get_args
 
 import gymnasium
 
+from envkit.env import check_seed
 from envkit.errors import ConfigError, OptionError, StepOrderError, UsageError, did_you_mean
 from envkit.spaces import Utf8Text
 from envkit.types import JSON, Info, Options, Task, stable_hash
@@ -230,6 +231,7 @@ class Questions(gymnasium.Env[str, str]):
         """Start an episode."""
         self._question = None
         chosen = override(self._defaults, options)
+        check_seed(seed)
         super().reset(seed=seed)
         if chosen != self._source:
             self._questions, self._source = chosen.questions(), chosen

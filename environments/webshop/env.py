@@ -27,6 +27,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 import gymnasium
 
+from envkit.env import check_seed
 from envkit.errors import OptionError, StepOrderError, UsageError
 from envkit.spaces import Utf8Text
 from envkit.types import JSON, Info, Options, stable_hash
@@ -189,6 +190,7 @@ class WebShop(gymnasium.Env[str, str]):
         """Start an episode."""
         self._session = None
         chosen = override(self._defaults, options)
+        check_seed(seed)
         super().reset(seed=seed)
         drawn = int(self.np_random.integers(1 << 31)) if seed is None else int(seed)
         session = open_session(self._folder(chosen), drawn, chosen)

@@ -100,8 +100,31 @@ def test_list_shows_what_an_environment_has_without_playing_it(call: Call) -> No
 def test_the_options_of_an_environment_with_tools_include_the_limits(call: Call) -> None:
     code, out, _ = call("list", "Terminal-v0")
     assert code == 0
-    assert {"needs: sandbox", 'mode                "bash"'} <= {*out.splitlines()}
-    assert "command_timeout_s" in out
+    rows = [line.split() for line in out.splitlines()]
+    assert ["needs:", "sandbox"] in rows
+    assert ["mode", '"bash"'] in rows
+    assert ["command_timeout_s", "60.0"] in rows
+
+
+def test_the_shell_completes_environments_and_folders_of_runs(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def completed(words: str) -> list[str]:
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+        return call()[1].splitlines()
+
+    monkeypatch.setenv("_ENVKIT_COMPLETE", "complete_bash")
+    monkeypatch.chdir(tmp_path)
+    for folder, name in (("runs/lake", "config.yaml"), ("found", "episodes.jsonl"), ("other", "notes.txt")):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / name).touch()
+    for command in ("list", "eval", "play"):
+        assert completed(f"envkit {command} Sokoban") == [
+            *("Sokoban-v0", "SokobanDifferentGridVocab-v0", "SokobanEasy-v0", "SokobanHard-v0")
+        ]
+    assert completed("envkit show ") == ["found/", "runs/lake/"]
+    assert completed("envkit show runs/l") == ["runs/lake/"]
 
 
 def test_the_images_that_can_be_built_are_listed(call: Call) -> None:

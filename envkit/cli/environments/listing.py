@@ -7,11 +7,15 @@ from typing import Annotated
 
 import typer
 
+from envkit.cli.environments.options import complete_env
 from envkit.cli.tables import print_table
 
 
 def list_envs(
-    env_id: Annotated[str | None, typer.Argument(metavar="ENV", help="Show the options of this environment.")] = None,
+    env_id: Annotated[
+        str | None,
+        typer.Argument(metavar="ENV", autocompletion=complete_env, help="Show the options of this environment."),
+    ] = None,
 ) -> None:
     """List the registered environments, or what one of them has: splits, players, needs, data and options."""
     from envkit.registry import option_defaults

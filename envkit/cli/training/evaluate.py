@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from envkit.cli.environments.options import EnvOptions, read_options
+from envkit.cli.environments.options import EnvOptions, complete_env, read_options
 from envkit.errors import OptionError, UsageError
 from envkit.shorthands import RENAMED, SHORTHANDS
 
@@ -34,7 +34,11 @@ def _short(*names: str) -> dict[str, Any]:
 _PARAMETERS: dict[str, Any] = {
     "target": Annotated[
         str | None,
-        typer.Argument(metavar="ENV|FILE", help="A registered environment (see envkit list), or an evaluation file."),
+        typer.Argument(
+            metavar="ENV|FILE",
+            autocompletion=complete_env,
+            help="A registered environment (see envkit list), or an evaluation file.",
+        ),
     ],
     **_short("policy", "episodes", "attempts"),
     "option": EnvOptions,
