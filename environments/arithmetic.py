@@ -15,16 +15,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from random import Random
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import gymnasium
 
+from envkit.env import check_seed
 from envkit.errors import OptionError, StepOrderError, UsageError
 from envkit.spaces import Utf8Text
-from envkit.types import JSON, Info, Observation, stable_hash
+from envkit.types import JSON, Info, Observation, Options, stable_hash
 
 from .answer import parse_number
 from .counter_rng import episode_seed
@@ -139,6 +140,8 @@ class Arithmetic(gymnasium.Env[str, str]):
         "metrics": {"action_is_valid": "mean", "success": "last"},
     }
 
+    options: ClassVar[Options] = asdict(ArithmeticOptions())
+
     def __init__(self, *, render_mode: str | None = None, **options: JSON) -> None:
         if render_mode is not None:
             raise OptionError("render_mode", f"{render_mode!r} is not supported: there is nothing to draw; use None")
@@ -152,6 +155,7 @@ class Arithmetic(gymnasium.Env[str, str]):
         """Start an episode. A `seed` starts a sequence of questions; a reset without `seed` takes the next question."""
         self._problem = None
         chosen = override(self._defaults, options)
+        check_seed(seed)
         super().reset(seed=seed)
         if seed is None and self._first < 0:
             seed = int(self.np_random.integers(1 << 31))

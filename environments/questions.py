@@ -18,15 +18,16 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, cast, get_args
 
 import gymnasium
 
+from envkit.env import check_seed
 from envkit.errors import ConfigError, OptionError, StepOrderError, UsageError, did_you_mean
 from envkit.spaces import Utf8Text
-from envkit.types import JSON, Info, Task, stable_hash
+from envkit.types import JSON, Info, Options, Task, stable_hash
 
 from .answer import answer_text, parse_number, read_number
 from .options import check_choice, check_path, override
@@ -214,6 +215,8 @@ class Questions(gymnasium.Env[str, str]):
         "metrics": {"action_is_valid": "mean", "success": "last"},
     }
 
+    options: ClassVar[Options] = asdict(QuestionOptions())
+
     def __init__(self, *, render_mode: str | None = None, **options: JSON) -> None:
         if render_mode is not None:
             raise OptionError("render_mode", f"{render_mode!r} is not supported: there is nothing to draw; use None")
@@ -228,6 +231,7 @@ class Questions(gymnasium.Env[str, str]):
         """Start an episode."""
         self._question = None
         chosen = override(self._defaults, options)
+        check_seed(seed)
         super().reset(seed=seed)
         if chosen != self._source:
             self._questions, self._source = chosen.questions(), chosen

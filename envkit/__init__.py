@@ -45,7 +45,7 @@ __all__ = [
     "train",
 ]
 
-__getattr__ = late_names(
+__getattr__, __dir__ = late_names(
     __name__,
     {
         "EnvClient": "envkit.http.client.env_client",

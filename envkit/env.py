@@ -108,6 +108,12 @@ def _declared(metadata: Mapping[str, Any]) -> Info:
     return {"metrics": dict(folds or {}), **({} if success_return is None else {"success_return": success_return})}
 
 
+def check_seed(seed: object) -> None:
+    """Raise `OptionError` unless `seed` is a whole number from 0, or None."""
+    if seed is not None and (not isinstance(seed, int) or seed < 0):
+        raise OptionError("seed", f"must be a whole number from 0, or None, got {seed!r}")
+
+
 class GymEpisode(Episode):
     """Plays a task in a ``gymnasium.Env``. It calls the environment directly, not in a thread."""
 
@@ -281,7 +287,8 @@ class BlockingEnv(gymnasium.Env[str, str]):
         self._finalizer = weakref.finalize(self, close_here, os.getpid(), self._resources)
 
     def __repr__(self) -> str:
-        options = "".join(f", {name}={value!r}" for name, value in self._options.items())
+        served = {} if self.spec is None or "url" not in self.spec.kwargs else {"url": self.spec.kwargs["url"]}
+        options = "".join(f", {name}={value!r}" for name, value in {**served, **self._options}.items())
         return f"{type(self).__name__}({self._env_id!r}{options})"
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
@@ -290,6 +297,7 @@ class BlockingEnv(gymnasium.Env[str, str]):
         Returns the observation and the info, which contains ``legal_moves`` if the environment reports legal moves, and
         its ``system`` prompt and ``tools`` if it has any.
         """
+        check_seed(seed)
         super().reset(seed=seed)
         task_seed = int(self.np_random.integers(1 << 31)) if seed is None else seed
         task = Task(self._env_id, task_seed, {**self._options, **(options or {})})

@@ -14,10 +14,7 @@ import gymnasium
 
 from envkit import registry
 from envkit.registry import EnvSpec
-from envkit.wiring.catalogue import load_catalogue
-
-NAMESPACE = "envkit"
-"""Namespace of envkit's ids in Gymnasium: the part before the slash."""
+from envkit.wiring.catalogue import NAMESPACE, load_catalogue
 
 
 def register_all() -> None:

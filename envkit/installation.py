@@ -42,15 +42,22 @@ def load(module: str) -> Any:
     return importlib.import_module(module)
 
 
-def late_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return a ``__getattr__`` for `package` that imports each name of `modules` when it is first used."""
+def late_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], Sequence[str]]]:
+    """Return ``__getattr__`` and ``__dir__`` of `package`.
+
+    The first imports each name of `modules` when it is first used, and the second lists the package's ``__all__``.
+    """
 
     def find(name: str) -> Any:
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return getattr(importlib.import_module(modules[name]), name)
 
-    return find
+    def public() -> Sequence[str]:
+        names: Sequence[str] = sys.modules[package].__all__
+        return names
+
+    return find, public
 
 
 def why_missing(package: str) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 import threading
 import warnings
@@ -105,6 +106,9 @@ class EnvSpec:
 
 OPERATOR_OPTIONS = frozenset({"file", "image", "logs", "network", "tasks"})
 """Options that only the user sets, in every environment; see `EnvSpec.operator_options`."""
+
+_NO_OPTIONS = frozenset({"data", "judge", "render_mode", "sandboxes"})
+"""Parameters of an entry point that are not options of an environment."""
 
 _SPECS: dict[str, EnvSpec] = {}
 _WITH_PLAYERS: dict[str, EnvSpec] = {}
@@ -251,3 +255,16 @@ def foreign_choices(spec: EnvSpec, options: Options) -> list[str]:
 def defaults(spec: EnvSpec, options: Options) -> Mapping[str, Any]:
     """Return the options of `spec`, overridden and extended by the caller's `options`."""
     return {**spec.options, **options}
+
+
+def option_defaults(spec: EnvSpec) -> Mapping[str, Any]:
+    """Return the options that an environment declares, with their defaults.
+
+    They are the optional parameters of its entry point, and the class attribute ``options``, a mapping of names to
+    defaults, or what a class method `option_defaults` returns.
+    """
+    entry_point = load(spec.entry_point)
+    parameters = inspect.signature(entry_point).parameters.values()
+    own = {one.name: one.default for one in parameters if one.default is not one.empty and one.name not in _NO_OPTIONS}
+    method = getattr(entry_point, "option_defaults", None)
+    return {**own, **(getattr(entry_point, "options", {}) if method is None else method()), **spec.options}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DockerBackend", "LocalBackend", "Pool", "ProcessBackend"]
 
-__getattr__ = late_names(
+__getattr__, __dir__ = late_names(
     __name__,
     {
         "DockerBackend": "envkit.sandbox.docker.backend",

@@ -11,9 +11,10 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 from numpy.typing import NDArray
 
+from envkit.env import check_seed
 from envkit.errors import OptionError, StepOrderError
 from envkit.spaces import Utf8Text
-from envkit.types import JSON, Info
+from envkit.types import JSON, Info, Options
 
 from ..board import MOVES, UNREADABLE, UNREADABLE_TURN, spread_out, steps_of
 from ..counter_rng import chance, episode_seed, spread
@@ -94,6 +95,8 @@ class BoardEnv(gymnasium.Env[Any, Any]):
     """
 
     game: ClassVar[BoardGame[Any]]
+    options: ClassVar[Options]
+    """Names of the game's options, with their defaults."""
     metadata = {"render_modes": list(RENDER_MODES), "render_fps": 4, "metrics": METRICS}  # noqa: RUF012 - as Gymnasium's
 
     def __init__(
@@ -127,6 +130,7 @@ class BoardEnv(gymnasium.Env[Any, Any]):
         chosen = change(self._defaults, options)
         if self._is_grid and chosen.side != self._defaults.side:
             raise OptionError("size", f"must stay {self._defaults.side} for grid observations, got {chosen.side}")
+        check_seed(seed)
         super().reset(seed=seed)
         if seed is None and self._first < 0:
             seed = int(self.np_random.integers(1 << 31))

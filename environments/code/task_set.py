@@ -99,19 +99,24 @@ def options_of(options: Options) -> CodeOptions:
 class CodeTasks:
     """The tasks of the environment; see `envkit.protocols.TaskSet`. Generated tasks are endless.
 
+    The split ``any`` has all tasks.
+
     Args:
         options: See `CodeOptions`.
     """
 
-    splits: Sequence[str] = SPLITS
+    splits: Sequence[str] = (*SPLITS, "any")
 
     def __init__(self, **options: JSON) -> None:
         self._options: Options = options
         options_of(options)  # rejects wrong options
 
     def count(self, split: str) -> int | None:
-        options = options_of({**self._options, "split": split})
+        options = options_of(self._with(split))
         return None if options.file is None else len(options.problems())
 
     def task(self, split: str, index: int) -> Task:
-        return Task("Code-v0", index, {**self._options, "split": split})
+        return Task("Code-v0", index, self._with(split))
+
+    def _with(self, split: str) -> Options:
+        return {**self._options, "split": None if split == "any" else split}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -134,6 +134,7 @@ class FrozenLake(BoardEnv):
     """The frozen lake as an environment."""
 
     game = LakeGame()
+    options = asdict(game.defaults)
 
 
 class FrozenLakeVector(BoardVectorEnv):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -168,6 +168,7 @@ class Sokoban(BoardEnv):
     """Sokoban as an environment."""
 
     game = SokobanGame()
+    options = asdict(game.defaults)
 
 
 class SokobanVector(BoardVectorEnv):

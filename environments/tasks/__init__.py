@@ -3,13 +3,14 @@
 from .env import TaskEnv
 from .judge_model import ask_judge, read_score
 from .judge_sandbox import in_fresh_sandbox
-from .players import Cheat, Nop, OwnCheats, PlanPlayer, Script
+from .players import Cheat, Nop, Oracle, OwnCheats, PlanPlayer, Script
 from .prepared import lease_prepared
 from .task import Plan, SandboxTask, Verdict
 
 __all__ = [
     "Cheat",
     "Nop",
+    "Oracle",
     "OwnCheats",
     "Plan",
     "PlanPlayer",

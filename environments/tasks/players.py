@@ -31,8 +31,7 @@ _LONG_COMMAND = "/tmp/command.sh"
 class Script(Player):
     """Plays the same actions in every episode, whatever it observes.
 
-    After the last action, it repeats it. To play actions that depend on the task, return a script from the `begin` of
-    another player: ``return Script(actions).begin(request, start)``.
+    After the last action, it repeats it. For actions that depend on the task, see `Oracle`.
 
     Args:
         actions: The actions, at least one.
@@ -53,6 +52,20 @@ class _Reading(EpisodePlayer):
 
     async def act(self, observation: Observation) -> str:
         return self._left.pop(0) if len(self._left) > 1 else self._left[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Oracle(Player):
+    """Plays actions that depend on the task, whatever it observes later. After the last action, it repeats it.
+
+    Attributes:
+        solve: Returns the actions for a task and the start of its episode, at least one.
+    """
+
+    solve: Callable[[Task, Reset], Sequence[str]]
+
+    def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
+        return Script(self.solve(request.task, start)).begin(request, start)
 
 
 class Nop(Player):

@@ -47,6 +47,8 @@ _FOR_THE_MODEL = (MissingFileError, RefusedFileError, RequestError, OSError, Val
 with NUL, or a text that is too long.
 """
 
+_LIMITS = [field.name for field in fields(ToolLimits)]
+
 _CALLS = frozenset({CallStatus.OK, CallStatus.UNKNOWN_TOOL, CallStatus.BAD_ARGUMENTS})
 """What counts as a call, whose result has the role ``tool``. Other text is answered as ``user``."""
 
@@ -114,8 +116,7 @@ class ToolEnv(AsyncEnv):
         **options: JSON,
     ) -> None:
         self.sandboxes, self.judge, self.data = sandboxes, judge, dict(data or {})
-        self._limit_names = [field.name for field in fields(ToolLimits)]
-        self._defaults: Options = {**{name: getattr(self, name) for name in self._limit_names}, **self.options}
+        self._defaults = self.option_defaults()
         self._defaults = self._with(options)
         self.use_tools(self.tools)
         self._limits = self._limits_of(self._defaults)
@@ -128,6 +129,11 @@ class ToolEnv(AsyncEnv):
         super().__init_subclass__(**kwargs)
         if "grade" in cls.__dict__:
             cls.grade = _unless_agent_ended_it(cls.grade)  # type: ignore[assignment, method-assign]
+
+    @classmethod
+    def option_defaults(cls) -> Options:
+        """Return the environment's options and the limits, with their defaults."""
+        return {**cls.options, **{name: getattr(cls, name) for name in _LIMITS}, **cls.options}
 
     @property
     def sandbox(self) -> Sandbox:
@@ -250,7 +256,7 @@ class ToolEnv(AsyncEnv):
         return {**self._defaults, **changes}
 
     def _limits_of(self, options: Options) -> ToolLimits:
-        return ToolLimits(**{name: options[name] for name in self._limit_names})  # type: ignore[arg-type]
+        return ToolLimits(**{name: options[name] for name in _LIMITS})  # type: ignore[arg-type]
 
 
 async def read_files(sandbox: Sandbox, paths: Sequence[str]) -> dict[str, bytes]:

@@ -18,18 +18,19 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 from random import Random
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import gymnasium
 
+from envkit.env import check_seed
 from envkit.errors import OptionError, StepOrderError, UsageError
 from envkit.spaces import Utf8Text
-from envkit.types import JSON, Info, stable_hash
+from envkit.types import JSON, Info, Options, stable_hash
 
 from ..answer import answer_text
 from ..options import check_boolean, check_choice, check_integer, override
@@ -169,6 +170,8 @@ class WebShop(gymnasium.Env[str, str]):
         "metrics": {"action_is_valid": "mean", "bought": "last", "score": "last", "success": "last"},
     }
 
+    options: ClassVar[Options] = asdict(WebShopOptions())
+
     def __init__(self, *, data: Mapping[str, Path], render_mode: str | None = None, **options: JSON) -> None:
         if render_mode is not None:
             check_choice("render_mode", render_mode, ("html",))
@@ -187,6 +190,7 @@ class WebShop(gymnasium.Env[str, str]):
         """Start an episode."""
         self._session = None
         chosen = override(self._defaults, options)
+        check_seed(seed)
         super().reset(seed=seed)
         drawn = int(self.np_random.integers(1 << 31)) if seed is None else int(seed)
         session = open_session(self._folder(chosen), drawn, chosen)

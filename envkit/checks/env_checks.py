@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, get_args
@@ -122,14 +121,19 @@ def nothing_leaks(env: EnvUnderTest) -> str:
 
 def options_count_at_reset(env: EnvUnderTest) -> str:
     same: list[str] = []
+    tried: list[str] = []
     until = clock.stopwatch() + _OPTIONS_S
     for name, values in _options_to_try(env):
+        tried.append(name)
         if any(_counts_at_reset(env, name, value) for value in values):
             same.append(name)
         if len(same) == _OPTIONS_TRIED or clock.stopwatch() > until:
             break
     if not same:
-        raise SkippedCheckError("no option was found that changes an episode; name one with --option KEY=VALUE")
+        why = "no option has a number, true or false as its default"
+        if tried:
+            why = f"other values of {', '.join(tried)} changed none of {len(_OPTION_SEEDS)} random episodes"
+        raise SkippedCheckError(f"{why}; name an option with --option KEY=VALUE")
     return f"{', '.join(same)}: same effect when passed to make as to reset"
 
 
@@ -182,9 +186,7 @@ def _options_to_try(env: EnvUnderTest) -> Iterator[tuple[str, Sequence[JSON]]]:
     if env.options:
         yield from ((name, [value]) for name, value in env.options.items())
         return
-    parameters = inspect.signature(registry.load(env.spec.entry_point)).parameters
-    usual = {name: one.default for name, one in parameters.items()} | dict(env.spec.options)
-    for name, default in usual.items():
+    for name, default in registry.option_defaults(env.spec).items():
         if isinstance(default, bool):
             yield name, [not default]
         elif isinstance(default, (int, float)):

@@ -32,7 +32,6 @@ from envkit.cli.training.train import train
 from envkit.cli.training.vllm import vllm
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # Print help as plain text, which both people and programs can read.

@@ -140,6 +140,7 @@ def read(
     if (path := Path(config)).suffix in (".yaml", ".yml") or path.is_file():
         return parse(grammar.content_of(path, example="env: {id: Sokoban-v0}"), overrides, **settings)
     if settings.get("policy") is None and not any(one.startswith("policy=") for one in overrides):
-        raise UsageError('policy: missing; name one, such as random (--policy random, or policy="random")')
+        examples = "random, expert or model:smollm2-135m"
+        raise ConfigError([f'policy: missing; name one, such as {examples} (--policy NAME, or policy="NAME")'])
     content: dict[str, Any] = {"env": {"id": os.fspath(config)}}
     return parse(content, overrides, **settings)

@@ -34,6 +34,16 @@ _FLOAT = (
 )
 
 
+_OTHER_NAMES: Mapping[str, str] = {
+    "lr": "trainer.learning_rate",
+    "batch_size": "trainer.groups_per_step",
+    "num_steps": "trainer.steps",
+    "beta": "algorithm.kl_coefficient",
+    "max_new_tokens": "rollout.turn_tokens",
+}
+"""Names of settings in other libraries, with the keys of envkit."""
+
+
 class _Numbers:
     """Numbers as YAML 1.2 and people write them: ``1e-1`` is one, and ``12:30`` and ``010`` are not 750 and 8."""
 
@@ -231,7 +241,11 @@ def _line(problem: Any, root: type[BaseModel], content: Mapping[str, Any]) -> st
     if problem["type"] == "extra_forbidden":
         if issubclass(root, Section) and key in root.removed:
             return f"{key}: no longer exists; {root.removed[key]}"
-        return f"{key}: no such key{did_you_mean(str(location[-1]), _keys(location[:-1], root, content))}"
+        known, word = _keys(location[:-1], root, content), str(location[-1])
+        other = _OTHER_NAMES.get(word, "")
+        if other.partition(".")[0] in root.model_fields:
+            return f"{key}: no such key; did you mean {other!r}?"
+        return f"{key}: no such key{did_you_mean(word, known)}"
     return f"{key}: {wording.value_problem(problem)}"
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EnvClient", "SandboxClient", "create_app", "serve"]
 
-__getattr__ = late_names(
+__getattr__, __dir__ = late_names(
     __name__,
     {
         "EnvClient": "envkit.http.client.env_client",

@@ -6,6 +6,9 @@ from envkit import registry
 from envkit.environments.catalog import CATALOG
 from envkit.registry import EnvSpec
 
+NAMESPACE = "envkit"
+"""Namespace of envkit's ids in Gymnasium: the part before the slash."""
+
 
 def load_catalogue() -> list[EnvSpec]:
     """Register every built-in environment and return the specs; safe to repeat."""

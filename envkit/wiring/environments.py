@@ -6,7 +6,7 @@ import inspect
 import json
 import shlex
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Integral
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import gymnasium
+from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from envkit import registry
@@ -25,7 +26,7 @@ from envkit.registry import EnvSpec
 from envkit.types import JSON, Options
 from envkit.vector import AnyEnv, SlotHost, close_env
 from envkit.wiring import data
-from envkit.wiring.catalogue import load_catalogue
+from envkit.wiring.catalogue import NAMESPACE, load_catalogue
 
 VectorMode = Literal["native", "sync", "async"]
 
@@ -133,9 +134,15 @@ def make(
             raise ConfigError(["backend, judge: the server at url has its own; leave them out"])
         from envkit.http.client.env_client import EnvClient
 
-        return BlockingEnv(env_id, partial(EnvClient, url, token=token, ca=ca, wait_timeout_s=_SLOT_WAIT_S), options)
-    _check_only_served(token, ca)
-    return make_here(env_id, options, backend=backend, judge=judge)
+        client = partial(EnvClient, url, token=token, ca=ca, wait_timeout_s=_SLOT_WAIT_S)
+        env: gymnasium.Env[Any, Any] = BlockingEnv(env_id, client, options)
+    else:
+        _check_only_served(token, ca)
+        env = make_here(env_id, options, backend=backend, judge=judge)
+    with suppress(gymnasium.error.Error):  # Gymnasium rejects some ids, and env.spec is then None
+        kwargs = {"env_id": env_id, **({} if url is None else {"url": url}), **options}
+        env.unwrapped.spec = GymnasiumSpec(f"{NAMESPACE}/{env_id}", "envkit:make", kwargs=kwargs)
+    return env
 
 
 def make_here(

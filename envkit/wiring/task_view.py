@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
 from typing import Annotated, TypeAlias
 
 import typer
 
 from envkit import clock, registry
 from envkit.environments.tools import write_call
-from envkit.environments.tools.limits import ToolLimits
 from envkit.errors import PlayerStoppedError, UsageError
 from envkit.protocols import EpisodePlayer, Player
 from envkit.registry import EnvSpec
@@ -87,11 +85,8 @@ def show(
         ("files", "".join(turn.step.observation.text for turn in shown.turns if turn.step is not None)),
     ):
         parts += [f"\n{title}:\n{text.rstrip()}"] if text else []
-    entry_point = registry.load(spec.entry_point)
-    own = [one.name for one in fields(ToolLimits) if hasattr(entry_point, one.name)]
-    limits = {one: getattr(entry_point, one) for one in own} | dict(getattr(entry_point, "options", {}))
-    limits |= registry.defaults(spec, chosen.options)
-    rows = [(name, str(value)) for name, value in limits.items() if value is not None]
+    used = {**registry.option_defaults(spec), **chosen.options}
+    rows = [(name, str(value)) for name, value in used.items() if value is not None]
     return CommandResult([*parts, "", [("OPTION", "VALUE"), *rows]])
 
 

@@ -14,7 +14,7 @@ from envkit.registry import EnvSpec
 from envkit.types import Options, Task, stable_hash
 
 ANY_SPLIT = "any"
-"""Selects the levels of all splits of an environment without a task set."""
+"""Selects the levels or tasks of all splits."""
 
 _OPEN: dict[str, tuple[tuple[int, int], TaskSet]] = {}
 """Open task sets by environment and options, with the version of their file. A task set may have read a large file."""
@@ -34,8 +34,41 @@ def task_set(spec: EnvSpec, options: Options) -> TaskSet | None:
     key, chosen = Task(spec.id, 0, options).key, registry.defaults(spec, options)
     version = _version(chosen.get("file"))
     if key not in _OPEN or _OPEN[key][0] != version:
-        _OPEN[key] = version, registry.load(spec.task_set)(**chosen)
+        found: TaskSet = registry.load(spec.task_set)(**chosen)
+        _OPEN[key] = version, found if ANY_SPLIT in found.splits else _WithAny(found)
     return _OPEN[key][1]
+
+
+class _WithAny:
+    """A task set with another split, `ANY_SPLIT`, which joins all splits, or those that are endless."""
+
+    def __init__(self, tasks: TaskSet) -> None:
+        self._tasks = tasks
+        self._own = tuple(tasks.splits)
+        self._endless = [one for one in self._own if tasks.count(one) is None]
+        self.splits: Sequence[str] = (*self._own, ANY_SPLIT)
+
+    def count(self, split: str) -> int | None:
+        if split != ANY_SPLIT:
+            return self._tasks.count(split)
+        return None if self._endless else sum(self._tasks.count(one) or 0 for one in self._own)
+
+    def task(self, split: str, index: int) -> Task:
+        if split != ANY_SPLIT:
+            return self._tasks.task(split, index)
+        if self._endless:
+            index, place = divmod(index, len(self._endless))
+            return self._tasks.task(self._endless[place], index)
+        for one in self._own:
+            if index < (count := self._tasks.count(one) or 0):
+                return self._tasks.task(one, index)
+            index -= count
+        raise IndexError("the index is not below the number of tasks")
+
+    def names(self, split: str) -> Sequence[str]:
+        if not isinstance(self._tasks, NamedTaskSet):
+            return ()
+        return [name for one in (self._own if split == ANY_SPLIT else (split,)) for name in self._tasks.names(one)]
 
 
 def _version(file: object) -> tuple[int, int]:

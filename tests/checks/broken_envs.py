@@ -117,6 +117,15 @@ class RaisesOnBadAction(Walk):
         return super().step(action)
 
 
+class Declared(Walk):
+    """Declares an option that has no effect."""
+
+    options: ClassVar[Options] = {"unused": 3}
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+
+
 class IgnoresOptions(Walk):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
         return super().reset(seed=seed)

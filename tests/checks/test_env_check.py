@@ -44,6 +44,14 @@ def test_a_correct_environment_passes_every_check() -> None:
     assert results["autoreset is honoured"].seen.startswith("SameStep and NextStep begin the next episode")
 
 
+def test_options_of_a_class_are_tried_and_those_without_an_effect_are_named() -> None:
+    lake = {one.check: one.seen for one in envkit.check_env("Arithmetic-v0", episodes=2)}
+    assert "same effect when passed to make as to reset" in lake["options count at reset"]
+    results = checked("Declared")
+    seen = "other values of unused changed none of 3 random episodes; name an option with --option KEY=VALUE"
+    assert (results["options count at reset"].outcome, results["options count at reset"].seen) == ("skip", seen)
+
+
 @pytest.mark.parametrize(
     ("name", "check", "messages"),
     [

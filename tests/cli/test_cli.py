@@ -83,6 +83,50 @@ def test_list_shows_each_environment_with_its_summary(call: Call) -> None:
     assert any(line.startswith("Sokoban-v0 ") and line.endswith(".") for line in out.splitlines())
 
 
+def test_list_shows_what_an_environment_has_without_playing_it(call: Call) -> None:
+    code, out, err = call("list", "WebShop-v0")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert "splits: train, validation, eval" in lines
+    assert "players: random, expert, nop, first_hit, rule" in lines
+    assert "data: webshop, webshop-1k, webshop-100k, webshop-files" in lines
+    assert [line.split() for line in lines[-9:-6]] == [
+        ["OPTION", "DEFAULT"],
+        ["rules", '"strict"'],
+        ["observation", '"text_rich"'],
+    ]
+
+
+def test_the_options_of_an_environment_with_tools_include_the_limits(call: Call) -> None:
+    code, out, _ = call("list", "Terminal-v0")
+    assert code == 0
+    rows = [line.split() for line in out.splitlines()]
+    assert ["needs:", "sandbox"] in rows
+    assert ["mode", '"bash"'] in rows
+    assert ["command_timeout_s", "60.0"] in rows
+
+
+def test_the_shell_completes_environments_and_folders_of_runs(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def completed(words: str) -> list[str]:
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+        return call()[1].splitlines()
+
+    monkeypatch.setenv("_ENVKIT_COMPLETE", "complete_bash")
+    monkeypatch.chdir(tmp_path)
+    for folder, name in (("runs/lake", "config.yaml"), ("found", "episodes.jsonl"), ("other", "notes.txt")):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / name).touch()
+    for command in ("list", "eval", "play"):
+        assert completed(f"envkit {command} Sokoban") == [
+            *("Sokoban-v0", "SokobanDifferentGridVocab-v0", "SokobanEasy-v0", "SokobanHard-v0")
+        ]
+    assert completed("envkit show ") == ["found/", "runs/lake/"]
+    assert completed("envkit show runs/l") == ["runs/lake/"]
+
+
 def test_the_images_that_can_be_built_are_listed(call: Call) -> None:
     assert call("image", "ls") == (0, "games\npython\n", "")
 
@@ -114,6 +158,13 @@ def test_every_problem_of_a_file_is_a_line_that_begins_with_its_key(tmp_path: Pa
         "rollout.group_size: must be at least 1, got 0",
         "seeds: no such key; did you mean 'seed'?",
     ]
+
+
+def test_wrong_options_are_named_beside_wrong_keys(tmp_path: Path) -> None:
+    text = "env: {id: FrozenLake-v0, options: {size: 1}}\nengine: {dtype: fp16}\ntrainer: {lr: 1}\n"
+    code, _, err = envkit_command("check", a_file(tmp_path, text))
+    found = [line.partition(":")[0] for line in err.splitlines()]
+    assert (code, sorted(found)) == (2, ["engine.dtype", "env.options.size", "trainer.lr"])
 
 
 def test_serve_prints_ready_serves_clients_and_ends_on_a_signal(call: Call, tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def test_without_levels_of_known_difficulty_there_is_no_plot_and_an_old_plot_is_
     code, out, _ = envkit([*words, "--output", "found", "--force"], tmp_path, path=plain)
     left = sorted(path.name for path in (tmp_path / "found").iterdir())
     assert (code, left) == (0, ["arguments.json", "episodes.jsonl", "evaluation.json"])
-    assert out.splitlines()[-1] == "no plot: Plain-v0 does not report success"
+    assert out.splitlines()[-1] == "written: found/evaluation.json, found/episodes.jsonl"
     assert "success by" not in out
     assert "pass@" not in out
 
@@ -172,6 +172,17 @@ def test_a_former_option_works_and_names_the_new_one(tmp_path: Path) -> None:
     code, out, err = envkit([*LAKE, "--episodes", "2", "--concurrency", "1"], tmp_path)
     assert (code, err.splitlines()[0]) == (0, "--concurrency is now --set env.num_envs=1")
     assert "2 episodes" in out
+
+
+def test_an_unknown_environment_is_named_beside_a_missing_policy(tmp_path: Path) -> None:
+    code, _, err = envkit(["eval", "FrozenLak-v0"], tmp_path)
+    assert (code, err.splitlines()) == (
+        2,
+        [
+            "env.id: no environment is called 'FrozenLak-v0'; did you mean 'FrozenLake-v0'?",
+            'policy: missing; name one, such as random, expert or model:smollm2-135m (--policy NAME, or policy="NAME")',
+        ],
+    )
 
 
 def test_the_same_command_resumes_a_killed_evaluation(tmp_path: Path) -> None:

@@ -65,5 +65,5 @@ def test_what_is_unknown_is_refused_with_the_nearest_name() -> None:
             evaluation.read(CONTENT, (), **{name: 3})
     with pytest.raises(ConfigError, match="env: is a list, but an evaluation plays one environment; write one file"):
         evaluation.read({**CONTENT, "env": [CONTENT["env"]]})
-    with pytest.raises(UsageError, match="policy: missing; name one"):
+    with pytest.raises(ConfigError, match="policy: missing; name one"):
         evaluation.read("FrozenLake-v0")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -338,3 +339,13 @@ def test_a_configuration_of_an_earlier_version_is_completed_with_the_defaults_of
     earlier = now.replace("\n  player_timeout_s: null\n", "\n")
     assert config.complete(earlier) == now
     assert config.complete("env: {id: FrozenLake-v0}\ngone: 1\n") == "env: {id: FrozenLake-v0}\ngone: 1\n"
+
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.yaml")), ids=lambda path: path.stem)
+def test_an_example_names_the_schema_of_its_kind_for_editors(path: Path) -> None:
+    (schema,) = re.findall(r"^# yaml-language-server: \$schema=(.+)$", path.read_text(), re.M)
+    config.load(path)  # they are all training files
+    assert (path.parent / schema).resolve() == EXAMPLES.parent / "docs/config.schema.json"

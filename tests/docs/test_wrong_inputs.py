@@ -19,7 +19,7 @@ NO_SERVER = "http://127.0.0.1:1"
 # Command line, exit code, and a part of the message. PORT is a port that is in use.
 WRONG = [
     ("evl", 2, "No such command 'evl'. Did you mean 'eval'?"),
-    ("list extra", 2, "unexpected extra argument"),
+    ("list Sokoban", 2, "no environment is called 'Sokoban'; did you mean 'Sokoban-v0'?"),
     ("--verbose", 2, "No such option: --verbose"),
     ("doctor --jsn", 2, "No such option: --jsn (Possible options: --json)"),
     # Files.
@@ -54,7 +54,10 @@ WRONG = [
     ("check good.yaml --set engine.model=a/b/c", 2, "a/b/c is neither a folder here nor a model name of the hub"),
     ("check good.yaml --set 'engine.model=no name'", 2, "no name is neither a folder here nor a model name of the hub"),
     ("check good.yaml --set engine.heads=3", 2, "engine.hidden_size: must be a multiple of 2 * engine.heads (6)"),
-    ("check good.yaml --set algorithm.preset=gprp", 2, "did you mean 'grpo'?"),
+    ("check good.yaml --set algorithm.preset=dpo", 2, "no algorithm is called 'dpo'; there are: grpo, "),
+    ("check good.yaml --set trainer.lr=1", 2, "trainer.lr: no such key; did you mean 'trainer.learning_rate'?"),
+    ("check good.yaml --set rollout.max_new_tokens=9", 2, "did you mean 'rollout.turn_tokens'?"),
+    ("check good.yaml --set beta=0.1", 2, "beta: no such key; did you mean 'algorithm.kl_coefficient'?"),
     (
         "check good.yaml --set sandbox.kind=podman",
         2,
@@ -68,7 +71,8 @@ WRONG = [
     ("check-template nowhere", 2, "no tokenizer for nowhere: "),
     ("check-template ./folder", 2, "no model at ./folder; name a folder with"),
     # Playing and measuring.
-    ("eval FrozenLake-v0", 2, "policy: missing; name one, such as random (--policy random, "),
+    ("eval FrozenLake-v0", 2, "policy: missing; name one, such as random, expert or model:smollm2-135m ("),
+    ("eval FrozenLake-v0 --policy smollm2-135m", 2, "there is no 'smollm2-135m'; did you mean 'model:smollm2-135m'?"),
     ("eval Backgammon-v0 --policy random", 2, "no environment is called 'Backgammon-v0'; there are: "),
     ("eval FrozenLake-v0 --policy randm", 2, "policy: there is no 'randm'; did you mean 'random'?"),
     ("eval FrozenLake-v0 --policy checkpoint:folder", 2, "folder: neither a run's folder nor a checkpoint"),

@@ -6,6 +6,9 @@ import json
 
 import pytest
 
+import envkit
+import envkit.http
+import envkit.sandbox
 from tests.golden.public_names import FILE, Names, collect, differences, text
 
 REMEDY = """\
@@ -21,6 +24,12 @@ def test_public_names_match_the_golden_file() -> None:
     if lines:
         pytest.fail(REMEDY.format(lines="\n  ".join(lines)), pytrace=False)
     assert agreed == text(collected), "not as `python tests/golden/public_names.py` writes it"
+
+
+def test_an_editor_completes_the_names_that_are_imported_when_they_are_first_used() -> None:
+    for package in (envkit, envkit.http, envkit.sandbox):
+        assert dir(package) == sorted(package.__all__)
+    assert "make" in dir(envkit)
 
 
 def test_a_renamed_option_and_a_new_route_are_named() -> None:

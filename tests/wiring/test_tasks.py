@@ -28,6 +28,9 @@ class Words:
         return Task("Words-v0", index, {"split": split})
 
 
+EVAL = [("eval", 0), ("eval", 1)]
+
+
 def spec(**options: JSON) -> EnvSpec:
     return EnvSpec("Words-v0", "", options, task_set=Words)
 
@@ -57,6 +60,14 @@ def test_a_split_with_fewer_tasks_than_wanted_gives_all() -> None:
 
 def test_a_missing_validation_split_is_taken_from_training() -> None:
     assert tasks.task(spec(), {}, "validation", 0, 0).options == {"split": "train"}
+
+
+@pytest.mark.parametrize("size", [5, None])
+def test_the_split_any_joins_the_splits_or_those_that_are_endless(size: int | None) -> None:
+    chosen = tasks.select(spec(), {"size": size}, "any", 7).values()
+    expected = [("train", index) for index in range(7)] if size is None else [*(("train", i) for i in range(5)), *EVAL]
+    assert [(one.options["split"], one.seed) for one in chosen] == expected
+    assert tasks.count(spec(), {"size": size}, "any", 100) == (100 if size is None else 7)
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,7 @@ def resolve(preset: str, changes: Mapping[str, Any], parts: Mapping[str, Part] =
         ConfigError: The preset, advantage or loss is unknown, or a value has no effect with them.
     """
     if preset not in PRESETS:
-        raise ConfigError([f"algorithm.preset: no algorithm is called {preset!r}{did_you_mean(preset, PRESETS)}"])
+        raise ConfigError([f"algorithm.preset: no algorithm is called {preset!r}; there are: {', '.join(PRESETS)}"])
     known = {one.name for one in fields(Algorithm)} - {"parameters"}
     made = {key: value for key, value in changes.items() if value is not None and key in known}
     problems = []

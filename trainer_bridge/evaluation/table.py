@@ -14,7 +14,10 @@ _NAMES = {
     "success_uncut": "success, if not cut off",
     "return_uncut": "return, if not cut off",
     "flips": "tasks that flip",
+    "tool_call_no_call": "turns without a call",
 }
+_CALLS = "tool_call_"
+"""Start of the names of metrics that are shown only if they are not zero."""
 
 
 def lines(found: Evaluation) -> Iterator[str]:
@@ -26,7 +29,8 @@ def lines(found: Evaluation) -> Iterator[str]:
         causes = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in found.void_by_cause.items())
         by_agent = f"; {found.void_by_agent} of them by programs in their sandbox" if found.void_by_agent else ""
         yield f"{found.void} more were lost ({causes}{by_agent}) and do not count: {found.error}"
-    yield from table([("", "mean", "95 % interval"), *(row(name, one) for name, one in found.metrics.items())])
+    shown = {name: one for name, one in found.metrics.items() if one.mean or not name.startswith(_CALLS)}
+    yield from table([("", "mean", "95 % interval"), *(row(name, one) for name, one in shown.items())])
     total = found.episodes + found.void
     ends = (f"{name.replace('_', ' ')} {count} ({count / total:.1%})" for name, count in found.endings.items())
     yield f"endings: {', '.join(ends)}"

@@ -128,6 +128,12 @@ class TorchTrainer:
         """What is trained, in one line, if the model has a LoRA adapter; otherwise empty."""
         return lora.description(self._model)
 
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Size of a checkpoint after the first update: the trained weights and two moments of each in the optimizer."""
+        models = [self._model] if self._critic is None else [self._model, self._critic]
+        return sum(12 * one.numel() for model in models for one in model.parameters() if one.requires_grad)
+
     def imitator(self, stop: Stop) -> Imitator:
         """Return an imitator, which trains the same weights on demonstrations; call `begin` after it has finished.
 

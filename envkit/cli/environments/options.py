@@ -13,12 +13,32 @@ from envkit.errors import UsageError
 if TYPE_CHECKING:
     from envkit.types import JSON
 
+
+def complete_env(incomplete: str) -> list[str]:
+    """Return the ids of environments that begin with `incomplete`, for the completion of the shell."""
+    from envkit.wiring.environments import registered
+
+    return [spec.id for spec in registered() if spec.id.startswith(incomplete)]
+
+
+def complete_run(incomplete: str) -> list[str]:
+    """Return the folders of runs and evaluations that begin with `incomplete`, also those one folder below."""
+    from envkit.runs.episodes import EPISODES
+
+    folder = Path(incomplete) if incomplete.endswith("/") else Path(incomplete).parent
+    files = (folder.glob(f"{below}/{name}") for below in ("*", "*/*") for name in ("config.yaml", EPISODES))
+    found = {f"{file.parent}/" for some in files for file in some}
+    return sorted(one for one in found if one.startswith(incomplete))
+
+
 EnvOptions: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(metavar="KEY=VALUE", help="Set an option of the environment, such as size=6; repeatable."),
 ]
 
-EnvId: TypeAlias = Annotated[str, typer.Argument(metavar="ENV", help="A registered environment; see envkit list.")]
+EnvId: TypeAlias = Annotated[
+    str, typer.Argument(metavar="ENV", autocompletion=complete_env, help="A registered environment; see envkit list.")
+]
 Backend: TypeAlias = Annotated[
     str | None,
     typer.Option(metavar="auto|local|docker|process", help="Sandboxes of an environment that uses them as tools."),
@@ -28,7 +48,11 @@ Judge: TypeAlias = Annotated[
 ]
 Recording: TypeAlias = Annotated[
     Path,
-    typer.Argument(metavar="RUN", help="Folder of a training run or of envkit eval --output, or a .jsonl file in it."),
+    typer.Argument(
+        metavar="RUN",
+        autocompletion=complete_run,
+        help="Folder of a training run or of envkit eval --output, or a .jsonl file in it.",
+    ),
 ]
 TrainStep: TypeAlias = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="Train step; by default the last recorded one.")

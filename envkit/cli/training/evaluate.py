@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from envkit.cli.environments.options import EnvOptions, read_options
+from envkit.cli.environments.options import EnvOptions, complete_env, read_options
 from envkit.errors import OptionError, UsageError
 from envkit.shorthands import RENAMED, SHORTHANDS
 
@@ -34,7 +34,11 @@ def _short(*names: str) -> dict[str, Any]:
 _PARAMETERS: dict[str, Any] = {
     "target": Annotated[
         str | None,
-        typer.Argument(metavar="ENV|FILE", help="A registered environment (see envkit list), or an evaluation file."),
+        typer.Argument(
+            metavar="ENV|FILE",
+            autocompletion=complete_env,
+            help="A registered environment (see envkit list), or an evaluation file.",
+        ),
     ],
     **_short("policy", "episodes", "attempts"),
     "option": EnvOptions,
@@ -145,9 +149,6 @@ def _run(chosen: dict[str, Any], settings: dict[str, Any]) -> None:
         typer.echo(f"written: {dialogues}", err=as_json)
     if folder is not None:
         typer.echo(f"written: {', '.join(map(str, folder.files))}", err=as_json)
-        if not found.levels:
-            missing = "shortest solutions" if "success" in found.metrics else "success"
-            typer.echo(f"no plot: {found.env_id} does not report {missing}", err=as_json)
         if found.void:
             typer.echo("to play the lost episodes again, repeat the command", err=as_json)
 

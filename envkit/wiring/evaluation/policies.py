@@ -15,6 +15,7 @@ from envkit.environments.tasks import Nop
 from envkit.errors import ConfigError, UsageError, did_you_mean
 from envkit.protocols import Player
 from envkit.registry import EnvSpec
+from envkit.trainer_bridge.models.catalogue import CATALOGUE
 from envkit.trainer_bridge.rollout import RolloutLimits
 from envkit.trainer_bridge.rollout.players import ExpertPlayer, RandomPlayer
 from envkit.types import Options
@@ -36,6 +37,9 @@ NOP = "nop"
 
 POLICIES = ("random", "expert", "model:NAME-OR-PATH", "openai:MODEL@URL", "mini_swe:MODEL@URL", "checkpoint:DIR")
 """The built-in policies."""
+
+_FEW = 10
+"""An error about an unknown policy lists the players of an environment that has fewer."""
 
 _LOCAL, _MODELS = ("model", "checkpoint"), ("model", "checkpoint", "openai", "mini_swe")
 _NEEDS: Mapping[str, tuple[str, ...]] = {
@@ -158,15 +162,22 @@ def kind_of(policy: str, spec: EnvSpec | None = None) -> tuple[str, str]:
         return kind, name
     if form is None or (name and ":" not in form):
         known = [*(f"{one}:" if ":" in forms[one] else one for one in forms), *others]
-        of_env = [NOP, *(one for one in (() if spec is None else spec.players) if one != NOP)]
-        remedy = ""
-        if form is None:
+        of_env = [NOP] if spec is None else players(spec)
+        remedy = f"; did you mean 'model:{policy}'?" if policy in CATALOGUE else ""
+        if form is None and not remedy:
             remedy = did_you_mean(policy, of_env, lists=False) or did_you_mean(kind, known, lists=False)
-        all_forms = f"; there are: {', '.join([*POLICIES, *of_env, *others])}"
+            if remedy and spec is not None and len(of_env) < _FEW:
+                remedy += f" The players of {spec.id}: {', '.join(of_env)}"
+        all_forms = f"; there are: {', '.join(dict.fromkeys([*POLICIES, *of_env, *others]))}"
         raise UsageError(f"policy: there is no {policy!r}{remedy or all_forms}")
     if ":" in form and not name:
         raise UsageError(f"policy: {policy} lacks {form.partition(':')[2]} after the colon; write {form}")
     return kind, name
+
+
+def players(spec: EnvSpec) -> list[str]:
+    """Return the names of the players of an environment."""
+    return list(dict.fromkeys(["random", *(["expert"] if spec.expert is not None else []), NOP, *spec.players]))
 
 
 def player_of(name: str, spec: EnvSpec | None, options: Options) -> Player:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+from envkit import config
 from envkit.config import RunConfig
 from envkit.config.parts import (
     AutoRendererSection,
@@ -54,6 +56,15 @@ def check(run: RunConfig) -> list[str]:
         except ConfigError as error:
             problems += error.problems
     return list(dict.fromkeys(problems))
+
+
+def env_problems(path: Path, overrides: Sequence[str]) -> list[str]:
+    """Return the problems of the environments in a training file whose other keys may be invalid."""
+    try:
+        _check_env(config.load(path, overrides, only="env"))
+    except ConfigError as error:
+        return [one for one in error.problems if one.startswith("env.")]
+    return []
 
 
 async def check_docker(run: RunConfig) -> list[str]:

@@ -155,6 +155,9 @@ class _Run:
                 opening = open_policy(self._run, folder=folder, threads=threads, announce=self._display.announce)
                 policy = self._policy = await parts.enter_async_context(opening)
             self._display.announce(f"policy: {policy.description}")
+            if (size := getattr(policy.trainer, "checkpoint_bytes", 0)) >= _LARGE_BYTES:
+                kept = self._run.trainer.keep_checkpoints
+                self._display.announce(f"checkpoints: {size / 1e9:.1f} GB each, {kept} kept, and that of the best step")
             async with self._host() as host:
                 record = self._record or await self._open_record(opened, parts)
                 await self._warm_up(policy, record)
@@ -387,6 +390,9 @@ class _Run:
         }
         return {"env_ids": ids, "environments": environments}
 
+
+_LARGE_BYTES = 100_000_000
+"""Size of checkpoints from which a run says how much disk they take."""
 
 _HELD_OUT = ("eval_success", "eval_greedy", "eval_return")
 

@@ -188,7 +188,8 @@ def _loading(path: str, *, is_local: bool) -> Iterator[None]:
     except (OSError, ValueError, SafetensorError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         if is_local and not Path(path).is_dir():
-            reason = "no such folder or cached model, and the hub lacks it or is unreachable; name a model folder"
+            reason = "no such folder or cached model, and the hub lacks it or is unreachable; "
+            reason += "name a model folder, or one of `envkit model list`"
         raise UsageError(f"cannot load {path}: {reason}") from error
 
 

@@ -95,7 +95,7 @@ def test_a_task_is_shown_as_its_players_get_it() -> None:
     assert code == 0
     assert output.startswith("task 3 of FrozenLake-v0\n\nstatement:\nYou are on a frozen lake.")
     assert "\n\nlegal moves:\nup, down, left, right\n" in output
-    assert "\nsize    4\n" in output
+    assert "\nsize              4\n" in output
 
 
 @pytest.mark.bwrap

@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
-from envkit.environments.tasks import Cheat, Nop, OwnCheats, Plan, SandboxTask, Script, TaskEnv
+from envkit.environments.tasks import Cheat, Nop, Oracle, OwnCheats, Plan, SandboxTask, Script, TaskEnv
 from envkit.environments.tasks.players import write_commands
 from envkit.environments.tools import bash, submit, tool_of, write_call
 from envkit.errors import UsageError
@@ -75,6 +75,11 @@ def test_a_script_plays_its_actions_in_every_episode_and_repeats_the_last() -> N
             assert actions == [write_call("bash", command="ls"), SUBMIT, SUBMIT]
 
     anyio.run(main)
+
+
+def test_an_oracle_plays_what_its_function_returns_for_the_task() -> None:
+    oracle = Oracle(lambda task, start: [f"echo {task.seed} {len(start.tools)}", SUBMIT])
+    assert actions_of(oracle, bash, count=3, seed=7) == ["echo 7 1", SUBMIT, SUBMIT]
 
 
 def test_each_stage_is_submitted_with_the_tools_of_the_episode() -> None:

@@ -37,9 +37,9 @@ def test_only_an_advantage_that_needs_values_has_a_critic() -> None:
 @pytest.mark.parametrize(
     ("preset", "changes", "problems"),
     [
-        ("gpro", {}, ["algorithm.preset: no algorithm is called 'gpro'; did you mean 'grpo'?"]),
-        ("PPO", {}, ["algorithm.preset: no algorithm is called 'PPO'; did you mean 'ppo'?"]),
-        ("dqn", {}, ["algorithm.preset: no algorithm is called 'dqn'; there are: grpo, ppo, reinforce"]),
+        ("gpro", {}, ["algorithm.preset: no algorithm is called 'gpro'; there are: grpo, reinforce, ppo"]),
+        ("PPO", {}, ["algorithm.preset: no algorithm is called 'PPO'; there are: grpo, reinforce, ppo"]),
+        ("dqn", {}, ["algorithm.preset: no algorithm is called 'dqn'; there are: grpo, reinforce, ppo"]),
         (
             "grpo",
             {"advantage": "group_normalized"},

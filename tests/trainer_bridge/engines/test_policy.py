@@ -228,7 +228,7 @@ def test_a_name_of_the_hub_that_cannot_be_reached_is_refused_within_seconds(monk
     assert time.monotonic() - began < 8  # noqa: TID251
     assert str(caught.value) == (
         "cannot load nobody/none: no such folder or cached model, "
-        "and the hub lacks it or is unreachable; name a model folder"
+        "and the hub lacks it or is unreachable; name a model folder, or one of `envkit model list`"
     )
 
 

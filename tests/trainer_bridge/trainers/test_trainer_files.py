@@ -30,6 +30,15 @@ def learn(trainee: Trainee, folder: Path, seed: int) -> Mapping[str, float]:
 # --- Going on --------------------------------------------------------------------------------------------------------
 
 
+def test_a_checkpoint_is_as_large_as_the_trainer_says(tiny_folder: Path, tmp_path: Path) -> None:
+    trainee = Trainee(tiny_folder, tmp_path, **KINDS["ppo"])
+    learn(trainee, tiny_folder, 0)
+    clock.run(trainee.trainer.save, str(tmp_path))
+    files = [*tmp_path.glob("policy/*.safetensors"), tmp_path / "optimizer.pt"]
+    size = sum(file.stat().st_size for file in files)
+    assert 0 <= size - trainee.trainer.checkpoint_bytes < 64_000  # names and shapes
+
+
 @EVERY_KIND
 def test_a_restored_trainer_goes_on_bit_for_bit(kind: str, tiny_folder: Path, tmp_path: Path) -> None:
     unbroken = Trainee(tiny_folder, tmp_path, **KINDS[kind])

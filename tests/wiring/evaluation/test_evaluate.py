@@ -7,6 +7,7 @@ import random
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from envkit.errors import EnvkitError, OptionError, UnknownEnvError, UsageError
 from envkit.runs.display import SilentDisplay
 from envkit.spaces import Utf8Text
 from envkit.trainer_bridge.evaluation.result import Evaluation, task_set_hash
+from envkit.trainer_bridge.evaluation.statistics import Estimate
 from envkit.trainer_bridge.evaluation.table import lines
 from envkit.trainer_bridge.rollout.players import RandomPlayer
 from envkit.types import EpisodeRecord, Info, Observation, Task
@@ -186,6 +188,14 @@ def test_random_and_expert_play_the_actions_that_they_always_played() -> None:
         return hashlib.sha256(repr(sorted(played.items())).encode()).hexdigest()[:16]
 
     assert (actions("random"), actions("expert")) == ("20369c94e16c49fd", "f1de4c259a98c553")
+
+
+def test_a_kind_of_tool_call_has_a_row_only_if_it_occurred() -> None:
+    found, (none, half) = evaluated("FrozenLake-v0", "expert"), (Estimate(0, 0, 0), Estimate(0.5, 0, 1))
+    counts = {"success": none, "tool_call_ok": half, "tool_call_unclosed": none, "tool_call_no_call": half}
+    rows = [line.strip().partition("  ")[0] for line in lines(replace(found, metrics=counts))]
+    assert rows[2:5] == ["success", "tool call ok", "turns without a call"]
+    assert not any("unclosed" in row for row in rows)
 
 
 def test_the_hash_of_a_task_set_contains_the_versions_of_the_environment() -> None:

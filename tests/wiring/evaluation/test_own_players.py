@@ -138,7 +138,8 @@ def test_experts_and_players_get_the_data_of_the_environment(
 @pytest.mark.parametrize(("policy", "nearest"), [("oracel", "oracle"), ("cheat:skpi", "cheat:skip"), ("npo", "nop")])
 def test_a_player_that_the_environment_does_not_have_is_refused_with_the_nearest(policy: str, nearest: str) -> None:
     registry.register("Cheated-v0", Parity, players={"oracle": Oracle, "cheat:late": Oracle, "cheat:skip": Oracle})
-    with pytest.raises(UsageError, match=f"there is no '{policy}'; did you mean '{nearest}'"):
+    known = "random, nop, oracle, cheat:late, cheat:skip"
+    with pytest.raises(UsageError, match=rf"there is no '{policy}'; did you mean '{nearest}'\? .*Cheated-v0: {known}$"):
         evaluate("Cheated-v0", policy, episodes=1)
 
 
