@@ -94,6 +94,11 @@ class StandardErrorLog(logging.Handler):
 
     def __exit__(self, *_: object) -> None:
         logging.getLogger().removeHandler(self)
+        self.close()
+
+    def close(self) -> None:
+        """Write the queued records, and stop."""
+        super().close()
         self._thread.close()
 
     def _write(self, text: bytes) -> None:

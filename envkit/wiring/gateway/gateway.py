@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
+import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
+from anyio.abc import TaskGroup
 
 from envkit import clock
 from envkit.config.serving import LimitsSection, ServeConfig, WarmSection
@@ -51,13 +54,15 @@ from envkit.wiring.gateway.env_workers import (
     sandbox_counts,
     wait_until_serving,
 )
-from envkit.wiring.gateway.guard import OperatorOptions
+from envkit.wiring.gateway.guard import refuse_operator_options
 from envkit.wiring.gateway.nodes import image_lacks, keeps_ledger, open_nodes
 from envkit.wiring.gateway.token_store import lock_state, open_tokens
 from envkit.wiring.gateway.trusted import TrustedEnvs, trusted_host
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
+
+_DRAIN_POLL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,7 @@ class Fleet:
         disks: Returns, for each disk by name, its free MiB and the MiB that must stay free; None if unknown.
         hosts: The hosts that `host` routes episodes to; empty if the server has no sandboxes.
         isolates: Whether sandboxes are isolated from this process.
+        keeps_sandboxes: Whether sandboxes outlive this process, for the next server with the same ledger.
     """
 
     host: EnvHost
@@ -77,6 +83,7 @@ class Fleet:
     disks: Callable[[], Mapping[str, tuple[int, int]]] | None = None
     hosts: tuple[FleetHost, ...] = ()
     isolates: bool = True
+    keeps_sandboxes: bool = False
 
 
 async def serve_fleet(
@@ -85,7 +92,9 @@ async def serve_fleet(
     """Serve a fleet until SIGTERM, SIGINT or cancellation, then finish running calls and stop every sandbox.
 
     The first signal starts the shutdown, even while the server is starting. Later signals are ignored, because a
-    server that is killed during shutdown leaves sandboxes behind.
+    server that is killed during shutdown leaves sandboxes behind. With `drain_s`, the first signal starts the wait for
+    running episodes, and the second ends it; then this process ends at once, as if killed, and leaves its sandboxes
+    and sessions to the next server, provided that the ledger records them.
 
     Args:
         config: The configuration.
@@ -107,10 +116,11 @@ async def serve_fleet(
     signals = _ShutdownSignals()
     signals.install()
     with tokens, _state(config), _access_log(config) or nullcontext() as log, signals.cancel_on_signal():
-        async with open_fleet(config, announce) as fleet, _notifications(config, fleet, announce):
+        async with open_fleet(config, announce) as fleet, _background(config, fleet, announce) as tasks:
             app = create_app(
-                OperatorOptions(fleet.host),
+                fleet.host,
                 envs=environments.registered,
+                check_task=refuse_operator_options,
                 ttl_s=limits.session_ttl_s,
                 step_timeout_s=limits.step_timeout_s,
                 reset_timeout_s=limits.reset_timeout_s,
@@ -129,7 +139,12 @@ async def serve_fleet(
                 ),
                 metrics=partial(_metrics, fleet, log),
             )
-            with signals.cancel_on_signal():
+            drain = anyio.Event() if config.drain_s else None
+            leaves = drain is not None and fleet.keeps_sandboxes
+            with signals.cancel_on_signal(drain) as stopping:
+                if drain is not None:
+                    waits_for = partial(app.in_use, with_sandboxes=not leaves)
+                    tasks.start_soon(_drain, drain, app.refuse_new, waits_for, config.drain_s, stopping)
                 await serve(
                     AuthMiddleware(app, tokens, rate=rate, bodies=_memory_budget(limits), log=log, errors=app.errors),
                     host=listen.host,
@@ -139,38 +154,75 @@ async def serve_fleet(
                     key=key,
                     on_ready=on_ready,
                     handle_signals=False,
+                    on_drained=partial(_leave, fleet.pool, log) if leaves else None,
                 )
 
 
 class _ShutdownSignals:
-    """Handles SIGTERM and SIGINT: the first signal starts a graceful shutdown, later signals are ignored."""
+    """Handles SIGTERM and SIGINT: the first signal starts a graceful shutdown, later signals are ignored.
+
+    If there is an event to drain, the first signal sets this event instead, and the second starts the shutdown.
+    """
 
     def __init__(self) -> None:
         self._scope: anyio.CancelScope | None = None
+        self._drain: anyio.Event | None = None
 
     def install(self) -> None:
         """Handle signals until the event loop ends."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._cancel)
+            loop.add_signal_handler(number, self._received)
 
     @contextmanager
-    def cancel_on_signal(self) -> Iterator[None]:
-        """Run a ``with`` block that a signal cancels without an error. Outside of the block, signals are ignored."""
+    def cancel_on_signal(self, drain: anyio.Event | None = None) -> Iterator[anyio.CancelScope]:
+        """Run a ``with`` block that a signal cancels without an error. Outside of the block, signals are ignored.
+
+        With `drain`, the first signal only sets this event.
+        """
+        self._drain = drain
         with anyio.CancelScope() as self._scope:
             try:
-                yield
+                yield self._scope
             finally:
-                self._scope = None
+                self._scope = self._drain = None
 
-    def _cancel(self) -> None:
-        if self._scope is not None:
+    def _received(self) -> None:
+        if self._drain is not None:
+            self._drain.set()
+            self._drain = None
+        elif self._scope is not None:
             self._scope.cancel()
 
 
+async def _drain(
+    begins: anyio.Event,
+    refuse_new: Callable[[], None],
+    count: Callable[[], int],
+    timeout_s: float,
+    stopping: anyio.CancelScope,
+) -> None:
+    """When the event `begins` is set, refuse new work; cancel `stopping` when `count` is 0, or after `timeout_s`."""
+    await begins.wait()
+    refuse_new()
+    with anyio.move_on_after(timeout_s):
+        while count():  # noqa: ASYNC110 - events would cost time in every step
+            await anyio.sleep(_DRAIN_POLL_S)
+    stopping.cancel()
+
+
+async def _leave(pool: Pool, log: AccessLog | None) -> None:
+    """End this process at once, as if it was killed, so that its sandboxes outlive it. Write ledger and logs before."""
+    await pool.persist()
+    if log is not None:
+        log.close()
+    logging.shutdown()
+    os._exit(0)
+
+
 @asynccontextmanager
-async def _notifications(config: ServeConfig, fleet: Fleet, announce: Callable[[str], None]) -> AsyncIterator[None]:
-    """Send alerts during a ``with`` block, if `config` enables them."""
+async def _background(config: ServeConfig, fleet: Fleet, announce: Callable[[str], None]) -> AsyncIterator[TaskGroup]:
+    """Send alerts during a ``with`` block, if `config` enables them. Yield the task group, for other such tasks."""
     pool = fleet.pool
     async with clock.background_tasks() as tasks:
         if pool is not None and config.alerts.webhook is not None:
@@ -178,7 +230,7 @@ async def _notifications(config: ServeConfig, fleet: Fleet, announce: Callable[[
             tasks.start_soon(send_alerts, pool.events(), config.alerts.webhook)
         if pool is not None and fleet.disks is not None:
             tasks.start_soon(watch_disks, fleet.disks, pool.alert)
-        yield
+        yield tasks
 
 
 @asynccontextmanager
@@ -196,7 +248,7 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
     if config.backend == "none":
         announce(f"sandboxes: none; {config.envs.capacity} concurrent episodes in this process")
         remedy = "this server has none (backend: none); start it with another backend"
-        resources = environments.Resources(sandbox_remedy=remedy, judge_remedy=remedy)
+        resources = environments.Resources(sandbox_remedy=remedy, judge_remedy=remedy, builds_data=False)
         async with environments.slots(config.envs.capacity, None, resources) as slots:
             yield Fleet(slots)
         return
@@ -250,7 +302,7 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
             trusted_envs.plays,
         )
         played_in = (*hosts, *(() if trusted is None else (trusted,)))
-        yield Fleet(host, pool, fleet_nodes.disks, played_in, fleet_nodes.isolates)
+        yield Fleet(host, pool, fleet_nodes.disks, played_in, fleet_nodes.isolates, fleet_nodes.ledger is not None)
 
 
 def _lacks_envkit(cause: Cause) -> bool:
