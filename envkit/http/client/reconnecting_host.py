@@ -28,8 +28,8 @@ class ReconnectingHost(EnvHost):
     """Plays episodes on a server; see `envkit.protocols.EnvHost`.
 
     During an outage of the server, leases wait for it, and steps in progress are sent again. The server plays a
-    repeated step only once. If a restarted server no longer has an episode's session, the step raises `SessionNotFoundError`,
-    and the episode is lost.
+    repeated step only once. If a restarted server no longer has an episode's session, the step raises
+    `SessionNotFoundError`, and the episode is lost.
 
     Args:
         client: An open client of the server.

@@ -21,7 +21,7 @@ from envkit import clock
 from envkit.config.serving import LimitsSection, ServeConfig, WarmSection
 from envkit.errors import SandboxStartError, UsageError
 from envkit.fleet import FleetHost, RoutedHosts
-from envkit.fleet.alerts import send_alerts, warn_if_unreachable, watch_disks
+from envkit.fleet.alerts import log_events, log_rebuilds, send_alerts, warn_if_unreachable, watch_disks
 from envkit.fleet.offenders import Offenders
 from envkit.http.api.app import create_app
 from envkit.http.auth.localhost_only import is_loopback
@@ -32,7 +32,7 @@ from envkit.http.limits.memory_budget import MemoryBudget
 from envkit.http.sandboxes.snapshot_quota import SnapshotBounds
 from envkit.http.server.access_log import AccessLog
 from envkit.http.server.middleware import AuthMiddleware
-from envkit.http.server.server import require_address, serve
+from envkit.http.server.server import DRAIN_S, require_address, serve
 from envkit.installation import command
 from envkit.protocols import EnvHost
 from envkit.restarts import RestartBudget
@@ -43,7 +43,7 @@ from envkit.sandbox.pool.health import LivenessTimes
 from envkit.sandbox.pool.warm_stock import WarmSpec
 from envkit.sandbox.ray.node_watcher import RayNodes
 from envkit.sandbox.transfer import tar_stream
-from envkit.types import Cause, CauseKind, SandboxSpec
+from envkit.types import Cause, CauseKind, SandboxSpec, SandboxState
 from envkit.wiring import environments
 from envkit.wiring.gateway import metrics
 from envkit.wiring.gateway.env_workers import (
@@ -61,6 +61,8 @@ from envkit.wiring.gateway.trusted import TrustedEnvs, trusted_host
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
+
+_log = logging.getLogger(__name__)
 
 _DRAIN_POLL_S = 0.2
 
@@ -84,6 +86,11 @@ class Fleet:
     hosts: tuple[FleetHost, ...] = ()
     isolates: bool = True
     keeps_sandboxes: bool = False
+
+    def rebuilds(self) -> tuple[int, int]:
+        """Return how many episodes were rebuilt after the loss of their sandboxes, and how many were void."""
+        tallies = [host.episodes for host in self.hosts]
+        return sum(tally.rebuilt for tally in tallies), sum(tally.void for tally in tallies)
 
 
 async def serve_fleet(
@@ -156,6 +163,7 @@ async def serve_fleet(
                     handle_signals=False,
                     on_drained=partial(_leave, fleet.pool, log) if leaves else None,
                 )
+    _log.info("shutdown complete")
 
 
 class _ShutdownSignals:
@@ -191,7 +199,8 @@ class _ShutdownSignals:
         if self._drain is not None:
             self._drain.set()
             self._drain = None
-        elif self._scope is not None:
+        elif self._scope is not None and not self._scope.cancel_called:
+            _log.info("shutdown begins: running requests have up to %g s", DRAIN_S)
             self._scope.cancel()
 
 
@@ -205,15 +214,24 @@ async def _drain(
     """When the event `begins` is set, refuse new work; cancel `stopping` when `count` is 0, or after `timeout_s`."""
     await begins.wait()
     refuse_new()
+    _log.info("draining: no new work; waiting up to %g s for what runs (%d); a signal ends this", timeout_s, count())
     with anyio.move_on_after(timeout_s):
         while count():  # noqa: ASYNC110 - events would cost time in every step
             await anyio.sleep(_DRAIN_POLL_S)
+    _log.info("shutdown begins: %d still run; running requests have up to %g s", count(), DRAIN_S)
     stopping.cancel()
+
+
+def _alive(pool: Pool) -> int:
+    """Return the number of sandboxes that run, without those that are starting."""
+    states = pool.counts().states
+    return sum(states[state] for state in (SandboxState.READY, SandboxState.LEASED, SandboxState.SUSPECT))
 
 
 async def _leave(pool: Pool, log: AccessLog | None) -> None:
     """End this process at once, as if it was killed, so that its sandboxes outlive it. Write ledger and logs before."""
     await pool.persist()
+    _log.info("shutdown complete: %d sandboxes run on for the next server", _alive(pool))
     if log is not None:
         log.close()
     logging.shutdown()
@@ -222,12 +240,15 @@ async def _leave(pool: Pool, log: AccessLog | None) -> None:
 
 @asynccontextmanager
 async def _background(config: ServeConfig, fleet: Fleet, announce: Callable[[str], None]) -> AsyncIterator[TaskGroup]:
-    """Send alerts during a ``with`` block, if `config` enables them. Yield the task group, for other such tasks."""
+    """Log events during a ``with`` block, and send alerts if `config` enables that. Yield the task group."""
     pool = fleet.pool
     async with clock.background_tasks() as tasks:
         if pool is not None and config.alerts.webhook is not None:
             tasks.start_soon(warn_if_unreachable, config.alerts.webhook, announce)
             tasks.start_soon(send_alerts, pool.events(), config.alerts.webhook)
+        if pool is not None:
+            tasks.start_soon(log_events, pool.events())
+            tasks.start_soon(log_rebuilds, fleet.rebuilds)
         if pool is not None and fleet.disks is not None:
             tasks.start_soon(watch_disks, fleet.disks, pool.alert)
         yield tasks
@@ -270,6 +291,8 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
             ray = RayNodes(pool.add_node, pool.remove_node, address=config.ray.address, kind=config.ray.kind)
             await stack.enter_async_context(ray)
         await stack.enter_async_context(pool)
+        if taken := _alive(pool):
+            _log.info("took over %d sandboxes of an earlier server", taken)
         offenders = Offenders(RestartBudget(config.restarts.budget, config.restarts.window_s))
         try:
             hosts = await stack.enter_async_context(

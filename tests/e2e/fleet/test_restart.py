@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import anyio
@@ -14,9 +14,12 @@ import pytest
 from envkit import clock
 from envkit.errors import EnvkitError, UnreachableError
 from envkit.http.client.env_client import EnvClient
+from envkit.http.client.outages import Outages
+from envkit.http.client.reconnecting_host import ReconnectingHost
 from envkit.http.client.sandbox_client import SandboxClient
 from envkit.types import Task
 from envkit.wiring.sandboxes import running_servers
+from envkit.wiring.sandboxes.blocking import open_sandbox
 from tests.cli.commands import called
 from tests.contract.kinds import new_marker, sleepers, until
 from tests.e2e.fleet.fleet import DOCKER, LOCAL, NOTHING, Gateway, free_port, run, serving
@@ -227,6 +230,50 @@ def test_a_planned_restart_finishes_episodes_and_leaves_sandboxes_to_the_next_se
 
     with serving(kind, tmp_path, *settings, port=port) as first:
         run(lambda: main(first), 90)
+
+
+@pytest.mark.parametrize("kind", [LOCAL])
+def test_forty_clients_survive_a_planned_restart(kind: str, tmp_path: Path) -> None:
+    settings, port = ("envs.sandboxes=1", "envs.warm=0", "drain_s=10"), free_port()
+    steps, commands, over = [0] * 30, [0] * 10, anyio.Event()
+
+    async def play(url: str, number: int) -> None:
+        async with EnvClient(url) as client:
+            host = ReconnectingHost(client, Outages(30, print))
+            while not over.is_set():
+                async with host.lease(Task("FrozenLake-v0", number)) as episode:
+                    await episode.reset()
+                    for _ in range(3):
+                        await episode.step("<answer>up</answer>")
+                        steps[number] += 1
+
+    def work(url: str, number: int) -> None:
+        with open_sandbox(url=url, memory_mib=64) as sandbox:
+            sandbox.write("kept", str(number))
+            while not over.is_set():
+                assert sandbox.exec(["cat", "kept"], timeout_s=20).stdout == str(number)
+                commands[number] += 1
+
+    async def everybody_goes_on() -> None:
+        before = [*steps, *commands]
+        await until(lambda: all(now > was + 3 for was, now in zip(before, [*steps, *commands], strict=True)), 60)
+
+    async def main(first: Gateway) -> None:
+        async with anyio.create_task_group() as tasks:
+            for number in range(30):
+                tasks.start_soon(play, first.url, number)
+            for number in range(10):
+                tasks.start_soon(clock.to_thread, work, first.url, number)
+            await everybody_goes_on()
+            assert await first.end() == 0
+            second = running.enter_context(serving(kind, tmp_path, *settings, port=port))
+            await everybody_goes_on()
+            assert second.process.poll() is None
+            over.set()
+
+    with ExitStack() as running:
+        first = running.enter_context(serving(kind, tmp_path, *settings, port=port))
+        run(lambda: main(first), 180)
 
 
 async def _play(url: str, seed: int, answers: list[str]) -> None:
