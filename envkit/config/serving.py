@@ -242,6 +242,10 @@ class ServeConfig(Section):
     restarts: ReplacementSection = ReplacementSection()
     limits: LimitsSection = LimitsSection()
     alerts: AlertsSection = AlertsSection()
+    drain_s: Annotated[float, Field(ge=0)] = 0.0
+    """Seconds that a shutdown waits until the running episodes have ended, while it starts no new ones. Above 0, the
+    server also leaves its sandboxes running for the next server, if it records leases (docs/operate-a-fleet.md,
+    section Upgrade). 0: it waits for running requests only, and stops every sandbox."""
     access_log: UserPath | None = "-"
     """File of the access log, with one JSON line per request. "-" (quoted): stderr. null: no access log."""
     state: UserPath | None = None

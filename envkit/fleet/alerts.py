@@ -1,4 +1,4 @@
-"""Alerts for operators, sent to a webhook."""
+"""Events for operators: alerts are sent to a webhook, and they and losses are logged."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import httpx
 from anyio.streams.memory import MemoryObjectReceiveStream
 
 from envkit import clock
-from envkit.types import PoolEvent
+from envkit.types import CauseKind, PoolEvent, SandboxState, TenantKey
 
 _log = logging.getLogger(__name__)
 
@@ -19,6 +19,9 @@ NEAR = 2
 """A disk raises an alert when its free space is below this multiple of the space that sandboxes require."""
 LOOK_S = 15.0
 """Seconds between two checks of the disks."""
+
+REBUILDS_S = 2.0
+"""Seconds between two checks for rebuilt episodes."""
 
 TRIES = 4
 _FIRST_DELAY_S = 0.5
@@ -82,6 +85,42 @@ async def _deliver(client: httpx.AsyncClient, address: str, alert: PoolEvent) ->
         problem = f"status {response.status_code}"
     else:
         _log.warning("cannot send alert to %s (%s): %s", address, problem, alert.text)
+
+
+async def log_events(events: AsyncIterator[PoolEvent]) -> None:
+    """Log each lost sandbox with its cause, and each alert, until there are no more events.
+
+    A sandbox of a client that ends because its own command exited is not lost.
+    """
+    async for event in events:
+        sandbox = f" {event.sandbox_id}" if event.sandbox_id else ""
+        tenant = f" of {event.tenant}" if event.tenant else ""
+        if event.kind != "state":
+            what = f"alert ({event.kind}){f': sandbox{sandbox}{tenant}' if sandbox else ''}"
+        elif event.state is SandboxState.LOST and event.cause is not None:
+            if event.cause.kind is CauseKind.EXITED and not TenantKey(event.tenant, event.sandbox_id).is_own:
+                continue
+            what = f"sandbox{sandbox}{tenant} lost"
+        else:
+            continue
+        # Escape the text, because parts of it may come from programs in sandboxes.
+        _log.warning("%s: %s", what, event.text.encode("unicode_escape").decode())
+
+
+async def log_rebuilds(count: Callable[[], tuple[int, int]], interval_s: float = REBUILDS_S) -> None:
+    """Log how many episodes were rebuilt, and how many were void, if the numbers have changed since the last line.
+
+    Args:
+        count: Returns both numbers since the start of the server.
+        interval_s: Seconds between two checks; episodes that a sandbox loses are rebuilt at about the same time.
+    """
+    before = count()
+    while True:
+        await anyio.sleep(interval_s)
+        now = count()
+        if now != before:
+            _log.warning("lost sandboxes: %d episodes rebuilt, %d void", now[0] - before[0], now[1] - before[1])
+        before = now
 
 
 async def watch_disks(

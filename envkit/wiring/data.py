@@ -34,14 +34,14 @@ class DataFolders(Mapping[str, Path]):
     """The folder of each kind of data of an environment.
 
     Only the data that the environment looks up must exist. Outside sandboxes, looking up missing data builds it, unless
-    it is made from files of the user.
+    it is made from files of the user, or `builds` is False, as in servers, whose clients must not wait for that.
 
     Raises:
         UsageError: From a lookup: the data was not built; the message has the command that builds it.
     """
 
-    def __init__(self, spec: EnvSpec) -> None:
-        self._id, self._builders = spec.id, dict(spec.data)
+    def __init__(self, spec: EnvSpec, *, builds: bool = True) -> None:
+        self._id, self._builders, self._builds = spec.id, dict(spec.data), builds
 
     def __getitem__(self, name: str) -> Path:
         builder = self._builders[name]
@@ -56,6 +56,8 @@ class DataFolders(Mapping[str, Path]):
             raise UsageError(f"{problem}; {remedy}")
         if needs_source(builder):
             raise UsageError(f"{problem}; run: {command}")
+        if not self._builds:
+            raise UsageError(f"{problem}, a server; run `{command}` there")
         print(f"{problem}; building it once in {folder}", file=sys.stderr)
         _build(folder, builder, None, lambda line: print(line, file=sys.stderr))
         return folder

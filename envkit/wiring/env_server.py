@@ -73,7 +73,8 @@ async def serve_inside(path: str, capacity: int, sandboxes: str | None = None, j
 async def _resources(sandboxes: str | None, judge: str | None) -> AsyncIterator[Resources]:
     """Open what environments may need. The clients are imported late: most servers need none of them."""
     async with AsyncExitStack() as parts:
-        found = Resources(judge_remedy="set envs.judge to MODEL@URL in the configuration of the server")
+        remedy = "set envs.judge to MODEL@URL in the configuration of the server"
+        found = Resources(judge_remedy=remedy, builds_data=False)
         if sandboxes is not None:
             from envkit.environments.tasks.prepared import remove_prepared
             from envkit.http.client.sandbox_client import SandboxClient

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 import shlex
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
@@ -20,8 +21,9 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from envkit import registry
 from envkit.env import AsyncEnv, BlockingEnv, env_error, loop_thread
 from envkit.errors import ConfigError, EnvkitError, OptionError, UnknownEnvError, UsageError, did_you_mean
+from envkit.http.client.outages import OUTAGE_TIMEOUT_S, Outages
 from envkit.installation import explain
-from envkit.protocols import Expert, Judge, SandboxPool
+from envkit.protocols import EnvHost, Expert, Judge, SandboxPool
 from envkit.registry import EnvSpec
 from envkit.types import JSON, Options
 from envkit.vector import AnyEnv, SlotHost, close_env
@@ -29,6 +31,8 @@ from envkit.wiring import data
 from envkit.wiring.catalogue import NAMESPACE, load_catalogue
 
 VectorMode = Literal["native", "sync", "async"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +44,14 @@ class Resources:
         judge: A language model that grades answers; None if there is no judge.
         sandbox_remedy: What to do if an environment needs sandboxes that this process does not have.
         judge_remedy: What to do if an environment needs a judge that this process does not have.
+        builds_data: Whether missing data of an environment is built when it is first used; otherwise it is an error.
     """
 
     sandboxes: SandboxPool | None = None
     judge: Judge | None = None
     sandbox_remedy: str = "set sandbox.kind to auto, local or docker in the training file"
     judge_remedy: str = "set --judge MODEL@URL, env.judge in the training file, or judge= of envkit.make"
+    builds_data: bool = True
 
     @classmethod
     def unused(cls) -> Resources:
@@ -102,6 +108,7 @@ def make(
     url: str | None = None,
     token: str | None = None,
     ca: Path | str | None = None,
+    outage_timeout_s: float = OUTAGE_TIMEOUT_S,
     backend: str | None = None,
     judge: Judge | str | None = None,
     **options: Any,
@@ -113,6 +120,8 @@ def make(
         url: Address of an `envkit serve` that plays the episodes.
         token: Token for that server; default: the variable ``ENVKIT_TOKEN``.
         ca: PEM file of the certificates to trust for ``https://``, instead of the system's.
+        outage_timeout_s: Seconds for which calls wait for that server while it restarts; 0: they fail at once. The
+            first connection never waits. If the restarted server lacks the session, `SessionNotFoundError` is raised.
         backend: For an environment that uses a sandbox as a tool: the kind of the sandbox, ``"auto"`` (the default),
             ``"local"`` or ``"docker"``, or ``"process"``, which isolates nothing.
         judge: For an environment that needs one: the language model that grades answers, as ``"MODEL@URL"`` of an
@@ -132,10 +141,8 @@ def make(
     if url is not None:
         if backend is not None or judge is not None:
             raise ConfigError(["backend, judge: the server at url has its own; leave them out"])
-        from envkit.http.client.env_client import EnvClient
-
-        client = partial(EnvClient, url, token=token, ca=ca, wait_timeout_s=_SLOT_WAIT_S)
-        env: gymnasium.Env[Any, Any] = BlockingEnv(env_id, client, options)
+        host = partial(_served_host, url, token, ca, outage_timeout_s)
+        env: gymnasium.Env[Any, Any] = BlockingEnv(env_id, host, options)
     else:
         _check_only_served(token, ca)
         env = make_here(env_id, options, backend=backend, judge=judge)
@@ -156,6 +163,18 @@ def make_here(
     with loop_thread() as portal:  # it was only created to check the options
         portal.call(close_env, env, env_id)
     return BlockingEnv(env_id, partial(_own_host, env_id, options, backend, judge), options)
+
+
+@asynccontextmanager
+async def _served_host(
+    url: str, token: str | None, ca: Path | str | None, outage_timeout_s: float
+) -> AsyncIterator[EnvHost]:
+    """Open a host that plays episodes on a server, and outlasts its restarts."""
+    from envkit.http.client.env_client import EnvClient  # slow to import
+    from envkit.http.client.reconnecting_host import ReconnectingHost
+
+    async with EnvClient(url, token=token, ca=ca, wait_timeout_s=_SLOT_WAIT_S) as client:
+        yield ReconnectingHost(client, Outages(outage_timeout_s, _log.warning))
 
 
 @asynccontextmanager
@@ -208,6 +227,7 @@ def make_vec(
     url: str | None = None,
     token: str | None = None,
     ca: Path | str | None = None,
+    outage_timeout_s: float = OUTAGE_TIMEOUT_S,
     **options: Any,
 ) -> VectorEnv[Any, Any, Any]:
     """Create a vector environment of `num_envs` copies. All modes play the same episodes from the same seeds.
@@ -221,6 +241,7 @@ def make_vec(
         url: As in `make`; served environments have no native mode.
         token: As in `make`.
         ca: As in `make`.
+        outage_timeout_s: As in `make`.
         options: As in `make`.
 
     Raises:
@@ -244,7 +265,7 @@ def make_vec(
         )
         return envs
     copies: list[Callable[[], gymnasium.Env[Any, Any]]] = [
-        partial(make, env_id, url=url, token=token, ca=ca, **options)
+        partial(make, env_id, url=url, token=token, ca=ca, outage_timeout_s=outage_timeout_s, **options)
     ] * num_envs
     if mode == "sync":
         return SyncVectorEnv(copies, autoreset_mode=when)
@@ -359,7 +380,7 @@ def open_env(env_id: str, resources: Resources = NO_RESOURCES, /, **options: JSO
     """
     spec = find(env_id)
     entry_point, chosen = registry.load(spec.entry_point), registry.defaults(spec, options)
-    needed = {**resources.arguments(spec), **_with_data(spec)}
+    needed = {**resources.arguments(spec), **_with_data(spec, builds=resources.builds_data)}
     try:
         env: AnyEnv = entry_point(**needed, **chosen)
     except TypeError:
@@ -427,9 +448,9 @@ def open_helper(spec: EnvSpec, entry_point: str | Callable[..., Any], options: O
     return registry.load(entry_point)(**_with_data(spec), **registry.defaults(spec, options))
 
 
-def _with_data(spec: EnvSpec) -> dict[str, Any]:
+def _with_data(spec: EnvSpec, *, builds: bool = True) -> dict[str, Any]:
     """Return the argument `data` of an entry point, if the environment has data."""
-    return {"data": data.DataFolders(spec)} if spec.data else {}
+    return {"data": data.DataFolders(spec, builds=builds)} if spec.data else {}
 
 
 def slots(capacity: int, options: Options | None = None, resources: Resources = NO_RESOURCES) -> SlotHost:

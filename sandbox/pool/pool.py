@@ -263,6 +263,12 @@ class Pool:
         free = sum(node.room(demand) for node in usable(self._scheduler.nodes.values(), demand, now=clock.now()))
         return 0 if math.isinf(free) else len(missing) - int(free)
 
+    async def persist(self) -> None:
+        """Write all pending views to the ledger; give up after 10 s."""
+        if self._history.ledger_writer is not None:
+            with anyio.move_on_after(_LAST_WRITES_S, shield=True):
+                await self._history.ledger_writer.write()
+
     async def __aenter__(self) -> Self:
         self._tasks = await anyio.create_task_group().__aenter__()
         try:
@@ -297,9 +303,7 @@ class Pool:
             await clock.end_tasks(self._tasks, error)
         finally:
             self._history.events.close()
-            if self._history.ledger_writer is not None:
-                with anyio.move_on_after(_LAST_WRITES_S, shield=True):
-                    await self._history.ledger_writer.write()
+            await self.persist()
 
     async def _sweep(self) -> None:
         """Check at intervals, for each sandbox, whether it still answers and whether its lease has expired."""

@@ -12,10 +12,10 @@ import anyio
 import pytest
 
 from envkit import clock
-from envkit.fleet.alerts import send_alerts, warn_if_unreachable, watch_disks
+from envkit.fleet.alerts import log_events, log_rebuilds, send_alerts, warn_if_unreachable, watch_disks
 from envkit.http.protocol.asgi import ASGIApp, Receive, Scope, Send, read_body, respond
 from envkit.http.server.server import serve
-from envkit.types import PoolEvent, SandboxState
+from envkit.types import Cause, CauseKind, PoolEvent, SandboxState
 
 
 class Site:
@@ -136,3 +136,31 @@ def test_disks_that_are_almost_full_are_reported_in_one_alert_at_each_check() ->
         "the disk of /tmp has 1,023 MiB free; below 512 MiB no sandbox is started"
     )
     assert alerts == [(0, "disk", text), (15, "disk", text)]
+
+
+def test_losses_and_alerts_are_logged_in_one_line_each(caplog: pytest.LogCaptureFixture) -> None:
+    lost, exited = Cause(CauseKind.KILLED, "killed\n\x1b[2J"), Cause(CauseKind.EXITED, "exit code 0")
+    found = [
+        PoolEvent(1, 0.0, "state", ":envs-1", "", str(lost), SandboxState.LOST, lost),
+        PoolEvent(2, 0.0, "state", "a", "lab", str(exited), SandboxState.LOST, exited),
+        PoolEvent(3, 0.0, "state", "b", "lab", "started on here", SandboxState.LEASED),
+        PoolEvent(4, 0.0, "memory", "b", "lab", "91 of 100 MiB of memory in use"),
+        PoolEvent(5, 0.0, "ledger", "", "", "disk full"),
+    ]
+    clock.run(log_events, stream(*found))
+    assert [record.getMessage() for record in caplog.records] == [
+        f"sandbox :envs-1 lost: {str(lost).encode('unicode_escape').decode()}",
+        "alert (memory): sandbox b of lab: 91 of 100 MiB of memory in use",
+        "alert (ledger): disk full",
+    ]
+
+
+def test_rebuilt_episodes_are_logged_together(caplog: pytest.LogCaptureFixture) -> None:
+    counts = iter([(1, 0), (1, 0), (21, 1), (21, 1)])
+
+    async def main() -> None:
+        with anyio.move_on_after(7):
+            await log_rebuilds(lambda: next(counts), 2)
+
+    clock.run(main, virtual=True)
+    assert [record.getMessage() for record in caplog.records] == ["lost sandboxes: 20 episodes rebuilt, 1 void"]

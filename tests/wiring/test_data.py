@@ -98,6 +98,19 @@ def test_missing_data_in_a_sandbox_is_named_with_the_command_that_builds_it(
         data.build("wordi", print)
 
 
+def test_a_server_builds_no_data_in_a_call_of_a_client(tmp_path: Path) -> None:
+    async def reset() -> None:
+        async with (
+            environments.slots(1, None, environments.Resources(builds_data=False)) as host,
+            host.lease(Task("Wordy-v0", 0)) as episode,
+        ):
+            await episode.reset()
+
+    with pytest.raises(UsageError, match=r"the data wordy, which is not on this machine, a server; run `envkit data w"):
+        clock.run(reset)
+    assert not (tmp_path / "cache").exists()
+
+
 def test_data_from_files_is_built_only_by_the_command(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"needs the data own-words.*run: envkit data own-words --from FOLDER$"):
         environments.open_env("Wordy-v0", words="own-words")

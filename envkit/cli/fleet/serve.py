@@ -50,6 +50,17 @@ def serve(
             show_default=False,
         ),
     ] = None,
+    drain_s: Annotated[
+        float | None,
+        typer.Option(
+            "--drain",
+            min=0,
+            metavar="SECONDS",
+            help="At the end, wait this long for running episodes, and leave sandboxes to the next server.  "
+            "[default: 0]",
+            show_default=False,
+        ),
+    ] = None,
     socket: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Listen on a Unix socket instead of host and port.")
     ] = None,
@@ -61,7 +72,7 @@ def serve(
     """Serve environments and sandboxes over HTTP.
 
     Prints "ready" and the address when it accepts requests. Ctrl-C finishes the running requests, stops the server and
-    ends its sandboxes.
+    ends its sandboxes; with --drain, a second Ctrl-C ends the wait.
     """
     from envkit import clock
     from envkit.config import serving
@@ -75,6 +86,7 @@ def serve(
         "listen.socket": None if socket is None else str(socket),
         "envs.capacity": capacity,
         "limits.session_ttl_s": ttl_s,
+        "drain_s": drain_s,
         "state": None if state is None else str(state),
     }
     merged = serving.read(config, settings or [], {key: value for key, value in options.items() if value is not None})

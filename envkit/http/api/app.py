@@ -35,6 +35,7 @@ from envkit.http.sessions.metrics import Collect
 from envkit.http.sessions.table import GRADE_TIMEOUT_S, RESET_TIMEOUT_S, STEP_TIMEOUT_S, TTL_S, SessionTable
 from envkit.protocols import EnvHost, SandboxPool
 from envkit.registry import EnvSpec
+from envkit.types import SandboxState, Task
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -45,6 +46,8 @@ SLOW_RESET_S = 5.0
 _CANCEL_S = 2.0
 """Maximum seconds that the shutdown waits until the calls that it cancelled have ended."""
 
+_IN_USE = frozenset({SandboxState.STARTING, SandboxState.LEASED, SandboxState.SUSPECT})
+
 _STEP = msgspec.json.Decoder(messages.StepBody)
 _SESSION, _AFTER_ID = STEP.path.split("{session_id}")
 _SANDBOX, _AFTER_SANDBOX = EXEC.path.split("{sandbox_id}")
@@ -54,6 +57,7 @@ def create_app(
     host: EnvHost,
     *,
     envs: Callable[[], Iterable[EnvSpec]] = tuple,
+    check_task: Callable[[Task], None] | None = None,
     ttl_s: float = TTL_S,
     step_timeout_s: float = STEP_TIMEOUT_S,
     reset_timeout_s: float = RESET_TIMEOUT_S,
@@ -78,6 +82,7 @@ def create_app(
     Args:
         host: Plays the episodes of the sessions.
         envs: Returns the environments that ``GET /v1/envs`` lists. The server calls it for each such request.
+        check_task: Raises an error for a task that clients may not play; None allows all tasks.
         ttl_s: Seconds without a call after which a session expires.
         step_timeout_s: Timeout of a step, in seconds. A step that exceeds it is cancelled, and its session breaks.
         reset_timeout_s: Timeout of a reset, in seconds.
@@ -107,7 +112,12 @@ def create_app(
         tenant_share=tenant_share,
     )
     operations = Operations(
-        sessions, envs, metrics=metrics, max_request_bytes=max_request_bytes, sends_traces=sends_traces
+        sessions,
+        envs,
+        check_task=check_task,
+        metrics=metrics,
+        max_request_bytes=max_request_bytes,
+        sends_traces=sends_traces,
     )
     calls = Calls(operations, slow_s=slow_reset_s, max_request_bytes=max_request_bytes)
     sandboxes = None
@@ -181,6 +191,20 @@ class App:
 
             self._api = describe(self._calls)
         return self._api
+
+    def refuse_new(self) -> None:
+        """Refuse new sessions and sandboxes from now on; calls to those that exist still work."""
+        self._operations.sessions.is_draining = True
+        if self._sandboxes is not None:
+            self._sandboxes.access.is_draining = True
+
+    def in_use(self, *, with_sandboxes: bool) -> int:
+        """Return the number of episodes that run, and, `with_sandboxes`, of sandboxes that clients use."""
+        running = self._operations.sessions.leased
+        if with_sandboxes and self._sandboxes is not None:
+            views = self._sandboxes.access.pool.views(tenant=None)
+            running += sum(view.state in _IN_USE and not view.key.is_own for view in views)
+        return running
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new calls, and wait up to `timeout_s` seconds until all running calls have ended.

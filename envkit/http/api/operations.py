@@ -47,7 +47,7 @@ from envkit.http.sessions.metrics import Collect, exposition
 from envkit.http.sessions.session import Move, SessionView
 from envkit.http.sessions.table import SessionTable
 from envkit.registry import EnvSpec
-from envkit.types import TenantKey
+from envkit.types import Task, TenantKey
 
 _log = logging.getLogger(__name__)
 
@@ -62,6 +62,7 @@ class Operations:
         sessions: All sessions of the server.
         envs: Returns the environments that callers can play.
         metrics: Returns metrics that ``GET /metrics`` shows in addition to those of sessions.
+        check_task: Raises an error for a task that callers may not play; None allows all tasks.
         max_request_bytes: Maximum size of a request body that contains a list of steps, in bytes.
         sends_traces: Whether callers get the traceback and the full file names of an environment's error.
 
@@ -75,6 +76,7 @@ class Operations:
         envs: Callable[[], Iterable[EnvSpec]],
         metrics: Collect | None = None,
         *,
+        check_task: Callable[[Task], None] | None = None,
         max_request_bytes: int = MAX_REQUEST_BYTES,
         sends_traces: bool = False,
     ) -> None:
@@ -83,6 +85,7 @@ class Operations:
         self._sends_traces = sends_traces
         self._metrics = metrics
         self._envs = envs
+        self._check_task = check_task
         self._max_request_bytes = max_request_bytes
 
     @handles(table.CREATE)
@@ -93,7 +96,10 @@ class Operations:
         observation.
         """
         self._refuse_when_closing()
-        turn, start = await self.sessions.create(caller.key(body.session_id), body.task())
+        task = body.task()
+        if self._check_task is not None:
+            self._check_task(task)
+        turn, start = await self.sessions.create(caller.key(body.session_id), task)
         return ResetReply.of(turn, start)
 
     @handles(table.STEP)
@@ -147,7 +153,7 @@ class Operations:
         capacity, leased = self.sessions.capacity, self.sessions.leased
         used, limit = self.sessions.slots_of(caller.tenant)
         host, why = self.sessions.host, ""
-        if self.sessions.is_closing:
+        if self.sessions.is_closing or self.sessions.is_draining:
             why = "the server is shutting down"
         elif host.why_unready:
             why = host.why_unready

@@ -1,30 +1,17 @@
-"""A host that plays on a server and outlasts the server's restarts, for training runs."""
+"""A host that plays on a server and outlasts the server's restarts."""
 
 from __future__ import annotations
 
-import random
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Protocol
 
-import anyio
-
-from envkit import clock
-from envkit.errors import EnvkitError, SandboxStartError, UnreachableError
+from envkit.errors import SandboxStartError, UnreachableError
+from envkit.http.client.outages import Outages
 from envkit.protocols import EnvHost, Episode
 from envkit.types import Reset, Step, Task
-
-T = TypeVar("T")
-
-
-class _Retry(Protocol):
-    async def __call__(self, call: Callable[[], Awaitable[T]], /) -> T: ...
-
-
-_DELAYS_S = (0.1, 2.0)
-"""Backoff: initial and maximum seconds between two attempts to reach the server."""
 
 
 class Client(Protocol):
@@ -40,23 +27,18 @@ class Client(Protocol):
 class ReconnectingHost(EnvHost):
     """Plays episodes on a server; see `envkit.protocols.EnvHost`.
 
-    While the server is unreachable, is shutting down, or refuses calls that may succeed later, leases wait for it, and
-    steps in progress are sent again. The server plays a repeated step only once. If a restarted server no longer has an
-    episode's session, the step raises `SessionNotFoundError`, and the episode is lost.
+    During an outage of the server, leases wait for it, and steps in progress are sent again. The server plays a
+    repeated step only once. If a restarted server no longer has an episode's session, the step raises
+    `SessionNotFoundError`, and the episode is lost.
 
     Args:
         client: An open client of the server.
-        outage_timeout_s: Maximum seconds to wait for the server.
-        announce: Called with one line when an outage begins.
+        outages: Repeats the calls during outages.
     """
 
-    def __init__(self, client: Client, *, outage_timeout_s: float, announce: Callable[[str], None]) -> None:
+    def __init__(self, client: Client, outages: Outages) -> None:
         self._client = client
-        self._outage_timeout_s = outage_timeout_s
-        self._announce = announce
-        self._waiting = 0
-        self._down_since: float | None = None
-        self._rng = random.Random()
+        self._outages = outages
 
     @property
     def capacity(self) -> int:
@@ -66,7 +48,7 @@ class ReconnectingHost(EnvHost):
     @property
     def queued(self) -> int:
         """Number of leases that wait for a slot, or for the server to be reachable."""
-        return self._client.queued + self._waiting
+        return self._client.queued + self._outages.waiting_leases
 
     @asynccontextmanager
     async def lease(self, task: Task) -> AsyncIterator[Episode]:
@@ -81,57 +63,15 @@ class ReconnectingHost(EnvHost):
             async def enter() -> Episode:
                 return await stack.enter_async_context(self._client.lease(task, id=id))
 
-            yield _Episode(await self._retry(enter, is_lease=True), self._retry)
-
-    async def _retry(self, call: Callable[[], Awaitable[T]], *, is_lease: bool = False) -> T:
-        """Make a call that may be repeated, again and again until the server answers.
-
-        Raises:
-            EnvkitError: As `call`, or the outage has exceeded its timeout.
-        """
-        delay_s, max_s = _DELAYS_S
-        while True:
-            try:
-                answer = await call()
-            except EnvkitError as error:
-                if not error.retry:
-                    self._down_since = None  # the server answered
-                    raise
-                self._check_outage(error)
-            except anyio.get_cancelled_exc_class():
-                if self._down_since is not None and not is_lease:
-                    self._down_since = None  # the caller gave up; the next call starts a new count
-                raise
-            else:
-                self._down_since = None
-                return answer
-            self._waiting += is_lease
-            try:
-                await anyio.sleep(delay_s * self._rng.uniform(0.5, 1.0))  # jitter
-            finally:
-                self._waiting -= is_lease
-            delay_s = min(2 * delay_s, max_s)
-
-    def _check_outage(self, error: EnvkitError) -> None:
-        """Record that the server did not answer, with `error`; raise an error if the outage has lasted too long."""
-        now, limit_s = clock.now(), self._outage_timeout_s
-        if self._down_since is None:
-            self._down_since = now
-            self._announce(f"env.url: {error}; waiting up to {limit_s:g} s for the server")
-        if now - self._down_since >= limit_s:
-            what = "lost the server" if isinstance(error, UnreachableError) else "the server refused calls"
-            raise EnvkitError(
-                f"env.url: {what} for {limit_s:g} s: {error}; once it plays episodes again, continue the run with "
-                "--resume"
-            ) from None
+            yield _Episode(await self._outages.call(enter, is_lease=True), self._outages)
 
 
 class _Episode(Episode):
     """An episode of a `ReconnectingHost`."""
 
-    def __init__(self, episode: Episode, retry: _Retry) -> None:
+    def __init__(self, episode: Episode, outages: Outages) -> None:
         self._episode = episode
-        self._retry = retry
+        self._outages = outages
 
     async def reset(self) -> Reset:
         try:
@@ -140,7 +80,7 @@ class _Episode(Episode):
             raise UnreachableError(str(error)) from error
 
     async def step(self, action: str) -> Step:
-        return await self._retry(partial(self._episode.step, action))
+        return await self._outages.call(partial(self._episode.step, action))
 
     async def grade(self) -> float | None:
-        return await self._retry(self._episode.grade)
+        return await self._outages.call(self._episode.grade)

@@ -30,6 +30,7 @@ from envkit.errors import (
 )
 from envkit.http.client.connect import url_connector
 from envkit.http.client.connection import SharedWebSocket, connect_once
+from envkit.http.client.outages import Outages
 from envkit.http.client.streams import RemoteProgram, relay
 from envkit.http.client.transfers import HttpTransfers
 from envkit.http.protocol import file_messages as files
@@ -77,10 +78,16 @@ class SandboxTransport:
         token: Token for the server; None sends no token.
         ca: PEM file with the certificates to trust; None: those of the system.
         folder_transport: Packs and unpacks folders; None: this client cannot copy folders.
+        outages: Repeats calls during outages of the server.
     """
 
     def __init__(
-        self, url: str, token: str | None, ca: Path | str | None, folder_transport: FolderTransport | None
+        self,
+        url: str,
+        token: str | None,
+        ca: Path | str | None,
+        folder_transport: FolderTransport | None,
+        outages: Outages,
     ) -> None:
         self.address = url.rstrip("/")
         self.websocket = SharedWebSocket(self.address, url_connector(self.address, CALL_S, token=token, ca=ca))
@@ -90,6 +97,7 @@ class SandboxTransport:
         self._token = token
         self._ca = ca
         self._folder_transport = folder_transport
+        self._outages = outages
         self._rng = random.Random()
 
     @property
@@ -105,7 +113,7 @@ class SandboxTransport:
 
     async def call(self, operation: Operation[Q, R], request: Q, timeout_s: float = CALL_S) -> R:
         """Make a call over the WebSocket. Raises the error that the server answers."""
-        return await self.websocket.call(operation, request, timeout_s)
+        return await self._outages.call(partial(self.websocket.call, operation, request, timeout_s))
 
     async def call_http(
         self, operation: Operation[Q, Any], request: Q, timeout_s: float, content: bytes | None = None
@@ -120,19 +128,21 @@ class SandboxTransport:
                 JSON.
         """
         key = getattr(request, "key", None)
-        return await self.http.request(
+        send = partial(
+            self.http.request,
             operation.verb,
             operation.target(request),
             operation.content(request) if content is None else content,
             timeout_s=timeout_s,
             headers={"Content-Type": operation.takes, **({} if key is None else {KEY_HEADER: key})},
         )
+        return await self._outages.call(send)
 
     async def open_stream(self, operation: Operation[Q, Any], request: Q) -> ClientConnection:
         """Open the byte stream of an operation; see `envkit.http.sandboxes.streams`. The caller closes it."""
         path = operation.target(request)
         connector = url_connector(self.address, CALL_S, token=self._token, ca=self._ca, path=path)
-        return await connect_once(connector, self.address)
+        return await self._outages.call(partial(connect_once, connector, self.address))
 
     async def with_retries(self, call: Callable[[], Awaitable[T]]) -> T:
         """Make a call. Repeat it for up to `_RETRY_S` seconds while it exceeds the server's capacity or rate limit.
@@ -155,7 +165,7 @@ class SandboxTransport:
         A cancellation of the calling task does not interrupt the call.
         """
         with anyio.CancelScope(shield=True):
-            await self.call(table.STOP, wire.SandboxFrame(id), _STOP_S)
+            await self.websocket.call(table.STOP, wire.SandboxFrame(id), _STOP_S)
 
 
 class RemoteSandbox:
@@ -353,7 +363,7 @@ class RemoteSandbox:
             yield
         except anyio.get_cancelled_exc_class():
             with anyio.CancelScope(shield=True), suppress(EnvkitError):
-                await self._transport.call(table.CANCEL, wire.CancelFrame(self._id, key), _CANCEL_S)
+                await self._transport.websocket.call(table.CANCEL, wire.CancelFrame(self._id, key), _CANCEL_S)
             raise
 
     @contextmanager

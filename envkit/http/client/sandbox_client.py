@@ -25,6 +25,7 @@ from envkit.errors import (
     UsageError,
 )
 from envkit.http.client.env_client import TOKEN_VARIABLE
+from envkit.http.client.outages import Outages
 from envkit.http.client.remote_sandbox import SLACK_S, RemoteSandbox, SandboxTransport
 from envkit.http.protocol import operations as table
 from envkit.http.protocol import sandbox_messages as wire
@@ -45,6 +46,7 @@ class SandboxClient:
         token: Token for the server; default: the environment variable ``ENVKIT_TOKEN``.
         ca: PEM file with the certificates to trust for ``https://``, instead of those of the system.
         folder_transport: Packs folders, for example `envkit.sandbox.transfer.tar_stream`; None: folders are not copied.
+        outages: Repeats calls during outages of the server, except stops and copies of folders; None: no call waits.
     """
 
     def __init__(
@@ -54,8 +56,10 @@ class SandboxClient:
         *,
         ca: Path | str | None = None,
         folder_transport: FolderTransport | None = None,
+        outages: Outages | None = None,
     ) -> None:
-        self._transport = SandboxTransport(url, token or os.environ.get(TOKEN_VARIABLE) or None, ca, folder_transport)
+        token = token or os.environ.get(TOKEN_VARIABLE) or None
+        self._transport = SandboxTransport(url, token, ca, folder_transport, outages or Outages(0.0, print))
         self._rng = random.Random()
         self._resources: AsyncExitStack  # created in `__aenter__`
 

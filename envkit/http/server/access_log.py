@@ -130,6 +130,10 @@ class AccessLog:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Write the queued lines, and stop."""
         self._thread.close()
 
     def _write_batch(self, lines: bytes) -> None:

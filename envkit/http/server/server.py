@@ -61,6 +61,7 @@ async def serve(
     on_ready: Callable[[str], None] | None = None,
     handle_signals: bool = True,
     drain_s: float = DRAIN_S,
+    on_drained: Callable[[], Awaitable[None]] | None = None,
     certificate: Path | None = None,
     key: Path | None = None,
     max_connections: int | None = None,
@@ -77,6 +78,7 @@ async def serve(
             or ``"unix:/tmp/env.sock"``.
         handle_signals: Whether SIGTERM and SIGINT stop the server. This is only possible in the main thread.
         drain_s: Seconds that running calls have to finish when the server shuts down.
+        on_drained: Called when the running calls have finished at the shutdown, before any lease is released.
         certificate: PEM file with a certificate and its chain; None for no TLS.
         key: PEM file with the private key of the certificate, without a password; None if `certificate` contains the
             key.
@@ -95,7 +97,13 @@ async def serve(
         address = _address(listener, is_tls=certificate is not None)
         try:
             config = _config(app, max_connections, certificate, key)
-            server = _Server(config, lambda: on_ready(address) if on_ready else None, lambda: app.drain(drain_s))
+
+            async def drain() -> None:
+                await app.drain(drain_s)
+                if on_drained is not None:
+                    await on_drained()
+
+            server = _Server(config, lambda: on_ready(address) if on_ready else None, drain)
             async with anyio.create_task_group() as tasks:
                 if signals is not None:
                     tasks.start_soon(server.stop_on, signals)

@@ -11,6 +11,7 @@ import logging
 import os
 import struct
 import termios
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -78,10 +79,16 @@ class LogThread:
 
 
 class StandardErrorLog(logging.Handler):
-    """Log handler that writes to standard error without blocking the caller. Use it as a context manager."""
+    """Log handler that writes to standard error without blocking the caller. Use it as a context manager.
+
+    It writes the time (UTC) and the level in front of each record, and records of envkit from the level INFO on.
+    """
 
     def __init__(self) -> None:
         super().__init__()
+        formatter = logging.Formatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")
+        formatter.converter = time.gmtime
+        self.setFormatter(formatter)
         self._reported = 0
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -90,10 +97,16 @@ class StandardErrorLog(logging.Handler):
     def __enter__(self) -> Self:
         self._thread = LogThread(self._write, MAX_WAITING)
         logging.getLogger().addHandler(self)
+        logging.getLogger("envkit").setLevel(logging.INFO)
         return self
 
     def __exit__(self, *_: object) -> None:
         logging.getLogger().removeHandler(self)
+        self.close()
+
+    def close(self) -> None:
+        """Write the queued records, and stop."""
+        super().close()
         self._thread.close()
 
     def _write(self, text: bytes) -> None:

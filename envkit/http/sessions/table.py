@@ -35,6 +35,7 @@ from envkit.errors import (
     SessionConflictError,
     SessionNotFoundError,
     StepOrderError,
+    UnreachableError,
 )
 from envkit.http.sessions.counters import SessionCounters
 from envkit.http.sessions.session import (
@@ -86,6 +87,7 @@ class SessionTable:
     Attributes:
         host: Plays the episodes.
         counters: Counters of sessions, steps and errors.
+        is_draining: Whether new sessions are refused, because the server will shut down when the others have ended.
         is_closing: Whether the server is shutting down. Callers of the table must then start no sessions or steps.
         now: Function that reads the event loop's clock.
     """
@@ -106,7 +108,7 @@ class SessionTable:
             times = (ttl_s, step_timeout_s, reset_timeout_s, grade_timeout_s)
             raise ValueError(f"ttl_s and the timeouts must be above 0, got {', '.join(map(str, times))}")
         self.counters = SessionCounters()
-        self.is_closing = False
+        self.is_draining = self.is_closing = False
         self.host = host
         self._ttl_s = ttl_s
         self._timeouts_s = {
@@ -156,6 +158,7 @@ class SessionTable:
         Raises:
             SessionConflictError: The id belongs to a session with another task.
             CapacityError: All slots are in use.
+            UnreachableError: The server is shutting down.
             UnknownEnvError: No environment has the task's id.
             DeadlineError: The reset timed out.
             EnvkitError: The host's lease or the environment's reset failed with this error.
@@ -316,6 +319,8 @@ class SessionTable:
         await clock.end_tasks(self._tasks, error)
 
     def _open(self, key: TenantKey, task: Task) -> Session:
+        if self.is_draining and key not in self._resuming:
+            raise UnreachableError("the server is shutting down and starts no sessions; retry later")
         tenant, capacity = key.tenant, self.host.capacity
         # If the host has no slots at all, continue here: the lease will fail with an error that says why.
         if self._leased.total() >= capacity > 0:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
+import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
@@ -13,12 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
+from anyio.abc import TaskGroup
 
 from envkit import clock
 from envkit.config.serving import LimitsSection, ServeConfig, WarmSection
 from envkit.errors import SandboxStartError, UsageError
 from envkit.fleet import FleetHost, RoutedHosts
-from envkit.fleet.alerts import send_alerts, warn_if_unreachable, watch_disks
+from envkit.fleet.alerts import log_events, log_rebuilds, send_alerts, warn_if_unreachable, watch_disks
 from envkit.fleet.offenders import Offenders
 from envkit.http.api.app import create_app
 from envkit.http.auth.localhost_only import is_loopback
@@ -29,7 +32,7 @@ from envkit.http.limits.memory_budget import MemoryBudget
 from envkit.http.sandboxes.snapshot_quota import SnapshotBounds
 from envkit.http.server.access_log import AccessLog
 from envkit.http.server.middleware import AuthMiddleware
-from envkit.http.server.server import require_address, serve
+from envkit.http.server.server import DRAIN_S, require_address, serve
 from envkit.installation import command
 from envkit.protocols import EnvHost
 from envkit.restarts import RestartBudget
@@ -40,7 +43,7 @@ from envkit.sandbox.pool.health import LivenessTimes
 from envkit.sandbox.pool.warm_stock import WarmSpec
 from envkit.sandbox.ray.node_watcher import RayNodes
 from envkit.sandbox.transfer import tar_stream
-from envkit.types import Cause, CauseKind, SandboxSpec
+from envkit.types import Cause, CauseKind, SandboxSpec, SandboxState
 from envkit.wiring import environments
 from envkit.wiring.gateway import metrics
 from envkit.wiring.gateway.env_workers import (
@@ -51,13 +54,17 @@ from envkit.wiring.gateway.env_workers import (
     sandbox_counts,
     wait_until_serving,
 )
-from envkit.wiring.gateway.guard import OperatorOptions
+from envkit.wiring.gateway.guard import refuse_operator_options
 from envkit.wiring.gateway.nodes import image_lacks, keeps_ledger, open_nodes
 from envkit.wiring.gateway.token_store import lock_state, open_tokens
 from envkit.wiring.gateway.trusted import TrustedEnvs, trusted_host
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
+
+_log = logging.getLogger(__name__)
+
+_DRAIN_POLL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +77,7 @@ class Fleet:
         disks: Returns, for each disk by name, its free MiB and the MiB that must stay free; None if unknown.
         hosts: The hosts that `host` routes episodes to; empty if the server has no sandboxes.
         isolates: Whether sandboxes are isolated from this process.
+        keeps_sandboxes: Whether sandboxes outlive this process, for the next server with the same ledger.
     """
 
     host: EnvHost
@@ -77,6 +85,12 @@ class Fleet:
     disks: Callable[[], Mapping[str, tuple[int, int]]] | None = None
     hosts: tuple[FleetHost, ...] = ()
     isolates: bool = True
+    keeps_sandboxes: bool = False
+
+    def rebuilds(self) -> tuple[int, int]:
+        """Return how many episodes were rebuilt after the loss of their sandboxes, and how many were void."""
+        tallies = [host.episodes for host in self.hosts]
+        return sum(tally.rebuilt for tally in tallies), sum(tally.void for tally in tallies)
 
 
 async def serve_fleet(
@@ -85,7 +99,9 @@ async def serve_fleet(
     """Serve a fleet until SIGTERM, SIGINT or cancellation, then finish running calls and stop every sandbox.
 
     The first signal starts the shutdown, even while the server is starting. Later signals are ignored, because a
-    server that is killed during shutdown leaves sandboxes behind.
+    server that is killed during shutdown leaves sandboxes behind. With `drain_s`, the first signal starts the wait for
+    running episodes, and the second ends it; then this process ends at once, as if killed, and leaves its sandboxes
+    and sessions to the next server, provided that the ledger records them.
 
     Args:
         config: The configuration.
@@ -107,10 +123,11 @@ async def serve_fleet(
     signals = _ShutdownSignals()
     signals.install()
     with tokens, _state(config), _access_log(config) or nullcontext() as log, signals.cancel_on_signal():
-        async with open_fleet(config, announce) as fleet, _notifications(config, fleet, announce):
+        async with open_fleet(config, announce) as fleet, _background(config, fleet, announce) as tasks:
             app = create_app(
-                OperatorOptions(fleet.host),
+                fleet.host,
                 envs=environments.registered,
+                check_task=refuse_operator_options,
                 ttl_s=limits.session_ttl_s,
                 step_timeout_s=limits.step_timeout_s,
                 reset_timeout_s=limits.reset_timeout_s,
@@ -129,7 +146,12 @@ async def serve_fleet(
                 ),
                 metrics=partial(_metrics, fleet, log),
             )
-            with signals.cancel_on_signal():
+            drain = anyio.Event() if config.drain_s else None
+            leaves = drain is not None and fleet.keeps_sandboxes
+            with signals.cancel_on_signal(drain) as stopping:
+                if drain is not None:
+                    waits_for = partial(app.in_use, with_sandboxes=not leaves)
+                    tasks.start_soon(_drain, drain, app.refuse_new, waits_for, config.drain_s, stopping)
                 await serve(
                     AuthMiddleware(app, tokens, rate=rate, bodies=_memory_budget(limits), log=log, errors=app.errors),
                     host=listen.host,
@@ -139,46 +161,97 @@ async def serve_fleet(
                     key=key,
                     on_ready=on_ready,
                     handle_signals=False,
+                    on_drained=partial(_leave, fleet.pool, log) if leaves else None,
                 )
+    _log.info("shutdown complete")
 
 
 class _ShutdownSignals:
-    """Handles SIGTERM and SIGINT: the first signal starts a graceful shutdown, later signals are ignored."""
+    """Handles SIGTERM and SIGINT: the first signal starts a graceful shutdown, later signals are ignored.
+
+    If there is an event to drain, the first signal sets this event instead, and the second starts the shutdown.
+    """
 
     def __init__(self) -> None:
         self._scope: anyio.CancelScope | None = None
+        self._drain: anyio.Event | None = None
 
     def install(self) -> None:
         """Handle signals until the event loop ends."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._cancel)
+            loop.add_signal_handler(number, self._received)
 
     @contextmanager
-    def cancel_on_signal(self) -> Iterator[None]:
-        """Run a ``with`` block that a signal cancels without an error. Outside of the block, signals are ignored."""
+    def cancel_on_signal(self, drain: anyio.Event | None = None) -> Iterator[anyio.CancelScope]:
+        """Run a ``with`` block that a signal cancels without an error. Outside of the block, signals are ignored.
+
+        With `drain`, the first signal only sets this event.
+        """
+        self._drain = drain
         with anyio.CancelScope() as self._scope:
             try:
-                yield
+                yield self._scope
             finally:
-                self._scope = None
+                self._scope = self._drain = None
 
-    def _cancel(self) -> None:
-        if self._scope is not None:
+    def _received(self) -> None:
+        if self._drain is not None:
+            self._drain.set()
+            self._drain = None
+        elif self._scope is not None and not self._scope.cancel_called:
+            _log.info("shutdown begins: running requests have up to %g s", DRAIN_S)
             self._scope.cancel()
 
 
+async def _drain(
+    begins: anyio.Event,
+    refuse_new: Callable[[], None],
+    count: Callable[[], int],
+    timeout_s: float,
+    stopping: anyio.CancelScope,
+) -> None:
+    """When the event `begins` is set, refuse new work; cancel `stopping` when `count` is 0, or after `timeout_s`."""
+    await begins.wait()
+    refuse_new()
+    _log.info("draining: no new work; waiting up to %g s for what runs (%d); a signal ends this", timeout_s, count())
+    with anyio.move_on_after(timeout_s):
+        while count():  # noqa: ASYNC110 - events would cost time in every step
+            await anyio.sleep(_DRAIN_POLL_S)
+    _log.info("shutdown begins: %d still run; running requests have up to %g s", count(), DRAIN_S)
+    stopping.cancel()
+
+
+def _alive(pool: Pool) -> int:
+    """Return the number of sandboxes that run, without those that are starting."""
+    states = pool.counts().states
+    return sum(states[state] for state in (SandboxState.READY, SandboxState.LEASED, SandboxState.SUSPECT))
+
+
+async def _leave(pool: Pool, log: AccessLog | None) -> None:
+    """End this process at once, as if it was killed, so that its sandboxes outlive it. Write ledger and logs before."""
+    await pool.persist()
+    _log.info("shutdown complete: %d sandboxes run on for the next server", _alive(pool))
+    if log is not None:
+        log.close()
+    logging.shutdown()
+    os._exit(0)
+
+
 @asynccontextmanager
-async def _notifications(config: ServeConfig, fleet: Fleet, announce: Callable[[str], None]) -> AsyncIterator[None]:
-    """Send alerts during a ``with`` block, if `config` enables them."""
+async def _background(config: ServeConfig, fleet: Fleet, announce: Callable[[str], None]) -> AsyncIterator[TaskGroup]:
+    """Log events during a ``with`` block, and send alerts if `config` enables that. Yield the task group."""
     pool = fleet.pool
     async with clock.background_tasks() as tasks:
         if pool is not None and config.alerts.webhook is not None:
             tasks.start_soon(warn_if_unreachable, config.alerts.webhook, announce)
             tasks.start_soon(send_alerts, pool.events(), config.alerts.webhook)
+        if pool is not None:
+            tasks.start_soon(log_events, pool.events())
+            tasks.start_soon(log_rebuilds, fleet.rebuilds)
         if pool is not None and fleet.disks is not None:
             tasks.start_soon(watch_disks, fleet.disks, pool.alert)
-        yield
+        yield tasks
 
 
 @asynccontextmanager
@@ -196,7 +269,7 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
     if config.backend == "none":
         announce(f"sandboxes: none; {config.envs.capacity} concurrent episodes in this process")
         remedy = "this server has none (backend: none); start it with another backend"
-        resources = environments.Resources(sandbox_remedy=remedy, judge_remedy=remedy)
+        resources = environments.Resources(sandbox_remedy=remedy, judge_remedy=remedy, builds_data=False)
         async with environments.slots(config.envs.capacity, None, resources) as slots:
             yield Fleet(slots)
         return
@@ -218,6 +291,8 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
             ray = RayNodes(pool.add_node, pool.remove_node, address=config.ray.address, kind=config.ray.kind)
             await stack.enter_async_context(ray)
         await stack.enter_async_context(pool)
+        if taken := _alive(pool):
+            _log.info("took over %d sandboxes of an earlier server", taken)
         offenders = Offenders(RestartBudget(config.restarts.budget, config.restarts.window_s))
         try:
             hosts = await stack.enter_async_context(
@@ -250,7 +325,7 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
             trusted_envs.plays,
         )
         played_in = (*hosts, *(() if trusted is None else (trusted,)))
-        yield Fleet(host, pool, fleet_nodes.disks, played_in, fleet_nodes.isolates)
+        yield Fleet(host, pool, fleet_nodes.disks, played_in, fleet_nodes.isolates, fleet_nodes.ledger is not None)
 
 
 def _lacks_envkit(cause: Cause) -> bool:

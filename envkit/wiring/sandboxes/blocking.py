@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import weakref
@@ -19,6 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from envkit.env import close_here, loop_thread
 from envkit.errors import SandboxLostError, SandboxNotFoundError, UnsupportedError, UsageError, did_you_mean
+from envkit.http.client.outages import OUTAGE_TIMEOUT_S, Outages
 from envkit.protocols import Sandbox, Shell
 from envkit.sandbox.agent_client.sandbox import AgentSandbox
 from envkit.sandbox.transfer import tar_stream
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from envkit.http.client.sandbox_client import SandboxClient
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 Starter: TypeAlias = "Backend | SandboxClient"
 AnySandbox: TypeAlias = "AgentSandbox | RemoteSandbox"
@@ -95,6 +99,7 @@ def open_sandbox(
     url: str | None = None,
     token: str | None = None,
     ca: Path | str | None = None,
+    outage_timeout_s: float = OUTAGE_TIMEOUT_S,
     **options: Any,
 ) -> BlockingSandbox:
     """Start a sandbox, as in ``with envkit.open_sandbox() as sandbox: sandbox.exec(["true"], timeout_s=5)``.
@@ -105,6 +110,8 @@ def open_sandbox(
         url: Address of an `envkit serve`, which starts the sandbox instead of this machine.
         token: Token for that server; None uses the variable ``ENVKIT_TOKEN``.
         ca: PEM file with the CA certificates for an ``https://`` server; None uses the system's.
+        outage_timeout_s: Seconds for which calls wait for that server while it restarts; 0: they fail at once. The
+            first connection and copies of folders never wait. A program that ran when the server ended may run twice.
         options: The fields of `envkit.types.SandboxSpec`, such as ``image``, ``memory_mib`` and ``network``.
 
     Raises:
@@ -126,7 +133,8 @@ def open_sandbox(
         if url is not None:
             from envkit.http.client.sandbox_client import SandboxClient  # slow to import
 
-            starter = SandboxClient(url, token, ca=ca, folder_transport=tar_stream)
+            outages = Outages(outage_timeout_s, _log.warning)
+            starter = SandboxClient(url, token, ca=ca, folder_transport=tar_stream, outages=outages)
         opened_backend = _enter(portal, resources, starter)
         return BlockingSandbox(opened_backend, spec, None, portal, resources)
 

@@ -11,9 +11,10 @@ import anyio
 
 from envkit import __version__, clock
 from envkit.config import RunConfig
-from envkit.errors import ConfigError, EnvkitError, ForbiddenError, UnauthorizedError, did_you_mean
+from envkit.errors import ConfigError, EnvkitError, ForbiddenError, UnauthorizedError, UnreachableError, did_you_mean
 from envkit.http.client.connect import read_token, trusted_context
 from envkit.http.client.env_client import EnvClient
+from envkit.http.client.outages import Outages
 from envkit.http.client.reconnecting_host import ReconnectingHost
 from envkit.http.protocol.messages import PROTOCOL
 from envkit.protocols import EnvHost
@@ -111,7 +112,24 @@ async def served_host(run: RunConfig, announce: Callable[[str], None]) -> AsyncI
         other = "" if version == __version__ else f"; this is envkit {__version__}"
         announce(f"environments: {client.address} (envkit {version}), {client.capacity} episode slots{other}")
         tasks.start_soon(_announce_queue, client, announce)
-        yield ReconnectingHost(client, outage_timeout_s=run.envs[0].outage_timeout_s, announce=announce)
+        yield ReconnectingHost(client, outages_of_run(run.envs[0].outage_timeout_s, announce))
+
+
+def outages_of_run(timeout_s: float, announce: Callable[[str], None]) -> Outages:
+    """Return the outages of a training run, which ends after `timeout_s` seconds of one and can be resumed.
+
+    Refusals of calls that may succeed later, such as those of a full server, count as an outage too.
+    """
+
+    def lost(error: EnvkitError) -> EnvkitError:
+        what = "lost the server" if isinstance(error, UnreachableError) else "the server refused calls"
+        remedy = "once it plays episodes again, continue the run with --resume"
+        return EnvkitError(f"env.url: {what} for {timeout_s:g} s: {error}; {remedy}")
+
+    def announce_key(line: str) -> None:
+        announce(f"env.url: {line}")
+
+    return Outages(timeout_s, announce_key, is_outage=lambda error: error.retry, lost=lost)
 
 
 async def _announce_queue(client: EnvClient, announce: Callable[[str], None]) -> None:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import os
 import signal
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import anyio
 import pytest
 
 from envkit import clock
-from envkit.errors import EnvkitError
+from envkit.errors import EnvkitError, UnreachableError
 from envkit.http.client.env_client import EnvClient
+from envkit.http.client.outages import Outages
+from envkit.http.client.reconnecting_host import ReconnectingHost
 from envkit.http.client.sandbox_client import SandboxClient
 from envkit.types import Task
 from envkit.wiring.sandboxes import running_servers
+from envkit.wiring.sandboxes.blocking import open_sandbox
 from tests.cli.commands import called
 from tests.contract.kinds import new_marker, sleepers, until
 from tests.e2e.fleet.fleet import DOCKER, LOCAL, NOTHING, Gateway, free_port, run, serving
@@ -181,6 +184,96 @@ def test_clients_continue_after_a_restart_of_a_killed_server(kind: str, tmp_path
 
     with serving(kind, tmp_path, "envs.sandboxes=1", port=port) as first:
         run(lambda: main(first), 40)
+
+
+async def until_not_ready(client: EnvClient) -> None:
+    while (ready := await client.ready()).ready:  # noqa: ASYNC110
+        await anyio.sleep(0.02)
+    assert ready.why == "the server is shutting down"
+
+
+@both
+def test_a_planned_restart_finishes_episodes_and_leaves_sandboxes_to_the_next_server(kind: str, tmp_path: Path) -> None:
+    settings, port = ("envs.sandboxes=1", "envs.warm=0", "drain_s=20"), free_port()
+
+    async def main(first: Gateway) -> None:
+        async with SandboxClient(first.url) as client, EnvClient(first.url) as player:
+            await client.create("a", first.spec())
+            await client.get("a").write("kept", b"there")
+            held = await first.user_sandboxes() | await first.env_sandboxes()
+            async with player.lease(Task("Sokoban-v0", 1)) as episode:
+                await episode.reset()
+                first.process.terminate()
+                await until_not_ready(player)
+                for refused in (player.lease(Task("Sokoban-v0", 2)).__aenter__(), client.create("b", first.spec())):
+                    with pytest.raises(UnreachableError, match="shutting down and starts no"):
+                        await refused
+                assert await client.get("a").read("kept") == b"there"
+                await episode.step("<answer>down</answer>")
+                assert first.process.poll() is None
+            assert await first.exit_code() == 0, first.log.read_text()
+            with serving(kind, tmp_path, *settings, port=port) as second:
+                assert await client.get("a").read("kept") == b"there"
+                assert await second.user_sandboxes() | await second.env_sandboxes() == held
+                await client.stop("a")
+                # A sandbox that is not taken over by a next server does not keep this one from ending.
+                async with player.lease(Task("Sokoban-v0", 3)) as episode:
+                    await episode.reset()
+                    second.process.terminate()
+                    await until_not_ready(player)
+                    second.process.terminate()  # the second signal ends the wait
+                    assert await second.exit_code() == 0, second.log.read_text()
+                    with serving(kind, tmp_path, "envs.sandboxes=1", "envs.warm=0", port=port) as third:
+                        await episode.step("<answer>down</answer>")
+                assert third.left() == NOTHING
+        assert first.left() == NOTHING
+
+    with serving(kind, tmp_path, *settings, port=port) as first:
+        run(lambda: main(first), 90)
+
+
+@pytest.mark.parametrize("kind", [LOCAL])
+def test_forty_clients_survive_a_planned_restart(kind: str, tmp_path: Path) -> None:
+    settings, port = ("envs.sandboxes=1", "envs.warm=0", "drain_s=10"), free_port()
+    steps, commands, over = [0] * 30, [0] * 10, anyio.Event()
+
+    async def play(url: str, number: int) -> None:
+        async with EnvClient(url) as client:
+            host = ReconnectingHost(client, Outages(30, print))
+            while not over.is_set():
+                async with host.lease(Task("FrozenLake-v0", number)) as episode:
+                    await episode.reset()
+                    for _ in range(3):
+                        await episode.step("<answer>up</answer>")
+                        steps[number] += 1
+
+    def work(url: str, number: int) -> None:
+        with open_sandbox(url=url, memory_mib=64) as sandbox:
+            sandbox.write("kept", str(number))
+            while not over.is_set():
+                assert sandbox.exec(["cat", "kept"], timeout_s=20).stdout == str(number)
+                commands[number] += 1
+
+    async def everybody_goes_on() -> None:
+        before = [*steps, *commands]
+        await until(lambda: all(now > was + 3 for was, now in zip(before, [*steps, *commands], strict=True)), 60)
+
+    async def main(first: Gateway) -> None:
+        async with anyio.create_task_group() as tasks:
+            for number in range(30):
+                tasks.start_soon(play, first.url, number)
+            for number in range(10):
+                tasks.start_soon(clock.to_thread, work, first.url, number)
+            await everybody_goes_on()
+            assert await first.end() == 0
+            second = running.enter_context(serving(kind, tmp_path, *settings, port=port))
+            await everybody_goes_on()
+            assert second.process.poll() is None
+            over.set()
+
+    with ExitStack() as running:
+        first = running.enter_context(serving(kind, tmp_path, *settings, port=port))
+        run(lambda: main(first), 180)
 
 
 async def _play(url: str, seed: int, answers: list[str]) -> None:

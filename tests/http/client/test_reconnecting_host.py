@@ -23,6 +23,7 @@ from envkit.errors import (
 from envkit.http.client.reconnecting_host import ReconnectingHost
 from envkit.protocols import Episode
 from envkit.types import Observation, Reset, Step, Task
+from envkit.wiring.training.remote import outages_of_run
 
 TASK = Task("Count-v0", 7)
 DOWN = UnreachableError("http://fleet does not answer: Connection refused")
@@ -78,7 +79,7 @@ def play(server: Server, *, steps_s: Sequence[float] = (), outage_timeout_s: flo
     lines: list[str] = []
 
     async def main() -> None:
-        host = ReconnectingHost(server, outage_timeout_s=outage_timeout_s, announce=lines.append)
+        host = ReconnectingHost(server, outages_of_run(outage_timeout_s, lines.append))
         async with host.lease(TASK) as episode:
             assert (await episode.reset()).observation.text == "start"
             for number, pause_s in enumerate(steps_s):
@@ -92,7 +93,7 @@ def play(server: Server, *, steps_s: Sequence[float] = (), outage_timeout_s: flo
 
 def test_a_grade_waits_for_a_server_that_is_down() -> None:
     async def main() -> None:
-        host = ReconnectingHost(Server(from_s=5, until_s=30), outage_timeout_s=60, announce=print)
+        host = ReconnectingHost(Server(from_s=5, until_s=30), outages_of_run(60, print))
         async with host.lease(TASK) as episode:
             await anyio.sleep(10)
             assert await episode.grade() == 0.5
@@ -138,7 +139,7 @@ def test_each_outage_has_the_whole_limit() -> None:
 
     async def main() -> list[str]:
         lines: list[str] = []
-        host = ReconnectingHost(server, outage_timeout_s=30, announce=lines.append)
+        host = ReconnectingHost(server, outages_of_run(30, lines.append))
         async with host.lease(TASK):
             server.from_s, server.until_s = 40, 60
             await anyio.sleep_until(41)
@@ -164,7 +165,7 @@ def test_leases_that_wait_count_as_queued_and_steps_do_not() -> None:
     server = Server(from_s=5, until_s=20, queued=3)
 
     async def main() -> tuple[int, int]:
-        host = ReconnectingHost(server, outage_timeout_s=120, announce=print)
+        host = ReconnectingHost(server, outages_of_run(120, print))
 
         async def lease(step: Callable[[], float] | None = None) -> None:
             async with host.lease(TASK) as episode:
@@ -188,7 +189,7 @@ def test_an_outage_that_ended_with_a_lost_session_does_not_count_later() -> None
     server = Server(from_s=5, until_s=20, keeps_sessions=False)
 
     async def main() -> None:
-        host = ReconnectingHost(server, outage_timeout_s=30, announce=lambda line: None)
+        host = ReconnectingHost(server, outages_of_run(30, lambda line: None))
         async with host.lease(TASK) as episode:
             await episode.reset()
             await anyio.sleep(6)
