@@ -11,7 +11,7 @@ import msgspec
 
 from envkit import __version__
 from envkit.errors import EnvError, EnvkitError, RequestError, UnreachableError, to_problem
-from envkit.http.api.status_page import HEADERS, LINKS, Overview, page
+from envkit.http.api.status_page import CHALLENGE, HEADERS, LINKS, Overview, page
 from envkit.http.auth.caller import EVERYBODY, NOBODY, PLAY, SANDBOX, Caller
 from envkit.http.protocol import operations as table
 from envkit.http.protocol.asgi import CallOutcome, respond
@@ -177,8 +177,12 @@ class Operations:
     @handles_http(table.PAGE)
     async def page(self, body: NoBody, call: HttpCall) -> None:
         """Return the status page."""
-        overview = None if call.caller is NOBODY else await self._overview(call.caller)
-        await respond(call.send, page(overview), content_type=b"text/html; charset=utf-8", headers=HEADERS)
+        kind = b"text/html; charset=utf-8"
+        if call.caller is NOBODY:
+            await respond(call.send, page(None), status=401, content_type=kind, headers=[*HEADERS, CHALLENGE])
+        else:
+            overview = await self._overview(call.caller)
+            await respond(call.send, page(overview), content_type=kind, headers=HEADERS)
 
     async def _overview(self, caller: Caller) -> Overview:
         """Return what the status page shows to the caller."""

@@ -29,6 +29,9 @@ HEADERS = (
     (b"cache-control", b"no-store"),
 )
 
+CHALLENGE = (b"www-authenticate", b'Basic realm="envkit: any user name; the token is the password", charset="UTF-8"')
+"""Header of the answer to a request without a valid token, with which a browser asks for one."""
+
 LINKS = {
     "/openapi.json": "API document (OpenAPI)",
     "/metrics": "metrics (Prometheus)",
@@ -82,7 +85,10 @@ def page(overview: Overview | None) -> bytes:
     """
     parts = [f"<h1>envkit {escape(__version__)}</h1>", "<p>Server for environments and sandboxes.</p>"]
     if overview is None:
-        parts.append("<p>To see more, send a token: <code>curl -H 'Authorization: Bearer ek_...' URL</code></p>")
+        parts.append(
+            "<p>To see more, reload the page and sign in: any user name, and a token as the password. With curl: "
+            "<code>curl -u :ek_... URL</code></p>"
+        )
     else:
         parts += _sections(overview)
     parts.append("<h2>Links</h2>" + _table(["path", ""], [(_link(path), escape(text)) for path, text in LINKS.items()]))

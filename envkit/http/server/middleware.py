@@ -1,6 +1,7 @@
 """Authorization middleware: checks the token, the scope and the rate limit before the application gets a request.
 
-A request sends its token in the header ``Authorization: Bearer ek_...``. The application calls
+A request sends its token in the header ``Authorization: Bearer ek_...``; a browser that opens the status page may send
+it as the password of HTTP Basic. The application calls
 `envkit.http.auth.caller.caller_of` to find out who sent the request. Until the first token is created, all programs on
 the machine may do everything; only web pages of other sites in a browser are rejected. Every answer has the header
 ``X-Request-Id``. Its value is copied from the request if the request has a valid one; otherwise it is new.
@@ -24,6 +25,7 @@ import msgspec
 
 from envkit import clock
 from envkit.errors import EnvkitError, RateLimitError, RequestError, UnauthorizedError, to_problem
+from envkit.http.api.status_page import CHALLENGE as CHALLENGE_OF_PAGE
 from envkit.http.auth.caller import ADMIN, EVERYBODY, NOBODY, Caller
 from envkit.http.auth.localhost_only import require_local
 from envkit.http.auth.rate_limit import Bucket, Rate
@@ -168,9 +170,10 @@ class AuthMiddleware:
     async def _refuse(self, context: RequestContext, error: EnvkitError) -> None:
         """Answer a request with an error, and count the error."""
         self._errors[error.code] += 1
+        is_unauthorized = isinstance(error, UnauthorizedError)
         problem = msgspec.convert(to_problem(error), messages.Problem)
-        challenge = [_CHALLENGE] if isinstance(error, UnauthorizedError) else []
-        await respond_outcome(context.refuse, CallOutcome.failed(problem), challenge)
+        challenge = CHALLENGE_OF_PAGE if context.path == "/" else _CHALLENGE
+        await respond_outcome(context.refuse, CallOutcome.failed(problem), [challenge] if is_unauthorized else [])
 
     def new_id(self) -> bytes:
         return b"%b-%x" % (self._id_start, next(self._numbers))

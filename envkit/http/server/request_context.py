@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Awaitable, Sequence
 from typing import Protocol
@@ -25,6 +26,10 @@ STALLED_S = 120.0
 """Seconds for which a client may pause reading a large reply. This is long, because clients that train read late."""
 
 _PIECE_BYTES = 256 << 10
+
+BROWSER_PATHS = frozenset({"/", "/metrics"})
+"""Paths for which the password of HTTP Basic is accepted as the token: the status page, and a page that it links to. No
+other path, because browsers also send the password with requests that web pages of other sites make."""
 
 _SANE_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
@@ -69,6 +74,8 @@ class RequestContext:
                 self.authorizations += 1
                 if value[:7].lower() == b"bearer ":
                     self.token = value[7:].strip().decode("latin-1")
+                elif self.path in BROWSER_PATHS and value[:6].lower() == b"basic ":
+                    self.token = _password(value[6:])
             elif name == b"host":
                 self.host = value
             elif name == b"origin":
@@ -210,6 +217,14 @@ class WebSocketContext(RequestContext):
                 is_over = True
         await self._send({"type": "websocket.close", "code": _REVOKED, "reason": "the token was revoked"})
         scope.cancel()
+
+
+def _password(credentials: bytes) -> str | None:
+    """Return the password in the credentials of HTTP Basic; None if they are invalid."""
+    try:
+        return base64.b64decode(credentials.strip(), validate=True).decode("latin-1").partition(":")[2]
+    except ValueError:
+        return None
 
 
 def _length(headers: Sequence[Header]) -> int:

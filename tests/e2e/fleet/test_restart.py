@@ -241,11 +241,12 @@ def test_forty_clients_survive_a_planned_restart(kind: str, tmp_path: Path) -> N
         async with EnvClient(url) as client:
             host = ReconnectingHost(client, Outages(30, print))
             while not over.is_set():
-                async with host.lease(Task("FrozenLake-v0", number)) as episode:
+                async with host.lease(Task("Sokoban-v0", number)) as episode:
                     await episode.reset()
                     for _ in range(3):
-                        await episode.step("<answer>up</answer>")
+                        await episode.step("<answer>down</answer>")
                         steps[number] += 1
+                        await anyio.sleep(0.05)
 
     def work(url: str, number: int) -> None:
         with open_sandbox(url=url, memory_mib=64) as sandbox:

@@ -69,10 +69,10 @@ class Page(HTMLParser):
             self.text += data
 
 
-async def page_of(client: httpx.AsyncClient, token: str | None = None) -> Page:
+async def page_of(client: httpx.AsyncClient, token: str | None = None, status: int = 200) -> Page:
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     answer = await client.get("/", headers=headers)
-    assert (answer.status_code, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert (answer.status_code, answer.headers["content-type"]) == (status, "text/html; charset=utf-8")
     assert "default-src 'none'" in answer.headers["content-security-policy"]
     return Page(answer.text)
 
@@ -120,7 +120,7 @@ def test_without_a_needed_token_the_page_shows_only_version_and_links(tmp_path: 
         admin, metrics = stage.token("ops", "admin"), stage.token("acme", "metrics")
         await stage.ask("PUT", "/v1/sandboxes/secret", acme, json={})
         await stage.ask("PUT", "/v1/sessions/x", acme, json=COUNT)
-        bare = await page_of(stage.http)
+        bare = await page_of(stage.http, status=401)
         assert set(bare.tables) == {"Links"}
         assert set(bare.links) == set(LINKS)
         assert f"envkit {envkit.__version__}" in bare.text
@@ -134,6 +134,28 @@ def test_without_a_needed_token_the_page_shows_only_version_and_links(tmp_path: 
         assert (await stage.ask("GET", "/", "ek_000000000000_" + "x" * 43)).status_code == 401
 
     on_stage(main, tmp_path, has_sandboxes=True)
+
+
+def test_a_browser_opens_the_page_and_its_links_with_a_token_as_password(tmp_path: Path) -> None:
+    async def main(stage: Stage) -> None:
+        signed_in = httpx.BasicAuth("anybody", stage.token("ops", "admin"))
+        asked = {path: await stage.ask("GET", path) for path in ("/", "/metrics", "/v1/sessions")}
+        assert {path: answer.headers["www-authenticate"].split()[0] for path, answer in asked.items()} == {
+            "/": "Basic",
+            "/metrics": "Bearer",
+            "/v1/sessions": "Bearer",
+        }
+        for path in ("/", *LINKS):
+            assert (await stage.ask("GET", path, auth=signed_in)).status_code == 200
+        # Nowhere else, because a browser would also send the password with requests of other sites' pages.
+        assert (await stage.ask("GET", "/v1/sessions", auth=signed_in)).status_code == 401
+        assert (await stage.ask("PUT", "/v1/sessions/x", auth=signed_in, json=COUNT)).status_code == 401
+        for auth in (httpx.BasicAuth("", "ek_000000000000_" + "x" * 43), httpx.BasicAuth("", "")):
+            refused = await stage.ask("GET", "/", auth=auth)
+            assert (refused.status_code, refused.headers["www-authenticate"][:5]) == (401, "Basic")
+        assert (await stage.ask("GET", "/", headers={"Authorization": "Basic ?"})).status_code == 401
+
+    on_stage(main, tmp_path)
 
 
 def test_a_tenant_sees_its_own_names_of_lost_sandboxes() -> None:
