@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import typer
+from envkit.cli.tables import echo
 
 
 def list_envs() -> None:
@@ -12,4 +12,4 @@ def list_envs() -> None:
     specs = registered()
     width = max((len(spec.id) for spec in specs), default=0)
     for spec in specs:
-        typer.echo(f"{spec.id:<{width}}  {spec.summary}".rstrip())
+        echo(f"{spec.id:<{width}}  {spec.summary}".rstrip())

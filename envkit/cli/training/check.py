@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from envkit.cli.tables import echo
 from envkit.errors import ConfigError
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="A training file.")]
@@ -32,5 +33,5 @@ def check(file: File, overrides: Overrides = None) -> None:
     if problems:
         raise ConfigError(problems)
     for line in checks.unverified(run):
-        typer.echo(line, err=True)
-    typer.echo("ok")
+        echo(line, err=True)
+    echo("ok")
