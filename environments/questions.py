@@ -91,6 +91,8 @@ def _question_of(line: str) -> Question:
         entry = json.loads(line)
     except json.JSONDecodeError as error:
         raise ValueError(f"not valid JSON: {error.msg} at column {error.colno}") from None
+    except RecursionError:
+        raise ValueError("not valid JSON: nested too deeply") from None
     if not isinstance(entry, dict):
         raise ValueError(f'must be an object, such as {{"prompt": "What is 1+1?", "answer": "2"}}, got {line[:60]}')
     for name in entry:

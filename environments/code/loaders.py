@@ -71,7 +71,7 @@ def load_problems(path: str, format: str) -> LoadedFile:
     skipped: Counter[str] = Counter()
     try:
         rows = [json.loads(line) for line in _text(path).split("\n") if line.strip()]
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise OptionError("file", f"{path}: {error}; must have one JSON object per line") from None
     for row in rows:
         try:
@@ -81,7 +81,7 @@ def load_problems(path: str, format: str) -> LoadedFile:
             problems.append(problem)
         except SkippedRowError as reason:
             skipped[str(reason)] += 1
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             skipped[f"not a row of {format} ({type(error).__name__}: {error})"] += 1
     reasons = "; ".join(f"{reason}: {count}" for reason, count in skipped.items())
     if not problems:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import zlib
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from io import StringIO
 from pathlib import Path
 
 import msgspec
@@ -15,6 +17,8 @@ from envkit.errors import ConfigError, UsageError
 
 TASKS = "tasks.jsonl"
 LOCK = "lock.json"
+_MAX_UNPACKED_BYTES = 256 << 20
+"""Maximum size of the content of a file that is compressed with gzip."""
 TIMEOUT_S = 600.0
 """Maximum seconds of a grading run if the package's tests were not timed."""
 
@@ -23,7 +27,7 @@ class SweTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A bug to fix.
 
     Attributes:
-        id: Name of the task, unique in its folder, without slashes: reviews are files of this name.
+        id: Name of the task, unique in its folder, as a file name without slashes and spaces: reviews have it.
         repo: Name of the package or repository.
         base: File name of the source distribution with the package without the bug, such as ``semver-3.1.1.tar.gz``.
             Empty if `image` contains the source.
@@ -57,8 +61,8 @@ class SweTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     level: int = 0
 
     def __post_init__(self) -> None:
-        if "/" in self.id:
-            raise ValueError(f"the id must not have a slash, got {self.id!r}")
+        if not re.fullmatch(r"[\w.+@:-]{1,200}", self.id):
+            raise ValueError(f"the id must be 1 to 200 letters, digits or any of ._+@:-, got {self.id[:200]!r}")
 
     @property
     def test_files(self) -> frozenset[str]:
@@ -115,17 +119,22 @@ def read_lines(file: Path) -> list[dict[str, object]]:
     """Return the objects of a file of JSON lines or of a JSON list, plain or compressed with gzip.
 
     Raises:
-        UsageError: The file cannot be read.
+        UsageError: The file cannot be read, or is compressed and too large.
         ConfigError: A line is not a JSON object.
     """
     try:
         content = file.read_bytes()
-        text = (gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content).decode()
+        if content[:2] == b"\x1f\x8b":
+            with gzip.open(file) as unpacked:
+                content = unpacked.read(_MAX_UNPACKED_BYTES + 1)
+            if len(content) > _MAX_UNPACKED_BYTES:
+                raise UsageError(f"{file}: more than {_MAX_UNPACKED_BYTES >> 20} MiB of data; split the file")
+        text = content.decode()
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read {file}: {error}") from None
     rows: list[dict[str, object]] = []
-    parts = {0: text} if text.lstrip().startswith("[") else dict(enumerate(text.split("\n"), 1))
-    for number, part in parts.items():
+    parts = [(0, text)] if text.lstrip().startswith("[") else enumerate(StringIO(text, newline="\n"), 1)
+    for number, part in parts:
         if not part.strip():
             continue
         try:
@@ -133,6 +142,8 @@ def read_lines(file: Path) -> list[dict[str, object]]:
         except json.JSONDecodeError as error:
             line = number or error.lineno
             raise ConfigError([f"{file}:{line}: not valid JSON: {error.msg} at column {error.colno}"]) from None
+        except (ValueError, RecursionError) as error:  # an integer with too many digits; nested too deeply
+            raise ConfigError([f"{file}:{number or 1}: cannot be read: {error}"]) from None
         for row in [found] if number else found:
             if not isinstance(row, dict):
                 raise ConfigError([f"{file}:{number or 1}: must be an object, got {json.dumps(row)[:60]}"])

@@ -79,7 +79,7 @@ class Terminal(TaskEnv):
         chosen = options_of(options)
         if chosen.folder is not None:
             return TerminalStage(chosen.task(seed), chosen)
-        scratch = ScratchFolder()  # only a process that is killed leaves it behind
+        scratch = ScratchFolder()
         return TerminalStage(chosen.task(seed, scratch.path), chosen, scratch=scratch)
 
     async def open_task(self, seed: int, options: Options) -> TerminalStage:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from envkit.errors import OptionError, did_you_mean
+from envkit.runs.owners import owner_name
 from envkit.types import JSON, Options, Task, stable_hash
 
 from ..options import check_boolean, check_choice, check_integer, check_path, check_range, override_known
@@ -153,7 +155,7 @@ class TerminalOptions:
             return found[seed % len(found)]
         family, number, difficulty = self.drawn(seed)
         if scratch is None:
-            with tempfile.TemporaryDirectory(prefix="envkit-task-") as folder:
+            with tempfile.TemporaryDirectory(prefix=f"{owner_name(os.getpid())}-task-") as folder:
                 return self.task(seed, Path(folder))
         write_drawn(FAMILIES[family], number, difficulty, scratch)
         return read_task(scratch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import shlex
 import shutil
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from envkit.errors import SandboxError, SandboxRefusedError
 from envkit.protocols import Sandbox
+from envkit.runs.owners import owner_name
 from envkit.types import SandboxSpec
 
 from ..tasks import Plan, SandboxTask, Verdict
@@ -32,10 +34,13 @@ _ARCHIVE = "/tmp/solution.tar.gz"
 
 
 class ScratchFolder:
-    """A temporary folder that is removed with the last reference to this object, and at the end of the process."""
+    """A temporary folder that is removed with the last reference to this object, and at the end of the process.
+
+    If the process is killed, the next one that opens sandboxes removes it: see `envkit.sandbox.host.run_dirs`.
+    """
 
     def __init__(self) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix="envkit-task-"))
+        self.path = Path(tempfile.mkdtemp(prefix=f"{owner_name(os.getpid())}-task-"))
         weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
 

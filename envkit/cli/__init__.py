@@ -7,6 +7,7 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated
 
@@ -22,6 +23,7 @@ from envkit.cli.exits import as_exit_code
 from envkit.cli.fleet import image, sandbox, token
 from envkit.cli.fleet.doctor import doctor
 from envkit.cli.fleet.serve import serve
+from envkit.cli.tables import echo
 from envkit.cli.tasks import app as tasks
 from envkit.cli.training import model
 from envkit.cli.training.check import check
@@ -64,9 +66,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: The arguments of the command line; None uses `sys.argv`.
     """
     _fill_standard_files()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # it may have another encoding than UTF-8
+            stream.reconfigure(errors="backslashreplace")
     words = _at_home(sys.argv[1:] if arguments is None else arguments)
     if (new := _renamed(words)) is not None:
-        typer.echo(f"`envkit {' '.join(words[:2])}` is now: envkit {shlex.join(new)}", err=True)
+        echo(f"`envkit {' '.join(words[:2])}` is now: envkit {shlex.join(new)}", err=True)
     with as_exit_code():
         typer.main.get_command(app).main(args=words if new is None else new, prog_name="envkit")
 
@@ -113,7 +118,7 @@ def _fill_standard_files() -> None:
 
 def _print_version(is_requested: bool) -> None:
     if is_requested:
-        typer.echo(f"envkit {__version__}")
+        echo(f"envkit {__version__}")
         raise typer.Exit
 
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from envkit.cli.tables import echo
 from envkit.errors import (
     ConfigError,
     EnvkitError,
@@ -40,7 +41,7 @@ def as_exit_code() -> Iterator[None]:
             # Redirect the stream. Otherwise Python would flush it again at exit, and fail again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if error.errno == errno.ENOSPC:  # a broken pipe is normal: the reader, such as `head`, has read enough
-            print(f"{error.strerror}; free some space", file=sys.stderr)
+            echo(f"{error.strerror}; free some space", err=True)
         sys.exit(FAILED)
     except (Exception, KeyboardInterrupt, BaseExceptionGroup) as error:
         report = _report(list(leaves(error)))
@@ -48,7 +49,7 @@ def as_exit_code() -> Iterator[None]:
             raise
         lines, code = report
         for line in lines:
-            print(line, file=sys.stderr)
+            echo(line, err=True)
         sys.exit(code)
 
 
@@ -60,7 +61,7 @@ def _report(errors: Sequence[BaseException]) -> tuple[Sequence[str], int] | None
         if isinstance(error, KeyboardInterrupt):
             return (), STOPPED
         if isinstance(error, ConfigError):
-            lines.update(dict.fromkeys(error.problems))
+            lines.update(dict.fromkeys(" ".join(line.split()) for line in error.problems))
         elif isinstance(error, EnvkitError):
             lines[" ".join(str(error).split())] = None
             if not isinstance(error, (UsageError, UnknownEnvError, OptionError, SandboxRefusedError)):

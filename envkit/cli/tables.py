@@ -1,14 +1,16 @@
-"""Output of commands that print lists: aligned columns for people, JSON for programs."""
+"""Output of commands: lines and aligned columns for people, JSON for programs."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, TypeAlias
 
 import typer
 
+from envkit.runs.printable import printable
 from envkit.types import JSON
 
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print a JSON list.")]
@@ -16,17 +18,23 @@ AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print a JSON li
 _UNITS = (("d", 86400), ("h", 3600), ("min", 60))
 
 
+def echo(text: object = "", *, err: bool = False, end: str = "\n") -> None:
+    """Print `text`, which may be of others: see `printable`. Commands print with this function only."""
+    if (stream := sys.stderr if err else sys.stdout) is not None:  # None: the caller closed it
+        print(printable(str(text)), end=end, file=stream, flush=True)
+
+
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print rows below their headings, each column as wide as its widest cell."""
-    lines = [headings, *rows]
+    lines = [[printable(cell).replace("\n", "\\n") for cell in line] for line in [headings, *rows]]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
-        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+        echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
 def print_json(objects: Iterable[Mapping[str, JSON]]) -> None:
     """Print a JSON list of `objects`."""
-    typer.echo(json.dumps(list(objects), indent=2))
+    print(json.dumps(list(objects), indent=2))  # ASCII
 
 
 def duration(seconds: float) -> str:

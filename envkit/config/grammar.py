@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Protocol, TypeVar, Union, get_args,
 
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from yaml.constructor import ConstructorError
 
 from envkit.config import wording
 from envkit.errors import ConfigError, did_you_mean
@@ -57,7 +58,10 @@ class _Loader(_Numbers, yaml.SafeLoader):
     def construct_number(self, node: yaml.ScalarNode) -> int | float:
         text = node.value.replace("_", "").lower()
         if re.fullmatch(_INTEGER, text):
-            return int(text, {"0x": 16, "0o": 8}.get(text[:2], 10))
+            try:
+                return int(text, {"0x": 16, "0o": 8}.get(text[:2], 10))
+            except ValueError:  # Python's limit, since the conversion takes quadratic time
+                raise ConstructorError(None, None, "an integer with too many digits", node.start_mark) from None
         value: float = self.construct_yaml_float(node)
         return int(value) if "e" in text and value.is_integer() else value  # 2e3 is a number of tokens
 
@@ -79,7 +83,7 @@ def read_yaml(text: str) -> Any:
     Raises:
         yaml.YAMLError: The text is not YAML.
     """
-    return yaml.load(text, _Loader)
+    return _loaded(text)[0]
 
 
 def write_yaml(content: Any) -> str:
@@ -184,6 +188,8 @@ def _loaded(text: str) -> tuple[Any, list[tuple[str, int, int]]]:
         if root is None:
             return None, []
         return loader.construct_document(root), sorted(_duplicates(root, set()), key=lambda duplicate: duplicate[2])
+    except RecursionError:
+        raise ConstructorError(None, None, "lists or sections nested too deeply", loader.get_mark()) from None
     finally:
         loader.dispose()
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 
 from envkit import clock
 
+from .printable import printable
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.live import Live
@@ -60,7 +62,7 @@ class LineDisplay:
         self._written = (0, 0.0)  # Progress and time (s) at the last line of output.
 
     def announce(self, line: str) -> None:
-        self._stream.write(f"{line}\n")
+        self._stream.write(f"{printable(line)}\n")
         self._stream.flush()
 
     def phase(self, name: str, total: int) -> None:
@@ -97,7 +99,7 @@ class RichDisplay:
         self._live: Live | None = None
 
     def announce(self, line: str) -> None:
-        self._console.print(line, markup=False, soft_wrap=True)
+        self._console.print(printable(line), markup=False, soft_wrap=True)
 
     def phase(self, name: str, total: int) -> None:
         from rich.live import Live
@@ -197,7 +199,7 @@ class _Parts:
         self._ended: dict[str, _Part] = {}
 
     def begin(self, name: str, total: int, now: float) -> None:
-        self.current = _Part(name, total, now, self._ended.get(name))
+        self.current = _Part(printable(name), total, now, self._ended.get(name))
 
     def end(self) -> _Part | None:
         part, self.current = self.current, None
@@ -208,7 +210,7 @@ class _Parts:
 
 def figures(shown: Mapping[str, float | str]) -> list[str]:
     """Return names and numbers as texts, such as ``["success 0.412", "tokens/s 5,210"]``."""
-    return [f"{name.replace('_', ' ')} {figure(value)}" for name, value in shown.items()]
+    return [printable(f"{name.replace('_', ' ')} {figure(value)}") for name, value in shown.items()]
 
 
 def figure(value: float | str) -> str:

@@ -111,7 +111,7 @@ def _found(folder: Path) -> str | None:
         return None
     except OSError as error:
         return f"unknown, since {FORMAT_FILE} cannot be read: {error.strerror or error}"
-    except ValueError:
+    except (ValueError, RecursionError):
         content = None
     number = content.get("format") if isinstance(content, dict) else None
     return str(number) if type(number) is int else f"unknown, since {FORMAT_FILE} is damaged"

@@ -12,6 +12,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from envkit.runs import owners
+
 from ..host import run_dirs
 
 _ID = re.compile(r"bwrap-([a-z0-9_]{4,16})")
@@ -43,7 +45,7 @@ def begin(pid: int) -> tuple[str, Path]:
 
 def record(folder: Path, first_pid: int, group: str, ledger: str) -> None:
     """Register the sandbox: write its process 1, the name of its cgroup and the id of its ledger to `folder`."""
-    (folder / _FILE).write_text(f"{run_dirs.owner_name(first_pid)} {group} {ledger}")
+    (folder / _FILE).write_text(f"{owners.owner_name(first_pid)} {group} {ledger}")
 
 
 def find(sandbox_id: str) -> DetachedNote | None:
@@ -56,7 +58,7 @@ def find(sandbox_id: str) -> DetachedNote | None:
             first, group, *ledger = (folder / _FILE).read_text().split()
         except (OSError, ValueError):  # The file was removed, or is not yet complete. Treat the sandbox as not running.
             continue
-        if not run_dirs.is_owner_gone(first) and not run_dirs.is_owner_gone(folder.name):
+        if not owners.is_owner_gone(first) and not owners.is_owner_gone(folder.name):
             return DetachedNote(folder, group, int(first.split("-")[2]), "".join(ledger))
     return None
 

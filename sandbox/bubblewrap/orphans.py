@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from ..host import run_dirs
+from envkit.runs import owners
 
 
 def find() -> list[int]:
@@ -22,7 +22,7 @@ def find() -> list[int]:
     An orphan's argv[0] names its envkit process, and an orphan is not a session leader. A running sandbox does not
     match: its agent has another argv[0]. Bubblewrap's first process does not match: it is a session leader.
     """
-    return [pid for pid, name in _named() if run_dirs.is_owner_gone(name) and _is_led(pid)]
+    return [pid for pid, name in _named() if owners.is_owner_gone(name) and _is_led(pid)]
 
 
 def reap() -> list[int]:

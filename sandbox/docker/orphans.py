@@ -12,8 +12,8 @@ from typing import Any, Literal, NamedTuple
 import anyio
 
 from envkit.errors import SandboxError
+from envkit.runs import owners
 
-from ..host import run_dirs
 from .api import Daemon, DaemonError
 
 RUN_LABEL = "envkit.run"
@@ -139,12 +139,12 @@ async def find_detached(daemon: Daemon, sandbox_id: str) -> Mapping[str, Any]:
 
 def _owner() -> str:
     """Return a name of this process that is unique among all machines."""
-    return f"{run_dirs.owner_name(os.getpid())}@{_boot_id()}"
+    return f"{owners.owner_name(os.getpid())}@{_boot_id()}"
 
 
 def _is_ownerless(found: Mapping[str, str]) -> bool:
     name, _, boot_id = found[OWNER_LABEL].partition("@")
-    return boot_id == _boot_id() and run_dirs.is_owner_gone(name)
+    return boot_id == _boot_id() and owners.is_owner_gone(name)
 
 
 def _boot_id() -> str:

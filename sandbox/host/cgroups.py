@@ -3,7 +3,7 @@
 Both versions of cgroups are supported. Version 1 has one tree of cgroups for each controller, such as
 ``/sys/fs/cgroup/memory``. Version 2 has a single tree. New cgroups are created in the cgroup of this process, or in
 its nearest ancestor that allows the controllers. The owner of a cgroup is the process that supervises the sandbox. The
-name of the cgroup starts with `envkit.sandbox.host.run_dirs.owner_name` of the owner, so that a later process can find
+name of the cgroup starts with `envkit.sandbox.host.owners.owner_name` of the owner, so that a later process can find
 and remove cgroups whose owner has ended. Further owners are recorded as empty child cgroups with their `owner_name`.
 """
 
@@ -16,9 +16,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from envkit.runs import owners
 from envkit.types import Cause, CauseKind
 
-from . import run_dirs
 from .agent_cgroup import AgentCgroup
 
 ROOT = Path("/sys/fs/cgroup")
@@ -132,7 +132,7 @@ class Cgroup:
             OSError: The kernel refuses.
         """
         for folder in self._each():
-            (folder / run_dirs.owner_name(pid)).mkdir()
+            (folder / owners.owner_name(pid)).mkdir()
 
     def join(self, pid: int) -> None:
         """Move the process `pid` into the cgroup. Child processes that it starts later belong to the cgroup, too.
@@ -266,7 +266,7 @@ def _number(file: Path) -> int:
 
 
 def _is_needed(group: Path) -> bool:
-    return not all(run_dirs.is_owner_gone(folder.name) for folder in (group, *_heirs(group)))
+    return not all(owners.is_owner_gone(folder.name) for folder in (group, *_heirs(group)))
 
 
 def _heirs(group: Path) -> list[Path]:

@@ -17,6 +17,7 @@ import anyio
 import pytest
 
 from envkit import clock
+from envkit.runs import owners
 from envkit.sandbox.agent_client.sandbox import AgentSandbox
 from envkit.sandbox.bubblewrap import host_python
 from envkit.sandbox.bubblewrap.backend import LocalBackend
@@ -160,7 +161,7 @@ def volumes(pid: int | None = None) -> list[str]:
 def _of_owner(pid: int | None, *arguments: str) -> list[str]:
     if shutil.which("docker") is None:
         return []
-    owner = run_dirs.owner_name(os.getpid()) if pid is None else f"-{pid}-"
+    owner = owners.owner_name(os.getpid()) if pid is None else f"-{pid}-"
     done = subprocess.run(["docker", *arguments], capture_output=True, text=True, check=False)
     return [line.split()[0] for line in done.stdout.splitlines() if owner in line.partition(" ")[2]]
 

@@ -70,7 +70,7 @@ def test_rooms_rewards_and_ends_agree_with_gym_sokoban(
     records: Mapping[int, Record], size: int, tmp_path: Path
 ) -> None:
     record = records[size]
-    options = {
+    options: dict[str, Any] = {
         "level_file": write_levels(tmp_path / "levels.txt", record.start_NC, size),
         "observation": "grid",
         "action": "index",

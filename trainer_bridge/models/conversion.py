@@ -28,7 +28,9 @@ def convert(file: Path, folder: Path, display: Display) -> None:
         display.advance(1)
         with redirect_stderr(StringIO()):  # hide a progress bar of transformers that no option turns off
             loaded = transformers.AutoModelForCausalLM.from_pretrained(source, gguf_file=name, dtype=torch.float32)
-    except (ValueError, KeyError, IndexError, NotImplementedError, RuntimeError) as error:
+    except ImportError:
+        raise
+    except Exception as error:  # damaged files raise errors of many classes
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise UsageError(f"{file}: transformers cannot read this GGUF file: {reason}; use a model folder") from error
     display.advance(1)

@@ -60,7 +60,7 @@ class SavedPolicy:
             content = json.loads(path.read_bytes())
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise UsageError(f"{path}: cannot be read: {error}") from error
         found = content.get("format") if isinstance(content, dict) else None
         if found != _FORMAT:

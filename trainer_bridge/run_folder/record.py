@@ -307,7 +307,7 @@ def _refuse_other_config(path: Path, new_yaml: str, complete: Callable[[str], st
     """
     try:
         old = dict(_leaves(yaml.safe_load(complete(path.read_text(encoding="utf-8")))))
-    except (yaml.YAMLError, UnicodeDecodeError):
+    except (yaml.YAMLError, ValueError, RecursionError):
         raise UsageError(f"{path}: damaged; repair it, or start over with --force") from None
     new = dict(_leaves(yaml.safe_load(new_yaml)))
     for key in [*new, *(key for key in old if key not in new)]:

@@ -75,7 +75,7 @@ class _Row:
             return value
         try:
             return json.loads(value)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise self.error(key, f"must be JSON, {_shown(value)} ({error})") from None
 
     def mapping(self, key: str) -> Mapping[str, object]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import shutil
 import tempfile
 from collections.abc import Collection
@@ -19,6 +20,7 @@ import msgspec
 import yaml
 
 from envkit.errors import ConfigError, UsageError
+from envkit.runs.owners import owner_name
 
 from ..images import ignored, last_stage, workdir_of
 from ..tasks import TaskStep, TerminalTask, Verifier
@@ -189,6 +191,6 @@ def _is_task(folder: Path) -> bool:
 
 @lru_cache(maxsize=1)
 def _copies() -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="envkit-terminal-bench-"))
+    folder = Path(tempfile.mkdtemp(prefix=f"{owner_name(os.getpid())}-terminal-bench-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder

@@ -19,9 +19,8 @@ from socketserver import ThreadingTCPServer
 from threading import Lock
 from urllib.parse import parse_qs
 
-import typer
-
 from envkit.cli.environments.game import Game
+from envkit.cli.tables import echo
 from envkit.errors import EnvkitError, UsageError
 
 MAX_BODY_BYTES = 4 << 20
@@ -70,7 +69,7 @@ def play_in_browser(game: Game, seed: int, *, port: int, is_opened: bool) -> Non
         EnvError: The environment raised an exception in the first reset.
     """
     with GameServer(game, seed, port=port) as server:
-        typer.echo(f"playing at {server.url} (Ctrl-C quits)")
+        echo(f"playing at {server.url} (Ctrl-C quits)")
         sys.stdout.flush()
         has_display = sys.platform in ("darwin", "win32") or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()
         if is_opened and has_display:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from envkit.cli.tables import print_table
+from envkit.cli.tables import echo, print_table
 
 
 def data(
@@ -32,11 +32,11 @@ def data(
             for one, (env_id, _) in sorted(of_envs.builders().items())
         ]
         if not rows:
-            typer.echo("no registered environment needs data")
+            echo("no registered environment needs data")
             return
         print_table(("NAME", "ENVIRONMENT", "BUILT", "FOLDER"), rows)
         return
     with closing(display_on(sys.stderr)) as display:
         if not of_envs.build(name, display.announce, source):
             display.announce(f"{name} is already on this machine")
-    typer.echo(of_envs.folder_of(name))
+    echo(of_envs.folder_of(name))

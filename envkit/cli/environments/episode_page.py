@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Iterator, Sequence
 from itertools import groupby, zip_longest
 from typing import TextIO
@@ -12,6 +11,7 @@ import orjson
 from rich.console import Console
 from rich.text import Text
 
+from envkit.runs.printable import printable
 from envkit.trainer_bridge.evaluation.outcomes import shortest_of
 from envkit.types import EpisodeRecord, FinishReason, TurnRecord
 
@@ -39,14 +39,14 @@ class EpisodePage:
 
     def heading(self, title: str, episodes: Sequence[EpisodeRecord]) -> None:
         """Write the title, and below it each environment of `episodes` with its options."""
-        self._write(Text(title, style="bold"))
+        self._write(_line(title, "bold"))
         for env in sorted({_env(one) for one in episodes}):
-            self._write(Text(env, style="dim"))
+            self._write(_line(env, "dim"))
 
     def note(self, text: str) -> None:
         """Write a line below the episodes, such as how many of them are shown."""
         self._console.print()
-        self._write(Text(text, style="dim"))
+        self._write(_line(text, "dim"))
 
     def episode(self, episode: EpisodeRecord, number: int) -> None:
         """Write one episode; `number` is the number of its line in the file, counted from 1."""
@@ -54,9 +54,9 @@ class EpisodePage:
         task = f"  task {episode.index} (seed {episode.seed}), attempt {episode.member + 1}  "
         self._console.print()
         self._write(Text.assemble((f"episode {number}", "bold"), task, (verdict, _STYLES[verdict])))
-        self._write(Text(", ".join(_facts(episode)), style="dim"))
+        self._write(_line(", ".join(_facts(episode)), "dim"))
         if episode.outcome.error is not None:
-            self._write(Text(" ".join(printable(episode.outcome.error)), style="red"))
+            self._write(_line(episode.outcome.error, "red"))
         for is_narrow, some in groupby(self._blocks(episode), key=lambda block: _width(block) <= _NARROW):
             self._rows(list(some), side_by_side=is_narrow)
 
@@ -128,7 +128,7 @@ def _verdict(episode: EpisodeRecord) -> str:
 
 def _env(episode: EpisodeRecord) -> str:
     options = (f"{name}={orjson.dumps(value).decode()}" for name, value in episode.options.items())
-    return " ".join(printable(" ".join([episode.env_id, *options])))
+    return " ".join([episode.env_id, *options])
 
 
 def _facts(episode: EpisodeRecord) -> Iterator[str]:
@@ -173,16 +173,8 @@ def _count(number: int, noun: str) -> str:
 
 
 def _text(text: str, style: str = "") -> list[Text]:
-    return [Text(line, style=style) for line in printable(text)]
+    return [Text(line, style=style) for line in printable(text).expandtabs(4).removesuffix("\n").split("\n")]
 
 
-def printable(text: str) -> list[str]:
-    """Return the lines of `text`, with control characters escaped, so that the text cannot control the terminal."""
-    lines = text.removesuffix("\n").split("\n")
-    return ["".join(map(_visible, line.expandtabs(4))) for line in lines]
-
-
-def _visible(character: str) -> str:
-    if character.isprintable() or unicodedata.category(character) == "Zs":
-        return character
-    return character.encode("unicode_escape").decode()
+def _line(text: str, style: str) -> Text:
+    return Text(" ".join(printable(text).split("\n")), style=style)

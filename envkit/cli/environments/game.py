@@ -27,7 +27,7 @@ LOST = "lost"
 OUT_OF_MOVES = "out of moves"
 OVER = "over"
 
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+COLOURS = re.compile(r"(\x1b\[[0-9;]*m)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ class Game:
             drawing = None if self._env.render_mode is None else self._env.render()
         if not isinstance(drawing, str) or not drawing.strip():
             return None, ""
-        return drawing, text.rstrip().removesuffix(_COLOURS.sub("", drawing).rstrip()).strip()
+        return drawing, text.rstrip().removesuffix(COLOURS.sub("", drawing).rstrip()).strip()
 
 
 @contextmanager

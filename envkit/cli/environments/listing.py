@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from envkit.cli.environments.options import complete_env
-from envkit.cli.tables import print_table
+from envkit.cli.tables import echo, print_table
 
 
 def list_envs(
@@ -27,14 +27,14 @@ def list_envs(
         specs = registered()
         width = max((len(spec.id) for spec in specs), default=0)
         for spec in specs:
-            typer.echo(f"{spec.id:<{width}}  {spec.summary}".rstrip())
+            echo(f"{spec.id:<{width}}  {spec.summary}".rstrip())
         return
     spec = find(env_id)
-    typer.echo(f"{spec.id}  {spec.summary}".rstrip())
+    echo(f"{spec.id}  {spec.summary}".rstrip())
     facts = {"splits": splits(spec, {}), "players": players(spec), "needs": sorted(spec.needs), "data": spec.data}
     for name, values in facts.items():
         if values:
-            typer.echo(f"{name}: {', '.join(values)}")
+            echo(f"{name}: {', '.join(values)}")
     if options := option_defaults(spec):
-        typer.echo()
+        echo("")
         print_table(("OPTION", "DEFAULT"), [(name, json.dumps(value, default=str)) for name, value in options.items()])

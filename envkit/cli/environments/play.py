@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from envkit.cli.environments.options import EnvId, EnvOptions, read_options
+from envkit.cli.tables import echo
 from envkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -74,22 +75,22 @@ def _is_terminal() -> bool:
 def _play_lines(game: Game, seed: int) -> None:
     """Play one episode. Each line of the input is an action; empty lines are skipped."""
     scene = game.begin(seed)
-    typer.echo(scene.text)
+    echo(scene.text)
     for line in _lines():
         if not line.strip():
             continue
         scene = game.act(game.answer(line))
-        typer.echo(scene.text)
-        typer.echo(f"reward {scene.reward:g}")
+        echo(scene.text)
+        echo(f"reward {scene.reward:g}")
         if scene.end is not None:
-            typer.echo(f"{scene.end}: turns {scene.turns}, return {scene.total:g}")
+            echo(f"{scene.end}: turns {scene.turns}, return {scene.total:g}")
             return
 
 
 def _lines() -> Iterable[str]:
     """Yield the lines of standard input. On a terminal, print a prompt before each line is read."""
     prompt = "> " if _is_terminal() else ""
-    typer.echo(prompt, nl=False)
+    echo(prompt, end="")
     for line in sys.stdin.buffer:
         yield line.decode(errors="replace").rstrip("\r\n")
-        typer.echo(prompt, nl=False)
+        echo(prompt, end="")

@@ -11,9 +11,9 @@ from rich.live import Live
 from rich.text import Text
 
 from envkit.cli.environments import keyboard
-from envkit.cli.environments.episode_page import printable
-from envkit.cli.environments.game import LOST, OUT_OF_MOVES, SOLVED, Game, Scene
+from envkit.cli.environments.game import COLOURS, LOST, OUT_OF_MOVES, SOLVED, Game, Scene
 from envkit.cli.environments.keyboard import Keyboard
+from envkit.runs.printable import printable
 
 _MOVES = {
     **dict.fromkeys((keyboard.UP, "w", "k"), "up"),
@@ -34,7 +34,7 @@ def play_on_screen(game: Game, seed: int, console: Console, keys: Keyboard) -> N
     if _ARROWS & _lower(scene.legal_moves):
         notes = _HOW_TO_ANSWER.sub("", notes).rstrip() + ("\nMove with the keys below the board." if notes else "")
     if notes:
-        console.print(Text("\n".join(printable(notes))))
+        console.print(Text(printable(notes)))
         console.print()
     screen = _Screen(game, console, keys)
     with Live(console=console, auto_refresh=False, get_renderable=screen.drawn) as live:
@@ -137,7 +137,9 @@ class _Screen:
         if scene.drawing is None:
             board = _wrapped(scene.text, self._console)
         else:
-            board = list(Text.from_ansi(scene.drawing).split("\n"))
+            pieces = COLOURS.split(scene.drawing)  # by turns text and colours
+            safe = "".join(piece if number % 2 else printable(piece) for number, piece in enumerate(pieces))
+            board = list(Text.from_ansi(safe).split("\n"))
         room = height - 1 - len(head) - len(foot)
         if room >= len(board) + 2:
             board = [Text(), *board, Text()]
@@ -190,4 +192,4 @@ def _ending(scene: Scene) -> str:
 
 
 def _wrapped(text: str, console: Console) -> list[Text]:
-    return list(Text("\n".join(printable(text))).wrap(console, console.width)) if text else []
+    return list(Text(printable(text)).wrap(console, console.width)) if text else []

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from envkit.cli.environments.options import Recording, TrainStep
+from envkit.cli.tables import echo
 from envkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def show(
     from envkit.cli.environments.episode_page import EpisodePage, summary
     from envkit.trainer_bridge.evaluation.recordings import open_recording
 
-    path, episodes = open_recording(run, partial(typer.echo, err=True), step=step)
+    path, episodes = open_recording(run, partial(echo, err=True), step=step)
     _check(path, episodes, task=task, episode=episode, prompts=prompts)
     chosen = [
         (number, one)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -14,6 +13,7 @@ import anyio
 import anyio.lowlevel
 
 from envkit import clock
+from envkit.cli.tables import echo
 from envkit.errors import SandboxLostError, UsageError
 from envkit.protocols import Program, Sandbox
 from envkit.types import ExecResult
@@ -60,7 +60,7 @@ async def run_attached(
                         await sandbox.upload(source, name)
                     return await _run(sandbox, program, timeout_s, tty)
         except SandboxLostError as error:
-            print(error, file=sys.stderr)
+            echo(error, err=True)
             return LOST
     return 128 + number
 
@@ -135,7 +135,7 @@ def _print_result(result: ExecResult, timeout_s: float) -> int:
     _write(_OUT, result.stdout_bytes)
     _write(_ERR, result.stderr_bytes)
     if result.timed_out:
-        print(f"stopped after {timeout_s:g} s", file=sys.stderr)
+        echo(f"stopped after {timeout_s:g} s", err=True)
     if (code := result.exit_code) is None:
         return TIMED_OUT
     return 128 - code if code < 0 else code

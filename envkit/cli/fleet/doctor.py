@@ -44,6 +44,7 @@ def _print(found: DoctorReport) -> None:
     from rich.table import Table
 
     from envkit.checks.doctor import CAPABILITIES
+    from envkit.runs.printable import printable
 
     if sys.stderr.isatty():
         print(end="\x1b[K", file=sys.stderr, flush=True)
@@ -62,7 +63,7 @@ def _print(found: DoctorReport) -> None:
     console.print(table)
     for backend in found.backends:
         if backend.problem is not None:
-            console.print(f"\n{backend.name}: {backend.problem}", markup=False, soft_wrap=True)
+            console.print(printable(f"\n{backend.name}: {backend.problem}"), markup=False, soft_wrap=True)
         if backend.shared:
             console.print(
                 f"\n{backend.name}: sandboxes of this kind compete for: {', '.join(backend.shared)}",
@@ -73,7 +74,7 @@ def _print(found: DoctorReport) -> None:
             line = f"\n{backend.name}: not enforced (docs/sandboxes.md): {', '.join(backend.unenforced)}"
             console.print(line, markup=False, soft_wrap=True)
         for remedy in backend.remedies:
-            console.print(f"  {backend.name}: {remedy}", markup=False, soft_wrap=True)
+            console.print(printable(f"  {backend.name}: {remedy}"), markup=False, soft_wrap=True)
     rest = Table(box=None, show_header=False, pad_edge=False)
     for name, value in found.machine.items():
         rest.add_row(name, value)

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from envkit.cli.tables import echo
+
 app = typer.Typer(no_args_is_help=True, help="Build Docker images for sandboxes.", rich_markup_mode=None)
 
 
@@ -52,7 +54,7 @@ def build(
         announce=_log,
         data={one: of_envs.folder_of(one) for one in data or ()},
     )
-    print(clock.run(build_it))
+    echo(clock.run(build_it))
 
 
 @app.command("ls")
@@ -61,8 +63,8 @@ def list_images() -> None:
     from envkit.wiring.sandboxes.images import names
 
     for name in names():
-        print(name)
+        echo(name)
 
 
 def _log(line: str) -> None:
-    typer.echo(line, err=True)
+    echo(line, err=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn, TypeAlias
 
 import typer
 
-from envkit.cli.tables import AsJson, duration, moment, print_json, print_table
+from envkit.cli.tables import AsJson, duration, echo, moment, print_json, print_table
 from envkit.errors import UsageError
 from envkit.types import JSON, SandboxState, SandboxView
 
@@ -155,7 +155,7 @@ def logs(
     service = _service(url, token_file, ca)
     from envkit import clock
 
-    sys.stdout.write(clock.run(service.log_of, sandbox_id))
+    echo(clock.run(service.log_of, sandbox_id), end="")
 
 
 @app.command("rm")
@@ -216,7 +216,7 @@ def prune(
     from envkit.wiring.sandboxes.prune import prune as prune_all
 
     for line in clock.run(partial(prune_all, dry_run=dry_run, warn=_warn)):
-        print(line)
+        echo(line)
 
 
 @snapshot_app.command("ls")
@@ -326,7 +326,7 @@ def _figures(stats: Mapping[str, JSON]) -> tuple[str, str, str]:
 
 
 def _warn(line: str) -> None:
-    typer.echo(line, err=True)
+    echo(line, err=True)
 
 
 def _setting(text: str) -> tuple[str, str]:

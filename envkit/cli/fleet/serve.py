@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gc
 import signal
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from envkit.cli.tables import echo
 
 
 def serve(
@@ -97,10 +98,10 @@ def serve(
 
 
 def _announce(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    echo(line, err=True)
 
 
 def _ready(address: str) -> None:
     # Exclude the objects created so far from garbage collection, which would block requests for 0.15 s.
     gc.freeze()
-    print(f"ready {address}", flush=True)
+    echo(f"ready {address}")

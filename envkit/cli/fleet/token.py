@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from envkit.cli.tables import AsJson, moment, print_json, print_table
+from envkit.cli.tables import AsJson, echo, moment, print_json, print_table
 from envkit.errors import UsageError
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -41,7 +41,7 @@ def create(
 
     ttl_s = None if ttl is None else _seconds(ttl)
     with open_tokens(state) as tokens:
-        print(tokens.create(tenant, filter(None, map(str.strip, scopes.split(","))), name, ttl_s))
+        echo(tokens.create(tenant, filter(None, map(str.strip, scopes.split(","))), name, ttl_s))
 
 
 @app.command("revoke")
@@ -54,7 +54,7 @@ def revoke(
 
     with open_tokens(state) as tokens:
         tokens.revoke(token)
-    print(f"revoked {token}")
+    echo(f"revoked {token}")
 
 
 @app.command("ls")

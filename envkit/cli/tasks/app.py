@@ -14,7 +14,7 @@ import typer.core
 
 from envkit.cli.environments.options import Backend, EnvOptions, Judge, read_options
 from envkit.cli.exits import FAILED
-from envkit.cli.tables import print_table
+from envkit.cli.tables import echo, print_table
 
 if TYPE_CHECKING:
     from envkit.registry import EnvSpec
@@ -86,7 +86,7 @@ def _exposed(function: Callable[..., Any], call: Callable[[dict[str, Any]], Comm
         result = call(arguments)
         for part in result.parts:
             if isinstance(part, str):
-                typer.echo(part)
+                echo(part)
             elif len(part) > 1:
                 print_table(part[0], part[1:])
         if not result.is_ok:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from envkit.cli.tables import echo
 from envkit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -48,5 +49,5 @@ def check(file: File, overrides: Overrides = None) -> None:
     if problems:
         raise ConfigError(problems)
     for line in checks.unverified(run):
-        typer.echo(line, err=True)
-    typer.echo("ok")
+        echo(line, err=True)
+    echo("ok")

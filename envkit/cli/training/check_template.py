@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from envkit.cli.exits import FAILED
-from envkit.cli.tables import print_table
+from envkit.cli.tables import echo, print_table
 
 if TYPE_CHECKING:
     from envkit.checks.template import TemplateReport
@@ -30,8 +30,8 @@ def check_template(
 
     report = check_template(model)
     stops = ", ".join(f"{token} {text!r}" for token, text in report.stop)
-    typer.echo(f"stop tokens: {stops or 'none; only the limit rollout.turn_tokens ends a completion'}")
-    typer.echo(f"tools: {_tools(report)}")
+    echo(f"stop tokens: {stops or 'none; only the limit rollout.turn_tokens ends a completion'}")
+    echo(f"tools: {_tools(report)}")
     print_table(("DIALOGUE", "VERDICT", "SEEN"), [(one.name, one.outcome, one.seen) for one in report.verdicts])
     if any(one.outcome == "differs" for one in report.verdicts):
         raise typer.Exit(FAILED)

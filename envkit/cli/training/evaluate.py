@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import shlex
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from envkit.cli.environments.options import EnvOptions, complete_env, read_options
+from envkit.cli.tables import echo
 from envkit.errors import OptionError, UsageError
 from envkit.shorthands import RENAMED, SHORTHANDS
 
@@ -103,13 +105,13 @@ def evaluate(**chosen: Any) -> None:
         if others:
             raise UsageError(f"--compare takes two folders and nothing else; leave out {', '.join(others)}")
         for line in compare(*compared):
-            typer.echo(line)
+            echo(line)
         return
     if chosen["target"] is None:
         raise UsageError("name an environment or an evaluation file")
     old = [(name, f"{key}={chosen[name]}") for name, key in RENAMED.items() if chosen[name] is not None]
     for name, override in old:
-        typer.echo(f"--{name.replace('_', '-')} is now --set {override}", err=True)
+        echo(f"--{name.replace('_', '-')} is now --set {override}", err=True)
     if chosen["force"] and chosen["output"] is None:
         raise UsageError("--force replaces the evaluation in the folder --output; add --output, or leave out --force")
     settings = {name: chosen[name] for name in SHORTHANDS}
@@ -141,16 +143,16 @@ def _run(chosen: dict[str, Any], settings: dict[str, Any]) -> None:
     if as_json:
         import orjson
 
-        typer.echo(orjson.dumps(found.as_json()))
+        print(json.dumps(orjson.loads(orjson.dumps(found.as_json()))))  # ASCII; orjson writes NaN as null
     else:
         for line in lines(found):
-            typer.echo(line)
+            echo(line)
     if dialogues is not None:
-        typer.echo(f"written: {dialogues}", err=as_json)
+        echo(f"written: {dialogues}", err=as_json)
     if folder is not None:
-        typer.echo(f"written: {', '.join(map(str, folder.files))}", err=as_json)
+        echo(f"written: {', '.join(map(str, folder.files))}", err=as_json)
         if found.void:
-            typer.echo("to play the lost episodes again, repeat the command", err=as_json)
+            echo("to play the lost episodes again, repeat the command", err=as_json)
 
 
 # Typer reads the argument and the options from the signature.
@@ -171,7 +173,7 @@ def _resume_hint(folder: EvaluationFolder | None) -> Iterator[None]:
     except BaseException:
         if folder is not None and folder.count:
             words = shlex.join(["envkit", *(word for word in sys.argv[1:] if word != "--force")])
-            typer.echo(f"{folder.count} finished episodes are saved in {folder.path}; continue with: {words}", err=True)
+            echo(f"{folder.count} finished episodes are saved in {folder.path}; continue with: {words}", err=True)
         raise
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from envkit.cli.tables import AsJson, print_json, print_table
+from envkit.cli.tables import AsJson, echo, print_json, print_table
 
 app = typer.Typer(no_args_is_help=True, help="List and download language models.", rich_markup_mode=None)
 
@@ -25,7 +25,7 @@ def get(
     with closing(display_on(sys.stderr)) as display:
         if not fetch(model, display):
             display.announce(f"{name} is already on this machine")
-    typer.echo(model.folder)
+    echo(model.folder)
 
 
 @app.command("list")

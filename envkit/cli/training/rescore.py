@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from envkit.cli.environments.options import Backend, EnvOptions, Judge, Recording, TrainStep, read_options
+from envkit.cli.tables import echo
 
 _SHOWN = 10
 
@@ -30,24 +31,24 @@ def rescore(
     path, found = api.rescore(run, step=step, options=options, backend=backend, judge=judge, output=output)
     changed = [one for one in found if one.is_changed]
     failed = [one for one in found if one.after.outcome.is_void]
-    typer.echo(f"{path}: {len(found)} episodes repeated, {len(changed)} rewards changed")
+    echo(f"{path}: {len(found)} episodes repeated, {len(changed)} rewards changed")
     for name, (before, after) in totals(found).items():
-        typer.echo(f"  {name:<8} {before:.3f} -> {after:.3f}")
+        echo(f"  {name:<8} {before:.3f} -> {after:.3f}")
     for one in changed[:_SHOWN]:
         before_reward, after_reward = one.before.outcome.reward, one.after.outcome.reward
-        typer.echo(f"  task {one.before.index}, episode {one.before.member}: {before_reward} -> {after_reward}")
+        echo(f"  task {one.before.index}, episode {one.before.member}: {before_reward} -> {after_reward}")
     if len(changed) > _SHOWN:
-        typer.echo(f"  and {len(changed) - _SHOWN} more; --output FILE writes all")
+        echo(f"  and {len(changed) - _SHOWN} more; --output FILE writes all")
     different = [one for one in found if not one.after.outcome.is_void and one.differs_at is not None]
     if different:
-        typer.echo(
+        echo(
             f"{len(different)} episodes had other observations, the first in turn {different[0].differs_at}: the "
             "environment is not the one that was recorded, or its observations vary",
             err=True,
         )
     if failed:
-        typer.echo(f"{len(failed)} could not be repeated; the first: {failed[0].after.outcome.error}", err=True)
+        echo(f"{len(failed)} could not be repeated; the first: {failed[0].after.outcome.error}", err=True)
     if output is not None:
-        typer.echo(f"written: {output}")
+        echo(f"written: {output}")
     if failed:
         raise typer.Exit(1)

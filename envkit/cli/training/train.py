@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from envkit.cli.exits import STOPPED
+from envkit.cli.tables import echo
 from envkit.cli.training.check import File, Overrides, load
 from envkit.errors import UsageError
 from envkit.installation import command
@@ -42,20 +43,20 @@ def train(
             again.append("--resume")
             in_warm_up = summary.content.get("phase") == "warm-up"
             where = "in the warm-up" if in_warm_up else f"after train step {summary.train_steps}"
-            typer.echo(f"stopped {where}; continue with: {command(*again)}")
+            echo(f"stopped {where}; continue with: {command(*again)}")
         else:
-            typer.echo(f"stopped before the first checkpoint; start again with: {command(*again)}")
+            echo(f"stopped before the first checkpoint; start again with: {command(*again)}")
         raise typer.Exit(STOPPED)
 
 
 def _print_summary(summary: TrainSummary) -> None:
     rows = [*_rows(summary), ("files", str(summary.folder))]
     width = max(len(name) for name, _ in rows)
-    typer.echo("")
+    echo()
     for name, value in rows:
-        typer.echo(f"{name:<{width}}  {value}")
+        echo(f"{name:<{width}}  {value}")
     for one in summary.diagnosis:
-        typer.echo(f"warning: {one['name']} ({_period(one)}): {one['line']}")
+        echo(f"warning: {one['name']} ({_period(one)}): {one['line']}")
 
 
 def _period(finding: Mapping[str, JSON]) -> str:

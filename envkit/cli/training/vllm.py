@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from typing import Annotated, Any
 
 import typer
+
+from envkit.cli.tables import echo
 
 
 def vllm(
@@ -55,12 +56,12 @@ def vllm(
             port=port,
             max_tokens=max_tokens,
             lora_rank=lora_rank,
-            announce=partial(print, file=sys.stderr, flush=True),
+            announce=partial(echo, err=True),
             on_ready=_ready,
         )
     )
 
 
 def _ready(url: str) -> None:
-    print(f"ready {url}", flush=True)
-    print(f"in training files, set engine.kind: vllm and engine.url: {url}", file=sys.stderr, flush=True)
+    echo(f"ready {url}")
+    echo(f"in training files, set engine.kind: vllm and engine.url: {url}", err=True)

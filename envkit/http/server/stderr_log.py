@@ -19,6 +19,8 @@ from select import PIPE_BUF, select
 from threading import Event, Thread  # noqa: TID251 (a blocked thread must not block process exit)
 from typing import Self
 
+from envkit.runs.printable import printable
+
 CLOSE_S = 2.0
 """Maximum seconds that `LogThread.close` waits until the last lines are written."""
 
@@ -92,7 +94,7 @@ class StandardErrorLog(logging.Handler):
         self._reported = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._thread.put(self.format(record).encode(errors="backslashreplace"))
+        self._thread.put(printable(self.format(record)).encode())
 
     def __enter__(self) -> Self:
         self._thread = LogThread(self._write, MAX_WAITING)

@@ -161,7 +161,7 @@ async def serve_fleet(
                     key=key,
                     on_ready=on_ready,
                     handle_signals=False,
-                    on_drained=partial(_leave, fleet.pool, log) if leaves else None,
+                    on_drained=partial(_leave, fleet.pool, log) if leaves and fleet.pool is not None else None,
                 )
     _log.info("shutdown complete")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from envkit.sandbox.host import run_dirs
+from envkit.runs import owners
 
 NOTES = Path("/run/envkit/servers")
 
@@ -39,14 +39,14 @@ class ServerNote:
 
     def is_gone(self) -> bool:
         """Whether the server's process has ended."""
-        return run_dirs.is_owner_gone(self.process)
+        return owners.is_owner_gone(self.process)
 
 
 @contextmanager
 def noted(ledger_id: str, ledger: Path, address: str, notes: Path = NOTES) -> Iterator[None]:
     """Register this server by a file in the folder `notes` until the ``with`` block ends. Write errors are ignored."""
     pid = os.getpid()
-    note = ServerNote(ledger_id, str(ledger.absolute()), address, pid, run_dirs.owner_name(pid))
+    note = ServerNote(ledger_id, str(ledger.absolute()), address, pid, owners.owner_name(pid))
     path = notes / ledger_id
     with suppress(OSError):
         notes.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -26,7 +26,9 @@ def open_tokenizer(path: str) -> Any:
     """
     try:
         return AutoTokenizer.from_pretrained(path, local_files_only=True)
-    except (OSError, ValueError) as error:
+    except ImportError:
+        raise
+    except Exception as error:  # damaged files raise errors of many classes
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         if not Path(path).is_dir():
             reason = "neither a model folder nor a model in the hub's cache; name a folder, or download the model first"

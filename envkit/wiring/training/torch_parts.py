@@ -10,11 +10,10 @@ from typing import Any
 import torch
 import transformers
 from huggingface_hub import HfApi
-from safetensors import SafetensorError
 
 from envkit.config import RunConfig
 from envkit.config.parts import TorchTrainerSection, TransformersEngineSection
-from envkit.errors import UsageError
+from envkit.errors import EnvkitError, UsageError
 from envkit.runs.files import writing
 from envkit.trainer_bridge.algorithms.critic import critic_and_reference
 from envkit.trainer_bridge.engines.transformers import TransformersEngine
@@ -185,7 +184,9 @@ def _loading(path: str, *, is_local: bool) -> Iterator[None]:
     """Convert an error while a model or tokenizer is loaded to a `UsageError` of one line."""
     try:
         yield
-    except (OSError, ValueError, SafetensorError) as error:
+    except (EnvkitError, ImportError):
+        raise
+    except Exception as error:  # damaged files raise errors of many classes
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         if is_local and not Path(path).is_dir():
             reason = "no such folder or cached model, and the hub lacks it or is unreachable; "

@@ -15,6 +15,7 @@ import pytest
 
 from envkit import clock
 from envkit.errors import SandboxError
+from envkit.runs import owners
 from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.sandbox.docker.backend import DockerBackend
 from envkit.sandbox.host import run_dirs
@@ -86,7 +87,7 @@ def test_an_orphaned_detached_sandbox_ends_itself_and_leaves_nothing(lasting: Ki
         assert ORPHAN_TTL_S - 0.1 < clock.now() - began < ORPHAN_TTL_S + 3
         tail = stay.sandbox_id.partition("-")[2]
         # Bubblewrap, which owns the sandbox's folder, ends a moment after the programs of the sandbox.
-        await until(lambda: all(run_dirs.is_owner_gone(folder.name) for folder in run_dirs.of_tail(tail)))
+        await until(lambda: all(owners.is_owner_gone(folder.name) for folder in run_dirs.of_tail(tail)))
         async with opened(lasting) as backend:
             if isinstance(backend, DockerBackend):
                 with anyio.fail_after(10):

@@ -27,6 +27,7 @@ import pytest
 
 from envkit import clock
 from envkit.fleet.ledger import Ledger
+from envkit.runs import owners
 from envkit.sandbox.bubblewrap import detached
 from envkit.sandbox.host import cgroups, run_dirs
 from envkit.types import SandboxSpec
@@ -68,7 +69,7 @@ class Gateway:
     name: str = field(init=False)
 
     def __post_init__(self) -> None:
-        self.name = run_dirs.owner_name(self.process.pid)
+        self.name = owners.owner_name(self.process.pid)
 
     def wait_until_ready(self) -> None:
         """Wait until it reports that it is ready."""
@@ -391,7 +392,7 @@ def _above(pid: int) -> set[int]:
 
 
 def processes_of(owner: str) -> list[int]:
-    """Return the processes in sandboxes of a process with the name `owner`; see `run_dirs.owner_name`."""
+    """Return the processes in sandboxes of a process with the name `owner`; see `owners.owner_name`."""
     return [pid for pid in processes() if owner in _group_names(pid)]
 
 

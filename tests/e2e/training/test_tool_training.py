@@ -16,6 +16,7 @@ import pytest
 import envkit
 from envkit import clock
 from envkit.environments.tools import ToolEnv, bash, submit, write_call
+from envkit.runs import owners
 from envkit.sandbox.host import run_dirs
 from envkit.trainer_bridge.rollout import PolicyPlayer, Rollout, RolloutLimits, RolloutResult
 from envkit.types import Options, SandboxSpec, StopReason, Task
@@ -63,7 +64,7 @@ def test_the_sixty_lines_of_the_guide_are_evaluated_served_and_trained_on(tmp_pa
     command = [sys.executable, "-m", "envkit", "train", "totals.yaml", "--output", "run"]
     env = {**os.environ, "PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
-        owner = run_dirs.owner_name(process.pid)
+        owner = owners.owner_name(process.pid)
         output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, output.decode()
     fates: dict[str, int] = json.loads((tmp_path / "run" / "summary.json").read_text())["accounting"]

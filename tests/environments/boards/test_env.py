@@ -21,7 +21,9 @@ from envkit.errors import OptionError, StepOrderError, UsageError
 
 SYMBOLS = {"FrozenLake-v0": "_OGPX√", "Sokoban-v0": "#_O√XPS"}
 GAMES = pytest.mark.parametrize("env_id", list(SYMBOLS))
-FACES = [{"observation": seen, "action": done} for seen, done in product(("text", "grid"), ("text", "index"))]
+FACES: list[dict[str, Any]] = [
+    {"observation": seen, "action": done} for seen, done in product(("text", "grid"), ("text", "index"))
+]
 EVERY_FACE = pytest.mark.parametrize("face", FACES, ids=lambda face: "-".join(face.values()))
 BOTH = pytest.mark.parametrize(
     ("env_id", "options"),

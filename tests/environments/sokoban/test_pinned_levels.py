@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ SEEDS = range(300)
         ("Sokoban-v0", {"split": "eval"}, "bd090e2b192f4fb2"),
     ],
 )
-def test_the_default_levels_are_those_of_the_first_release(env_id: str, options: dict[str, str], digest: str) -> None:
+def test_the_default_levels_are_those_of_the_first_release(env_id: str, options: dict[str, Any], digest: str) -> None:
     with envkit.make(env_id, instructions=False, **options) as env:
         boards = "\n\n".join(env.reset(seed=seed)[0] for seed in SEEDS)
     assert hashlib.blake2b(boards.encode(), digest_size=8).hexdigest() == digest

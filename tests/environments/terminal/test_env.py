@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +18,7 @@ from envkit.environments.terminal.options import options_of
 from envkit.environments.terminal.verifier import VerifierError
 from envkit.environments.tools import write_call
 from envkit.errors import OptionError, SandboxError, SandboxRefusedError, UsageError
+from envkit.sandbox.host import run_dirs
 from envkit.types import JSON, ExecResult
 from envkit.wiring.sandboxes.tool_pool import open_tool_pool
 from tests.environments.terminal.formats.folders import harbor
@@ -71,7 +74,21 @@ def test_a_generated_task_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.M
 
     assert clock.run(main) == 0.0
     gc.collect()
-    assert list(tmp_path.glob("envkit-task-*")) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_folder_of_a_task_is_removed_after_its_process_was_killed() -> None:
+    program = (
+        "import os, signal\n"
+        "from envkit.environments.terminal.stage import ScratchFolder\n"
+        "scratch = ScratchFolder()\n"
+        "print(scratch.path, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=False)
+    folder = Path(done.stdout.strip())
+    assert folder.is_dir()
+    assert folder in run_dirs.reap()
 
 
 @pytest.mark.bwrap

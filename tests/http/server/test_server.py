@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import anyio
 import httpx
@@ -346,7 +347,8 @@ def test_make_with_an_address_plays_the_same_as_without(tmp_path: Path) -> None:
     moves = [f"<answer>{move}</answer>" for move in ("up", "left", "nonsense", "down", "right", "up")]
     with env_server(path):
         played = []
-        for options in ({}, {"url": f"unix:{path}"}):
+        ways: tuple[dict[str, Any], ...] = ({}, {"url": f"unix:{path}"})
+        for options in ways:
             with envkit.make("FrozenLake-v0", slip=0.4, **options) as env:
                 start, info = env.reset(seed=11, options={"size": 5})
                 steps = []

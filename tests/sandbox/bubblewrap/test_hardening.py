@@ -13,8 +13,9 @@ from pathlib import Path
 import anyio
 import pytest
 
+from envkit.runs import owners
 from envkit.sandbox.bubblewrap.backend import LocalBackend
-from envkit.sandbox.host import cgroups, run_dirs
+from envkit.sandbox.host import cgroups
 from envkit.types import SandboxSpec
 from tests.contract.kinds import run
 
@@ -56,7 +57,7 @@ def test_a_hostile_sandbox_is_not_shown_what_is_importable_here() -> None:
 
 def test_of_a_sandbox_that_forks_without_end_nothing_is_left(sleepers: Callable[[], int], marker: str) -> None:
     async def main() -> None:
-        us = run_dirs.owner_name(os.getpid())
+        us = owners.owner_name(os.getpid())
         before = groups(us)
         async with LocalBackend() as backend:
             bomb = f"bomb() {{ sleep {marker} & bomb & bomb & wait; }}; bomb"

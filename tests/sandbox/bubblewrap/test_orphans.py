@@ -14,9 +14,9 @@ import anyio
 import pytest
 
 from envkit import clock
+from envkit.runs import owners
 from envkit.sandbox.bubblewrap import orphans
 from envkit.sandbox.bubblewrap.backend import LocalBackend
-from envkit.sandbox.host import run_dirs
 from tests.contract.kinds import arguments, until
 
 pytestmark = [
@@ -39,7 +39,7 @@ def kill(pid: int) -> None:
 
 def name_of_one_gone() -> str:
     with subprocess.Popen(["sleep", "60"]) as process:
-        name = run_dirs.owner_name(process.pid)
+        name = owners.owner_name(process.pid)
         process.kill()
     return f"{name}-abcdefgh-bwrap-1"
 
@@ -84,7 +84,7 @@ def test_the_next_owner_ends_what_waits_for_a_bubblewrap_that_was_killed() -> No
 
 
 def test_what_another_owner_has_begun_is_left_alone() -> None:
-    with begun(f"{run_dirs.owner_name(os.getpid())}-abcdefgh-bwrap-1") as (bubblewrap, sandbox):
+    with begun(f"{owners.owner_name(os.getpid())}-abcdefgh-bwrap-1") as (bubblewrap, sandbox):
         kill(bubblewrap)
         assert sandbox not in orphans.reap()
         assert arguments(sandbox)

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from envkit.sandbox.host import agent_cgroup, cgroups, run_dirs
+from envkit.runs import owners
+from envkit.sandbox.host import agent_cgroup, cgroups
 from envkit.types import Cause, CauseKind
 
 BOUNDS = cgroups.CgroupLimits(memory_mib=64, pids=7, cpus=0.5)
@@ -154,16 +155,16 @@ def test_only_an_oom_kill_at_the_sandbox_s_own_limit_is_by_the_agent(
 
 def test_groups_of_the_dead_are_found_and_those_of_the_living_are_not(tmp_path: Path) -> None:
     with subprocess.Popen(["true"]) as process:
-        dead = run_dirs.owner_name(process.pid)
+        dead = owners.owner_name(process.pid)
     version_1(tmp_path, dead)
-    version_1(tmp_path, run_dirs.owner_name(os.getpid()))
+    version_1(tmp_path, owners.owner_name(os.getpid()))
     version_1(tmp_path, "envkit-of-somebody-else")
     (group,) = cgroups.gone(cgroups.find(tmp_path))
     assert group.views()[0][0] == tmp_path / "memory" / dead
 
 
 def test_groups_may_vanish_while_they_are_looked_at(tmp_path: Path) -> None:
-    version_1(tmp_path, run_dirs.owner_name(os.getpid()))
+    version_1(tmp_path, owners.owner_name(os.getpid()))
     places = cgroups.find(tmp_path)
     group = places.parents["memory"] / "envkit-of-somebody-else"
     come_and_go = f"import os\nwhile True: os.mkdir({str(group)!r}); os.rmdir({str(group)!r})"
@@ -177,7 +178,7 @@ def test_groups_may_vanish_while_they_are_looked_at(tmp_path: Path) -> None:
 
 def test_a_cgroup_is_kept_for_as_long_as_its_new_owner_lives(tmp_path: Path) -> None:
     with subprocess.Popen(["true"]) as process:
-        dead = run_dirs.owner_name(process.pid)
+        dead = owners.owner_name(process.pid)
     version_1(tmp_path, dead)
     places = cgroups.find(tmp_path)
     with subprocess.Popen(["sleep", "60"]) as heir:

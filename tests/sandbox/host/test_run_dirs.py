@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from envkit.runs import owners
 from envkit.sandbox.host import run_dirs
 
 
@@ -54,11 +55,11 @@ def test_a_folder_whose_owner_is_gone_is_removed(folder: Path) -> None:
 
 def test_an_owner_whose_end_nobody_took_note_of_is_gone() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        name = run_dirs.owner_name(process.pid)
-        assert not run_dirs.is_owner_gone(name)
+        name = owners.owner_name(process.pid)
+        assert not owners.is_owner_gone(name)
         process.kill()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert run_dirs.is_owner_gone(name)
+        assert owners.is_owner_gone(name)
 
 
 def test_a_number_that_another_process_has_now_does_not_keep_a_folder(folder: Path) -> None:
@@ -68,12 +69,12 @@ def test_a_number_that_another_process_has_now_does_not_keep_a_folder(folder: Pa
 
 def test_a_name_says_whether_its_owner_is_gone(folder: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        name = run_dirs.owner_name(process.pid)
-        assert not run_dirs.is_owner_gone(name)
-        assert not run_dirs.is_owner_gone(f"{name}-more")
-    assert run_dirs.is_owner_gone(name)
-    assert run_dirs.is_owner_gone(f"{name}-more")
-    assert not run_dirs.is_owner_gone("envkit-of-somebody-else")
+        name = owners.owner_name(process.pid)
+        assert not owners.is_owner_gone(name)
+        assert not owners.is_owner_gone(f"{name}-more")
+    assert owners.is_owner_gone(name)
+    assert owners.is_owner_gone(f"{name}-more")
+    assert not owners.is_owner_gone("envkit-of-somebody-else")
 
 
 def test_a_folder_that_belongs_to_another_process_goes_with_that_one() -> None:

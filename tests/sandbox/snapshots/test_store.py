@@ -13,6 +13,7 @@ import pytest
 
 from envkit.errors import SandboxEndedError, SandboxError
 from envkit.protocols import Sandbox
+from envkit.runs import owners
 from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.sandbox.host import run_dirs
 from envkit.types import SandboxSpec
@@ -30,7 +31,7 @@ async def sh(sandbox: Sandbox, command: str) -> str:
 
 def kept() -> dict[str, int]:
     """Return the disk usage in bytes of each snapshot, by name."""
-    (run,) = [folder for root in run_dirs.roots() for folder in root.glob(f"{run_dirs.owner_name(os.getpid())}-*")]
+    (run,) = [folder for root in run_dirs.roots() for folder in root.glob(f"{owners.owner_name(os.getpid())}-*")]
     folders = run.glob("snapshots/*")
     return {folder.name: sum(file.stat().st_blocks * 512 for file in folder.iterdir()) for folder in folders}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,8 +75,9 @@ def test_a_path_may_begin_with_the_home_folder(
         "Code-v0": "[1]\n",
     }
     tmp_path.joinpath("f").write_text(content[env_id])
+    options: dict[str, Any] = {option: "~/f", **more}
     try:
-        env = envkit.make(env_id, **{option: "~/f"}, **more)
+        env = envkit.make(env_id, **options)
         env.reset(seed=0)
     except OptionError as error:  # the content is no row of KodCode; the file was found
         assert "No such file" not in str(error)  # noqa: PT017
