@@ -133,9 +133,9 @@ class DockerBackend:
         free_mib = self._disk.free_mib()
         return self._sandboxes.disks() | ({} if free_mib is None else {"Docker's disk": (free_mib, LEAST_FREE_MIB)})
 
-    async def image(self, name: str) -> Image | None:
-        """Return the properties of an image; None if there is no such image."""
-        return await self._daemon.image(name)
+    async def why_unusable(self, image: str) -> str | None:
+        """Return in one line why the image cannot be used, and what to do; None if it can be used."""
+        return await why_unusable(self._daemon, image)
 
     async def start(self, spec: SandboxSpec) -> AgentSandbox:
         """Start a sandbox with this spec; see `envkit.protocols.SandboxBackend.start`.

@@ -78,7 +78,7 @@ async def why_missing(daemon: Daemon, name: str) -> str:
     if name in (GAMES_IMAGE, PLAIN_IMAGE):
         return f"there is no image {name} here; build it: {build_command(name, there)}"
     near = did_you_mean(name, there, lists=False)
-    return f"there is no image {name!r} here (docker pull {name}){near}"
+    return f"there is no image {name!r} here (docker pull {name}, or envkit image build NAME --tag {name}){near}"
 
 
 def build_command(name: str, images: Sequence[str]) -> str:

@@ -118,7 +118,7 @@ async def serve_fleet(
     require_address(listen.host, listen.port, listen.socket, certificate, key)
     tokens = _tokens(config)
     if tokens.is_needed():
-        announce(f"tokens: every caller needs one; create it: {command('token', 'create', '--tenant', 'NAME')}")
+        announce(f"tokens: every caller needs one; create it: {_create_token(config)}")
     rate = None if limits.calls_per_s is None else Rate(limits.calls_per_s, burst=max(limits.calls_per_s, 1.0))
     signals = _ShutdownSignals()
     signals.install()
@@ -363,9 +363,15 @@ def _tokens(config: ServeConfig) -> TokenStore:
         store.close()
         raise UsageError(
             f"{config.listen.host} is reachable from other machines, and there are no tokens; create one with "
-            f"'{command('token', 'create', '--tenant', 'NAME')}', or listen on 127.0.0.1"
+            f"'{_create_token(config)}', or listen on 127.0.0.1"
         )
     return store
+
+
+def _create_token(config: ServeConfig) -> str:
+    """Return the command that creates a token for this server."""
+    state = () if config.state is None else ("--state", str(config.state))
+    return command("token", "create", "--tenant", "NAME", *state)
 
 
 def _state(config: ServeConfig) -> AbstractContextManager[object]:

@@ -15,7 +15,6 @@ from envkit.fleet.ledger import Ledger
 from envkit.installation import command
 from envkit.sandbox import machine
 from envkit.sandbox.docker.backend import GAMES_IMAGE, DockerBackend
-from envkit.sandbox.docker.images import why_other_format
 from envkit.sandbox.pool.node import Capacity, Node
 from envkit.sandbox.process.backend import ProcessBackend
 from envkit.types import Cause
@@ -62,7 +61,8 @@ async def open_nodes(config: ServeConfig) -> AsyncIterator[FleetNodes]:
         found = await clock.to_thread(machine.this_machine)
         # Ask Docker for the memory, because its daemon may run on another machine.
         if isinstance(backend, DockerBackend):
-            await _require_image(backend, image)
+            if why_not := await backend.why_unusable(image):
+                raise UsageError(f"envs.image: {why_not}")
             found = replace(found, memory_mib=backend.machine_memory_mib)
         limits = Capacity(sandboxes=config.node.max_sandboxes, **config.node.model_dump(exclude={"max_sandboxes"}))
         node = Node(_HERE, backend, machine.with_defaults(limits, found))
@@ -70,23 +70,6 @@ async def open_nodes(config: ServeConfig) -> AsyncIterator[FleetNodes]:
         what += why
         in_image = isinstance(backend, DockerBackend)
         yield FleetNodes((node,), what, in_image, isolates=isolates, ledger=ledger, disks=backend.disks)
-
-
-async def _require_image(backend: DockerBackend, image: str) -> None:
-    """Check that the image exists and has the format of this version of envkit.
-
-    Raises:
-        UsageError: The image is missing or has another format; the message says how to build it.
-    """
-    found = await backend.image(image)
-    if found is None:
-        tag = "" if image == GAMES_IMAGE else f" --tag {image}, or fetch it: docker pull {image}"
-        raise UsageError(
-            f"no image {image} for the sandboxes that serve environments; build it: "
-            f"{command('image', 'build', 'games')}{tag}"
-        )
-    if why := why_other_format(found, image):
-        raise UsageError(why)
 
 
 def image_lacks(image: str, cause: Cause) -> str:

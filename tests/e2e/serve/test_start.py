@@ -72,8 +72,8 @@ def test_more_sandboxes_than_the_machine_holds_are_rejected(tmp_path: Path) -> N
 @pytest.mark.docker
 def test_a_missing_image_is_reported_with_the_command_that_builds_it(tmp_path: Path) -> None:
     error = error_of(tmp_path, "--backend", "docker", "--set", "envs.image=no/such:1")
-    assert error.startswith("no image no/such:1 for the sandboxes that serve environments; build it: ")
-    assert error.endswith("envkit image build games --tag no/such:1, or fetch it: docker pull no/such:1")
+    remedies = "docker pull no/such:1, or envkit image build NAME --tag no/such:1"
+    assert error.startswith(f"envs.image: there is no image 'no/such:1' here ({remedies})")
 
 
 @pytest.mark.docker
@@ -91,4 +91,9 @@ def test_an_image_of_another_format_is_reported_before_a_sandbox_starts(tmp_path
     with labelled_image("envkit.format=2") as newer:
         error = error_of(tmp_path, "--backend", "docker", "--set", f"envs.image={newer}")
     why = "has another format (found 2; this version of envkit needs 1); run envkit image build NAME --tag"
-    assert error == f"image {newer} {why} {newer}"
+    assert error == f"envs.image: image {newer} {why} {newer}"
+
+
+def test_the_hint_to_create_a_token_names_the_state_folder(tmp_path: Path) -> None:
+    error = error_of(tmp_path, "--backend", "none", "--host", "0.0.0.0")
+    assert f"envkit token create --tenant NAME --state {tmp_path}'" in error

@@ -6,11 +6,14 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 import anyio
 import pytest
 
+import envkit
 from envkit import clock
+from envkit.env import BlockingEnv
 from envkit.errors import (
     CapacityError,
     EnvkitError,
@@ -20,10 +23,12 @@ from envkit.errors import (
     UnauthorizedError,
     UnreachableError,
 )
+from envkit.http.client.outages import Outages
 from envkit.http.client.reconnecting_host import ReconnectingHost
 from envkit.protocols import Episode
 from envkit.types import Observation, Reset, Step, Task
 from envkit.wiring.training.remote import outages_of_run
+from tests.http.envs import serving, slots
 
 TASK = Task("Count-v0", 7)
 DOWN = UnreachableError("http://fleet does not answer: Connection refused")
@@ -215,3 +220,44 @@ def test_an_episode_whose_sandbox_did_not_start_is_played_again() -> None:
 
     with pytest.raises(UnreachableError, match="no healthy worker"):
         play(Full())
+
+
+def test_outside_of_training_only_outages_are_waited_for_and_the_error_is_that_of_the_last_call() -> None:
+    lines: list[str] = []
+
+    async def main(server: Server, timeout_s: float) -> float:
+        began = clock.now()
+        host = ReconnectingHost(server, Outages(timeout_s, lines.append))
+        with pytest.raises(EnvkitError) as raised:
+            async with host.lease(TASK):
+                pass
+        assert raised.value is server.failing[0]
+        return clock.now() - began
+
+    assert 30 <= clock.run(main, Server(until_s=1000), 30.0, virtual=True) < 33
+    assert lines == ["http://fleet does not answer: Connection refused; waiting up to 30 s for the server"]
+    assert clock.run(main, Server(until_s=1000), 0.0, virtual=True) == 0
+    assert clock.run(main, Server(failing=[CapacityError("full")], until_s=1000), 30.0, virtual=True) == 0
+    assert len(lines) == 1
+
+
+def test_make_goes_on_after_a_restart_of_its_server(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/envs.sock"
+
+    async def serve_twice(step: Callable[[], object]) -> None:
+        for _ in range(2):
+            async with serving(slots(1), uds=f"{tmp_path}/envs.sock"):
+                await clock.to_thread(step)
+            await anyio.sleep(0.2)
+
+    made: list[object] = []
+
+    def reset() -> None:
+        if not made:
+            made.append(envkit.make("Count-v0", url=address))
+        env = made[0]
+        assert isinstance(env, BlockingEnv)
+        assert env.reset(seed=1)[0]
+
+    clock.run(serve_twice, reset)
+    made[0].close()  # type: ignore[attr-defined]

@@ -61,7 +61,7 @@ def test_a_start_that_takes_too_long_fails_and_leaves_nothing() -> None:
 @pytest.mark.parametrize(
     ("spec", "why"),
     [
-        (SandboxSpec(image="no/such:1"), r"there is no image 'no/such:1' here \(docker pull no/such:1\)"),
+        (SandboxSpec(image="no/such:1"), r"there is no image 'no/such:1' here \(docker pull no/such:1, or "),
         (SandboxSpec(image="No Such"), "invalid reference format"),
         (SandboxSpec(runtime="no-such"), "Docker has no runtime 'no-such', only .*runc"),
         (SandboxSpec(profile="system", untrusted=True), "profile 'system' does not enforce disk, uid"),
