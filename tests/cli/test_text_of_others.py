@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Callable, Sequence
+from io import StringIO
 from pathlib import Path
 
 import pytest
 
+from envkit.cli.tables import print_table
 from envkit.environments.swe import tasks
+from envkit.runs.display import LineDisplay, RichDisplay
 from envkit.runs.files import replace_rows
 from envkit.runs.printable import printable
 from envkit.types import JSON, EpisodeRecord, Observation, Outcome, Step, StopReason, TurnRecord
@@ -18,6 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("cli-text")]
 
 HOSTILE = "a\x1b]0;title\x07\x1b[2J\x9b31m\u202eb"
 SHOWN = r"a\x1b]0;title\x07\x1b[2J\x9b31m\u202eb"
+QUESTIONS = ["eval", "Questions-v0", "--policy", "random"]
 MANY = "9" * 5000
 DEEP = "[" * 100_000
 
@@ -33,6 +37,19 @@ DEEP = "[" * 100_000
 )
 def test_characters_that_control_a_terminal_are_escaped(text: str, shown: str) -> None:
     assert printable(text) == shown
+
+
+def test_tables_and_displays_escape_text(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(("NAME", "SEEN"), [(HOSTILE, "one\ntwo")])
+    assert capsys.readouterr().out.splitlines()[1] == rf"{SHOWN}  one\ntwo"
+    for display in (LineDisplay(written := StringIO(), every_s=0), RichDisplay(live := StringIO())):
+        display.announce(HOSTILE)
+        display.phase(HOSTILE, 1)
+        display.advance(1, **{HOSTILE: HOSTILE})
+        display.close()
+    for stream in (written, live):
+        assert SHOWN in stream.getvalue()
+        assert not {"\x07", "\x9b", "\u202e"} & set(stream.getvalue())
 
 
 def recorded(folder: Path) -> None:
@@ -81,7 +98,7 @@ def nothing(folder: Path) -> None:
         (wrote("run.yaml", f'"{HOSTILE.encode("unicode_escape").decode()}": 1'), ["check", "run.yaml"]),
         (
             wrote("q.jsonl", '{"a\\u001b[2J": 1}'),
-            ["eval", "Questions-v0", "--policy", "random", "--option", "file=q.jsonl"],
+            [*QUESTIONS, "--option", "file=q.jsonl"],
         ),
         (nothing, ["eval", "FrozenLake-v0", "--policy", HOSTILE]),
         (nothing, ["eval", HOSTILE, "--policy", "random"]),
@@ -117,7 +134,7 @@ def test_a_stream_that_lacks_characters_gets_escapes(encoding: str, tmp_path: Pa
         (nothing, ["eval", "FrozenLake-v0", "--policy", "random", "--option", f"size={MANY}"], "is not YAML"),
         (
             wrote("q.jsonl", DEEP),
-            ["eval", "Questions-v0", "--policy", "random", "--option", "file=q.jsonl"],
+            [*QUESTIONS, "--option", "file=q.jsonl"],
             "nested too deeply",
         ),
         (wrote("rows.json", f"[{MANY}]"), ["tasks", "SWE-v0", "import", "rows.json", "--out", "out"], "rows.json:1"),
