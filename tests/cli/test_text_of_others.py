@@ -80,7 +80,10 @@ def recorded(folder: Path) -> None:
 
 
 def wrote(name: str, content: str) -> Callable[[Path], None]:
-    return lambda folder: (folder / name).write_text(content) and None
+    def prepare(folder: Path) -> None:
+        (folder / name).write_text(content)
+
+    return prepare
 
 
 def nothing(folder: Path) -> None:

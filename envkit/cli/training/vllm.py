@@ -64,4 +64,4 @@ def vllm(
 
 def _ready(url: str) -> None:
     echo(f"ready {url}")
-    print(f"in training files, set engine.kind: vllm and engine.url: {url}", err=True)
+    echo(f"in training files, set engine.kind: vllm and engine.url: {url}", err=True)
