@@ -80,10 +80,10 @@ def recorded(folder: Path) -> None:
 
 
 def wrote(name: str, content: str) -> Callable[[Path], None]:
-    def write(folder: Path) -> None:
+    def prepare(folder: Path) -> None:
         (folder / name).write_text(content)
 
-    return write
+    return prepare
 
 
 def nothing(folder: Path) -> None:
