@@ -160,7 +160,7 @@ async def serve_fleet(
                     key=key,
                     on_ready=on_ready,
                     handle_signals=False,
-                    on_drained=partial(_leave, fleet.pool, log) if leaves else None,
+                    on_drained=partial(_leave, fleet.pool, log) if leaves and fleet.pool else None,
                 )
     _log.info("shutdown complete")
 

@@ -21,6 +21,6 @@ SEEDS = range(300)
     ],
 )
 def test_the_default_levels_are_those_of_the_first_release(env_id: str, options: dict[str, str], digest: str) -> None:
-    with envkit.make(env_id, instructions=False, **options) as env:
+    with envkit.make(env_id, instructions=False, **options) as env:  # type: ignore[arg-type]
         boards = "\n\n".join(env.reset(seed=seed)[0] for seed in SEEDS)
     assert hashlib.blake2b(boards.encode(), digest_size=8).hexdigest() == digest

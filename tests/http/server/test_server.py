@@ -347,7 +347,7 @@ def test_make_with_an_address_plays_the_same_as_without(tmp_path: Path) -> None:
     with env_server(path):
         played = []
         for options in ({}, {"url": f"unix:{path}"}):
-            with envkit.make("FrozenLake-v0", slip=0.4, **options) as env:
+            with envkit.make("FrozenLake-v0", slip=0.4, **options) as env:  # type: ignore[arg-type]
                 start, info = env.reset(seed=11, options={"size": 5})
                 steps = []
                 for move in moves:

@@ -75,7 +75,7 @@ def test_a_path_may_begin_with_the_home_folder(
     }
     tmp_path.joinpath("f").write_text(content[env_id])
     try:
-        env = envkit.make(env_id, **{option: "~/f"}, **more)
+        env = envkit.make(env_id, **{option: "~/f"}, **more)  # type: ignore[arg-type]
         env.reset(seed=0)
     except OptionError as error:  # the content is no row of KodCode; the file was found
         assert "No such file" not in str(error)  # noqa: PT017
