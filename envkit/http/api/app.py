@@ -196,7 +196,7 @@ class App:
         """Refuse new sessions and sandboxes from now on; calls to those that exist still work."""
         self._operations.sessions.is_draining = True
         if self._sandboxes is not None:
-            self._sandboxes.access.is_draining = True
+            self._sandboxes.refuse_new()
 
     def in_use(self, *, with_sandboxes: bool) -> int:
         """Return the number of episodes that run, and, `with_sandboxes`, of sandboxes that clients use."""

@@ -50,14 +50,12 @@ class SandboxAccess:
         max_timeout_s: Maximum timeout of a command, in seconds.
 
     Attributes:
-        is_draining: Whether new sandboxes are refused, because the server will shut down when the others have ended.
         closing: Event that is set when the server shuts down. Running calls then finish, and no new calls start.
     """
 
     def __init__(self, pool: SandboxPool, *, max_timeout_s: float = MAX_TIMEOUT_S) -> None:
         self.pool = pool
         self.max_timeout_s = max_timeout_s
-        self.is_draining = False
         self.closing = anyio.Event()
 
     @handles(table.EXEC)

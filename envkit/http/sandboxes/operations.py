@@ -10,7 +10,7 @@ from functools import partial
 import anyio
 from anyio.abc import TaskGroup
 
-from envkit.errors import EnvkitError, OptionError, SandboxNotFoundError, TooLargeError, UnreachableError
+from envkit.errors import EnvkitError, OptionError, TooLargeError
 from envkit.http.auth.caller import Caller
 from envkit.http.auth.sandbox_policy import SandboxPolicy
 from envkit.http.protocol import operations as table
@@ -21,7 +21,7 @@ from envkit.http.sandboxes.access import SLACK_S, SandboxAccess, within
 from envkit.http.sandboxes.idempotency import IdempotentCalls
 from envkit.http.sandboxes.pending_starts import PendingStarts, StartRequest
 from envkit.http.sandboxes.snapshot_quota import SnapshotBounds, Snapshots
-from envkit.types import TenantKey, why_no_network
+from envkit.types import why_no_network
 
 _MAX_SPEC_BYTES = 128 << 10
 """Limit on the size of a sandbox's spec. The server stores specs for a while after their sandboxes have ended."""
@@ -60,6 +60,10 @@ class SandboxOperations:
         """Set the task group in which sandboxes start, so that a start continues after its caller disconnects."""
         self._starts.tasks = tasks
 
+    def refuse_new(self) -> None:
+        """Refuse new sandboxes from now on."""
+        self._starts.is_draining = True
+
     def keep(self, used: set[str], caller: Caller) -> None:
         """Renew the leases of all sandboxes whose ids are in `used`, and remove the ids of ended sandboxes from
         `used`.
@@ -92,21 +96,11 @@ class SandboxOperations:
             raise OptionError("network", why)
         self._policy.require(spec, caller)
         request = StartRequest(caller.key(body.sandbox_id), spec, body.lease_s, snapshot, body.wait_s)
-        if self.access.is_draining:
-            self._refuse_new(request.key)
         if body.wait_s:
             await self.access.unless_closing(partial(self._starts.run, request))
         else:
             await self._starts.run(request)
         return self.access.reply(self.access.view(body.sandbox_id, caller), caller)
-
-    def _refuse_new(self, key: TenantKey) -> None:
-        """Raise `UnreachableError` unless the sandbox `key` exists or is starting."""
-        if key not in self._starts:
-            try:
-                self.access.pool.view(key.id, tenant=key.tenant)
-            except SandboxNotFoundError:
-                raise UnreachableError("the server is shutting down and starts no sandboxes; retry later") from None
 
     @handles(table.VIEW)
     async def view(self, body: wire.SandboxFrame, caller: Caller) -> wire.SandboxReply:

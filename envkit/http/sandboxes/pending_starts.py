@@ -10,7 +10,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from envkit import clock
-from envkit.errors import SandboxNotFoundError
+from envkit.errors import SandboxNotFoundError, UnreachableError
 from envkit.protocols import SandboxPool
 from envkit.types import SandboxSpec, TenantKey
 
@@ -52,6 +52,8 @@ class PendingStarts:
     def __init__(self, pool: SandboxPool, on_new: Callable[[TenantKey], None], *, ttl_s: float | None = None) -> None:
         self.tasks: TaskGroup | None = None
         """Runs the starts, which outlive their callers; None while the server is not running."""
+        self.is_draining = False
+        """Whether new sandboxes are refused, because the server will shut down."""
         self._pool = pool
         self._on_new = on_new
         self._ttl_s = ttl_s
@@ -90,6 +92,8 @@ class PendingStarts:
         try:
             self._pool.view(request.key.id, tenant=request.key.tenant)
         except SandboxNotFoundError:
+            if self.is_draining:
+                raise UnreachableError("the server is shutting down and starts no sandboxes; retry later") from None
             self._on_new(request.key)
         expired_s = clock.now() - _RESULT_TTL_S
         for key, one in list(self._starts.items()):

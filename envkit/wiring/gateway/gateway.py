@@ -23,7 +23,7 @@ from envkit.errors import SandboxStartError, UsageError
 from envkit.fleet import FleetHost, RoutedHosts
 from envkit.fleet.alerts import log_events, log_rebuilds, send_alerts, warn_if_unreachable, watch_disks
 from envkit.fleet.offenders import Offenders
-from envkit.http.api.app import create_app
+from envkit.http.api.app import App, create_app
 from envkit.http.auth.localhost_only import is_loopback
 from envkit.http.auth.rate_limit import Rate
 from envkit.http.auth.sandbox_policy import SandboxPolicy
@@ -150,8 +150,7 @@ async def serve_fleet(
             leaves = drain is not None and fleet.keeps_sandboxes
             with signals.cancel_on_signal(drain) as stopping:
                 if drain is not None:
-                    waits_for = partial(app.in_use, with_sandboxes=not leaves)
-                    tasks.start_soon(_drain, drain, app.refuse_new, waits_for, config.drain_s, stopping)
+                    tasks.start_soon(_drain, app, drain, config.drain_s, stopping, leaves)
                 await serve(
                     AuthMiddleware(app, tokens, rate=rate, bodies=_memory_budget(limits), log=log, errors=app.errors),
                     host=listen.host,
@@ -204,16 +203,14 @@ class _ShutdownSignals:
             self._scope.cancel()
 
 
-async def _drain(
-    begins: anyio.Event,
-    refuse_new: Callable[[], None],
-    count: Callable[[], int],
-    timeout_s: float,
-    stopping: anyio.CancelScope,
-) -> None:
-    """When the event `begins` is set, refuse new work; cancel `stopping` when `count` is 0, or after `timeout_s`."""
+async def _drain(app: App, begins: anyio.Event, timeout_s: float, stopping: anyio.CancelScope, leaves: bool) -> None:
+    """When the event `begins` is set, refuse new work; cancel `stopping` when nothing runs, or after `timeout_s`.
+
+    Sandboxes of clients count as running, unless the server leaves them to the next one (`leaves`).
+    """
     await begins.wait()
-    refuse_new()
+    app.refuse_new()
+    count = partial(app.in_use, with_sandboxes=not leaves)
     _log.info("draining: no new work; waiting up to %g s for what runs (%d); a signal ends this", timeout_s, count())
     with anyio.move_on_after(timeout_s):
         while count():  # noqa: ASYNC110 - events would cost time in every step
