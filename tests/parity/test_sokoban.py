@@ -77,7 +77,7 @@ def test_rooms_rewards_and_ends_agree_with_gym_sokoban(
     }
     seeds = seeds_of(record.start_NC, **options)
     for mode in MODES:
-        envs: Any = envkit.make_vec("Sokoban-v0", len(seeds), mode=mode, autoreset=AutoresetMode.DISABLED, **options)  # type: ignore[arg-type]
+        envs: Any = envkit.make_vec("Sokoban-v0", len(seeds), mode=mode, autoreset=AutoresetMode.DISABLED, **options)
         agree(envs, record, seeds)
         envs.close()
 

@@ -50,7 +50,7 @@ def _answers(number: int) -> dict[str, Any]:
 @BOTH
 def test_every_observation_and_action_kind_shows_the_same_episodes(env_id: str, options: dict[str, Any]) -> None:
     rng = random.Random(5)
-    envs = [envkit.make(env_id, format_penalty=0.25, **face, **options) for face in FACES]  # type: ignore[arg-type]
+    envs = [envkit.make(env_id, format_penalty=0.25, **face, **options) for face in FACES]
     lengths = []
     for seed in (*range(12), None, None, None):
         starts = [env.reset(seed=seed) for env in envs]

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 import envkit
-from envkit import registry
 from envkit.errors import OptionError, UsageError
 from envkit.registry import OPERATOR_OPTIONS, register
 from envkit.types import JSON, Task
-from envkit.wiring.environments import find, refuse_foreign, registered
+from envkit.wiring.catalogue import load_catalogue
+from envkit.wiring.environments import find, refuse_foreign
 from envkit.wiring.gateway.guard import refuse_operator_options
 
 
@@ -57,8 +57,8 @@ def test_every_option_that_is_a_path_or_chooses_a_part_of_the_machine_is_the_ope
         for pairs in re.findall(r"for name, value in \((.*)\):\n.*\n +check_path", source):
             checked.update(re.findall(r'"(\w+)"', pairs))
     assert checked == _PATHS
-    built_in = [spec for spec in registered() if registry.package_of(spec.id) in (None, "envkit")]
-    assert set[str]().union(OPERATOR_OPTIONS, *(one.operator_options for one in built_in)) == _PATHS | _MACHINE
+    built_in = [spec.operator_options for spec in load_catalogue()]
+    assert OPERATOR_OPTIONS.union(*built_in) == _PATHS | _MACHINE
 
 
 @pytest.mark.parametrize(
