@@ -1,8 +1,7 @@
 """Repair-v0: repair a broken configuration file. An environment whose tasks are judged in a second sandbox.
 
-    python -c "import repair_config; repair_config.register()"
-
-docs/write-an-environment.md explains the parts.
+A package with an entry point of the group ``envkit.envs`` that names `register` makes the commands know it:
+docs/write-an-environment.md shows such a package, and explains the parts.
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ async def grade_changes(
         if second == "forged":
             problem = "the tests pass with a second bug, which they find in the known fix: the report is forged"
         if second == "unread":
-            problem = f"the changed files need more than {CPU_S} s of CPU time to be read"
+            problem = f"no second bug can be chosen within {CPU_S} s of CPU time and 2 GiB"
         if second != "found":
             flags = (*flags, problem or "no second bug was found that the tests find")
     return Verdict(

@@ -160,6 +160,6 @@ def _write(path: Path, text: str) -> None:
     path = path.expanduser()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise UsageError(f"logs: {path}: {error.strerror}; choose a folder that can be written") from None

@@ -12,12 +12,12 @@ import tarfile
 from collections.abc import Iterator, Sequence
 
 from envkit import clock
-from envkit.errors import TooLargeError
+from envkit.errors import SandboxRefusedError, TooLargeError
 from envkit.protocols import Sandbox
 
 from ..tools.limits import cut_middle
 from .tasks import WORK, Artifact, TaskStep, TerminalTask
-from .verifier import SETUP_S, VerifierError
+from .verifier import SETUP_S
 
 MAX_ARTIFACTS = 64 << 20
 """Maximum bytes of all artifacts of a step together, as tar archives."""
@@ -69,7 +69,7 @@ async def unpack(sandbox: Sandbox, task: TerminalTask, artifact: Artifact, archi
     """Unpack an artifact; return why that failed, or None.
 
     Raises:
-        VerifierError: The sandbox has no program tar.
+        SandboxRefusedError: The sandbox has no program tar.
     """
     folder = posixpath.dirname(artifact.source.rstrip("/")) or "/"
     kept = ["--no-overwrite-dir"] if task.profile == "strict" else []  # owners and modes of folders
@@ -80,7 +80,8 @@ async def unpack(sandbox: Sandbox, task: TerminalTask, artifact: Artifact, archi
     except TooLargeError as error:  # a server's limit
         return f"the artifact {artifact.source} cannot be sent: {error}"
     if result.exit_code == 127:
-        raise VerifierError(f"{task.name}: the artifacts cannot be unpacked, because the verifier's image has no tar")
+        why = f"{task.name}: the artifacts cannot be unpacked, because the verifier's image has no tar"
+        raise SandboxRefusedError(sandbox.id, why)
     if result.exit_code != 0:
         return f"the artifact {artifact.source} cannot be unpacked: {cut_middle(result.stderr, 500)}"
     return None

@@ -27,7 +27,7 @@ import anyio
 import msgspec
 
 from envkit import clock
-from envkit.errors import SandboxError, SandboxRefusedError
+from envkit.errors import SandboxError, SandboxLostError, SandboxRefusedError
 from envkit.installation import load
 from envkit.metrics import Fold
 from envkit.protocols import Sandbox, SandboxPool
@@ -139,7 +139,14 @@ class Terminal(TaskEnv):
         if verdict.reward < (task.step.min_reward or -math.inf):
             return step
         self.task = task.next()
-        await self._begin()
+        try:
+            await self._begin()
+        except SandboxLostError:
+            raise
+        except SandboxError as error:  # what the agent left behind is in the way
+            self.task = task
+            text = f"The step was submitted. The next one cannot begin: {error}"
+            return msgspec.structs.replace(step, observation=Observation(text, role=step.observation.role))
         self.submitted, self._running = None, True
         text = f"The step was submitted. The next one:\n\n{self.task.statement}"
         return msgspec.structs.replace(

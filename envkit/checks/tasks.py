@@ -5,6 +5,7 @@ The nop must not succeed, the oracle must always succeed, and cheats must earn n
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from envkit.errors import EnvError, UsageError, did_you_mean
 from envkit.protocols import EnvHost, Episode, EpisodePlayer, Player
 from envkit.registry import EnvSpec
 from envkit.runs.display import Display, SilentDisplay
+from envkit.runs.owners import owner_name
 from envkit.trainer_bridge.rollout import Rollout, RolloutLimits
 from envkit.types import JSON, CommandResult, Options, Outcome, Reset, RolloutRequest, Task, stable_hash
 from envkit.wiring import tasks as task_sets
@@ -270,7 +272,7 @@ def check_tasks(
         return replace(task, options={**task.options, "logs": str(folder)}) if is_kept else task
 
     async def main() -> list[PlayerResult]:
-        with TemporaryDirectory(prefix="envkit-logs-") as folder:
+        with TemporaryDirectory(prefix=f"{owner_name(os.getpid())}-logs-") as folder:
             logs = [Path(mkdtemp(dir=folder)) for _ in queue]
             async with (
                 open_resources(spec.needs, backend=backend, judge=judge, announce=display.announce) as resources,

@@ -3,7 +3,7 @@
 Both versions of cgroups are supported. Version 1 has one tree of cgroups for each controller, such as
 ``/sys/fs/cgroup/memory``. Version 2 has a single tree. New cgroups are created in the cgroup of this process, or in
 its nearest ancestor that allows the controllers. The owner of a cgroup is the process that supervises the sandbox. The
-name of the cgroup starts with `envkit.sandbox.host.owners.owner_name` of the owner, so that a later process can find
+name of the cgroup starts with `envkit.runs.owners.owner_name` of the owner, so that a later process can find
 and remove cgroups whose owner has ended. Further owners are recorded as empty child cgroups with their `owner_name`.
 """
 

@@ -34,6 +34,8 @@ MAX_BUGS = 3
 """Maximum number of bugs that are tried in a submission, and as many in the known fix."""
 CPU_S = 20
 """Maximum CPU seconds of the process that chooses the bugs, which a busy machine does not use up sooner."""
+_MEMORY = 2 << 30
+"""Maximum bytes of that process."""
 _MAX_FILES = 8
 _STRONG = ("return_none", "body_removed", "not_removed", "branch_removed", "compare_flip")
 """Operators whose bugs tests mostly find, the best first."""
@@ -53,7 +55,7 @@ async def judge_with_bugs(
     *,
     cpu_s: int = CPU_S,
 ) -> Literal["found", "forged", "unknown", "unread"]:
-    """Return whether the tests find a second bug in a submission; ``unread`` if it takes too long to choose one.
+    """Return whether the tests find a second bug in a submission; ``unread`` if choosing one takes too long.
 
     Args:
         task: The task.
@@ -113,7 +115,11 @@ def bugs_of(
     done: set[tuple[str, str]] = set()
     for key in ranked:
         path, _, function, *_ = key
-        made = [apply(text.encode(), [edit]) for text, edit in zip(texts[path], (mine[key], known[key]), strict=True)]
+        pairs = zip(texts[path], (mine[key], known[key]), strict=True)
+        try:
+            made = [apply(text.encode(), [edit]) for text, edit in pairs]
+        except (RecursionError, MemoryError):
+            continue
         if (path, function) not in done and all(made):
             done.add((path, function))
             yield (path, *(str(one, "utf-8") for one in made if one))  # type: ignore[misc]
@@ -136,5 +142,6 @@ def _edits(texts: _Texts, place: int) -> dict[_Key, Edit]:
 
 def main(cpu_s: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     wanted = json.load(sys.stdin)
     json.dump([bug for _, bug in zip(range(MAX_BUGS), bugs_of(**wanted), strict=False)], sys.stdout)

@@ -117,6 +117,8 @@ def evaluate(**chosen: Any) -> None:
     settings = {name: chosen[name] for name in SHORTHANDS}
     options = read_options(chosen["option"] or ())
     if chosen["tasks"] is not None:
+        if not chosen["tasks"].exists():
+            raise UsageError(f"--tasks: there is no folder {chosen['tasks']}; the option for a number is --episodes")
         options["tasks"] = str(chosen["tasks"])
         settings["split"] = settings["split"] or "any"
     chosen["overrides"] = [
