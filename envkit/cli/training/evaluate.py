@@ -145,7 +145,8 @@ def _run(chosen: dict[str, Any], settings: dict[str, Any]) -> None:
     if as_json:
         import orjson
 
-        print(json.dumps(orjson.loads(orjson.dumps(found.as_json()))))  # ASCII; orjson writes NaN as null
+        plain = orjson.loads(orjson.dumps(found.as_json()))  # orjson writes NaN as null
+        print(json.dumps(plain, separators=(",", ":")))  # ASCII
     else:
         for line in lines(found):
             echo(line)
