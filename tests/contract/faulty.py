@@ -20,7 +20,7 @@ def _raise(error: BaseException) -> NoReturn:
 
 
 def _numbers() -> Iterator[int]:
-    yield from itertools.count()
+    yield from range(9)
 
 
 def _step(**changed: Any) -> Callable[[], object]:

@@ -15,6 +15,7 @@ from contextlib import AsyncExitStack, closing
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 import envkit
@@ -23,7 +24,7 @@ from envkit.env import AsyncEnv
 from envkit.errors import MissingFileError, SandboxLostError, SandboxNotFoundError, SandboxStartError, UsageError
 from envkit.types import Observation, Options, Reset, Step
 from envkit.wiring.sandboxes.blocking import BlockingSandbox, BlockingShell, kind_of
-from tests.contract.kinds import new_marker, sleepers
+from tests.contract.kinds import new_marker, sleepers, until
 
 pytestmark = pytest.mark.bwrap
 
@@ -80,7 +81,7 @@ def test_an_async_environment_opens_a_sandbox_per_episode_without_threads() -> N
         for seed in (1, 2):
             env.reset(seed=seed)
             assert env.step(f"sleep {marker} & cat seed")[0] == str(seed)
-            assert len(sleepers(marker)) == 1
+            anyio.run(until, lambda: len(sleepers(marker)) == 1)
     assert sleepers(marker) == []
 
 
