@@ -233,11 +233,6 @@ def test_what_envkit_ignores_is_a_note(toml: str, note: str, tmp_path: Path) -> 
     assert found.startswith(note)
 
 
-def test_cheats_that_are_not_played_are_a_note(tmp_path: Path) -> None:
-    files = {f"cheats/{name}.sh": "true\n" for name in "abc"}
-    assert read_task(harbor(tmp_path, "", files)).notes == ("cheats: envkit tasks Terminal-v0 check plays only a, b",)
-
-
 def test_unknown_keys_are_ignored(tmp_path: Path) -> None:
     assert read_task(harbor(tmp_path, "new = 1\n[environment]\nnewer = 2\n[other]\nx = 1\n")).notes == ()
 
