@@ -92,7 +92,8 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any]):
         return observation, info
 
     def step(self, action: str) -> Seen:
-        self.seen.append(Seen(*self.env.step(action)))
+        observation, reward, terminated, truncated, info = self.env.step(action)  # it may be an endless generator
+        self.seen.append(Seen(observation, reward, terminated, truncated, info))
         return self.seen[-1]
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ def _raise(error: BaseException) -> NoReturn:
 
 
 def _numbers() -> Iterator[int]:
-    yield from range(9)
+    yield from itertools.count()
 
 
 def _step(**changed: Any) -> Callable[[], object]:
