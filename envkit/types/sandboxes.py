@@ -156,8 +156,14 @@ class CauseKind(StrEnum):
     UNKNOWN = "unknown"
 
 
-AT_PROCESS_LIMIT = "its programs fill its limit of processes"
-"""Why a sandbox does not answer, if only its own programs can be the reason."""
+class Blocked(StrEnum):
+    """Why a sandbox does not answer, as far as its host can see."""
+
+    UNKNOWN = ""
+    PAUSED = "paused"
+    """A signal, or the Docker daemon, has stopped it."""
+    PROCESS_LIMIT = "its programs fill its limit of processes"
+    """At least three quarters of the limit are used. The agent is blamed, though a slow host may be a part of it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envkit.types import GRADER_HOME, Cause
+from envkit.types.sandboxes import Blocked
 
 from .channel import Survived
 
@@ -22,7 +23,7 @@ class HostResources:
         sockets: Host folder that contains the sandbox's sockets; None to connect through the agent instead.
         snapshot: Saves the sandbox's files and returns the snapshot's name; None if snapshots are not supported.
         unenforced: Limits that this sandbox does not enforce although its backend usually does, such as ``"uid"``.
-        diagnose: Returns why the sandbox is blocked, or "" if it is not; None if the host cannot inspect the sandbox.
+        diagnose: Returns why the sandbox is blocked; None if the host cannot inspect the sandbox.
         disk_percent: Returns how full the root file system is, in percent of its limit; None if it has no limit.
         grader_home: Path inside the sandbox of the folder that only a grader can access.
         on_survived: Called when the sandbox has survived an OOM kill; must not block. None for no callback.
@@ -32,9 +33,9 @@ class HostResources:
     kill: Callable[[], Awaitable[None]]
     release_resources: Callable[[], None] | None = None
     sockets: Path | None = None
-    snapshot: Callable[[], Awaitable[str]] | None = None
+    snapshot: Callable[[], Awaitable[Blocked]] | None = None
     unenforced: tuple[str, ...] = ()
-    diagnose: Callable[[], Awaitable[str]] | None = None
+    diagnose: Callable[[], Awaitable[Blocked]] | None = None
     disk_percent: Callable[[], int] | None = None
     grader_home: str = GRADER_HOME
     on_survived: Callable[[], None] | None = None

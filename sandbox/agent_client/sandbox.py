@@ -28,6 +28,7 @@ from envkit.errors import (
     UsageError,
 )
 from envkit.types import EXEC_TIMEOUT_S, JSON, Cause, CauseKind, ExecResult, FileUser, SandboxUser
+from envkit.types.sandboxes import Blocked
 
 from ..host import run_dirs
 from ..host.instances import not_ready
@@ -279,9 +280,9 @@ class AgentSandbox:
         """Whether reading from the agent is paused because a caller does not read the reply to its call."""
         return self._channel.is_stalled
 
-    async def diagnose(self) -> str:
-        """Return why the sandbox is blocked, such as ``"paused"``; empty if it is not, or the reason is unknown."""
-        return "" if self._resources.diagnose is None else await self._resources.diagnose()
+    async def diagnose(self) -> Blocked:
+        """Return why the sandbox does not answer."""
+        return Blocked.UNKNOWN if self._resources.diagnose is None else await self._resources.diagnose()
 
     async def wait(self) -> Cause:
         """Wait until the sandbox has ended and return the cause."""

@@ -15,7 +15,7 @@ import anyio
 
 from envkit import clock
 from envkit.types import Cause, CauseKind
-from envkit.types.sandboxes import AT_PROCESS_LIMIT
+from envkit.types.sandboxes import Blocked
 
 from ..agent_client.channel import Survived
 from ..host import cgroups, run_dirs
@@ -127,12 +127,12 @@ class Supervisor:
             return found
         return cause_of(signal_in(code), self._child.last_line())
 
-    async def diagnose(self) -> str:
+    async def diagnose(self) -> Blocked:
         """Return why the sandbox does not answer; see `envkit.sandbox.pool.health.Diagnosable`."""
         first = self.first()
         if first is not None and first.is_stopped:
-            return "paused"
-        return AT_PROCESS_LIMIT if self.group.is_full_of_processes() else ""
+            return Blocked.PAUSED
+        return Blocked.PROCESS_LIMIT if self.group.is_full_of_processes() else Blocked.UNKNOWN
 
     async def kill(self) -> None:
         """Kill the sandbox and remove its cgroup and folder; takes at most some seconds.

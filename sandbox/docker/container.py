@@ -15,7 +15,7 @@ import anyio
 from envkit import clock
 from envkit.errors import SandboxError
 from envkit.types import JSON, Cause, CauseKind, SandboxSpec
-from envkit.types.sandboxes import AT_PROCESS_LIMIT, SandboxLimits
+from envkit.types.sandboxes import Blocked, SandboxLimits
 
 from ..agent_client.channel import Survived
 from ..host import agent_cgroup, oom_score, run_dirs
@@ -152,7 +152,7 @@ class AttachedContainer:
         own = Path(found["HostsPath"]).parent
         return DiskPaths((Path(layer), own, *on_disk), int(found["State"]["Pid"]))
 
-    async def diagnose(self) -> str:
+    async def diagnose(self) -> Blocked:
         """Return why the sandbox does not answer; see `envkit.sandbox.pool.health.Diagnosable`.
 
         Raises:
@@ -160,9 +160,9 @@ class AttachedContainer:
         """
         found = await self._daemon.inspect(self.id)
         if found is not None and found["State"].get("Paused"):
-            return "paused"
+            return Blocked.PAUSED
         used, limit = await self._daemon.processes(self.id)
-        return AT_PROCESS_LIMIT if limit and used >= limit * 3 // 4 else ""
+        return Blocked.PROCESS_LIMIT if limit and used >= limit * 3 // 4 else Blocked.UNKNOWN
 
     async def cause(self, survived: Survived) -> Cause:
         """Return why the container ended, within 2.5 s. `survived` counts the OOM kills that did not kill process 1."""

@@ -18,7 +18,7 @@ from envkit import clock
 from envkit.clock import compensate_loop_lag
 from envkit.errors import DeadlineError, EnvkitError, SandboxLostError
 from envkit.types import JSON, Cause, CauseKind, SandboxState
-from envkit.types.sandboxes import AT_PROCESS_LIMIT
+from envkit.types.sandboxes import Blocked
 
 from .instance import Instance
 
@@ -80,8 +80,8 @@ class LivenessTimes:
 class Diagnosable(Protocol):
     """A sandbox that can be diagnosed even when it does not answer."""
 
-    async def diagnose(self) -> str:
-        """Return in one line why the sandbox does not answer: ``"paused"``, `AT_PROCESS_LIMIT`, or empty if unknown."""
+    async def diagnose(self) -> Blocked:
+        """Return why the sandbox does not answer."""
         ...
 
 
@@ -135,7 +135,8 @@ def is_silent(instance: Instance, times: LivenessTimes, *, now: float, late_s: f
 
 async def declare_lost(instance: Instance, times: LivenessTimes) -> None:
     """Diagnose a sandbox that does not answer, and declare it lost unless it answers during the diagnosis."""
-    cause, diagnosis = f"no answer for {times.lost_s:g} s", ""
+    cause = f"no answer for {times.lost_s:g} s"
+    diagnosis: Blocked | str = Blocked.UNKNOWN
     answered_at = instance.answered_at
     sandbox: object = instance.sandbox
     try:
@@ -144,16 +145,17 @@ async def declare_lost(instance: Instance, times: LivenessTimes) -> None:
                 if diagnosis := await _diagnosis(instance, sandbox):
                     cause = f"{diagnosis}, {cause}"
         if instance.answered_at == answered_at:
-            instance.lose(Cause(CauseKind.UNRESPONSIVE, cause, by_agent=diagnosis == AT_PROCESS_LIMIT))
+            instance.lose(Cause(CauseKind.UNRESPONSIVE, cause, by_agent=diagnosis is Blocked.PROCESS_LIMIT))
     finally:
         instance.is_diagnosing = False
 
 
-async def _diagnosis(instance: Instance, sandbox: Diagnosable) -> str:
+async def _diagnosis(instance: Instance, sandbox: Diagnosable) -> Blocked | str:
+    """Return why the sandbox does not answer, or the error of a backend that raised an unexpected one."""
     try:
         return await sandbox.diagnose()
     except (EnvkitError, OSError):
-        return ""
+        return Blocked.UNKNOWN
     except Exception as error:
         return str(_unhandled(instance, error))
 

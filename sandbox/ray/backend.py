@@ -22,6 +22,7 @@ import anyio
 from envkit import clock
 from envkit.errors import EnvkitError, SandboxError, SandboxStartError
 from envkit.types import Cause, CauseKind, SandboxSpec
+from envkit.types.sandboxes import Blocked
 
 from ..agent_client.channel import AgentChannel, SocketStream, Survived
 from ..agent_client.resources import HostResources
@@ -292,10 +293,10 @@ class RayNodeBackend:
     async def _snapshot(self, request_id: int) -> str:
         return str((await self._actor.ask("snapshot", request_id))["name"])
 
-    async def _diagnose(self, request_id: int) -> str:
+    async def _diagnose(self, request_id: int) -> Blocked:
         with anyio.move_on_after(_DIAGNOSE_S):
-            return str((await self._actor.ask("diagnose", request_id))["diagnose"])
-        return ""
+            return Blocked(str((await self._actor.ask("diagnose", request_id))["diagnose"]))
+        return Blocked.UNKNOWN
 
     async def _end_actor(self) -> None:
         if self._started is not None:

@@ -45,6 +45,7 @@ from envkit.types import (
     SandboxUser,
     stable_hash,
 )
+from envkit.types.sandboxes import Blocked
 
 _STOPPED = Cause(CauseKind.STOPPED, "stopped")
 _KILLED = Cause(CauseKind.KILLED, "killed by signal 9 (SIGKILL)")
@@ -258,8 +259,8 @@ class FakeSandbox:
     def resume(self) -> None:
         self._runs.set()
 
-    async def diagnose(self) -> str:
-        return "" if self._runs.is_set() else "paused"
+    async def diagnose(self) -> Blocked:
+        return Blocked.UNKNOWN if self._runs.is_set() else Blocked.PAUSED
 
     async def exec(
         self,

@@ -19,7 +19,7 @@ from envkit.sandbox.pool.health import LivenessTimes
 from envkit.sandbox.pool.node import Node
 from envkit.sandbox.pool.warm_stock import WarmSpec
 from envkit.types import JSON, Cause, ExecResult, SandboxSpec, SandboxState
-from envkit.types.sandboxes import AT_PROCESS_LIMIT
+from envkit.types.sandboxes import Blocked
 from tests.causes import cause
 from tests.keys import key
 from tests.sandbox.fake.backend import FakeBackend, FakeSandbox, Fate
@@ -216,7 +216,7 @@ def test_an_unhandled_exception_of_one_sandbox_does_not_affect_the_others(caplog
             await super().stop()
             raise RuntimeError("an unexpected answer of the daemon")
 
-        async def diagnose(self) -> str:
+        async def diagnose(self) -> Blocked:
             raise KeyError("State")
 
     async def main() -> None:
@@ -236,20 +236,20 @@ def test_an_unhandled_exception_of_one_sandbox_does_not_affect_the_others(caplog
     assert caplog.text.count("unhandled exception") == 4
 
 
-@pytest.mark.parametrize("reason", [AT_PROCESS_LIMIT, "paused", ""])
-def test_a_sandbox_that_its_programs_keep_from_answering_is_lost_by_the_agent(reason: str) -> None:
-    class Blocked(FakeSandbox):
-        async def diagnose(self) -> str:
+@pytest.mark.parametrize("reason", list(Blocked))
+def test_a_sandbox_that_its_programs_keep_from_answering_is_lost_by_the_agent(reason: Blocked) -> None:
+    class Silent(FakeSandbox):
+        async def diagnose(self) -> Blocked:
             return reason
 
     async def main() -> None:
-        async with FakeBackend(kind=Blocked) as backend, Pool([Node("here", backend)]) as pool:
+        async with FakeBackend(kind=Silent) as backend, Pool([Node("here", backend)]) as pool:
             await pool.create("a", SPEC)
             backend.sandboxes[0].pause()
             await anyio.sleep(6)
             with pytest.raises(SandboxLostError) as lost:
                 await pool.get("a").probe(5)
-            assert lost.value.cause.by_agent is (reason == AT_PROCESS_LIMIT)
+            assert lost.value.cause.by_agent is (reason is Blocked.PROCESS_LIMIT)
 
     run(main)
 
