@@ -33,7 +33,7 @@ class HostResources:
     kill: Callable[[], Awaitable[None]]
     release_resources: Callable[[], None] | None = None
     sockets: Path | None = None
-    snapshot: Callable[[], Awaitable[Blocked]] | None = None
+    snapshot: Callable[[], Awaitable[str]] | None = None
     unenforced: tuple[str, ...] = ()
     diagnose: Callable[[], Awaitable[Blocked]] | None = None
     disk_percent: Callable[[], int] | None = None
