@@ -163,7 +163,7 @@ class Blocked(StrEnum):
     PAUSED = "paused"
     """A signal, or the Docker daemon, has stopped it."""
     PROCESS_LIMIT = "its programs fill its limit of processes"
-    """At least three quarters of the limit are used. It counts as caused by the agent, though a slow host may add to it."""
+    """At least three quarters of the limit are used. This counts as caused by the agent; a slow host may add to it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
 from envkit.errors import UsageError
-from envkit.runs.episodes import read_episodes
 from envkit.runs.files import read_rows, writing
 from envkit.trainer_bridge.run_folder.events import EventFile
 from envkit.trainer_bridge.run_folder.record import RunRecord
@@ -93,15 +92,6 @@ def test_trajectories_are_plain_objects_one_a_line(tmp_path: Path) -> None:
     (turn,) = first["turns"]
     assert turn["observation"]["text"] == "#P_#"
     assert turn["info"] == {"odd": None}
-
-
-def test_an_info_without_a_json_form_does_not_end_the_run(tmp_path: Path) -> None:
-    record = create(tmp_path)
-    record.trajectories(1, [an_episode({"thing": {1}, 7: "seven"})])
-    record.close()
-
-    (episode,) = read_episodes(tmp_path / "trajectories/step-1.jsonl")
-    assert episode.turns[0].info == {"thing": "{1}", "7": "seven"}
 
 
 def test_the_summary_is_replaced_as_a_whole(tmp_path: Path) -> None:
