@@ -139,7 +139,8 @@ def select(spec: EnvSpec, options: Options, split: str, wanted: int | Sequence[i
         spec: The environment.
         options: Its options.
         split: Split of the tasks. A name that it does not have may be that of a task of another split.
-        wanted: Names of tasks, or indices in the split; or the number of its first tasks, where 0 means all.
+        wanted: Names of tasks, or indices in the split; or the number of its first tasks, where 0 means all. A text
+            of digits is an index, unless a task of the split has this name.
 
     Raises:
         UsageError: There is no such task or split.
@@ -153,10 +154,9 @@ def select(spec: EnvSpec, options: Options, split: str, wanted: int | Sequence[i
         wanted = range(wanted if size is None else min(wanted or size, size))
     chosen: dict[str, Task] = {}
     for one in wanted:
-        place, index = split, int(one) if str(one).isdecimal() else -1
-        if index < 0:
-            place, index = _find_name(spec, options, (split, *known), str(one))
-        elif size is not None and index >= size:
+        is_index = str(one).isdecimal() and one not in listed
+        place, index = (split, int(one)) if is_index else _find_name(spec, options, (split, *known), str(one))
+        if is_index and size is not None and index >= size:
             raise UsageError(f"{spec.id} has {size} tasks in the split {split}, so there is no task {index}")
         name = str(one) if place != split or index >= len(listed) else listed[index]
         own = {**options, "split": split} if known else options

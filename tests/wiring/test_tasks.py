@@ -79,6 +79,22 @@ def test_a_split_that_cannot_be_used_is_named(options: dict[str, JSON], split: s
         tasks.count(spec(), options, split, 1)
 
 
+class Numbered(Words):
+    """Tasks whose names are digits, as folders of challenges often have."""
+
+    def names(self, split: str) -> Sequence[str]:
+        return [str(10 + index) for index in range(self.size or 0)] if split == "train" else ["1", "0"]
+
+
+def test_a_text_of_digits_is_the_name_of_a_task_if_there_is_one_and_an_index_otherwise() -> None:
+    numbered = EnvSpec("Words-v0", "", task_set=Numbered)
+    for wanted, expected in (("1", ("1", 0)), (1, ("0", 1)), ("0", ("0", 1))):
+        (found,) = tasks.select(numbered, {}, "eval", [wanted]).items()
+        assert (found[0], found[1].seed) == expected
+    (found,) = tasks.select(numbered, {}, "train", ["2"]).items()
+    assert (found[0], found[1].seed) == ("12", 2)
+
+
 class Lines(Words):
     """One task for each line of a file."""
 
