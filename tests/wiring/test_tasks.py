@@ -87,7 +87,7 @@ class Numbered(Words):
 
 
 def test_a_text_of_digits_is_the_name_of_a_task_if_there_is_one_and_an_index_otherwise() -> None:
-    numbered = EnvSpec("Words-v0", "", task_set=Numbered)
+    numbered = EnvSpec("Numbered-v0", "", task_set=Numbered)
     for wanted, expected in (("1", ("1", 0)), (1, ("0", 1)), ("0", ("0", 1))):
         (found,) = tasks.select(numbered, {}, "eval", [wanted]).items()
         assert (found[0], found[1].seed) == expected
