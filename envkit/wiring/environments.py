@@ -195,7 +195,7 @@ async def open_resources(
     *,
     backend: str | None = None,
     judge: Judge | str | None = None,
-    announce: Callable[[str], None] = lambda line: None,
+    announce: Callable[[str], None] | None = None,
 ) -> AsyncIterator[Resources]:
     """Open what environments with these `needs` get from this process.
 
@@ -203,7 +203,7 @@ async def open_resources(
         needs: As in `envkit.registry.EnvSpec`.
         backend: As in `make`.
         judge: As in `make`.
-        announce: Called with one line that names the backend of the sandboxes.
+        announce: As in `open_tool_pool`.
     """
     async with AsyncExitStack() as parts:
         sandboxes: SandboxPool | None = None

@@ -19,8 +19,9 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -63,9 +64,12 @@ class LocalBackend:
         readable: Host paths that sandboxes see read-only. By default, these are the paths that the host's Python needs
             (see `host_python`). With this default, a sandbox with an untrusted spec sees only Python's own modules, and
             a sandbox with an image sees no host paths.
+        may_lack: Limits that are dropped from specs if this machine cannot enforce them, instead of refusing the spec:
+            names of `capabilities`, and ``"inodes"``.
     """
 
-    def __init__(self, readable: Sequence[str] | None = None) -> None:
+    def __init__(self, readable: Sequence[str] | None = None, *, may_lack: Collection[str] = ()) -> None:
+        self._may_lack = may_lack
         self._sandboxes = LiveSandboxes("bwrap")
         self._readable = None if readable is None else list(readable)
         self._cgroup_parents = (
@@ -176,8 +180,16 @@ class LocalBackend:
         await supervised.kill()
 
     async def _start(self, sandbox_id: str, spec: SandboxSpec, command: Sequence[str]) -> AgentSandbox:
-        options = self._options(spec)
-        refuse(sandbox_id, spec, self.capabilities(), memory_mib=machine_memory_mib(), shown=options.readable)
+        options, capabilities = self._options(spec), self.capabilities()
+        dropped = [name for name in self._may_lack if not capabilities.get(name, True)]
+        spec = replace(
+            spec,
+            memory_mib=None if "memory" in dropped else spec.memory_mib,
+            pids=None if "pids" in dropped else spec.pids,
+            cpus=None if "cpu" in dropped else spec.cpus,
+        )
+        required = {name: holds for name, holds in capabilities.items() if name not in dropped}
+        refuse(sandbox_id, spec, required, memory_mib=machine_memory_mib(), shown=options.readable)
         if (why := arguments.why_refused(spec)) is not None:
             raise SandboxRefusedError(sandbox_id, why)
         if (why := self._why_not_now()) is not None:
@@ -217,7 +229,7 @@ class LocalBackend:
             if limit.cancelled_caught:
                 raise SandboxStartError(sandbox_id, f"not ready after {spec.start_timeout_s:g} s")
             sockets, has_inode_limit = self._prepare(supervised, spec), _limit_inodes(supervised, options.disk_mib)
-            if spec.untrusted and not has_inode_limit:
+            if spec.untrusted and not has_inode_limit and "inodes" not in self._may_lack:
                 raise SandboxRefusedError(sandbox_id, "untrusted programs are refused: this host cannot limit inodes")
             sandbox = self._sandbox(sandbox_id, ours, supervised, sockets, spec, options.disk_mib)
             sandbox.unenforced = (*sandbox.unenforced, *(() if has_inode_limit else ("inodes",)))

@@ -202,12 +202,12 @@ async def _host(
     if env.url is None:
         needs = frozenset[str]() if spec is None else spec.needs
         if "sandbox" in needs:
-            from envkit.sandbox.docker.backend import PLAIN_IMAGE, default_image  # imported late: loads the backends
-            from envkit.wiring.sandboxes.backends import choose
+            from envkit.sandbox.docker.backend import default_image  # imported late: loads the backends
+            from envkit.wiring.sandboxes.backends import choose_for_policy
 
-            chosen = await choose(cast("BackendKind", config.sandbox.kind), image=PLAIN_IMAGE)
+            chosen = await choose_for_policy(cast("BackendKind", config.sandbox.kind))
             image = options.get("image") or await default_image() if chosen.name == "docker" else None
-            sandboxes["sandbox"] = {"backend": chosen.name, "image": image}
+            sandboxes["sandbox"] = {"backend": chosen.name, "image": image, "lacking": list(chosen.lacking)}
         count = max(1, min(TOOL_SLOTS if needs and num_envs(config) is None else found.at_once, episodes))
         backend = config.sandbox.kind if "sandbox" in config.model_fields_set else None
         async with (

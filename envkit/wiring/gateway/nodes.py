@@ -56,7 +56,7 @@ async def open_nodes(config: ServeConfig) -> AsyncIterator[FleetNodes]:
         return
     assert config.backend != "none"
     image = config.envs.image or GAMES_IMAGE
-    backend, what, why = await choose(config.backend, image=image, may_be_process=True)
+    backend, what, why, _ = await choose(config.backend, image=image, may_be_process=True)
     async with _ledger(config, can_detach=not isinstance(backend, ProcessBackend)) as ledger, backend:
         found = await clock.to_thread(machine.this_machine)
         # Ask Docker for the memory, because its daemon may run on another machine.

@@ -10,12 +10,14 @@ from envkit.errors import UsageError
 from envkit.sandbox.bubblewrap import backend as bubblewrap
 from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.sandbox.docker import backend as docker
-from envkit.sandbox.docker.backend import DockerBackend
+from envkit.sandbox.docker.backend import PLAIN_IMAGE, DockerBackend
 from envkit.sandbox.process.backend import ProcessBackend
 
 BackendKind: TypeAlias = Literal["auto", "local", "docker", "process"]
 Backend: TypeAlias = LocalBackend | DockerBackend | ProcessBackend
 
+_MAY_LACK = ("memory", "pids", "cpu", "uid")
+"""Limits for which bubblewrap needs root, or a control group of its own."""
 KINDS = ("auto", "local", "docker", "process")
 
 
@@ -27,11 +29,13 @@ class ChosenBackend(NamedTuple):
         name: Name of the backend, for messages.
         reason: Why no backend with higher priority was chosen, to append to a message: ``", because bubblewrap is not
             installed"``. Empty for the first choice.
+        lacking: Limits that `choose_for_policy` accepts as missing; see `LocalBackend.capabilities`.
     """
 
     backend: Backend
     name: str
     reason: str = ""
+    lacking: tuple[str, ...] = ()
 
 
 async def choose(
@@ -72,6 +76,30 @@ async def choose(
     whys = "; ".join(f"{name}: {why}" for name, why in reasons.items())
     remedy = "fix that, or choose another backend ('process' works everywhere, but isolates nothing)"
     raise UsageError(f"no sandbox: {whys}; {remedy}")
+
+
+async def choose_for_policy(kind: BackendKind = "auto") -> ChosenBackend:
+    """Choose the backend for programs of a policy that the user of this process plays on this machine.
+
+    ``"auto"`` is bubblewrap if it enforces all limits, otherwise Docker if it works here, otherwise bubblewrap without
+    the limits that it lacks, so that users without root and Docker can play. Servers refuse such programs there.
+
+    Raises:
+        UsageError: As in `choose`.
+    """
+    chosen = await choose(kind, image=PLAIN_IMAGE)
+    capabilities = chosen.backend.capabilities() if isinstance(chosen.backend, LocalBackend) else {}
+    lacking = tuple(name for name in _MAY_LACK if not capabilities.get(name, True))
+    if not lacking:
+        return chosen
+    what = f"does not limit {', '.join(lacking)} here"
+    if kind == "auto" and await docker.why_unavailable(PLAIN_IMAGE) is None:
+        return ChosenBackend(DockerBackend(), "docker", f", because bubblewrap {what}")
+    warning = (
+        f", which {what}: programs of the policy can use up this machine, and change the reward where tests run beside "
+        "them. Where that matters, use Docker or root; see envkit doctor"
+    )
+    return ChosenBackend(LocalBackend(may_lack=(*lacking, "inodes")), chosen.name, warning, lacking)
 
 
 def _because(reasons: dict[str, str]) -> str:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import cast
 
-from envkit.sandbox.docker.backend import PLAIN_IMAGE
 from envkit.sandbox.machine import this_machine, with_defaults
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.health import LivenessTimes
 from envkit.sandbox.pool.node import Capacity, Node
-from envkit.wiring.sandboxes.backends import BackendKind, choose
+from envkit.wiring.sandboxes.backends import BackendKind, choose_for_policy
+
+_log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
@@ -19,20 +21,25 @@ async def open_tool_pool(
     kind: str = "auto",
     *,
     times: LivenessTimes | None = None,
-    announce: Callable[[str], None] = lambda line: None,
+    announce: Callable[[str], None] | None = None,
 ) -> AsyncIterator[Pool]:
     """Open a pool of sandboxes of this machine. `"auto"` isolates: it never chooses plain child processes.
 
     Args:
-        kind: Kind of the backend; see `envkit.wiring.sandboxes.backends.choose`.
+        kind: Kind of the backend; see `envkit.wiring.sandboxes.backends.choose_for_policy`.
         times: When a sandbox that does not answer is suspected and lost.
-        announce: Called with one line: the chosen backend and, if it is a fallback, the reason.
+        announce: Called with one line: the chosen backend, why it is a fallback, and which limits it lacks. With
+            None, the log has a warning if it lacks limits.
 
     Raises:
         UsageError: This kind does not work on this machine; the message names the remedy.
     """
-    chosen = await choose(cast("BackendKind", kind), image=PLAIN_IMAGE)
-    announce(f"sandboxes of the environment: {chosen.name}{chosen.reason}")
+    chosen = await choose_for_policy(cast("BackendKind", kind))
+    line = f"sandboxes of the environment: {chosen.name}{chosen.reason}"
+    if announce is not None:
+        announce(line)
+    elif chosen.lacking:
+        _log.warning(line)
     async with chosen.backend as backend:
         node = Node("here", backend, with_defaults(Capacity(), this_machine()))
         async with Pool([node], liveness_times=times or LivenessTimes()) as pool:
