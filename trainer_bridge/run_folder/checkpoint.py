@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import filecmp
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -69,10 +71,13 @@ async def save(
     keep: int,
     policy: SavedPolicy | None = None,
     warmup: Savable | None = None,
+    source: Path | None = None,
 ) -> Path:
     """Write the checkpoint of train step `state.step` into `folder`.
 
-    All other checkpoints but the newest `keep` and that of the best evaluation (`state.best_step`) are removed.
+    All other checkpoints but the newest `keep` and that of the best evaluation (`state.best_step`) are removed. Files
+    of weights that equal those of the newest checkpoint or of `source`, such as the reference model's and an untrained
+    policy's, become hard links to them, if all are on one disk.
 
     Args:
         folder: Folder of all checkpoints.
@@ -81,6 +86,7 @@ async def save(
         keep: Number of checkpoints to keep.
         policy: Metadata to write into the checkpoint's ``policy/``.
         warmup: Saves the state of an unfinished warm-up.
+        source: Folder of the model from which the run started, if it has one.
 
     Raises:
         UsageError: The disk is full or the folder cannot be written; older checkpoints are kept.
@@ -93,6 +99,7 @@ async def save(
             await trainer.save(str(draft))
             if warmup is not None:
                 await warmup.save(str(draft))
+            await clock.to_thread(_link_equal, draft, _found(folder)[-1:], source)
             await clock.to_thread(_finish, draft, target, state, policy)
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
@@ -107,6 +114,22 @@ async def save(
 def _begin(draft: Path) -> None:
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
+
+
+def _link_equal(draft: Path, newest: Sequence[Path], source: Path | None) -> None:
+    """Replace files of weights in `draft` by hard links to equal files of other checkpoints and of the source."""
+    for file in draft.rglob("*.safetensors"):
+        name = file.relative_to(draft)
+        others = [checkpoint / name for checkpoint in newest]
+        if source is not None and name.parent.name == "policy":
+            others.append(source / name.name)
+        for other in others:
+            with suppress(OSError):  # no such file, another disk, or a file system without links
+                if filecmp.cmp(other, file, shallow=False):
+                    link = file.with_suffix(".link")
+                    link.hardlink_to(other.resolve())
+                    link.replace(file)
+                    break
 
 
 def _finish(draft: Path, target: Path, state: RunState, policy: SavedPolicy | None) -> None:

@@ -33,6 +33,7 @@ from envkit.wiring import tasks as task_sets
 from envkit.wiring.sandboxes.env_sandboxes import ToolSettings, sandbox_host
 from envkit.wiring.training.checks import check, check_docker
 from envkit.wiring.training.kinds.trackers import open_trackers
+from envkit.wiring.training.models import locate
 from envkit.wiring.training.policy import ImitatingTrainer, Policy, open_policy
 from envkit.wiring.training.remote import check_server, served_host
 from envkit.wiring.training.resolve import (
@@ -202,6 +203,7 @@ class _Run:
         A checkpoint is saved before the warm-up, at intervals during the warm-up, and at its end.
         """
         trainer, state = policy.trainer, self._state
+        model = getattr(self._run.engine, "model", None)
 
         async def save(imitator: checkpoint.Savable | None = None) -> None:
             state.wall_s = self._elapsed_s()
@@ -213,6 +215,7 @@ class _Run:
                     keep=self._run.trainer.keep_checkpoints,
                     policy=self._saved_policy,
                     warmup=imitator,
+                    source=None if model is None else Path(locate(model)),
                 )
 
         if self._newest is None:

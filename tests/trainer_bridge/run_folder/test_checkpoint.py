@@ -182,3 +182,27 @@ def test_a_full_disk_is_reported_when_weights_are_published(tmp_path: Path) -> N
     trainee = Trainee(write_tiny(tmp_path / "policy", seed=1, hidden_size=32), place / "weights", preset="grpo")
     with full_disk(place, 32 << 10), pytest.raises(UsageError, match=f"^{place}/weights/version-0.*: {FULL}; "):
         trainee.publish()
+
+
+class Pretrained(ScriptedTrainer):
+    """Saves the weights of a policy and of a reference model."""
+
+    async def save(self, folder: str) -> None:
+        await super().save(folder)
+        (Path(folder) / "policy").mkdir()
+        (Path(folder) / "policy" / "model.safetensors").write_bytes(f"weights {self.weights}".encode())
+        (Path(folder) / "reference.safetensors").write_bytes(b"reference")
+
+
+def test_weights_that_did_not_change_take_no_second_place(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "model.safetensors").write_bytes(b"weights 0")
+    folder, trainer = tmp_path / "checkpoints", Pretrained()
+    for step in (0, 1):
+        trainer.weights = step
+        anyio.run(partial(checkpoint.save, folder, trainer, RunState(step=step), keep=2, source=source))
+    first, second = folder / "step-0", folder / "step-1"
+    assert (first / "policy" / "model.safetensors").samefile(source / "model.safetensors")
+    assert (second / "policy" / "model.safetensors").read_bytes() == b"weights 1"
+    assert (second / "reference.safetensors").samefile(first / "reference.safetensors")
