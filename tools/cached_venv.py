@@ -1,12 +1,13 @@
-"""Make a virtual environment from cached layers: ``cached_venv.py FOLDER LAYER...``.
+"""Make a virtual environment from cached layers: ``cached_venv.py [--constraint FILE] FOLDER LAYER...``.
 
-A LAYER is one ``pip install``: a requirement (``torch==2.13.0``), ``.[EXTRA,...]`` for the requirements
+A LAYER is one ``pip install``: a requirement (``torch``), ``.[EXTRA,...]`` for the requirements
 of this project with these extras, or ``@FILE`` for a file of requirements. The project itself is not in a layer: it is
 installed only in FOLDER, as editable. Its build requirements are the first layer, so a filled cache needs no network.
+FILE has the exact versions of packages, as for pip.
 
 Layers are kept in ``$ENVKIT_CACHE/venvs``, or ``~/.cache/envkit/venvs``. The name of a layer is a hash of the
-interpreter, pip's environment variables, the month, and all requirements up to this layer. Layers are thus rebuilt once
-a month with the newest releases. A layer is built under a lock, in a temporary folder that is renamed when the layer is
+interpreter, pip's environment variables, the versions in FILE, and all requirements up to this layer. A layer is built
+under a lock, in a temporary folder that is renamed when the layer is
 complete. Then layers that were not used for 60 days are removed. The files in FOLDER are hard links to those of the
 last layer (copies on another file system), so do not edit them in place; pip replaces files instead of editing them.
 If FOLDER already contains an environment, pip updates it. If the cache is not writable, FOLDER is made without it.
@@ -23,7 +24,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,12 +38,13 @@ _UNUSED_S = 60 * 24 * 3600
 _EXTRA = re.compile(r"envkit\[([\w,-]+)\]")
 
 
-def main(folder: Path, layers: list[str]) -> None:
+def main(folder: Path, layers: list[str], constraints: Path | None = None) -> None:
     """Make or update the environment in `folder`. Processes that use the same folder wait for each other."""
-    wanted = [_requirements(layer) for layer in layers]
+    versions = [] if constraints is None else ["--constraint", str(constraints.resolve())]
+    wanted = [[*versions, *_requirements(layer)] for layer in layers]
     editable = any(_PROJECT.fullmatch(layer) for layer in layers)
     if editable:
-        wanted.insert(0, [*_pyproject()["build-system"]["requires"], _EDITABLE])
+        wanted.insert(0, [*versions, *_pyproject()["build-system"]["requires"], _EDITABLE])
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder / ".lock"):
         if (folder / "bin" / "python").exists():
@@ -107,8 +108,8 @@ def _make(folder: Path, layers: list[list[str]]) -> None:
 def _cached(cache: Path, layers: list[list[str]]) -> Path:
     """Return the cached environment with all `layers`; build it if it is missing."""
     settings = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith("PIP_"))
-    month = time.strftime("%Y-%m")
-    recipe = repr((sys.version, sys.base_prefix, platform.machine(), settings, month, layers))
+    words = [_content(word) for layer in layers for word in (*layer, "")]
+    recipe = repr((sys.version, sys.base_prefix, platform.machine(), settings, words))
     folder = cache / hashlib.sha256(recipe.encode()).hexdigest()[:16]
     with _locked(folder.with_suffix(".lock")):
         if not folder.exists():
@@ -123,6 +124,11 @@ def _cached(cache: Path, layers: list[list[str]]) -> Path:
             building.rename(folder)
             _remove_unused(cache, folder.with_suffix(".lock").stat().st_mtime - _UNUSED_S)
     return folder
+
+
+def _content(word: str) -> str:
+    """Return what a word of pip's arguments stands for: the content of a file of constraints, otherwise itself."""
+    return Path(word).read_text(encoding="utf-8") if Path(word).is_absolute() else word
 
 
 def _remove_unused(cache: Path, since_s: float) -> None:
@@ -195,6 +201,9 @@ def _runnable(program: bytes, start: bytes) -> bytes:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 2:
+    words = sys.argv[1:]
+    constraints = Path(words[1]) if words[:1] == ["--constraint"] else None
+    words = words[0 if constraints is None else 2 :]
+    if not words:
         sys.exit(__doc__)
-    main(Path(sys.argv[1]), sys.argv[2:])
+    main(Path(words[0]), words[1:], constraints)

@@ -20,7 +20,10 @@ ROOT = Path(__file__).parents[2]
 def bin_folder() -> Path:
     """Return the ``bin`` folder of the virtual environment; make the environment first if it is missing or outdated."""
     commands, folder = _install_commands(), ROOT / ".venv" / "installed"
-    made_from = [(ROOT / name).read_text(encoding="utf-8") for name in ("pyproject.toml", "tools/cached_venv.py")]
+    made_from = [
+        (ROOT / name).read_text(encoding="utf-8")
+        for name in ("pyproject.toml", "constraints.txt", "tools/cached_venv.py")
+    ]
     recipe, complete = "\n".join((sys.version, str(folder), commands, *made_from)), folder / "complete"
     folder.parent.mkdir(exist_ok=True)
     with folder.with_suffix(".lock").open("w") as lock:
