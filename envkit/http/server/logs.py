@@ -1,7 +1,7 @@
 """Logs of a server: its events on standard error, and the access log with one line of JSON per request.
 
-A thread writes the lines, so that the server waits neither for a slow disk nor for a pipe that nobody reads. While
-`MAX_WAITING` lines of a log wait, further lines are dropped and counted.
+A thread writes the lines in batches, so that the server waits neither for a slow disk nor for a pipe that nobody reads.
+While `MAX_WAITING` lines of a log wait, further lines are dropped and counted.
 """
 
 from __future__ import annotations
@@ -15,12 +15,16 @@ from contextlib import contextmanager
 from logging.handlers import QueueHandler
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Thread  # noqa: TID251 (a blocked thread must not block process exit)
+from select import PIPE_BUF
+from threading import Event, Thread  # noqa: TID251 (a blocked thread must not block process exit)
 
 from envkit.runs.printable import printable
 
 MAX_WAITING = 10_000
 """Maximum number of lines of one log that wait to be written."""
+
+DELAY_S = 0.1
+"""Seconds for which lines are collected before they are written. Waking the thread for each line would cost more."""
 
 CLOSE_S = 2.0
 """Maximum seconds that `BackgroundHandler.close` waits until the last lines are written."""
@@ -32,7 +36,7 @@ class BackgroundHandler(QueueHandler):
     """Log handler that formats records in the caller's thread, and writes them in a daemon thread.
 
     Args:
-        write: Writes one line. Only the thread calls it, and it may block; it raises `OSError` if the line is lost.
+        write: Writes whole lines. Only the thread calls it, and it may block; it raises `OSError` if they are lost.
         formatter: Formats the records.
     """
 
@@ -44,6 +48,7 @@ class BackgroundHandler(QueueHandler):
         self.dropped = 0
         """Number of lines that were not written, because too many waited or writing failed."""
         self._write = write
+        self._is_closed = Event()
         self._thread = Thread(target=self._run, name="log", daemon=True)
         self._thread.start()
 
@@ -59,15 +64,19 @@ class BackgroundHandler(QueueHandler):
     def close(self) -> None:
         """End the thread after it has written the queued lines. Wait for this at most `CLOSE_S` seconds."""
         super().close()
-        self.queue.put(b"")
+        self._is_closed.set()
+        self.queue.put(b"")  # wakes the thread
         self._thread.join(CLOSE_S)
 
     def _run(self) -> None:
-        while line := self.queue.get():
+        while self.queue.qsize() or not self._is_closed.is_set():
+            lines = [self.queue.get()]
+            self._is_closed.wait(DELAY_S)
+            lines += [self.queue.get() for _ in range(self.queue.qsize())]
             try:
-                self._write(line)
+                self._write(b"".join(lines))
             except OSError:
-                self.dropped += 1
+                self.dropped += sum(map(bool, lines))
 
 
 class JsonFormatter(logging.Formatter):
@@ -98,9 +107,9 @@ def access_log(path: Path | None) -> BackgroundHandler:
     if path is None:
         return BackgroundHandler(_write_to_standard_error, JsonFormatter())
 
-    def append(line: bytes) -> None:
-        with path.open("ab") as file:  # open it for each line, because it may have been rotated
-            file.write(line)
+    def append(lines: bytes) -> None:
+        with path.open("ab") as file:  # open it for each batch, because it may have been rotated
+            file.write(lines)
 
     append(b"")
     return BackgroundHandler(append, JsonFormatter())
@@ -119,6 +128,9 @@ def events_on_standard_error() -> Iterator[None]:
         handler.close()
 
 
-def _write_to_standard_error(line: bytes) -> None:
-    while line:  # not `sys.stderr`: at exit, Python would wait for its lock, which a blocked thread holds
-        line = line[os.write(_STANDARD_ERROR, line) :]
+def _write_to_standard_error(lines: bytes) -> None:
+    while lines:
+        # Up to PIPE_BUF bytes are written atomically, so that lines of two logs are not mixed. Do not use `sys.stderr`: at
+        # exit, Python would wait for its lock, which a blocked thread holds.
+        end = lines.rfind(b"\n", 0, PIPE_BUF) + 1 or PIPE_BUF
+        lines = lines[os.write(_STANDARD_ERROR, lines[:end]) :]

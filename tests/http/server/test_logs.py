@@ -103,10 +103,10 @@ def test_a_blocked_writer_delays_nobody_and_dropped_lines_are_counted() -> None:
     is_blocked, is_free = threading.Event(), threading.Event()
     lines: list[bytes] = []
 
-    def write(line: bytes) -> None:
+    def write(batch: bytes) -> None:
         is_blocked.set()
         is_free.wait(20)
-        lines.append(line)
+        lines.extend(batch.splitlines())
 
     with closing(BackgroundHandler(write, JsonFormatter())) as log:
         log.handle(RECORD)
