@@ -89,10 +89,9 @@ class JsonFormatter(logging.Formatter):
 class _EventFormatter(logging.Formatter):
     """Formats a record with its time (UTC) and level, and without characters that could control a terminal."""
 
-    converter = time.gmtime
-
     def __init__(self) -> None:
         super().__init__("%(asctime)s.%(msecs)03dZ %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")
+        self.converter = time.gmtime
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
@@ -130,7 +129,7 @@ def events_on_standard_error() -> Iterator[None]:
 
 def _write_to_standard_error(lines: bytes) -> None:
     while lines:
-        # Up to PIPE_BUF bytes are written atomically, so that lines of two logs are not mixed. Do not use `sys.stderr`: at
-        # exit, Python would wait for its lock, which a blocked thread holds.
+        # Up to PIPE_BUF bytes are written atomically, so that lines of two logs are not mixed. Do not use `sys.stderr`:
+        # at exit, Python would wait for its lock, which a blocked thread holds.
         end = lines.rfind(b"\n", 0, PIPE_BUF) + 1 or PIPE_BUF
         lines = lines[os.write(_STANDARD_ERROR, lines[:end]) :]
