@@ -10,7 +10,7 @@ import os
 from functools import partial
 
 from servers.fleet_sandboxes import sandboxes
-from servers.fleet_steps import BY_CLIENTS, BY_LEAN, BY_POST, steps
+from servers.fleet_steps import BY_CLIENTS, BY_LEAN, BY_POST, steps, steps_before_and_after
 from settings import parsed, parser
 from waiting import Claim, Findings
 
@@ -44,6 +44,11 @@ def main() -> None:
     arguments.add_argument("--image", default="envkit/base:bookworm", help="image of all sandboxes")
     arguments.add_argument("--games-image", default="envkit/games:1", help="image of the sandbox with environments")
     arguments.add_argument("--only", choices=["sandboxes", "steps"], help="measure this part alone")
+    arguments.add_argument(
+        "--before",
+        metavar="PYTHON",
+        help="interpreter of another checkout: compare only the steps of its server with ours",
+    )
     arguments.add_argument("--starts", type=int, default=20, help="number of warm leases, and of refused requests")
     arguments.add_argument("--calls", type=int, default=200, help="number of single calls per contestant")
     arguments.add_argument("--rounds", type=int, default=5, help="rounds of which the median counts")
@@ -52,6 +57,11 @@ def main() -> None:
     settings = parsed(arguments, starts=2, calls=5, rounds=1, round_s=0.2, rock_s=1)
     findings = Findings()
     print(f"{len(os.sched_getaffinity(0))} processors, load average before: {os.getloadavg()[0]:.1f}")
+    if settings.before is not None:
+        clock.run(
+            partial(steps_before_and_after, findings, settings.before, settings.rounds, settings.round_s), fast=True
+        )
+        return
     if settings.only != "steps":
         print("Sandboxes")
         clock.run(partial(sandboxes, findings, settings), fast=True)

@@ -15,12 +15,9 @@ from .pool.node import Capacity, Node, ResourceRequest
 
 MEMORY_SHARE = 0.75
 PIDS_SHARE = 0.5
-BUFFER_SHARE = 1 / 16
-"""Share of the memory for request and response bodies. A body that is being forwarded exists in up to three copies."""
 ENVS_SHARE = 0.5
 """Default share of a node's capacity for the sandboxes that serve environments."""
 
-_MIN_BUFFER_MIB, _MAX_BUFFER_MIB = 64, 256
 _PIDS = (Path("/proc/sys/kernel/pid_max"), Path("/proc/sys/kernel/threads-max"))
 
 
@@ -46,11 +43,6 @@ def with_defaults(limits: Capacity, machine: Capacity) -> Capacity:
     if pids is None and machine.pids is not None:
         pids = int(machine.pids * PIDS_SHARE)
     return replace(limits, memory_mib=memory_mib, pids=pids)
-
-
-def buffer_mib(machine: Capacity) -> int:
-    """Return the default limit in MiB on the memory for all large request and response bodies together."""
-    return min(max(int((machine.memory_mib or 0) * BUFFER_SHARE), _MIN_BUFFER_MIB), _MAX_BUFFER_MIB)
 
 
 def describe(limits: Capacity) -> str:

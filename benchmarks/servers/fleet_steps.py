@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
@@ -265,6 +266,31 @@ async def steps(findings: Findings, rounds: int, round_s: float) -> None:
     """Measure steps of Sokoban, and of an environment that does no work."""
     await _by_clients(findings, rounds, round_s)
     await _by_processor(findings, rounds, round_s)
+
+
+async def steps_before_and_after(findings: Findings, python: str, rounds: int, round_s: float) -> None:
+    """Measure steps per CPU second of the server of another checkout, and of this one.
+
+    Args:
+        findings: Prints the results.
+        python: Interpreter of the other checkout, such as ``../before/.venv/bin/python``.
+        rounds: Number of rounds.
+        round_s: Seconds per round.
+    """
+    async with AsyncExitStack() as stack:
+        frames: Sides = {}
+        posts: Sides = {}
+        for name, program in (("before", python), ("after", sys.executable)):
+            for log in ("null", "access.log"):
+                words = ("--backend", "none", "--set", f"access_log={log}")
+                server = await stack.enter_async_context(gateway(*words, processor=_SERVER, python=program))
+                if log == "null":
+                    frames[name] = (server, SocketPlayer.begin, SESSIONS)
+                    frames[f"{name}, lists of frames"] = (server, SocketPlayer.begin_many, BATCHES)
+                posts[name if log == "null" else f"{name}, access log"] = (server, EchoPlayer.begin, CONNECTIONS)
+        with on_processor(_CLIENT):
+            await _rate(findings, BY_LEAN, frames, rounds, round_s)
+            await _rate(findings, BY_POST, posts, rounds, round_s)
 
 
 async def _by_clients(findings: Findings, rounds: int, round_s: float) -> None:

@@ -62,17 +62,18 @@ def on_processor(number: int | None) -> Iterator[None]:
 
 
 @asynccontextmanager
-async def gateway(*words: str, processor: int | None = None) -> AsyncIterator[Server]:
+async def gateway(*words: str, processor: int | None = None, python: str = sys.executable) -> AsyncIterator[Server]:
     """Start ``envkit serve`` without an access log, with the environment of `served.py`.
 
     Args:
         words: Further arguments of ``envkit serve``.
         processor: Core on which the server's processes run; None means any core.
+        python: Interpreter with envkit, to run the server of another checkout.
     """
     with TemporaryDirectory(prefix="envkit-bench-") as folder:
         (port,) = free_ports(1)
         own = [f"--port={port}", f"--state={folder}/state", "--set", "access_log=null", *words]
-        command = [sys.executable, "-m", "envkit", "serve", *own]
+        command = [python, "-m", "envkit", "serve", *own]
         async with _serving(command, _with_environments(Path(folder)), port, "/v1/health", processor) as server:
             yield server
 

@@ -182,10 +182,6 @@ class LimitsSection(Section):
     images: list[Text] = Field(default_factory=list)
     """Images, or patterns such as swe/*, allowed to tokens without the scope admin, besides the default image. For
     bubblewrap, an image is a folder of this machine, and the sandbox can read everything in it."""
-    max_buffered_mib: Mib | None = None
-    """Maximum memory in MiB for large request and response bodies, such as files and program output. A body above 1 MiB
-    counts with its size. A running program with an output limit above 2 MiB counts with twice that limit. Folders are
-    buffered on disk and do not count. null for one sixteenth of the machine's memory, but from 64 to 256."""
     calls_per_s: Annotated[float, Field(gt=0)] | None = None
     """Maximum calls per second of one tenant; each step of a batch counts. null for no limit."""
 

@@ -33,11 +33,6 @@ def test_unset_limits_follow_from_the_machine_and_set_ones_stay() -> None:
     assert machine.describe(machine.with_defaults(open_, large)) == words
 
 
-def test_bodies_get_a_sixteenth_of_the_memory_between_64_and_256_mib() -> None:
-    found = [machine.buffer_mib(Capacity(memory_mib=memory_mib)) for memory_mib in (24_000, 2_400, 512, None)]
-    assert found == [256, 150, 64, 64]
-
-
 def test_limits_of_cgroup_version_2_and_its_ancestors_apply(tmp_path: Path) -> None:
     write(tmp_path / "own", "0::/shop/server\n")
     write(tmp_path / "shop/server/memory.max", "max\n")

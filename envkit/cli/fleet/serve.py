@@ -77,7 +77,7 @@ def serve(
     """
     from envkit import clock
     from envkit.config import serving
-    from envkit.http.server.stderr_log import StandardErrorLog
+    from envkit.http.server.logs import events_on_standard_error
     from envkit.wiring.gateway.gateway import serve_fleet
 
     options: dict[str, Any] = {
@@ -91,7 +91,7 @@ def serve(
         "state": None if state is None else str(state),
     }
     merged = serving.read(config, settings or [], {key: value for key, value in options.items() if value is not None})
-    with StandardErrorLog():
+    with events_on_standard_error():
         clock.run(partial(serve_fleet, merged, announce=_announce, on_ready=_ready), fast=True)
     for number in (signal.SIGTERM, signal.SIGINT):  # a signal that arrives after the end must not change the exit code
         signal.signal(number, signal.SIG_IGN)

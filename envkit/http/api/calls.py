@@ -32,7 +32,7 @@ from envkit.http.protocol.handlers import Handler, HttpCall, handlers_of
 from envkit.http.protocol.messages import CreateSessionBody, ReadyReply, read, write
 from envkit.http.protocol.operations import Operation
 from envkit.http.protocol.sandbox_messages import SandboxReply
-from envkit.http.sandboxes.access import MAX_EXEC_BYTES, bytes_to_reserve
+from envkit.http.sandboxes.access import MAX_EXEC_BYTES
 from envkit.http.sandboxes.idempotency import IdempotentCalls
 from envkit.http.sessions.counters import step_metrics_of
 from envkit.types import SandboxState
@@ -117,11 +117,8 @@ class Calls:
             body = read(await read_body(call.scope, call.receive, limit), operation.body_decoder)
             given |= {name: getattr(body, name) for name in body.__struct_fields__}
         request = operation.request(**given)
-        if operation.runs_program:
-            if count := bytes_to_reserve(request):
-                await call.reserve(count)
-            if request.key is None:
-                return await until_disconnect(call.receive, partial(self.outcome, operation, request, call.caller))
+        if operation.runs_program and request.key is None:
+            return await until_disconnect(call.receive, partial(self.outcome, operation, request, call.caller))
         if 202 not in operation.replies:
             return await self.outcome(operation, request, call.caller)
         with anyio.move_on_after(self._slow_s):

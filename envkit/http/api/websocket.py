@@ -4,15 +4,16 @@ A call continues after its socket closes, so that the caller can reconnect and r
 about a sandbox: it is cancelled if it has no idempotency key. While a socket is open, the sessions and sandboxes that
 were used over it do not expire. Answers that are ready in the same iteration of the event loop are sent in one message.
 
-`envkit.http.limits.websocket_queues` limits unanswered frames and unread answers, in number and size.
+The server stops reading from a socket with more than `MAX_OWED` unanswered frames or `MAX_UNREAD_BYTES` of unread
+answers. uvicorn in turn stops receiving while messages wait to be read.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import anyio
@@ -22,22 +23,21 @@ from anyio.abc import TaskGroup
 from envkit.errors import EnvkitError, RequestError, TooLargeError, did_you_mean
 from envkit.http.api.calls import Calls
 from envkit.http.auth.caller import PLAY, SANDBOX, Caller
-from envkit.http.limits.websocket_queues import Inbox, Outbox
 from envkit.http.protocol.asgi import CallOutcome, Receive, Send
-from envkit.http.protocol.messages import MAX_FRAMES, UNREADABLE, Frame, StepFrame, read, read_each
+from envkit.http.protocol.messages import MAX_FRAMES, UNREADABLE, Frame, StepFrame, batches, read, read_each
 from envkit.http.protocol.operations import CREATE, METHODS, STEP, STOP, VIEW
 from envkit.http.sandboxes.operations import SandboxOperations
 from envkit.http.sessions.counters import StepMetrics
 from envkit.types import TenantKey
 
-_FRAME_BYTES = 4096
-"""Bytes of memory that a frame uses while a task answers it, in addition to its parameters."""
+MAX_OWED = 10_000
+"""Number of unanswered frames above which the server stops reading from a socket."""
 
-_SMALL_STEP_BYTES = 1024
-"""Size of a step in bytes up to which its memory is not counted: counting would slow down ordinary steps."""
+MAX_UNREAD_BYTES = 8 << 20
+"""Bytes of unread answers above which the server stops reading from a socket."""
 
-_BATCH_STEPS = 100
-"""Number of steps to answer between two checks whether unread answers use too much memory."""
+_BATCH_BYTES = 1 << 19
+"""Bytes up to which answers are joined into one message: half of the default message limit of common clients."""
 
 _RENEW_S = 1.0
 """Seconds between renewals of sandbox leases."""
@@ -45,6 +45,72 @@ _RENEW_S = 1.0
 _STEPS = msgspec.json.Decoder(list[StepFrame] | StepFrame)
 _FRAME = msgspec.json.Decoder(Frame)
 _FRAMES = msgspec.json.Decoder(list[Frame])
+
+
+class Outbox:
+    """The unsent answers of one socket, and the number of frames that are not answered yet."""
+
+    def __init__(self) -> None:
+        self.owed = 0
+        """Number of received frames whose answers have not been sent."""
+        self._unread_bytes = 0
+        self._is_closed = False
+        self._answers: list[bytes] = []
+        # Use asyncio.Event: an anyio.Event cannot be cleared, and a new one for each message would cost more time.
+        self._filled = asyncio.Event()
+        self._emptied = asyncio.Event()
+
+    def put(self, *answers: bytes) -> None:
+        """Queue answers, which `run` sends."""
+        if self._is_closed or not answers:
+            return
+        if not self._answers:
+            self._filled.set()
+        self._answers += answers
+        self._unread_bytes += sum(map(len, answers))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether unanswered frames or unread answers exceed their limit."""
+        return not self._is_closed and (self.owed > MAX_OWED or self._unread_bytes > MAX_UNREAD_BYTES)
+
+    async def wait_for_room(self) -> None:
+        """Wait until `is_full` is false."""
+        while self.is_full:
+            await self._wait()
+
+    async def wait_until_answered(self) -> None:
+        """Wait until every frame is answered."""
+        while self.owed:
+            await self._wait()
+
+    async def _wait(self) -> None:
+        self._emptied.clear()
+        await self._emptied.wait()
+
+    async def run(self, send: Send) -> None:
+        """Send queued answers until cancelled or the socket closes."""
+        try:
+            while True:
+                await self._filled.wait()
+                self._filled.clear()
+                answers, self._answers = self._answers, []
+                size = self._unread_bytes
+                for batch in batches(answers, _BATCH_BYTES):
+                    await send({"type": "websocket.send", "bytes": batch})
+                self._sent(len(answers), size)
+        except OSError:
+            # The socket has closed. `receive` reports this to the reader of the socket, which then stops this task.
+            pass
+        finally:
+            self._is_closed = True
+            self._answers = []
+            self._sent(self.owed, self._unread_bytes)
+
+    def _sent(self, count: int, size: int) -> None:
+        self.owed -= count
+        self._unread_bytes -= size
+        self._emptied.set()
 
 
 @dataclass(slots=True, eq=False)
@@ -89,7 +155,7 @@ class Sockets:
             send: The `send` function of ASGI.
             metrics: Counts the sessions and steps of this socket.
         """
-        inbox, outbox = Inbox(receive), Outbox()
+        outbox = Outbox()
         await receive()
         await send({"type": "websocket.accept"})
         self._open.add(outbox)
@@ -100,13 +166,13 @@ class Sockets:
                     tasks.start_soon(outbox.run, send)
                     if self._sandboxes is not None:
                         tasks.start_soon(_renew, self._sandboxes, socket)
-                    while (message := await inbox.take())["type"] == "websocket.receive":
+                    while (message := await receive())["type"] == "websocket.receive":
                         data = message.get("bytes") or (message.get("text") or "").encode()
-                        count = await self._dispatch(socket, data)
-                        if outbox.is_behind:
-                            await inbox.pause_until(outbox.wait_for_room)
+                        count = self._dispatch(socket, data)
+                        if outbox.is_full:
+                            await outbox.wait_for_room()
                         if wait_s := caller.charge(max(1, count)):
-                            await inbox.pause_until(partial(anyio.sleep, wait_s))
+                            await anyio.sleep(wait_s)
                     tasks.cancel_scope.cancel()
         finally:
             self._open.discard(outbox)
@@ -116,45 +182,31 @@ class Sockets:
         while owed := [outbox for outbox in self._open if outbox.owed]:
             await owed[0].wait_until_answered()
 
-    async def _dispatch(self, socket: _Socket, data: bytes) -> int:
+    def _dispatch(self, socket: _Socket, data: bytes) -> int:
         """Start the calls of the frames in the message `data`, and return the number of frames."""
         steps, others = self._read(socket.caller, data)
         outbox = socket.outbox
         count = len(steps) + len(others)
         outbox.owed += count
         socket.metrics.steps += len(steps)
-        pending_bytes = len(data) // count if steps and len(data) > _SMALL_STEP_BYTES * count else 0
-        for first in range(0, len(steps), _BATCH_STEPS):
-            if first:
-                await outbox.wait_for_reader()
-            batch = steps[first : first + _BATCH_STEPS] if len(steps) > _BATCH_STEPS else steps
-            self._step(socket, batch, pending_bytes)
+        if steps:
+            self._step(socket, steps)
         for frame in others:
             if isinstance(frame, bytes):
                 outbox.put(frame)
                 continue
-            size = _FRAME_BYTES + len(memoryview(frame.params))
-            outbox.remember(size)
             # Calls about sandboxes are cancelled when the socket closes, unless they have an idempotency key.
             tasks = socket.tasks if METHODS[frame.method].scope == SANDBOX else self._tasks
-            tasks.start_soon(self._answer, socket, frame, size)
+            tasks.start_soon(self._answer, socket, frame)
         return count
 
-    def _step(self, socket: _Socket, steps: Sequence[StepFrame], pending_bytes: int) -> None:
-        """Answer the steps that can be answered immediately, and start the others.
-
-        Each started step counts as `pending_bytes` of memory until it is answered.
-        """
-        outbox = socket.outbox
+    def _step(self, socket: _Socket, steps: Sequence[StepFrame]) -> None:
+        """Answer the steps that can be answered immediately, and start the others."""
         answers, waiting = self._operations.answers_now(steps, socket.caller, socket.sessions)
         for step in waiting:
-            send = outbox.put
-            if pending_bytes:
-                outbox.remember(pending_bytes)
-                send = partial(outbox.put_and_forget, pending_bytes)
-            if not self._operations.start_step(step, socket.caller, send):
-                self._tasks.start_soon(self._answer, socket, step, pending_bytes)
-        outbox.put(*answers)
+            if not self._operations.start_step(step, socket.caller, socket.outbox.put):
+                self._tasks.start_soon(self._answer, socket, step)
+        socket.outbox.put(*answers)
 
     def _read(self, caller: Caller, data: bytes) -> tuple[Sequence[StepFrame], Sequence[Frame | bytes]]:
         """Decode a message. Return its steps, and its other frames. For an invalid frame, the second list contains the
@@ -201,18 +253,12 @@ class Sockets:
         except EnvkitError as error:
             return self._operations.failure(error).answer(frame.id)
 
-    async def _answer(self, socket: _Socket, frame: Frame | StepFrame, size: int) -> None:
-        outbox = socket.outbox
-        try:
-            if isinstance(frame, StepFrame):
-                outcome = await self._calls.outcome(STEP, frame.params, socket.caller)
-            else:
-                if outbox.is_full:
-                    await outbox.wait_for_reader()
-                outcome = await self._call(socket, frame)
-            outbox.put(outcome.answer(frame.id))
-        finally:
-            outbox.forget(size)
+    async def _answer(self, socket: _Socket, frame: Frame | StepFrame) -> None:
+        if isinstance(frame, StepFrame):
+            outcome = await self._calls.outcome(STEP, frame.params, socket.caller)
+        else:
+            outcome = await self._call(socket, frame)
+        socket.outbox.put(outcome.answer(frame.id))
 
     async def _call(self, socket: _Socket, frame: Frame) -> CallOutcome:
         """Run the call of a frame. Record the session or sandbox that it uses in `socket`, so that none expires."""

@@ -13,7 +13,6 @@ import anyio
 import msgspec
 
 from envkit.errors import RequestError, TooLargeError, did_you_mean
-from envkit.http.limits.memory_budget import UNCOUNTED_BYTES, reservation_of
 from envkit.http.protocol.decode_errors import explained
 from envkit.http.protocol.messages import UNREADABLE, Problem, write
 from envkit.http.protocol.operations import Operation
@@ -31,9 +30,6 @@ RETRY_AFTER_S = 1
 
 _WATCH_DELAY_S = 0.05
 
-STALLED_S = 25.0
-"""Seconds without data after which a request body is rejected; clients wait longer than that for an answer."""
-
 JSON = b"application/json"
 PROBLEM = b"application/problem+json"
 
@@ -43,39 +39,21 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
 
     Raises:
         TooLargeError: The body, or its announced length, is larger than `limit` bytes.
-        RequestError: The client disconnected before the end of the body, or sent nothing for `STALLED_S` seconds.
+        RequestError: The client disconnected before the end of the body.
     """
     for name, value in scope["headers"]:
-        if name == b"content-length" and value.isdigit():
-            if int(value) > limit:
-                raise _too_large(limit)
-            if int(value) > UNCOUNTED_BYTES:
-                await reservation_of(scope).reserve(int(value))
+        if name == b"content-length" and value.isdigit() and int(value) > limit:
+            raise _too_large(limit)
     pieces: list[bytes] = []
     size = 0
-    # Wait for the first chunk without a timeout: it has usually arrived already, and a timeout would make a step a
-    # fifth slower.
-    message = await receive()
-    while message["type"] == "http.request":
+    while (message := await receive())["type"] == "http.request":
         pieces.append(message.get("body", b""))
         size += len(pieces[-1])
         if size > limit:
             raise _too_large(limit)
         if not message.get("more_body", False):
             return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        message = await receive_piece(receive)
     raise RequestError("the request ended in the middle of its body; send it again")
-
-
-async def receive_piece(receive: Receive) -> Message:
-    """Return the next chunk of a request's body.
-
-    Raises:
-        RequestError: No data arrived for `STALLED_S` seconds.
-    """
-    with anyio.move_on_after(STALLED_S):
-        return await receive()
-    raise RequestError(f"the body stalled: no data for {STALLED_S:g} s; send it again")
 
 
 def _too_large(limit: int) -> TooLargeError:

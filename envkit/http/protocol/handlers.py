@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 from envkit.http.auth.caller import Caller
-from envkit.http.limits.memory_budget import reservation_of
 from envkit.http.protocol.asgi import CallOutcome, Message, Receive, Scope, Send, read_body
 from envkit.http.protocol.operations import Operation, Q, R
 
@@ -35,10 +34,6 @@ class HttpCall:
     async def body(self, limit: int) -> bytes:
         """Return the body of the request; see `envkit.http.protocol.asgi.read_body`."""
         return await read_body(self.scope, self.receive, limit)
-
-    async def reserve(self, count: int) -> None:
-        """Reserve memory for the body and the reply; see `envkit.http.limits.memory_budget.Reservation.reserve`."""
-        await reservation_of(self.scope).reserve(count)
 
 
 Handler: TypeAlias = Callable[[Any, Any], Awaitable[Any]]

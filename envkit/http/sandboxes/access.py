@@ -36,9 +36,6 @@ SLACK_S = 30.0
 FILE_S = 120.0
 """Timeout of reading or writing a file, in seconds."""
 
-_SMALL_OUTPUT_BYTES = 2 << 20
-"""Maximum output limit of a program, in bytes, for which no memory is reserved; see `bytes_to_reserve`."""
-
 T = TypeVar("T")
 
 
@@ -200,16 +197,6 @@ async def within(bound_s: float, work: Callable[[], Awaitable[T]]) -> T:
     with anyio.move_on_after(bound_s):
         return await work()
     raise DeadlineError(f"the sandbox did not answer within {bound_s:g} s")
-
-
-def bytes_to_reserve(body: wire.ExecBody | wire.ShellBody) -> int:
-    """Return the number of bytes to reserve for the output of a program before the program starts.
-
-    If the output limit of the program is large, it is reserved twice: for standard output and for standard error. If
-    the limit is small, nothing is reserved, because thousands of programs may run for hours, and few reach the limit.
-    When the program has ended, the actual size of its output is counted.
-    """
-    return 2 * body.max_output_bytes if body.max_output_bytes > _SMALL_OUTPUT_BYTES else 0
 
 
 def _refused(what: str, error: ValueError) -> EnvkitError:

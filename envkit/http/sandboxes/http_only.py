@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import anyio
 import msgspec
 
-from envkit.errors import RequestError, TooLargeError, UnsupportedError
+from envkit.errors import RequestError, UnsupportedError
 from envkit.http.auth.caller import Caller
 from envkit.http.protocol import file_messages as files
 from envkit.http.protocol import operations as table
@@ -18,19 +18,14 @@ from envkit.http.protocol.asgi import CallOutcome, Send, cancel_on_disconnect, r
 from envkit.http.protocol.handlers import HttpCall, handles_http
 from envkit.http.protocol.messages import DoneReply, NoBody, read_each, write
 from envkit.http.protocol.operations import Operation
-from envkit.http.sandboxes.access import FILE_S, MAX_EXEC_BYTES, SandboxAccess, bytes_to_reserve, within
+from envkit.http.sandboxes.access import FILE_S, MAX_EXEC_BYTES, SandboxAccess, within
 from envkit.http.sandboxes.transfers import FolderTransfers
 from envkit.types import PoolEvent, TenantKey
 
 HEARTBEAT_S = 15.0
 """Seconds between the heartbeats of an event stream."""
 
-_MAX_OUTPUT_BYTES = 256 << 20
-"""Maximum bytes that the programs of one list may reserve for their output; see `bytes_to_reserve`."""
-
 _MAX_EXECS = 1000
-_FIRST_FILE_BYTES = 1 << 20
-"""Size limit of the first attempt to read a file. If the file is larger, memory is reserved and it is read again."""
 
 _EXEC = msgspec.json.Decoder(wire.ExecFrame)
 _EXECS = msgspec.json.Decoder(list[wire.ExecFrame])
@@ -69,11 +64,6 @@ class HttpOnlyOperations:
         if len(bodies) > _MAX_EXECS:
             raise RequestError(f"too many programs in one list (limit {_MAX_EXECS}, got {len(bodies)}); split the list")
         call.caller.take(max(0, len(bodies) - 1))  # `AuthMiddleware` has counted the request as one call
-        output_bytes = sum(bytes_to_reserve(body) for body in bodies if not isinstance(body, RequestError))
-        if output_bytes > _MAX_OUTPUT_BYTES:
-            wanted = f"limit {_MAX_OUTPUT_BYTES} bytes, got {output_bytes}"
-            raise RequestError(f"the sum of the output limits in the list is too large ({wanted}); split the list")
-        await call.reserve(output_bytes)
         outcomes = [b""] * len(bodies)
 
         async def run(index: int, body: wire.ExecFrame | RequestError) -> None:
@@ -94,15 +84,8 @@ class HttpOnlyOperations:
     async def read_file(self, query: files.ReadFile, call: HttpCall) -> None:
         """Read a file."""
         sandbox = self._access.find(query.sandbox_id, call.caller)
-        read = partial(sandbox.read, query.path, user=query.user)
-        first_bytes = min(query.max_bytes, _FIRST_FILE_BYTES)
-        try:
-            content = await within(FILE_S, partial(read, max_bytes=first_bytes))
-        except TooLargeError:
-            if first_bytes == query.max_bytes:
-                raise
-            await call.reserve(query.max_bytes)
-            content = await within(FILE_S, partial(read, max_bytes=query.max_bytes))
+        read = partial(sandbox.read, query.path, max_bytes=query.max_bytes, user=query.user)
+        content = await within(FILE_S, read)
         await respond(call.send, content, content_type=table.BINARY.encode())
 
     @handles_http(table.WRITE_FILE)

@@ -20,7 +20,7 @@ from typing import Protocol
 import anyio
 
 from envkit.errors import DeadlineError, RateLimitError, TooLargeError
-from envkit.http.protocol.asgi import Receive, Send, receive_piece
+from envkit.http.protocol.asgi import Receive, Send
 from envkit.http.protocol.file_messages import MAX_TREE_BYTES
 from envkit.http.protocol.operations import TAR
 from envkit.protocols import Sandbox
@@ -140,7 +140,7 @@ class _TenantTransfers:
 
 async def _pieces(receive: Receive, most: int) -> AsyncGenerator[bytes, None]:
     count = 0
-    while (message := await receive_piece(receive))["type"] == "http.request":
+    while (message := await receive())["type"] == "http.request":
         piece: bytes = message.get("body", b"")
         count += len(piece)
         if count > most:

@@ -30,11 +30,10 @@ from envkit.http.auth.caller import ADMIN, EVERYBODY, NOBODY, Caller
 from envkit.http.auth.localhost_only import require_local
 from envkit.http.auth.rate_limit import Bucket, Rate
 from envkit.http.auth.tokens import TokenStore
-from envkit.http.limits.memory_budget import MemoryBudget
 from envkit.http.protocol import messages
 from envkit.http.protocol.asgi import CallOutcome, Header, Receive, Scope, Send, respond_outcome
 from envkit.http.protocol.operations import OPERATIONS
-from envkit.http.server.access_log import AccessLog
+from envkit.http.server.logs import BackgroundHandler
 from envkit.http.server.request_context import RequestContext, WebSocketContext
 
 MAX_SOCKETS = 256
@@ -91,8 +90,7 @@ class AuthMiddleware:
             the server stops reading from it until calls are allowed again.
         max_sockets: Maximum number of open WebSockets of a tenant.
         max_requests: Maximum number of concurrent requests of a tenant; applies only if the server has tokens.
-        bodies: Memory budget of request bodies and answers; None for no limit.
-        log: Access log; None for no log.
+        log: Access log, see `envkit.http.server.logs.access_log`; None for no log.
         errors: Counter of error answers by code. Pass `App.errors`, so that it also counts those of the application.
     """
 
@@ -104,8 +102,7 @@ class AuthMiddleware:
         rate: Rate | None = None,
         max_sockets: int = MAX_SOCKETS,
         max_requests: int = MAX_REQUESTS,
-        bodies: MemoryBudget | None = None,
-        log: AccessLog | None = None,
+        log: BackgroundHandler | None = None,
         errors: Counter[str] | None = None,
     ) -> None:
         self._app = app
@@ -113,7 +110,6 @@ class AuthMiddleware:
         self._tokens = tokens
         self._rate = rate
         self._limits = {"requests": max_requests, "sockets": max_sockets}
-        self.memory_budget = bodies or MemoryBudget()
         self._log = log
         self._tenants: dict[str, _Tenant] = {}
         self._callers_with_bucket: dict[str, tuple[Caller, Caller]] = {}
@@ -149,7 +145,6 @@ class AuthMiddleware:
                 context.status = context.status or HTTPStatus.INTERNAL_SERVER_ERROR
                 raise
         finally:
-            context.free()
             if tenant is not None:
                 tenant.running[context.kind] -= 1
             if self._log is not None:
@@ -206,9 +201,7 @@ class AuthMiddleware:
             caller = self._with_bucket(caller, self._rate)
             caller.take()
         context.caller = caller
-        state = context.scope.setdefault("state", {})
-        state["caller"] = caller
-        state["reservation"] = context.reservation
+        context.scope.setdefault("state", {})["caller"] = caller
 
     def _authenticate(self, token: str | None, tokens: TokenStore) -> Caller:
         if token is None:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Awaitable, Sequence
-from typing import Protocol
+from collections.abc import Awaitable
+from datetime import UTC, datetime
+from logging import makeLogRecord
+from typing import Any, Protocol
 
 import anyio
 
 from envkit import clock
 from envkit.errors import EnvkitError
 from envkit.http.auth.caller import NOBODY
-from envkit.http.limits.memory_budget import UNCOUNTED_BYTES, MemoryBudget, Reservation
-from envkit.http.protocol.asgi import ASGIApp, Header, Message, Receive, Scope, Send
-from envkit.http.server.access_log import AccessLog
+from envkit.http.protocol.asgi import ASGIApp, Message, Receive, Scope, Send
+from envkit.http.server.logs import BackgroundHandler
+from envkit.http.sessions.counters import StepMetrics
 
 _REVOKED = 1008  # RFC 6455: policy violation
 _CHECK_INTERVAL_S = 0.3
@@ -22,10 +24,11 @@ _CHECK_INTERVAL_S = 0.3
 a second, because the sockets of a revoked token must be closed within a second.
 """
 
-STALLED_S = 120.0
-"""Seconds for which a client may pause reading a large reply. This is long, because clients that train read late."""
+_MAX_PATH = 200
+"""Characters of a path after which the access log cuts it."""
 
-_PIECE_BYTES = 256 << 10
+_ITEMS = {"sessions": "session", "sandboxes": "sandbox"}
+"""Name of the field of the access log that contains the id after this part of a path."""
 
 BROWSER_PATHS = frozenset({"/", "/metrics"})
 """Paths for which the password of HTTP Basic is accepted as the token: the status page, and a page that it links to. No
@@ -36,9 +39,6 @@ _SANE_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 class Authorizer(Protocol):
     """The methods of `AuthMiddleware` that a request context calls."""
-
-    @property
-    def memory_budget(self) -> MemoryBudget: ...
 
     def new_id(self) -> bytes: ...
 
@@ -64,9 +64,6 @@ class RequestContext:
         self._receive = receive
         self._send = send
         self.status = self._bytes_in = self._bytes_out = 0
-        self._reservation: Reservation | None = None
-        self._is_large = False
-        """Whether the reply is larger than `UNCOUNTED_BYTES`."""
         self._id = self.host = b""
         self.origin: bytes | None = None
         for name, value in scope["headers"]:
@@ -100,60 +97,48 @@ class RequestContext:
                 self.is_aborted = True
                 # Raise OSError, as after a disconnect of the client, so that the application stops sending.
                 raise OSError("the token was revoked")
-            if self._is_large:
-                return self._send_large(message)
             self._bytes_out += len(message.get("body", b""))
         else:
             self.status = message["status"]
-            size = _length(message["headers"])
             message["headers"] = [*message["headers"], (b"x-request-id", self._id)]
-            self._is_large = size > UNCOUNTED_BYTES
-            if self._is_large or self._reservation is not None:
-                self.reservation().settle(size)
         return self._send(message)
 
     def refuse(self, message: Message) -> Awaitable[None]:
         """Send a part of a response that rejects the request."""
         return self.send(message)
 
-    def reservation(self) -> Reservation:
-        """Return the memory reservation for the body and the answer of this request."""
-        if self._reservation is None:
-            self._reservation = self._authorizer.memory_budget.reservation()
-        return self._reservation
+    def write(self, log: BackgroundHandler) -> None:
+        """Write a line of the access log when the request or WebSocket has ended.
 
-    def free(self) -> None:
-        """Release the reserved memory."""
-        if self._reservation is not None:
-            self._reservation.free()
-
-    async def _send_large(self, message: Message) -> None:
-        """Send a part of a large reply in pieces, each after the client has read most of the piece before.
-
-        Raises:
-            OSError: The client read nothing for `STALLED_S` seconds.
+        The fields: `at` and `time` (when it ended, in seconds since 1970 and in ISO 8601), `id` (of the request),
+        `status` (0: no answer was sent), `ms` (duration), `in` and `out` (bytes of bodies or messages), `envs` (number
+        of created sessions for each environment) and `steps`. Headers and the query are missing, because they may
+        contain tokens.
         """
-        body = memoryview(message.get("body", b""))
-        self._bytes_out += len(body)
-        for start in range(0, len(body), _PIECE_BYTES):
-            with anyio.fail_after(STALLED_S):  # a TimeoutError is an OSError
-                await self._send({**message, "body": bytes(body[start : start + _PIECE_BYTES]), "more_body": True})
-        if not message.get("more_body"):
-            await self._send({"type": "http.response.body", "body": b""})
-
-    def write(self, log: AccessLog) -> None:
-        log.write(
-            id=self._id.decode(),
-            tenant=self.caller.tenant,
-            method=self.scope.get("method", "WS"),
-            path=self.path,
-            status=self.status,
-            seconds=clock.stopwatch() - self._began,
-            bytes_in=self._bytes_in,
-            bytes_out=self._bytes_out,
-            messages=self.messages,
-            step_metrics=self.scope.get("state", {}).get("step_metrics"),
-        )
+        at = round(clock.wall(), 3)
+        fields: dict[str, Any] = {
+            "at": at,
+            "time": datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "id": self._id.decode(),
+            "tenant": self.caller.tenant,
+            "method": self.scope.get("method", "WS"),
+            "path": self.path[:_MAX_PATH],
+            "status": self.status,
+            "ms": round((clock.stopwatch() - self._began) * 1000, 3),
+            "in": self._bytes_in,
+            "out": self._bytes_out,
+        }
+        if self.messages is not None:
+            fields["messages_in"], fields["messages_out"] = self.messages
+        metrics: StepMetrics | None = self.scope.get("state", {}).get("step_metrics")
+        if metrics is not None and metrics.envs:
+            fields["envs"] = " ".join(f"{env_id}:{count}" for env_id, count in metrics.envs.most_common())
+        if metrics is not None and metrics.steps:
+            fields["steps"] = metrics.steps
+        parts = fields["path"].split("/", 4)
+        if len(parts) > 3 and parts[2] in _ITEMS:
+            fields[_ITEMS[parts[2]]] = parts[3]
+        log.handle(makeLogRecord({"msg": fields}))
 
     def is_revoked(self) -> bool:
         return self.caller is not NOBODY and not self._authorizer.is_valid(self.token)
@@ -201,7 +186,7 @@ class WebSocketContext(RequestContext):
         self._bytes_out += len(message.get("body", b""))
         await self._send({**message, "type": f"websocket.{message['type']}"})
 
-    def write(self, log: AccessLog) -> None:
+    def write(self, log: BackgroundHandler) -> None:
         self.messages = self._messages_in, self._messages_out
         super().write(log)
 
@@ -225,14 +210,6 @@ def _password(credentials: bytes) -> str | None:
         return base64.b64decode(credentials.strip(), validate=True).decode("latin-1").partition(":")[2]
     except ValueError:
         return None
-
-
-def _length(headers: Sequence[Header]) -> int:
-    """Return the ``Content-Length`` of an answer; 0 if it has none."""
-    for name, value in headers:
-        if name == b"content-length":
-            return int(value)
-    return 0
 
 
 def _size(message: Message) -> int:

@@ -18,7 +18,6 @@ import uvicorn
 
 from envkit.errors import UsageError
 from envkit.http.protocol.messages import MAX_MESSAGE_BYTES
-from envkit.http.server.connections import http_connection, websocket_connection
 from envkit.http.server.middleware import Served
 
 DRAIN_S = 10.0
@@ -180,8 +179,8 @@ def _is_unexpected(record: logging.LogRecord) -> bool:
 def _config(app: Served, max_connections: int, certificate: Path | None, key: Path | None) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=http_connection,  # type: ignore[arg-type]  # uvicorn only calls it
-        ws=websocket_connection,  # type: ignore[arg-type]
+        http="httptools",
+        ws="websockets-sansio",
         limit_concurrency=max_connections,
         ssl_certfile=certificate,
         ssl_keyfile=key,

@@ -8,7 +8,14 @@ import math
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
+from contextlib import (
+    AbstractContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    closing,
+    contextmanager,
+    nullcontext,
+)
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +25,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from envkit import clock
-from envkit.config.serving import LimitsSection, ServeConfig, WarmSection
+from envkit.config.serving import ServeConfig, WarmSection
 from envkit.errors import SandboxStartError, UsageError
 from envkit.fleet import FleetHost, RoutedHosts
 from envkit.fleet.alerts import log_events, log_rebuilds, send_alerts, warn_if_unreachable, watch_disks
@@ -28,9 +35,8 @@ from envkit.http.auth.localhost_only import is_loopback
 from envkit.http.auth.rate_limit import Rate
 from envkit.http.auth.sandbox_policy import SandboxPolicy
 from envkit.http.auth.tokens import TokenStore
-from envkit.http.limits.memory_budget import MemoryBudget
 from envkit.http.sandboxes.snapshot_quota import SnapshotBounds
-from envkit.http.server.access_log import AccessLog
+from envkit.http.server.logs import BackgroundHandler, access_log
 from envkit.http.server.middleware import AuthMiddleware
 from envkit.http.server.server import DRAIN_S, require_address, serve
 from envkit.installation import command
@@ -122,7 +128,7 @@ async def serve_fleet(
     rate = None if limits.calls_per_s is None else Rate(limits.calls_per_s, burst=max(limits.calls_per_s, 1.0))
     signals = _ShutdownSignals()
     signals.install()
-    with tokens, _state(config), _access_log(config) or nullcontext() as log, signals.cancel_on_signal():
+    with tokens, _state(config), _access_log(config) as log, signals.cancel_on_signal():
         async with open_fleet(config, announce) as fleet, _background(config, fleet, announce) as tasks:
             app = create_app(
                 fleet.host,
@@ -152,7 +158,7 @@ async def serve_fleet(
                 if drain is not None:
                     tasks.start_soon(_drain, app, drain, config.drain_s, stopping, leaves)
                 await serve(
-                    AuthMiddleware(app, tokens, rate=rate, bodies=_memory_budget(limits), log=log, errors=app.errors),
+                    AuthMiddleware(app, tokens, rate=rate, log=log, errors=app.errors),
                     host=listen.host,
                     port=listen.port,
                     uds=listen.socket,
@@ -225,7 +231,7 @@ def _alive(pool: Pool) -> int:
     return sum(states[state] for state in (SandboxState.READY, SandboxState.LEASED, SandboxState.SUSPECT))
 
 
-async def _leave(pool: Pool, log: AccessLog | None) -> None:
+async def _leave(pool: Pool, log: BackgroundHandler | None) -> None:
     """End this process at once, as if it was killed, so that its sandboxes outlive it. Write ledger and logs before."""
     await pool.persist()
     _log.info("shutdown complete: %d sandboxes run on for the next server", _alive(pool))
@@ -337,16 +343,11 @@ def _warm_spec(section: WarmSection) -> WarmSpec:
     return WarmSpec(SandboxSpec(**spec), section.count)
 
 
-def _metrics(fleet: Fleet, log: AccessLog | None) -> Iterator[Metric]:
+def _metrics(fleet: Fleet, log: BackgroundHandler | None) -> Iterator[Metric]:
     if fleet.pool is not None:
         yield from metrics.collect(fleet.pool, fleet.hosts)
     if log is not None:
         yield from metrics.of_log(log.dropped)
-
-
-def _memory_budget(limits: LimitsSection) -> MemoryBudget:
-    max_mib = limits.max_buffered_mib or machine.buffer_mib(machine.this_machine())
-    return MemoryBudget(max_mib << 20)
 
 
 def _tokens(config: ServeConfig) -> TokenStore:
@@ -380,16 +381,16 @@ def _state(config: ServeConfig) -> AbstractContextManager[object]:
     return lock_state(config.state) if config.state is not None or keeps_ledger(config) else nullcontext()
 
 
-def _access_log(config: ServeConfig) -> AccessLog | None:
-    """Open the access log; return None if it is off.
+def _access_log(config: ServeConfig) -> AbstractContextManager[BackgroundHandler | None]:
+    """Open the access log; None if it is off.
 
     Raises:
         UsageError: The file cannot be written.
     """
     if config.access_log is None:
-        return None
+        return nullcontext()
     path = None if config.access_log == "-" else Path(config.access_log)
     try:
-        return AccessLog.to(path)
+        return closing(access_log(path))
     except OSError as error:
         raise UsageError(f"access_log: {path} cannot be written: {error.strerror or error}") from None

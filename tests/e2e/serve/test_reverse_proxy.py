@@ -37,6 +37,7 @@ def proxied(server: Gateway, folder: Path, pair: Pair) -> Iterator[int]:
         "/etc/ssl/fleet.pem": str(pair.certificate),
         "/etc/ssl/fleet.key": str(pair.key),
         "client_header_timeout 20s": "client_header_timeout 1s",
+        "client_body_timeout 30s": "client_body_timeout 1s",
     }.items():
         assert text.count(old) == 1, old
         text = text.replace(old, new)
@@ -60,7 +61,7 @@ def _wait_for(port: int) -> None:
         assert client.get(f"https://127.0.0.1:{port}/v1/health").status_code == 200
 
 
-def test_clients_play_and_run_programs_through_nginx_and_slow_heads_are_cut_off(tmp_path: Path) -> None:
+def test_clients_play_and_run_programs_through_nginx_and_slow_requests_are_cut_off(tmp_path: Path) -> None:
     pair = make_pair(tmp_path)
     with gateway(tmp_path) as server, proxied(server, tmp_path, pair) as port:
         token, url = server.token("acme", "play,sandbox"), f"https://127.0.0.1:{port}"
@@ -74,13 +75,15 @@ def test_clients_play_and_run_programs_through_nginx_and_slow_heads_are_cut_off(
             sandbox.write("large", b"x" * 2_000_000)
             assert len(sandbox.read("large")) == 2_000_000
         trusted = ssl.create_default_context(cafile=str(pair.certificate))
-        with (
-            socket.create_connection(("127.0.0.1", port), 10) as plain,
-            trusted.wrap_socket(plain, server_hostname="127.0.0.1") as slow,
-        ):
-            slow.sendall(b"GET /v1/health HTTP/1.1\r\nHost: localhost\r\n")
-            reply = slow.recv(65536)  # nginx closes the connection, or answers 408 first
-            assert reply == b"" or reply.startswith(b"HTTP/1.1 408 ")
+        head = b"POST /v1/sessions:step HTTP/1.1\r\nHost: localhost\r\n"
+        for part in (head, head + b"Content-Length: 9\r\n\r\n["):
+            with (
+                socket.create_connection(("127.0.0.1", port), 10) as plain,
+                trusted.wrap_socket(plain, server_hostname="127.0.0.1") as slow,
+            ):
+                slow.sendall(part)
+                reply = slow.recv(65536)  # nginx closes the connection, or answers 408 first
+                assert reply == b"" or reply.startswith(b"HTTP/1.1 408 ")
         with httpx.Client(base_url=url, verify=trusted, headers={"Authorization": f"Bearer {token}"}) as client:
             assert client.get("/v1/envs").status_code == 200
             assert client.get("/v1/health", headers={"x-long": "y" * 70_000}).status_code == 400

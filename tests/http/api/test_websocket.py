@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import anyio
@@ -14,7 +15,7 @@ from websockets.exceptions import InvalidStatus
 from envkit import clock
 from envkit.http.api.calls import Calls
 from envkit.http.api.operations import Operations
-from envkit.http.api.websocket import Sockets
+from envkit.http.api.websocket import MAX_OWED, MAX_UNREAD_BYTES, Outbox, Sockets
 from envkit.http.auth.caller import Caller
 from envkit.http.auth.rate_limit import Bucket, Rate
 from envkit.http.protocol.asgi import Message
@@ -23,6 +24,10 @@ from envkit.http.sessions.table import SessionTable
 from envkit.types import Task
 from tests.http.envs import Lender, serving, slots
 
+UPGRADE = (
+    b"GET /v1/ws HTTP/1.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+    b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+)
 Main: TypeAlias = Callable[[ClientConnection], Awaitable[None]]
 Json: TypeAlias = dict[str, Any]
 
@@ -175,34 +180,11 @@ def test_a_message_of_too_many_frames_is_refused_as_a_whole() -> None:
     play(main)
 
 
-def test_a_paused_socket_notices_when_it_is_closed() -> None:
-    async def main() -> float:
-        bucket = Bucket(Rate(per_s=0.01, burst=1), clock.stopwatch())
-        messages: list[Message] = [{"type": "websocket.connect"}]
-        messages += [{"type": "websocket.receive", "text": json.dumps(frame(one, "health"))} for one in range(5)]
-        messages.append({"type": "websocket.disconnect", "code": 1000})
-
-        async def receive() -> Message:
-            return messages.pop(0)
-
-        async def send(message: Message) -> None:
-            pass
-
-        began = clock.now()
-        async with SessionTable(slots()) as sessions, anyio.create_task_group() as tasks:
-            calls = Calls(Operations(sessions, tuple), slow_s=1, max_request_bytes=1 << 20)
-            sockets = Sockets(calls, tasks, 1 << 20)
-            await sockets.serve(Caller("acme", bucket=bucket), receive, send)
-        return clock.now() - began
-
-    assert clock.run(main, virtual=True) < 1
-
-
 def test_a_paused_socket_loses_no_message() -> None:
     async def main() -> tuple[float, int]:
         bucket = Bucket(Rate(per_s=1, burst=1), clock.stopwatch())
         text = json.dumps(frame("x" * 1000, "health"))
-        count = 2000  # more than the server reads ahead
+        count = 2000
         answered = 0
         sender, receiver = anyio.create_memory_object_stream[Message](count + 2)
         sender.send_nowait({"type": "websocket.connect"})
@@ -292,6 +274,72 @@ def test_a_client_that_never_reads_is_paused_and_can_disconnect() -> None:
                         pass  # while its socket is served, the session is kept
 
     clock.run(run)
+
+
+def test_a_queue_is_full_above_its_limits_until_the_client_reads_or_leaves() -> None:
+    async def main() -> None:
+        outbox, sent = Outbox(), anyio.Event()
+
+        async def send(message: object) -> None:
+            await sent.wait()
+            raise OSError("the client has left")
+
+        outbox.owed = MAX_OWED
+        outbox.put(b"x" * MAX_UNREAD_BYTES)
+        full = [outbox.is_full]
+        outbox.put(b"x")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(outbox.run, send)
+            await anyio.sleep(1)
+            full.append(outbox.is_full)
+            sent.set()
+            await outbox.wait_for_room()
+        outbox.owed = 2 * MAX_OWED
+        full.append(outbox.is_full)
+        assert full == [False, True, False]
+
+    clock.run(main, virtual=True)
+
+
+def test_only_a_socket_that_answers_pings_remains_open() -> None:
+    async def main() -> None:
+        async with slots() as host, serving(host) as address:
+            port = int(address.rpartition(":")[2])
+            async with (
+                await anyio.connect_tcp("127.0.0.1", port) as silent,
+                await anyio.connect_tcp("127.0.0.1", port) as idle,
+                anyio.create_task_group() as tasks,
+            ):
+                for stream in (silent, idle):
+                    await stream.send(UPGRADE)
+                    assert (await stream.receive()).startswith(b"HTTP/1.1 101")
+
+                async def answer_pings() -> None:
+                    while True:
+                        ping = await idle.receive()
+                        assert ping[:2] == b"\x89\x04"
+                        await idle.send(b"\x8a\x84\0\0\0\0" + ping[2:6])
+
+                tasks.start_soon(answer_pings)
+                with suppress(anyio.EndOfStream):
+                    while True:
+                        await silent.receive()
+                assert 120 < clock.now() < 160
+                await anyio.sleep(300)
+                tasks.cancel_scope.cancel()
+
+    clock.run(main, virtual=True)
+
+
+@pytest.mark.parametrize("message", ["[]", "[1]", "{}"])
+def test_empty_messages_do_no_harm(message: str) -> None:
+    async def main(socket: ClientConnection) -> None:
+        await socket.send(message)
+        await socket.send(json.dumps(frame(1, "health")))
+        while "alive" not in json.dumps(json.loads(await socket.recv())):
+            pass
+
+    play(main)
 
 
 def test_running_calls_are_answered_before_a_server_stops() -> None:

@@ -301,3 +301,16 @@ def test_a_misspelt_query_is_rejected_not_ignored() -> None:
         assert (await client.get("/v1/health?")).status_code == 200
 
     over_http(main)
+
+
+def test_outputs_full_of_control_characters_do_not_grow_when_encoded() -> None:
+    async def main(client: httpx.AsyncClient, pool: Pool) -> None:
+        await client.put(A, json={})
+        answer = await client.post(f"{A}/exec", json=run("say", "1000000", "\x07"))
+        assert set(answer.json()["stdout"]) == {"base64"}
+        assert len(answer.content) < 1_500_000
+        for count, text in ((100, "\x07"), (100_000, "\r\n\t")):
+            answer = await client.post(f"{A}/exec", json=run("say", str(count), text))
+            assert answer.json()["stdout"] == text * count
+
+    over_http(main)

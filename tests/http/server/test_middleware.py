@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
+from datetime import datetime
 from pathlib import Path
 
 import anyio
@@ -12,7 +14,7 @@ from envkit import clock
 from envkit.errors import ForbiddenError, UnauthorizedError, UnknownEnvError
 from envkit.http.client.env_client import EnvClient
 from envkit.http.protocol.asgi import Message, Receive, Scope, Send
-from envkit.http.server.access_log import AccessLog
+from envkit.http.server.logs import BackgroundHandler, JsonFormatter, access_log
 from envkit.http.server.middleware import AuthMiddleware, scope_for
 from envkit.types import Task
 from tests.http.guarded import COUNT, LONG, Stage, Stream, on_stage
@@ -157,7 +159,7 @@ def test_the_access_log_counts_sessions_by_environment_and_steps(tmp_path: Path)
         step = {"session_id": "a", "action": "x"}
         await stage.ask("POST", "/v1/sessions:step", token, json=[{**step, "turn": 0}, {**step, "turn": 1}])
 
-    with AccessLog.to(path) as log:
+    with closing(access_log(path)) as log:
         on_stage(main, tmp_path, log=log)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     found = {(one["method"], one["path"]): (one.get("envs"), one.get("steps")) for one in lines}
@@ -200,7 +202,7 @@ def test_each_request_and_each_socket_is_logged_without_secrets(
                 pass
         await anyio.sleep(0.1)
 
-    with AccessLog.to(path) as log:
+    with closing(access_log(path)) as log:
         on_stage(main, tmp_path, log=log)
     text = path.read_text()
     assert "ek_" not in text
@@ -214,6 +216,7 @@ def test_each_request_and_each_socket_is_logged_without_secrets(
         ("WS", "/v1/ws", 401, ""),
     ]
     assert [line["id"] for line in lines[:2]] == ["one", "two"]
+    assert {datetime.fromisoformat(line["time"]).timestamp() - line["at"] for line in lines} == {0}
     assert (lines[0]["session"], lines[0]["in"]) == ("a", len(json.dumps(COUNT, separators=(",", ":"))))
     assert lines[0]["out"] > 50
     assert (lines[2]["messages_in"], lines[2]["messages_out"]) == (2, 2)
@@ -253,7 +256,10 @@ def test_an_application_error_is_logged_with_status_500_and_raised(tmp_path: Pat
             raise AssertionError("it sends nothing")
 
         scope: Scope = {"type": "http", "path": "/v1/envs", "method": "GET", "headers": []}
-        with AccessLog(lines.append) as log, pytest.raises(RuntimeError, match="broken"):
+        with (
+            closing(BackgroundHandler(lines.append, JsonFormatter())) as log,
+            pytest.raises(RuntimeError, match="broken"),
+        ):
             await AuthMiddleware(Broken(), log=log)(scope, receive, send)
 
     clock.run(main)

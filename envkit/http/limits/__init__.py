@@ -1,1 +1,0 @@
-"""Limits of a server: the memory of large requests, and the queues of WebSockets."""
