@@ -236,7 +236,7 @@ FindingName: TypeAlias = Literal[
 
 
 class DiagnosticsSection(Section):
-    """Diagnostics, which name what is wrong with a run; docs/train.md lists the findings."""
+    """Diagnostics, which name what is wrong with a run; docs/when-a-run-looks-wrong.md lists the findings."""
 
     stop_on: list[FindingName] = Field(default=["weights_not_applied"])
     """Names of the findings that stop the run, after a checkpoint. The others are only reported."""

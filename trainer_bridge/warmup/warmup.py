@@ -191,7 +191,7 @@ def _write(state: object, path: Path) -> None:
 def _optimizers(model: Any, *, is_pretrained: bool) -> list[torch.optim.Optimizer]:
     """Return AdamW for a pretrained policy, otherwise Muon for the layers' matrices and AdamW for all other weights.
 
-    With Muon, a policy with random initial weights needs far fewer updates to play frozen lake (`docs/train.md`).
+    With Muon, a policy with random initial weights needs far fewer updates to play frozen lake (`docs/imitation.md`).
     """
     if is_pretrained:
         return [adamw(model, 0.0, is_fused=True)]
