@@ -87,16 +87,12 @@ def test_another_python_runs_it_from_source(version: str, tmp_path: Path) -> Non
         assert sandbox.exec("no-such")["code"] == 127
 
 
-@pytest.mark.parametrize("module", ["_json", "tarfile"])
-def test_a_python_without_a_module_that_the_agent_needs_does_not_start_and_the_error_names_it(module: str) -> None:
-    hide = (
-        "import _frozen_importlib_external as parts; find = parts.PathFinder.find_spec; "
-        f"parts.PathFinder = type('', (), dict(find_spec=lambda name: None if name == '{module}' else find(name)))"
-    )
+def test_a_python_without_a_module_that_the_agent_needs_does_not_start_and_the_error_names_it() -> None:
     *options, boot = agent.command(sys.executable)
+    hide = "import sys; sys.modules['_json'] = None"
     done = subprocess.run([*options, f"{hide}\n{boot}"], input=agent.opening(), capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (1, b"")
-    assert done.stderr.startswith(b"the sandbox's Python lacks the module %s of the standard library" % module.encode())
+    assert done.stderr.startswith(b"the sandbox's Python lacks the module _json of the standard library")
 
 
 JSON = {
