@@ -1,4 +1,4 @@
-"""A terminal in a sandbox that is used by typing keys and reading what is new on its screen.
+"""A terminal in a sandbox that is used by typing keys and reading its screen.
 
 The terminal runs bash. Its prompt contains two invisible marks, by which `Screen.type` notices that the typed commands
 have ended. The screen of a full-screen program counts as complete when it has printed nothing for a moment.
@@ -77,11 +77,12 @@ _SETTLE_S = 0.05
 """Seconds to wait for output that has been sent already."""
 _PROMPT_S = 0.3
 """Maximum seconds to wait for the end of a prompt, which has no mark if the prompt was replaced."""
-_MAX_FED = 64 << 10
-"""Maximum bytes of a call's output that are processed as they come. Of what follows, the last `_MAX_TAIL` are."""
-_MAX_TAIL = 64 << 10
-_PIECE = 4 << 10
-"""Bytes that are processed before other tasks run."""
+_MAX_BYTES = 64 << 10
+"""Bytes of output that are drawn as they come. Of what follows in the same call, the last `_MAX_BYTES` are drawn."""
+_MAX_DRAWING_S = 5.0
+"""Maximum seconds of drawing in one call, after which the rest of its output is skipped."""
+_PIECE_BYTES = 64
+"""Bytes that are drawn before other tasks run."""
 
 _ENDED = "[the shell has ended; the next keys go to a new one, without its folder and variables]"
 _NOT_SENT = "[the shell had ended, so the keys were not sent; the next keys go to a new one]"
@@ -141,10 +142,7 @@ class Screen:
         self._shell: _Shell | None = None
 
     async def type(self, keys: str | Sequence[str], wait_s: float) -> str:
-        """Type keys and return what is new on the screen.
-
-        That is the line of the cursor and what follows, with up to 1,000 lines that have scrolled off; after a
-        full-screen program, and after the screen was cleared, it is the whole screen.
+        """Type keys and return the text of the screen.
 
         Args:
             keys: The keys; see `encode_keys`. Empty to only wait.
@@ -171,7 +169,7 @@ class Screen:
         await shell.receive(wait_s, quiet_s=_QUIET_S if keys else None)
         if shell.has_ended:
             return f"{await self._ended()}\n{_ENDED}"
-        text = shell.new_text()
+        text = shell.text()
         if not shell.is_idle and not shell.emulator.is_full_screen:
             text += f"\n[no prompt after {wait_s:g} s: a program still runs, or waits for input]"
         return text
@@ -185,7 +183,7 @@ class Screen:
     async def _ended(self) -> str:
         """Forget the shell, which has ended, and return its last output."""
         assert self._shell is not None
-        text = self._shell.new_text()
+        text = self._shell.text()
         await self.close()
         return text
 
@@ -208,7 +206,7 @@ class _Shell:
         self.is_idle = self.has_ended = False
         self._stack = AsyncExitStack()
         self._program: Program | None = None
-        self._skipped_bytes = self._skipped_lines = 0
+        self._skipped_bytes, self._drawing_s = 0, 0.0
 
     async def start(self, sandbox: Sandbox, cwd: str | None) -> None:
         program = sandbox.program(_SHELL, timeout_s=_LIFETIME_S, env=_ENV, cwd=cwd, terminal=(ROWS, COLUMNS))
@@ -222,17 +220,19 @@ class _Shell:
             await self._program.send(content)
 
     async def receive(self, wait_s: float, *, quiet_s: float | None = None) -> None:
-        """Process output until bash is idle, has ended, or `wait_s` seconds have passed.
+        """Draw output until bash is idle, has ended, or `wait_s` seconds have passed.
 
         With `quiet_s`, the call also returns when a full-screen program or an idle shell has printed nothing for this
         time.
         """
         assert self._program is not None
-        until, fed, marks, tail = clock.now() + wait_s, 0, b"", bytearray()
+        until, drawn_bytes, waiting_bytes, tail = clock.now() + wait_s, 0, 0, b""
+        self._drawing_s = 0.0
+        self.emulator.restart()
         while not self.has_ended:
             left_s = until - clock.now()
-            at_prompt = _IDLE in marks
-            if at_prompt and _PROMPT in marks.rpartition(_IDLE)[2]:
+            at_prompt = _IDLE in tail
+            if at_prompt and _PROMPT in tail.rpartition(_IDLE)[2]:
                 break
             if at_prompt:
                 left_s = min(left_s, _PROMPT_S)
@@ -246,29 +246,23 @@ class _Shell:
             if piece is None:
                 self.has_ended = True
                 break
-            content = piece[1]
-            marks = (marks + content)[-_MAX_TAIL:] if _IDLE in marks else (marks[-len(_IDLE) :] + content)
-            if fed < _MAX_FED:
-                fed += len(content)
-                await self._feed(content)
+            tail = (tail + piece[1])[-_MAX_BYTES:]
+            if drawn_bytes < _MAX_BYTES:
+                drawn_bytes += len(piece[1])
+                await self._draw(piece[1])
             else:
-                tail += content
-                if len(tail) > 2 * _MAX_TAIL:
-                    self._skip(tail)
-        self.is_idle = self.is_idle or _IDLE in marks
-        if tail:
-            self._skip(tail)
-            await self._feed(bytes(tail))
+                waiting_bytes += len(piece[1])
+        self.is_idle = self.is_idle or _IDLE in tail
+        if waiting_bytes > _MAX_BYTES:
+            self._skipped_bytes += waiting_bytes - _MAX_BYTES
+            self.emulator.restart()
+        if waiting_bytes:
+            await self._draw(tail[-waiting_bytes:])
 
-    def new_text(self) -> str:
-        """Return what is new on the screen, after a line that says how much of it is missing."""
-        text, lost = self.emulator.take()
-        lost += self._skipped_lines
-        if lost or self._skipped_bytes:
-            size = f" ({self._skipped_bytes:,} bytes of output were skipped)" if self._skipped_bytes else ""
-            text = f"... {lost:,} earlier lines are not shown{size} ...\n{text}"
-        self._skipped_bytes = self._skipped_lines = 0
-        return text
+    def text(self) -> str:
+        """Return the text of the screen, after a line that says how much output was skipped."""
+        text, skipped, self._skipped_bytes = self.emulator.text(), self._skipped_bytes, 0
+        return f"... {skipped:,} bytes of output were skipped ...\n{text}" if skipped else text
 
     async def close(self) -> None:
         await self._stack.aclose()
@@ -281,22 +275,15 @@ class _Shell:
             await self._stack.__aexit__(type(error), error, error.__traceback__)  # raises the public exception
             raise
 
-    async def _feed(self, content: bytes) -> None:
-        for start in range(0, len(content), _PIECE):
-            self.emulator.feed(content[start : start + _PIECE])
+    async def _draw(self, content: bytes) -> None:
+        for start in range(0, len(content), _PIECE_BYTES):
+            if self._drawing_s > _MAX_DRAWING_S:
+                self._skipped_bytes += len(content) - start
+                return
+            began = clock.stopwatch()
+            self.emulator.feed(content[start : start + _PIECE_BYTES])
+            self._drawing_s += clock.stopwatch() - began
             await anyio.lowlevel.checkpoint()
-
-    def _skip(self, tail: bytearray) -> None:
-        """Drop all of `tail` but the last `_MAX_TAIL` bytes, at the end of a line if it has one."""
-        excess = len(tail) - _MAX_TAIL
-        if excess <= 0:
-            return
-        line_end = tail.find(b"\n", excess)
-        cut = excess if line_end < 0 else line_end + 1
-        self._skipped_bytes += cut
-        self._skipped_lines += tail.count(b"\n", 0, cut)
-        del tail[:cut]
-        self._skipped_lines += self.emulator.skip()
 
 
 class ScreenTools:
@@ -313,7 +300,7 @@ class ScreenTools:
         self._screen: Screen | None = None
 
     async def type_keys(self, keys: str | list[str], sandbox: Sandbox, timeout_s: float, wait_s: float = 10.0) -> str:
-        """Type keys in a terminal with bash, and return what is new on its screen. The result comes as soon as the
+        """Type keys in a terminal with bash, and return its screen of 40 lines. The result comes as soon as the
         shell's prompt is back, or after wait_s seconds. Programs keep running; type nothing to wait for them longer.
 
         Args:

@@ -166,14 +166,6 @@ class LimitsSection(Section):
     tenant_share: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Maximum share of one tenant in each resource of all nodes, and in the concurrent episodes. The first sandbox or
     episode of a tenant is always allowed. Not applied without tokens."""
-    snapshots_per_tenant: Count = 100
-    """Maximum number of snapshots per tenant. At the limit, new snapshots are refused until one is removed."""
-    snapshots_mib_per_tenant: Mib = 4096
-    """Maximum total size of one tenant's snapshots in MiB."""
-    snapshots: Count = 1000
-    """Maximum number of snapshots of all tenants."""
-    snapshots_mib: Mib = 16384
-    """Maximum total size of all snapshots in MiB."""
     networks: list[Text] = Field(default_factory=lambda: ["none"])
     """Networks allowed to tokens without the scope admin: none, open (everything, including this machine), and patterns
     of host names that an allowlist may contain, such as *.example.org."""

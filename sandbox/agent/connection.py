@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from .event_loop import Loop
     from .exec.outputs import OutputTail
-    from .json_fallback import Json
+    from .framing import Json
 
     Header = dict[str, Json]
 

@@ -1,21 +1,42 @@
-"""Encodes and decodes frames. A frame is: length of header, length of body, header (JSON object), body (bytes)."""
+"""Encodes and decodes frames. A frame is: length of header, length of body, header (JSON object), body (bytes).
+
+The package `json` is slower to load than the whole agent, so this module calls its C scanner (`_json`).
+"""
 
 from __future__ import annotations
 
 import struct
-
-from .json_fallback import dumps, loads
+from _json import encode_basestring_ascii, make_scanner
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from typing import Any
 
-    from .json_fallback import Json
+    Json = Any
 
 MAX_HEADER_BYTES = 1 << 20
 MAX_BODY_BYTES = 1 << 16
 
 _LENGTHS = struct.Struct(">II")
+
+
+class _Rules:
+    """Options of the C scanner, which reads them from the attributes of this class."""
+
+    strict = True
+    object_hook = None
+    object_pairs_hook = None
+    parse_float = float
+    parse_int = int
+    memo: dict[str, str] = {}  # noqa: RUF012 - only the C scanner uses it
+
+    @staticmethod
+    def parse_constant(word: str) -> Json:
+        raise ValueError(word)
+
+
+_scan: Callable[[str, int], tuple[Json, int]] = make_scanner(_Rules)  # type: ignore[arg-type]
 
 
 class MalformedFrameError(Exception):
@@ -57,6 +78,47 @@ class Decoder:
                 yield header, body
         finally:
             del waiting[:at]
+
+
+def loads(text: str) -> Json:
+    """Decode one JSON value.
+
+    Raises:
+        ValueError: `text` is not JSON.
+    """
+    text = text.strip(" \t\n\r")
+    try:
+        value, end = _scan(text, 0)
+    except StopIteration:
+        raise ValueError("not JSON") from None
+    if end != len(text):
+        raise ValueError("more than one value")
+    return value
+
+
+def dumps(values: dict[str, Json]) -> str:
+    """Encode an object whose values are strings, numbers, booleans or None; the agent sends no others."""
+    pairs = [encode_basestring_ascii(name) + ": " + _plain(value) for name, value in values.items()]
+    return "{" + ", ".join(pairs) + "}"
+
+
+def encoded(text: str) -> bytes:
+    """Encode a string from the host as bytes for system calls.
+
+    Raises:
+        ValueError: `text` is not a string.
+    """
+    if not isinstance(text, str):
+        raise ValueError("expected a string")
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _plain(value: Json) -> str:
+    if value is None:
+        return "null"
+    if value is True or value is False:
+        return "true" if value else "false"
+    return encode_basestring_ascii(value) if isinstance(value, str) else repr(value)
 
 
 def _object(text: bytes) -> dict[str, Json]:

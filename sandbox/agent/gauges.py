@@ -6,7 +6,7 @@ import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .json_fallback import Json
+    from .framing import Json
 
 _EVENTS = "/sys/fs/cgroup/memory.events"
 """File with the counts of memory events (cgroup v2)."""

@@ -16,7 +16,7 @@ from .exec import commands, process_tree, worker
 from .exec.outputs import Output, OutputTail
 from .exec.shell import PersistentShell, ShellCall
 from .files import files
-from .json_fallback import encoded
+from .framing import encoded
 from .users import Context
 
 TYPE_CHECKING = False
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from .connection import Header
     from .event_loop import Timer
-    from .json_fallback import Json
+    from .framing import Json
 else:
     import _signal as signal
 

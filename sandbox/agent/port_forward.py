@@ -11,8 +11,7 @@ from _socket import AF_INET, AF_UNIX, SHUT_WR, SO_ERROR, SOCK_STREAM, SOL_SOCKET
 
 from .connection import CallError, IncomingCall
 from .exec.inputs import Input
-from .framing import MAX_BODY_BYTES
-from .json_fallback import encoded
+from .framing import MAX_BODY_BYTES, encoded
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

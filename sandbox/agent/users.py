@@ -9,7 +9,7 @@ from . import gauges, linux
 from .connection import CallError
 from .exec import worker
 from .exec.workers import Workers
-from .json_fallback import encoded
+from .framing import encoded
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -48,7 +48,7 @@ _STARTS_AT_ONCE = 8
 _PYTHON = "python3"
 _NO_PYTHON = Cause(
     CauseKind.IMAGE_UNUSABLE,
-    f"the image has no {_PYTHON} on its PATH, which the agent needs; add Python 3.7 or newer, such as python3-minimal",
+    f"the image has no {_PYTHON} on its PATH, which the agent needs; add Python 3.7 or newer, such as python3",
 )
 _ATTACH_S = 10.0
 

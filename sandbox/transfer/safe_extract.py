@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 import stat
 import tarfile
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from pathlib import Path
 from typing import TypeAlias
 
 from envkit.errors import RefusedFileError, TooLargeError, UsageError
+
+from ..agent.files.tar import OpenFolders
 
 _BLOCK = tarfile.BLOCKSIZE
 _PIECE_BYTES = 1 << 20
@@ -45,7 +47,7 @@ class Unpacker:
         self._is_root_made = False
         self._is_over = False
         self._handle = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._current: tuple[tuple[str, ...], int] = (), os.dup(self._handle)
+        self._folders = OpenFolders(self._handle)
         self._reader = self._read()
         self._needed = next(self._reader)
 
@@ -70,7 +72,7 @@ class Unpacker:
         if not self._is_over or not self._is_root_made:
             raise RefusedFileError("the tar stream from the sandbox ends early")
         for parts, mode in reversed(self._modes):
-            os.chmod(parts[-1], mode, dir_fd=self._folder(parts[:-1]))
+            os.chmod(parts[-1], mode, dir_fd=self._folders.enter(parts[:-1]))
         if os.path.lexists(target):
             raise UsageError(f"{target} exists already")
         (self._place / "tree").rename(target)
@@ -80,7 +82,7 @@ class Unpacker:
         self._reader.close()
         if self._handle >= 0:
             os.close(self._handle)
-            os.close(self._current[1])
+            self._folders.close()
             self._handle = -1
 
     def _read(self) -> _Reader:
@@ -114,7 +116,7 @@ class Unpacker:
             raise RefusedFileError(f"{_shown(member.name)}: the first entry, and only it, must be the root of the tree")
         place = ("tree", *parts)
         try:
-            folder, name = self._folder(place[:-1]), place[-1]
+            folder, name = self._folders.enter(place[:-1]), place[-1]
             if member.isdir():
                 os.mkdir(name, 0o700, dir_fd=folder)
                 self._modes.append((place, stat.S_IMODE(member.mode) & 0o777 | 0o700))
@@ -156,39 +158,16 @@ class Unpacker:
 
     def _take_hard_link(self, member: tarfile.TarInfo, folder: int, name: str) -> None:
         *steps, other = "tree", *_parts(member.linkname)
-        other_folder = _entered(self._handle, steps)
+        others = OpenFolders(self._handle)
         try:
+            other_folder = others.enter(tuple(steps))
             about = os.stat(other, dir_fd=other_folder, follow_symlinks=False)
             # Reject a hard link to a symbolic link, whose relative target could lead out of the tree from this folder.
             if not stat.S_ISREG(about.st_mode):
                 raise RefusedFileError(f"{_shown(member.name)} is a hard link to an entry that is not a regular file")
             os.link(other, name, src_dir_fd=other_folder, dst_dir_fd=folder, follow_symlinks=False)
         finally:
-            os.close(other_folder)
-
-    def _folder(self, steps: tuple[str, ...]) -> int:
-        """Return a descriptor of the folder with the path `steps`. It is valid until the next call of this method."""
-        current, handle = self._current
-        if steps != current:
-            is_next = steps[:-1] == current
-            entered = _entered(handle, steps[-1:]) if is_next else _entered(self._handle, steps)
-            os.close(handle)
-            self._current = steps, entered
-        return self._current[1]
-
-
-def _entered(folder: int, steps: Sequence[str]) -> int:
-    """Open the folder with the path `steps` below `folder`, one step at a time, without following symbolic links."""
-    handle = os.dup(folder)
-    try:
-        for step in steps:
-            inner = os.open(step, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=handle)
-            os.close(handle)
-            handle = inner
-    except BaseException:
-        os.close(handle)
-        raise
-    return handle
+            others.close()
 
 
 def _header(block: bytes) -> tarfile.TarInfo:

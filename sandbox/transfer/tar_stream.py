@@ -22,6 +22,7 @@ import anyio
 from envkit import clock
 from envkit.errors import RefusedFileError, UsageError
 
+from ..agent.files.tar import FOLDER, SYMBOLIC, file_pieces, header
 from ..host import run_dirs
 from .safe_extract import Unpacker
 
@@ -130,11 +131,11 @@ def _packed(source: Path, alone: str) -> Iterator[bytes]:
         try:
             about = path.lstat()
             if stat.S_ISDIR(about.st_mode):
-                yield _head(about, name or ".", tarfile.DIRTYPE)
+                yield header(os.fsencode(name or "."), FOLDER, about)
                 inner = sorted((entry.name for entry in path.iterdir()), reverse=True)
                 waiting += [(path / entry, f"{name}/{entry}" if name else entry) for entry in inner]
             elif stat.S_ISLNK(about.st_mode):
-                yield _head(about, name or alone, tarfile.SYMTYPE, link=str(path.readlink()))
+                yield header(os.fsencode(name or alone), SYMBOLIC, about, os.fsencode(path.readlink()))
             elif stat.S_ISREG(about.st_mode):
                 yield from _packed_file(path, name or alone)
             else:
@@ -145,28 +146,14 @@ def _packed(source: Path, alone: str) -> Iterator[bytes]:
 
 
 def _packed_file(path: Path, name: str) -> Iterator[bytes]:
-    """Yield a file as a tar entry. If the file shrinks meanwhile, append zeros up to the size in the header."""
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         about = os.fstat(handle)
         if not stat.S_ISREG(about.st_mode):
             raise UsageError(f"{path} is neither file, folder nor link")
-        yield _head(about, name, tarfile.REGTYPE, size=about.st_size)
-        left = about.st_size
-        while left:
-            piece = os.read(handle, min(left, _PIECE_BYTES)) or bytes(min(left, _PIECE_BYTES))
-            left -= len(piece)
-            yield piece
-        yield bytes(-about.st_size % _BLOCK)
+        yield from file_pieces(handle, about, os.fsencode(name), _PIECE_BYTES)
     finally:
         os.close(handle)
-
-
-def _head(about: os.stat_result, name: str, kind: bytes, *, size: int = 0, link: str = "") -> bytes:
-    member = tarfile.TarInfo(name)
-    member.type, member.size, member.linkname = kind, size, link
-    member.mode, member.mtime = stat.S_IMODE(about.st_mode) & 0o777, max(int(about.st_mtime), 0)
-    return member.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
 
 
 def _gathered(pieces: Iterator[bytes]) -> Iterator[bytes]:

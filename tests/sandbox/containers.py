@@ -15,7 +15,7 @@ from envkit.sandbox.docker.images import OFFLINE_BASE
 
 _REDUCED = """
 FROM {base}
-RUN cd /usr/lib/python3.*/ && rm -r ctypes json lib-dynload/_ctypes.* lib-dynload/_json.*
+RUN cd /usr/lib/python3.*/ && rm -r ctypes lib-dynload/_ctypes.*
 """
 
 
@@ -30,7 +30,7 @@ def image() -> str:
 
 @contextmanager
 def reduced_image() -> Iterator[str]:
-    """An image for the length of the block whose Python lacks ctypes and json, as Debian's python3-minimal does."""
+    """An image for the length of the block whose Python lacks ctypes, as one built without libffi does."""
     tag = f"envkit-test/reduced:{os.getpid()}"
     command = ["docker", "build", "--quiet", "--tag", tag, "-"]
     subprocess.run(command, input=_REDUCED.format(base=image()).encode(), capture_output=True, timeout=60, check=True)

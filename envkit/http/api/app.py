@@ -27,7 +27,6 @@ from envkit.http.protocol.operations import CONNECT, EXEC, POOL_EVENTS, PROGRAM,
 from envkit.http.sandboxes.access import MAX_TIMEOUT_S, SandboxAccess
 from envkit.http.sandboxes.http_only import HttpOnlyOperations
 from envkit.http.sandboxes.operations import SandboxOperations
-from envkit.http.sandboxes.snapshot_quota import SnapshotBounds
 from envkit.http.sandboxes.streams import SandboxStreams
 from envkit.http.sandboxes.transfers import FolderTransfers, FolderTransport
 from envkit.http.sessions.counters import step_metrics_of
@@ -72,7 +71,6 @@ def create_app(
     sandbox_ttl_s: float | None = None,
     metrics: Collect | None = None,
     policy: SandboxPolicy | None = None,
-    snapshots: SnapshotBounds | None = None,
     sends_traces: bool = False,
 ) -> App:
     """Return the ASGI application that serves the environments of `host` and the sandboxes of `pool`.
@@ -100,7 +98,6 @@ def create_app(
         sandbox_ttl_s: Maximum seconds without use after which the server stops a sandbox; None for no maximum.
         metrics: Returns metrics that ``GET /metrics`` shows in addition to the metrics of sessions.
         policy: Which sandboxes callers may request; None for the defaults of `SandboxPolicy`.
-        snapshots: Limits on the number and size of snapshots; None for the defaults of `SnapshotBounds`.
         sends_traces: Whether callers get the traceback of an environment's error; for servers inside sandboxes.
     """
     sessions = SessionTable(
@@ -124,7 +121,7 @@ def create_app(
     if pool is not None:
         folders = None if folder_transport is None else FolderTransfers(folder_transport)
         operations.sandboxes = access = SandboxAccess(pool, max_timeout_s=max_timeout_s)
-        sandboxes = SandboxOperations(access, calls.keyed, ttl_s=sandbox_ttl_s, policy=policy, snapshots=snapshots)
+        sandboxes = SandboxOperations(access, calls.keyed, ttl_s=sandbox_ttl_s, policy=policy)
         for owner in (
             access,
             sandboxes,

@@ -20,7 +20,7 @@ from envkit.http.protocol.messages import DoneReply, NoBody, write
 from envkit.http.sandboxes.access import SLACK_S, SandboxAccess, within
 from envkit.http.sandboxes.idempotency import IdempotentCalls
 from envkit.http.sandboxes.pending_starts import PendingStarts, StartRequest
-from envkit.http.sandboxes.snapshot_quota import SnapshotBounds, Snapshots
+from envkit.http.sandboxes.snapshots import Snapshots
 from envkit.types import why_no_network
 
 _MAX_SPEC_BYTES = 128 << 10
@@ -38,7 +38,6 @@ class SandboxOperations:
         keyed: Runs and stores the calls that have an idempotency key.
         ttl_s: Maximum seconds without use after which a sandbox is stopped; None for no maximum.
         policy: Which sandboxes callers may request.
-        snapshots: Limits on the number and size of snapshots.
     """
 
     def __init__(
@@ -48,13 +47,12 @@ class SandboxOperations:
         *,
         ttl_s: float | None = None,
         policy: SandboxPolicy | None = None,
-        snapshots: SnapshotBounds | None = None,
     ) -> None:
         self.access = access
         self._policy = policy or SandboxPolicy()
         self._keyed = keyed
         self._starts = PendingStarts(access.pool, keyed.drop, ttl_s=ttl_s)
-        self._snapshots = Snapshots(access.pool, snapshots or SnapshotBounds())
+        self._snapshots = Snapshots(access.pool)
 
     def run_in(self, tasks: TaskGroup) -> None:
         """Set the task group in which sandboxes start, so that a start continues after its caller disconnects."""

@@ -35,7 +35,6 @@ from envkit.http.auth.localhost_only import is_loopback
 from envkit.http.auth.rate_limit import Rate
 from envkit.http.auth.sandbox_policy import SandboxPolicy
 from envkit.http.auth.tokens import TokenStore
-from envkit.http.sandboxes.snapshot_quota import SnapshotBounds
 from envkit.http.server.logs import BackgroundHandler, access_log
 from envkit.http.server.middleware import AuthMiddleware
 from envkit.http.server.server import DRAIN_S, require_address, serve
@@ -144,12 +143,6 @@ async def serve_fleet(
                 folder_transport=tar_stream,
                 sandbox_ttl_s=limits.sandbox_ttl_s,
                 policy=SandboxPolicy(limits.networks, limits.profiles, limits.images, fleet.isolates),
-                snapshots=SnapshotBounds(
-                    limits.snapshots_per_tenant,
-                    limits.snapshots_mib_per_tenant,
-                    limits.snapshots,
-                    limits.snapshots_mib,
-                ),
                 metrics=partial(_metrics, fleet, log),
             )
             drain = anyio.Event() if config.drain_s else None

@@ -8,7 +8,7 @@ import struct
 import time
 
 from ..connection import CallError, IncomingCall
-from ..json_fallback import encoded
+from ..framing import encoded
 from . import worker
 from .inputs import MAX_WAITING_BYTES, Input
 from .outputs import Output, OutputTail

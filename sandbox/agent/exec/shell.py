@@ -16,7 +16,7 @@ import os
 import time
 
 from ..connection import CallError, IncomingCall
-from ..json_fallback import encoded
+from ..framing import encoded
 from . import process_tree, worker
 from .inputs import Input
 from .outputs import Output, OutputTail

@@ -12,7 +12,7 @@ from ..connection import IncomingCall
 from ..exec import worker
 from ..exec.inputs import Input
 from ..exec.outputs import PIECE_BYTES, Output, OutputTail
-from ..json_fallback import encoded
+from ..framing import encoded
 from . import tar
 
 TYPE_CHECKING = False

@@ -7,8 +7,7 @@ import os
 import stat
 
 from ..connection import CallError, IncomingCall
-from ..framing import MAX_BODY_BYTES
-from ..json_fallback import encoded
+from ..framing import MAX_BODY_BYTES, encoded
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

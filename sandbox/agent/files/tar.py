@@ -2,9 +2,10 @@
 
 Both functions have the rights of the calling process.
 
-Python's `tarfile` is not used: it is missing in reduced Pythons, loads slowly, and extracts unsafely before 3.12.
-Files, folders and symbolic links are supported. `pack` skips devices, sockets and pipes. `unpack` reads only archives
-that `pack` or `envkit.sandbox.transfer.tar_stream` has written (GNU format), and refuses everything else.
+Python's `tarfile` is not used: it costs processor time and 2 MiB of memory in each sandbox, takes a torn archive for a
+complete one, and extracts unsafely before 3.12. Files, folders and symbolic links are supported. `pack` skips devices,
+sockets and pipes. `unpack` reads only archives that `pack` or `envkit.sandbox.transfer.tar_stream` has written (GNU
+format), and refuses everything else.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
 _BLOCK = 512
 _PIECE = 1 << 16
-_FILE, _SYMBOLIC, _FOLDER = b"0", b"2", b"5"
+FILE, SYMBOLIC, FOLDER = b"0", b"2", b"5"
+"""Kinds of entries."""
 _MAX_NAME_BYTES = 1 << 16
 _TO_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
 
@@ -51,7 +53,7 @@ def pack(path: bytes, write: Callable[[bytes], object]) -> None:
     write(bytes(2 * _BLOCK))
 
 
-class _OpenFolders:
+class OpenFolders:
     """Opens the folders of a tree without following links, by opening each path component from its parent.
 
     Args:
@@ -64,10 +66,12 @@ class _OpenFolders:
     def __init__(self, top: int) -> None:
         self.fd = os.dup(top)
         self._top = top
-        self._steps: tuple[bytes, ...] = ()
+        self._steps: tuple[str | bytes, ...] = ()
 
-    def enter(self, steps: tuple[bytes, ...]) -> None:
-        """Open the folder with the path `steps` (a tuple of components) below the root, and store it in `fd`."""
+    def enter(self, steps: tuple[str | bytes, ...]) -> int:
+        """Open the folder with the path `steps` below the root; return its descriptor, valid until the next call."""
+        if steps == self._steps:
+            return self.fd
         is_next = len(steps) > 0 and steps[:-1] == self._steps
         fd = os.dup(self.fd if is_next else self._top)
         try:
@@ -80,6 +84,7 @@ class _OpenFolders:
             raise
         os.close(self.fd)
         self.fd, self._steps = fd, steps
+        return fd
 
     def close(self) -> None:
         os.close(self.fd)
@@ -87,7 +92,7 @@ class _OpenFolders:
 
 def _pack_tree(top: int, path: bytes, write: Callable[[bytes], object]) -> None:
     device = os.fstat(top).st_dev
-    folders = _OpenFolders(top)
+    folders = OpenFolders(top)
     waiting: list[tuple[bytes, ...]] = [()]
     at: tuple[bytes, ...] = ()
     try:
@@ -100,7 +105,7 @@ def _pack_tree(top: int, path: bytes, write: Callable[[bytes], object]) -> None:
             steps, about = at, os.fstat(folders.fd)
             if about.st_dev != device:
                 continue
-            write(_header(b"/".join(steps) or b".", _FOLDER, about))
+            write(header(b"/".join(steps) or b".", FOLDER, about))
             for name in sorted([os.fsencode(entry) for entry in os.listdir(folders.fd)]):
                 at = (*steps, name)
                 try:
@@ -121,7 +126,7 @@ def _pack_tree(top: int, path: bytes, write: Callable[[bytes], object]) -> None:
 def _pack_entry(folder: int, steps: tuple[bytes, ...], about: os.stat_result, write: Callable[[bytes], object]) -> None:
     """Write one file or symbolic link of the folder `folder` to the archive; `steps` is the entry's path."""
     if stat.S_ISLNK(about.st_mode):
-        write(_header(b"/".join(steps), _SYMBOLIC, about, os.readlink(steps[-1], dir_fd=folder)))
+        write(header(b"/".join(steps), SYMBOLIC, about, os.readlink(steps[-1], dir_fd=folder)))
     elif stat.S_ISREG(about.st_mode):
         fd = os.open(steps[-1], _TO_READ | os.O_NOFOLLOW, dir_fd=folder)
         try:
@@ -134,24 +139,30 @@ def _pack_file(fd: int, name: bytes, write: Callable[[bytes], object]) -> None:
     about = os.fstat(fd)
     if not stat.S_ISREG(about.st_mode):
         raise OSError(errno.EINVAL, "not a regular file", name)
-    write(_header(name, _FILE, about))
+    for piece in file_pieces(fd, about, name):
+        write(piece)
+
+
+def file_pieces(fd: int, about: os.stat_result, name: bytes, piece_bytes: int = _PIECE) -> Iterator[bytes]:
+    """Yield the regular file `fd` as an archive entry. If it shrinks meanwhile, append zeros up to the size `about`."""
+    yield header(name, FILE, about)
     left = about.st_size
     while left:
-        # If the file has become shorter, append zeros, because the header already states the old size.
-        piece = os.read(fd, min(left, _PIECE)) or bytes(min(left, _PIECE))
-        write(piece)
+        piece = os.read(fd, min(left, piece_bytes)) or bytes(min(left, piece_bytes))
+        yield piece
         left -= len(piece)
-    write(bytes(-about.st_size % _BLOCK))
+    yield bytes(-about.st_size % _BLOCK)
 
 
-def _header(name: bytes, kind: bytes, about: os.stat_result, target: bytes = b"") -> bytes:
+def header(name: bytes, kind: bytes, about: os.stat_result, target: bytes = b"") -> bytes:
+    """Return the header of an entry, without owners and the setuid, setgid and sticky bits."""
     long = b""
     for kind_of_long, text in ((b"K", target), (b"L", name)):
         if len(text) > 100:
             long += _block(b"././@LongLink", kind_of_long, len(text) + 1, 0o644, 0, b"")
             long += text + bytes(_BLOCK - len(text) % _BLOCK)
-    size = about.st_size if kind == _FILE else 0
-    return long + _block(name, kind, size, stat.S_IMODE(about.st_mode), int(about.st_mtime), target)
+    size = about.st_size if kind == FILE else 0
+    return long + _block(name, kind, size, about.st_mode & 0o777, int(about.st_mtime), target)
 
 
 def _block(name: bytes, kind: bytes, size: int, mode: int, time_s: int, target: bytes) -> bytes:
@@ -194,7 +205,7 @@ def unpack(top: bytes, read: Callable[[int], bytes], rights: int = 0o777) -> Non
         mode &= rights
         parts = _parts(name)
         path = os.path.join(top, *parts)
-        if kind == _FOLDER:
+        if kind == FOLDER:
             is_new = not os.path.isdir(path)
             make_folders(path)
             modes.append((path, mode | 0o700 if not parts else mode, is_new))
@@ -204,7 +215,7 @@ def unpack(top: bytes, read: Callable[[int], bytes], rights: int = 0o777) -> Non
             make_folders(os.path.dirname(path))
             if os.path.lexists(path):
                 os.unlink(path)
-            if kind == _SYMBOLIC:
+            if kind == SYMBOLIC:
                 os.symlink(target, path)
             else:
                 _unpack_file(path, size, mode, time_s, read)
@@ -256,7 +267,7 @@ def _entries(read: Callable[[int], bytes]) -> Iterator[tuple[bytes, bytes, int, 
             continue
         name = known.get(b"L", block[:100].partition(b"\0")[0])
         target = known.get(b"K", block[157:257].partition(b"\0")[0])
-        if kind not in (_FILE, _SYMBOLIC, _FOLDER):
+        if kind not in (FILE, SYMBOLIC, FOLDER):
             raise RefusedEntryError("%s is not a file, folder or symbolic link" % os.fsdecode(name))
         known = {}
         yield name, kind, size, _value(block[100:108]) & 0o777, _value(block[136:148]), target

@@ -71,7 +71,7 @@ CASES = {
     "100 MB": Case(
         "yes $(printf %099d) | head -c 100000000",
         r"[\d,]{10,} bytes of output dropped",
-        r"[\d,]{7,} earlier lines are not shown \([\d,]{10,} bytes of output were skipped\)",
+        r"[\d,]{10,} bytes of output were skipped",
     ),
     "binary output": Case("head -c 20000 /bin/bash", r"\[exit code 0\]$", r"", ["reset\n"]),
     "exit": Case("exit 3", NEW_SHELL, NEW_SHELL),

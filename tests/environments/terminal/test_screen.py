@@ -1,7 +1,9 @@
-"""A terminal that is used by typing keys and reading what is new on its screen."""
+"""A terminal that is used by typing keys and reading its screen."""
 
 from __future__ import annotations
 
+import re
+import resource
 import statistics
 from collections.abc import Awaitable, Callable
 
@@ -10,7 +12,7 @@ import pytest
 
 from envkit import clock
 from envkit.environments.terminal import Terminal
-from envkit.environments.terminal.emulator import MAX_SCROLLBACK, Emulator
+from envkit.environments.terminal.emulator import Emulator
 from envkit.environments.terminal.screen import MAX_KEYS, Screen, ScreenTools, encode_keys
 from envkit.environments.tools.tool import tool_of
 from envkit.errors import UsageError
@@ -71,37 +73,14 @@ def test_a_missing_library_is_named_with_the_command_that_installs_it(monkeypatc
         Terminal(sandboxes=object(), mode="screen")  # type: ignore[arg-type]
 
 
-def test_an_emulator_reports_the_new_part_and_counts_what_it_did_not_keep() -> None:
+def test_an_emulator_shows_the_last_screen_and_the_modes_of_a_full_screen_program() -> None:
     emulator = Emulator(4, 20)
-    emulator.feed(b"one\r\ntwo\r\n$ ")
-    assert emulator.take() == ("one\ntwo\n$", 0)
-    emulator.feed(b"ls\r\nthree\r\nfour\r\nfive\r\nsix\r\n$ ")
-    assert emulator.take() == ("$ ls\nthree\nfour\nfive\nsix\n$", 0)
-    emulator.feed(b"\x1b[2A\rFIVE\x1b[2B")  # a program redraws a line above the cursor
-    assert emulator.take() == ("FIVE\nsix\n$", 0)
-    emulator.feed(b"\x1b[H\x1b[2Jclean")
-    assert emulator.take() == ("clean", 0)
-    emulator.feed(b"\r\n".join(b"%d" % number for number in range(MAX_SCROLLBACK + 10)))
-    text, lost = emulator.take()
-    assert (text.split("\n")[0], text.split("\n")[-1], lost) == ("6", "1009", 6)
-
-
-def test_lines_before_a_part_that_was_skipped_are_not_shown_as_if_they_were_its_neighbours() -> None:
-    emulator = Emulator(4, 20)
-    emulator.feed(b"one\r\ntwo\r\n\x1b[3")
-    assert emulator.skip() == 2
-    emulator.feed(b"8;three\r\n$ ")
-    assert emulator.take() == ("8;three\n$", 0)
-
-
-def test_the_alternate_screen_hides_the_main_one_which_is_shown_again_whole() -> None:
-    emulator = Emulator(4, 20)
-    emulator.feed(b"one\r\ntwo\r\n$ ")
-    emulator.take()
+    emulator.feed(b"one\r\ntwo\r\nthree\r\nfour\r\nfive\r\n\r\n")
+    assert emulator.text() == "four\nfive"
     emulator.feed(b"\x1b[?1049h\x1b[H\x1b[2Jtext\x1b[?1h")
-    assert (emulator.take(), emulator.is_full_screen, emulator.has_application_keys) == (("text", 0), True, True)
-    emulator.feed(b"\x1b[?1l\x1b[?1049ldone")
-    assert (emulator.take(), emulator.is_full_screen) == (("one\ntwo\n$ done", 0), False)
+    assert (emulator.text(), emulator.is_full_screen, emulator.has_application_keys) == ("text", True, True)
+    emulator.feed(b"\x1b[?1l\x1b[?1049l")
+    assert (emulator.is_full_screen, emulator.has_application_keys) == (False, False)
 
 
 def test_garbage_never_raises_and_leaves_a_usable_terminal() -> None:
@@ -109,23 +88,8 @@ def test_garbage_never_raises_and_leaves_a_usable_terminal() -> None:
     garbage = bytes(range(256)) + b"\x1b[1;2;3;4A\x1b[?1A\x1b[9K\x1b[\xc2\xb2A\x1b[?6h\x1b[3d\x1b#8\x1b[?3h\x1b7" * 50
     for start in range(0, len(garbage), 7):
         emulator.feed(garbage[start : start + 7])
-    emulator.feed(b"\x1bc\xe6\xbc\xa2\xe5\xad\x97 e\xcc\x81 end")
-    assert emulator.take() == ("\u6f22\u5b57 \u00e9 end", 0)
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("\u26a0\ufe0f 3 warnings", "\u26a0 3 warnings"),
-        ("\U0001f468\u200d\U0001f469 done", "\U0001f468\U0001f469 done"),
-        ("e\u0301t\u0065\u0301", "\u00e9t\u00e9"),
-        ("x" + "\u0330\u033f" * 30_000 + "y", "x\u0330\u0330\u033f\u033fy"),
-    ],
-)
-def test_characters_without_width_do_not_hide_others_and_take_little_time(text: str, shown: str) -> None:
-    emulator = Emulator(5, 80)
-    emulator.feed(text.encode())
-    assert emulator.take() == (shown, 0)
+    emulator.feed(b"\x1bc\xe6\xbc\xa2\xe5\xad\x97 e\xcc\x81 \xe2\x9a\xa0\xef\xb8\x8f end")  # a sign and its selector
+    assert emulator.text() == "\u6f22\u5b57 \u00e9 \u26a0 end"
 
 
 def test_type_keys_is_a_tool_of_which_the_model_sees_keys_and_time() -> None:
@@ -137,24 +101,21 @@ def test_type_keys_is_a_tool_of_which_the_model_sees_keys_and_time() -> None:
 
 @pytest.mark.bwrap
 @pytest.mark.parametrize("kind", ["local", "served"])
-def test_commands_return_as_soon_as_the_prompt_is_back_and_show_only_what_is_new(kind: str) -> None:
+def test_commands_return_as_soon_as_the_prompt_is_back_and_show_the_screen(kind: str) -> None:
     async def main(screen: Screen, sandbox: Sandbox) -> None:
         assert await screen.type("cd /tmp; x=5\n", 20) == "~$ cd /tmp; x=5\n/tmp$"
-        assert await screen.type("echo $x\n", 20) == "/tmp$ echo $x\n5\n/tmp$"
-        assert await screen.type("sleep 0.2\necho 1\nsleep 0.2\necho 2\n", 20) == (
+        assert await screen.type("echo $x\n", 20) == "~$ cd /tmp; x=5\n/tmp$ echo $x\n5\n/tmp$"
+        assert await screen.type("clear\nsleep 0.2\necho 1\nsleep 0.2\necho 2\n", 20) == (
             "/tmp$ sleep 0.2\n/tmp$ echo 1\n1\n/tmp$ sleep 0.2\n/tmp$ echo 2\n2\n/tmp$"
         )
-        assert await screen.type("cat <<END\n\u6f22\u5b57\nEND\n", 20) == (
+        assert await screen.type("clear\ncat <<END\n\u6f22\u5b57\nEND\n", 20) == (
             "/tmp$ cat <<END\n> \u6f22\u5b57\n> END\n\u6f22\u5b57\n/tmp$"
         )
         await screen.type("cat > m <<'END'\nall:\n\techo\nEND\n", 20)
         await screen.type("cat > n\n", 0.5)
         await screen.type(["\tx\n", "C-d"], 20)
         assert (await screen.type("clear; cat -A m n\n", 20)) == "all:$\n^Iecho$\n^Ix$\n/tmp$"
-        assert (await screen.type("clear; seq 3\n", 20)) == "1\n2\n3\n/tmp$"
-        long = await screen.type("seq 2000\n", 20)
-        assert long.startswith(f"... {2002 - MAX_SCROLLBACK - 40} earlier lines are not shown ...\n962\n")
-        assert long.endswith("\n2000\n/tmp$")
+        assert (await screen.type("seq 2000\n", 20)) == "\n".join([*map(str, range(1962, 2001)), "/tmp$"])
 
     on_screen(main, kind)
 
@@ -180,8 +141,31 @@ def test_a_command_that_is_only_edited_and_a_full_screen_program_need_no_prompt(
         assert await screen.type("cat page; read -n1; printf '\\e[?1049l'\n", 20) == "\n\n  page"
         assert (await screen.type("q", 20)).endswith("~$")
         assert clock.now() - began < 10
+        await screen.type("clear\n", 20)
         assert await screen.type("read\n", 0.2) == f"~$ read{NO_PROMPT.format('0.2')}"
-        assert await screen.type("", 0.2) == NO_PROMPT.format("0.2")
+
+    on_screen(main)
+
+
+@pytest.mark.bwrap
+@pytest.mark.parametrize(
+    ("output", "skipped"),
+    [
+        pytest.param("yes $'\\e#8' | tr -d '\\n' | head -c 60000", r"\d\d,\d{3}", id="slow to draw"),
+        pytest.param("head -c 20000000 /dev/zero | tr '\\0' '\\e'", r"19,\d{3},\d{3}", id="many bytes"),
+    ],
+)
+def test_hostile_output_is_drawn_for_some_seconds_and_to_some_bytes_and_the_rest_is_skipped(
+    output: str, skipped: str
+) -> None:
+    async def main(screen: Screen, sandbox: Sandbox) -> None:
+        await screen.type("true\n", 20)
+        before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, clock.now()
+        text = await screen.type(f"{output}\n", 30)
+        assert re.match(rf"\.\.\. {skipped} bytes of output were skipped \.\.\.\n", text), text[:200]
+        assert clock.now() - began < 5 * MARGIN
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32 << 10
+        assert (await screen.type("reset\n", 20)).endswith("~$")
 
     on_screen(main)
 
@@ -206,7 +190,7 @@ def test_calls_may_come_from_different_tasks() -> None:
     async def main(screen: Screen, sandbox: Sandbox) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(screen.type, "x=1\n", 20)
-        assert await screen.type("echo $x\n", 20) == "~$ echo $x\n1\n~$"
+        assert await screen.type("echo $x\n", 20) == "~$ x=1\n~$ echo $x\n1\n~$"
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(screen.close)
         assert await screen.type("echo $x\n", 20) == "~$ echo $x\n\n~$"

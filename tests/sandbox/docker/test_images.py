@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from envkit.errors import SandboxRefusedError, UsageError
+from envkit.errors import SandboxRefusedError, SandboxStartError, UsageError
 from envkit.sandbox.agent_client.sandbox import AgentSandbox
 from envkit.sandbox.docker import image_build
 from envkit.sandbox.docker.backend import DockerBackend
@@ -93,6 +93,19 @@ def test_an_image_holds_the_packages_that_were_named_and_leaves_no_stage_behind(
             assert isinstance(sandbox, AgentSandbox)
             result = await sandbox.exec(["python3", "-c", "import speaker"], timeout_s=20)
             assert (result.stdout, result.stderr) == ("spoken\n", "")
+
+    run(main)
+
+
+@pytest.mark.docker
+def test_an_image_whose_python_lacks_a_module_does_not_start_and_the_error_names_it(tmp_path: Path, tag: str) -> None:
+    Path(tmp_path, "Dockerfile").write_text(f"FROM {image()}\nRUN rm /usr/lib/python3.*/lib-dynload/_json.*\n")
+    docker("build", "--quiet", "--network", "none", "--tag", tag, str(tmp_path))
+
+    async def main() -> None:
+        async with DockerBackend() as backend:
+            with pytest.raises(SandboxStartError, match="the sandbox's Python lacks the module _json"):
+                await backend.start(SandboxSpec(image=tag))
 
     run(main)
 
