@@ -5,7 +5,6 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from envkit import clock
 from envkit.errors import EnvRejectedError, SandboxLostError
 from envkit.fleet import RoutedHosts
 from envkit.fleet.offenders import FREE_LOSSES, Offenders
@@ -36,44 +35,6 @@ def test_losses_isolate_and_then_reject_one_environment_of_one_tenant_for_a_wind
         assert offenders.is_isolated("ann", "Nasty-v0")
         await anyio.sleep(5)
         assert not offenders.is_isolated("ann", "Nasty-v0")
-
-    run(main)
-
-
-def test_eight_episodes_of_one_tenant_survive_twenty_poison_resets_of_another() -> None:
-    async def main() -> None:
-        offenders = Offenders(BUDGET)
-        shared = fleet_of(
-            *deadly_workers(40, deadly="reset"), slots_per_sandbox=16, restarts=BUDGET, offenders=offenders
-        )
-        own = fleet_of(*deadly_workers(40, deadly="reset"), restarts=BUDGET, offenders=offenders)
-        async with shared, own, anyio.create_task_group() as tasks:
-            host = RoutedHosts(shared, own, lambda env_id: True, offenders)
-            ends: list[str] = []
-            is_over = anyio.Event()
-
-            async def play(number: int) -> None:
-                async with host.lease_as(key(f"{number}", "bob"), Task("Echo-v0", 100 + number)) as episode:
-                    await episode.reset()
-                    while not is_over.is_set():
-                        step = await episode.step("go")
-                        await anyio.sleep(0.1)
-                ends.append(step.observation.text)
-
-            for number in range(8):
-                tasks.start_soon(play, number)
-            await anyio.sleep(0.5)
-            outcomes = [await poison(host, number) for number in range(20)]
-            assert outcomes == ["SandboxLostError"] * 5 + ["EnvRejectedError"] * 15
-            assert clock.now() < 30
-            async with host.lease_as(key("1", "carl"), Task("Echo-v0", 1)) as episode:
-                await episode.reset()
-                await episode.step("served")
-            is_over.set()
-            await anyio.sleep(1)
-            assert len(ends) == 8
-            assert shared.episodes.void == FREE_LOSSES
-            tasks.cancel_scope.cancel()
 
     run(main)
 

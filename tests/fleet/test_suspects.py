@@ -10,14 +10,11 @@ import anyio
 import pytest
 from msgspec import Raw
 
-from envkit import clock
 from envkit.errors import SandboxLostError, UnreachableError
-from envkit.fleet.session_store import SessionRecord
 from envkit.protocols import Episode
 from envkit.types import Reset, Step, Task
 from tests.echoes import Echo, EchoFleet, Worker, fleet_of
-from tests.fleet.fleets import FakeSessionStore, run
-from tests.keys import key
+from tests.fleet.fleets import run
 
 DEADLY = 13
 """Seed of the task that kills its worker."""
@@ -142,23 +139,6 @@ def test_of_32_concurrent_steps_only_the_one_that_kills_two_workers_is_void(
     run(main)
 
 
-def test_two_deadly_episodes_cost_three_workers_and_no_other_episode() -> None:
-    class TwoDeadly(DeadlyWorker):
-        @asynccontextmanager
-        async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[Episode]:
-            episode = DeadlyEcho(self, task)
-            episode.is_deadly = task.seed in (3, 5)
-            yield episode
-
-    async def main() -> None:
-        async with fleet_of(*(TwoDeadly(f"worker-{n}") for n in range(8)), slots_per_sandbox=8) as host:
-            ends = await ends_of(host, "one", "boom", "two", seeds=range(8))
-            assert ends == {seed: TWICE if seed in (3, 5) else f"{seed} one boom two" for seed in range(8)}
-            assert (host.all_lost, host.episodes.void) == (3, 2)
-
-    run(main)
-
-
 @pytest.mark.parametrize("deadly", ["lease", "reset"])
 def test_an_episode_whose_reset_kills_two_workers_is_void(deadly: str) -> None:
     async def main() -> None:
@@ -178,27 +158,6 @@ def test_an_episode_whose_step_blocks_two_workers_is_void_and_the_others_continu
             assert ends.pop(DEADLY).endswith("; the previous worker was lost during the same step")
             assert ends == {seed: f"{seed} one boom two" for seed in range(16) if seed != DEADLY}
             assert (host.all_lost, host.episodes.void) == (2, 1)
-
-    run(main)
-
-
-def test_a_deadly_episode_in_single_episode_workers_is_void_without_waiting() -> None:
-    async def main() -> None:
-        workers = deadly_workers(6, step_s=5)
-        async with fleet_of(*workers, at_once=2) as host:
-            began = clock.now()
-            async with anyio.create_task_group() as tasks:
-
-                async def interfere() -> None:
-                    await anyio.sleep(4)
-                    for worker in workers[:2]:
-                        worker.die(KILLED)
-
-                tasks.start_soon(interfere)
-                ends = await ends_of(host, "boom", seeds=range(DEADLY, DEADLY + 2))
-            assert ends == {DEADLY: TWICE, DEADLY + 1: f"{DEADLY + 1} boom"}
-            assert 9 < clock.now() - began < 9.5
-            assert host.all_lost == 3
 
     run(main)
 
@@ -231,19 +190,6 @@ def test_among_slow_steps_only_the_deadly_one_is_void(culprit: int) -> None:
             assert TWICE not in ends.values()
             assert host.all_lost in (2, 3)
             assert set(ends.values()) == {f"{seed} boom" for seed in ends}
-
-    run(main)
-
-
-def test_a_resumed_episode_whose_worker_is_lost_before_its_first_answer_is_void() -> None:
-    async def main() -> None:
-        store, task = FakeSessionStore(), Task("Echo-v0", DEADLY)
-        async with fleet_of(*deadly_workers(2, deadly="reset"), session_store=store) as host:
-            store.sessions[key("old")] = SessionRecord(host.pool.views()[0].id, "session", task)
-            async with host.lease_as(key("old"), task) as episode:
-                with pytest.raises(SandboxLostError, match=f"lost: {KILLED}$"):
-                    await episode.reset()
-            assert (host.episodes.rebuilt, host.episodes.void) == (0, 1)
 
     run(main)
 
