@@ -295,18 +295,6 @@ def test_a_warm_sandbox_is_recorded_under_its_new_name_before_its_old_one_ends()
     run(main)
 
 
-def test_leaving_the_pool_stops_and_records_all_sandboxes() -> None:
-    async def main() -> None:
-        backend, ledger = lasting(), FakeLedger()
-        async with opened(backend, ledger, stocks=[WarmSpec(SPEC, 1)]) as pool:
-            await pool.create("a", SandboxSpec(memory_mib=9))
-        assert all(sandbox.is_gone for sandbox in backend.sandboxes)
-        assert {view.state for view in ledger.views.values()} == {STOPPED}
-        assert all(sandbox.spec.detached for sandbox in backend.sandboxes)
-
-    run(main)
-
-
 def test_a_sandbox_with_a_host_list_ends_with_the_server_whose_proxy_it_uses() -> None:
     async def main() -> None:
         backend, ledger = lasting(), FakeLedger()
