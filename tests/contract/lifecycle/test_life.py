@@ -194,19 +194,6 @@ def test_a_start_that_is_cancelled_at_any_moment_leaves_nothing(kind: Kind, mark
     assert traces() == before
 
 
-def test_an_agent_that_is_killed_ends_its_sandbox_at_once_and_says_how(kind: Kind, marker: str) -> None:
-    async def main() -> None:
-        async with sleeping(kind, marker) as (sandbox, agent):
-            os.kill(agent, signal.SIGKILL)
-            with anyio.fail_after(3):
-                assert str(await sandbox.wait()) == "killed by signal 9 (SIGKILL)"
-            with pytest.raises(SandboxLostError, match=f"{sandbox.id} lost: killed by signal 9"):
-                await sandbox.exec(["true"], timeout_s=5)
-            await until(lambda: not sleepers(marker))
-
-    run(main)
-
-
 def test_a_call_for_a_sandbox_that_dies_in_the_same_moment_says_so(kind: Kind, marker: str) -> None:
     async def main() -> None:
         for delay_s in (0.0, 0.001, 0.01):
