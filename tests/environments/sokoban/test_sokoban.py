@@ -114,14 +114,6 @@ def test_an_episode_by_hand_is_rewarded_shown_and_ended() -> None:
     }
 
 
-def test_a_blocked_push_is_valid_and_not_effective_and_costs_a_move() -> None:
-    env = Sokoban(instructions=False)
-    before, _ = env.reset(seed=0)
-    after, reward, *_, info = env.step("\\boxed{right}")
-    assert (after, reward) == (before, -0.1)
-    assert (info["action_is_valid"], info["action_is_effective"]) == (True, False)
-
-
 def test_the_rules_contain_all_facts_for_the_player() -> None:
     text, _ = Sokoban(max_moves=21).reset(seed=0)
     rules, _, board = text.rpartition("\n\n")
@@ -130,29 +122,6 @@ def test_the_rules_contain_all_facts_for_the_player() -> None:
     for word in ("√ is a box on a target", "<answer>up</answer>", "21 moves"):
         assert word in rules
     assert board == Sokoban(instructions=False, max_moves=21).reset(seed=0)[0]
-
-
-@pytest.mark.parametrize(
-    ("options", "moves", "pushes"),
-    [
-        ({}, (2, 10), (1, 10)),
-        ({"moves": [5, 8]}, (5, 8), (1, 8)),
-        ({"moves": [6, 6]}, (6, 6), (1, 6)),
-        ({"pushes": [3, 4]}, (3, 10), (3, 4)),
-        ({"moves": [8, 12], "pushes": [2, 2]}, (8, 12), (2, 2)),
-        ({"size": 7, "boxes": 2, "moves": [10, 14], "pushes": [4, 6]}, (10, 14), (4, 6)),
-        ({"moves": [8, 12], "pushes": [2, 5], "split": "train", "num_levels": 6}, (8, 12), (2, 5)),
-    ],
-)
-def test_levels_have_the_requested_difficulty(
-    options: dict[str, Any], moves: tuple[int, int], pushes: tuple[int, int]
-) -> None:
-    env = Sokoban(**options)
-    for seed in range(25):
-        level: Any = env.reset(seed=seed)[1]["level"]
-        assert set(level) == {"shortest", "pushes"}
-        assert moves[0] <= level["shortest"] <= moves[1]
-        assert pushes[0] <= level["pushes"] <= pushes[1]
 
 
 def test_rooms_of_a_file_are_drawn_about_equally_often(tmp_path: Path) -> None:
