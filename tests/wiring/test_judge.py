@@ -36,13 +36,6 @@ def test_a_judge_asks_greedily_and_returns_the_answer_without_thoughts() -> None
     ]
 
 
-def test_a_judge_sends_the_key_of_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-judge")
-    served = Served(lambda body: completion("yes"))
-    asked(served)
-    assert served.headers[0]["authorization"] == "Bearer sk-judge"
-
-
 def test_a_temporary_failure_is_retried_and_a_lasting_one_means_that_the_judge_is_unreachable() -> None:
     assert asked(Served(lambda body: completion("yes"), [lambda body: failure(503, "busy")])) == "yes"
     with pytest.raises(UnreachableError, match=r"no completion from .* in 2 tries: 503 Service Unavailable: busy"):
@@ -56,11 +49,6 @@ def test_a_chat_that_the_judge_refuses_and_a_first_request_that_the_server_rejec
     error = "400 Bad Request: no such field; the server rejects this request"
     with pytest.raises(UsageError, match=error):
         asked(Served(lambda body: failure(400, "no such field")))
-
-
-def test_a_parameter_that_the_judge_refuses_is_left_out() -> None:
-    served = Served(lambda body: failure(400, "seed?") if "seed" in body else completion("yes"))
-    assert asked(served) == "yes"
 
 
 @pytest.mark.parametrize(
