@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import envkit
-from envkit import clock
 from envkit.environments.tools import ToolEnv, bash, submit, write_call
 from envkit.runs import owners
 from envkit.sandbox.host import run_dirs
-from envkit.trainer_bridge.rollout import PolicyPlayer, Rollout, RolloutLimits, RolloutResult
-from envkit.types import Options, SandboxSpec, StopReason, Task
-from envkit.wiring.environments import Resources, slots
-from envkit.wiring.sandboxes.tool_pool import open_tool_pool
-from tests.contract.kinds import agent_above, new_marker, sleepers, traces, until
+from envkit.types import Options, SandboxSpec
+from tests.contract.kinds import new_marker
 from tests.docs.pages import GUIDE, LIFT, install
 from tests.docs.pages import run as run_command
-from tests.e2e.fleet.fleet import processes_of, run, serving
-from tests.trainer_bridge.fakes import Call, LetterRenderer, ScriptedEngine
+from tests.e2e.fleet.fleet import processes_of, serving
+from tests.trainer_bridge.fakes import Call, ScriptedEngine
 from tests.trainer_bridge.models import write_chat
 
 pytestmark = [pytest.mark.bwrap, pytest.mark.xdist_group("training")]
@@ -105,39 +99,3 @@ def policy() -> ScriptedEngine:
         return [*script, write_call("submit")][turns[call.session] - 1]
 
     return ScriptedEngine(say)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may kill the processes of a sandbox")
-def test_a_killed_sandbox_voids_exactly_its_episode_whose_retry_has_the_right_reward() -> None:
-    limits = RolloutLimits(max_turns=5, max_tokens=10_000, turn_tokens=200, timeout_s=60, retries=1)
-
-    async def kill_one() -> None:
-        await until(lambda: all(sleepers(marker) for marker in MARKERS), 30)
-        (sleeper,) = sleepers(MARKERS[KILLED])
-        os.kill(agent_above(sleeper), signal.SIGKILL)
-        await until(lambda: not sleepers(MARKERS[KILLED]), 30)
-        for marker in MARKERS[:KILLED] + MARKERS[KILLED + 1 :]:
-            os.kill(sleepers(marker)[0], signal.SIGTERM)
-
-    async def main() -> None:
-        async with open_tool_pool("local") as pool, slots(4, {}, Resources(pool)) as host:
-            rollout = Rollout(host, PolicyPlayer(policy(), LetterRenderer(), limits), limits, num_envs=4)
-            tasks = [Task("SumsOfTest-v0", seed) for seed in range(4)]
-            async with clock.background_tasks() as background:
-                background.start_soon(kill_one)
-                result = await rollout.groups(tasks, 1, phase="train-1", temperature=1.0, seed=7)
-            check(result)
-            assert sum(pool.counts().states.values()) == 0
-            assert pool.counts().starts == 5  # 4 episodes and a retry
-
-    def check(result: RolloutResult) -> None:
-        (lost,) = result.void
-        assert (lost.task.seed, lost.outcome.stop, lost.attempt) == (KILLED, StopReason.SANDBOX_LOST, 0)
-        assert str(lost.outcome.cause) == "killed by signal 9 (SIGKILL)"
-        played: list[Any] = [(one.outcome.stop, one.attempt, one.outcome.reward) for one in result.trajectories]
-        rewards = [0.0 if index == WRONG else 1.0 for index in range(4)]
-        assert played == [(StopReason.TERMINATED, int(index == KILLED), rewards[index]) for index in range(4)]
-
-    before = traces()
-    run(main, 90)
-    assert traces() == before
