@@ -167,17 +167,6 @@ def test_leaving_the_backend_stops_its_sandboxes(kind: Kind, marker: str) -> Non
     assert traces() == before
 
 
-def test_stopping_is_not_cancelled(kind: Kind, marker: str) -> None:
-    async def main() -> None:
-        async with kind.sandbox("sleep", marker) as sandbox:
-            with anyio.CancelScope() as scope:
-                scope.cancel()
-                await sandbox.stop()
-            assert sleepers(marker) == []
-
-    run(main)
-
-
 def test_a_start_that_is_cancelled_at_any_moment_leaves_nothing(kind: Kind, marker: str) -> None:
     before = traces()
 

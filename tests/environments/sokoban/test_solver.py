@@ -11,7 +11,7 @@ from envkit.environments.sokoban import play
 from envkit.environments.sokoban.levels import draw_level
 from envkit.environments.sokoban.solver import solve
 from envkit.errors import SearchLimitError, UsageError
-from tests.environments.claimed_levels import cost_of
+from tests.environments.claimed_levels import KINDS, Kind, broken_claims, cost_of
 from tests.environments.sokoban.slow_sokoban import slow_cost
 
 
@@ -91,3 +91,8 @@ def test_a_search_at_its_limit_raises_an_error() -> None:
 def test_an_invalid_room_is_refused(board: str) -> None:
     with pytest.raises(UsageError, match="must be a rectangle enclosed by walls"):
         solve(board)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_levels_are_solved_in_exactly_the_moves_and_pushes_that_they_claim(kind: Kind) -> None:
+    assert broken_claims(kind, KINDS[kind] // 25) == []
