@@ -73,27 +73,6 @@ def test_move_number_t_slips_by_chance_number_t_of_the_seed() -> None:
     assert count > 20
 
 
-def test_a_walk_to_the_goal_is_rewarded_once_and_shown() -> None:
-    # Seed 3 is pinned: a change of this map is a change of every recorded result.
-    env = FrozenLake(instructions=False, render_mode="text")
-    start, info = env.reset(seed=3)
-    assert start == "_O_G\n____\n_O__\n_P__"
-    assert info["level"] == {"shortest": 5}
-
-    answers = [env.step(f"<answer>{move}</answer>") for move in ("right", "up", "up", "right", "up")]
-    assert [answer[0] for answer in answers] == [
-        "_O_G\n____\n_O__\n__P_",
-        "_O_G\n____\n_OP_\n____",
-        "_O_G\n__P_\n_O__\n____",
-        "_O_G\n___P\n_O__\n____",
-        "_O_√\n____\n_O__\n____",
-    ]
-    assert [answer[1] for answer in answers] == [0, 0, 0, 0, 1]
-    assert [answer[2:4] for answer in answers] == [(False, False)] * 4 + [(True, False)]
-    assert [answer[4]["success"] for answer in answers] == [False] * 4 + [True]
-    assert env.render() == "_O_√\n____\n_O__\n____"
-
-
 def test_a_hole_ends_the_episode_without_reward() -> None:
     env = FrozenLake(instructions=False)
     env.reset(seed=3)
