@@ -331,8 +331,3 @@ def test_every_part_is_shown_to_its_end(tmp_path: Path) -> None:
     clock.run(lambda: part.loop.run(display), virtual=True)
     look = ("evaluate", 6, 6)
     assert display.parts == [look, ("train", 6, 2), look, ("train", 6, 4), look, ("train", 6, 6), look]
-
-
-def test_a_completion_of_one_token_is_a_whole_answer_and_not_cut_off(tmp_path: Path) -> None:
-    part = Part(tmp_path, replace(SETTINGS, steps=1), eval_tasks=0).run()
-    assert part.notes.steps[1]["cut_completions"] == 0.0

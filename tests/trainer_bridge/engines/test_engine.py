@@ -87,14 +87,6 @@ def test_ragged_episodes_side_by_side_say_what_each_would_say_alone(
     assert clock.run(main, virtual=True) >= 15
 
 
-def test_the_same_holds_for_a_qwen2_with_grouped_heads(chat_folder: Path) -> None:
-    async def main() -> int:
-        watched, reference = Watched(chat_folder), open_model(chat_folder)
-        return await play(watched, reference, random.Random(5), sessions=5, turns=4, vocab=290)
-
-    assert clock.run(main, virtual=True) >= 8
-
-
 @pytest.mark.parametrize("kind", ["eager attention", "sliding windows", "sliding windows in one layer", "soft caps"])
 def test_the_same_holds_for_other_kinds_of_attention(kind: str, tmp_path: Path) -> None:
     write_attention(tmp_path, kind)
@@ -155,24 +147,6 @@ def test_a_prompt_that_does_not_continue_its_session_is_read_from_where_it_diffe
 
     # Two tokens are as before. Of the same prompt again, only the last token is read, for its logits.
     assert clock.run(main, virtual=True) == [(1, 5), (1, 1), (1, 1), (1, 1)]
-
-
-def test_a_session_that_comes_again_after_it_was_forgotten_finds_what_is_still_cached(tiny_folder: Path) -> None:
-    async def main() -> list[tuple[int, int]]:
-        watched, reference = Watched(tiny_folder), open_model(tiny_folder)
-        a, b = await watched.all_of([("a", [1, 5, 6], params(1, n=1)), ("b", [1, 7, 8], params(2, n=1))])
-        watched.engine.forget("a")
-        watched.engine.forget("nobody")
-        watched.fed.clear()
-        requests = [
-            ("a", [1, 5, 6, *a.token_ids.tolist(), 9], params(3, n=1)),
-            ("b", [1, 7, 8, *b.token_ids.tolist(), 9], params(4, n=1)),
-        ]
-        for (_, prompt, how), got in zip(requests, await watched.all_of(requests), strict=True):
-            agrees_with_the_slow_way(reference, prompt, how, got)
-        return watched.fed
-
-    assert clock.run(main, virtual=True) == [(2, 2)]
 
 
 def test_sessions_that_were_forgotten_leave_their_slots_to_others(tiny_folder: Path) -> None:

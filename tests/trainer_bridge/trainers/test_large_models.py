@@ -79,16 +79,6 @@ def folder(request: pytest.FixtureRequest, tiny_folder: Path, chat_folder: Path)
 # --- The whole update ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(4))  # draws which group is in the first of the two updates
-def test_the_gap_to_the_sampler_is_that_of_the_first_update_with_advantages(seed: int, tiny_folder: Path) -> None:
-    same = [replace(one, rewards=floats([0.0] * len(one.rewards))) for one in groups(12, count=1)]
-    other = [replace(one, group="other", episode=f"other {one.episode}") for one in groups(13, count=1)]
-    how: dict[str, Any] = {"preset": "grpo", "epochs": 1, "minibatches": 2, "is_large": True, "seed": seed}
-    _, report = learned(tiny_folder, [*same, *other], **how)
-    assert report["skipped_samples"] >= len(same)
-    assert report["sampler_gap_nats"] > 0.1
-
-
 @EVERY_KIND
 @pytest.mark.parametrize("micro_tokens", [10**6, 90, 1])
 @pytest.mark.parametrize("packing", [False, True])
