@@ -15,7 +15,7 @@ import pytest
 
 from envkit import clock, config
 from envkit.config import evaluation
-from envkit.errors import EnvkitError, OptionError, UnknownEnvError, UsageError
+from envkit.errors import EnvkitError, UsageError
 from envkit.runs.display import SilentDisplay
 from envkit.trainer_bridge.evaluation.result import Evaluation, task_set_hash
 from envkit.trainer_bridge.evaluation.statistics import Estimate
@@ -62,46 +62,12 @@ def test_the_options_that_were_really_played_are_reported() -> None:
     }  # fmt: skip
 
 
-def test_unknown_names_are_rejected_with_the_nearest_one() -> None:
-    with pytest.raises(UnknownEnvError, match="did you mean 'FrozenLake-v0'"):
-        evaluated("FrozenLak-v0", "random")
-    with pytest.raises(UsageError, match="policy: there is no 'exprt'; did you mean 'expert'"):
-        evaluated("FrozenLake-v0", "exprt")
-    with pytest.raises(UsageError, match="FrozenLake-v0 has no split 'evil'; did you mean 'eval'"):
-        evaluated("FrozenLake-v0", "random", split="evil")
-    with pytest.raises(OptionError, match="slop: no such option; did you mean 'slip'"):
-        evaluated("FrozenLake-v0", "random", options={"slop": 0.5})
-
-
 def test_rooms_of_a_file_are_played(tmp_path: Path) -> None:
     rooms = tmp_path / "rooms.txt"
     rooms.write_text("#####\n#@$.#\n#   #\n#   #\n#####\n")
     found = evaluated("Sokoban-v0", "expert", split="any", options={"level_file": str(rooms)})
     assert (found.metrics["success"].mean, found.metrics["turns"].mean) == (1.0, 1.0)
     assert found.options == {"level_file": str(rooms)}
-
-
-def test_levels_are_counted_by_the_length_of_their_shortest_solution() -> None:
-    found = evaluated("FrozenLake-v0", "expert", split="any", options={"map": "4x4", "max_moves": 6})
-    assert [(one.shortest, one.episodes, one.successes) for one in found.by_difficulty()] == [(6, 40, 40)]
-    assert found.as_json()["by_difficulty"] == [
-        {
-            "shortest": 6,
-            "episodes": 40,
-            "successes": 40,
-            "success": {"mean": 1.0, "low": pytest.approx(40 / (40 + 1.959964**2)), "high": 1.0},
-        }
-    ]
-
-
-def test_pass_at_n_is_the_share_of_tasks_that_are_solved_at_least_once() -> None:
-    found = evaluated("FrozenLake-v0", "random", attempts=4)
-    solved = [any(attempts) for _, attempts in found.levels]
-    assert list(found.metrics)[:5] == ["success", "pass@1", "pass@2", "pass^2", "pass@4"]
-    assert found.metrics["pass@4"].mean == sum(solved) / 40
-    assert found.metrics["pass^4"].mean == sum(all(attempts) for _, attempts in found.levels) / 40
-    assert found.metrics["flips"].mean == sum(len({*attempts}) == 2 for _, attempts in found.levels) / 40
-    assert found.metrics["pass@4"].mean > found.metrics["success"].mean + 0.1
 
 
 def test_an_attempt_more_leaves_those_before_it_as_they_are() -> None:

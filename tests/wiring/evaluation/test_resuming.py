@@ -137,12 +137,6 @@ def test_an_unfinished_evaluation_of_another_version_is_not_continued(tmp_path: 
         evaluated(tmp_path)
 
 
-def test_force_replaces_an_unfinished_evaluation(tmp_path: Path) -> None:
-    stopped(tmp_path / "found", after=6)
-    found, played = evaluated(tmp_path / "found", "expert", force=True)
-    assert (found.resumed, len(played), len(lines(tmp_path / "found"))) == (0, 24, 24)
-
-
 class Flaky(gymnasium.Env[str, str]):
     """Breaks in its first step as long as a file is there."""
 
