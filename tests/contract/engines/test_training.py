@@ -18,11 +18,11 @@ from envkit.protocols import PolicyEngine
 from envkit.runs.display import SilentDisplay
 from envkit.trainer_bridge.algorithms import catalogue
 from envkit.trainer_bridge.trainers.torch_local import TorchTrainer, TrainerSettings
-from envkit.trainer_bridge.weights.channel import weights_folder
+from envkit.trainer_bridge.weights.channel import WeightChannel, weights_folder
 from envkit.trainer_bridge.weights.lora import LoraSettings, add_adapter
 from envkit.types import SamplingParams, Weights
 from envkit.wiring.training.run import train
-from tests.contract.engines.rigs import PROMPT, TOLERANCE_NATS, VllmRig, score
+from tests.contract.engines.rigs import PROMPT, TOLERANCE_NATS, VllmRig, disturb, score
 from tests.contract.engines.vllm_server import LORA_RANK
 from tests.trainer_bridge.diagnostics.runs import SETTINGS, Run, WordHost
 from tests.trainer_bridge.fakes import LetterRenderer
@@ -37,6 +37,30 @@ def trainer_of(model: Any, folder: Path, **how: Any) -> TorchTrainer:
         learning_rate=1e-4, critic_learning_rate=1e-4, max_grad_norm=1.0, micro_tokens=512, seed=7, threads=1
     )
     return TorchTrainer(model, catalogue.resolve("grpo", {}), settings, folder, **how)
+
+
+def test_the_log_probabilities_agree_after_each_of_three_updates(
+    vllm_rig: VllmRig, smollm2: Path, tmp_path: Path
+) -> None:
+    vllm_rig.is_changed = True
+
+    async def main() -> None:
+        model = open_model(smollm2)
+        with weights_folder(tmp_path) as folder:
+            trainer = trainer_of(model, folder)
+            async with vllm_rig.opened() as engine:
+                channel, outputs, checksums = WeightChannel(trainer, engine), set(), set()
+                for version in (1, 2, 3):
+                    disturb(model, version)
+                    trainer.version = version
+                    checksums.add((await channel.push()).weights.checksum)
+                    got = await engine.generate(PROMPT, HOW)
+                    assert got.versions == ((version, 12),)
+                    assert np.abs(score(model, got) - got.logprobs).mean() <= TOLERANCE_NATS
+                    outputs.add((*got.token_ids.tolist(), *got.logprobs.round(3).tolist()))
+                assert (len(outputs), len(checksums)) == (3, 3)
+
+    clock.run(main)
 
 
 def test_the_log_probabilities_agree_for_two_adapters_in_place(
