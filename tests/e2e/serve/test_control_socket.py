@@ -1,4 +1,4 @@
-"""Access to a real server before and after its first token, and calls during its shutdown."""
+"""Access to a real server before and after its first token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training on tool calls in sandboxes: the environment of the guide, and a sandbox that is killed in a rollout."""
+"""Training on tool calls in sandboxes: the environment of the guide."""
 
 from __future__ import annotations
 
@@ -6,21 +6,15 @@ import json
 import os
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
-import envkit
-from envkit.environments.tools import ToolEnv, bash, submit, write_call
 from envkit.runs import owners
 from envkit.sandbox.host import run_dirs
-from envkit.types import Options, SandboxSpec
-from tests.contract.kinds import new_marker
 from tests.docs.pages import GUIDE, LIFT, install
 from tests.docs.pages import run as run_command
 from tests.e2e.fleet.fleet import processes_of, serving
-from tests.trainer_bridge.fakes import Call, ScriptedEngine
 from tests.trainer_bridge.models import write_chat
 
 pytestmark = [pytest.mark.bwrap, pytest.mark.xdist_group("training")]
@@ -65,37 +59,3 @@ def test_the_sixty_lines_of_the_guide_are_evaluated_served_and_trained_on(tmp_pa
     assert fates.pop("begun") == fates["trained"] == sum(fates.values()) == 4
     assert processes_of(owner) == []
     assert not [folder for root in run_dirs.roots() for folder in root.glob(f"{owner}*")]
-
-
-MARKERS = [new_marker() for _ in range(4)]
-KILLED, WRONG = 2, 1
-
-
-class Sums(ToolEnv):
-    tools = (bash, submit)
-    spec = SandboxSpec(memory_mib=256)
-
-    async def start(self, seed: int, options: Options) -> str:
-        return f"Episode {seed}"
-
-    async def grade(self) -> float | None:
-        return float((await self.sandbox.exec(["cat", "answer"])).stdout == "right\n")
-
-
-envkit.register("SumsOfTest-v0", Sums, needs={"sandbox"})
-
-
-def policy() -> ScriptedEngine:
-    """Write an answer; in the first attempt, wait until somebody ends the ``sleep``; submit."""
-    turns: Counter[str] = Counter()
-
-    def say(call: Call) -> str:
-        assert call.session is not None
-        index, attempt = int(call.session.split("/")[1]), int(call.session.rpartition(".")[2])
-        turns[call.session] += 1
-        answer = "wrong" if index == WRONG else "right"
-        sleep = f"sleep {MARKERS[index]}" if attempt == 0 else "true"
-        script = [write_call("bash", command=f"echo {answer} > answer"), write_call("bash", command=sleep)]
-        return [*script, write_call("submit")][turns[call.session] - 1]
-
-    return ScriptedEngine(say)
