@@ -6,7 +6,6 @@ import anyio
 import pytest
 
 from envkit.errors import EnvRejectedError, SandboxLostError
-from envkit.fleet import RoutedHosts
 from envkit.fleet.offenders import FREE_LOSSES, Offenders
 from envkit.restarts import RestartBudget
 from envkit.types import Task
@@ -37,16 +36,6 @@ def test_losses_isolate_and_then_reject_one_environment_of_one_tenant_for_a_wind
         assert not offenders.is_isolated("ann", "Nasty-v0")
 
     run(main)
-
-
-async def poison(host: RoutedHosts, number: int) -> str:
-    """Start an episode whose reset kills its worker; return the class of the error."""
-    try:
-        async with host.lease_as(key(f"{number}", "ann"), Task("Echo-v0", DEADLY)) as episode:
-            await episode.reset()
-    except (SandboxLostError, EnvRejectedError) as error:
-        return type(error).__name__
-    return "no error"
 
 
 def test_an_only_suspect_that_cannot_be_rebuilt_is_guilty() -> None:

@@ -139,16 +139,6 @@ def rooms(draw: st.DrawFn, side: int | None = None) -> str:
     return "\n".join(["#" * side, *(f"#{row}#" for row in rows), "#" * side])
 
 
-@st.composite
-def lakes(draw: st.DrawFn, side: int | None = None) -> str:
-    """Any lake with one player and one goal."""
-    side = draw(st.integers(2, 8)) if side is None else side
-    cells = draw(st.lists(st.sampled_from("___O"), min_size=side**2, max_size=side**2))
-    player, goal = draw(st.lists(st.integers(0, side**2 - 1), min_size=2, max_size=2, unique=True))
-    cells[player], cells[goal] = "P", "G"
-    return "\n".join("".join(cells[start : start + side]) for start in range(0, len(cells), side))
-
-
 MANY_MOVES = st.lists(st.sampled_from(MOVES), min_size=1, max_size=40)
 
 

@@ -11,10 +11,9 @@ from gymnasium.envs.toy_text.frozen_lake import MAPS as GYMNASIUM_MAPS
 
 import envkit
 from envkit.environments.board import find_board
-from envkit.environments.frozen_lake import MAPS, FrozenLake, LakeGame, LakeOptions
+from envkit.environments.frozen_lake import MAPS, FrozenLake, LakeOptions
 from envkit.errors import OptionError
 
-PHYSICS = LakeGame.physics
 POND = ["FFF", "FSF", "FGF"]
 
 

@@ -1,4 +1,4 @@
-"""Episodes in real sandboxes with real servers: they play as in this process, and losses are reported."""
+"""Episodes in real sandboxes with real servers: they play as in this process, and nothing is left."""
 
 from __future__ import annotations
 

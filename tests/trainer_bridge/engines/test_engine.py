@@ -243,9 +243,6 @@ def test_prompts_are_read_in_passes_that_fit(tiny_folder: Path) -> None:
     assert clock.run(main, virtual=True) == [(2, 3), (2, 5), (1, 14)]
 
 
-# --- Where completions end -------------------------------------------------------------------------------------------
-
-
 # --- New weights -----------------------------------------------------------------------------------------------------
 
 

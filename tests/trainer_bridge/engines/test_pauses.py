@@ -1,4 +1,7 @@
-"""The transformers engine interrupted: abort, the three modes of pause, resume, continuations and new weights."""
+"""The transformers engine interrupted: continuations, callers that leave in a pause, loads that fail, deadlines.
+
+What every engine promises of aborts, pauses and new weights is in ``tests/contract/engines``.
+"""
 
 from __future__ import annotations
 
