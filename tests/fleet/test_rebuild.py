@@ -43,6 +43,15 @@ def test_an_episode_continues_in_another_worker() -> None:
     run(main)
 
 
+def test_an_episode_whose_worker_dies_during_the_reset_is_rebuilt() -> None:
+    async def main() -> None:
+        async with fleet_of(Worker("a", dies_after=0), Worker("b")) as fleet, fleet.lease(TASK) as episode:
+            assert await episode.reset() == Reset(Observation("3"), {"rebuilt": "killed by signal 9"})
+            assert (await episode.step("go")).info == {"worker": "b"}
+
+    run(main)
+
+
 def test_an_episode_whose_worker_dies_while_it_gets_its_slot_is_rebuilt() -> None:
     async def main() -> None:
         async with fleet_of(Worker("a", is_dying=True), Worker("b")) as host:

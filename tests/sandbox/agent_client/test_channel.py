@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import AsyncIterator
 
 import anyio
 import anyio.lowlevel
@@ -61,6 +62,32 @@ def test_frames_may_be_split_anywhere(size: int) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(trickle)
             assert (await channel.call("read", path="x", max_bytes=1024)).data == content
+        channel.close()
+
+    run(main)
+
+
+def test_no_input_is_sent_after_the_answer() -> None:
+    async def main() -> None:
+        channel, peer = await opened()
+
+        async def pieces() -> AsyncIterator[bytes]:
+            for _ in range(100):
+                yield b"x"
+                await anyio.sleep(1)
+
+        async with anyio.create_task_group() as tasks:
+
+            async def refuse() -> None:
+                await peer.next_frame()
+                await anyio.sleep(2.5)
+                peer.emit({"id": 1, "error": "refused", "text": "disk\nfull\x1b"})
+
+            tasks.start_soon(refuse)
+            with pytest.raises(RefusedCallError, match=r"^refused: disk full$"):
+                await channel.call("write", feed=pieces(), path="x")
+        assert clock.now() == 3
+        assert peer.pending_frames == 3
         channel.close()
 
     run(main)
