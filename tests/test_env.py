@@ -76,30 +76,6 @@ def test_an_error_inside_an_environment_is_an_env_error_and_not_a_connection_err
         clock.run(step_of, error)
 
 
-@pytest.mark.parametrize(
-    "returned",
-    [
-        None,
-        ("", None, False, False, {}),
-        ("", "much", False, False, {}),
-        ("", 10**400, False, False, {}),
-        ("", 0.0, {}),
-    ],
-)
-def test_what_an_environment_must_not_return_is_an_env_error(returned: Any) -> None:
-    class Odd(Counting):
-        def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
-            return returned  # type: ignore[no-any-return]
-
-    async def main() -> None:
-        episode = GymEpisode(Odd(), TASK)
-        await episode.reset()
-        with pytest.raises(EnvError, match="Counting-v0 raised"):
-            await episode.step("go")
-
-    clock.run(main)
-
-
 class Reads(Counting):
     """Raises in a library that it calls."""
 

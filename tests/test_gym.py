@@ -70,21 +70,6 @@ def run(program: str, *flags: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *flags, "-c", program], capture_output=True, text=True, check=False)
 
 
-def test_an_environment_registered_later_is_found_after_asking_again() -> None:
-    done = run(
-        """
-import gymnasium
-import envkit, envkit.gym
-envkit.register("LateLake-v0", "envkit.environments.frozen_lake:FrozenLake", options={"size": 3})
-assert "envkit/LateLake-v0" not in gymnasium.registry
-envkit.gym.register_all()
-with gymnasium.make("envkit/LateLake-v0") as late, envkit.make("FrozenLake-v0", size=3) as lake:
-    assert late.reset(seed=0) == lake.reset(seed=0)
-"""
-    )
-    assert done.stderr == ""
-
-
 def test_a_name_that_gymnasium_cannot_read_does_not_take_the_others_with_it() -> None:
     done = run(
         """

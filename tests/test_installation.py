@@ -117,19 +117,6 @@ def test_what_needs_a_missing_package_names_it_and_the_command_that_installs_it(
     )
 
 
-def test_a_script_that_opens_a_docker_sandbox_gets_the_same_message(bare: Path, tmp_path: Path) -> None:
-    program = """
-import envkit, envkit.errors
-try:
-    envkit.open_sandbox(backend="docker")
-except envkit.errors.UsageError as error:
-    print(error)
-"""
-    _, output, _ = run(bare / "python", "-c", program, cwd=tmp_path)
-    assert "the package docker is not installed" in output
-    assert 'install it: pip install "envkit[docker]"' in output
-
-
 @pytest.mark.parametrize(("is_on_path", "is_inside"), [(True, False), (False, False), (False, True)])
 def test_a_command_is_written_as_it_works_when_typed(
     is_on_path: bool, is_inside: bool, bare: Path, tmp_path: Path

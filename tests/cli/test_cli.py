@@ -160,13 +160,6 @@ def test_every_problem_of_a_file_is_a_line_that_begins_with_its_key(tmp_path: Pa
     ]
 
 
-def test_wrong_options_are_named_beside_wrong_keys(tmp_path: Path) -> None:
-    text = "env: {id: FrozenLake-v0, options: {size: 1}}\nengine: {dtype: fp16}\ntrainer: {lr: 1}\n"
-    code, _, err = envkit_command("check", a_file(tmp_path, text))
-    found = [line.partition(":")[0] for line in err.splitlines()]
-    assert (code, sorted(found)) == (2, ["engine.dtype", "env.options.size", "trainer.lr"])
-
-
 def test_serve_prints_ready_serves_clients_and_ends_on_a_signal(call: Call, tmp_path: Path) -> None:
     state = ["--state", str(tmp_path)]
     with subprocess.Popen(

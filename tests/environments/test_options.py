@@ -204,18 +204,6 @@ def test_spaced_boards_are_the_same_with_a_space_between_the_symbols_of_a_line(e
 
 
 @GAMES
-@pytest.mark.parametrize("instructions", [True, False])
-def test_the_expert_of_spaced_boards_wins(env_id: str, ours: str, instructions: bool) -> None:
-    expert = open_expert(env_id, {"spaced": True})
-    env = envkit.make(env_id, spaced=True, instructions=instructions)
-    for seed in range(20):
-        text, info = env.reset(seed=seed)
-        for _ in range(info["level"]["shortest"]):
-            text, *_, info = env.step(expert.answer(expert.moves(Observation(text))[0]))
-        assert info["success"] is True
-
-
-@GAMES
 def test_an_expert_with_the_symbols_wins_and_one_without_has_no_move(env_id: str, ours: str) -> None:
     for symbols in ("W.GCBA@"[: len(ours)], ours[1:] + ours[0]):
         expert = open_expert(env_id, {"symbols": symbols})

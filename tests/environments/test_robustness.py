@@ -28,7 +28,6 @@ IDS = [spec.id for spec in SPECS]
 NATIVE = [spec.id for spec in SPECS if spec.vector_entry_point is not None]
 TURNS: list[tuple[str, dict[str, Any]]] = [(name, {"actions_per_turn": 5}) for name in ("FrozenLake-v0", "Sokoban-v0")]
 EVERY_ENV = pytest.mark.parametrize(("env_id", "options"), [*((env_id, {}) for env_id in IDS), *TURNS])
-EVERY_NATIVE_ENV = pytest.mark.parametrize(("env_id", "options"), [*((env_id, {}) for env_id in NATIVE), *TURNS])
 MEGABYTE = 2**20
 
 
@@ -94,18 +93,6 @@ def test_any_text_gets_an_observation(env_id: str, options: dict[str, Any]) -> N
     for seed, text in enumerate((*HOSTILE, *LARGE.values())):
         env.reset(seed=seed)
         _assert_answered(env, env.step(text))
-
-
-@EVERY_NATIVE_ENV
-def test_copies_in_numpy_answer_any_text_too(env_id: str, options: dict[str, Any]) -> None:
-    texts = [*HOSTILE, *LARGE.values()]
-    vector = envkit.make_vec(env_id, len(texts), mode="native", **options)
-    vector.reset(seed=0)
-    for start in (0, 5, 11):
-        seen, rewards, _, _, infos = vector.step(texts[start:] + texts[:start])
-        assert all(vector.single_observation_space.contains(one) for one in seen)
-        assert np.isfinite(rewards).all()
-        assert not (infos["action_is_effective"] & ~infos["action_is_valid"]).any()
 
 
 @settings(deadline=None, max_examples=60)
@@ -192,23 +179,6 @@ def test_many_single_steps_leave_no_memory_behind() -> None:
             if episodes == WARM_EPISODES:
                 before = Memory.now()
         step += episodes >= WARM_EPISODES
-    _assert_flat(before)
-
-
-@pytest.mark.slow
-def test_many_numpy_texts_leave_no_memory_behind() -> None:
-    """All answers differ; episodes restart in the step of their end, with a final observation."""
-    vector = envkit.make_vec("FrozenLake-v0", 1000, autoreset="SameStep", max_moves=60, frozen=0.95, slip=0.3)
-    vector.reset(seed=0)
-
-    def play(steps: range) -> None:
-        for step in steps:
-            answer = f"<answer>{MOVES[step % 4]}</answer>"
-            vector.step([f"{step} {copy} {answer}" for copy in range(1000)])
-
-    play(range(100))
-    before = Memory.now()
-    play(range(100, 200))
     _assert_flat(before)
 
 

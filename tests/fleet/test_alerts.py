@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from envkit import clock
-from envkit.fleet.alerts import log_events, log_rebuilds, send_alerts, warn_if_unreachable, watch_disks
+from envkit.fleet.alerts import log_events, send_alerts, warn_if_unreachable, watch_disks
 from envkit.http.protocol.asgi import ASGIApp, Receive, Scope, Send, read_body, respond
 from envkit.http.server.server import serve
 from envkit.types import Cause, CauseKind, PoolEvent, SandboxState
@@ -153,14 +153,3 @@ def test_losses_and_alerts_are_logged_in_one_line_each(caplog: pytest.LogCapture
         "alert (memory): sandbox b of lab: 91 of 100 MiB of memory in use",
         "alert (ledger): disk full",
     ]
-
-
-def test_rebuilt_episodes_are_logged_together(caplog: pytest.LogCaptureFixture) -> None:
-    counts = iter([(1, 0), (1, 0), (21, 1), (21, 1)])
-
-    async def main() -> None:
-        with anyio.move_on_after(7):
-            await log_rebuilds(lambda: next(counts), 2)
-
-    clock.run(main, virtual=True)
-    assert [record.getMessage() for record in caplog.records] == ["lost sandboxes: 20 episodes rebuilt, 1 void"]

@@ -302,22 +302,6 @@ def test_a_fleet_without_a_worker_that_starts_reports_the_cause_at_once(
     run(main)
 
 
-def test_a_worker_that_dies_before_its_server_answers_counts_as_a_failed_start() -> None:
-    async def main() -> None:
-        def fails_at_start(name: str) -> Worker:
-            worker = Worker(name)
-            worker.die("exited with code 1: ImportError: no gymnasium")
-            return worker
-
-        starter = WorkerStarter(Worker, fails_at_start, Worker)
-        async with starter.fleet(workers=2, slots_per_sandbox=1) as host:
-            await anyio.sleep(5)
-            assert (host.lost, host.failed_starts, host.restarts) == (0, 1, 1)
-            assert [worker.id for worker in starter.workers if not worker.died.is_set()] == ["worker-0", "worker-2"]
-
-    run(main)
-
-
 def test_each_missing_worker_counts_as_lost_or_as_a_failed_start() -> None:
     async def main() -> None:
         starter = WorkerStarter(Worker, SandboxStartError("worker-x", "no such program"), silent, Worker)
@@ -359,17 +343,6 @@ def test_leaving_the_fleet_stops_the_workers_and_ends_their_episodes() -> None:
         ]
         assert [worker.stopped_at for worker in starter.workers] == [10, 10]
         assert (host.lost, host.capacity) == (0, 0)
-
-    run(main)
-
-
-def test_an_error_in_the_block_is_raised_unchanged() -> None:
-    async def main() -> None:
-        starter = WorkerStarter()
-        with pytest.raises(ZeroDivisionError):
-            async with starter.fleet(workers=1, slots_per_sandbox=1):
-                raise ZeroDivisionError
-        assert starter.workers[0].stopped_at == 0.5
 
     run(main)
 

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -25,23 +21,6 @@ from envkit.types import Phase, SandboxSpec, SandboxState, SandboxView, Task
 from tests.keys import key
 from tests.sandbox.fake.backend import FakeBackend
 from tests.sandbox.pool.pools import past_events
-
-_KILLED = """
-import os, signal, sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[2])
-from test_ledger import leased
-from envkit import clock
-from envkit.fleet.ledger import Ledger
-
-async def main():
-    async with Ledger(Path(sys.argv[1])) as ledger:
-        await ledger.save(leased("a"))
-        os.kill(os.getpid(), signal.SIGKILL)
-
-clock.run(main)
-"""
-
 
 RECORD = SessionRecord("sandbox", "session", Task("Game-v0", 1))
 
@@ -82,14 +61,6 @@ def test_the_newest_record_counts_and_ended_sandboxes_are_forgotten(tmp_path: Pa
     save(path, *(leased("a", at_s=float(second)) for second in range(2, 200)), leased("b"), leased("c"))
     save(path, leased("b", SandboxState.LOST), leased("c", SandboxState.STOPPED))
     assert kept_in(path) == [leased("a", at_s=199.0)]
-
-
-def test_saved_records_survive_a_killed_server(tmp_path: Path) -> None:
-    path = tmp_path / "fleet.sqlite"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    run = subprocess.run([sys.executable, "-c", _KILLED, path, Path(__file__).parent], env=environment, check=False)
-    assert run.returncode == -signal.SIGKILL
-    assert kept_in(path) == [leased("a")]
 
 
 def test_the_location_of_an_episode_is_recorded_until_it_is_forgotten(tmp_path: Path) -> None:
@@ -193,20 +164,6 @@ def test_leaving_the_ledger_waits_for_its_write(tmp_path: Path) -> None:
     clock.run(main)
 
 
-def test_a_second_server_is_rejected_while_the_first_one_runs(tmp_path: Path) -> None:
-    path = tmp_path / "fleet.sqlite"
-
-    async def main() -> None:
-        async with Ledger(path) as first:
-            with pytest.raises(UsageError, match="in use by another server"):
-                async with Ledger(path):
-                    pass
-            await first.save(leased("a"))
-
-    clock.run(main)
-    assert kept_in(path) == [leased("a")]
-
-
 @pytest.mark.parametrize(
     "content", [b"no database at all, and long enough to be looked at" * 9, b"SQLite format 3\0junk"]
 )
@@ -253,21 +210,6 @@ def test_the_error_about_a_damaged_ledger_names_the_file_and_the_remedy(statemen
         kept_in(path)
 
 
-def test_an_overwritten_page_is_reported_as_damage(tmp_path: Path) -> None:
-    path = tmp_path / "fleet.sqlite"
-
-    async def main() -> None:
-        async with Ledger(path) as ledger:
-            await ledger.save(leased("a"))
-
-    clock.run(main)
-    content = bytearray(path.read_bytes())
-    content[4096:] = bytes(len(content) - 4096)
-    path.write_bytes(content)
-    with pytest.raises(UsageError, match=r"fleet\.sqlite is (damaged|not an envkit ledger)"):
-        kept_in(path)
-
-
 def test_a_file_of_another_version_and_an_unwritable_folder_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "fleet.sqlite"
     spoil(path, "pragma user_version = 9")
@@ -276,13 +218,6 @@ def test_a_file_of_another_version_and_an_unwritable_folder_are_rejected(tmp_pat
     for place in (tmp_path, path / "deeper.sqlite"):
         with pytest.raises(UsageError, match=r"cannot persist leases in .*; choose another folder \(--state\)"):
             kept_in(place)
-
-
-def test_a_file_with_tables_but_without_a_format_number_is_rejected(tmp_path: Path) -> None:
-    path = tmp_path / "fleet.sqlite"
-    spoil(path, "create table sandboxes (id text)")
-    with pytest.raises(UsageError, match=r"of envkit \(found format 0; this version reads 4\); start that version"):
-        kept_in(path)
 
 
 def test_the_id_of_a_ledger_is_unique_and_stable(tmp_path: Path) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from envkit import clock
 from envkit.errors import EnvRejectedError, SandboxLostError
-from envkit.fleet import RoutedHosts
 from envkit.fleet.offenders import FREE_LOSSES, Offenders
 from envkit.restarts import RestartBudget
 from envkit.types import Task
@@ -38,54 +36,6 @@ def test_losses_isolate_and_then_reject_one_environment_of_one_tenant_for_a_wind
         assert not offenders.is_isolated("ann", "Nasty-v0")
 
     run(main)
-
-
-def test_eight_episodes_of_one_tenant_survive_twenty_poison_resets_of_another() -> None:
-    async def main() -> None:
-        offenders = Offenders(BUDGET)
-        shared = fleet_of(
-            *deadly_workers(40, deadly="reset"), slots_per_sandbox=16, restarts=BUDGET, offenders=offenders
-        )
-        own = fleet_of(*deadly_workers(40, deadly="reset"), restarts=BUDGET, offenders=offenders)
-        async with shared, own, anyio.create_task_group() as tasks:
-            host = RoutedHosts(shared, own, lambda env_id: True, offenders)
-            ends: list[str] = []
-            is_over = anyio.Event()
-
-            async def play(number: int) -> None:
-                async with host.lease_as(key(f"{number}", "bob"), Task("Echo-v0", 100 + number)) as episode:
-                    await episode.reset()
-                    while not is_over.is_set():
-                        step = await episode.step("go")
-                        await anyio.sleep(0.1)
-                ends.append(step.observation.text)
-
-            for number in range(8):
-                tasks.start_soon(play, number)
-            await anyio.sleep(0.5)
-            outcomes = [await poison(host, number) for number in range(20)]
-            assert outcomes == ["SandboxLostError"] * 5 + ["EnvRejectedError"] * 15
-            assert clock.now() < 30
-            async with host.lease_as(key("1", "carl"), Task("Echo-v0", 1)) as episode:
-                await episode.reset()
-                await episode.step("served")
-            is_over.set()
-            await anyio.sleep(1)
-            assert len(ends) == 8
-            assert shared.episodes.void == FREE_LOSSES
-            tasks.cancel_scope.cancel()
-
-    run(main)
-
-
-async def poison(host: RoutedHosts, number: int) -> str:
-    """Start an episode whose reset kills its worker; return the class of the error."""
-    try:
-        async with host.lease_as(key(f"{number}", "ann"), Task("Echo-v0", DEADLY)) as episode:
-            await episode.reset()
-    except (SandboxLostError, EnvRejectedError) as error:
-        return type(error).__name__
-    return "no error"
 
 
 def test_an_only_suspect_that_cannot_be_rebuilt_is_guilty() -> None:

@@ -63,30 +63,6 @@ def test_an_episode_whose_worker_dies_while_it_gets_its_slot_is_rebuilt() -> Non
     run(main)
 
 
-def test_an_episode_that_cannot_be_rebuilt_and_whose_worker_dies_while_it_gets_its_slot_is_void() -> None:
-    async def main() -> None:
-        async with fleet_of(Worker("a", is_dying=True), Worker("b"), is_replayable=False) as host:
-            with pytest.raises(SandboxLostError, match="lost: killed by signal 9"):
-                await host.lease(TASK).__aenter__()
-            assert (host.episodes.rebuilt, host.episodes.void) == (0, 1)
-
-    run(main)
-
-
-def test_an_episode_whose_worker_died_between_two_steps_is_rebuilt_by_the_next_step() -> None:
-    async def main() -> None:
-        first = Worker("a")
-        async with fleet_of(first, Worker("b")) as fleet, fleet.lease(TASK) as episode:
-            await episode.reset()
-            await episode.step("one")
-            first.die("out of memory")
-            await anyio.sleep(60)
-            step = await episode.step("two")
-            assert (step.observation.text, step.info["rebuilt"]) == ("3 one two", "out of memory")
-
-    run(main)
-
-
 def test_the_number_of_rebuilds_of_an_episode_is_limited() -> None:
     async def main(deaths: int) -> None:
         workers = [
@@ -216,19 +192,6 @@ def test_each_of_a_thousand_episodes_in_dying_workers_is_finished_rebuilt_or_voi
             assert 0 < fates["rebuilt"] <= fleet.episodes.rebuilt
             assert fleet.lost > 10
         assert all(worker.died.is_set() for worker in workers if worker.calls)
-
-    run(main)
-
-
-def test_a_step_after_the_fleet_was_closed_raises() -> None:
-    async def main() -> None:
-        async with fleet_of(Worker("a")) as fleet:
-            lease = fleet.lease(TASK)
-            episode = await lease.__aenter__()
-            await episode.reset()
-        with pytest.raises(SandboxLostError, match="the fleet was closed"):
-            await episode.step("one")
-        await lease.__aexit__(None, None, None)
 
     run(main)
 

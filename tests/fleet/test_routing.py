@@ -8,9 +8,8 @@ import pytest
 from envkit import clock
 from envkit.errors import EnvkitError, SandboxStartError
 from envkit.fleet.host import WorkerKind
-from envkit.fleet.session_store import SessionRecord, SessionStore
+from envkit.fleet.session_store import SessionStore
 from envkit.restarts import RestartBudget
-from envkit.types import Task
 from tests.causes import cause
 from tests.fleet.fleets import TASK, FakeSessionStore, ScriptedFleet, ScriptedPool, WorkerStarter, play, run
 from tests.keys import key
@@ -110,22 +109,5 @@ def test_a_slot_is_freed_also_when_the_end_of_its_lease_could_not_be_recorded() 
             with anyio.fail_after(1):
                 async with host.lease_as(key("b"), TASK) as episode:
                     await episode.reset()
-
-    run(main)
-
-
-def test_a_single_episode_worker_that_also_resumed_an_episode_is_replaced() -> None:
-    async def main() -> None:
-        task = Task("Own-v0", 1)
-        store = FakeSessionStore()
-        async with with_store(store, slots_per_sandbox=1, kind="own") as host:
-            async with host.lease_as(key("new"), TASK):
-                store.sessions[key("old")] = SessionRecord(host.pool.views()[0].id, "session", task)
-                async with host.lease_as(key("old"), task):
-                    pass
-            await anyio.sleep(2)
-            ends: list[str] = []
-            await play(host, 1, ends)
-            assert ends == ["worker-1"]
 
     run(main)

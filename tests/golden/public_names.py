@@ -2,14 +2,12 @@
 
     python tests/golden/public_names.py     # rewrite public_names.json beside this file
 
-The names are those of commands, configuration keys, packages' ``__all__``, environments, entry points, HTTP routes,
-WebSocket methods, messages, errors and metrics. What the code keeps in a table is read from that table; what it only
-mentions is found in the source (`Source`).
+The names are those of commands, configuration keys, packages' ``__all__``, environments, entry points, HTTP routes and
+WebSocket methods, read from the tables in which the code keeps them.
 """
 
 from __future__ import annotations
 
-import ast
 import importlib
 import json
 import pkgutil
@@ -25,7 +23,6 @@ import envkit
 from envkit.cli import app
 from envkit.config import RunConfig, ServeConfig, kinds
 from envkit.environments.catalog import CATALOG
-from envkit.errors import EnvkitError
 from envkit.http.api.app import create_app
 from envkit.http.protocol import messages as wire
 from envkit.http.protocol.operations import METHODS
@@ -37,12 +34,9 @@ FILE = Path(__file__).with_suffix(".json")
 Names: TypeAlias = dict[str, list[str]]
 """A section: entries, each with the names below it; an entry may have none."""
 
-_KINDS = {"CounterMetricFamily": "counter", "GaugeMetricFamily": "gauge", "HistogramMetricFamily": "histogram"}
-
 
 def collect() -> dict[str, Names]:
     """Return all names by section; the same code gives the same names in the same order."""
-    source = Source(ROOT)
     server = _Server()
     sections: dict[str, Names] = {
         "commands": _commands("envkit", typer.main.get_command(app)),
@@ -50,12 +44,9 @@ def collect() -> dict[str, Names]:
         "serve file": _keys(ServeConfig.model_json_schema()),
         "packages": _packages(),
         "environments": {str(spec["id"]): [] for spec in CATALOG},
-        "entry points": {**_scripts(), **source.entry_point_groups(), **_families()},
+        "entry points": {**_scripts(), **_families()},
         "http routes": server.routes(),
         "websocket methods": server.methods(),
-        "messages": server.messages(),
-        "errors": _errors(),
-        "metrics": source.metrics(),
     }
     return {section: dict(sorted(names.items())) for section, names in sections.items()}
 
@@ -143,20 +134,6 @@ def _families() -> Names:
     return {family.group: sorted(family.built_in) for family in kinds.FAMILIES.values()}
 
 
-def _errors() -> Names:
-    """Return the errors that cross the wire: code, then classes and status."""
-    found: dict[str, list[str]] = {}
-
-    def walk(kind: type[EnvkitError]) -> None:
-        if kind.__module__ == EnvkitError.__module__:
-            found.setdefault(kind.code, []).append(f"{kind.__name__} {kind.status}{' retry' if kind.retry else ''}")
-            for child in kind.__subclasses__():
-                walk(child)
-
-    walk(EnvkitError)
-    return {code: sorted(kinds) for code, kinds in found.items()}
-
-
 class _Server:
     """The described API, over a host and a pool that are never called."""
 
@@ -176,60 +153,6 @@ class _Server:
     def methods(self) -> Names:
         """Return the methods of frames, with the parameters of each."""
         return {name: sorted(one.request.__struct_encode_fields__) for name, one in METHODS.items()}
-
-    def messages(self) -> Names:
-        """Return the fields of each message of the OpenAPI document, and of the frames of a socket."""
-        schemas = self._api.openapi()["components"]["schemas"]
-        found = {name: sorted(schema.get("properties") or schema.get("enum", ())) for name, schema in schemas.items()}
-        return found | {kind.__name__: sorted(kind.__struct_fields__) for kind in (wire.Frame, wire.Answer)}
-
-
-class Source:
-    """The product's source: what it names without keeping a table of it.
-
-    Args:
-        root: The checkout.
-    """
-
-    def __init__(self, root: Path) -> None:
-        folders = ("envkit", "environments", "sandbox", "trainer_bridge")
-        paths = sorted(path for folder in folders for path in (root / folder).rglob("*.py"))
-        real = {path.resolve(): path for path in paths if "__pycache__" not in path.parts}
-        self._modules = [ast.parse(path.read_text(encoding="utf-8"), str(path)) for path in real]
-
-    def metrics(self) -> Names:
-        """Return the metrics as Prometheus shows them, with their kind and labels."""
-        found: Names = {}
-        for call in self._calls_of(*_KINDS):
-            name = str(cast(ast.Constant, call.args[0]).value)
-            kind = _KINDS[cast(ast.Name, call.func).id]
-            labels = [ast.literal_eval(word.value) for word in call.keywords if word.arg == "labels"]
-            found[f"{name!s}_total" if kind == "counter" else str(name)] = [kind, *chain.from_iterable(labels)]
-        return found
-
-    def entry_point_groups(self) -> Names:
-        """Return the groups in which installed packages are looked for, where a call names the group itself."""
-        constants = dict(chain.from_iterable(map(_constants, self._modules)))
-        groups = [
-            word.value for call in self._calls_of("entry_points") for word in call.keywords if word.arg == "group"
-        ]
-        named = [constants.get(one.id) if isinstance(one, ast.Name) else getattr(one, "value", None) for one in groups]
-        return {name: [] for name in named if isinstance(name, str)}
-
-    def _calls_of(self, *names: str) -> Iterator[ast.Call]:
-        for module in self._modules:
-            for node in ast.walk(module):
-                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names:
-                    yield node
-
-
-def _constants(module: ast.Module) -> Iterator[tuple[str, str]]:
-    """Yield the names to which a module assigns a text."""
-    for node in module.body:
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            for target in node.targets:
-                if isinstance(target, ast.Name):
-                    yield target.id, node.value.value
 
 
 def main() -> None:

@@ -48,18 +48,3 @@ def test_a_component_that_does_not_work_skips_its_tests_unless_it_is_required(
     done = run_a_test_that_needs_bwrap(tmp_path, PATH=str(tmp_path / "bin"), ENVKIT_REQUIRE=required)
     assert done.returncode == code
     assert message in done.stdout + done.stderr
-
-
-@pytest.mark.parametrize(("required", "outcome"), [("", "1 failed, 2 skipped"), ("limits", "2 failed, 1 skipped")])
-def test_a_test_of_a_limit_that_is_refused_is_skipped_unless_limits_are_required(
-    tmp_path: Path, required: str, outcome: str
-) -> None:
-    refused = "memory_mib=64 is refused: this backend cannot limit memory"
-    circle = "try:\n        raise OSError('1')\n    except OSError as error:\n        raise error from error"
-    quotes = f"def test_quotes():\n    text = '{refused}'\n    {circle}\n"
-    (tmp_path / "test_more.py").write_text(
-        f"def test_more():\n    raise OSError('{refused}')\n\n\n{quotes}", encoding="utf-8"
-    )
-    done = run_a_test_that_needs_bwrap(tmp_path, PATH=str(tmp_path), ENVKIT_REQUIRE=required)
-    assert outcome in done.stdout
-    assert ("bubblewrap is not installed" in done.stdout) == (required == "")

@@ -7,8 +7,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 SOURCES = [
     path for part in ("envkit", "sandbox", "environments", "trainer_bridge") for path in ROOT.glob(f"{part}/**/*.py")
@@ -104,40 +102,3 @@ def decisions(source: str) -> Iterator[str]:
 def test_no_line_decides_by_the_text_of_our_own_messages() -> None:
     found = [f"{path.relative_to(ROOT)}:{line}" for path in SOURCES for line in decisions(path.read_text())]
     assert found == []
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "if cause.startswith(_OWN_ENDS): pass",
-        "found = next((name for words, name in _CLASSES if words in cause), 'other')",
-        "x = view.phases[-1].reason.startswith('exited with code')",
-        "if any(words in error.cause for words in _LACKING): pass",
-        "if why.startswith('broken'): pass",
-        "if why not in (KILLED, 'removed'): pass",
-        "if cause == 'out of memory': pass",
-        "if re.search('gone', str(error)): pass",
-        "if 'storage' not in str(error).lower(): pass",
-        "text = str(error)\nif text.endswith('gone'): pass",
-        "match reason:\n    case 'gone': pass",
-        "if cause.detail.startswith('exited'): pass",
-    ],
-)
-def test_a_decision_by_a_message_is_found(line: str) -> None:
-    assert len(list(decisions(line))) == 1
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "if 'locked' in str(error):  # library's message: sqlite\n    pass",
-        "if cause.kind is CauseKind.EXITED: pass",
-        "if cause.kind in _OWN_ENDS: pass",
-        "if not why: pass",
-        "if reason == '': pass",
-        "if error.code == 'missing': pass",
-        "said = ' '.join(str(error).split())",
-    ],
-)
-def test_what_decides_by_a_kind_a_code_or_a_library_s_message_passes(line: str) -> None:
-    assert list(decisions(line)) == []

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
-import tomllib
 import zipfile
 from pathlib import Path
 
@@ -14,21 +12,6 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "tools" / "cached_venv.py"
-BACKEND = """
-import zipfile
-
-def build_editable(folder, config_settings=None, metadata_directory=None):
-    name = "envkit-0.1.0-py3-none-any.whl"
-    with zipfile.ZipFile(f"{folder}/{name}", "w") as wheel:
-        about = "envkit-0.1.0.dist-info"
-        wheel.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\\nName: envkit\\nVersion: 0.1.0\\n")
-        wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
-        wheel.writestr(f"{about}/entry_points.txt", "[console_scripts]\\nenvkit = hatchling:main\\n")
-        wheel.writestr(f"{about}/RECORD", "")
-    return name
-"""
-"""A build system, which is used in place of hatchling."""
-
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("cached-venv")]
 
 
@@ -84,14 +67,6 @@ def test_an_environment_needs_nothing_but_the_cache_when_its_layers_were_built(w
         assert output(folder, "lamp") == str(folder)
 
 
-@pytest.mark.parametrize("name", ["mit Lücke", "l" * 120])
-def test_programs_run_in_a_folder_whose_path_has_a_space_or_is_long(wheels: Path, tmp_path: Path, name: str) -> None:
-    add_wheel(wheels, "lamp")
-    for folder in (tmp_path / "first", tmp_path / name):
-        make(wheels, folder, "lamp")
-        assert output(folder, "lamp") == str(folder)
-
-
 def test_a_layer_whose_installation_fails_is_not_kept(wheels: Path, tmp_path: Path) -> None:
     with start(wheels, tmp_path / "first", "mirror") as process:
         assert "mirror" in process.communicate()[1]
@@ -109,18 +84,6 @@ def test_two_processes_that_build_the_same_layer_both_get_it(wheels: Path, tmp_p
         with process:
             assert (process.communicate()[1], process.returncode) == ("", 0)
     assert [output(folder, "stool") for folder in folders] == [str(folder) for folder in folders]
-
-
-def test_the_project_is_installed_without_an_index_once_the_cache_is_filled(wheels: Path, tmp_path: Path) -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    names = [re.split("[^a-z0-9]", requirement)[0] for requirement in project["dependencies"]]
-    added = [add_wheel(wheels, name, "99.0") for name in names]
-    added += [add_wheel(wheels, "editables", "0.5"), add_wheel(wheels, "hatchling", "99.0", BACKEND)]
-    make(wheels, tmp_path / "first", ".")
-    for wheel in added:
-        wheel.unlink()
-    make(wheels, tmp_path / "second", ".")
-    assert output(tmp_path / "second", "envkit") == str(tmp_path / "second")
 
 
 def test_a_new_layer_removes_those_that_were_not_used_for_sixty_days(wheels: Path, tmp_path: Path) -> None:
@@ -141,13 +104,3 @@ def test_a_new_layer_removes_those_that_were_not_used_for_sixty_days(wheels: Pat
     make(wheels, tmp_path / "blanket", "blanket")
     assert [layer.exists() for layer in layers] == [False, True, True]
     assert output(tmp_path / "sofa", "sofa") == str(tmp_path / "sofa")
-
-
-def test_an_environment_is_made_without_a_cache_that_cannot_be_written(wheels: Path, tmp_path: Path) -> None:
-    add_wheel(wheels, "clock")
-    cache = tmp_path / "cache"
-    cache.touch()
-    with start(wheels, tmp_path / "first", "clock", cache=cache) as process:
-        errors = process.communicate()[1]
-    assert errors == f"cannot write the cache {cache}/venvs (Not a directory); installing without it\n"
-    assert output(tmp_path / "first", "clock") == str(tmp_path / "first")

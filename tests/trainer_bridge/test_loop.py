@@ -112,43 +112,6 @@ def test_an_evaluation_plays_the_same_tasks_with_the_same_seeds_sampled_and_gree
     assert [heat for heat, _ in looks[0]] == [0.9] * 6 + [0.0] * 6
 
 
-def test_several_environments_have_metrics_of_their_own_beside_those_of_all_episodes(tmp_path: Path) -> None:
-    settings = replace(SETTINGS, steps=2, groups_per_step=3)
-    whole = Part(tmp_path / "one", settings).run()
-    # Even tasks pay. Of the training tasks 0 to 5, the last two belong to B, and of the held-out tasks the last one.
-    part = Part(tmp_path / "several", settings, name_of=lambda number: "B-v0" if number in (2, 4, 5) else "A-v0").run()
-    steps, held_out = part.notes.steps, part.notes.evaluations[2]
-    for row, alone in zip(steps.values(), whole.notes.steps.values(), strict=True):
-        assert {key: value for key, value in row.items() if "/" not in key} == alone
-    assert {key: value for key, value in steps[1].items() if key.endswith("/A-v0")} == {
-        "success/A-v0": 0.5,
-        "pass_at_group/A-v0": 0.5,
-        "return/A-v0": 0.5,
-        "episode_turns/A-v0": 2.0,
-        "episodes/A-v0": 4.0,
-        "lost_episodes/A-v0": 0.0,
-        "lost_by_agent/A-v0": 0.0,
-        "cut_completions/A-v0": 0.0,
-        "empty_actions/A-v0": 0.0,
-        "tokens/A-v0": 32.0,
-    }
-    assert [(row["success/B-v0"], row["episodes/B-v0"]) for row in steps.values()] == [(1.0, 2.0), (0.5, 4.0)]
-    assert [held_out[f"eval_success{suffix}"] for suffix in ("", "/A-v0", "/B-v0")] == [
-        pytest.approx(2 / 3),
-        0.5,
-        1.0,
-    ]
-    assert [held_out[f"eval_{key}/A-v0"] for key in ("greedy", "return", "turns", "episodes")] == [0.5, 0.5, 2.0, 2.0]
-
-
-def test_a_train_step_without_tasks_of_an_environment_has_no_metrics_of_it(tmp_path: Path) -> None:
-    part = Part(tmp_path, name_of=lambda number: "A-v0" if number < 6 else "B-v0", eval_tasks=0).run()
-    assert [("success/A-v0" in row, "success/B-v0" in row) for row in part.notes.steps.values()] == [
-        *[(True, False)] * 3,
-        *[(False, True)] * 3,
-    ]
-
-
 def test_without_held_out_tasks_nothing_is_evaluated(tmp_path: Path) -> None:
     part = Part(tmp_path, eval_tasks=0).run()
     assert part.notes.evaluations == {}
@@ -202,13 +165,6 @@ def test_lost_episodes_are_counted_and_not_learned_from(tmp_path: Path) -> None:
     assert (part.loop.state.episodes, part.loop.state.lost_episodes) == (5 + 6, 5)
     assert part.notes.steps[2]["success"] == 1.0  # of the two that are left
     assert part.notes.steps[2]["pass_at_group"] == 1.0  # of task 2
-
-
-def test_lost_episodes_are_counted_by_environment(tmp_path: Path) -> None:
-    settings = replace(SETTINGS, steps=1, groups_per_step=4)
-    part = Broken(tmp_path, settings, eval_tasks=0, name_of=lambda number: f"{'AABB'[number]}-v0").run()
-    counts = [part.notes.steps[1][f"lost_episodes{suffix}"] for suffix in ("", "/A-v0", "/B-v0")]
-    assert counts == [5.0, 1.0, 4.0]
 
 
 def test_a_group_that_lost_a_member_does_not_count_for_pass_at_group() -> None:
@@ -375,8 +331,3 @@ def test_every_part_is_shown_to_its_end(tmp_path: Path) -> None:
     clock.run(lambda: part.loop.run(display), virtual=True)
     look = ("evaluate", 6, 6)
     assert display.parts == [look, ("train", 6, 2), look, ("train", 6, 4), look, ("train", 6, 6), look]
-
-
-def test_a_completion_of_one_token_is_a_whole_answer_and_not_cut_off(tmp_path: Path) -> None:
-    part = Part(tmp_path, replace(SETTINGS, steps=1), eval_tasks=0).run()
-    assert part.notes.steps[1]["cut_completions"] == 0.0

@@ -169,7 +169,3 @@ def completion_logps(model: Any, one: Sample, *, temperature: float = 1.0) -> li
     places = [place for place, own in enumerate(one.mask) if own]
     ids = one.token_ids.tolist()
     return [slow_logps(model, ids[:place], temperature)[ids[place]] for place in places]
-
-
-def total(values: Sequence[float]) -> float:
-    return float(torch.tensor(values, dtype=torch.float64).sum())

@@ -18,7 +18,6 @@ import yaml
 
 import envkit
 from envkit import clock, config
-from envkit.errors import ConfigError, UnknownEnvError, UsageError
 
 pytestmark = pytest.mark.xdist_group("api")
 
@@ -87,21 +86,6 @@ def test_each_train_step_is_reported_and_an_error_of_the_callback_saves_a_checkp
     assert [step for step, _ in seen] == [1, 2, 3]
     assert (tmp_path / "checkpoints/step-3").exists()
     assert envkit.train(more, output=tmp_path, resume=True).train_steps == 4
-
-
-def test_invalid_arguments_raise_errors_of_envkit(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"env\.id: no environment is called 'FrozenLak-v0'"):
-        envkit.train({**LAKE, "env": {"id": "FrozenLak-v0"}}, output=tmp_path)
-    with pytest.raises(ConfigError, match=r"trainer\.step: no such key; did you mean 'steps'"):
-        in_notebook(partial(envkit.train, {**LAKE, "trainer": {"step": 1}}, output=tmp_path))
-    with pytest.raises(UsageError, match="resume continues the run and force replaces it; leave one out"):
-        envkit.train(LAKE, output=tmp_path, resume=True, force=True)
-    with pytest.raises(UsageError, match="no checkpoint to continue from"):
-        envkit.train(LAKE, output=tmp_path, resume=True)
-    with pytest.raises(UnknownEnvError):
-        envkit.evaluate("FrozenLak-v0", "random")
-    with pytest.raises(UsageError, match="set output, or leave out force"):
-        envkit.evaluate("FrozenLake-v0", "random", force=True)
 
 
 def test_an_evaluation_returns_the_same_result_in_a_script_and_in_a_notebook(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +14,13 @@ from envkit import clock
 from envkit.config import evaluation
 from envkit.environments.code import Code
 from envkit.environments.swe.agents.mini_swe import OWN_PROMPTS, Prompts
-from envkit.environments.swe.env import OWN_TASKS
-from envkit.environments.swe.patch_command import apply_command
-from envkit.environments.swe.tasks import read_folder, write_folder
 from envkit.environments.tools import submit, tool_of
-from envkit.errors import ConfigError, PlayerStoppedError, UsageError
+from envkit.errors import PlayerStoppedError, UsageError
 from envkit.runs.display import SilentDisplay
 from envkit.trainer_bridge.evaluation.result import Evaluation
 from envkit.trainer_bridge.rollout import RolloutLimits
 from envkit.types import JSON, EpisodeRecord, Info, Observation, Reset, RolloutRequest, StopReason, Task, ToolSchema
-from envkit.wiring import data, mini_swe
+from envkit.wiring import mini_swe
 from envkit.wiring.evaluation.evaluate import evaluate
 from tests.wiring.evaluation.chat_servers import Answer, Served, completion, failure
 from tests.wiring.evaluation.test_endpoint import opened, text_of
@@ -202,19 +198,6 @@ def test_an_agent_solves_a_task_in_a_sandbox(monkeypatch: pytest.MonkeyPatch) ->
     assert "def solve" in content
 
 
-@pytest.mark.bwrap
-def test_an_agent_is_stopped_after_its_maximum_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mini_swe, "installed_prompts", lambda: OWN_PROMPTS)
-    served = Served(lambda body: completion("```bash\nls\n```"))
-    _, (episode,) = evaluated(served, {"mode": "tools", "level": 1}, max_turns=3)
-    assert (episode.outcome.stop, len(episode.turns)) == (StopReason.MAX_TURNS, 3)
-
-
-def test_options_of_other_players_are_rejected() -> None:
-    with pytest.raises(ConfigError, match=r"renderer.system: needs the policy model:\.\.\. or checkpoint:"):
-        evaluated(Served(lambda body: completion("?")), {}, system="x")
-
-
 def test_the_prompts_of_an_installed_mini_swe_agent_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "minisweagent" / "config" / "benchmarks"
     folder.mkdir(parents=True)
@@ -235,28 +218,3 @@ def test_the_prompts_of_an_installed_mini_swe_agent_are_used(tmp_path: Path, mon
     assert mini_swe.announcement(prompts) == "mini_swe: plays with the prompts of mini-swe-agent 9.8.7"
     assert mini_swe.identity_of(prompts).startswith("mini-swe-agent 9.8.7 (")
     assert "not comparable" in mini_swe.announcement(OWN_PROMPTS)
-
-
-@pytest.mark.bwrap
-def test_an_agent_fixes_the_bug_of_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mini_swe, "installed_prompts", lambda: replace(OWN_PROMPTS, folder="the current folder"))
-    data.build("swe", lambda line: None)
-    tasks, lock = read_folder(OWN_TASKS)
-    write_folder(tmp_path, tasks[:1], lock)
-    change = f"{apply_command(tasks[0].patch)}\necho 'assert 0' > tests/test_new.py"
-    served = Served(
-        lambda body: completion("?"),
-        answering(f"cat {tasks[0].file}", change, "git status --short", "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),
-    )
-    result, (episode,) = evaluated(served, {"tasks": str(tmp_path)}, env_id="SWE-v0")
-    assert (result.metrics["success"].mean, episode.outcome.grade, episode.outcome.stop) == (
-        1,
-        1,
-        StopReason.TERMINATED,
-    )
-    first, _, source, _, _, _, last = (message["content"] for message in served.asked[-1]["messages"][1:])
-    assert f"<report>\n{tasks[0].statements[1].strip()}\n</report>" in first
-    assert "the package in /workspace/repo:" in first
-    removed = [line[1:] for line in tasks[0].patch.split("\n") if line.startswith("-") and not line.startswith("---")]
-    assert removed[0] in source
-    assert last == f"<returncode>0</returncode>\n<output>\n M {tasks[0].file}\n?? tests/test_new.py\n</output>"

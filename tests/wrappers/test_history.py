@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-from pathlib import Path
 from typing import Any
 
-import gymnasium
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import envkit
 from envkit.errors import UsageError
 from envkit.wrappers import EpisodeHistory, History, ToolUse, chat, observations, transcript
 from envkit.wrappers.history import Style
@@ -23,10 +19,6 @@ def play(style: Style, replies: list[str], limit: int | None = None) -> list[str
     return [env.reset()[0], *(env.step(reply)[0] for reply in replies)]
 
 
-def test_observations_are_joined() -> None:
-    assert play(observations, ["a", "b"]) == ["the rules", "the rules\n\n1: a", "the rules\n\n1: a\n\n2: b"]
-
-
 def test_a_transcript_has_the_replies_between_them() -> None:
     assert play(transcript, ["a", "b"])[-1] == "the rules\n\na\n\n1: a\n\nb\n\n2: b"
 
@@ -35,22 +27,6 @@ def test_the_chat_style_passes_a_list_of_messages_to_its_renderer() -> None:
     texts = play(chat(lambda messages: " ".join(f"{one['role'][0]}({one['content']})" for one in messages)), ["a", "b"])
     assert texts[0] == "u(the rules)"
     assert texts[-1] == "u(the rules) a(a) u(1: a) a(b) u(2: b)"
-
-
-def test_a_tokenizer_of_transformers_renders_the_chat(tmp_path: Path) -> None:
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
-
-    make_tokenizer: Any = PreTrainedTokenizerFast
-    tokenizer = make_tokenizer(tokenizer_object=Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]")))
-    tokenizer.chat_template = (
-        "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}</{{ m['role'] }}>{% endfor %}"
-        "{% if add_generation_prompt %}<assistant>{% endif %}"
-    )
-    render = functools.partial(tokenizer.apply_chat_template, tokenize=False, add_generation_prompt=True)
-    assert play(chat(render), ["a"])[-1] == (
-        "<user>the rules</user><assistant>a</assistant><user>1: a</user><assistant>"
-    )
 
 
 def test_a_limit_keeps_the_rules_and_the_newest_turns_and_says_what_is_missing() -> None:
@@ -82,13 +58,6 @@ def test_a_style_that_writes_tokens_is_refused() -> None:
         env.reset()
 
 
-def test_a_style_may_be_any_function_of_the_episode_history() -> None:
-    def last_reply(past: EpisodeHistory) -> str:
-        return past.turns[-1][0] if past.turns else past.first
-
-    assert play(last_reply, ["a", "b"]) == ["the rules", "a", "b"]
-
-
 @given(st.lists(st.text(max_size=20), max_size=12), st.integers(1, 4))
 def test_the_newest_observation_is_always_there(replies: list[str], limit: int) -> None:
     for count, text in enumerate(play(transcript, replies, limit=limit)[1:], 1):
@@ -116,21 +85,3 @@ def test_only_the_part_of_a_reply_that_was_used_is_kept() -> None:
     env = History(ToolUse(Echo(), [Adder()], instructions=False), transcript)
     env.reset()
     assert env.step("so add 2 3! It is 7")[0] == "the rules\n\nso add 2 3!\n\n5\n[9 of 10 tool uses left]"
-
-
-def test_a_new_episode_begins_with_an_empty_history() -> None:
-    env = History(Echo())
-    env.reset()
-    env.step("a")
-    assert env.reset()[0] == "the rules"
-
-
-def test_copies_with_histories_step_together() -> None:
-    def make() -> gymnasium.Env[Any, Any]:
-        return History(envkit.make("FrozenLake-v0", instructions=False), limit=1)
-
-    vector = gymnasium.vector.SyncVectorEnv([make, make])
-    starts, _ = vector.reset(seed=0)
-    texts = vector.step(("nothing", "nothing"))[0]
-    assert list(texts) == [f"{start}\n\n{start}" for start in starts]
-    vector.close()

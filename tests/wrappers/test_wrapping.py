@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
-from gymnasium.wrappers import RecordEpisodeStatistics, TimeLimit
+from gymnasium.wrappers import RecordEpisodeStatistics
 
 import envkit
 from envkit.env import GymEpisode
@@ -85,15 +85,6 @@ def test_gymnasiums_own_statistics_go_inside() -> None:
     *_, info = env.step("win")
     assert (info["episode"]["r"], info["episode"]["l"], info["episode"]["letters"]) == (1.0, 2, 7.0)
     assert "t" in info["episode"]
-
-
-def test_a_time_limit_goes_inside_too() -> None:
-    env = EpisodeStatistics(TimeLimit(Echo(), max_episode_steps=2))
-    env.reset()
-    env.step("wait")
-    *_, truncated, info = env.step("wait")
-    assert truncated
-    assert info["episode"]["letters"] == 8.0
 
 
 def test_gymnasium_makes_a_wrapped_environment_again_from_its_spec() -> None:

@@ -167,17 +167,6 @@ def test_leaving_the_backend_stops_its_sandboxes(kind: Kind, marker: str) -> Non
     assert traces() == before
 
 
-def test_stopping_is_not_cancelled(kind: Kind, marker: str) -> None:
-    async def main() -> None:
-        async with kind.sandbox("sleep", marker) as sandbox:
-            with anyio.CancelScope() as scope:
-                scope.cancel()
-                await sandbox.stop()
-            assert sleepers(marker) == []
-
-    run(main)
-
-
 def test_a_start_that_is_cancelled_at_any_moment_leaves_nothing(kind: Kind, marker: str) -> None:
     before = traces()
 
@@ -192,19 +181,6 @@ def test_a_start_that_is_cancelled_at_any_moment_leaves_nothing(kind: Kind, mark
 
     run(main)
     assert traces() == before
-
-
-def test_an_agent_that_is_killed_ends_its_sandbox_at_once_and_says_how(kind: Kind, marker: str) -> None:
-    async def main() -> None:
-        async with sleeping(kind, marker) as (sandbox, agent):
-            os.kill(agent, signal.SIGKILL)
-            with anyio.fail_after(3):
-                assert str(await sandbox.wait()) == "killed by signal 9 (SIGKILL)"
-            with pytest.raises(SandboxLostError, match=f"{sandbox.id} lost: killed by signal 9"):
-                await sandbox.exec(["true"], timeout_s=5)
-            await until(lambda: not sleepers(marker))
-
-    run(main)
 
 
 def test_a_call_for_a_sandbox_that_dies_in_the_same_moment_says_so(kind: Kind, marker: str) -> None:

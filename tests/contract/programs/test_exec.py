@@ -240,15 +240,6 @@ def test_sixteen_programs_at_once_each_get_their_own_output(shared: Shared) -> N
     shared.run(main)
 
 
-def test_programs_run_side_by_side(shared: Shared) -> None:
-    async def main(sandbox: AnySandbox) -> None:
-        async with anyio.create_task_group() as tasks:
-            for mine, other in (("a", "b"), ("b", "a")):  # each waits for the other's sign
-                tasks.start_soon(sh, sandbox, f"touch {mine}; until [ -e {other} ]; do sleep 0.01; done")
-
-    shared.run(main)
-
-
 @ALSO_REMOTE
 def test_users_are_who_they_should_be(shared: Shared) -> None:
     users: dict[SandboxUser, int] = {"agent": 1000, "grader": 1001, "root": 0}

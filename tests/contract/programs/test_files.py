@@ -164,21 +164,6 @@ def test_what_cannot_be_written_is_refused(shared: Shared) -> None:
     shared.run(main)
 
 
-def test_files_are_read_and_written_side_by_side(shared: Shared) -> None:
-    async def main(sandbox: AnySandbox) -> None:
-        async def one(number: int) -> None:
-            content = bytes([number]) * (1 << 20)
-            await sandbox.write(f"file-{number}", content)
-            assert await sandbox.read(f"file-{number}") == content
-
-        async with anyio.create_task_group() as tasks:
-            for number in range(16):
-                tasks.start_soon(one, number)
-            assert await sandbox.probe(10) < 10
-
-    shared.run(main)
-
-
 @ALSO_REMOTE
 def test_a_folder_goes_in_and_out_as_it_is(shared: Shared, tree: Path, tmp_path: Path) -> None:
     async def main(sandbox: AnySandbox) -> None:

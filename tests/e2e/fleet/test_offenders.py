@@ -34,7 +34,6 @@ def register_all():
 """
 POISONS = 9
 INNOCENT = 4
-MOVES = 40
 
 
 def token(state: Path, tenant: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
@@ -14,12 +14,9 @@ import pytest
 from envkit import clock
 from envkit.errors import EnvkitError, UnreachableError
 from envkit.http.client.env_client import EnvClient
-from envkit.http.client.outages import Outages
-from envkit.http.client.reconnecting_host import ReconnectingHost
 from envkit.http.client.sandbox_client import SandboxClient
 from envkit.types import Task
 from envkit.wiring.sandboxes import running_servers
-from envkit.wiring.sandboxes.blocking import open_sandbox
 from tests.cli.commands import called
 from tests.contract.kinds import new_marker, sleepers, until
 from tests.e2e.fleet.fleet import DOCKER, LOCAL, NOTHING, Gateway, free_port, run, serving
@@ -127,65 +124,6 @@ def test_listed_sandboxes_name_their_server_even_when_it_was_killed(kind: str, t
         assert str(second.ledger) not in [note.ledger for note in running_servers.known()]
 
 
-PROXIED = """
-import urllib.request
-try:
-    urllib.request.urlopen("http://elsewhere.example/", timeout=10)
-except OSError as error:
-    print(error)
-"""
-
-
-@both
-def test_a_sandbox_reaches_only_allowed_hosts_and_ends_with_its_server(kind: str, tmp_path: Path) -> None:
-    port = free_port()
-    marker = new_marker()
-
-    async def leave(gateway: Gateway) -> None:
-        async with SandboxClient(gateway.url) as client:
-            await client.create("a", gateway.spec("sleep", marker, network=("allowed.example",)))
-            output = await client.get("a").exec(["python3", "-c", PROXIED], timeout_s=20)
-            assert "elsewhere.example is not on the allowlist" in output.stdout
-        await until(lambda: len(sleepers(marker)) == 1)
-        gateway.process.kill()
-        await gateway.exit_code()
-        await until(lambda: sleepers(marker) == [])
-
-    async def come_back(gateway: Gateway) -> None:
-        assert await gateway.last_phase("a") == ("lost", "gone while the server was down")
-
-    with serving(kind, tmp_path, "envs.sandboxes=1", "envs.warm=0", port=port) as first:
-        run(lambda: leave(first), 40)
-        with serving(kind, tmp_path, "envs.sandboxes=1", "envs.warm=0", port=port) as second:
-            run(lambda: come_back(second), 40)
-        assert second.left() == NOTHING
-        assert first.left() == NOTHING
-
-
-@pytest.mark.parametrize("kind", [LOCAL])
-def test_clients_continue_after_a_restart_of_a_killed_server(kind: str, tmp_path: Path) -> None:
-    port = free_port()
-
-    async def main(first: Gateway) -> None:
-        async with SandboxClient(first.url) as client, EnvClient(first.url) as player:
-            await client.create("a", first.spec())
-            await client.get("a").write("kept", b"there")
-            async with player.lease(Task("Sokoban-v0", 1)) as episode:
-                await episode.reset()
-                await episode.step("<answer>down</answer>")
-                first.process.kill()
-                await first.exit_code()
-                with serving(kind, tmp_path, "envs.sandboxes=1", port=port):
-                    assert await client.get("a").read("kept") == b"there"
-                    await episode.step("<answer>down</answer>")
-                    async with player.lease(Task("Sokoban-v0", 1)) as another:
-                        await another.reset()
-                        await another.step("<answer>down</answer>")
-
-    with serving(kind, tmp_path, "envs.sandboxes=1", port=port) as first:
-        run(lambda: main(first), 40)
-
-
 async def until_not_ready(client: EnvClient) -> None:
     while (ready := await client.ready()).ready:  # noqa: ASYNC110
         await anyio.sleep(0.02)
@@ -230,51 +168,6 @@ def test_a_planned_restart_finishes_episodes_and_leaves_sandboxes_to_the_next_se
 
     with serving(kind, tmp_path, *settings, port=port) as first:
         run(lambda: main(first), 90)
-
-
-@pytest.mark.parametrize("kind", [LOCAL])
-def test_forty_clients_survive_a_planned_restart(kind: str, tmp_path: Path) -> None:
-    settings, port = ("envs.sandboxes=1", "envs.warm=0", "drain_s=10"), free_port()
-    steps, commands, over = [0] * 30, [0] * 10, anyio.Event()
-
-    async def play(url: str, number: int) -> None:
-        async with EnvClient(url) as client:
-            host = ReconnectingHost(client, Outages(30, print))
-            while not over.is_set():
-                async with host.lease(Task("Sokoban-v0", number)) as episode:
-                    await episode.reset()
-                    for _ in range(3):
-                        await episode.step("<answer>down</answer>")
-                        steps[number] += 1
-                        await anyio.sleep(0.05)
-
-    def work(url: str, number: int) -> None:
-        with open_sandbox(url=url, memory_mib=64) as sandbox:
-            sandbox.write("kept", str(number))
-            while not over.is_set():
-                assert sandbox.exec(["cat", "kept"], timeout_s=20).stdout == str(number)
-                commands[number] += 1
-
-    async def everybody_goes_on() -> None:
-        before = [*steps, *commands]
-        await until(lambda: all(now > was + 3 for was, now in zip(before, [*steps, *commands], strict=True)), 60)
-
-    async def main(first: Gateway) -> None:
-        async with anyio.create_task_group() as tasks:
-            for number in range(30):
-                tasks.start_soon(play, first.url, number)
-            for number in range(10):
-                tasks.start_soon(clock.to_thread, work, first.url, number)
-            await everybody_goes_on()
-            assert await first.end() == 0
-            second = running.enter_context(serving(kind, tmp_path, *settings, port=port))
-            await everybody_goes_on()
-            assert second.process.poll() is None
-            over.set()
-
-    with ExitStack() as running:
-        first = running.enter_context(serving(kind, tmp_path, *settings, port=port))
-        run(lambda: main(first), 180)
 
 
 async def _play(url: str, seed: int, answers: list[str]) -> None:

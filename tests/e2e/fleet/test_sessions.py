@@ -6,7 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,7 @@ import httpx
 import pytest
 
 import envkit
-from envkit import clock
-from envkit.fleet.ledger import Ledger
-from envkit.types import JSON, TenantKey
+from envkit.types import JSON
 
 pytestmark = [pytest.mark.bwrap, pytest.mark.detached]  # only detached sandboxes outlive their server
 
@@ -59,16 +57,6 @@ def answers(moves: list[str]) -> list[str]:
     return observations
 
 
-def seated(path: Path) -> Sequence[TenantKey]:
-    """Return the sessions in the ledger of a server that has ended."""
-
-    async def main() -> Sequence[TenantKey]:
-        async with Ledger(path) as ledger:
-            return ledger.keys()
-
-    return clock.run(main)
-
-
 def call(client: httpx.Client, verb: str, path: str, body: JSON = None) -> tuple[int, Any]:
     response = client.request(verb, path, json=body)
     return response.status_code, response.json()
@@ -99,44 +87,3 @@ def test_a_session_continues_after_the_server_was_killed(port: int, tmp_path: Pa
     assert [reply["observation"] for _, reply in (*before, *after)] == answers(MOVES)
     assert again == before[3]
     assert (other[0], other[1]["type"]) == (409, "session_conflict")
-
-
-def test_a_session_whose_sandbox_is_lost_too_is_not_found(port: int, tmp_path: Path) -> None:
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
-        with server(port, tmp_path) as process:
-            for id in ("a", "unused"):
-                assert call(client, "PUT", f"/v1/sessions/{id}", TASK)[0] == 200
-            assert step(client, 0, "up")[0] == 200
-            leased = next(
-                one for one in call(client, "GET", "/v1/sandboxes")[1]["sandboxes"] if one["state"] == "leased"
-            )
-            process.kill()
-        subprocess.run([SCRIPT, "sandbox", "rm", leased["backend_id"]], check=True)
-        with server(port, tmp_path):
-            assert step(client, 1, "left")[0] == 404
-            assert call(client, "PUT", "/v1/sessions/a", TASK)[1]["turn"] == 0
-    assert seated(tmp_path / f"fleet-127.0.0.1-{port}.sqlite") == []
-
-
-def test_sessions_of_a_killed_server_keep_their_slots_and_no_others(port: int, tmp_path: Path) -> None:
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
-        with server(port, tmp_path, "envs.capacity=2") as process:
-            assert [call(client, "PUT", f"/v1/sessions/{id}", TASK)[0] for id in "ab"] == [200, 200]
-            process.kill()
-        with server(port, tmp_path, "envs.capacity=2"):
-            assert sorted(one["session_id"] for one in call(client, "GET", "/v1/sessions")[1]["sessions"]) == ["a", "b"]
-            assert call(client, "PUT", "/v1/sessions/c", TASK)[1]["type"] == "no_capacity"
-            assert call(client, "DELETE", "/v1/sessions/a")[0] == 200
-            assert call(client, "PUT", "/v1/sessions/c", TASK)[0] == 200
-
-
-def test_a_restart_with_fewer_sandboxes_stops_the_others(port: int, tmp_path: Path) -> None:
-    def leased() -> int:
-        return sum(one["state"] == "leased" for one in call(client, "GET", "/v1/sandboxes")[1]["sandboxes"])
-
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
-        with server(port, tmp_path, "envs.sandboxes=3") as process:
-            assert leased() == 3
-            process.kill()
-        with server(port, tmp_path, "envs.sandboxes=2"):
-            assert leased() == 2

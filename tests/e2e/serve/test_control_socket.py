@@ -1,16 +1,14 @@
-"""Access to a real server before and after its first token, and calls during its shutdown."""
+"""Access to a real server before and after its first token."""
 
 from __future__ import annotations
 
-import json
-import socket
 from pathlib import Path
 
 import httpx
 import pytest
 
 from envkit import clock
-from tests.e2e.serve.gateway import Gateway, gateway, memory
+from tests.e2e.serve.gateway import gateway, memory
 
 pytestmark = pytest.mark.bwrap
 
@@ -40,29 +38,3 @@ def test_a_server_is_open_to_programs_of_the_machine_until_there_is_a_token(tmp_
             counted = admin.get("/metrics").text
             assert 'envkit_errors_total{code="unauthorized"} ' in counted
             assert "envkit_access_log_dropped_total" not in counted  # there is no log
-
-
-def test_a_running_http_call_is_answered_during_shutdown(tmp_path: Path) -> None:
-    with gateway(tmp_path) as server:
-        token = server.token("acme", "sandbox")
-        with server.client(token) as client:
-            client.put("/v1/sandboxes/a", json=SMALL).raise_for_status()
-            sent = _send(server, token, {"argv": ["sh", "-c", "echo > begun; sleep 2"], "timeout_s": 20})
-            until = clock.stopwatch() + 20
-            while client.get("/v1/sandboxes/a/files?path=begun").status_code != 200:
-                assert clock.stopwatch() < until
-    with sent:
-        answer = sent.makefile("rb").read()
-    head, _, body = answer.partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 200 ")
-    assert json.loads(body)["exit_code"] == 0
-
-
-def _send(server: Gateway, token: str, run: dict[str, object]) -> socket.socket:
-    """Send a request; return the socket with its answer."""
-    host, _, port = server.url.removeprefix("http://").partition(":")
-    body = json.dumps(run)
-    head = f"POST /v1/sandboxes/a/exec HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {token}\r\n"
-    sent = socket.create_connection((host, int(port)), timeout=30)
-    sent.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
-    return sent

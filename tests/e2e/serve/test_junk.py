@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import socket
@@ -18,40 +17,7 @@ from tests.e2e.serve.gateway import Gateway, gateway, memory
 
 pytestmark = [pytest.mark.bwrap, pytest.mark.xdist_group("junk")]
 
-TEN_MB = 10_000_000
-JSON_KIND = {"content-type": "application/json"}
-EXEC = b'{"argv":["true"],"timeout_s":5}'
 DEEP = b"[" * 100_000 + b"]" * 100_000
-BODIES = {
-    "nothing": b"",
-    "gzip": gzip.compress(EXEC),
-    "10 MB": b'{"argv":["' + b"x" * TEN_MB + b'"],"timeout_s":5}',
-    "deep": b'{"argv":["true"],"timeout_s":5,"env":' + DEEP + b"}",
-    "twice the same key": b'{"argv":["true"],"timeout_s":5,"timeout_s":-5}',
-    "negative": b'{"argv":["true"],"timeout_s":-1}',
-    "NaN": b'{"argv":["true"],"timeout_s":NaN}',
-    "no number": b'{"argv":["true"],"timeout_s":1e999}',
-    "far too long": b'{"argv":["true"],"timeout_s":1e300}',
-    "NUL": b'{"argv":["a\\u0000b"],"timeout_s":5}',
-    "half a surrogate": b'{"argv":["\\ud800"],"timeout_s":5}',
-    "odd names": b'{"argv":["true"],"timeout_s":5,"env":{"A=B":"","":"x","\\u0000":""}}',
-    "odd folder": b'{"argv":["true"],"timeout_s":5,"cwd":"/no/\\u0000"}',
-    "no user": b'{"argv":["true"],"timeout_s":5,"user":"daemon"}',
-    "not UTF-8": b"\xff\xfe{",
-}
-MADE = {
-    "negative": {"memory_mib": -1},
-    "nothing": {"memory_mib": 0},
-    "too large": {"memory_mib": 1 << 52},
-    "no float": {"cpus": 1e308},
-    "much": {"env": {"A": "x" * 500_000}},
-    "odd variable": {"env": {"A=B": "C"}},
-    "NUL": {"command": ["a\0"]},
-    "no image": {"image": "../../\0"},
-    "host": {"network": ["\0", "a b", "-", "*" * 300]},
-    "no snapshot": {"snapshot": "../../etc/passwd"},
-    "no time": {"ttl_s": 0},
-}
 TARGETS = [
     "/v1/sandboxes/%00",
     "/v1/sandboxes/..%2f..%2fetc%2fpasswd",
@@ -105,26 +71,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Gateway, 
         yield server, token
 
 
-@pytest.mark.parametrize("name", BODIES)
-def test_invalid_bodies_are_rejected(served: tuple[Gateway, str], name: str) -> None:
-    server, token = served
-    with server.client(token) as client:
-        for path in ("known/exec", "known/shells/main", "nowhere/exec"):
-            for kind in ({}, JSON_KIND, {"content-type": "text/plain"}, {"content-encoding": "gzip"}):
-                answer = client.post(f"/v1/sandboxes/{path}", content=BODIES[name], headers=kind)
-                if answer.status_code != 200:
-                    _is_problem(answer.status_code, answer.headers["content-type"], answer.content)
-
-
-@pytest.mark.parametrize("name", MADE)
-def test_invalid_specs_are_rejected(served: tuple[Gateway, str], name: str) -> None:
-    server, token = served
-    with server.client(token) as client:
-        answer = client.put("/v1/sandboxes/other", json=MADE[name])
-        _is_problem(answer.status_code, answer.headers["content-type"], answer.content)
-        assert answer.status_code != 500
-
-
 @pytest.mark.parametrize("target", TARGETS, ids=[target[:60] for target in TARGETS])
 @pytest.mark.parametrize("verb", ["GET", "PUT", "POST", "DELETE", "HEAD", "OPTIONS", "TRACE", "PATCH", "BREW"])
 def test_invalid_targets_are_rejected(served: tuple[Gateway, str], verb: str, target: str) -> None:
@@ -159,7 +105,9 @@ def test_a_stalled_chunked_body_ends_with_its_connection(served: tuple[Gateway, 
             link.sendall(b'5\r\n{"arg\r\n')
     with server.client(token) as client:
         assert client.get("/v1/sandboxes/known/files?path=never").status_code == 404
-        assert client.post("/v1/sandboxes/known/exec", content=EXEC).json()["exit_code"] == 0
+        assert (
+            client.post("/v1/sandboxes/known/exec", content=b'{"argv":["true"],"timeout_s":5}').json()["exit_code"] == 0
+        )
 
 
 def test_invalid_frames_are_rejected(served: tuple[Gateway, str]) -> None:

@@ -99,40 +99,6 @@ def test_training_reports_file_and_line_of_an_error_in_a_sandboxed_environment(k
     assert error_of(kind, "Crash-v0", broken) == f"EnvError: {raised} ({broken}/broken.py:{DIVIDES})"
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            ["train", "crash.yaml"],
-            "Crash-v0 raised ZeroDivisionError in step: division by zero ({broken}/broken.py:{line})",
-        ),
-        (
-            ["eval", "NoModule-v0", "--policy", "random", "--episodes", "4"],
-            "0 of 4 episodes of NoModule-v0 finished; the first error: {none}",
-        ),
-        (["check-env", "NoModule-v0"], "{none}"),
-    ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
-)
-def test_a_command_reports_an_environment_error_in_one_line(
-    words: list[str], message: str, tmp_path: Path, broken: Path
-) -> None:
-    (tmp_path / "crash.yaml").write_text("env: {id: Crash-v0}\n")
-    none = "NoModule-v0 raised ModuleNotFoundError in __init__: No module named 'no_such_module'"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(broken), *sys.path])}
-    done = subprocess.run(
-        [sys.executable, "-m", "envkit", *words],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == message.format(broken=broken, line=DIVIDES, none=none)
-    assert "Traceback" not in done.stderr
-
-
 @pytest.mark.bwrap
 def test_an_environment_that_opens_a_sandbox_inside_its_sandbox_gets_an_error_with_the_remedy(broken: Path) -> None:
     error = error_of("local", "Nested-v0", broken)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -16,7 +14,7 @@ import pytest
 
 import envkit
 from envkit import clock
-from envkit.errors import ConfigError, EnvkitError
+from envkit.errors import EnvkitError
 from envkit.http.client.env_client import EnvClient
 from envkit.types import Task
 from tests.e2e.fleet.fleet import Gateway, free_port, install_environment, serving
@@ -162,30 +160,6 @@ def test_a_run_whose_server_does_not_return_saves_a_checkpoint_and_continues_on_
     with serving("process", tmp_path) as gateway:
         envkit.train(served(gateway.url), output=tmp_path / "run", resume=True)
     assert played(tmp_path / "run") == played(own)
-
-
-def test_what_the_server_refuses_is_one_line(tmp_path: Path) -> None:
-    def problems(config: dict[str, Any]) -> str:
-        with pytest.raises(ConfigError) as refused:
-            envkit.train(config, output=tmp_path / "run")
-        return str(refused.value)
-
-    token = tmp_path / "token"
-    token.write_text("ek_wrong\n")
-    token.chmod(0o600)
-    with serving("none", tmp_path) as gateway:
-        misspelt = {**served(gateway.url, id="FrozenLak-v0"), "engine": {"model": "a/b"}, "warmup": {"kind": "none"}}
-        assert problems(misspelt) == (
-            f"env.id: {gateway.url} has no environment 'FrozenLak-v0'; did you mean 'FrozenLake-v0'?"
-        )
-        words = [sys.executable, "-m", "envkit", "token", "create", "--tenant", "acme", "--state", str(tmp_path)]
-        subprocess.run(words, check=True, capture_output=True)
-        assert problems(served(gateway.url, token_file=str(token))) == (
-            f"env.token_file: {gateway.url}: the token is not valid: it is unknown, revoked or expired; "
-            "create a new one"
-        )
-        assert problems(served(gateway.url)).startswith(f"env.token_file: {gateway.url}: this call needs a token; send")
-    assert problems(served(gateway.url)).startswith(f"env.url: {gateway.url} does not answer: ")
 
 
 ECHO = """

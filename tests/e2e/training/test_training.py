@@ -127,26 +127,6 @@ def test_a_killed_run_loses_nothing_since_its_last_checkpoint(file: Path, unbrok
     assert evaluations(folder) == evaluations(unbroken)
 
 
-def signal_twice(pid: int) -> None:
-    """Signal as batch systems do, in two ways at the same time."""
-    os.kill(pid, signal.SIGTERM)
-    os.kill(pid, signal.SIGINT)
-
-
-def test_a_run_stopped_in_its_warm_up_continues_there(file: Path, unbroken: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "early"
-    first = folder / "checkpoints" / "step-0"
-    code, stdout = stop_when(file, folder, signal_twice, lambda: "prepare episodes 40/40" in output_of(folder))
-    assert code == 130
-    assert stdout.count("a signal more than 2 s from now") == 1
-    assert stdout.splitlines()[-1].startswith("stopped in the warm-up; continue with: ")
-    assert (first / "warmup.pt").exists()
-    assert lines(folder) == []
-    assert "prepare lessons" not in train(file, folder, "--resume")
-    assert metrics(folder) == metrics(unbroken)
-    assert evaluations(folder) == evaluations(unbroken)
-
-
 def lines(folder: Path) -> list[str]:
     """The run's metrics so far."""
     path = folder / "metrics.jsonl"
@@ -224,47 +204,3 @@ def stop_when(
 
     with folder.with_suffix(".log").open("wb") as log:
         return clock.run(main, log)
-
-
-def test_killed_fine_tuning_continues_and_leaves_a_policy_folder(tmp_path: Path) -> None:
-    from safetensors.torch import load_file
-
-    from tests.trainer_bridge.models import write_chat
-
-    model = write_chat(tmp_path / "model", seed=4)
-    turns = [("hello", "good day"), ("up?", "down"), ("left?", "right")]
-    dialogues = [
-        {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
-        for question, answer in turns
-    ]
-    (tmp_path / "turns.jsonl").write_text("\n".join(map(json.dumps, dialogues)))
-    file = tmp_path / "tune.yaml"
-    content = {
-        "env": {"id": "Arithmetic-v0"},
-        "sandbox": {"kind": "none"},
-        "engine": {"model": str(model), "device": "cpu"},
-        "rollout": {"max_tokens": 100, "turn_tokens": 4},
-        "trainer": {"steps": 0, "threads": 1},
-        "evaluation": {"episodes": 4},
-        "warmup": {
-            "kind": "dialogues",
-            "file": str(tmp_path / "turns.jsonl"),
-            "dialogue_batch": 2,
-            "dialogue_epochs": 60,
-            "learning_rate": 1e-3,
-        },
-    }
-    file.write_text(yaml.safe_dump(content))
-    train(file, tmp_path / "whole")
-    summary = json.loads((tmp_path / "whole" / "summary.json").read_text())
-    assert (summary["warmup"]["dialogue_updates"], summary["train_steps"]) == (120, 0)
-    learned_weights = load_file(tmp_path / "whole" / "checkpoints" / "step-0" / "policy" / "model.safetensors")
-    before = load_file(model / "model.safetensors")
-    assert any((learned_weights[name] != before[name]).any() for name in before)
-
-    broken = tmp_path / "broken"
-    state = broken / "checkpoints" / "step-0" / "warmup.pt"  # written after 100 updates
-    stop_when(file, broken, lambda pid: os.kill(pid, signal.SIGKILL), state.exists)
-    train(file, broken, "--resume")
-    again = load_file(broken / "checkpoints" / "step-0" / "policy" / "model.safetensors")
-    assert {name for name in again if (again[name] != learned_weights[name]).any()} == set()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import random
 from itertools import product
 from typing import Any
@@ -204,28 +203,6 @@ def test_every_observation_and_action_kind_passes_gymnasiums_checker(
     env_id: str, face: dict[str, Any], render_mode: str
 ) -> None:
     check_env(gymnasium.make(f"envkit/{env_id}", render_mode=render_mode, **face).unwrapped)
-
-
-@GAMES
-@EVERY_FACE
-def test_a_pickled_episode_continues_identically(env_id: str, face: dict[str, Any]) -> None:
-    options: dict[str, Any] = {"slip": 0.6, "size": 7} if env_id == "FrozenLake-v0" else {"size": 7, "boxes": 2}
-    env = envkit.make(env_id, render_mode="text", symbols="tuvwxyz"[: len(SYMBOLS[env_id])], **face, **options)
-    env.reset(seed=8)
-    env.step(_answers(0)[face["action"]])
-    elsewhere = pickle.loads(pickle.dumps(env))
-    assert elsewhere.render() == env.render()
-    rng = random.Random(2)
-    for _ in range(60):
-        action = _answers(rng.randrange(5))[face["action"]]
-        (seen, *here), (seen_there, *there) = env.step(action), elsewhere.step(action)
-        assert here == there
-        assert np.array_equal(seen, seen_there)
-        if here[1] or here[2]:
-            (seen, info), (seen_there, info_there) = env.reset(), elsewhere.reset()
-            assert np.array_equal(seen, seen_there)
-            assert info == info_there
-    assert elsewhere.render() == env.render()
 
 
 @BOTH

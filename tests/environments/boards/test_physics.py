@@ -92,25 +92,6 @@ def test_a_move_on_the_lake_has_exactly_these_effects() -> None:
                 assert (gain, cells) == (None, ["P", ahead, beyond])
 
 
-@pytest.mark.parametrize(
-    ("board", "move", "after"),
-    [
-        ("P_\n__", "up", "P_\n__"),
-        ("P_\n__", "left", "P_\n__"),
-        ("P_\n__", "right", "_P\n__"),
-        ("P_\n__", "down", "__\nP_"),
-        ("_P\n__", "right", "_P\n__"),  # the end of a row is no way into the next one
-        ("__\nP_", "left", "__\nP_"),
-        ("__\n_P", "down", "__\n_P"),
-        ("__\n_P", "right", "__\n_P"),
-        ("_O\n_P", "up", "_X\n__"),
-        ("__\nGP", "left", "__\n√_"),
-    ],
-)
-def test_the_edges_of_a_lake(board: str, move: str, after: str) -> None:
-    assert LAKE.play(board, move) == after
-
-
 def test_the_player_is_found_whatever_it_stands_on() -> None:
     assert [SOKOBAN.find_player(board) for board in ("__P_", "S___", "##\n#P", "____", "")] == [2, 0, 4, -1, -1]
     assert [LAKE.find_player(board) for board in ("_X\n__", "__\n_√", "_G")] == [1, 4, -1]
@@ -158,16 +139,6 @@ def rooms(draw: st.DrawFn, side: int | None = None) -> str:
     return "\n".join(["#" * side, *(f"#{row}#" for row in rows), "#" * side])
 
 
-@st.composite
-def lakes(draw: st.DrawFn, side: int | None = None) -> str:
-    """Any lake with one player and one goal."""
-    side = draw(st.integers(2, 8)) if side is None else side
-    cells = draw(st.lists(st.sampled_from("___O"), min_size=side**2, max_size=side**2))
-    player, goal = draw(st.lists(st.integers(0, side**2 - 1), min_size=2, max_size=2, unique=True))
-    cells[player], cells[goal] = "P", "G"
-    return "\n".join("".join(cells[start : start + side]) for start in range(0, len(cells), side))
-
-
 MANY_MOVES = st.lists(st.sampled_from(MOVES), min_size=1, max_size=40)
 
 
@@ -179,21 +150,3 @@ def test_sokoban_agrees_with_an_implementation_on_sets_of_cells(room: str, moves
         model.play(move)
         room = SOKOBAN.play(room, move)
         assert room == model.draw()
-
-
-@settings(deadline=None)
-@given(lakes(), MANY_MOVES)
-def test_a_walk_over_a_lake_changes_only_the_position_of_the_player(lake: str, moves: list[str]) -> None:
-    ice = lake.replace("P", "_")
-    rows = ice.split("\n")
-    row, column = divmod(lake.find("P"), len(rows) + 1)
-    board = lake
-    for move in moves:
-        row, column = (
-            min(max(place + step, 0), len(rows) - 1) for place, step in zip((row, column), STEPS[move], strict=True)
-        )
-        board = LAKE.play(board, move)
-        cell = row * (len(rows) + 1) + column
-        assert board == ice[:cell] + {"_": "P", "O": "X", "G": "√"}[ice[cell]] + ice[cell + 1 :]
-        if ice[cell] != "_":
-            break

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from envkit.environments.boards import pictures
-from envkit.environments.boards.pictures import Canvas, colour, paint
+from envkit.environments.boards.pictures import colour, paint
 from envkit.environments.frozen_lake import pictures as frozen_lake
 from envkit.environments.sokoban import pictures as sokoban
 
@@ -62,41 +61,6 @@ def test_a_code_without_a_tile_is_refused() -> None:
         paint(np.array([[0, 1], [2, 0]], np.uint8), numbered(2, 3))
 
 
-def test_a_shape_takes_the_share_of_a_pixel_that_it_covers() -> None:
-    canvas = Canvas("#000000")
-    canvas.fill(pictures.rectangle(0, 0, 1.5, 1), "#c8c864")
-    canvas.fill(pictures.rectangle(0, 1, 1, 2), "#c8c864", 0.5)
-    assert canvas.pixels()[:2, :3].tolist() == [
-        [[200, 200, 100], [100, 100, 50], [0, 0, 0]],
-        [[100, 100, 50], [0, 0, 0], [0, 0, 0]],
-    ]
-
-
-@pytest.mark.parametrize(
-    ("mask", "area"),
-    [
-        (pictures.rectangle(2, 3, 12, 9), 60),
-        (pictures.rectangle(2, 3, 12, 9, radius=2), 60 - (4 - np.pi) * 4),
-        (pictures.disc(16, 16, 10), np.pi * 100),
-        (pictures.disc(16, 16, 10, height=5), np.pi * 50),
-        (pictures.ring(16, 16, 10, 2), np.pi * (100 - 64)),
-        (pictures.polygon((4, 4), (24, 4), (4, 14)), 100),
-        (pictures.polygon((4, 4), (28, 4), (28, 28), (16, 4.5), (4, 28)), 0.5 * (24 * 0.5 + 24 * 24)),
-        (pictures.line((5, 5), (25, 5), width=2), 40 + np.pi),
-        (pictures.grown(pictures.rectangle(10, 10, 20, 20), 2), 100 + 80 + np.pi * 4),
-    ],
-    ids=["rectangle", "rounded", "disc", "ellipse", "ring", "triangle", "hollow polygon", "line", "grown"],
-)
-def test_a_shape_is_as_large_as_geometry_says(mask: pictures.Mask, area: float) -> None:
-    samples_a_pixel = mask.size / pictures.PIXELS**2
-    assert mask.sum() / samples_a_pixel == pytest.approx(area, rel=0.03)
-
-
-def test_a_mask_that_grows_at_the_border_does_not_wrap_around() -> None:
-    mask = pictures.grown(pictures.rectangle(0, 0, 1, 32), 2)
-    assert mask.tolist() == pictures.rectangle(0, 0, 3, 32).tolist()
-
-
 @GAMES
 def test_there_is_one_tile_for_each_symbol_and_each_differs_clearly_from_the_others(
     game: ModuleType, symbols: str
@@ -108,14 +72,6 @@ def test_there_is_one_tile_for_each_symbol_and_each_differs_clearly_from_the_oth
     for one, other in combinations(range(len(symbols)), 2):
         different = np.abs(grey[one] - grey[other]) > 32
         assert different.mean() > 0.1, f"{symbols[one]} and {symbols[other]} look alike"
-
-
-@GAMES
-def test_tiles_are_drawn_once_and_cannot_be_written_to(game: ModuleType, symbols: str) -> None:
-    tiles = game.draw_tiles()
-    assert game.draw_tiles() is tiles
-    with pytest.raises(ValueError, match="read-only"):
-        tiles[0] = 0
 
 
 @GAMES
@@ -149,16 +105,6 @@ def test_colours_follow_the_meaning_and_characters_the_vocabulary() -> None:
     coloured = colour(ROOM, sokoban.STYLES, shown)
     assert ESCAPE.sub("", coloured) == "WWWWW\nWA.GW\nW.BCW\nW..@W\nWWWWW"
     assert ESCAPE.findall(coloured) == ESCAPE.findall(colour(ROOM, sokoban.STYLES, {}))
-
-
-def test_a_run_of_one_style_shares_an_escape_and_a_line_ends_in_the_terminals_own_colours() -> None:
-    styles = {"#": "90", "P": "1;33", "√": "90"}
-    assert colour("##√_P\nP__##\n____#\n#____", styles, {"P": "A"}) == (
-        "\x1b[0;90m##√\x1b[0m_\x1b[0;1;33mA\x1b[0m\n"
-        "\x1b[0;1;33mA\x1b[0m__\x1b[0;90m##\x1b[0m\n"
-        "____\x1b[0;90m#\x1b[0m\n"
-        "\x1b[0;90m#\x1b[0m____"
-    )
 
 
 def test_the_pictures_in_the_documents_are_up_to_date() -> None:

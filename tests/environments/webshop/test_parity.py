@@ -7,10 +7,8 @@ was generated for this purpose. Nouns come from a tagger by lists, which `nouns`
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 
@@ -58,55 +56,3 @@ def test_our_tagger_finds_the_recorded_nouns() -> None:
     for row in read_rows(REFERENCE / "rewards.jsonl.gz"):
         for side in ("goal", "product"):
             assert list(nouns(row[side]["name"])) == row["nouns"][side]
-
-
-def _reward(row: dict[str, Any]) -> None:
-    row["expect"]["reward"] += 0.01
-
-
-def _search(row: dict[str, Any]) -> None:
-    row["hits"][0], row["hits"][1] = row["hits"][1], row["hits"][0]
-
-
-def _text(row: dict[str, Any]) -> None:
-    row["steps"][-1]["text_rich"] += " "
-
-
-def _action(row: dict[str, Any]) -> None:
-    row["steps"][0]["available"]["clickables"].pop()
-
-
-@pytest.mark.parametrize(
-    ("name", "change"), [("rewards", _reward), ("searches", _search), ("episodes", _text), ("episodes", _action)]
-)
-def test_a_case_that_differs_is_shown_and_fails(
-    name: str, change: Callable[[dict[str, Any]], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = [dict(row) for row in read_rows(REFERENCE / f"{name}.jsonl.gz")[:3]]
-    change(rows[1])
-    file = tmp_path / "cases.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert main([str(file)]) == 1
-    shown = capsys.readouterr()
-    assert shown.out == f"cases.jsonl: {name} 2/3\n"
-    assert shown.err.startswith(f"{file}: case 2: ")
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("", "has no cases"),
-        ("[1]\n", "line 1 is no object"),
-        ('{"expect": {}}\n', "case 1 is malformed: KeyError"),
-        ('{"a": 1}\n', "no known kind of cases: has the keys a"),
-        ("\x1f\x8bnot gzip", "cannot be read"),
-        ("{", "line 1 is not valid JSON"),
-    ],
-)
-def test_files_that_cannot_be_compared_are_named(
-    content: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "cases.jsonl"
-    file.write_bytes(content.encode("latin-1"))
-    assert main([str(file)]) == 2
-    assert message in capsys.readouterr().err

@@ -90,21 +90,6 @@ def test_the_expert_goes_on_after_moves_of_others(data: dict[str, Path], view: s
     assert sum(scores) / SEEDS > 0.95
 
 
-def test_the_expert_goes_back_from_a_product_that_nobody_asked_for(data: dict[str, Path]) -> None:
-    shop, expert = WebShop(data=data, observation="text_rich"), expert_of(data, 0, "text_rich")
-    observation = begin(shop, 0)
-    for start in ("search", "click[next >]", "click[b0", "click[features]"):
-        good = expert.moves(observation)
-        action = next(
-            move
-            for move in observation.legal_moves
-            if move.startswith(start) and not (start == "click[b0" and move in good)
-        )
-        text, *_, info = shop.step(action)
-        observation = seen(text, info)
-    assert list(expert.moves(observation)) == ["click[< prev]"]
-
-
 def test_without_a_task_the_expert_knows_no_moves(data: dict[str, Path]) -> None:
     assert not WebShopExpert(data=data).moves(begin(WebShop(data=data), 0))
 
@@ -130,20 +115,6 @@ def test_the_rule_beats_the_first_hit_and_both_score_the_same_on_all_pages(data:
     assert rule[0] == rule[1] == rule[2]
     assert all(ours >= theirs for ours, theirs in zip(rule[0], first[0], strict=True))
     assert sum(rule[0]) > sum(first[0]) + 1
-
-
-@pytest.mark.parametrize("view", ["text", "text_rich"])
-def test_the_expert_goes_back_from_the_results_of_another_search(data: dict[str, Path], view: str) -> None:
-    shop, expert = WebShop(data=data, observation=view), expert_of(data, 3, view)
-    expert.moves(begin(shop, 3))
-    text, *_, info = shop.step("search[shoes]")
-    assert expert.moves(seen(text, info)) == ["click[back to search]"]
-    text, *_, info = shop.step("click[back to search]")
-    observation, bought = seen(text, info), False
-    while not bought:
-        text, _, bought, _, info = shop.step(best(expert)(observation))
-        observation = seen(text, info)
-    assert info["score"] == 1.0
 
 
 def test_players_refuse_a_shop_with_another_catalogue(data: dict[str, Path], tmp_path: Path) -> None:

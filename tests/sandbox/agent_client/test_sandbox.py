@@ -28,17 +28,6 @@ from tests.sandbox.agent_client.peer import HELLO, run
 from tests.sandbox.sandbox_case import COMMAND, RESULT, Case, answered
 
 
-def test_a_sandbox_without_a_command_has_started_when_the_agent_sends_its_hello() -> None:
-    async def main() -> None:
-        case = Case()
-        case.peer.emit(HELLO)
-        await case.sandbox.started({"command": None}, 5)
-        assert (await case.peer.next_frame(), case.peer.pending_frames) == (({"config": {"command": None}}, b""), 0)
-        await case.sandbox.stop()
-
-    run(main)
-
-
 @pytest.mark.parametrize("when", ["before hello", "before the first answer"])
 def test_a_sandbox_that_ends_while_it_starts_reports_why_and_leaves_nothing(when: str) -> None:
     async def main() -> None:
@@ -93,61 +82,6 @@ def test_a_sandbox_that_is_not_ready_in_time_is_killed(says_hello: bool) -> None
         assert not isinstance(caught.value, SandboxEndedError)
         assert (clock.now(), case.done) == (5, ["killed", "forgotten"])
         assert case.peer.is_closed
-
-    run(main)
-
-
-def test_a_cancelled_start_leaves_nothing() -> None:
-    async def main() -> None:
-        case = Case()
-        case.kill_s = 1
-        with anyio.move_on_after(2):
-            await case.sandbox.started(COMMAND, 5)
-        assert (clock.now(), case.done) == (3, ["killed", "forgotten"])
-
-    run(main)
-
-
-def test_exec_returns_the_result_that_the_agent_reports() -> None:
-    async def main() -> None:
-        case = await Case().started()
-        async with anyio.create_task_group() as tasks:
-
-            async def agent() -> None:
-                header, _ = await case.peer.next_frame()
-                assert header == {
-                    "id": 2,
-                    "do": "exec",
-                    "argv": ["ls", "-l"],
-                    "env": {"A": "b"},
-                    "cwd": "/tmp",
-                    "timeout_s": 7,
-                    "keep_bytes": 10,
-                    "user": "grader",
-                    "stdin": True,
-                    "pty": None,
-                }
-                assert await case.peer.next_frame() == ({"id": 2, "more": True}, b"in")
-                assert await case.peer.next_frame() == ({"id": 2, "eof": True}, b"")
-                case.peer.emit({"id": 2, "of": "out"}, b"\xff")
-                case.peer.emit({"id": 2, "of": "err"}, b"e")
-                case.peer.emit(
-                    {"id": 2, "end": True, "code": None, "timed_out": True, "cut": 3, "duration_s": 7.1, "oom": True}
-                )
-
-            tasks.start_soon(agent)
-            result = await case.sandbox.exec(
-                ["ls", "-l"],
-                timeout_s=7,
-                env={"A": "b"},
-                cwd="/tmp",
-                stdin=b"in",
-                user="grader",
-                max_output_bytes=10,
-            )
-        assert (result.exit_code, result.timed_out, result.stdout_bytes, result.stderr) == (None, True, b"\xff", "e")
-        assert (result.truncated_bytes, result.duration_s, result.is_out_of_memory) == (3, 7.1, True)
-        await case.sandbox.stop()
 
     run(main)
 
@@ -207,22 +141,6 @@ def test_each_error_code_of_the_agent_raises_its_own_exception(code: str, kind: 
         assert str(error) == "x: no way"
         assert case.done == []
         await case.sandbox.stop()
-
-    run(main)
-
-
-def test_snapshots_are_made_by_the_host_resources() -> None:
-    async def main() -> None:
-        async def snapshot() -> str:
-            return "snapshot-7"
-
-        case = await Case(snapshot=snapshot).started()
-        assert await case.sandbox.snapshot() == "snapshot-7"
-        await case.sandbox.stop()
-        other = await Case().started()
-        with pytest.raises(UnsupportedError, match="sandboxes of this kind do not support snapshots"):
-            await other.sandbox.snapshot()
-        await other.sandbox.stop()
 
     run(main)
 

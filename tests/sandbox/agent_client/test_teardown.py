@@ -146,29 +146,6 @@ def test_a_cause_that_is_not_found_does_not_delay_the_callers() -> None:
     run(main)
 
 
-def test_a_sandbox_that_violates_the_protocol_is_killed_and_the_violation_is_the_cause() -> None:
-    async def main() -> None:
-        case = await Case().started()
-        case.peer.emit({"id": 99, "end": True})
-        assert str(await case.sandbox.wait()) == "broken frame: a reply to an unknown call"
-        await case.sandbox.stop()
-        assert case.done == ["killed", "forgotten"]
-
-    run(main)
-
-
-def test_a_sandbox_whose_agent_does_not_answer_is_killed() -> None:
-    async def main() -> None:
-        case = await Case().started()
-        with pytest.raises(SandboxLostError, match="it does not answer"):
-            await case.sandbox.exec(["x"], timeout_s=20)
-        assert clock.now() == 30.5
-        await case.sandbox.stop()
-        assert case.done == ["killed", "forgotten"]
-
-    run(main)
-
-
 def test_an_unanswered_probe_does_not_end_the_sandbox() -> None:
     async def main() -> None:
         case = await Case().started()

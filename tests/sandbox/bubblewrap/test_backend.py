@@ -15,7 +15,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from envkit.errors import SandboxError, SandboxRefusedError, SandboxStartError
+from envkit.errors import SandboxRefusedError, SandboxStartError
 from envkit.sandbox.bubblewrap import detached
 from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.types import SandboxSpec
@@ -24,10 +24,6 @@ from tests.contract.kinds import run
 pytestmark = pytest.mark.bwrap
 
 SLEEP = SandboxSpec(("sleep", "1000"))
-
-
-def open_files() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def inside(*commands: str, python: bool = False) -> list[str]:
@@ -46,16 +42,6 @@ def inside(*commands: str, python: bool = False) -> list[str]:
     return written
 
 
-def test_there_is_no_network_but_a_loopback() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-        dial = f"import socket\ntry: socket.create_connection(('127.0.0.1', {port}), 2)\nexcept OSError as e: print(e)"
-        (answer,) = inside(dial, python=True)
-        assert "Connection refused" in answer
-    (devices,) = inside("tail -n +3 /proc/net/dev | cut -d: -f1")
-    assert devices.split() == ["lo", "0"]
-
-
 def test_abstract_sockets_of_the_host_are_out_of_reach() -> None:
     name = f"envkit-test-{os.getpid()}"
     with socket.socket(socket.AF_UNIX) as listener:
@@ -63,14 +49,6 @@ def test_abstract_sockets_of_the_host_are_out_of_reach() -> None:
         listener.listen()
         (answer,) = inside(f"import socket; socket.socket(socket.AF_UNIX).connect('\\0{name}')", python=True)
         assert "Connection refused" in answer
-
-
-def test_of_the_home_nothing_is_visible_but_the_way_to_our_python() -> None:
-    home = Path.home()
-    (found,) = inside(f"ls -A {home} 2>/dev/null")
-    names = set(found.split()[:-1])
-    needed = {Path(sys.base_prefix), Path(sys.prefix), Path(__file__).parents[3]}
-    assert names <= {path.relative_to(home).parts[0] for path in needed if path.is_relative_to(home)}
 
 
 def test_the_sockets_of_other_sandboxes_are_not_there() -> None:
@@ -82,12 +60,6 @@ def test_the_sockets_of_other_sandboxes_are_not_there() -> None:
             assert seen.stdout.split() == ["/run:", "envkit", "envkit-grader", "/run/envkit:"]
 
     run(main)
-
-
-def test_a_sandbox_has_places_of_its_own_that_programs_can_use() -> None:
-    assert inside(
-        "pwd; echo $HOME; mktemp -p /tmp abc.XXX >/dev/null && touch ~/file && echo made; stat -f -c %T . /tmp"
-    ) == ["/workspace\n/workspace\nmade\ntmpfs\ntmpfs\n0"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="without root there is one user")
@@ -118,21 +90,6 @@ def test_what_bubblewrap_cannot_do_is_refused(spec: SandboxSpec, reason: str) ->
                 pytest.skip("untrusted programs are refused anyway: not everything is enforced here")
             with pytest.raises(SandboxRefusedError, match=reason):
                 await backend.start(spec)
-
-    run(main)
-
-
-@pytest.mark.skipif(not LocalBackend().capabilities()["pids"], reason="there are no control groups")
-def test_bounds_are_what_the_spec_says_and_otherwise_our_own() -> None:
-    async def main() -> None:
-        look = "cat /sys/fs/cgroup/pids/pids.max /sys/fs/cgroup/memory/memory.limit_in_bytes 2>/dev/null"
-        look += " || cat /sys/fs/cgroup/pids.max /sys/fs/cgroup/memory.max; df -m --output=size /tmp /workspace"
-        async with LocalBackend() as backend:
-            own = await backend.start(SandboxSpec())
-            asked = await backend.start(SandboxSpec(memory_mib=100, pids=50, disk_mib=7))
-            seen = [(await sandbox.exec(["sh", "-c", look], timeout_s=20)).stdout.split() for sandbox in (own, asked)]
-        assert seen[0] == ["256", str(1024 << 20), "1M-blocks", "256", "256"]
-        assert seen[1] == ["50", str(100 << 20), "1M-blocks", "7", "7"]
 
     run(main)
 
@@ -174,30 +131,6 @@ def test_an_image_without_python_is_refused(tmp_path: Path) -> None:
         async with LocalBackend() as backend:
             with pytest.raises(SandboxStartError, match="no Python 3"):
                 await backend.start(SandboxSpec(image=str(tmp_path)))
-
-    run(main)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can guard the door")
-def test_a_detached_sandbox_outlives_its_owner_and_is_found_again() -> None:
-    async def main() -> None:
-        async with LocalBackend() as backend:
-            sandbox = await backend.start(SandboxSpec(detached=True, ttl_s=60))
-            await sandbox.write("/workspace/note", b"still here")
-            await sandbox.shell().run("cd /tmp; kept=1", timeout_s=20)
-        assert str(await sandbox.wait()) == "stopped"  # that is, for us
-        async with LocalBackend() as other:
-            found = await other.attach(sandbox.id)
-            assert await found.read("/workspace/note") == b"still here"
-            assert (await found.shell().run("echo $PWD $kept", timeout_s=20)).stdout == "/tmp 1\n"
-            closed = await found.exec(["sh", "-c", "ls /run/envkit-control"], timeout_s=20)
-            assert "Permission denied" in closed.stderr
-            held = open_files()
-            await (await other.attach(sandbox.id)).release()
-            assert open_files() == held
-            await found.stop()
-            with pytest.raises(SandboxError, match=f"there is no detached sandbox '{sandbox.id}'"):
-                await other.attach(sandbox.id)
 
     run(main)
 

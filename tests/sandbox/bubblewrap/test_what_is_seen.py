@@ -161,3 +161,16 @@ def test_a_copy_of_the_temporary_folder_does_not_contain_the_folders_that_are_sh
         Path(folder, "shown").mkdir()
         run(partial(main, str(Path(folder, "shown"))))
     assert [path.name for path in (tmp_path / "copy").iterdir()] == ["note"]
+
+
+@pytest.mark.skipif(not all(LocalBackend().capabilities().values()), reason="not everything is enforced here")
+def test_a_hostile_sandbox_is_not_shown_what_is_importable_here() -> None:
+    """What hostile programs try in every kind of sandbox is in ``tests/contract/limits/test_hardening.py``."""
+
+    async def main() -> None:
+        async with LocalBackend() as backend:
+            sandbox = await backend.start(SandboxSpec(untrusted=True, memory_mib=256, pids=64, disk_mib=32))
+            seen = await sandbox.exec(["ls", str(CHECKOUT), str(Path(sys.prefix, "lib"))], timeout_s=20)
+            assert seen.stderr.count("No such file") == 2
+
+    run(main)

@@ -72,29 +72,6 @@ def test_output_is_reassembled_from_frames_split_anywhere(size: int, tmp_path: P
     meet(daemon, client, tmp_path)
 
 
-def test_an_empty_frame_is_not_the_end_of_the_output(tmp_path: Path) -> None:
-    async def daemon(connection: anyio.abc.SocketStream) -> None:
-        await connection.send(GRANTED)
-        for content in (b"", b"more"):
-            await anyio.sleep(0.02)  # so that each frame is received alone
-            await connection.send(frame(1, content))
-
-    async def client(stream: AttachStream) -> None:
-        assert await stream.receive() == b"more"
-
-    meet(daemon, client, tmp_path)
-
-
-def test_the_last_64_kib_of_standard_error_are_kept(tmp_path: Path) -> None:
-    async def daemon(connection: anyio.abc.SocketStream) -> None:
-        await connection.send(GRANTED + frame(2, b"first" + b"x" * 65533) + frame(2, b"end"))
-
-    async def client(stream: AttachStream) -> None:
-        assert await stream.last_stderr() == b"x" * 65533 + b"end"
-
-    meet(daemon, client, tmp_path)
-
-
 def test_data_that_many_tasks_send_at_once_arrives_in_one_piece(tmp_path: Path) -> None:
     async def daemon(connection: anyio.abc.SocketStream) -> None:
         await connection.send(GRANTED)

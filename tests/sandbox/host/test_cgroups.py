@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -251,38 +250,6 @@ def joined(group: cgroups.Cgroup, command: str) -> subprocess.Popen[bytes]:
     return process
 
 
-def test_a_real_group_holds_who_joined_and_is_removed_once_they_are_killed(real: cgroups.Cgroup) -> None:
-    real.make(cgroups.CgroupLimits(memory_mib=32, pids=8, cpus=1))
-    with joined(real, "sleep 1000; true") as process:
-        assert not real.remove()
-        real.kill()
-        assert process.wait(5) == -9
-        while not real.remove():  # its child has yet to die
-            real.kill()
-    assert not any(folder.exists() for folder, _ in real.views())
-
-
-def test_a_real_cgroup_is_removed_with_the_names_of_its_owners(real: cgroups.Cgroup) -> None:
-    real.make(cgroups.CgroupLimits(memory_mib=32, pids=8, cpus=1))
-    real.transfer_to(os.getpid())
-    with joined(real, "sleep 1000") as process:
-        real.kill()
-        assert process.wait(5) == -9
-    while not real.remove():
-        real.kill()
-    assert not any(folder.exists() for folder, _ in real.views())
-
-
-def test_a_real_group_counts_who_ran_out_of_memory(real: cgroups.Cgroup) -> None:
-    real.make(cgroups.CgroupLimits(memory_mib=32, pids=8))
-    with joined(real, "head -c 100000000 /dev/zero | tail -n 1 | wc -c") as process:
-        out, _ = process.communicate(timeout=20)
-    assert out.strip() != b"100000000"
-    counters = real.memory_counters()
-    assert counters.oom_kills >= 1
-    assert counters.limit_hit
-
-
 def test_a_limit_of_a_real_group_must_be_hit_again_after_a_kill_that_was_survived(real: cgroups.Cgroup) -> None:
     real.make(cgroups.CgroupLimits(memory_mib=64, pids=8))
     found = []
@@ -307,14 +274,3 @@ def test_hits_of_the_limit_before_a_kill_that_was_survived_are_no_evidence(tmp_p
     )
     (root / "a/g/memory.events").write_text("oom 3\noom_kill 3\n")
     assert group.memory_counters().cause(2) == Cause(CauseKind.OUT_OF_MEMORY, "out of memory", by_agent=True)
-
-
-def test_a_real_group_counts_who_ran_out_of_memory_in_its_child(real: cgroups.Cgroup) -> None:
-    real.make(cgroups.CgroupLimits(memory_mib=64, pids=8))
-    assert real.of_agent is not None
-    # 56 MiB are within the limit of the sandbox, 64 MiB, and above that of the agent, 48 MiB.
-    hog = f"echo 0 > {real.of_agent.join_file}; exec {shlex.quote(sys.executable)} -c 'bytearray(56 << 20)'"
-    with joined(real, hog) as process:
-        process.communicate(timeout=20)
-    assert process.returncode == -9
-    assert real.memory_counters() == cgroups.MemoryCounters(oom_kills=1, limit_hit=True)

@@ -21,7 +21,6 @@ from envkit.sandbox.pool.warm_stock import WarmSpec
 from envkit.types import JSON, Cause, ExecResult, SandboxSpec, SandboxState
 from envkit.types.sandboxes import Blocked
 from tests.causes import cause
-from tests.keys import key
 from tests.sandbox.fake.backend import FakeBackend, FakeSandbox, Fate
 from tests.sandbox.pool.pools import SPEC, opened, past_events, run, states
 
@@ -41,20 +40,6 @@ def test_a_sandbox_that_hangs_is_suspect_first_and_lost_within_five_seconds() ->
             assert 14 <= clock.now() <= 15.1
             assert states(pool.view("a")) == [STARTING, LEASED, SUSPECT, LOST]
             assert pool.counts().losses == {"unresponsive": 1}
-
-    run(main)
-
-
-def test_a_paused_sandbox_is_lost_and_the_cause_says_so() -> None:
-    async def main() -> None:
-        async with opened() as (pool, backend):
-            await pool.create("a", SPEC)
-            await anyio.sleep(7.9)
-            backend.sandboxes[0].pause()
-            await anyio.sleep(4.6)
-            assert pool.view("a").phases[-1].reason == "paused, no answer for 4 s"
-            assert pool.counts().losses == {"unresponsive": 1}
-            assert backend.sandboxes[0].is_gone
 
     run(main)
 
@@ -250,17 +235,6 @@ def test_a_sandbox_that_its_programs_keep_from_answering_is_lost_by_the_agent(re
             with pytest.raises(SandboxLostError) as lost:
                 await pool.get("a").probe(5)
             assert lost.value.cause.by_agent is (reason is Blocked.PROCESS_LIMIT)
-
-    run(main)
-
-
-def test_counts_have_the_duration_of_the_last_probe() -> None:
-    async def main() -> None:
-        async with opened() as (pool, _):
-            await pool.create("a", SPEC)
-            assert pool.counts().probe_s == {}
-            await anyio.sleep(3)
-            assert pool.counts().probe_s == {key("a"): 0.0}
 
     run(main)
 

@@ -8,10 +8,8 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
-from envkit import clock
 from envkit.errors import CapacityError, LeaseNotPersistedError, SandboxLostError, SandboxNotFoundError
 from envkit.sandbox.pool import Pool
-from envkit.sandbox.pool.events import LedgerWriter
 from envkit.sandbox.pool.node import Node
 from envkit.sandbox.pool.warm_stock import WarmSpec
 from envkit.types import Phase, SandboxSpec, SandboxState, SandboxView
@@ -295,18 +293,6 @@ def test_a_warm_sandbox_is_recorded_under_its_new_name_before_its_old_one_ends()
     run(main)
 
 
-def test_leaving_the_pool_stops_and_records_all_sandboxes() -> None:
-    async def main() -> None:
-        backend, ledger = lasting(), FakeLedger()
-        async with opened(backend, ledger, stocks=[WarmSpec(SPEC, 1)]) as pool:
-            await pool.create("a", SandboxSpec(memory_mib=9))
-        assert all(sandbox.is_gone for sandbox in backend.sandboxes)
-        assert {view.state for view in ledger.views.values()} == {STOPPED}
-        assert all(sandbox.spec.detached for sandbox in backend.sandboxes)
-
-    run(main)
-
-
 def test_a_sandbox_with_a_host_list_ends_with_the_server_whose_proxy_it_uses() -> None:
     async def main() -> None:
         backend, ledger = lasting(), FakeLedger()
@@ -352,28 +338,5 @@ def test_a_sandbox_that_cannot_be_recorded_is_not_leased() -> None:
             ledger.is_full = False
             await pool.create("a", SPEC)
             assert pool.view("a").state is LEASED
-
-    run(main)
-
-
-def test_only_the_newest_pending_view_of_a_sandbox_is_written() -> None:
-    async def main() -> None:
-        ledger = FakeLedger(save_s=1)
-        saver = LedgerWriter(ledger, lambda view, why: None)
-        phases: tuple[Phase, ...] = (Phase(STARTING, 1.0, ""),)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(saver.run)
-            await anyio.sleep(0.1)
-            saver.put(SandboxView("a", "", "", "", SPEC, phases))
-            await anyio.sleep(0.1)
-            for _ in range(5):
-                phases = (*phases, Phase(READY, 2.0, ""))
-                saver.put(SandboxView("b", "", "", "", SPEC, phases))
-                saver.put(SandboxView("a", "", "", "", SPEC, phases))
-            assert await saver.saved(key("a"))
-            assert clock.now() == pytest.approx(3.1)
-            tasks.cancel_scope.cancel()
-        assert ledger.order == [("a", STARTING), ("b", READY), ("a", READY)]
-        assert len(ledger.views[key("a")].phases) == 6
 
     run(main)

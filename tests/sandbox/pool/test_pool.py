@@ -155,25 +155,6 @@ def test_a_name_belongs_to_one_sandbox_of_one_spec() -> None:
     run(main)
 
 
-def test_the_sandboxes_of_other_tenants_are_not_found() -> None:
-    async def main() -> None:
-        async with opened() as (pool, _):
-            await pool.create("a", SPEC, tenant="ann")
-            with pytest.raises(SandboxNotFoundError):
-                pool.get("a", tenant="bob")
-            with pytest.raises(SandboxNotFoundError):
-                pool.view("a", tenant="bob")
-            await pool.stop("a", tenant="bob")
-            assert [view.id for view in pool.views(tenant="bob")] == []
-            assert [view.id for view in pool.views(tenant="ann")] == ["a"]
-            assert pool.get("a", tenant="ann").id == "a"
-            for name in ("a", "b", "ann:a"):
-                with pytest.raises(SandboxNotFoundError):
-                    pool.get(name)
-
-    run(main)
-
-
 def test_two_tenants_use_one_id_for_two_sandboxes() -> None:
     async def main() -> None:
         ledger = FakeLedger()
@@ -209,19 +190,6 @@ def test_stop_can_be_repeated() -> None:
             with pytest.raises(SandboxLostError, match="stopped"):
                 await sandbox.read("x")
             await sandbox.stop()
-
-    run(main)
-
-
-def test_the_name_of_a_stopped_sandbox_can_be_used_again() -> None:
-    async def main() -> None:
-        async with opened() as (pool, backend):
-            for number, spec in enumerate((SPEC, SPEC, replace(SPEC, memory_mib=64))):
-                view = await pool.create("a", spec, tenant="ann")
-                assert (view.backend_id, view.state) == (f"fake-{number}", LEASED)
-                await pool.stop("a", tenant="ann")
-                assert [(view.id, view.backend_id) for view in pool.views()] == [("a", f"fake-{number}")]
-            assert len(backend.sandboxes) == 3
 
     run(main)
 
@@ -333,18 +301,6 @@ def test_a_name_belongs_to_the_snapshot_of_its_sandbox() -> None:
             for name, files in (("a", snapshot), ("b", None), ("b", "here/snapshot-7")):
                 with pytest.raises(SandboxConflictError, match="taken by a sandbox from another snapshot"):
                     await pool.create(name, SPEC, snapshot=files)
-
-    run(main)
-
-
-def test_a_repeated_alert_is_an_event_once_a_minute() -> None:
-    async def main() -> None:
-        async with opened() as (pool, _):
-            for text in ("first", "second"):
-                pool.alert("restarts", text)
-            await anyio.sleep(61)
-            pool.alert("restarts", "third")
-            assert [event.text for event in await past_events(pool) if event.kind == "restarts"] == ["first", "third"]
 
     run(main)
 

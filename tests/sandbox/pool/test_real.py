@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import secrets
-import signal
 import statistics
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-import anyio
 import pytest
 
 from envkit import clock
-from envkit.errors import EnvkitError, SandboxLostError
+from envkit.errors import EnvkitError
 from envkit.protocols import Sandbox, SandboxBackend
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.events import LedgerStore
@@ -23,7 +20,7 @@ from envkit.sandbox.pool.node import Capacity, Node
 from envkit.sandbox.pool.reattach import Attaches
 from envkit.sandbox.pool.warm_stock import WarmSpec
 from envkit.types import Phase, SandboxSpec, SandboxState, SandboxView
-from tests.contract.kinds import KINDS, Kind, agent_above, new_marker, run, sleepers, traces, until
+from tests.contract.kinds import KINDS, Kind, run, traces, until
 from tests.keys import key
 from tests.sandbox.pool.pools import FakeLedger
 
@@ -45,27 +42,6 @@ async def opened(kind: Kind, stocks: Sequence[WarmSpec] = (), ledger: LedgerStor
         Pool([Node("here", backend, Capacity(sandboxes=8))], stocks=stocks, ledger=ledger) as pool,
     ):
         yield pool
-
-
-def test_a_sandbox_whose_agent_hangs_is_lost_soon(kind: Kind) -> None:
-    async def main() -> None:
-        async with opened(kind) as pool:
-            await pool.create("a", kind.spec(memory_mib=128))
-            marker = new_marker()
-
-            async def hang() -> None:
-                await until(lambda: bool(sleepers(marker)))
-                os.kill(agent_above(sleepers(marker)[0]), signal.SIGSTOP)
-
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(hang)
-                with anyio.fail_after(20), pytest.raises(SandboxLostError) as error:
-                    await pool.get("a").exec(["sleep", marker], timeout_s=60)
-            assert str(error.value.cause) == ("no answer for 4 s" if kind.has_images else "paused, no answer for 4 s")
-            assert pool.view("a").state is SandboxState.LOST
-            await until(lambda: not sleepers(marker))
-
-    run(main)
 
 
 @pytest.mark.alone  # milliseconds are measured
@@ -93,19 +69,6 @@ def test_warm_sandboxes_are_leased_within_twenty_milliseconds_and_nothing_is_lef
 
     run(main)
     assert traces() == before
-
-
-def test_a_killed_warm_sandbox_is_replaced_soon(kind: Kind) -> None:
-    async def main() -> None:
-        spec = kind.spec("sleep", marker := new_marker(), memory_mib=64)
-        async with opened(kind, [WarmSpec(spec, 1)]) as pool:
-            await until(lambda: pool.counts().warm == 1 and bool(sleepers(marker)))
-            began = clock.now()
-            os.kill(agent_above(sleepers(marker)[0]), signal.SIGKILL)
-            await until(lambda: pool.counts().losses == {"killed": 1} and pool.counts().warm == 1)
-            assert clock.now() - began < 20
-
-    run(main)
 
 
 async def leave(
@@ -144,28 +107,6 @@ def test_unrecorded_sandboxes_of_an_earlier_server_are_removed_and_those_of_othe
 
     run(main)
     assert traces() == before
-
-
-async def receive_until_the_end(pool: Pool, sandbox: Lease) -> None:
-    async with sandbox.program(["cat"], timeout_s=10) as program:
-        await pool.stop("a")
-        await program.receive()
-
-
-def test_a_streaming_program_ends_with_its_sandbox(kind: Kind) -> None:
-    async def main() -> None:
-        async with opened(kind) as pool:
-            await pool.create("a", kind.spec())
-            sandbox = pool.get("a")
-            assert isinstance(sandbox, Lease)
-            async with sandbox.program(["cat"], timeout_s=10) as program:
-                await program.send(b"hello")
-                assert await program.receive() == ("out", b"hello")
-            assert (await sandbox.stats())["memory_bytes"] != 0
-            with pytest.raises(SandboxLostError, match="a lost: stopped"):
-                await receive_until_the_end(pool, sandbox)
-
-    run(main)
 
 
 def test_the_stats_of_a_sandbox_name_its_fullest_folder(kind: Kind) -> None:

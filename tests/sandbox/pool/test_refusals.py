@@ -9,7 +9,6 @@ import pytest
 
 from envkit import clock
 from envkit.errors import SandboxEndedError, SandboxRefusedError, SandboxStartError
-from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.node import Capacity, Node
 from envkit.types import CauseKind, SandboxSpec, SandboxState
@@ -76,17 +75,6 @@ def test_a_spec_that_some_nodes_reject_starts_on_another_one() -> None:
     async def main() -> None:
         async with choosy("a", "b", "c") as (pool, _):
             assert (await pool.create("sandbox", SandboxSpec(image="c"))).node == "c"
-
-    run(main)
-
-
-def test_a_spec_that_no_backend_accepts_is_tried_once() -> None:
-    async def main() -> None:
-        async with choosy("a", "b") as (pool, backends):
-            with pytest.raises(SandboxRefusedError, match="cpus=-1 is refused") as caught:
-                await pool.create("sandbox", SandboxSpec(cpus=-1))
-            assert caught.value.everywhere
-            assert sorted(backend.tries for backend in backends) == [0, 1]
 
     run(main)
 
@@ -190,21 +178,6 @@ def test_a_start_that_fails_by_its_own_spec_is_tried_once_without_a_backoff(spec
     run(main)
 
 
-@pytest.mark.parametrize(("start_timeout_s", "cause"), [(30.0, "not ready after"), (0.3, "no such disk")])
-def test_a_start_that_times_out_or_fails_early_counts_against_the_node(start_timeout_s: float, cause: str) -> None:
-    async def main() -> None:
-        fate = Fate(start_s=99.0) if start_timeout_s == 30 else Fate(start_failure="no such disk")
-        async with FakeBackend(lambda number, rng: fate) as backend:
-            node = Node("a", backend)
-            async with Pool([node]) as pool:
-                with pytest.raises(SandboxStartError, match=cause) as caught:
-                    await pool.create("sandbox", SandboxSpec(start_timeout_s=start_timeout_s))
-                assert not isinstance(caught.value, SandboxEndedError)
-                assert node.resumes_at > clock.now()
-
-    run(main)
-
-
 def test_a_memory_limit_that_is_too_small_does_not_count_against_the_node() -> None:
     async def main() -> None:
         async with FakeBackend(
@@ -248,26 +221,3 @@ def test_starts_that_fail_by_their_spec_do_not_count_as_failed_starts() -> None:
             assert (pool.counts().starts, pool.counts().failed_starts) == (1, 1)
 
     run(main)
-
-
-@pytest.mark.bwrap
-@pytest.mark.parametrize(
-    ("spec", "cause"),
-    [
-        (SandboxSpec(("no-such-program",)), "exited with code 127: no-such-program: No such file"),
-        (SandboxSpec(start_timeout_s=0.001), r"not ready after 0\.001 s"),
-    ],
-)
-def test_a_real_node_has_no_backoff_after_specs_that_cannot_start(spec: SandboxSpec, cause: str) -> None:
-    async def main() -> None:
-        async with LocalBackend() as backend:
-            node = Node("here", backend)
-            async with Pool([node]) as pool:
-                for number in range(3):
-                    with pytest.raises(SandboxEndedError, match=f"wild{number} did not start: .*{cause}"):
-                        await pool.create(f"wild{number}", spec)
-                assert node.resumes_at == 0
-                await pool.create("well", SPEC)
-                assert pool.counts().failed_starts == 0
-
-    clock.run(main)

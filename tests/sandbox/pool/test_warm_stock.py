@@ -113,20 +113,6 @@ def test_each_stock_whose_budget_is_spent_is_an_alert() -> None:
     run(main)
 
 
-def test_without_a_budget_no_warm_sandbox_is_replaced() -> None:
-    async def main() -> None:
-        async with opened(stocks=[WarmSpec(SPEC, 1)], restarts=RestartBudget(restarts=0)) as (pool, backend):
-            await anyio.sleep(1)
-            backend.sandboxes[0].die(cause("killed"))
-            await anyio.sleep(10_000)
-            (event,) = (event for event in await past_events(pool) if event.kind == "restarts")
-            assert event.text.endswith("next restart: none; last cause: killed")
-            await pool.create("a", SPEC)
-            assert len(backend.sandboxes) == 2
-
-    run(main)
-
-
 def test_the_spec_of_a_warm_sandbox_may_not_have_a_time_to_live() -> None:
     with pytest.raises(ValueError, match="ttl_s=60 is refused"):
         WarmSpec(SandboxSpec(ttl_s=60), 1)

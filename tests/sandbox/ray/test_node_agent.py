@@ -15,11 +15,10 @@ from envkit.errors import SandboxEndedError, SandboxRefusedError, from_problem
 from envkit.sandbox.agent_client.channel import AgentChannel, SocketStream, Survived
 from envkit.sandbox.agent_client.resources import HostResources
 from envkit.sandbox.agent_client.sandbox import AgentSandbox
-from envkit.sandbox.bubblewrap import detached
 from envkit.sandbox.ray.node_agent import Answer, NodeActor, NodeKind, greeting
 from envkit.types import Cause, SandboxSpec
 from tests.causes import cause
-from tests.contract.kinds import KINDS, new_marker, run, sleepers, traces, until
+from tests.contract.kinds import KINDS, run, traces
 
 
 @asynccontextmanager
@@ -108,50 +107,6 @@ def test_a_client_without_the_secret_is_disconnected_without_an_answer() -> None
 
 @pytest.mark.bwrap
 @pytest.mark.detached
-def test_a_sandbox_without_a_client_is_stopped_and_one_with_a_client_is_not() -> None:
-    async def main() -> None:
-        marker = new_marker()
-        async with serving() as (actor, opened):
-            await actor.start(1, SandboxSpec(("sleep", marker)), 3.0, None)
-            sandbox = await visited(opened, 1)
-            await anyio.sleep(4)
-            assert len(sleepers(marker)) == 1
-            began = clock.now()
-            await sandbox.stop()
-            await until(lambda: not sleepers(marker), 6.5)
-            assert clock.now() - began > 2.9
-            with anyio.fail_after(5):
-                while "problem" not in await actor.cause(1):
-                    pass
-
-    run(main)
-
-
-@pytest.mark.bwrap
-@pytest.mark.detached
-def test_a_cancelled_start_leaves_nothing() -> None:
-    before = traces()
-
-    async def main() -> None:
-        marker = new_marker()
-        answers = []
-        async with serving() as (actor, _), anyio.create_task_group() as tasks:
-
-            async def start() -> None:
-                answers.append(await actor.start(1, SandboxSpec(("sleep", marker)), 30.0, None))
-
-            tasks.start_soon(start)
-            await anyio.sleep(0.01)
-            assert await actor.stop(1) == {}
-        assert str(from_problem(answers[0]["problem"])) == "sandbox #1 did not start: the start was cancelled"
-        assert sleepers(marker) == []
-
-    run(main)
-    assert traces() == before
-
-
-@pytest.mark.bwrap
-@pytest.mark.detached
 def test_why_a_sandbox_is_gone_and_what_cannot_be_started_are_answers() -> None:
     async def main() -> None:
         async with serving() as (actor, _):
@@ -169,18 +124,6 @@ def test_why_a_sandbox_is_gone_and_what_cannot_be_started_are_answers() -> None:
             assert "exited with code 127: no-such-program" in failed.cause.detail
             unknown = from_problem((await actor.cause(3))["problem"])
             assert str(unknown) == "the node has no such sandbox"
-
-    run(main)
-
-
-@pytest.mark.bwrap
-@pytest.mark.detached
-def test_a_sandbox_of_a_node_is_not_listed_as_detached() -> None:
-    async def main() -> None:
-        async with serving() as (actor, _):
-            sandbox_id = (await actor.start(1, SandboxSpec(), 30.0, None))["id"]
-            assert sandbox_id in detached.ids()
-            assert sandbox_id not in detached.ids("")
 
     run(main)
 

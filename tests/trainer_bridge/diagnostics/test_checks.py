@@ -48,11 +48,6 @@ def test_the_configuration_knows_every_finding() -> None:
 # --- Metrics ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_that_learns_has_no_findings() -> None:
-    assert found(rows()) == {}
-    assert found([]) == found([], is_over=True) == {}
-
-
 @pytest.mark.parametrize(
     ("name", "changes", "words"),
     [
@@ -133,14 +128,6 @@ def stuck(after: PushProbe) -> Finding | None:
     return checks.weights_not_applied(BEFORE, after, resolution_nats=1e-5)
 
 
-def test_equal_output_although_the_trainer_sees_a_change_means_that_the_weights_were_not_applied() -> None:
-    finding = stuck(replace(BEFORE, version=2, trainer_logprobs=(-0.5, -1.01)))
-    assert finding is not None
-    assert finding.name == "weights_not_applied"
-    assert "the engine does not run the weights of version 2: it sampled the same 2 tokens" in finding.line
-    assert "as with version 1, but by the trainer they changed by up to 0.01 nats" in finding.line
-
-
 @pytest.mark.parametrize(
     "after",
     [
@@ -160,28 +147,6 @@ def test_the_gap_of_a_probe_is_a_mean_over_its_tokens() -> None:
 
 
 # --- Samples ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("event", "words"),
-    [
-        (TrainStep(4, {}, 8, "episode a ended twice"), "episode a ended twice; the results"),
-        (TrainStep(6, {}, 8), "train step 6 follows train step 3"),
-        (TrainStep(3, {}, 8), "train step 3 follows train step 3"),
-        (TrainStep(4, {"samples": 6.0}, 8), "the trainer got 8 samples, but trained on 6"),
-        (TrainStep(4, {"samples": 9.0}, 8), "the trainer got 8 samples, but trained on 9"),
-    ],
-)
-def test_samples_that_were_lost_or_repeated_are_a_finding(event: TrainStep, words: str) -> None:
-    finding = checks.samples_lost_or_repeated(event, previous=3)
-    assert finding is not None
-    assert finding.name == "samples_lost_or_repeated"
-    assert words in finding.line
-
-
-def test_a_train_step_that_adds_up_is_no_finding() -> None:
-    assert checks.samples_lost_or_repeated(TrainStep(4, {"samples": 8.0}, 8), previous=3) is None
-    assert checks.samples_lost_or_repeated(TrainStep(4, {}, 8), previous=3) is None
 
 
 VOIDS = {"bash while": 9, "submit": 1}

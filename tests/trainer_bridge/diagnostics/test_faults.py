@@ -184,13 +184,6 @@ def test_episodes_that_are_dropped_or_trained_on_twice_are_named(
     assert len(run.notes.steps) == 3
 
 
-def test_any_finding_can_stop_the_run(tmp_path: Path) -> None:
-    run = scripted(tmp_path, rollout=Dropping, stop_on=frozenset({"samples_lost_or_repeated"}))
-    with pytest.raises(EnvkitError, match=r"^train step 2: samples_lost_or_repeated: 2 of 16 episodes have no fate"):
-        run.run()
-    assert checkpoint.load_state(tmp_path / "step-2").accounting["trained"] == 16 + 14
-
-
 @pytest.mark.parametrize(("steps", "problem"), [([1, 2], {}), ([1], {"samples_lost_or_repeated": 2})])
 def test_a_resumed_run_whose_metrics_lack_a_train_step_is_named_at_once(
     steps: list[int], problem: dict[str, int], tmp_path: Path

@@ -25,10 +25,8 @@ from transformers import (
 
 from envkit import clock
 from envkit.trainer_bridge.engines.transformers import TransformersEngine
-from envkit.trainer_bridge.rollout import PolicyPlayer, Rollout, RolloutLimits
 from envkit.trainer_bridge.weights.files import copy_weights
-from envkit.types import Completion, FinishReason, SamplingParams, Task, Weights
-from tests.trainer_bridge.fakes import Answer, LetterRenderer, ScriptedHost
+from envkit.types import Completion, SamplingParams, Weights
 from tests.trainer_bridge.models import open_model, shake
 from tests.trainer_bridge.plain import plain
 from tests.trainer_bridge.watched import Watched, agrees_with_the_slow_way, params
@@ -89,14 +87,6 @@ def test_ragged_episodes_side_by_side_say_what_each_would_say_alone(
     assert clock.run(main, virtual=True) >= 15
 
 
-def test_the_same_holds_for_a_qwen2_with_grouped_heads(chat_folder: Path) -> None:
-    async def main() -> int:
-        watched, reference = Watched(chat_folder), open_model(chat_folder)
-        return await play(watched, reference, random.Random(5), sessions=5, turns=4, vocab=290)
-
-    assert clock.run(main, virtual=True) >= 8
-
-
 @pytest.mark.parametrize("kind", ["eager attention", "sliding windows", "sliding windows in one layer", "soft caps"])
 def test_the_same_holds_for_other_kinds_of_attention(kind: str, tmp_path: Path) -> None:
     write_attention(tmp_path, kind)
@@ -134,24 +124,6 @@ def write_attention(folder: Path, kind: str) -> None:
     model.save_pretrained(folder)
 
 
-def test_a_new_session_between_old_ones_gets_a_slot_of_its_own(tiny_folder: Path) -> None:
-    async def main() -> list[tuple[int, int]]:
-        watched, reference = Watched(tiny_folder), open_model(tiny_folder)
-        first = await watched.all_of([("a", [1, 5, 6], params(1, n=1)), ("c", [1, 7, 8, 9], params(2, n=1))])
-        watched.fed.clear()
-        prompts = [
-            ("a", [1, 5, 6, *first[0].token_ids.tolist(), 10], params(3, n=1)),
-            ("b", [1, 5, 11, 12, 13], params(4, n=1)),
-            ("c", [1, 7, 8, 9, *first[1].token_ids.tolist(), 11, 12], params(5, n=1)),
-        ]
-        for (_, prompt, how), got in zip(prompts, await watched.all_of(prompts), strict=True):
-            agrees_with_the_slow_way(reference, prompt, how, got)
-        return watched.fed
-
-    # a and c are fed their last completion and what followed it, b what it does not share with a: one pass for all.
-    assert clock.run(main, virtual=True) == [(3, 3)]
-
-
 def test_a_later_turn_feeds_only_what_is_new(tiny_folder: Path) -> None:
     async def main() -> list[tuple[int, int]]:
         watched = Watched(tiny_folder)
@@ -175,24 +147,6 @@ def test_a_prompt_that_does_not_continue_its_session_is_read_from_where_it_diffe
 
     # Two tokens are as before. Of the same prompt again, only the last token is read, for its logits.
     assert clock.run(main, virtual=True) == [(1, 5), (1, 1), (1, 1), (1, 1)]
-
-
-def test_a_session_that_comes_again_after_it_was_forgotten_finds_what_is_still_cached(tiny_folder: Path) -> None:
-    async def main() -> list[tuple[int, int]]:
-        watched, reference = Watched(tiny_folder), open_model(tiny_folder)
-        a, b = await watched.all_of([("a", [1, 5, 6], params(1, n=1)), ("b", [1, 7, 8], params(2, n=1))])
-        watched.engine.forget("a")
-        watched.engine.forget("nobody")
-        watched.fed.clear()
-        requests = [
-            ("a", [1, 5, 6, *a.token_ids.tolist(), 9], params(3, n=1)),
-            ("b", [1, 7, 8, *b.token_ids.tolist(), 9], params(4, n=1)),
-        ]
-        for (_, prompt, how), got in zip(requests, await watched.all_of(requests), strict=True):
-            agrees_with_the_slow_way(reference, prompt, how, got)
-        return watched.fed
-
-    assert clock.run(main, virtual=True) == [(2, 2)]
 
 
 def test_sessions_that_were_forgotten_leave_their_slots_to_others(tiny_folder: Path) -> None:
@@ -278,38 +232,6 @@ def test_requests_that_come_while_others_run_join_them_at_the_next_token(tiny_fo
     assert clock.run(main, virtual=True) == [(1, 2), (1, 1), (2, 3), (3, 1), (3, 1)]
 
 
-@pytest.mark.parametrize("slowness_s", [0.0, 1.0])  # environments that answer at once, or at different times
-def test_a_rollout_gives_the_engine_each_turn_as_one_batch_in_order_of_task_and_member(
-    tiny_folder: Path, slowness_s: float
-) -> None:
-    model = open_model(tiny_folder)
-    fed: list[list[int]] = []
-    model.register_forward_pre_hook(
-        lambda module, args, kwargs: fed.append(kwargs["input_ids"][:, -1].tolist()), with_kwargs=True
-    )
-
-    class TaskRenderer(LetterRenderer):
-        """Ends a prompt with the number of its episode."""
-
-        def for_episode(self, start: Any) -> Any:
-            return self
-
-        def open(self, observation: Any) -> tuple[int, ...]:
-            return (1, int(observation.text))
-
-    def answers_of(task: Task, time: int) -> Sequence[Answer]:
-        number = str(3 + 2 * task.seed + time)
-        answers = [Answer(number, after_s=slowness_s * (9 - task.seed))] * (1 + task.seed)
-        return [*answers, Answer(number, ends="terminated")]
-
-    limits = RolloutLimits(max_turns=4, max_tokens=200, turn_tokens=1, timeout_s=30.0, retries=0)
-    engine = TransformersEngine(model, pad_id=0)
-    tasks = [Task("Mazes-v0", seed) for seed in (2, 0, 1)]
-    rollout = Rollout(ScriptedHost(answers_of), PolicyPlayer(engine, TaskRenderer(), limits), limits, 100)
-    clock.run(lambda: rollout.groups(tasks, 2, phase="train-1", temperature=1.0, seed=1), virtual=True)
-    assert fed == [[7, 8, 3, 4, 5, 6], [7, 8, 5, 6], [7, 8]]
-
-
 def test_prompts_are_read_in_passes_that_fit(tiny_folder: Path) -> None:
     async def main() -> list[tuple[int, int]]:
         watched = Watched(tiny_folder, batch_tokens=12)
@@ -319,43 +241,6 @@ def test_prompts_are_read_in_passes_that_fit(tiny_folder: Path) -> None:
 
     # Two rows of 3; a third row would make 3 * 5. Two of 5 make 10. The last one does not fit, and goes alone.
     assert clock.run(main, virtual=True) == [(2, 3), (2, 5), (1, 14)]
-
-
-# --- Where completions end -------------------------------------------------------------------------------------------
-
-
-def test_each_row_ends_at_its_own_limit_or_stop_token(tiny_folder: Path) -> None:
-    async def main() -> list[Completion]:
-        watched = Watched(tiny_folder)
-        (free,) = await watched.all_of([("a", [1, 5, 6], params(3, n=5, temperature=3.0))])
-        third = int(free.token_ids[2])
-        assert third not in free.token_ids[:2]
-        return await watched.all_of(
-            [
-                ("b", [1, 5, 6], params(3, n=1, temperature=3.0)),
-                ("c", [1, 5, 6], params(3, n=5, temperature=3.0)),
-                ("d", [1, 5, 6], params(3, n=5, temperature=3.0, stop=(third,))),
-                ("e", [1, 5, 6], params(3, n=3, temperature=3.0, stop=(third,))),
-            ]
-        )
-
-    one, whole, stopped, last = clock.run(main, virtual=True)
-    tokens = whole.token_ids.tolist()
-    assert (one.token_ids.tolist(), one.finish) == (tokens[:1], FinishReason.LENGTH)
-    assert (len(tokens), whole.finish) == (5, FinishReason.LENGTH)
-    assert (stopped.token_ids.tolist(), stopped.finish) == (tokens[:3], FinishReason.STOP)
-    assert (last.token_ids.tolist(), last.finish) == (tokens[:3], FinishReason.STOP)
-    assert stopped.versions == ((0, 3),)
-
-
-def test_the_pass_after_the_last_token_is_saved(tiny_folder: Path) -> None:
-    async def main() -> int:
-        watched = Watched(tiny_folder)
-        completions = await watched.all_of([("a", [1, 5, 6], params(3, n=4)), ("b", [1, 5], params(4, n=2))])
-        assert [len(completion.token_ids) for completion in completions] == [4, 2]
-        return len(watched.fed)
-
-    assert clock.run(main, virtual=True) == 4
 
 
 # --- New weights -----------------------------------------------------------------------------------------------------
@@ -382,28 +267,6 @@ def test_loading_changes_weights_and_version_and_drops_the_caches(tiny_folder: P
         return watched.fed
 
     assert clock.run(main, virtual=True) == [(1, 7), (1, 1)]
-
-
-def test_without_a_pause_weights_wait_for_the_completions_in_progress(tiny_folder: Path, tmp_path: Path) -> None:
-    other = open_model(tiny_folder)
-    shake(other, seed=99)
-    file = tmp_path / "version-1.safetensors"
-    safetensors.torch.save_model(other, str(file))
-
-    async def main() -> None:
-        watched, before = Watched(tiny_folder), open_model(tiny_folder)
-        async with anyio.create_task_group() as tasks:
-
-            def load_in_the_middle() -> None:
-                if len(watched.fed) == 2:
-                    anyio.from_thread.run_sync(tasks.start_soon, watched.engine.load, Weights(1, str(file)))
-
-            watched.before_pass = load_in_the_middle
-            (got,) = await watched.all_of([("a", [1, 5, 6], params(1, n=6))])
-        agrees_with_the_slow_way(before, [1, 5, 6], params(1, n=6), got)
-        assert got.versions == ((0, 6),)
-
-    clock.run(main, virtual=True)
 
 
 def test_weights_without_a_location_are_copied_with_their_version(tiny_folder: Path) -> None:

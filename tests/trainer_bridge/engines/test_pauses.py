@@ -1,4 +1,7 @@
-"""The transformers engine interrupted: abort, the three modes of pause, resume, continuations and new weights."""
+"""The transformers engine interrupted: continuations, callers that leave in a pause, loads that fail, deadlines.
+
+What every engine promises of aborts, pauses and new weights is in ``tests/contract/engines``.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ import safetensors.torch
 
 from envkit import clock
 from envkit.errors import DeadlineError
-from envkit.types import Completion, EngineHealth, FinishReason, PauseMode, SamplingParams, Weights
+from envkit.types import Completion, FinishReason, PauseMode, SamplingParams, Weights
 from tests.trainer_bridge.models import open_model, shake, slow_generate, slow_logps, slow_pick
 from tests.trainer_bridge.watched import Watched, agrees_with_the_slow_way, params
 
@@ -84,18 +87,6 @@ def other_weights(tiny_folder: Path, tmp_path: Path) -> tuple[Any, Weights]:
 # --- Abort -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("during", [1, 3])  # while its prompt is processed, and later
-def test_an_aborted_session_returns_its_tokens_so_far_and_the_others_go_on(during: int, tiny_folder: Path) -> None:
-    async def main() -> None:
-        scene = Scene(Watched(tiny_folder))
-        await scene.run(during, lambda: scene.watched.engine.abort("b"))
-        assert begins(tiny_folder, "b", scene.done["b"]) < LONG
-        for name in "ac":
-            agrees_with_the_slow_way(open_model(tiny_folder), PROMPTS[name], how(name), scene.done[name])
-
-    clock.run(main, virtual=True)
-
-
 def test_aborting_a_session_that_generates_nothing_does_nothing(tiny_folder: Path) -> None:
     async def main() -> None:
         watched = Watched(tiny_folder)
@@ -103,21 +94,6 @@ def test_aborting_a_session_that_generates_nothing_does_nothing(tiny_folder: Pat
         (got,) = await watched.all_of([("a", PROMPTS["a"], how("a"))])
         await watched.engine.abort("a")
         assert (got.token_ids.tolist(), got.finish) == (whole(tiny_folder, "a"), FinishReason.LENGTH)
-
-    clock.run(main, virtual=True)
-
-
-def test_a_request_that_waits_during_a_pause_can_be_aborted(tiny_folder: Path) -> None:
-    async def main() -> None:
-        watched = Watched(tiny_folder)
-        await watched.engine.pause()
-        async with anyio.create_task_group() as tasks:
-            scene = Scene(watched)
-            tasks.start_soon(scene.ask, "a", how("a"))
-            await anyio.sleep(5)
-            await watched.engine.abort("a")
-        assert begins(tiny_folder, "a", scene.done["a"]) == 0
-        assert watched.fed == []
 
     clock.run(main, virtual=True)
 
@@ -194,74 +170,6 @@ def changed_after(before: Any, after: Any, name: str, got: Completion, count: in
 # --- Pause -----------------------------------------------------------------------------------------------------------
 
 
-async def paused_for(scene: Scene, mode: PauseMode, seconds: float = 10.0) -> None:
-    """Pause for some seconds, in which nothing may be generated."""
-    engine = scene.watched.engine
-    await engine.pause(mode)
-    passes = len(scene.watched.fed)
-    assert (await engine.health()).is_paused
-    await anyio.sleep(seconds)
-    assert len(scene.watched.fed) == passes
-    await engine.resume()
-    assert not (await engine.health()).is_paused
-
-
-@pytest.mark.parametrize("during", [1, 3])
-def test_a_pause_that_keeps_stops_at_a_token_and_resume_goes_on_from_there(during: int, tiny_folder: Path) -> None:
-    async def main() -> None:
-        scene = Scene(Watched(tiny_folder))
-        await scene.run(during, lambda: paused_for(scene, PauseMode.KEEP))
-        for name in "abc":
-            agrees_with_the_slow_way(open_model(tiny_folder), PROMPTS[name], how(name), scene.done[name])
-        assert scene.at_s == dict.fromkeys("abc", 10.0)
-        assert len(scene.watched.fed) == LONG  # nothing was processed twice
-
-    clock.run(main, virtual=True)
-
-
-@pytest.mark.parametrize("during", [1, 3])
-def test_a_pause_that_aborts_returns_everything_at_once(during: int, tiny_folder: Path) -> None:
-    async def main() -> None:
-        scene = Scene(Watched(tiny_folder))
-        await scene.run(during, lambda: paused_for(scene, PauseMode.ABORT))
-        for name in "abc":
-            assert begins(tiny_folder, name, scene.done[name]) <= during
-        assert scene.at_s == dict.fromkeys("abc", 0.0)
-
-    clock.run(main, virtual=True)
-
-
-@pytest.mark.parametrize("during", [1, 3])
-def test_a_pause_that_waits_finishes_what_runs(during: int, tiny_folder: Path) -> None:
-    async def main() -> None:
-        scene = Scene(Watched(tiny_folder))
-        await scene.run(during, lambda: paused_for(scene, PauseMode.WAIT))
-        for name in "abc":
-            agrees_with_the_slow_way(open_model(tiny_folder), PROMPTS[name], how(name), scene.done[name])
-        assert scene.at_s == dict.fromkeys("abc", 0.0)
-
-    clock.run(main, virtual=True)
-
-
-@pytest.mark.parametrize("mode", PauseMode)
-def test_requests_that_come_during_a_pause_wait_for_resume(mode: PauseMode, tiny_folder: Path) -> None:
-    async def main() -> tuple[EngineHealth, float]:
-        scene = Scene(Watched(tiny_folder))
-        engine = scene.watched.engine
-        await engine.pause(mode)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(scene.ask, "a", how("a"))
-            tasks.start_soon(scene.ask, "b", how("b"))
-            await anyio.sleep(5)
-            health = await engine.health()
-            await engine.resume()
-        for name in "ab":
-            agrees_with_the_slow_way(open_model(tiny_folder), PROMPTS[name], how(name), scene.done[name])
-        return health, scene.at_s["a"]
-
-    assert clock.run(main, virtual=True) == (EngineHealth(0, 0, 2, is_paused=True, fed_tokens=0), 5.0)
-
-
 @pytest.mark.parametrize("mode", PauseMode)
 def test_a_caller_that_is_cancelled_during_a_pause_does_not_block_the_others(
     mode: PauseMode, tiny_folder: Path
@@ -285,29 +193,6 @@ def test_a_caller_that_is_cancelled_during_a_pause_does_not_block_the_others(
 # --- New weights -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("during", [1, 4])
-def test_completions_that_a_pause_keeps_go_on_with_the_weights_that_were_loaded_meanwhile(
-    during: int, tiny_folder: Path, other_weights: tuple[Any, Weights]
-) -> None:
-    other, weights = other_weights
-
-    async def main() -> None:
-        scene = Scene(Watched(tiny_folder))
-        engine = scene.watched.engine
-
-        async def push() -> None:
-            await engine.pause(PauseMode.KEEP)
-            await engine.load(weights)
-            await engine.resume()
-
-        await scene.run(during, push)
-        assert (await engine.health()).version == 1
-        for name in "abc":
-            changed_after(open_model(tiny_folder), other, name, scene.done[name], during)
-
-    clock.run(main, virtual=True)
-
-
 def test_a_load_that_fails_during_a_pause_leaves_completions_and_weights_as_they_were(tiny_folder: Path) -> None:
     async def main() -> None:
         scene = Scene(Watched(tiny_folder))
@@ -328,32 +213,6 @@ def test_a_load_that_fails_during_a_pause_leaves_completions_and_weights_as_they
 
 
 # --- Health ----------------------------------------------------------------------------------------------------------
-
-
-def test_health_counts_the_tokens_that_the_model_processed(tiny_folder: Path) -> None:
-    async def main() -> None:
-        watched = Watched(tiny_folder)
-        assert await watched.engine.health() == EngineHealth(0, 0, 0, is_paused=False, fed_tokens=0)
-        await watched.all_of([("a", [1, 5, 6], params(1, n=3)), ("b", [2, 5, 6, 7], params(2, n=2))])
-        # The prompts, and the sampled tokens without the last one of each.
-        assert await watched.engine.health() == EngineHealth(0, 0, 0, is_paused=False, fed_tokens=3 + 4 + 2 + 1)
-
-    clock.run(main, virtual=True)
-
-
-@pytest.mark.parametrize("during", [1, 3])
-def test_health_counts_what_runs_and_what_waits(during: int, tiny_folder: Path) -> None:
-    async def main() -> EngineHealth:
-        scene, found = Scene(Watched(tiny_folder)), list[EngineHealth]()
-
-        async def look() -> None:
-            found.append(await scene.watched.engine.health())
-
-        await scene.run(during, look)
-        return found[0]
-
-    health = clock.run(main, virtual=True)
-    assert (health.running, health.waiting, health.is_paused) == (3, 0, False)
 
 
 def test_a_deadline_counts_the_passes_after_the_first_token_but_no_pause(tiny_folder: Path) -> None:

@@ -126,16 +126,6 @@ def test_an_episode_too_short_for_a_single_turn_is_refused() -> None:
     open_policy(run_of(rollout={"max_tokens": needed}))
 
 
-def test_learning_leaves_the_engines_copy_alone_until_it_is_loaded(tmp_path: Path) -> None:
-    policy = open_policy(run_of())
-    before = weights(policy).clone()
-    with torch.no_grad():
-        for weight in policy.model.parameters():
-            weight.add_(1.0)
-    playing = torch.cat([weight.flatten() for weight in policy.engine._model.parameters()])
-    assert torch.equal(playing, before)
-
-
 def test_a_critic_and_a_reference_are_made_where_the_algorithm_needs_them(tmp_path: Path) -> None:
     for preset, changes, kinds in (
         ("grpo", {}, (False, False)),

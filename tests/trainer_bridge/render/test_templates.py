@@ -318,14 +318,6 @@ def test_a_prompt_without_a_template_holds_the_last_turns_too(history: int, prom
     assert [turn.starts_sample for turn in trajectory.turns] == [True, True, True]
 
 
-def test_the_bound_on_tokens_is_one_on_the_longest_context() -> None:
-    renderer = ChatRenderer(TOKENIZERS["chatml"], history=1)
-    completions = [list(renderer.demonstrate("left"))] * 3
-    longest = len(renderer.open(Observation("a"))) + len(completions[0])
-    assert len(rollout(renderer, completions, "abcd", max_tokens=longest).turns) == 3
-    assert len(rollout(ChatRenderer(TOKENIZERS["chatml"]), completions, "abcd", max_tokens=longest).turns) == 1
-
-
 # --- Dialogues -------------------------------------------------------------------------------------------------------
 
 

@@ -95,19 +95,6 @@ def test_calls_and_results_are_written_turn_by_turn_as_the_template_writes_the_w
     assert [renderer.action(completion) for completion in completions] == calls
 
 
-@every_template
-def test_an_episode_that_is_not_rewritten_holds_the_tokens_that_were_sampled(name: str) -> None:
-    renderer = renderer_of(name)
-    odd = [*TOKENIZERS[name].encode("<tool_call>", add_special_tokens=False, split_special_tokens=True)]
-    rest = TOKENIZERS[name].encode(f" {LS} </tool_call>", add_special_tokens=False, split_special_tokens=True)
-    sampled = [*odd, *rest, *renderer.demonstrate("")[-1:]]
-    assert renderer.action(sampled) == LS
-    ids, starts = played(renderer, [Observation("a"), result("b"), result("c")], [sampled, sampled])
-    assert starts == [False, False]
-    places = [place for place in range(len(ids)) if ids[place : place + len(sampled)] == sampled]
-    assert len(places) == 2
-
-
 def test_a_template_that_ignores_tools_has_them_described_in_the_system_prompt() -> None:
     renderer = ChatRenderer(TOKENIZERS["chatml"], system="Be brief.")
     shown = renderer.text(renderer.for_episode(start(BASH, system="You fix bugs.")).open(Observation("a")))
@@ -311,12 +298,6 @@ def test_the_system_prompt_is_that_of_the_renderer_and_then_that_of_the_environm
     assert renderer.text(renderer.open(Observation("c"))).startswith(f"<|im_start|>system\n{shown}<|im_end|>\n")
 
 
-def test_a_template_that_rejects_the_environments_system_prompt_is_an_error() -> None:
-    renderer = ChatRenderer(TOKENIZERS["mistral"])
-    with pytest.raises(UsageError, match="rejects a chat of system, user: no such role"):
-        renderer.for_episode(start(BASH, system="You fix bugs."))
-
-
 def test_a_model_without_a_template_plays_only_environments_without_system_prompt_and_tools() -> None:
     tokenizer: Any = make_tokenizer(WORDS)
     renderer = PlainRenderer(tokenizer)
@@ -334,16 +315,3 @@ def test_a_template_that_writes_calls_in_an_unread_markup_is_refused_only_with_t
     renderer = ChatRenderer(unread_tokenizer(name))
     with pytest.raises(UsageError, match=r"writes tool calls in a markup that envkit does not read: .*a wall"):
         renderer.for_episode(start(BASH))
-
-
-def test_special_tokens_in_descriptions_and_results_stay_text_even_with_quotes() -> None:
-    tokenizer = tool_tokenizer("gemma4")
-    quote = tokenizer.convert_tokens_to_ids('<|"|>')
-    tool = json.loads(json.dumps(BASH))
-    tool["function"]["description"] = 'a <|"|> b'
-    renderer = ChatRenderer(tokenizer, system='c <|"|>').for_episode(start(tool))
-    call = renderer.demonstrate('{"name": "bash", "arguments": {"command": "ls"}}')
-    history = [Exchange(Observation("?"), call)]
-    ids = [*renderer.open(Observation('<|"|>')), *renderer.extend(history, Observation('<|"|>', role="tool")).ids]
-    assert quote not in ids
-    assert list(call).count(quote) == 2

@@ -71,18 +71,6 @@ def test_lockstep_waits_only_so_long_for_those_that_have_not_come() -> None:
     assert clock.run(main, virtual=True) == [[11, 31, 36, 38], [11, 31, 36], [31, 36]]
 
 
-def test_lockstep_goes_on_at_once_without_one_that_leaves_before_it_came() -> None:
-    async def main() -> list[float]:
-        lockstep, passed = Lockstep(2, timeout_s=100), list[float]()
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(walk, lockstep, (1,), passed)
-            await anyio.sleep(3)
-            lockstep.leave(arrived=False)
-        return passed
-
-    assert clock.run(main, virtual=True) == [3]
-
-
 def test_lockstep_does_not_wait_for_queued_episodes_until_they_have_a_slot() -> None:
     async def main() -> list[list[float]]:
         passed = [list[float]() for _ in range(3)]

@@ -291,14 +291,6 @@ def test_an_episode_that_is_lost_each_time_is_tried_up_to_the_budget_and_kept_as
     assert engine.forgotten == [f"train-1/00000000/0000.{attempt}" for attempt in range(3)]
 
 
-def test_the_budget_counts_for_each_episode() -> None:
-    # The first lease of each task is lost, and for B the second one too.
-    answers = {A.key: 1, B.key: 2, C.key: 0}
-    result = play(lambda task, time: breaks(answers[task.key])(task, time), (A, B, C), retries=2)
-    assert stops(result) == ["terminated"] * 3
-    assert [one.task.seed for one in result.void] == [0, 1, 1]
-
-
 def test_groups_are_whole_whatever_was_lost() -> None:
     result = play(breaks(2), (A, B, C), group_size=4, retries=0)
     assert [(group.task, len(group.trajectories)) for group in result.groups] == [(A, 4), (B, 4), (C, 4)]
@@ -378,17 +370,6 @@ def test_a_turn_knows_how_long_it_waited_for_the_other_episodes() -> None:
     first, second = play(answers, (A, B)).trajectories
     assert [(turn.wait_s, turn.generate_s, turn.step_s) for turn in first.turns] == [(2, 0, 1)]
     assert [(turn.wait_s, turn.generate_s, turn.step_s) for turn in second.turns] == [(0, 0, 1)]
-
-
-def test_a_lost_episode_does_not_delay_the_others() -> None:
-    engine = ScriptedEngine(lambda call: "x")
-
-    def answers(task: Task, time: int) -> Sequence[Answer]:
-        return [Answer(after_s=3600)] if task == B else [Answer(), Answer(), Answer(ends="terminated")]
-
-    result = play(answers, (A, B, C), engine=engine, timeout_s=10, retries=0)
-    assert stops(result) == ["terminated", "timeout", "terminated"]
-    assert [call.at_s for call in engine.calls] == [10.0] * 4
 
 
 def test_a_host_with_fewer_slots_than_reported_plays_episodes_in_turn() -> None:

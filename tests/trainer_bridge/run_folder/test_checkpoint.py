@@ -109,16 +109,6 @@ def test_a_checkpoint_is_not_lost_when_its_replacement_is_killed_halfway(tmp_pat
     assert names(tmp_path) == ["step-3"]
 
 
-def test_files_left_by_a_kill_are_removed_by_the_next_save(tmp_path: Path) -> None:
-    keep(tmp_path, 3)
-    (tmp_path / ".step-3.old").mkdir()
-    (tmp_path / ".step-3.old" / "left-over").write_text("?")
-    assert checkpoint.latest(tmp_path) == tmp_path / "step-3"
-    keep(tmp_path, 3)
-    assert names(tmp_path) == ["step-3"]
-    assert names(tmp_path / "step-3") == ["state.json", "weights.json"]
-
-
 class Failing(ScriptedTrainer):
     """Fails after half of its files."""
 
@@ -132,12 +122,6 @@ def test_a_save_that_breaks_off_leaves_the_older_ones_and_nothing_else(tmp_path:
     with pytest.raises(KeyboardInterrupt):
         save(tmp_path, Failing(), RunState(step=3), keep=1)
     assert names(tmp_path) == ["step-1", "step-2"]
-
-
-def test_a_read_only_folder_is_reported(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match=f"^{tmp_path}/file/step-1: Not a directory; "):
-        keep(tmp_path / "file", 1)
 
 
 # --- A full disk -----------------------------------------------------------------------------------------------------
@@ -175,13 +159,6 @@ def test_a_full_disk_is_reported_the_same_way_by_the_weight_libraries(share: flo
             save(place, trainee.trainer, RunState(step=3), keep=1)
         assert "\n" not in str(caught.value)
         assert names(place) == []
-
-
-def test_a_full_disk_is_reported_when_weights_are_published(tmp_path: Path) -> None:
-    place = tmp_path / "disk"
-    trainee = Trainee(write_tiny(tmp_path / "policy", seed=1, hidden_size=32), place / "weights", preset="grpo")
-    with full_disk(place, 32 << 10), pytest.raises(UsageError, match=f"^{place}/weights/version-0.*: {FULL}; "):
-        trainee.publish()
 
 
 class Pretrained(ScriptedTrainer):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from matplotlib.axes import Axes
 
-from envkit.trainer_bridge.run_folder.plots import Curve, curve_of, draw, learning_curve, means, spread, training_panels
+from envkit.trainer_bridge.run_folder.plots import Curve, curve_of, draw, learning_curve, training_panels
 from envkit.trainer_bridge.run_folder.record import RunRecord
 from envkit.types import JSON
 
@@ -83,36 +83,6 @@ def test_constant_zero_figures_are_drawn_with_a_note() -> None:
     assert [words_in(axes) for axes in panels.values()] == [["0 throughout"]] * 4
 
 
-def test_rounding_errors_get_no_axis_of_their_own() -> None:
-    panels = panels_of({"step": 1, "approx_kl": -1e-9}, {"step": 2, "approx_kl": 2e-10})
-    (axes,) = panels.values()
-    assert words_in(axes) == ["below 1e-06 throughout"]
-    assert list(axes.get_yticks()) == [0]
-    assert axes.get_ylim() == (-1, 1)
-
-
-def test_a_figure_that_is_not_always_zero_has_its_axis_from_zero() -> None:
-    (axes,) = panels_of({"step": 1, "approx_kl": 0.0}, {"step": 2, "approx_kl": 0.5}).values()
-    assert words_in(axes) == []
-    assert axes.get_ylim() == (0, 0.54)
-
-
-@pytest.mark.parametrize("step", [1, 7])
-def test_a_single_train_step_is_the_only_mark_of_its_axis(step: int) -> None:
-    row: dict[str, JSON] = {"step": step, "return": 0.5, "success": 0.5}
-    curve = learning_curve([row], [])
-    assert curve is not None
-    for axes in (curve.axes[0], *panels_of(row).values()):
-        low, high = axes.get_xlim()
-        assert [tick for tick in axes.get_xticks() if low <= tick <= high] == [step]
-        assert low < step < high
-
-
-def test_no_dot_is_cut_off_at_the_edge_of_its_plot() -> None:
-    (axes,) = panels_of({"step": 1, "clip_share": 0.0}, {"step": 2, "clip_share": 0.5}).values()
-    assert [line.get_clip_on() for line in axes.lines] == [False]
-
-
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_curves_that_coincide_can_all_be_seen(value: float) -> None:
     metrics: list[dict[str, JSON]] = [{"step": step, "success": value} for step in (1, 2)]
@@ -124,21 +94,3 @@ def test_curves_that_coincide_can_all_be_seen(value: float) -> None:
     assert (sampled.is_dashed(), greedy.is_dashed()) == (False, True)
     assert greedy.get_markersize() > sampled.get_markersize()
     assert greedy.get_markerfacecolor() == "none"
-
-
-def test_means_use_the_available_neighbours() -> None:
-    assert means([0.0, 3.0, 6.0, 0.0], 3) == [1.5, 3.0, 3.0, 3.0]
-
-
-def test_labels_that_are_far_apart_stay_where_they_are() -> None:
-    assert spread([0.9, 0.1], gap=0.2, low=0, high=1) == [0.9, 0.1]
-
-
-def test_labels_that_are_too_close_move_apart_around_their_middle() -> None:
-    assert spread([0.5, 0.6], gap=0.2, low=0, high=1) == pytest.approx([0.45, 0.65])
-    assert spread([0.6, 0.5, 0.55], gap=0.2, low=0, high=1) == pytest.approx([0.75, 0.35, 0.55])
-
-
-def test_labels_stay_inside() -> None:
-    assert spread([1.0, 1.0], gap=0.2, low=0, high=1) == pytest.approx([0.8, 1.0])
-    assert spread([0.0, 0.05], gap=0.2, low=0, high=1) == pytest.approx([0.0, 0.2])

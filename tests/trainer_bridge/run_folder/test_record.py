@@ -6,19 +6,16 @@ import gzip
 import math
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import orjson
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
 from envkit.errors import UsageError
-from envkit.runs.files import read_rows, writing
+from envkit.runs.files import read_rows
 from envkit.trainer_bridge.run_folder.events import EventFile
 from envkit.trainer_bridge.run_folder.record import RunRecord
-from envkit.types import EpisodeRecord, Observation, Outcome, Step, StopReason, TurnRecord
 from tests.trainer_bridge.run_folder.disk import FULL, full_disk
 
 CONFIG = "seed: 7\nenv:\n  id: Sokoban-v0\n  options: {}\ntrainer:\n  steps: 10\n  learning_rate: 0.0003\n"
@@ -49,21 +46,6 @@ def steps_in(path: Path) -> list[object]:
     return [row["step"] for row in read_rows(path)]
 
 
-def an_episode(info: Any) -> EpisodeRecord:
-    step = Step(Observation("#P_#", ("up", "down")), 1.0, True, False, info)
-    return EpisodeRecord(
-        env_id="Sokoban-v0",
-        seed=2**64 - 1,
-        options={"size": 6},
-        index=0,
-        member=0,
-        outcome=Outcome.score(StopReason.TERMINATED, 1.0, {}),
-        start=Observation("#_P#"),
-        start_info={},
-        turns=(TurnRecord.of("<answer>up</answer>", step),),
-    )
-
-
 def test_a_step_is_a_line_with_its_floats_to_the_last_digit_and_null_for_what_is_no_number(tmp_path: Path) -> None:
     record = create(tmp_path / "run")
     record.step(1, {"return": 0.1 + 0.2, "kl": 1e-300, "lost": math.nan, "loss": math.inf})
@@ -80,20 +62,6 @@ def test_a_line_can_be_read_while_the_run_goes_on(tmp_path: Path) -> None:
     record.close()
 
 
-def test_trajectories_are_plain_objects_one_a_line(tmp_path: Path) -> None:
-    record = create(tmp_path)
-    record.trajectories(3, [an_episode({"odd": float("nan")})] * 2)
-    record.close()
-
-    first, second = (orjson.loads(line) for line in (tmp_path / "trajectories/step-3.jsonl").read_bytes().splitlines())
-    assert first == second
-    assert (first["env_id"], first["seed"], first["options"]) == ("Sokoban-v0", 2**64 - 1, {"size": 6})
-    assert (first["outcome"]["stop"], first["start"]["text"]) == ("terminated", "#_P#")
-    (turn,) = first["turns"]
-    assert turn["observation"]["text"] == "#P_#"
-    assert turn["info"] == {"odd": None}
-
-
 def test_the_summary_is_replaced_as_a_whole(tmp_path: Path) -> None:
     record = create(tmp_path)
     record.summary({"train_steps": 3})
@@ -101,11 +69,6 @@ def test_the_summary_is_replaced_as_a_whole(tmp_path: Path) -> None:
     record.close()
     assert (tmp_path / "summary.json").read_text() == '{\n  "train_steps": 4,\n  "stopped": false\n}\n'
     assert not list(tmp_path.glob(".*"))
-
-
-def test_the_configuration_lies_beside_the_run(tmp_path: Path) -> None:
-    create(tmp_path / "deep" / "run").close()
-    assert (tmp_path / "deep/run/config.yaml").read_text() == CONFIG
 
 
 def test_a_folder_that_holds_a_run_is_refused_with_both_ways_out(tmp_path: Path) -> None:
@@ -135,29 +98,6 @@ def test_force_removes_the_files_of_the_run_and_nothing_else(tmp_path: Path) -> 
     assert read_rows(tmp_path / "metrics.jsonl") == []
 
 
-@pytest.mark.parametrize(
-    ("content", "found"), [('{"format": 2}', "2"), (None, "0, since there is no format.json")], ids=["newer", "older"]
-)
-def test_a_run_of_another_format_is_neither_continued_nor_replaced(
-    content: str | None, found: str, tmp_path: Path
-) -> None:
-    run_of(tmp_path, steps=2)
-    (tmp_path / "format.json").unlink()
-    if content is not None:
-        (tmp_path / "format.json").write_text(content)
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    message = (
-        f"{tmp_path}: holds a run of another format (found {found}; this version of envkit reads 1); "
-        "use the version of envkit that wrote it, or another folder"
-    )
-
-    for use in (create, partial(create, force=True), partial(resume, step=2), RunRecord.refuse_taken):
-        with pytest.raises(UsageError) as refused:
-            use(tmp_path)
-        assert str(refused.value) == message
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-
-
 @pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "checkpoints/step-5"])
 def test_force_does_not_replace_foreign_files_of_the_same_names(tmp_path: Path, name: str) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -165,14 +105,6 @@ def test_force_does_not_replace_foreign_files_of_the_same_names(tmp_path: Path, 
     with pytest.raises(UsageError, match=f"{tmp_path}: {name} exists but belongs to no run; .*--output"):
         create(tmp_path, force=True)
     assert (tmp_path / name).read_text() == "mine"
-
-
-def test_a_file_where_the_folder_should_be_is_named(tmp_path: Path) -> None:
-    (tmp_path / "run").write_text("a file")
-    with pytest.raises(UsageError, match=f"{tmp_path}/run: File exists; .*another folder with --output"):
-        create(tmp_path / "run")
-    with pytest.raises(UsageError, match=f"{tmp_path}/run/in: Not a directory; .*another folder with --output"):
-        create(tmp_path / "run" / "in")
 
 
 def test_resume_drops_what_is_later_than_the_checkpoint(tmp_path: Path) -> None:
@@ -300,12 +232,6 @@ def test_a_resumed_run_may_use_another_server_but_not_none(tmp_path: Path, env: 
         resume(tmp_path, with_server("null"))
 
 
-def test_a_changed_section_in_a_list_of_environments_is_named(tmp_path: Path) -> None:
-    RunRecord.create(tmp_path, "env: [{id: a}, {id: b, weight: 1.0}]", force=False).close()
-    with pytest.raises(UsageError, match=r"env\.1\.weight: the run has 1\.0, the file has 2\.0"):
-        resume(tmp_path, "env: [{id: a}, {id: b, weight: 2.0}]")
-
-
 def test_a_resumed_run_may_be_asked_for_more_steps(tmp_path: Path) -> None:
     run_of(tmp_path, steps=1)
     longer = CONFIG.replace("steps: 10", "steps: 20")
@@ -370,8 +296,3 @@ def test_a_full_disk_ends_the_run_with_advice_and_keeps_the_written_rows(tmp_pat
                 record.step(step, {"success": 0.1, "return": 1 / 3, "entropy_nats": 2 / 3})
         record.close()
         assert steps_in(folder / "metrics.jsonl") == list(range(1, step))
-
-
-def test_other_errors_of_a_writing_block_are_not_converted(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="a fault"), writing(tmp_path):
-        raise ValueError("a fault")

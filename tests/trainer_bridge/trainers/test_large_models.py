@@ -79,16 +79,6 @@ def folder(request: pytest.FixtureRequest, tiny_folder: Path, chat_folder: Path)
 # --- The whole update ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(4))  # draws which group is in the first of the two updates
-def test_the_gap_to_the_sampler_is_that_of_the_first_update_with_advantages(seed: int, tiny_folder: Path) -> None:
-    same = [replace(one, rewards=floats([0.0] * len(one.rewards))) for one in groups(12, count=1)]
-    other = [replace(one, group="other", episode=f"other {one.episode}") for one in groups(13, count=1)]
-    how: dict[str, Any] = {"preset": "grpo", "epochs": 1, "minibatches": 2, "is_large": True, "seed": seed}
-    _, report = learned(tiny_folder, [*same, *other], **how)
-    assert report["skipped_samples"] >= len(same)
-    assert report["sampler_gap_nats"] > 0.1
-
-
 @EVERY_KIND
 @pytest.mark.parametrize("micro_tokens", [10**6, 90, 1])
 @pytest.mark.parametrize("packing", [False, True])
@@ -223,30 +213,6 @@ def test_blocks_of_any_size_give_values_and_gradients_of_plain_autograd(
         found.append((logp_N, entropy_N, hidden.grad, weight.grad))
     for got, expected in zip(*found, strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
-
-
-def test_the_gradients_of_blocks_are_those_of_finite_differences() -> None:
-    hidden_NH, weight_VH, token_N = drawn(dtype=torch.float64, tokens=3, vocabulary=6)
-
-    def loss(hidden: Tensor, weight: Tensor) -> Tensor:
-        logp_N, entropy_N = block_logps(hidden, weight, token_N, factor=1.3, tokens_block=2, vocabulary_block=4)
-        return (logp_N * torch.tensor([1.0, -2.0, 0.5])).sum() + 0.3 * entropy_N.sum()
-
-    hidden, weight = hidden_NH.clone().requires_grad_(), weight_VH.clone().requires_grad_()
-    loss(hidden, weight).backward()  # type: ignore[no-untyped-call]
-    for tensor, base in ((hidden, hidden_NH), (weight, weight_VH)):
-        assert tensor.grad is not None
-        for place in torch.cartesian_prod(torch.arange(base.shape[0]), torch.arange(base.shape[1])).tolist():
-            step = torch.zeros_like(base)
-            step[tuple(place)] = 1e-6
-            moved = [
-                loss(hidden_NH + sign * step, weight_VH)
-                if tensor is hidden
-                else loss(hidden_NH, weight_VH + sign * step)
-                for sign in (1, -1)
-            ]
-            slope = float(moved[0] - moved[1]) / 2e-6
-            assert float(tensor.grad[tuple(place)]) == pytest.approx(slope, abs=1e-7)
 
 
 def test_the_logits_of_a_bfloat16_trainer_are_not_rounded_on_a_cpu(tiny_folder: Path) -> None:

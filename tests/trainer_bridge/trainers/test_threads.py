@@ -56,7 +56,7 @@ def test_torch_starts_with_threads_that_sleep_while_they_wait(start: str) -> Non
     [("OMP_WAIT_POLICY", "active", "OMP_WAIT_POLICY = 'ACTIVE'"), ("GOMP_SPINCOUNT", "5", "GOMP_SPINCOUNT = '5'")],
 )
 def test_how_threads_wait_is_the_users_choice(name: str, value: str, shown: str) -> None:
-    done = python("import envkit.trainer_bridge.trainers.torch_local", OMP_DISPLAY_ENV="verbose", **{name: value})
+    done = python("import envkit.trainer_bridge, torch", OMP_DISPLAY_ENV="verbose", **{name: value})
     assert shown in done.stderr
 
 

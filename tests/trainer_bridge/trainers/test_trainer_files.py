@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,9 +12,7 @@ import torch
 
 from envkit import clock
 from envkit.errors import UsageError
-from envkit.trainer_bridge.engines.transformers import TransformersEngine
-from envkit.trainer_bridge.warmup.warmup import Imitator, Stage
-from envkit.types import Completion, SamplingParams
+from envkit.types import SamplingParams
 from tests.trainer_bridge.models import open_model, slow_generate, write_tiny
 from tests.trainer_bridge.trainees import KINDS, Trainee, draw_samples
 
@@ -104,13 +100,6 @@ def test_a_checkpoint_of_another_algorithm_is_refused(tiny_folder: Path, tmp_pat
     assert "reference" in refuses(Trainee(tiny_folder, tmp_path, **KINDS["grpo with kl"]), place)
 
 
-def test_a_folder_that_holds_nothing_is_refused(tiny_folder: Path, tmp_path: Path) -> None:
-    trainee = Trainee(tiny_folder, tmp_path, **KINDS["grpo"])
-    refuses(trainee, tmp_path / "nowhere")
-    (tmp_path / "empty").mkdir()
-    refuses(trainee, tmp_path / "empty")
-
-
 @pytest.mark.parametrize("name", ["policy/model.safetensors", "optimizer.pt", "trainer.json", "reference.safetensors"])
 @pytest.mark.parametrize("damage", ["missing", "empty", "cut", "garbled"])
 def test_a_damaged_checkpoint_is_refused_in_one_line(name: str, damage: str, tiny_folder: Path, tmp_path: Path) -> None:
@@ -126,13 +115,6 @@ def test_a_damaged_checkpoint_is_refused_in_one_line(name: str, damage: str, tin
     else:
         file.write_bytes(b"\xff\x00\x80 nonsense " * 50)
     refuses(Trainee(tiny_folder, tmp_path, **KINDS["grpo with kl"]), place)
-
-
-@pytest.mark.parametrize("content", ["[]", "3", '{"version": "x"}', "{}"])
-def test_a_version_that_is_none_is_refused(content: str, tiny_folder: Path, tmp_path: Path) -> None:
-    place = saved(tiny_folder, tmp_path / "checkpoint", kind="grpo")
-    (place / "trainer.json").write_text(content)
-    refuses(Trainee(tiny_folder, tmp_path, **KINDS["grpo"]), place)
 
 
 # --- Publishing ------------------------------------------------------------------------------------------------------
@@ -178,45 +160,7 @@ def test_the_checksum_changes_with_the_weights_that_the_engine_gets(
     assert written == getattr(torch, engine_dtype)
 
 
-def test_an_engine_plays_with_what_was_published(tiny_folder: Path, tmp_path: Path) -> None:
-    trainee = Trainee(tiny_folder, tmp_path, preset="grpo")
-    engine = TransformersEngine(open_model(tiny_folder), pad_id=0)
-    learn(trainee, tiny_folder, 0)
-    how = SamplingParams(max_tokens=10, seed=2)
-
-    async def main() -> Completion:
-        await engine.load(await trainee.trainer.publish())
-        return await engine.generate([1, 5, 6], how)
-
-    got = clock.run(main, virtual=True)
-    token_ids, logps = slow_generate(trainee.model, [1, 5, 6], how)
-    assert got.token_ids.tolist() == token_ids
-    assert got.logprobs.tolist() == pytest.approx(logps, abs=1e-5)
-    assert got.versions == ((1, 10),)
-
-
 def test_a_model_whose_embeddings_are_its_output_layer_is_published_once(tiny_folder: Path, tmp_path: Path) -> None:
     trainee = Trainee(tiny_folder, tmp_path, preset="grpo")
     names = set(safetensors.torch.load_file(trainee.publish().location))
     assert len(names & {"model.embed_tokens.weight", "lm_head.weight"}) == 1
-
-
-def test_learning_after_imitation_starts_with_an_optimizer_of_its_own(tiny_folder: Path, tmp_path: Path) -> None:
-    """A trainer created after a warm-up continues like one restored from its checkpoint."""
-    trainee = Trainee(tiny_folder, tmp_path, preset="grpo")
-    imitator = Imitator(trainee.model, max_grad_norm=1.0, micro_tokens=1000)
-
-    async def never(update: int, loss: float) -> bool:
-        return False
-
-    samples = draw_samples(5, 8, tiny_folder)
-    clock.run(lambda: imitator.run(Stage(2, 8, 1e-2), lambda update: samples, after=never), virtual=True)
-    place = tmp_path / "checkpoint"
-    place.mkdir()
-    trainee.save(place)
-    again = Trainee(tiny_folder, tmp_path, preset="grpo")
-    again.restore(place)
-    assert json.loads((place / "trainer.json").read_text()) == {"version": 0}
-    assert learn(again, tiny_folder, 1) == learn(trainee, tiny_folder, 1)
-    assert torch.equal(again.model.get_input_embeddings().weight, trainee.model.get_input_embeddings().weight)
-    shutil.rmtree(place)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import count, islice
+from itertools import count
 
 import anyio
 import pytest
@@ -20,7 +20,6 @@ from envkit.types import Observation, Task
 from envkit.wiring import environments
 from tests.trainer_bridge.fakes import Answer, LetterRenderer, ScriptedHost, letters, text_of
 from tests.trainer_bridge.models import chat_tokenizer
-from tests.trainer_bridge.plain import plain
 
 MOVES = ("u", "d", "l", "r")
 
@@ -141,19 +140,6 @@ def test_an_environment_without_legal_moves_needs_demonstrations_without_random_
         teacher(1.0).move(Observation("u"), random.Random(1))
 
 
-def test_every_lesson_is_counted() -> None:
-    counted: list[int] = []
-    host = ScriptedHost(lambda task, time: [Answer("u")])
-
-    async def main() -> None:
-        await demonstrations.lessons(
-            host, teacher(0.0), numbered(), 7, 5, on_lesson=lambda: counted.append(len(counted))
-        )
-
-    clock.run(main, virtual=True)
-    assert counted == list(range(7))
-
-
 def test_collecting_lessons_can_be_cancelled_if_the_environment_never_yields() -> None:
     async def main() -> bool:
         expert = environments.open_expert("FrozenLake-v0")
@@ -238,16 +224,6 @@ def test_the_token_that_stops_a_completion_is_not_counted() -> None:
     renderer = ChatRenderer(chat_tokenizer())
     (move, stop) = Teacher(SignExpert(), renderer, 0.0, is_bare=True, turn_tokens=1).tokens("u")
     assert (renderer.text([move]), stop in renderer.stop) == ("u", True)
-
-
-def test_arithmetic_questions_can_be_demonstrated_without_noise() -> None:
-    async def main() -> list[Lesson]:
-        expert = environments.open_expert("Arithmetic-v0")
-        tasks = (Task("Arithmetic-v0", seed, {"operands": [3, 3]}) for seed in count())
-        async with environments.slots(1) as host:
-            return await demonstrations.lessons(host, Teacher(expert, LetterRenderer(), 0.0, is_bare=True), tasks, 2, 1)
-
-    assert {lesson.good for lesson in clock.run(main)} == {(letters("6"),)}
 
 
 # --- Whole episodes --------------------------------------------------------------------------------------------------
@@ -368,22 +344,3 @@ def test_every_demonstration_plays_its_own_task() -> None:
     clock.run(main, virtual=True)
     assert [episode.actions[0] for episode in host.episodes] != ["<u>"] * 4
     assert next(tasks).seed == 4
-
-
-def test_demonstrations_of_the_lake_are_the_same_again_and_worse_with_more_noise() -> None:
-    async def main(noise: float) -> list[demonstrations.Demonstration]:
-        expert = environments.open_expert("FrozenLake-v0")
-        tasks = (Task("FrozenLake-v0", seed, {"instructions": False}) for seed in count())
-        async with environments.slots(1) as host:
-            shown = Teacher(expert, LetterRenderer(), noise)
-            return await demonstrations.demonstrations(
-                host, shown, islice(tasks, 60), 60, 4, RolloutLimits(max_turns=12, max_tokens=999)
-            )
-
-    rates = []
-    for noise in (0.0, 0.5, 1.0):
-        played = clock.run(main, noise)
-        assert plain(played) == plain(clock.run(main, noise))
-        rates.append(sum(one.success is True for one in played) / 60)
-    assert rates[0] == 1.0
-    assert rates[0] > rates[1] > rates[2] > 0

@@ -146,19 +146,6 @@ def test_the_loss_is_in_nats_a_token_whatever_the_size_of_the_passes(tiny_folder
         assert losses[0] == pytest.approx(-math.fsum(logps) / len(logps), abs=1e-5)
 
 
-def test_the_loss_of_a_pretrained_policy_is_that_of_the_plain_way(chat_folder: Path) -> None:
-    logps = [logp for one in echo(0) for logp in completion_logps(open_model(chat_folder), one)]
-    imitator = Imitator(open_model(chat_folder), max_grad_norm=1.0, micro_tokens=30, is_pretrained=True)
-    losses: list[float] = []
-
-    async def after(update: int, loss: float) -> bool:
-        losses.append(loss)
-        return False
-
-    clock.run(lambda: imitator.run(Stage(1, 32, 1e-3), echo, after=after), virtual=True)
-    assert losses == [pytest.approx(-math.fsum(logps) / len(logps), abs=1e-4)]
-
-
 def test_imitation_ends_when_it_is_asked_to_stop(tiny_folder: Path) -> None:
     made, losses = imitate(tiny_folder, Stage(30, 32, 1e-3), stop_at=4)
     assert made == len(losses) == 4
@@ -349,28 +336,6 @@ def pretrained(folder: Path, display: SilentDisplay, **section: Any) -> tuple[Lo
         return policy, await warm_up(run, specs, policy, imitator, display, save=nothing)
 
     return clock.run(main)
-
-
-def test_a_pretrained_policy_learns_bare_moves_from_single_states_until_it_plays_well(chat_folder: Path) -> None:
-    policy, facts = pretrained(
-        chat_folder,
-        SilentDisplay(),
-        kind="demonstrations",
-        answers="bare",
-        single_turn_states=40,
-        single_turn_batch=16,
-        single_turn_updates=200,
-        learning_rate=1e-2,
-        check_every=20,
-        episode_updates=0,
-        greedy_goal=1.0,
-    )
-    assert facts["greedy_validation"] == 1.0
-    assert facts["demonstrator_success"] is None
-    assert facts["episode_updates"] == 0
-    assert isinstance(facts["single_turn_updates"], int)
-    assert facts["single_turn_updates"] in range(20, 200, 20)  # it was good enough at a look
-    assert greedy(policy, "P _\n_ G") in ("right<|im_end|>", "down<|im_end|>")
 
 
 def greedy(policy: LocalPolicy, text: str) -> str:

@@ -83,20 +83,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"model:{write_chat(tmp_path_factory.mktemp('model'), seed=5)}"
 
 
-@pytest.mark.parametrize("policy", ["random", "expert"])
-def test_a_resumed_evaluation_equals_one_that_was_never_interrupted(tmp_path: Path, policy: str) -> None:
-    whole, _ = evaluated(tmp_path / "whole", policy)
-    stopped(tmp_path / "parts", policy, after=3)
-    stopped(tmp_path / "parts", policy, after=2)
-    kept = len(lines(tmp_path / "parts"))  # with those that ended in the same moment
-    found, played = evaluated(tmp_path / "parts", policy)
-
-    assert 5 <= kept < 24
-    assert (found.resumed, len(played)) == (kept, 24 - kept)
-    assert (found.metrics, found.levels) == (whole.metrics, whole.levels)
-    assert without_times(lines(tmp_path / "parts")) == without_times(lines(tmp_path / "whole"))
-
-
 @pytest.mark.parametrize("greedy", [True, False])
 def test_an_evaluation_of_a_local_model_can_be_resumed(tmp_path: Path, model: str, greedy: bool) -> None:
     # One episode at a time: then no batch differs, and every number has to agree.
@@ -149,12 +135,6 @@ def test_an_unfinished_evaluation_of_another_version_is_not_continued(tmp_path: 
     (tmp_path / "arguments.json").write_text('{"env_id": "FrozenLake-v0", "policy": "random"}')
     with pytest.raises(UsageError, match="an unfinished evaluation of another version of envkit; finish it with that"):
         evaluated(tmp_path)
-
-
-def test_force_replaces_an_unfinished_evaluation(tmp_path: Path) -> None:
-    stopped(tmp_path / "found", after=6)
-    found, played = evaluated(tmp_path / "found", "expert", force=True)
-    assert (found.resumed, len(played), len(lines(tmp_path / "found"))) == (0, 24, 24)
 
 
 class Flaky(gymnasium.Env[str, str]):

@@ -250,14 +250,6 @@ def test_errors_name_the_file_and_the_place(tmp_path: Path, name: str, content: 
         list(read_products(tmp_path))
 
 
-def test_malformed_instructions_name_their_file(tmp_path: Path) -> None:
-    write(tmp_path / "items_shuffle.json", [SHIRT])
-    write(tmp_path / "items_ins_v2.json", {"B1": {"attributes": "red"}})
-
-    with pytest.raises(UsageError, match=r"items_ins_v2\.json: Expected `array \| null`, got `str`"):
-        list(read_products(tmp_path))
-
-
 def test_a_damaged_archive_is_an_error_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "items_shuffle.json.gz").write_bytes(gzip.compress(json.dumps([SHIRT]).encode())[:-20])
 

@@ -10,7 +10,7 @@ import pytest
 from envkit import clock
 from envkit.errors import DeadlineError, EnvkitError, UsageError
 from envkit.trainer_bridge.engines.vllm.engine import VllmEngine
-from envkit.types import Completion, FinishReason, PauseMode, SamplingParams, Weights, stable_hash
+from envkit.types import Completion, FinishReason, PauseMode, SamplingParams, Weights
 from tests.trainer_bridge.engines.vllm.fake_server import FakeServer, fleet, params, positions, settings, until
 
 PROMPT = [7] * 10
@@ -41,22 +41,6 @@ def is_whole(got: Completion, n: int) -> bool:
 
 
 # --- Losses ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_completion_goes_on_elsewhere_when_its_server_dies_in_the_middle() -> None:
-    async def main() -> None:
-        first, second = FakeServer(dies_after=5), FakeServer()
-        async with fleet(first, second, seeds=True) as group:
-            got = await group.engine.generate(PROMPT, params(12, seed=3, stop=(99,)), session="s")
-        assert is_whole(got, 12)
-        (begun,), (rest,) = first.requests, second.requests
-        assert begun["sampling_params"]["max_tokens"] == 12
-        assert rest["token_ids"] == [*PROMPT, *positions(PROMPT, 5)]
-        assert rest["sampling_params"]["max_tokens"] == 7
-        assert rest["sampling_params"]["stop_token_ids"] == [99]
-        assert (begun["sampling_params"]["seed"], rest["sampling_params"]["seed"]) == (3, stable_hash(3, 5) % 2**63)
-
-    clock.run(main)
 
 
 def test_without_the_setting_a_request_has_no_seed() -> None:
@@ -138,18 +122,6 @@ def test_the_failure_after_the_last_restart_names_the_reason() -> None:
     clock.run(main)
 
 
-def test_a_server_that_cannot_start_again_counts_each_attempt() -> None:
-    async def main() -> None:
-        server = FakeServer(dies_after=3)
-        async with fleet(server, owned=True, max_restarts=2) as group:
-            server.refuses_start = "out of memory"
-            with pytest.raises(EnvkitError, match=r"more than 2 times .* because: out of memory"):
-                await group.engine.generate(PROMPT, params(6))
-            assert server.starts == 3
-
-    clock.run(main)
-
-
 def test_a_pause_while_a_server_is_lost_returns_and_keeps_the_tokens() -> None:
     async def main() -> None:
         first, second = FakeServer(token_s=0.01), FakeServer(token_s=0.01)
@@ -203,16 +175,6 @@ def test_weights_that_one_server_rejects_stop_the_load_but_not_that_of_the_other
             await group.engine.load(Weights(2, "/good"))
             done = await complete_all(group.engine, 4, params(6))
             assert [one.versions for one in done] == [((2, 6),)] * 4
-
-    clock.run(main)
-
-
-def test_a_run_that_connects_and_loads_leaves_no_error_in_the_log_of_the_server() -> None:
-    async def main() -> None:
-        server = FakeServer()
-        async with fleet(server) as group:
-            await group.engine.load(Weights(1, "/weights-1"))
-        assert (server.loads, server.errors) == (["/weights-1"], 0)
 
     clock.run(main)
 
