@@ -39,7 +39,7 @@ EXTRAS = ("serve", "docker", "ray", "terminal")
 TESTS = (
     *("cli/test_cli.py", "cli/test_play.py", "config", "contract/test_envs.py", "environments/boards"),
     *("environments/frozen_lake", "environments/sokoban", "environments/terminal/test_screen.py", "environments/tools"),
-    *("environments/webshop", "fleet", "http", "runs", "test_env.py", "test_gym.py", "wrappers"),
+    *("environments/webshop/test_env.py", "fleet", "http", "runs", "test_env.py", "test_gym.py", "wrappers"),
 )
 TRAINER_TESTS = ("trainer_bridge",)
 LEFT_OUT = "alone bwrap chromium detached docker limits model nginx node peers ray slow valgrind vllm"
