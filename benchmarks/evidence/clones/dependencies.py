@@ -37,10 +37,11 @@ OLDER_TORCH = "2.9.0"
 EXTRAS = ("serve", "docker", "ray", "terminal")
 """The extras without torch."""
 TESTS = (
-    *("cli/test_cli.py", "cli/test_play.py", "config", "contract/test_envs.py", "environments/boards"),
-    *("environments/frozen_lake", "environments/sokoban", "environments/terminal/test_screen.py", "environments/tools"),
-    *("environments/webshop/test_env.py", "fleet", "http", "runs", "test_env.py", "test_gym.py", "wrappers"),
+    *("cli/test_cli.py", "config", "contract/test_envs.py", "environments/terminal/test_screen.py"),
+    *("environments/webshop/test_env.py", "http/api", "http/auth", "http/client", "runs", "test_gym.py"),
+    "wrappers/test_tools.py",
 )
+"""Tests that use each of the dependencies, and no torch."""
 TRAINER_TESTS = ("trainer_bridge",)
 LEFT_OUT = "alone bwrap chromium detached docker limits model nginx node peers ray slow valgrind vllm"
 """Markers of the tests that take long, or need more than the Python packages."""
