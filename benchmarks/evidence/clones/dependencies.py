@@ -2,11 +2,12 @@
 
     python benchmarks/evidence/clones/dependencies.py [--only NAME]
 
-Each part makes a virtual environment in a temporary folder. `oldest-3.11` has the lower bound of each direct dependency,
-or the next version that has a wheel for this Python, and the newest versions of all others; `newest-3.11` has the
-newest versions. Both run the tests that need neither torch nor sandboxes. In `older-torch`, pip installs envkit
+Each part makes a virtual environment in a temporary folder. `oldest-3.11` has the lower bound of each direct
+dependency, or the next version that has a wheel for this Python, and the newest versions of all others; `newest-3.11`
+has the newest versions. Both run tests that need neither torch nor sandboxes. In `older-torch`, pip installs envkit
 with the extra `train` into an environment that contains an older torch, which must remain; then the tests of the
-trainer run. This part downloads 3.5 GB. uv resolves the versions, pip installs them.
+trainer run. This part downloads 3.5 GB. uv resolves the versions, pip installs them. Keep the machine quiet: tests
+with deadlines fail under a high load.
 """
 
 from __future__ import annotations
@@ -101,8 +102,8 @@ def versions(python: Path) -> dict[str, str]:
     listing = [python, "-m", "pip", "list", "--format=json"]
     found = json.loads(subprocess.run(listing, check=True, capture_output=True).stdout)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    named = " ".join([*project["dependencies"], *sum(project["optional-dependencies"].values(), [])]).lower()
-    names = {word.partition(">=")[0].partition("[")[0] for word in named.split()}
+    named = [*project["dependencies"], *(word for words in project["optional-dependencies"].values() for word in words)]
+    names = {word.partition(">=")[0].partition("[")[0].lower() for word in named}
     return {one["name"].lower(): one["version"] for one in found if one["name"].lower().replace("_", "-") in names}
 
 
