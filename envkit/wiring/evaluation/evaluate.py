@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -23,7 +23,7 @@ from envkit.trainer_bridge.evaluation.advice import advice
 from envkit.trainer_bridge.evaluation.outcomes import Tally
 from envkit.trainer_bridge.evaluation.result import Evaluation
 from envkit.trainer_bridge.rollout import Rollout
-from envkit.types import JSON, EpisodeRecord, Options, Trajectory, stable_hash
+from envkit.types import JSON, EpisodeRecord, Options, Task, Trajectory, stable_hash
 from envkit.wiring import tasks as task_sets
 from envkit.wiring.environments import open_resources, refuse_foreign, slots
 from envkit.wiring.evaluation.contestant import FoundPolicy, num_envs
@@ -75,9 +75,17 @@ async def evaluate(
         display.announce(
             f"{env.id} has only {len(tasks)} tasks in the split {section.split}; each is played once per attempt"
         )
+    if "split" not in section.model_fields_set and task_sets.splits(played, options):
+        every = task_sets.count(played, options, task_sets.ANY_SPLIT, wanted)
+        if len(tasks) < every:
+            display.announce(
+                f"{env.id}: {len(tasks)} of {every} tasks are in the split {section.split}; --split any plays all"
+            )
     if found.warning:
         display.announce(found.warning)
-    description = _description(config, found, options, len(tasks))
+    description = _description(config, found, options, tasks)
+    if spec is None or spec.task_set is None:  # then the tasks follow from the arguments
+        del description["tasks"]
     earlier = () if kept is None else kept(description)
     tally = Tally(len(tasks), attempts, display, on_episode)
     lost_in_a_row, total = 0, len(tasks) * attempts
@@ -170,17 +178,19 @@ def _is_set(config: EvalConfig, section: str, key: str) -> bool:
     return key in found.model_fields_set
 
 
-def _description(config: EvalConfig, found: FoundPolicy, options: Options, episodes: int) -> dict[str, JSON]:
+def _description(config: EvalConfig, found: FoundPolicy, options: Options, tasks: Sequence[Task]) -> dict[str, JSON]:
     """Return the values that must not change when an evaluation is resumed."""
     return {
         "policy": config.policy,
         "weights": found.identity,
         "env": {"id": config.env.id, "url": config.env.url, "options": dict(options)},
-        "evaluation": {**config.evaluation.model_dump(mode="json", exclude={"every"}), "episodes": episodes},
+        "evaluation": {**config.evaluation.model_dump(mode="json", exclude={"every"}), "episodes": len(tasks)},
         "rollout": {**config.set_keys("rollout"), "temperature": found.temperature},
         "renderer": config.set_keys("renderer"),
         "engine": {key: value for key, value in config.set_keys("engine").items() if key != "device"},
         "sandbox": config.set_keys("sandbox"),
+        # The options of a task contain what its file says, such as the question and its answer.
+        "tasks": f"those with the hash {stable_hash('tasks', *(task.key for task in tasks)):x}",
     }
 
 

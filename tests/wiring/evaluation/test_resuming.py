@@ -51,7 +51,11 @@ def evaluated(
         if len(played) == stop_after:
             raise StoppedError
 
-    options = {"instructions": False, **settings.pop("options", {})} if env_id == "FrozenLake-v0" else {}
+    options = (
+        {"instructions": False, **settings.pop("options", {})}
+        if env_id == "FrozenLake-v0"
+        else settings.pop("options", {})
+    )
     usual = {"policy": policy, "episodes": EPISODES, "attempts": 2, "seed": 3, "options": options}
     described = evaluation.read(env_id, overrides, **{**usual, **settings})
     found = clock.run(partial(evaluate, described, display=SilentDisplay(), kept=folder.begin, on_episode=add))
@@ -105,6 +109,20 @@ def test_weights_that_changed_are_noticed(tmp_path: Path) -> None:
     os.utime(folder / "model.safetensors", (1, 1))
     with pytest.raises(UsageError, match=r"holds an evaluation with other arguments: weights was .*, now "):
         evaluated(tmp_path / "found", f"model:{folder}", **how)
+
+
+def test_questions_that_changed_are_noticed(tmp_path: Path) -> None:
+    file = tmp_path / "questions.jsonl"
+    rows = [orjson.dumps({"prompt": f"What is {n} and 1?", "answer": str(n + 1)}).decode() for n in range(4)]
+    how: dict[str, Any] = {"env_id": "Questions-v0", "options": {"file": str(file)}, "split": "any"}
+    file.write_text("\n".join(rows))
+    stopped(tmp_path / "found", "nop", after=2, **how)
+    for changed in (rows[::-1], [*rows[:3], rows[3].replace('"4"', '"5"')]):
+        file.write_text("\n".join(changed))
+        with pytest.raises(UsageError, match=r"holds an evaluation with other arguments: tasks was .*, now "):
+            evaluated(tmp_path / "found", "nop", **how)
+    file.write_text("\n".join(rows))
+    assert evaluated(tmp_path / "found", "nop", **how)[0].resumed >= 2
 
 
 def test_a_last_line_that_was_cut_short_is_played_again(tmp_path: Path) -> None:
