@@ -176,6 +176,8 @@ def _types(types: Mapping[str, Any]) -> Iterator[str]:
             required = schema.get("required", ())
             for field, kind in schema["properties"].items():
                 yield f"| `{field}`{'' if field in required else '?'} | {_name(kind)} |\n"
+        elif "enum" in schema:
+            yield f"\n### {name}\n\n{' '.join(schema.get('description', '').split())} One of: {_name(schema)}.\n"
 
 
 def _name(schema: Mapping[str, Any]) -> str:

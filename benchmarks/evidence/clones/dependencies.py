@@ -38,7 +38,7 @@ OLDER_TORCH = "2.9.0"
 EXTRAS = ("serve", "docker", "ray", "terminal")
 """The extras without torch."""
 TESTS = (
-    *("cli/test_cli.py", "config", "contract/test_envs.py", "environments/terminal/test_screen.py"),
+    *("config", "contract/test_envs.py", "environments/terminal/test_screen.py"),
     *("environments/webshop/test_env.py", "http/api", "http/auth", "http/client", "runs", "test_gym.py"),
     "wrappers/test_tools.py",
 )

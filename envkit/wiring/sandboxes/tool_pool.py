@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import cache
 from typing import cast
 
 from envkit.sandbox.machine import this_machine, with_defaults
@@ -29,7 +30,7 @@ async def open_tool_pool(
         kind: Kind of the backend; see `envkit.wiring.sandboxes.backends.choose_for_policy`.
         times: When a sandbox that does not answer is suspected and lost.
         announce: Called with one line: the chosen backend, why it is a fallback, and which limits it lacks. With
-            None, the log has a warning if it lacks limits.
+            None, the log has one warning per process if it lacks limits.
 
     Raises:
         UsageError: This kind does not work on this machine; the message names the remedy.
@@ -39,8 +40,14 @@ async def open_tool_pool(
     if announce is not None:
         announce(line)
     elif chosen.lacking:
-        _log.warning(line)
+        _warn_once(line)
     async with chosen.backend as backend:
         node = Node("here", backend, with_defaults(Capacity(), this_machine()))
         async with Pool([node], liveness_times=times or LivenessTimes()) as pool:
             yield pool
+
+
+@cache
+def _warn_once(line: str) -> None:
+    """Log a warning, once per process: a vector opens a pool for each of its copies."""
+    _log.warning(line)

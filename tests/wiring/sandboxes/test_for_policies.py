@@ -13,6 +13,7 @@ from envkit.errors import SandboxRefusedError
 from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.sandbox.docker import backend as docker
 from envkit.types import SandboxSpec
+from envkit.wiring.sandboxes import tool_pool
 from envkit.wiring.sandboxes.backends import choose_for_policy
 
 pytestmark = [pytest.mark.bwrap, pytest.mark.anyio]
@@ -30,17 +31,19 @@ def ordinary(monkeypatch: pytest.MonkeyPatch) -> None:
     async def no_daemon(image: str | None = None) -> str | None:
         return "no Docker daemon answers"
 
+    tool_pool._warn_once.cache_clear()
     monkeypatch.setattr(LocalBackend, "capabilities", capabilities)
     monkeypatch.setattr(docker, "why_unavailable", no_daemon)
 
 
 @pytest.mark.usefixtures("ordinary")
 @pytest.mark.parametrize("env_id", ["Code-v0", "Terminal-v0"])
-def test_an_ordinary_user_plays_with_a_warning_and_the_result_names_the_missing_limits(
+def test_an_ordinary_user_plays_with_one_warning_and_the_result_names_the_missing_limits(
     env_id: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    envkit.evaluate(env_id, "oracle", episodes=1, output=tmp_path / "e")
-    assert "does not limit memory, pids, cpu, uid here" in caplog.text
+    for folder in ("e", "again"):
+        envkit.evaluate(env_id, "oracle", episodes=1, output=tmp_path / folder)
+    assert caplog.text.count("does not limit memory, pids, cpu, uid here") == 1
     assert json.loads((tmp_path / "e" / "evaluation.json").read_bytes())["settings"]["sandbox"]["lacking"] == LIMITS
 
 
