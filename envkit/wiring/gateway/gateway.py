@@ -311,6 +311,12 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
             announce(
                 f"trusted worker: {config.envs.tool_episodes} concurrent episodes with sandboxes as tools ({names})"
             )
+            limits = [limit for node in fleet_nodes.nodes for limit in node.backend.capabilities().items()]
+            if missing := sorted(name for name, is_enforced in limits if not is_enforced):
+                announce(
+                    "warning: those that run untrusted programs are refused, because this machine does not enforce "
+                    f"{', '.join(missing)}; envkit doctor says how it could"
+                )
         host = RoutedHosts(
             hosts.shared,
             hosts.own,

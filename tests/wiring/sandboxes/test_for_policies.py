@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 import envkit
+from envkit.config.serving import ServeConfig
 from envkit.errors import SandboxRefusedError
 from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.sandbox.docker import backend as docker
 from envkit.types import SandboxSpec
+from envkit.wiring.gateway.gateway import open_fleet
 from envkit.wiring.sandboxes import tool_pool
 from envkit.wiring.sandboxes.backends import choose_for_policy
 
@@ -66,3 +68,16 @@ async def test_docker_is_chosen_before_a_bubblewrap_without_limits(monkeypatch: 
     monkeypatch.setattr(docker, "why_unavailable", works)
     assert (await choose_for_policy()).name == "docker"
     assert (await choose_for_policy("local")).lacking == tuple(LIMITS)
+
+
+@pytest.mark.usefixtures("ordinary")
+async def test_a_server_says_at_its_start_that_it_refuses_these_programs(tmp_path: Path) -> None:
+    lines: list[str] = []
+    content = {
+        "backend": "local",
+        "state": str(tmp_path),
+        "listen": {"port": 0},
+        "envs": {"capacity": 1, "sandboxes": 1},
+    }
+    async with open_fleet(ServeConfig(**content), lines.append):
+        assert any("untrusted programs are refused" in line and "cpu, memory, pids, uid;" in line for line in lines)
