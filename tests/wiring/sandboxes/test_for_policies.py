@@ -79,5 +79,5 @@ async def test_a_server_says_at_its_start_that_it_refuses_these_programs(tmp_pat
         "listen": {"port": 0},
         "envs": {"capacity": 1, "sandboxes": 1},
     }
-    async with open_fleet(ServeConfig(**content), lines.append):
+    async with open_fleet(ServeConfig.model_validate(content), lines.append):
         assert any("untrusted programs are refused" in line and "cpu, memory, pids, uid;" in line for line in lines)
