@@ -606,10 +606,11 @@ def acted(served: Served, observations: list[Observation], *, tools: tuple[ToolS
     return clock.run(main)
 
 
-def test_tools_and_both_system_prompts_are_sent_and_a_tool_call_is_the_action() -> None:
+def test_tools_and_both_system_prompts_are_sent_and_a_tool_call_is_the_action(caplog: pytest.LogCaptureFixture) -> None:
     call = calling("bash", '{"command":"ls\\n"}')
     served = Served(lambda body: completion(None, tool_calls=[call, calling("bash", "{}", id="call_8")]))
     assert acted(served, SEEN[:2]) == ['{"name": "bash", "arguments": {"command": "ls\\n"}}'] * 2
+    assert caplog.text.count("calls several tools in one answer; only the first one runs") == 1
     first, second = served.asked
     assert first["tools"] == [BASH]
     assert first["messages"][0] == {"role": "system", "content": "Be brief.\n\nYou fix bugs."}
