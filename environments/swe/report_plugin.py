@@ -5,6 +5,9 @@ the file descriptor ``ENVKIT_REPORT`` gets one JSON object per line: for each te
 ``{"test": ID, "outcome": "passed", "s": 0.01}``, with ``"message"`` if it failed, and at last ``{"exit": CODE}``.
 ``{"tampering": NAME}`` says that a function of pytest or of this plugin was replaced. Each row has the ``"key"`` of the
 variable ``ENVKIT_REPORT_KEY``. ``ENVKIT_TEST_TIMEOUT_S`` limits each test.
+
+Packages of the machine's distribution are hidden: on another machine or image, they may be missing, and tests that
+import them would be, too. What tests need is in their own environment.
 """
 
 # mypy: ignore-errors
@@ -18,6 +21,8 @@ import unittest
 
 import pytest
 
+if "dist-packages" not in pytest.__file__:
+    sys.path[:] = [path for path in sys.path if not path.rstrip("/").endswith("dist-packages")]
 _NUMBER = int(os.environ.pop("ENVKIT_REPORT", "2"))
 os.set_inheritable(_NUMBER, _NUMBER == 2)
 _FILE = os.fdopen(_NUMBER, "w", encoding="utf-8", errors="backslashreplace", closefd=False)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from envkit.environments.swe import packages
 from envkit.environments.swe.build import BuildSettings, _Bug, _Bugs, _Builder, _Journal, _Trial, build
 from envkit.environments.swe.env import OWN_TASKS
 from envkit.environments.swe.mutate import Edit, edits_of
+from envkit.environments.swe.runs import REPO, run_tests, spec_of
 from envkit.environments.swe.tasks import read_folder
 from envkit.errors import UsageError
 from envkit.wiring.data import folder_of
@@ -152,6 +154,23 @@ def test_tests_whose_imports_are_missing_are_left_out(tmp_path: Path) -> None:
             return baseline.stable, baseline.unstable
 
     assert clock.run(main) == (("test_a.py::test_a",), 1)
+
+
+@pytest.mark.bwrap
+def test_tests_do_not_see_the_packages_of_the_machines_distribution(tmp_path: Path) -> None:
+    (tmp_path / "test_here.py").write_text("def test_here():\n    pass\n")
+    (tmp_path / "test_there.py").write_text("import only_there\n\ndef test_there():\n    pass\n")
+    spec = spec_of(pytest_only())
+    distribution = "/workspace/lib/dist-packages"
+    shown = replace(spec, env={**spec.env, "PYTHONPATH": f"{spec.env['PYTHONPATH']}:{distribution}"})
+
+    async def main() -> Mapping[str, str]:
+        async with open_tool_pool("local") as pool, pool.lease(shown) as sandbox:
+            await sandbox.write(f"{distribution}/only_there.py", b"")
+            await sandbox.upload(tmp_path, REPO)
+            return (await run_tests(sandbox)).outcomes
+
+    assert clock.run(main) == {"test_here.py::test_here": "passed"}
 
 
 @pytest.mark.bwrap
