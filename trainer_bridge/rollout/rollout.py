@@ -27,15 +27,12 @@ class Rollout:
     Attributes:
         num_envs: Maximum number of concurrent episodes, unless the capacity of the host is lower. Episodes that are
             being graded do not count.
-        num_graders: Maximum number of episodes that are being graded when others begin; None means no limit. A grader
-            itself never waits, since its episode may hold a sandbox that another one needs.
     """
 
     host: EnvHost
     player: Player
     limits: RolloutLimits
     num_envs: int
-    num_graders: int | None = None
 
     async def groups(
         self,
@@ -137,14 +134,14 @@ class Rollout:
                 # Read the capacity each time, because a fleet may have shrunk.
                 size = max(1, min(self.num_envs, host.capacity))
                 is_busy = acting > 0 if player.repeats else acting >= size
-                if is_busy or (self.num_graders is not None and unfinished - acting > self.num_graders):
+                if is_busy:
                     await changed.wait()
                     continue
                 some = requests[started : started + (size if player.repeats else 1)]
                 gate: Gate = OpenGate()
                 if player.repeats:
                     # An episode with a slot arrives within the time that a reset and a step may take.
-                    timeout_s = limits.timeout_s + (limits.reset_timeout_s or limits.timeout_s)
+                    timeout_s = limits.step_timeout_s + (limits.reset_timeout_s or limits.step_timeout_s)
                     gate = Lockstep(len(some), timeout_s=timeout_s, queued=lambda: host.queued)
                 acting, unfinished, started = acting + len(some), unfinished + len(some), started + len(some)
                 for request in some:

@@ -328,7 +328,7 @@ class TorchTrainer:
         if self._critic is not None and self._critic_optimizer is not None:
             self._critic_optimizer.zero_grad()
             for chosen in self._plain_passes(rows.samples, indices):
-                value_loss = self._critic_pass(rows, chosen, own) * self._algorithm.value_coefficient / turns
+                value_loss = self._critic_pass(rows, chosen, own) / (2 * turns)
                 value_loss.backward()  # type: ignore[no-untyped-call]
         bound, train_step = self._settings.max_grad_norm, self.version + 1
         try:  # change nothing before both gradients were found to be finite
