@@ -16,7 +16,6 @@ from pydantic import Field, field_validator
 from envkit.config.grammar import Count, Rate, Section, UserPath
 from envkit.config.restarts import LivenessSection, RestartSection
 
-
 _HEAD_SIZE = 16
 """Size of an attention head of the tiny policy."""
 
@@ -241,8 +240,8 @@ class TensorBoardSection(TrackerSection):
 
 
 class WandbSection(TrackerSection):
-    """A run of Weights & Biases, with its files in the folder wandb of the run. wandb's own environment variables are its
-    settings, such as WANDB_PROJECT (default envkit), WANDB_NAME, WANDB_RUN_GROUP, WANDB_TAGS and WANDB_MODE.
+    """A run of Weights & Biases, with its files in the folder wandb of the run. Its settings are wandb's own variables,
+    such as WANDB_PROJECT (default envkit), WANDB_NAME, WANDB_RUN_GROUP, WANDB_TAGS and WANDB_MODE.
     """
 
     kind: Literal["wandb"] = "wandb"

@@ -55,8 +55,8 @@ class RolloutLimits:
     Attributes:
         max_tokens: Maximum total length in tokens of a turn's prompt and completion. The prompt contains all earlier
             turns, unless the renderer limits the history.
-        step_timeout_s: Maximum seconds that a step may take. An episode that misses one of its timeouts is void. Those of a
-            step, the episode and the grader are never shorter than what the environment's own limits allow; see
+        step_timeout_s: Maximum seconds that a step may take. An episode that misses one of its timeouts is void. Those
+            of a step, the episode and the grader are never shorter than what the environment's own limits allow; see
             `envkit.types.deadline_s`.
         reset_timeout_s: Maximum seconds of the reset; None means `step_timeout_s`.
         player_timeout_s: Maximum seconds that the player may take for its turns together, with its waits for an engine

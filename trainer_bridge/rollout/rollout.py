@@ -108,24 +108,16 @@ class Rollout:
     ) -> None:
         """Play each request once."""
         host, player, limits = self.host, self.player, self.limits
-        acting = unfinished = started = 0
+        acting = started = 0
         changed = anyio.Event()
 
         async def one(request: RolloutRequest, gate: Gate) -> None:
-            nonlocal unfinished
             on_begin(request)
-            trajectory = await play(host, player, limits, request, gate, on_played=played)
-            unfinished -= 1
-            on_end(trajectory)
-            notify()
+            on_end(await play(host, player, limits, request, gate, on_played=played))
 
         def played() -> None:
-            nonlocal acting
+            nonlocal acting, changed
             acting -= 1
-            notify()
-
-        def notify() -> None:
-            nonlocal changed
             changed.set()
             changed = anyio.Event()
 
@@ -143,7 +135,7 @@ class Rollout:
                     # An episode with a slot arrives within the time that a reset and a step may take.
                     timeout_s = limits.step_timeout_s + (limits.reset_timeout_s or limits.step_timeout_s)
                     gate = Lockstep(len(some), timeout_s=timeout_s, queued=lambda: host.queued)
-                acting, unfinished, started = acting + len(some), unfinished + len(some), started + len(some)
+                acting, started = acting + len(some), started + len(some)
                 for request in some:
                     running.start_soon(one, request, gate)
 

@@ -23,9 +23,9 @@ _ID = "envkit-run-id"
 class WandbRun:
     """A run of Weights & Biases; implements `envkit.protocols.Tracker`.
 
-    The settings are wandb's own environment variables, such as ``WANDB_PROJECT``; by default, the project is envkit, and
-    the run has the name of its folder. wandb's service, a process of its own, writes and uploads the metrics. It ends at `close`, and within seconds after
-    the death of this process.
+    Its settings are wandb's own environment variables, such as ``WANDB_PROJECT`` and ``WANDB_MODE``; by default, the
+    project is envkit, and the run has the name of its folder. wandb's service, a process of its own, writes and uploads
+    the metrics. It ends at `close`, and within seconds after the death of this process.
 
     Args:
         folder: The existing folder of the training run. Its subfolder ``wandb`` holds the files and the id of the run.

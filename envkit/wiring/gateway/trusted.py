@@ -108,7 +108,7 @@ async def trusted_host(config: ServeConfig, pool: Pool, offenders: Offenders) ->
     async with AsyncExitStack() as parts:
         backend = await parts.enter_async_context(ProcessBackend())
         workers = await parts.enter_async_context(
-            Pool([Node("trusted", backend)], liveness_times=liveness_times(liveness))
+            Pool([Node("trusted", backend)], liveness_times=env_sandboxes.liveness_times(liveness))
         )
 
         async def opened(kind: WorkerKind, slots: int, suspects: FleetHost | None = None) -> FleetHost:

@@ -194,7 +194,9 @@ def _check_engine(run: RunConfig) -> None:
     section = run.engine
     if isinstance(section, TransformersEngineSection):
         _check_device("engine", section.device)
-    if isinstance(section, VllmEngineSection) and (found := vllm.problems(section)):
+    if isinstance(section, VllmEngineSection) and (
+        found := vllm.problems(section, trainer_device=getattr(run.trainer, "device", "cpu"))
+    ):
         raise ConfigError(found)
     if section.model is not None:
         _check_model(section.model)

@@ -22,7 +22,7 @@ def test_fifty_questions_of_a_file_train_and_evaluate_on_different_questions(tmp
     keys = (
         *(f"engine.model={model}", "sandbox.kind=none", "tracking.to=[]", "tracking.trajectories_every=1"),
         *("rollout.group_size=2", "rollout.max_tokens=512", "rollout.turn_tokens=8", "trainer.steps=1"),
-        *("trainer.groups_per_step=2", "trainer.threads=1", "evaluation.episodes=4"),
+        *("trainer.groups_per_step=2", "threads=1", "evaluation.episodes=4"),
     )
     settings = [word for key in keys for word in ("--set", key)]
     example = ROOT / "examples" / "llm-questions.yaml"

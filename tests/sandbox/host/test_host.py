@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from envkit import clock
-from envkit.config import HealthSection
+from envkit.config import LivenessSection
 from envkit.config.parts import BuiltInSandboxSection
 from envkit.errors import UnknownEnvError
 from envkit.fleet import FleetHost
@@ -132,8 +132,8 @@ def test_twenty_episodes_finish_although_a_sandbox_is_killed(kind: Kind) -> None
 
 def test_a_stopped_sandbox_is_detected_and_replaced(kind: Kind) -> None:
     async def main() -> None:
-        health = HealthSection(interval_s=0.5, timeout_s=1.0, misses=2)
-        async with sandbox_host(section(kind, health=health), slots_per_sandbox=1) as host:
+        liveness = LivenessSection(lost_s=2.0)
+        async with sandbox_host(section(kind, liveness=liveness), slots_per_sandbox=1) as host:
             assert isinstance(host, FleetHost)
             async with host.lease(Task("FrozenLake-v0", 1)) as episode:
                 await episode.reset()

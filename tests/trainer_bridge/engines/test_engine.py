@@ -302,7 +302,7 @@ def test_a_rollout_gives_the_engine_each_turn_as_one_batch_in_order_of_task_and_
         answers = [Answer(number, after_s=slowness_s * (9 - task.seed))] * (1 + task.seed)
         return [*answers, Answer(number, ends="terminated")]
 
-    limits = RolloutLimits(max_turns=4, max_tokens=200, turn_tokens=1, timeout_s=30.0, retries=0)
+    limits = RolloutLimits(max_turns=4, max_tokens=200, turn_tokens=1, step_timeout_s=30.0, retries=0)
     engine = TransformersEngine(model, pad_id=0)
     tasks = [Task("Mazes-v0", seed) for seed in (2, 0, 1)]
     rollout = Rollout(ScriptedHost(answers_of), PolicyPlayer(engine, TaskRenderer(), limits), limits, 100)

@@ -33,7 +33,7 @@ from tests.trainer_bridge.models import sample, write_tiny
 from tests.trainer_bridge.policies import LocalPolicy, load_policy, open_policy
 from tests.trainer_bridge.trainees import draw_samples
 
-TINY = {"hidden_size": 16, "layers": 1, "heads": 2, "device": "cpu"}
+TINY = {"hidden_size": 16, "layers": 1, "device": "cpu"}
 
 
 def run_of(env_id: str = "FrozenLake-v0", *, seed: int = 5, **sections: Any) -> RunConfig:
@@ -41,7 +41,7 @@ def run_of(env_id: str = "FrozenLake-v0", *, seed: int = 5, **sections: Any) -> 
         "seed": seed,
         "env": {"id": env_id, "num_envs": 4},
         "engine": TINY,
-        "trainer": {"threads": 1},
+        "threads": 1,
         **sections,
     }
     return resolve.resolve(config.parse(content))
@@ -106,7 +106,7 @@ def test_moves_of_several_words_also_later_ones_fit_into_a_turn_of_a_tiny_policy
     with monkeypatch.context() as context:
         context.setattr(registry, "_SPECS", dict(registry._SPECS))
         register("Turning-v0", Turning, expert=Turning)
-        run = resolve.resolve(config.parse({"env": {"id": "Turning-v0"}, "engine": TINY, "trainer": {"threads": 1}}))
+        run = resolve.resolve(config.parse({"env": {"id": "Turning-v0"}, "engine": TINY, "threads": 1}))
         renderer = open_policy(run).renderer
     for move in ("turn left", "A1", "move_up"):
         answer = renderer.demonstrate(move)

@@ -54,8 +54,8 @@ def open_vllm(context: EngineContext) -> AbstractAsyncContextManager[VllmEngine]
     return VllmEngine(settings, servers=servers, announce=context.announce).running()
 
 
-def problems(section: VllmEngineSection) -> list[str]:
-    """Return what is wrong with the section, as lines that start with a key."""
+def problems(section: VllmEngineSection, *, trainer_device: str = "auto") -> list[str]:
+    """Return what is wrong with the section, as lines that start with a key. `trainer_device`: ``trainer.device``."""
     found = []
     if section.model is None:
         found.append("engine.model: the engine vllm needs a model; name one")
@@ -79,7 +79,7 @@ def problems(section: VllmEngineSection) -> list[str]:
         return found
     try:
         on_cpu = is_built_for_cpus(find_python(section.python))
-        if not on_cpu and uses_gpu("auto") and trainers_gpu_is_shared(section, os.environ):
+        if not on_cpu and uses_gpu(trainer_device) and trainers_gpu_is_shared(section, os.environ):
             found.append(
                 "engine.gpus: a server has the same GPU as the trainer, which uses the first one; give the servers "
                 'others, such as ["1"], or set engine.gpu_memory_utilization, such as 0.4'
