@@ -199,7 +199,7 @@ class TrackingSection(Section):
     that tracker. tensorboard: event files in the folder tensorboard of the run. wandb: a run of Weights & Biases.
     []: no trackers."""
     trajectories_every: Annotated[int, Field(ge=0)] = 10
-    """Train steps between two trajectory files, which contain up to 8 episodes of a train step, of different tasks where
+    """Train steps between two trajectory files, which contain up to 8 episodes of a train step, of different tasks if
     possible. The first and the last train step always write one. 0: no files."""
 
 

@@ -102,7 +102,7 @@ def test_the_home_folder_is_put_for_a_tilde(tmp_path: Path) -> None:
 
 
 def test_a_whole_number_is_a_number_and_yes_is_a_boolean_as_yaml_has_it(tmp_path: Path) -> None:
-    run = load(tmp_path, MINIMAL + "rollout: {timeout_s: 12}\ntrainer: {gradient_checkpointing: no}")
+    run = load(tmp_path, MINIMAL + "rollout: {step_timeout_s: 12}\ntrainer: {gradient_checkpointing: no}")
     assert isinstance(run.trainer, TorchTrainerSection)
     assert (run.rollout.step_timeout_s, run.trainer.gradient_checkpointing) == (12.0, False)
 
@@ -215,7 +215,7 @@ def test_a_section_with_nothing_in_it_is_as_if_it_were_not_there(tmp_path: Path)
         ("env: {id: x}\ntrainer: {steps: true}", "trainer.steps: must be a whole number, got True"),
         ("env: {id: x}\ntrainer: {steps: 3.0}", "trainer.steps: must be a whole number, got 3.0"),
         ("env: {id: x, num_envs: '12'}", "env.num_envs: must be a whole number, got '12'"),
-        ("env: {id: x}\nrollout: {timeout_s: '12'}", "rollout.step_timeout_s: must be a number, got '12'"),
+        ("env: {id: x}\nrollout: {step_timeout_s: '12'}", "rollout.step_timeout_s: must be a number, got '12'"),
         (
             "env: {id: x}\ntrainer: {gradient_checkpointing: 'yes'}",
             "trainer.gradient_checkpointing: must be true or false",

@@ -260,7 +260,6 @@ def test_an_engine_that_cannot_copy_gets_the_weights_in_files(tiny_folder: Path,
         algorithm=resolve.algorithm_of(run),
         engine=ScriptedEngine(),
         folder=tmp_path / "weights",
-        device="cpu",
         temperature=1.0,
         threads=1,
         seed=5,
@@ -280,7 +279,7 @@ def test_a_small_update_reaches_the_weights_that_learn_although_those_that_play_
     tiny_folder: Path, tmp_path: Path
 ) -> None:
     engine = {**TINY, "dtype": "bfloat16", "model": str(tiny_folder)}
-    policy = open_policy(run_of(trainer={"threads": 1, "learning_rate": 1e-6}, engine=engine))
+    policy = open_policy(run_of(threads=1, trainer={"learning_rate": 1e-6}, engine=engine))
     playing = policy.engine._model
     assert {weight.dtype for weight in policy.model.parameters()} == {torch.float32}
     assert {weight.dtype for weight in playing.parameters()} == {torch.bfloat16}

@@ -366,7 +366,7 @@ def test_a_pretrained_policy_learns_bare_moves_from_single_states_until_it_plays
     assert facts["demonstrator_success"] is None
     assert facts["episode_updates"] == 0
     assert isinstance(facts["single_turn_updates"], int)
-    assert facts["single_turn_updates"] in range(20, 200, 20)  # it was good enough at a look
+    assert facts["single_turn_updates"] in range(25, 200, 25)  # it was good enough at a look
     assert greedy(policy, "P _\n_ G") in ("right<|im_end|>", "down<|im_end|>")
 
 
