@@ -1,13 +1,14 @@
 """Every key of a training file acts: another value changes what a run does, not only what it was given.
 
-A run on virtual time with a tiny policy gives its effects: the weights, metrics and episodes that it wrote, the names
-of
-its files, what its environment saw, the passes of its model, the calls of other programs, or the error that ended it.
-The configuration that it writes back, and messages, do not count. Each key is compared with the run without the change.
+The effects of a run, on virtual time and with a tiny policy, are the weights, metrics and episodes that it wrote, the
+names of its files, what its environment saw, the passes of its model, the calls of other programs, and the error that
+ended it. The configuration that it writes back, and messages, do not count. For each key, they are compared with those
+of the run without the change.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import re
@@ -23,6 +24,7 @@ import anyio
 import pytest
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from envkit import clock, register, registry
 from envkit.config import RunConfig, grammar
@@ -31,6 +33,7 @@ from envkit.config.training import AlgorithmSection
 from envkit.env import AsyncEnv
 from envkit.errors import EnvkitError
 from envkit.fleet import WorkerClient
+from envkit.metrics import Fold
 from envkit.protocols import Episode, Sandbox
 from envkit.runs.display import SilentDisplay
 from envkit.runs.files import read_rows
@@ -54,36 +57,38 @@ Effects = Mapping[str, object]
 
 
 class Doors(AsyncEnv):
-    """Open the right one of two doors, room after room; takes seconds of virtual time.
+    """Open the right one of two doors, room after room; takes seconds, but only of virtual time.
 
     Attributes:
         seen: What the environments of this process saw.
     """
 
+    metrics: ClassVar[Mapping[str, Fold]] = {"success": "last", "action_is_valid": "mean"}
     seen: ClassVar[Counter[str]] = Counter()
     open: ClassVar[int] = 0
 
     def __init__(self, **options: object) -> None: ...
 
     async def reset(self, *, seed: int, options: Options) -> Reset:
-        self._options, self._seed, self._room = {"rooms": 3, "reset_s": 2.0, "step_s": 1.0, **options}, seed, 0
+        self._options, self._seed, self._room = {"rooms": 3, **options}, seed, 0
         Doors.open += 1
         Doors.seen[f"at once: {Doors.open}"] += 1
         Doors.seen["resets"] += 1
-        await anyio.sleep(float(str(self._options["reset_s"])))
-        return Reset(self._observe(), {"metrics": {"success": "last"}}, is_graded=bool(options.get("is_graded")))
+        await _take(2.0)
+        return Reset(self._observe(), {}, is_graded=bool(options.get("is_graded")))
 
     async def step(self, action: str) -> Step:
         if self._options.get("is_broken"):
             raise RuntimeError("broken")
-        await anyio.sleep(float(str(self._options["step_s"])))
+        await _take(1.0)
         is_right, self._room = action == f"<answer>{self._right}</answer>", self._room + 1
         ended = self._room == self._options["rooms"]
         info = {"success": is_right, "action_is_valid": "answer" in action}
-        return Step(self._observe(), float(is_right), ended, False, info)
+        reward = float(is_right) + len(action) % 3 / 10  # so that any two policies differ
+        return Step(self._observe(), reward, ended, False, info)
 
     async def grade(self) -> float | None:
-        await anyio.sleep(5.0)
+        await _take(5.0)
         return 0.5
 
     async def close(self) -> None:
@@ -98,6 +103,11 @@ class Doors(AsyncEnv):
 
 
 MOVES = ("left", "right")
+
+
+async def _take(seconds: float) -> None:
+    if isinstance(asyncio.get_running_loop(), clock.VirtualLoop):
+        await anyio.sleep(seconds)
 
 
 class DoorExpert:
@@ -150,6 +160,16 @@ DIALOGUES: Content = {
 }  # fmt: skip
 
 
+TAUGHT: Content = {
+    **CHAT,
+    "rollout": {"max_turns": 2, "max_tokens": 200, "turn_tokens": 40},
+    "trainer": {"steps": 0},
+    "warmup": {
+        "kind": "demonstrations", "single_turn_states": 8, "batch": 4, "single_turn_updates": 1, "episode_updates": 0,
+        "check_episodes": 0,
+    },
+}  # fmt: skip
+"""Demonstrations for that model."""
 VLLM: Content = {**TINY, "engine": {"kind": "vllm", "model": "CHAT", "python": "PYTHON"}}
 """vLLM servers, whose interpreter is a script that writes its arguments to a file."""
 
@@ -208,7 +228,7 @@ class Runs:
         base = how.base
         for key, value in how.more.items():
             base = put_leaf(base, key, value)
-        if how.base is TINY and "kind" not in base.get("engine", {}):
+        if not {"model", "hidden_size"} & base.get("engine", {}).keys():
             base = put_leaf({**base, "warmup": {"kind": "none"}}, "engine.model", self._tiny())
         value = leaf.other() if how.value is ... else how.value
         return self.effects(base, how) != self.effects(put_leaf(base, leaf.key, value), how)
@@ -240,7 +260,10 @@ class Runs:
 
     def check(self, content: Content, how: How) -> Effects:
         """Return what is wrong with a training file."""
-        return {"problems": checks.check(self.parsed(content))}
+        try:
+            return {"problems": checks.check(self.parsed(content))}
+        except EnvkitError as refusal:
+            return {"problems": str(refusal)}
 
     def prompts(self, content: Content, how: How) -> Effects:
         """Return the tokens of a conversation with thoughts."""
@@ -338,13 +361,14 @@ class FakeClient:
 
 @contextmanager
 def passes() -> Iterator[Counter[str]]:
-    """Count the forward passes of modules, by class and number of torch threads."""
+    """Count the forward passes of modules, by class and number of torch threads, and of embeddings by their shape."""
     found: Counter[str] = Counter()
     lock = threading.Lock()
 
-    def count(module: torch.nn.Module, *_: object) -> None:
+    def count(module: torch.nn.Module, _: object, output: object) -> None:
+        shape = list(output.shape) if isinstance(module, torch.nn.Embedding) and isinstance(output, Tensor) else ""
         with lock:
-            found[f"{type(module).__name__} with {torch.get_num_threads()} threads"] += 1
+            found[f"{type(module).__name__}{shape} with {torch.get_num_threads()} threads"] += 1
 
     handle = torch.nn.modules.module.register_module_forward_hook(count)
     try:
@@ -397,7 +421,7 @@ SERVER = "https://127.0.0.1:9"
 JUDGED: Content = {**CHAT, "env": {**DOORS, "id": "JudgedDoors-v0"}}
 IN_SANDBOX = {"sandbox.kind": "process"}
 PPO = {"algorithm.preset": "ppo"}
-AT_ONCE = {"env.options": {"reset_s": 0, "step_s": 0}, "rollout.turn_tokens": 4}
+FOUR = {"rollout.turn_tokens": 4}
 THREE = {"trainer.steps": 3}
 CHECKED = How(base=VLLM, measure=Runs.check)
 STARTED = How(base=VLLM, measure=Runs.start_vllm)
@@ -442,8 +466,8 @@ TRAIN: Mapping[str, How] = {
     "rollout.turn_tokens": How(2),
     "rollout.step_timeout_s": How(0.5),
     "rollout.reset_timeout_s": How(1.0),
-    "rollout.completion_timeout_s": How(1e-9, more=AT_ONCE, is_virtual=False),
-    "rollout.player_timeout_s": How(1e-9, more=AT_ONCE, is_virtual=False),
+    "rollout.completion_timeout_s": How(1e-9, more=FOUR, is_virtual=False),
+    "rollout.player_timeout_s": How(1e-9, more=FOUR, is_virtual=False),
     "rollout.episode_timeout_s": How(2.5),
     "rollout.grade_timeout_s": How(1.0, more={"env.options": {"is_graded": True}}),
     "rollout.retries": How(0, more={"env.options": {"is_broken": True}}),
@@ -474,7 +498,7 @@ TRAIN: Mapping[str, How] = {
     "trainer.gradient_checkpointing": How(value=True),
     "trainer.max_grad_norm": How(1e-3),
     "trainer.micro_tokens": How(20),
-    "trainer.packing": How(base=CHAT),
+    "trainer.packing": How(base=TAUGHT),
     "trainer.lora.rank": How(4, CHAT, {"trainer.lora": {}}),
     "trainer.lora.alpha": How(4.0, CHAT, {"trainer.lora": {}}),
     "trainer.lora.targets": How(["q_proj"], CHAT, {"trainer.lora": {}}),
@@ -487,7 +511,7 @@ TRAIN: Mapping[str, How] = {
     "warmup.file": How("/no/such/file", DIALOGUES),
     "warmup.batch": How(4, FRESH),
     "warmup.dialogue_epochs": How(base=DIALOGUES),
-    "warmup.answers": How("bare", FRESH),
+    "warmup.answers": How("bare", TAUGHT),
     "warmup.single_turn_states": How(5, FRESH),
     "warmup.random_share": How(base=FRESH),
     "warmup.single_turn_updates": How(2, FRESH),
@@ -495,7 +519,7 @@ TRAIN: Mapping[str, How] = {
     "warmup.multi_turn_updates": How(2, FRESH),
     "warmup.episode_updates": How(1, FRESH),
     "warmup.learning_rate": How(0.1, FRESH),
-    "warmup.greedy_goal": How(0.0, FRESH),
+    "warmup.greedy_goal": How(0.0, FRESH, {"warmup.learning_rate": 1e-6, "warmup.check_episodes": 4}),
     "warmup.check_episodes": How(0, FRESH),
     "tracking.to": How(["tensorboard"]),
     "tracking.to[tensorboard].kind": How(more={"tracking.to": [{"kind": "tensorboard"}]}),
@@ -525,6 +549,12 @@ def test_only_known_keys_are_listed() -> None:
     assert (TRAIN.keys() | NOT_SHOWN.keys()) - LEAVES.keys() == set()
     assert TRAIN.keys() & NOT_SHOWN.keys() == set()
     assert len(NOT_SHOWN) <= 2
+
+
+@pytest.mark.parametrize("how", [How(), How(base=FRESH), How(base=CHAT), How(more=IN_SANDBOX)])
+def test_the_same_file_has_the_same_effects(how: How, runs: Runs, tmp_path: Path) -> None:
+    (leaf,) = (leaf for leaf in LEAVES.values() if leaf.name == "rollout.retries")
+    assert not runs.acts(leaf, replace(how, value=4))  # no episode is void
 
 
 class OldAlgorithm(AlgorithmSection):
