@@ -83,8 +83,10 @@ def _sections(annotations: Any) -> Iterator[tuple[type[Section], str]]:
     """Yield the section classes that may be the value of a key, or an entry of its list, each with a kind."""
     marks = [one for one in annotations if isinstance(one, ByKind)]
     for mark in marks:
-        found = {kind.section: name for name, kind in reversed(FAMILIES[mark.family].built_in.items())}
-        yield from reversed(found.items())
+        found: dict[type[Section], str] = {}
+        for name, kind in FAMILIES[mark.family].built_in.items():
+            found.setdefault(kind.section, name)
+        yield from found.items()
     for one in () if marks else annotations:
         if isinstance(one, type) and issubclass(one, Section):
             yield one, ""

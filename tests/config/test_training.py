@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from envkit import config
 from envkit.cli.environments.options import read_options
-from envkit.config import grammar, serving
+from envkit.config import RunConfig, grammar, serving
 from envkit.config.parts import TensorBoardSection, TorchTrainerSection
 from envkit.errors import ConfigError
 
@@ -340,6 +341,25 @@ def test_a_configuration_of_an_earlier_version_is_completed_with_the_defaults_of
     assert config.complete(earlier) == now
     with pytest.raises(ConfigError, match=r"^rollout\.timeout_s: no longer exists; use rollout\.step_timeout_s$"):
         config.complete("env: {id: FrozenLake-v0}\nrollout: {timeout_s: 9.0}\n")
+
+
+@pytest.mark.parametrize("key", RunConfig.removed)
+def test_an_old_key_of_a_training_file_names_the_new_one(key: str) -> None:
+    section, _, name = key.rpartition(".")
+    where = f"{section}.0.{name}" if section == "tracking.to" else key
+    content: dict[str, Any] = {"env": {"id": "x"}, "engine": {"kind": "vllm"}}
+    grammar.put(content, section, [{"kind": "wandb", name: 1}] if section == "tracking.to" else {name: 1})
+    if section == "engine":
+        content["engine"]["kind"] = "vllm"
+    with pytest.raises(ConfigError) as caught:
+        config.parse(content)
+    assert caught.value.problems == (f"{where}: no longer exists; {RunConfig.removed[key]}",)
+
+
+@pytest.mark.parametrize("key", [key for key in serving.ServeConfig.removed if key != "autoscale"])
+def test_an_old_key_of_a_servers_file_names_the_new_one(key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{key}: no longer exists; "):
+        serving.read(None, [f"{key}=1"], {})
 
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
