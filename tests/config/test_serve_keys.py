@@ -147,7 +147,7 @@ async def started(app: Any) -> AsyncIterator[None]:
     async def send(event: object) -> None:
         is_up.set()
 
-    async with anyio.create_task_group() as tasks:
+    async with events, give, anyio.create_task_group() as tasks:
         tasks.start_soon(app, {"type": "lifespan", "state": {}}, give.receive, send)
         await events.send({"type": "lifespan.startup"})
         await is_up.wait()
@@ -290,9 +290,9 @@ SERVE: Mapping[str, How] = {
     "limits.sandboxes_per_tenant": replace(SANDBOXES, value=1),
     "limits.tenant_share": replace(SANDBOXES, value=0.2),
     "limits.snapshots_per_tenant": replace(SANDBOXES, value=2),
-    "limits.snapshots_mib_per_tenant": replace(SANDBOXES, value=4),
+    "limits.snapshots_mib_per_tenant": replace(SANDBOXES, value=2),
     "limits.snapshots": replace(SANDBOXES, value=2),
-    "limits.snapshots_mib": replace(SANDBOXES, value=4),
+    "limits.snapshots_mib": replace(SANDBOXES, value=2),
     "limits.networks": replace(SANDBOXES, value=["open"]),
     "limits.profiles": replace(SANDBOXES, value=["strict", "system"]),
     "limits.images": replace(SANDBOXES, value=["swe/*"]),

@@ -423,6 +423,7 @@ IN_SANDBOX = {"sandbox.kind": "process"}
 PPO = {"algorithm.preset": "ppo"}
 FOUR = {"rollout.turn_tokens": 4}
 THREE = {"trainer.steps": 3}
+LONG = {"rollout.group_size": 6, "rollout.turn_tokens": 40, "algorithm.minibatches": 1}
 CHECKED = How(base=VLLM, measure=Runs.check)
 STARTED = How(base=VLLM, measure=Runs.start_vllm)
 
@@ -498,7 +499,7 @@ TRAIN: Mapping[str, How] = {
     "trainer.gradient_checkpointing": How(value=True),
     "trainer.max_grad_norm": How(1e-3),
     "trainer.micro_tokens": How(20),
-    "trainer.packing": How(base=TAUGHT),
+    "trainer.packing": How(base=CHAT, more=LONG),
     "trainer.lora.rank": How(4, CHAT, {"trainer.lora": {}}),
     "trainer.lora.alpha": How(4.0, CHAT, {"trainer.lora": {}}),
     "trainer.lora.targets": How(["q_proj"], CHAT, {"trainer.lora": {}}),
