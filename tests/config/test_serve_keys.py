@@ -111,7 +111,7 @@ class Servers:
                     seen.append(line)
 
         def answered(address: str) -> None:
-            free = r":\d+$" if config.listen.port == 0 else "$^"
+            free = r":\d+$" if content["listen"]["port"] == 0 else "$^"
             seen.append(re.sub(free, "", address.replace(str(folder), "")))
             os.kill(os.getpid(), signal.SIGTERM)
 

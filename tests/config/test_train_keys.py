@@ -38,7 +38,7 @@ from envkit.protocols import Episode, Sandbox
 from envkit.runs.display import SilentDisplay
 from envkit.runs.files import read_rows
 from envkit.trainer_bridge.run_folder import plots
-from envkit.types import Exchange, Observation, Options, Reset, Step, Task, stable_hash
+from envkit.types import Exchange, Info, Observation, Options, Reset, Step, Task, stable_hash
 from envkit.wiring import environments
 from envkit.wiring.contexts import EngineContext, Model, RendererContext, SandboxContext
 from envkit.wiring.sandboxes import env_sandboxes
@@ -83,7 +83,7 @@ class Doors(AsyncEnv):
         await _take(1.0)
         is_right, self._room = action == f"<answer>{self._right}</answer>", self._room + 1
         ended = self._room == self._options["rooms"]
-        info = {"success": is_right, "action_is_valid": "answer" in action}
+        info: Info = {"success": is_right, "action_is_valid": "answer" in action}
         reward = float(is_right) + len(action) % 3 / 10  # so that any two policies differ
         return Step(self._observe(), reward, ended, False, info)
 
