@@ -23,7 +23,7 @@ from envkit.config import WarmupSection
 QUICKSTART = Path(__file__).parents[1] / "examples" / "quickstart.yaml"
 STAGES = ("single_turn_updates", "multi_turn_updates", "episode_updates")
 SMALLEST = ["trainer.steps=1", "trainer.groups_per_step=1", "env.num_envs=8", "evaluation.episodes=8"]
-SMALLEST += ["warmup.single_turn_states=100", "warmup.check_episodes=8", "trainer.threads=1"]
+SMALLEST += ["warmup.single_turn_states=100", "warmup.check_episodes=8", "threads=1"]
 
 
 def run(folder: Path, seed: int, *changes: str) -> dict[str, Any]:

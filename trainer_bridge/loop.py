@@ -73,7 +73,7 @@ class LoopSettings:
     checkpoint_every: int
     keep_checkpoints: int
     trajectories_every: int
-    trajectories: int
+    trajectories: int = 8
 
 
 class TrainLoop:

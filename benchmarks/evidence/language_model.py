@@ -148,7 +148,7 @@ def longer(factor: float) -> list[str]:
 
 
 def trl(evidence: Evidence, python: Path) -> None:
-    short = (f"trainer.steps={TRL_STEPS}", f"evaluation.every={TRL_EVERY}", "trainer.threads=1")
+    short = (f"trainer.steps={TRL_STEPS}", f"evaluation.every={TRL_EVERY}", "threads=1")
     ours = evidence.part("trl: envkit", partial(train, "llm-arithmetic", *short))["curve"]
     theirs = evidence.part("trl: TRL", partial(train_with_trl, python))["curve"]
     seconds = [reached(curve, TRL_SUCCESS) for curve in (ours, theirs)]

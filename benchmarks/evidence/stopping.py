@@ -32,13 +32,14 @@ from envkit import clock
 CONFIG = """
 seed: 3
 env: {id: FrozenLake-v0, num_envs: 64, options: {size: 3}}
-engine: {hidden_size: 32, layers: 2, heads: 2}
+engine: {hidden_size: 32, layers: 2}
 rollout: {group_size: 4, max_turns: 10, max_tokens: 256}
-trainer: {steps: 6, groups_per_step: 32, checkpoint_every: 3, threads: 1}
+threads: 1
+trainer: {steps: 6, groups_per_step: 32, checkpoint_every: 3}
 evaluation: {episodes: 64, every: 2}
 warmup:
-  {single_turn_states: 500, single_turn_updates: 60, multi_turn_updates: 60, single_turn_batch: 64, episode_updates: 20,
-   episode_batch: 16, check_every: 5, check_episodes: 32}
+  {single_turn_states: 500, single_turn_updates: 60, multi_turn_updates: 60, batch: 64, episode_updates: 20,
+   check_episodes: 32}
 tracking: {to: []}
 """
 CHECKPOINT_EVERY = 3

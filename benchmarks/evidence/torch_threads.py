@@ -58,7 +58,7 @@ def beside(is_busy: bool) -> Iterator[None]:
 def measured(policy: str, waiting: str, threads: int, *, is_busy: bool) -> dict[str, float]:
     """Run one train step and return its seconds."""
     file, overrides = FILES[policy]
-    words = [word for one in (*COMMON, f"trainer.threads={threads}", *overrides) for word in ("--set", one)]
+    words = [word for one in (*COMMON, f"threads={threads}", *overrides) for word in ("--set", one)]
     env = {name: value for name, value in os.environ.items() if name not in _SET_BY_USERS} | WAITING[waiting]
     load = os.getloadavg()[0]
     with TemporaryDirectory(prefix="envkit-threads-") as place, beside(is_busy):

@@ -62,11 +62,11 @@ TWIN = (
 
 SEEDS = (7, 3, 11)
 QUICKSTART = (
-    "trainer.steps=6", "trainer.threads=1", "sandbox.kind=none", "evaluation.episodes=32",
+    "trainer.steps=6", "threads=1", "sandbox.kind=none", "evaluation.episodes=32",
     "tracking.trajectories_every=1", "tracking.trajectories=256",
 )  # fmt: skip
 LAKE = (
-    "trainer.steps=2", "trainer.threads=1", "trainer.groups_per_step=4", "trainer.learning_rate=1e-9",
+    "trainer.steps=2", "threads=1", "trainer.groups_per_step=4", "trainer.learning_rate=1e-9",
     "trainer.precision=float32", "engine.dtype=float32", "sandbox.kind=none", "warmup.kind=none",
     "evaluation.episodes=0",
 )  # fmt: skip
@@ -248,7 +248,7 @@ def trajectory(draw: np.random.Generator, number: int) -> Trajectory:
 def train_here(folder: Path, *settings: str) -> None:
     """Run the quickstart of this commit with changed keys, in one thread."""
     command = [sys.executable, "-m", "envkit", "train", str(ROOT / "examples/quickstart.yaml"), "--output", str(folder)]
-    for setting in ("trainer.threads=1", "evaluation.episodes=64", "tracking.to=[]", *settings):
+    for setting in ("threads=1", "evaluation.episodes=64", "tracking.to=[]", *settings):
         command += ["--set", setting]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 

@@ -1,13 +1,13 @@
 """Schemas of the configuration files: `RunConfig` for `envkit train` and `ServeConfig` for `envkit serve`."""
 
 from envkit.config.evaluation import EvalConfig
-from envkit.config.restarts import HealthSection, RestartSection
+from envkit.config.restarts import LivenessSection, RestartSection
 from envkit.config.serving import ServeConfig
 from envkit.config.training import RunConfig, WarmupSection, complete, dump, load, parse
 
 __all__ = [
     "EvalConfig",
-    "HealthSection",
+    "LivenessSection",
     "RestartSection",
     "RunConfig",
     "ServeConfig",

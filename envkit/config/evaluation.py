@@ -10,7 +10,7 @@ import copy
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, SerializeAsAny
 
@@ -25,13 +25,13 @@ from envkit.config.parts import (
     SandboxSection,
     TransformersEngineSection,
 )
-from envkit.config.training import EnvSection, EvaluationSection, RolloutSection
+from envkit.config.training import EnvSection, EvaluationSection, RolloutSection, RunConfig
 from envkit.errors import ConfigError, UsageError, did_you_mean
 from envkit.shorthands import RENAMED, SHORTHANDS
 
 TRAINING_KEYS: Mapping[str, str] = {
     **dict.fromkeys(("env.weight", "env.outage_timeout_s", "evaluation.every"), "leave it out"),
-    **dict.fromkeys(("sandbox.count", "sandbox.health", "sandbox.restarts"), "leave it out"),
+    **dict.fromkeys(("sandbox.count", "sandbox.liveness", "sandbox.restarts"), "leave it out"),
     "rollout.group_size": "use evaluation.attempts",
 }
 """Keys of the sections below that only training uses, with what to do instead. An evaluation refuses them."""
@@ -42,7 +42,7 @@ class EvalRolloutSection(RolloutSection):
 
     temperature: Annotated[float, Field(ge=0)] = 1.0
     """Sampling temperature of a language model; 0 always takes the most likely token."""
-    timeout_s: Seconds = 600.0
+    step_timeout_s: Seconds = 600.0
     """Maximum seconds that a step may take. If one takes longer, the episode is void."""
     retries: Annotated[int, Field(ge=0)] = 0
     """Maximum number of times that a void episode is played again."""
@@ -53,6 +53,8 @@ class EvalRolloutSection(RolloutSection):
 
 class EvalConfig(Section):
     """An evaluation file."""
+
+    removed: ClassVar[Mapping[str, str]] = {**RunConfig.removed, "engine.device": "leave it out"}
 
     env: EnvSection
     policy: str

@@ -99,7 +99,7 @@ class Section(BaseModel):
     )
 
     removed: ClassVar[Mapping[str, str]] = {}
-    """Keys of earlier versions, with what to do instead."""
+    """Keys of earlier versions without the indexes of lists, such as ``a.b``, with what to do instead."""
 
     @model_validator(mode="before")
     @classmethod
@@ -245,8 +245,9 @@ def _line(problem: Any, root: type[BaseModel], content: Mapping[str, Any]) -> st
     location: tuple[str | int, ...] = problem["loc"]
     key = ".".join(str(part) for part in location)
     if problem["type"] == "extra_forbidden":
-        if issubclass(root, Section) and key in root.removed:
-            return f"{key}: no longer exists; {root.removed[key]}"
+        plain = ".".join(str(part) for part in location if not isinstance(part, int))
+        if issubclass(root, Section) and plain in root.removed:
+            return f"{key}: no longer exists; {root.removed[plain]}"
         known, word = _keys(location[:-1], root, content), str(location[-1])
         other = _OTHER_NAMES.get(word, "")
         if other.partition(".")[0] in root.model_fields:

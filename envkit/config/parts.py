@@ -14,7 +14,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 
 from envkit.config.grammar import Count, Rate, Section, UserPath
-from envkit.config.restarts import HealthSection, RestartSection
+from envkit.config.restarts import LivenessSection, RestartSection
+
+_HEAD_SIZE = 16
+"""Size of an attention head of the tiny policy."""
 
 
 class SandboxSection(Section):
@@ -24,7 +27,7 @@ class SandboxSection(Section):
     """Kind of sandbox backend."""
     count: Count = 1
     """Number of sandboxes; episodes are distributed over them."""
-    health: HealthSection = HealthSection()
+    liveness: LivenessSection = LivenessSection()
     restarts: RestartSection = RestartSection()
 
 
@@ -45,25 +48,26 @@ class EngineSection(Section):
     model: UserPath | None = None
     """Catalogue name (`envkit model list`), GGUF file, model folder or hub name. null: the run creates a tiny policy
     with a vocabulary of the environment's words. A policy folder saved by envkit records whether the policy is tiny."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto uses a GPU if available."""
 
 
 class TransformersEngineSection(EngineSection):
     """A Hugging Face causal language model in this process."""
 
     kind: Literal["transformers"] = "transformers"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device of the engine. auto uses a GPU if available."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Number format of the weights for sampling. The trainer's weights are float32 and are rounded when the engine gets
     them. auto: bfloat16 for a pretrained model on a GPU or a processor with bfloat16 instructions, else float32."""
-    hidden_size: Annotated[int, Field(ge=8, multiple_of=2)] = 64
-    """Size of the tiny policy's hidden states."""
+    hidden_size: Annotated[int, Field(ge=_HEAD_SIZE, multiple_of=_HEAD_SIZE)] = 64
+    """Size of the tiny policy's hidden states; an attention head has 16 of them."""
     layers: Count = 3
     """Layers of the tiny policy."""
-    heads: Count = 4
-    """Attention heads of the tiny policy; must divide hidden_size."""
-    batch_tokens: Count = 65536
-    """Maximum number of tokens of one forward pass, including padding."""
+
+    @property
+    def heads(self) -> int:
+        """Attention heads of the tiny policy."""
+        return self.hidden_size // _HEAD_SIZE
 
 
 class VllmEngineSection(EngineSection):
@@ -75,12 +79,12 @@ class VllmEngineSection(EngineSection):
     url: str | list[str] | None = None
     """URL of a server that `envkit vllm` started, or of each of several replicas. null: the run starts its servers, and
     ends them."""
-    weights_folder: UserPath | None = None
-    """Existing folder for the weights on their way to the servers, which must see it at the same path. Required for
-    servers on other machines: a folder of a shared file system. null: /dev/shm, or else the run's folder."""
     seeds: bool = False
     """Whether each request has a seed of its own. true: vLLM repeats a completion for the same seed, but samples row by
     row, which is slow on a GPU. Runs do not repeat to the last digit either way."""
+    weights_folder: UserPath | None = None
+    """Existing folder for the weights on their way to the servers, which must see it at the same path. Required for
+    servers on other machines: a folder of a shared file system. null: /dev/shm, or else the run's folder."""
     python: UserPath | None = None
     """Python interpreter that has vllm. null: that of `make vllm`, or else the one that runs envkit."""
     replicas: Count = 1
@@ -90,24 +94,11 @@ class VllmEngineSection(EngineSection):
     unchanged."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Number format of the weights for sampling, as of the engine transformers."""
-    kv_cache_gib: Count = 1
-    """GiB of memory for the KV cache of each server on a CPU."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
     """Share of a GPU's memory that a server may use. If a server has the trainer's GPU, the first one, it must be set,
     such as 0.4."""
     max_num_seqs: Count = 64
     """Maximum number of completions in progress per server; others wait in the run."""
-    start_timeout_s: Annotated[float, Field(gt=0)] = 600.0
-    """Maximum seconds until a started server answers."""
-    stall_timeout_s: Annotated[float, Field(gt=0)] = 120.0
-    """Maximum seconds without new tokens of a completion in progress; then its server counts as lost. A server sends 32
-    tokens at a time, or 8 on a CPU."""
-    max_restarts: Annotated[int, Field(ge=0)] = 3
-    """Maximum number of times that each server is started again after it was lost; then the run ends."""
-    transfer: Literal["file", "ipc", "nccl"] = "file"
-    """How weights reach the servers. file: as a file in memory. ipc, nccl: not supported yet."""
-    sleep: bool = False
-    """Whether the servers release their memory while the trainer learns. true: not supported yet."""
     arguments: dict[str, str | int | float | bool] = Field(default_factory=dict)
     """Further arguments of the servers, such as max-num-batched-tokens: 8192; true stands for a flag without value."""
 
@@ -182,14 +173,12 @@ class TrainerSection(Section):
     """Train steps between two checkpoints."""
     keep_checkpoints: Count = 2
     """Number of most recent checkpoints to keep, beside that of the evaluation with the highest success."""
-    threads: Annotated[int, Field(ge=0)] = 0
-    """Number of torch threads. 0: one for sampling from a tiny policy, otherwise one per core. Results are
-    reproducible bit by bit only with the same number of threads."""
 
 
 class LoraSection(Section):
     """LoRA: the model's weights are frozen, and an adapter of low-rank matrices beside its linear layers is trained.
-    Without this section, all weights are trained. Only for a pretrained model.
+    Without this section, all weights are trained. Only for a pretrained model. The frozen weights have the number
+    format of trainer.precision; the adapter is float32.
     """
 
     rank: Count = 16
@@ -199,15 +188,14 @@ class LoraSection(Section):
     targets: Literal["all-linear"] | Annotated[list[str], Field(min_length=1)] = "all-linear"
     """Names of the layers with an adapter, such as `[q_proj, v_proj]`. all-linear: all linear layers except the output
     layer."""
-    base_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Number format of the frozen weights; the adapter is float32. auto: bfloat16 if trainer.precision is bfloat16,
-    else float32."""
 
 
 class TorchTrainerSection(TrainerSection):
     """A trainer in one process, on one device."""
 
     kind: Literal["torch_local"] = "torch_local"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device of the trainer. auto uses a GPU if available."""
     learning_rate: Rate | None = None
     """AdamW's learning rate for the policy. null: 5e-4 for a tiny policy, 1e-6 for a pretrained model, 2e-5 with
     LoRA."""
@@ -221,7 +209,7 @@ class TorchTrainerSection(TrainerSection):
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """AdamW's weight decay; not applied to norms and biases."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Number format of matrix products while learning; the weights stay float32. auto: bfloat16 (autocast) for a
+    """Number format of matrix products while learning; trained weights stay float32. auto: bfloat16 (autocast) for a
     pretrained model on a GPU or a processor with bfloat16 instructions, else float32."""
     gradient_checkpointing: bool | None = None
     """Whether to recompute activations in the backward pass, which saves memory and takes more time. null: false for a
@@ -236,8 +224,6 @@ class TorchTrainerSection(TrainerSection):
     pretrained model."""
     lora: LoraSection | None = None
     """The adapter; null: all weights are trained."""
-    shard_mib: Count = 4096
-    """Maximum size in MiB of a file of weights; larger models are split into several files."""
 
 
 class TrackerSection(Section):
@@ -254,17 +240,8 @@ class TensorBoardSection(TrackerSection):
 
 
 class WandbSection(TrackerSection):
-    """A run of Weights & Biases, with its files in the folder wandb of the run."""
+    """A run of Weights & Biases, with its files in the folder wandb of the run. Its settings are wandb's own variables,
+    such as WANDB_PROJECT (default envkit), WANDB_NAME, WANDB_RUN_GROUP, WANDB_TAGS and WANDB_MODE.
+    """
 
     kind: Literal["wandb"] = "wandb"
-    project: Annotated[str, Field(min_length=1)] = "envkit"
-    """Project of the run."""
-    name: str | None = None
-    """Name of the run. null: the name of the run's folder."""
-    group: str | None = None
-    """Group of the run. null: no group."""
-    tags: list[str] = Field(default=[])
-    """Tags of the run."""
-    mode: Literal["online", "offline", "disabled"] = "online"
-    """online: upload the metrics; needs `wandb login`. offline: only write files, which `wandb sync` uploads. disabled:
-    record nothing."""

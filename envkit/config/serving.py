@@ -12,6 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from envkit.config import grammar
 from envkit.config.grammar import Count, Seconds, Section, UserPath
+from envkit.config.restarts import LivenessSection, RestartSection
 
 BackendKind = Literal["auto", "local", "docker", "process", "ray", "none"]
 """Kind of sandbox backend."""
@@ -45,7 +46,8 @@ class ListenSection(Section):
 
 class NodeSection(Section):
     """Capacity of this machine. A sandbox counts with its limits, not with what it uses. A sandbox that would not fit
-    even if no other sandbox ran is refused immediately. With the backend ray, each node reports its own capacity.
+    even if no other sandbox ran is refused immediately. All sandboxes together have at most half of the machine's
+    processes and threads; one without a limit counts as 256. With the backend ray, each node reports its own capacity.
     """
 
     max_sandboxes: Count = 256
@@ -57,9 +59,6 @@ class NodeSection(Section):
     sandbox without a limit counts as 1024."""
     disk_mib: Mib | None = None
     """Maximum sum of the disk limits in MiB; null for no maximum."""
-    pids: Count | None = None
-    """Maximum sum of the limits on processes and threads; null for half of the machine's limit. A sandbox without a
-    limit counts as 256."""
 
 
 class RaySection(Section):
@@ -78,9 +77,6 @@ class EnvsSection(Section):
     """Number of sandboxes. 0: one per CPU, but no more than fit into half of the node's capacity."""
     capacity: Count = 1024
     """Maximum number of concurrent episodes, spread over the sandboxes."""
-    max_dedicated_sandboxes: Count = 4
-    """Maximum number of additional sandboxes that play one episode each. They start on demand, for environments whose
-    episodes cannot share a sandbox or keep killing their sandboxes."""
     warm: Annotated[int, Field(ge=0)] = 1
     """Number of additional sandboxes that are ready to replace a lost sandbox."""
     image: Text | None = None
@@ -116,33 +112,6 @@ class WarmSection(Section):
     """Disk limit of each writable folder."""
     untrusted: bool = False
     """Whether the code inside may be hostile."""
-
-
-class LivenessSection(Section):
-    """When an unresponsive sandbox is declared lost. The exit of a sandbox is detected immediately."""
-
-    interval_s: Seconds = 1.0
-    """Seconds between two probes."""
-    suspect_s: Seconds = 1.5
-    """Seconds without an answer after which a sandbox has the state suspect. It recovers if it answers again."""
-    lost_s: Seconds = 4.0
-    """Seconds without an answer after which a sandbox is lost. A long step of an environment does not count, unless it
-    holds Python's global interpreter lock."""
-
-    @model_validator(mode="after")
-    def _ordered(self) -> LivenessSection:
-        if not self.interval_s < self.suspect_s < self.lost_s:
-            raise ValueError("must satisfy interval_s < suspect_s < lost_s")
-        return self
-
-
-class ReplacementSection(Section):
-    """Limit on the restarts of each sandbox that serves environments, and of a `warm` entry's sandboxes together."""
-
-    budget: Count = 5
-    """Maximum restarts within one window. A further restart waits until the oldest restart leaves the window."""
-    window_s: Seconds = 600.0
-    """Length of the window in seconds."""
 
 
 class LimitsSection(Section):
@@ -213,7 +182,11 @@ class ServeConfig(Section):
     """Configuration of envkit serve."""
 
     removed: ClassVar[Mapping[str, str]] = {
-        "autoscale": "leave it out, and let the cluster's own autoscaler follow the metric envkit_sandboxes_wanted"
+        "autoscale": "leave it out, and let the cluster's own autoscaler follow the metric envkit_sandboxes_wanted",
+        "liveness.interval_s": "use liveness.lost_s, of which it is a quarter",
+        "liveness.suspect_s": "use liveness.lost_s, of which it is three eighths",
+        "node.pids": "leave it out",
+        "envs.max_dedicated_sandboxes": "leave it out",
     }
 
     backend: BackendKind = "auto"
@@ -227,7 +200,7 @@ class ServeConfig(Section):
     warm: list[WarmSection] = Field(default_factory=list)
     """Warm sandboxes, one entry per spec."""
     liveness: LivenessSection = LivenessSection()
-    restarts: ReplacementSection = ReplacementSection()
+    restarts: RestartSection = RestartSection()
     limits: LimitsSection = LimitsSection()
     alerts: AlertsSection = AlertsSection()
     drain_s: Annotated[float, Field(ge=0)] = 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Field, SerializeAsAny, TypeAdapter, field_validator
 
@@ -23,7 +23,6 @@ from envkit.config.parts import (
     TrainerSection,
     TransformersEngineSection,
 )
-from envkit.errors import ConfigError
 
 
 class EnvSection(Section):
@@ -66,16 +65,17 @@ class RolloutSection(Section):
     turn_tokens: Count | None = None
     """Maximum number of tokens of a completion. null: 1 for a tiny policy, whose moves are single tokens; otherwise
     128."""
-    timeout_s: Seconds = 60.0
+    step_timeout_s: Seconds = 60.0
     """Maximum seconds that a step may take. If one takes longer, the episode is void; see `retries`. If the environment
     has a limit of its own, such as that of a command, at least 30 seconds more than this limit. The same holds for
     `grade_timeout_s` and `episode_timeout_s`."""
     reset_timeout_s: Seconds | None = None
-    """Maximum seconds that a reset may take. null: timeout_s; 600 if environments use sandboxes as tools, since a
+    """Maximum seconds that a reset may take. null: step_timeout_s; 600 if environments use sandboxes as tools, since a
     reset may wait for one."""
     completion_timeout_s: Seconds | None = None
     """Maximum seconds from a completion's first token to its last one, without pauses and waits for the engine. If one
-    takes longer, the episode is void. null: no limit. vLLM's stall_timeout_s always applies."""
+    takes longer, the episode is void. null: no limit. A vLLM server
+    that sends no tokens for 120 seconds counts as lost in any case."""
     player_timeout_s: Seconds | None = None
     """Maximum seconds that the policy may take for the turns of an episode together, including its waits for the
     engine. Then the episode is cut off and counts as it is. null: no limit."""
@@ -84,8 +84,6 @@ class RolloutSection(Section):
     grade_timeout_s: Seconds | None = 600.0
     """Maximum seconds of a grader, which runs after the last turn. If one takes longer, the episode is void. null: no
     limit."""
-    num_graders: Count | None = None
-    """Maximum number of episodes that are still being graded when the next ones begin. null: no limit."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
     """Sampling temperature, in training and in sampled evaluation."""
     retries: Annotated[int, Field(ge=0)] = 3
@@ -114,8 +112,6 @@ class AlgorithmSection(Section):
     """Weight of the entropy bonus."""
     kl_coefficient: Annotated[float, Field(ge=0)] | None = None
     """Weight of the KL divergence from the policy before reinforcement learning. 0: no reference policy is loaded."""
-    value_coefficient: Annotated[float, Field(ge=0)] | None = None
-    """Weight of the critic's loss (ppo)."""
     advantage_clip: Annotated[float, Field(gt=0)] | None = None
     """Maximum absolute value of an advantage. null: no maximum."""
     epochs: Count | None = None
@@ -156,8 +152,9 @@ class WarmupSection(Section):
     file: UserPath | None = None
     """JSON-lines file with one dialogue per line: {"messages": [{"role": "user", "content": "..."}, ...]}. The policy
     learns the assistant's answers."""
-    dialogue_batch: Count = 16
-    """Dialogues per update."""
+    batch: Count | None = None
+    """Samples per update: dialogues, or states with an answer. An update on whole episodes takes a quarter of this
+    number. null: 16 dialogues; 256 states for a tiny policy, 32 for a pretrained model."""
     dialogue_epochs: Count = 1
     """Passes over the file, which is shuffled for each pass."""
     answers: Literal["expert", "bare"] = "expert"
@@ -165,17 +162,10 @@ class WarmupSection(Section):
     single_turn_states: Count | None = None
     """Number of distinct states for single-turn samples (one state and one answer each). null: 30000 for a tiny policy,
     4096 for a pretrained model."""
-    visit_random_share: Share | None = None
-    """Share of random moves in the episodes from which the states of single-turn samples are taken. null:
-    single_turn_random_share for a tiny policy, 0.5 for a pretrained model. Must be 0 if the environment lists no legal
-    moves."""
-    hazard_share: Share = 0.5
-    """Share of single-turn samples whose state is hazardous, so that a careless move loses."""
-    single_turn_random_share: Share | None = None
-    """Share of single-turn samples with a random move instead of a good one. null: 0.5 for a tiny policy, 0 for a
-    pretrained model."""
-    single_turn_batch: Count | None = None
-    """Samples per single-turn update. null: 256 for a tiny policy, 32 for a pretrained model."""
+    random_share: Share = 0.5
+    """Share of random moves in the episodes from which the states of single-turn samples are taken. A tiny policy also
+    learns this share of random answers, so that reinforcement learning finds moves to compare. Must be 0 if the
+    environment lists no legal moves."""
     single_turn_updates: Annotated[int, Field(ge=0)] | None = None
     """Updates of the first stage, with one state per sequence. null: 250 for a tiny policy, 100 for a pretrained
     model."""
@@ -184,23 +174,16 @@ class WarmupSection(Section):
     multi_turn_updates: Annotated[int, Field(ge=0)] | None = None
     """Updates of the second stage. null: 300 for a tiny policy, 0 for a pretrained model; 0 if renderer.history is a
     number, because this stage needs the whole history."""
-    episode_random_share: Share | None = None
-    """Share of random moves in the demonstrated episodes of the last stage. null: 0.65 for a tiny policy, 0 for a
-    pretrained model."""
-    episode_batch: Count | None = None
-    """Episodes per update. null: 64 for a tiny policy, 8 for a pretrained model."""
     episode_updates: Annotated[int, Field(ge=0)] | None = None
     """Maximum number of updates of the last stage. null: 50 for a tiny policy, 30 for a pretrained model; 0 if
     renderer.history is a number, because every state is then a separate sample."""
     learning_rate: Rate | None = None
-    """Learning rate of the first two stages and of dialogues, with a cosine schedule. null: 4e-3 for a tiny policy
-    (Muon and AdamW), 5e-5 for a pretrained model (AdamW), 2e-4 with LoRA."""
-    episode_learning_rate: Rate | None = None
-    """Learning rate of the last stage. null: 2e-3 for a tiny policy, 5e-5 for a pretrained model, 2e-4 with LoRA."""
+    """Learning rate of the first two stages and of dialogues, with a cosine schedule; the last stage of a tiny policy
+    has half of it. null: 4e-3 for a tiny policy (Muon and AdamW), 5e-5 for a pretrained model (AdamW), 2e-4 with
+    LoRA."""
     greedy_goal: Share = 0.95
-    """The last stage that has updates ends early when greedy play reaches this success rate on validation levels."""
-    check_every: Count = 25
-    """Updates between two checks on validation levels."""
+    """The last stage that has updates ends early when greedy play reaches this success rate on validation levels. They
+    are played at half of the stage and at its end, and at least every 25 updates."""
     check_episodes: Annotated[int, Field(ge=0)] | None = None
     """Validation levels per check. 0: no checks. null: 256 for a tiny policy, 64 for a pretrained model, 0 for
     dialogues."""
@@ -216,10 +199,8 @@ class TrackingSection(Section):
     that tracker. tensorboard: event files in the folder tensorboard of the run. wandb: a run of Weights & Biases.
     []: no trackers."""
     trajectories_every: Annotated[int, Field(ge=0)] = 10
-    """Train steps between two trajectory files, which contain some episodes of a train step. The first and the last
-    train step always write one. 0: no files."""
-    trajectories: Count = 8
-    """Number of episodes per trajectory file, of different tasks where possible."""
+    """Train steps between two trajectory files, which contain up to 8 episodes of a train step, of different tasks if
+    possible. The first and the last train step always write one. 0: no files."""
 
 
 FindingName: TypeAlias = Literal[
@@ -240,15 +221,54 @@ class DiagnosticsSection(Section):
 
     stop_on: list[FindingName] = Field(default=["weights_not_applied"])
     """Names of the findings that stop the run, after a checkpoint. The others are only reported."""
-    invalid_steps: Count = 10
-    """Number of consecutive train steps without a valid action that is reported as no_valid_action."""
+
+
+_LEAVE_OUT = "leave it out"
+_REMOVED: Mapping[str, str] = {
+    "trainer.threads": "use threads, at the top of the file",
+    "engine.device": "use trainer.device",
+    "engine.heads": "leave it out; a head has 16 of engine.hidden_size",
+    "engine.kv_cache_gib": "set the environment variable VLLM_CPU_KVCACHE_SPACE",
+    "rollout.timeout_s": "use rollout.step_timeout_s",
+    "sandbox.health": "use sandbox.liveness.lost_s",
+    "algorithm.value_coefficient": "use trainer.critic_learning_rate",
+    "trainer.lora.base_dtype": "use trainer.precision",
+    "warmup.dialogue_batch": "use warmup.batch",
+    "warmup.single_turn_batch": "use warmup.batch",
+    "warmup.episode_batch": "use warmup.batch, of which it is a quarter",
+    "warmup.visit_random_share": "use warmup.random_share",
+    "warmup.single_turn_random_share": "use warmup.random_share",
+    "warmup.episode_learning_rate": "use warmup.learning_rate",
+    "tracking.to.project": "set the environment variable WANDB_PROJECT",
+    "tracking.to.name": "set the environment variable WANDB_NAME",
+    "tracking.to.group": "set the environment variable WANDB_RUN_GROUP",
+    "tracking.to.tags": "set the environment variable WANDB_TAGS",
+    "tracking.to.mode": "set the environment variable WANDB_MODE",
+    **{
+        f"{section}.{key}": _LEAVE_OUT
+        for section, keys in {
+            "engine": ("batch_tokens", "start_timeout_s", "stall_timeout_s", "max_restarts", "transfer", "sleep"),
+            "rollout": ("num_graders",),
+            "trainer": ("shard_mib",),
+            "warmup": ("hazard_share", "episode_random_share", "check_every"),
+            "tracking": ("trajectories",),
+            "diagnostics": ("invalid_steps",),
+        }.items()
+        for key in keys
+    },
+}
 
 
 class RunConfig(Section):
     """A training file."""
 
+    removed: ClassVar[Mapping[str, str]] = _REMOVED
+
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 7
     """Seed of all random numbers of the run. The same file always gives the same random numbers."""
+    threads: Annotated[int, Field(ge=0)] = 0
+    """Number of torch threads, for sampling and for learning. 0: one for sampling from a tiny policy, otherwise one per
+    core. Results are reproducible bit by bit only with the same number of threads."""
     env: EnvSection | Annotated[list[EnvSection], Field(min_length=1)]
     sandbox: SerializeAsAny[Annotated[SandboxSection, ByKind("sandboxes", "auto")]] = BuiltInSandboxSection()
     engine: SerializeAsAny[Annotated[EngineSection, ByKind("engines", "transformers")]] = TransformersEngineSection()
@@ -307,11 +327,12 @@ def parse(content: Mapping[str, Any]) -> RunConfig:
 
 
 def complete(text: str) -> str:
-    """Return a dumped configuration with the keys that its version did not have; unchanged if it is not valid now."""
-    try:
-        return dump(parse(grammar.read_yaml(text)))
-    except ConfigError:
-        return text
+    """Return a dumped configuration with the keys that its version did not have.
+
+    Raises:
+        ConfigError: It has keys that no longer exist.
+    """
+    return dump(parse(grammar.read_yaml(text)))
 
 
 def dump(config: RunConfig) -> str:

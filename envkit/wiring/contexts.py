@@ -83,7 +83,6 @@ class TrainerContext:
         algorithm: The algorithm, with its advantage function and loss.
         engine: The open engine, which the trainer's weights are for.
         folder: Folder for the files of `Trainer.publish`; it need not exist.
-        device: ``engine.device``.
         temperature: Temperature at which the samples are drawn.
         threads: Number of threads for learning.
         seed: Seed of the run.
@@ -94,7 +93,6 @@ class TrainerContext:
     algorithm: Algorithm
     engine: PolicyEngine
     folder: Path
-    device: str
     temperature: float
     threads: int
     seed: int

@@ -19,13 +19,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("cli-train")]
 FILE = """
 env: {id: FrozenLake-v0, num_envs: 16, options: {size: 3}}
 sandbox: {kind: none}
-engine: {hidden_size: 16, layers: 1, heads: 1}
+engine: {hidden_size: 16, layers: 1}
 rollout: {group_size: 2, max_turns: 8, max_tokens: 256}
-trainer: {steps: 2, groups_per_step: 8, learning_rate: 0.001, threads: 1}
+threads: 1
+trainer: {steps: 2, groups_per_step: 8, learning_rate: 0.001}
 evaluation: {episodes: 32, every: 1000}
 warmup:
-  {single_turn_states: 50, single_turn_updates: 2, single_turn_batch: 16, multi_turn_updates: 2, episode_updates: 2,
-   episode_batch: 4, check_episodes: 16}
+  {single_turn_states: 50, single_turn_updates: 2, batch: 16, multi_turn_updates: 2, episode_updates: 2,
+   check_episodes: 16}
 """
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from envkit import config
 from envkit.cli.environments.options import read_options
-from envkit.config import grammar, serving
+from envkit.config import RunConfig, grammar, serving
 from envkit.config.parts import TensorBoardSection, TorchTrainerSection
 from envkit.errors import ConfigError
 
@@ -89,9 +90,9 @@ def test_numbers_are_read_as_people_write_them_and_a_dumped_value_is_read_back(t
 def test_exponents_are_read_in_files_and_on_the_command_line(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(MINIMAL + "trainer: {learning_rate: 1e-6}\nrollout: {max_tokens: 2e3}")
-    run = config.load(file, ["rollout.timeout_s=1.5e2", "env.options.slip=1e-1"])
+    run = config.load(file, ["rollout.step_timeout_s=1.5e2", "env.options.slip=1e-1"])
     assert isinstance(run.trainer, TorchTrainerSection)
-    assert (run.trainer.learning_rate, run.rollout.max_tokens, run.rollout.timeout_s) == (1e-6, 2000, 150.0)
+    assert (run.trainer.learning_rate, run.rollout.max_tokens, run.rollout.step_timeout_s) == (1e-6, 2000, 150.0)
     assert run.envs[0].options["slip"] == 0.1
 
 
@@ -102,9 +103,9 @@ def test_the_home_folder_is_put_for_a_tilde(tmp_path: Path) -> None:
 
 
 def test_a_whole_number_is_a_number_and_yes_is_a_boolean_as_yaml_has_it(tmp_path: Path) -> None:
-    run = load(tmp_path, MINIMAL + "rollout: {timeout_s: 12}\ntrainer: {gradient_checkpointing: no}")
+    run = load(tmp_path, MINIMAL + "rollout: {step_timeout_s: 12}\ntrainer: {gradient_checkpointing: no}")
     assert isinstance(run.trainer, TorchTrainerSection)
-    assert (run.rollout.timeout_s, run.trainer.gradient_checkpointing) == (12.0, False)
+    assert (run.rollout.step_timeout_s, run.trainer.gradient_checkpointing) == (12.0, False)
 
 
 @pytest.mark.parametrize(
@@ -192,8 +193,8 @@ def test_a_section_with_nothing_in_it_is_as_if_it_were_not_there(tmp_path: Path)
     assert (found.listen.port, found.listen.host, found.node.max_sandboxes) == (0, "127.0.0.1", 3)
     others = ("sandbox", "engine", "rollout", "algorithm", "trainer", "evaluation", "warmup", "tracking")
     assert load(tmp_path, MINIMAL + "".join(f"{name}:\n" for name in others)) == load(tmp_path, MINIMAL)
-    nested = load(tmp_path, MINIMAL + "sandbox:\n  health:\n", "sandbox.health.misses=5")
-    assert nested.sandbox.health.misses == 5
+    nested = load(tmp_path, MINIMAL + "sandbox:\n  liveness:\n", "sandbox.restarts.budget=6")
+    assert (nested.sandbox.liveness.lost_s, nested.sandbox.restarts.budget) == (4.0, 6)
     assert problems(tmp_path, "env:\n") == ["env: must hold keys and values"]
     assert problems(tmp_path, MINIMAL + "sandbox: 3\n") == ["sandbox: must hold keys and values, got 3"]
 
@@ -208,14 +209,14 @@ def test_a_section_with_nothing_in_it_is_as_if_it_were_not_there(tmp_path: Path)
         ("env: {id: x}\ntrianer: {}", "trianer: no such key; did you mean 'trainer'?"),
         ("env: {id: x}\ntrainer: {q: 1}", "trainer.q: no such key; there are: "),
         (
-            "env: {id: x}\nsandbox: {health: {interval: 3}}",
-            "sandbox.health.interval: no such key; did you mean 'interval_s'?",
+            "env: {id: x}\nsandbox: {liveness: {lost: 3}}",
+            "sandbox.liveness.lost: no such key; did you mean 'lost_s'?",
         ),
         ("env: {id: x}\n3: 4", "3: "),
         ("env: {id: x}\ntrainer: {steps: true}", "trainer.steps: must be a whole number, got True"),
         ("env: {id: x}\ntrainer: {steps: 3.0}", "trainer.steps: must be a whole number, got 3.0"),
         ("env: {id: x, num_envs: '12'}", "env.num_envs: must be a whole number, got '12'"),
-        ("env: {id: x}\nrollout: {timeout_s: '12'}", "rollout.timeout_s: must be a number, got '12'"),
+        ("env: {id: x}\nrollout: {step_timeout_s: '12'}", "rollout.step_timeout_s: must be a number, got '12'"),
         (
             "env: {id: x}\ntrainer: {gradient_checkpointing: 'yes'}",
             "trainer.gradient_checkpointing: must be true or false",
@@ -272,13 +273,13 @@ def test_overrides_are_read_as_yaml_and_the_last_one_wins(tmp_path: Path) -> Non
         "algorithm.preset=ppo",
         "tracking.to=[]",
         "engine.model=null",
-        "sandbox.health.interval_s=2.5",
+        "sandbox.liveness.lost_s=2.5",
         "trainer.learning_rate=1e-5",
     )
     assert isinstance(run.trainer, TorchTrainerSection)
     assert (run.trainer.steps, run.trainer.learning_rate, run.algorithm.preset) == (5, 1e-5, "ppo")
     assert run.envs[0].options == {"slip": 0.25, "size": 3}
-    assert (run.tracking.to, run.engine.model, run.sandbox.health.interval_s) == ([], None, 2.5)
+    assert (run.tracking.to, run.engine.model, run.sandbox.liveness.lost_s) == ([], None, 2.5)
 
 
 def test_a_tracker_may_be_its_name_and_an_empty_key_means_the_default(tmp_path: Path) -> None:
@@ -338,7 +339,27 @@ def test_a_configuration_of_an_earlier_version_is_completed_with_the_defaults_of
     assert "\n  player_timeout_s: null\n" in now
     earlier = now.replace("\n  player_timeout_s: null\n", "\n")
     assert config.complete(earlier) == now
-    assert config.complete("env: {id: FrozenLake-v0}\ngone: 1\n") == "env: {id: FrozenLake-v0}\ngone: 1\n"
+    with pytest.raises(ConfigError, match=r"^rollout\.timeout_s: no longer exists; use rollout\.step_timeout_s$"):
+        config.complete("env: {id: FrozenLake-v0}\nrollout: {timeout_s: 9.0}\n")
+
+
+@pytest.mark.parametrize("key", RunConfig.removed)
+def test_an_old_key_of_a_training_file_names_the_new_one(key: str) -> None:
+    section, _, name = key.rpartition(".")
+    where = f"{section}.0.{name}" if section == "tracking.to" else key
+    content: dict[str, Any] = {"env": {"id": "x"}, "engine": {"kind": "vllm"}}
+    grammar.put(content, section, [{"kind": "wandb", name: 1}] if section == "tracking.to" else {name: 1})
+    if section == "engine":
+        content["engine"]["kind"] = "vllm"
+    with pytest.raises(ConfigError) as caught:
+        config.parse(content)
+    assert caught.value.problems == (f"{where}: no longer exists; {RunConfig.removed[key]}",)
+
+
+@pytest.mark.parametrize("key", [key for key in serving.ServeConfig.removed if key != "autoscale"])
+def test_an_old_key_of_a_servers_file_names_the_new_one(key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{key}: no longer exists; "):
+        serving.read(None, [f"{key}=1"], {})
 
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -76,7 +76,8 @@ def test_a_training_run_goes_through_all_faults_and_says_that_no_episode_can_be_
         "env": {"id": env_id, "num_envs": 4},
         "engine": {"model": str(write_chat(tmp_path / "model", seed=0))},
         "rollout": {"group_size": 2, "max_turns": 2, "turn_tokens": 4, "max_tokens": 256},
-        "trainer": {"steps": 1, "groups_per_step": groups, "threads": 1},
+        "trainer": {"steps": 1, "groups_per_step": groups},
+        "threads": 1,
         "warmup": {"kind": "none"},
     }
     with pytest.raises(EnvkitError, match=rf"all {2 * groups} episodes are void; .*{env_id} raised .*faulty\.py:"):

@@ -22,17 +22,17 @@ from tests.checks.guessing import Guess, Says
 RUN: dict[str, Any] = {
     "env": {"id": "FrozenLake-v0", "num_envs": 4, "options": {"size": 3}},
     "sandbox": {"kind": "none"},
-    "engine": {"hidden_size": 16, "layers": 1, "heads": 1},
+    "engine": {"hidden_size": 16, "layers": 1},
     "rollout": {"group_size": 2, "max_turns": 4, "max_tokens": 256},
-    "trainer": {"steps": 1, "groups_per_step": 2, "threads": 1},
+    "trainer": {"steps": 1, "groups_per_step": 2},
+    "threads": 1,
     "evaluation": {"episodes": 4, "every": 1000},
     "warmup": {
         "single_turn_states": 5,
         "single_turn_updates": 1,
-        "single_turn_batch": 4,
+        "batch": 4,
         "multi_turn_updates": 1,
         "episode_updates": 1,
-        "episode_batch": 2,
         "check_episodes": 4,
     },
 }

@@ -118,9 +118,9 @@ def test_the_training_file_of_the_shop_trains(tmp_path: Path) -> None:
     with envkit.make("WebShop-v0", catalogue="webshop-1k") as shop:
         shop.reset(seed=0)  # the first one builds the shop, with messages
     settings = (
-        *("trainer.steps=1", "trainer.groups_per_step=4", "trainer.threads=1", "env.num_envs=32"),
+        *("trainer.steps=1", "trainer.groups_per_step=4", "threads=1", "env.num_envs=32"),
         *("env.options.catalogue=webshop-1k", "engine.hidden_size=16", "engine.layers=1"),
-        *("warmup.single_turn_states=100", "warmup.single_turn_updates=5", "warmup.single_turn_batch=16"),
+        *("warmup.single_turn_states=100", "warmup.single_turn_updates=5", "warmup.batch=16"),
         *("warmup.check_episodes=16", "evaluation.episodes=16"),
     )
     words = [word for setting in settings for word in ("--set", setting)]

@@ -20,7 +20,7 @@ from envkit.wiring import environments
 from tests.causes import cause
 from tests.trainer_bridge.fakes import Answer, Call, LetterRenderer, ScriptedEngine, ScriptedHost, letters, text_of
 
-LIMITS = RolloutLimits(max_turns=9, max_tokens=5000, turn_tokens=40, timeout_s=10, retries=0)
+LIMITS = RolloutLimits(max_turns=9, max_tokens=5000, turn_tokens=40, step_timeout_s=10, retries=0)
 MOVES = ("right", "down", "fly", "left", "down")
 
 

@@ -89,7 +89,7 @@ class Part:
             newest = checkpoint.latest(folder)
             state = checkpoint.load_state(newest)
             asyncio.run(self.trainer.restore(str(newest)))
-        limits = RolloutLimits(max_turns=3, max_tokens=100, turn_tokens=2, timeout_s=10, retries=1)
+        limits = RolloutLimits(max_turns=3, max_tokens=100, turn_tokens=2, step_timeout_s=10, retries=1)
         rollout = Rollout(self.host, PolicyPlayer(self.engine, LetterRenderer(), limits), limits, 100)
         self.loop = TrainLoop(
             rollout=rollout,

@@ -58,7 +58,13 @@ def load_policy(
     renderer: RendererSection | None = None,
 ) -> LocalPolicy:
     """The policy of a model folder or a hub model."""
-    run = config.parse({"env": {"id": "FrozenLake-v0"}, "engine": {"model": path, "device": device, "dtype": dtype}})
+    run = config.parse(
+        {
+            "env": {"id": "FrozenLake-v0"},
+            "engine": {"model": path, "device": device, "dtype": dtype},
+            "trainer": {"device": device},
+        }
+    )
     assert isinstance(run.engine, TransformersEngineSection)
     return _opened(run, run.engine, find_model(path), renderer or AutoRendererSection(), threads)
 
@@ -76,9 +82,8 @@ def _opened(
             algorithm=algorithm_of(run),
             engine=engine,
             folder=Path("unused"),
-            device=section.device,
             temperature=run.rollout.temperature,
-            threads=run.trainer.threads,
+            threads=run.threads,
             seed=run.seed,
         )
     )

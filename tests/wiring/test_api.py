@@ -24,12 +24,12 @@ pytestmark = pytest.mark.xdist_group("api")
 LAKE: dict[str, Any] = {
     "env": {"id": "FrozenLake-v0", "num_envs": 8, "options": {"size": 3}},
     "sandbox": {"kind": "none"},
-    "engine": {"hidden_size": 16, "layers": 1, "heads": 1},
+    "engine": {"hidden_size": 16, "layers": 1},
     "rollout": {"group_size": 2, "max_turns": 8, "max_tokens": 256},
-    "trainer": {"steps": 2, "groups_per_step": 2, "threads": 1},
+    "trainer": {"steps": 2, "groups_per_step": 2}, "threads": 1,
     "evaluation": {"episodes": 4},
     "warmup": {
-        "single_turn_states": 20, "single_turn_updates": 1, "single_turn_batch": 8, "multi_turn_updates": 0,
+        "single_turn_states": 20, "single_turn_updates": 1, "batch": 8, "multi_turn_updates": 0,
         "episode_updates": 0, "check_episodes": 0,
     },
     "tracking": {"to": []},

@@ -62,7 +62,7 @@ PARTS: tuple[Part, ...] = (
         "advantage",
         f"{_FOLDER}.advantages:of_critic",
         needs=frozenset({"critic"}),
-        keys=frozenset({"gae_lambda", "value_coefficient"}),
+        keys=frozenset({"gae_lambda"}),
     ),
     Part("clipped", "loss", f"{_FOLDER}.losses:clipped", keys=frozenset({"clip", "dual_clip", "old_logprobs"})),
     Part("reinforce", "loss", f"{_FOLDER}.losses:reinforce", needs=frozenset({"on_policy"})),
@@ -86,7 +86,6 @@ class Algorithm:
             or ``"recomputed"``, those that the trainer computes with the same weights before the first update.
         entropy_coefficient: Weight of the entropy bonus.
         kl_coefficient: Weight of the KL divergence from the reference policy; at 0, no reference policy is loaded.
-        value_coefficient: Weight of the critic's loss; only for `gae`.
         advantage_clip: Maximum absolute value of an advantage; None means no maximum.
         epochs: Passes over the samples of one train step.
         minibatches: Optimiser updates per pass.
@@ -102,7 +101,6 @@ class Algorithm:
     old_logprobs: Literal["sampled", "recomputed"] = "sampled"
     entropy_coefficient: float = 0.0
     kl_coefficient: float = 0.0
-    value_coefficient: float = 0.5
     advantage_clip: float | None = None
     epochs: int = 1
     minibatches: int = 1

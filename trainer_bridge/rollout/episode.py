@@ -55,10 +55,10 @@ class RolloutLimits:
     Attributes:
         max_tokens: Maximum total length in tokens of a turn's prompt and completion. The prompt contains all earlier
             turns, unless the renderer limits the history.
-        timeout_s: Maximum seconds that a step may take. An episode that misses one of its timeouts is void. Those of a
-            step, the episode and the grader are never shorter than what the environment's own limits allow; see
+        step_timeout_s: Maximum seconds that a step may take. An episode that misses one of its timeouts is void. Those
+            of a step, the episode and the grader are never shorter than what the environment's own limits allow; see
             `envkit.types.deadline_s`.
-        reset_timeout_s: Maximum seconds of the reset; None means `timeout_s`.
+        reset_timeout_s: Maximum seconds of the reset; None means `step_timeout_s`.
         player_timeout_s: Maximum seconds that the player may take for its turns together, with its waits for an engine
             but without those at the gate. Then the episode is cut off, and graded as it is.
         episode_timeout_s: Maximum seconds from the reset, with waits at the gate but without the grader.
@@ -67,7 +67,7 @@ class RolloutLimits:
     max_turns: int
     max_tokens: int = 2048
     turn_tokens: int = 128
-    timeout_s: float = math.inf
+    step_timeout_s: float = math.inf
     retries: int = 0
     reset_timeout_s: float | None = None
     completion_timeout_s: float | None = None
@@ -150,7 +150,7 @@ async def play(
 async def _reset(running: _RunningEpisode, episode: Episode, limits: RolloutLimits) -> Reset:
     """Start a leased episode."""
     began = clock.now()
-    reset_timeout_s = limits.timeout_s if limits.reset_timeout_s is None else limits.reset_timeout_s
+    reset_timeout_s = limits.step_timeout_s if limits.reset_timeout_s is None else limits.reset_timeout_s
     with _deadline(reset_timeout_s, StopReason.TIMEOUT, "the environment did not answer a reset"):
         start = running.start = await episode.reset()
     running.reset_s = clock.now() - began
@@ -172,7 +172,7 @@ async def _turns(
     except PlayerStoppedError as stopped:
         return _reason(stopped)
     observation, left_s = start.observation, math.inf if limits.player_timeout_s is None else limits.player_timeout_s
-    step_timeout_s = deadline_s(limits.timeout_s, start.step_limit_s)
+    step_timeout_s = deadline_s(limits.step_timeout_s, start.step_limit_s)
     while len(running.turns) < limits.max_turns:
         # Yield to the event loop so that Ctrl-C works: an environment that only computes never yields.
         await anyio.lowlevel.checkpoint()

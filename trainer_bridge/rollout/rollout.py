@@ -27,15 +27,12 @@ class Rollout:
     Attributes:
         num_envs: Maximum number of concurrent episodes, unless the capacity of the host is lower. Episodes that are
             being graded do not count.
-        num_graders: Maximum number of episodes that are being graded when others begin; None means no limit. A grader
-            itself never waits, since its episode may hold a sandbox that another one needs.
     """
 
     host: EnvHost
     player: Player
     limits: RolloutLimits
     num_envs: int
-    num_graders: int | None = None
 
     async def groups(
         self,
@@ -111,24 +108,16 @@ class Rollout:
     ) -> None:
         """Play each request once."""
         host, player, limits = self.host, self.player, self.limits
-        acting = unfinished = started = 0
+        acting = started = 0
         changed = anyio.Event()
 
         async def one(request: RolloutRequest, gate: Gate) -> None:
-            nonlocal unfinished
             on_begin(request)
-            trajectory = await play(host, player, limits, request, gate, on_played=played)
-            unfinished -= 1
-            on_end(trajectory)
-            notify()
+            on_end(await play(host, player, limits, request, gate, on_played=played))
 
         def played() -> None:
-            nonlocal acting
+            nonlocal acting, changed
             acting -= 1
-            notify()
-
-        def notify() -> None:
-            nonlocal changed
             changed.set()
             changed = anyio.Event()
 
@@ -137,16 +126,16 @@ class Rollout:
                 # Read the capacity each time, because a fleet may have shrunk.
                 size = max(1, min(self.num_envs, host.capacity))
                 is_busy = acting > 0 if player.repeats else acting >= size
-                if is_busy or (self.num_graders is not None and unfinished - acting > self.num_graders):
+                if is_busy:
                     await changed.wait()
                     continue
                 some = requests[started : started + (size if player.repeats else 1)]
                 gate: Gate = OpenGate()
                 if player.repeats:
                     # An episode with a slot arrives within the time that a reset and a step may take.
-                    timeout_s = limits.timeout_s + (limits.reset_timeout_s or limits.timeout_s)
+                    timeout_s = limits.step_timeout_s + (limits.reset_timeout_s or limits.step_timeout_s)
                     gate = Lockstep(len(some), timeout_s=timeout_s, queued=lambda: host.queued)
-                acting, unfinished, started = acting + len(some), unfinished + len(some), started + len(some)
+                acting, started = acting + len(some), started + len(some)
                 for request in some:
                     running.start_soon(one, request, gate)
 

@@ -33,7 +33,7 @@ from typing import IO, Self
 import orjson
 import yaml
 
-from envkit.errors import UsageError
+from envkit.errors import ConfigError, UsageError
 from envkit.protocols import Tracker
 from envkit.runs.files import Rows, encoded, keep_until, read_rows, replace, replace_rows, writing
 from envkit.runs.folder import FORMAT_FILE, lock_folder, require_format, write_format
@@ -67,10 +67,7 @@ FOLDERS = {
 _MAY_GROW = "trainer.steps"
 _MAY_MOVE = re.compile(r"(env(?:\.\d+)?)\.(?:url|token_file|ca|outage_timeout_s)")
 """Keys of the server that plays the episodes. A resumed run may use another server, but not stop using one."""
-_MAY_CHANGE = re.compile(
-    r"engine\.(?:url|python|replicas|gpus|kv_cache_gib|gpu_memory_utilization|max_num_seqs|arguments|"
-    r"start_timeout_s|stall_timeout_s|max_restarts)(?:\..+)?"
-)
+_MAY_CHANGE = re.compile(r"engine\.(?:url|python|replicas|gpus|gpu_memory_utilization|max_num_seqs|arguments)(?:\..+)?")
 """Keys of the engine that decide where and how fast it samples, not what."""
 _MISSING = object()
 
@@ -307,6 +304,8 @@ def _refuse_other_config(path: Path, new_yaml: str, complete: Callable[[str], st
     """
     try:
         old = dict(_leaves(yaml.safe_load(complete(path.read_text(encoding="utf-8")))))
+    except ConfigError as error:
+        raise UsageError(f"{path}: change these keys in it, or start over with --force:\n{error}") from None
     except (yaml.YAMLError, ValueError, RecursionError):
         raise UsageError(f"{path}: damaged; repair it, or start over with --force") from None
     new = dict(_leaves(yaml.safe_load(new_yaml)))

@@ -7,7 +7,6 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import wandb
@@ -24,18 +23,14 @@ _ID = "envkit-run-id"
 class WandbRun:
     """A run of Weights & Biases; implements `envkit.protocols.Tracker`.
 
-    wandb's service, a process of its own, writes and uploads the metrics. It ends at `close`, and within seconds after
-    the death of this process.
+    Its settings are wandb's own environment variables, such as ``WANDB_PROJECT`` and ``WANDB_MODE``; by default, the
+    project is envkit, and the run has the name of its folder. wandb's service, a process of its own, writes and uploads
+    the metrics. It ends at `close`, and within seconds after the death of this process.
 
     Args:
         folder: The existing folder of the training run. Its subfolder ``wandb`` holds the files and the id of the run.
         first_step: First train step that will be recorded. 0 starts a new run; another step continues the run whose id
             is in `folder`, or starts one if the folder has no id.
-        project: wandb's project.
-        name: Name of the run; None for the name of `folder`.
-        group: Group of the run; None for no group.
-        tags: Tags of the run.
-        mode: ``online`` uploads the metrics, ``offline`` only writes files, and ``disabled`` does nothing.
         config: Configuration of the training run.
 
     Raises:
@@ -47,11 +42,6 @@ class WandbRun:
         folder: Path,
         *,
         first_step: int,
-        project: str,
-        name: str | None,
-        group: str | None,
-        tags: Sequence[str],
-        mode: Literal["online", "offline", "disabled"],
         config: Mapping[str, JSON],
     ) -> None:
         folder = folder.resolve()
@@ -62,22 +52,19 @@ class WandbRun:
                 replace(id_file, secrets.token_hex(4).encode())
             run_id = id_file.read_text(encoding="utf-8")
         try:
-            with _service_settings(id_file.parent, mode):
+            with _service_settings(id_file.parent):
                 self._run = wandb.init(
                     id=run_id,
                     resume="allow",
                     reinit="create_new",  # leaves a run of the caller's own alone
-                    project=project,
-                    name=name or folder.name,
-                    group=group,
-                    tags=tags,
-                    mode=mode,
+                    project=os.environ.get("WANDB_PROJECT", "envkit"),
+                    name=os.environ.get("WANDB_NAME", folder.name),
                     config=dict(config),
                     dir=folder,
                     settings=wandb.Settings(console="off", silent=True, symlink=False),
                 )
         except (wandb.errors.Error, TimeoutError) as error:
-            remedy = "run `wandb login`, or set mode: offline for this tracker"
+            remedy = "run `wandb login`, or set WANDB_MODE=offline"
             raise UsageError(f"wandb did not start a run: {error}; {remedy}") from error
         # Steps of our own, since wandb's step counts the calls of `log`.
         self._run.define_metric("step")
@@ -102,21 +89,21 @@ class WandbRun:
             self._run.log({"step": step, **found})
 
     def close(self) -> None:
-        """Finish the run; in the mode ``online``, this waits until its metrics are uploaded."""
+        """Finish the run; in the mode online, this waits until its metrics are uploaded."""
         self._run.finish()
         if wandb.run is None:  # nothing else in this process uses wandb's service
             wandb.teardown()
 
 
 @contextmanager
-def _service_settings(folder: Path, mode: str) -> Iterator[None]:
+def _service_settings(folder: Path) -> Iterator[None]:
     """Set the settings that wandb's service reads only from the environment, where the user has not set them.
 
     The service keeps its own log in `folder` instead of the home directory. It reports its errors to wandb's makers
     only if the run uploads anything.
     """
     settings = {"WANDB_CACHE_DIR": str(folder / "cache")}
-    if mode != "online":
+    if os.environ.get("WANDB_MODE", "online") != "online":
         settings["WANDB_ERROR_REPORTING"] = "false"
     added = {name: value for name, value in settings.items() if name not in os.environ}
     os.environ.update(added)

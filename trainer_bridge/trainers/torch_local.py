@@ -42,6 +42,8 @@ from .token_logps import TokenScorer
 
 __all__ = ["TorchTrainer", "TrainerSettings"]
 
+VALUE_WEIGHT = 0.5
+"""Weight of the critic's loss. AdamW ignores the scale of a gradient, except where the gradient is clipped."""
 MAX_NONFINITE_UPDATES = 3
 """Number of updates in a row without a finite gradient after which a run ends."""
 
@@ -328,7 +330,7 @@ class TorchTrainer:
         if self._critic is not None and self._critic_optimizer is not None:
             self._critic_optimizer.zero_grad()
             for chosen in self._plain_passes(rows.samples, indices):
-                value_loss = self._critic_pass(rows, chosen, own) * self._algorithm.value_coefficient / turns
+                value_loss = self._critic_pass(rows, chosen, own) * VALUE_WEIGHT / turns
                 value_loss.backward()  # type: ignore[no-untyped-call]
         bound, train_step = self._settings.max_grad_norm, self.version + 1
         try:  # change nothing before both gradients were found to be finite

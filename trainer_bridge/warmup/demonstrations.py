@@ -124,9 +124,7 @@ class Teacher:
         if not good or rng.random() < self.noise:
             if not observation.legal_moves:
                 reason = "demonstrations need random moves, but the environment lists no legal_moves in its info"
-                raise ConfigError(
-                    [f"warmup.kind: {reason}; add them, or set visit_random_share and episode_random_share to 0"]
-                )
+                raise ConfigError([f"warmup.kind: {reason}; add them, or set warmup.random_share to 0"])
             return rng.choice(observation.legal_moves)
         return rng.choice(good)
 

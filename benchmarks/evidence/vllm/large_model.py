@@ -55,8 +55,8 @@ RANK = 16
 MAX_TRAINER_MIB = 8 * 1024
 PARTS = ("push all weights", "push an adapter", "train with vllm", "train with transformers")
 SETTINGS = [
-    *(f"trainer.lora.rank={RANK}", "trainer.lora.base_dtype=bfloat16", "trainer.precision=bfloat16"),
-    *("trainer.gradient_checkpointing=true", "trainer.threads=1", "trainer.steps=2", "trainer.groups_per_step=2"),
+    *(f"trainer.lora.rank={RANK}", "trainer.precision=bfloat16"),
+    *("trainer.gradient_checkpointing=true", "threads=1", "trainer.steps=2", "trainer.groups_per_step=2"),
     *("trainer.schedule=constant", "engine.dtype=bfloat16", "rollout.group_size=2", "rollout.turn_tokens=8"),
     *("algorithm.entropy_coefficient=0.01", "evaluation.episodes=1", "evaluation.every=10", "env.num_envs=4"),
 ]

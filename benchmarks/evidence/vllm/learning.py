@@ -45,7 +45,7 @@ def main() -> None:
     options = arguments.parse_args()
     evidence = Evidence(NAME, stale_after=STALE_AFTER, folder=options.folder, fresh=options.fresh)
     settings = [
-        *("engine.dtype=float32", "trainer.precision=float32", "trainer.threads=1", "trainer.groups_per_step=8"),
+        *("engine.dtype=float32", "trainer.precision=float32", "threads=1", "trainer.groups_per_step=8"),
         *(f"trainer.steps={options.steps}", f"evaluation.every={max(1, options.steps // 4)}"),
         f"evaluation.episodes={options.tasks}",
     ]

@@ -57,7 +57,7 @@ TWIN = (
 )
 ENV_ID = "FrozenLake-v0"
 SIZES = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}
-LIMITS = RolloutLimits(max_turns=10, max_tokens=1024, turn_tokens=32, timeout_s=600.0, retries=0)
+LIMITS = RolloutLimits(max_turns=10, max_tokens=1024, turn_tokens=32, step_timeout_s=600.0, retries=0)
 EVERYTHING = "all processes"
 MAX_NATS = 1e-3
 SCORED_EVERY = 4

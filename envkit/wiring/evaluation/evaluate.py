@@ -107,7 +107,7 @@ async def evaluate(
         def seed_of(index: int, member: int) -> int:
             return stable_hash(section.seed, "policy", index, *([member] if member else []))
 
-        rollout = Rollout(host, contestant.player, found.limits, found.at_once, config.rollout.num_graders)
+        rollout = Rollout(host, contestant.player, found.limits, found.at_once)
         try:
             await rollout.groups(
                 tasks,

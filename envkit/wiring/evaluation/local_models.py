@@ -42,7 +42,7 @@ def find_local(evaluation: EvalConfig, kind: str, name: str) -> FoundPolicy:
     """
     if kind == "model":
         path = locate(name)
-        rollout = evaluation.rollout.model_dump(mode="json", include={"timeout_s", "retries"})
+        rollout = evaluation.rollout.model_dump(mode="json", include={"step_timeout_s", "retries"})
         content = {"env": {"id": evaluation.env.id}, "engine": {"model": name}, "rollout": rollout}
         run = _run(content, evaluation)
         at_once = AT_ONCE
@@ -88,7 +88,7 @@ def _checkpoint(folder: Path) -> tuple[str, dict[str, Any]]:
     engine, path = content["engine"], str(found / "policy")
     # Load all weights from the checkpoint, because the model that the run started from may have been deleted.
     if engine["kind"] == "vllm":  # its servers may have other weights by now
-        content["engine"] = {"kind": "transformers", "model": path, "device": engine["device"]}
+        content["engine"] = {"kind": "transformers", "model": path}
     elif engine.get("model") is not None:
         content["engine"] = {**engine, "model": path}
     return path, content

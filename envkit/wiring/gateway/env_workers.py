@@ -18,7 +18,6 @@ from envkit.fleet.host import WorkerKind
 from envkit.fleet.ledger import Ledger
 from envkit.fleet.offenders import Offenders
 from envkit.protocols import Sandbox
-from envkit.restarts import RestartBudget
 from envkit.sandbox.machine import describe, env_sandbox_count
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.node import ResourceRequest
@@ -28,6 +27,8 @@ from envkit.wiring.gateway.nodes import FleetNodes
 from envkit.wiring.sandboxes import env_sandboxes
 
 _SUSPECT_SANDBOXES = 2
+_OWN_SANDBOXES = 4
+"""Maximum number of sandboxes that play one episode each."""
 NO_WORKER_TIMEOUT_S = 45.0
 """Seconds that episodes wait while no sandbox is running; should be below the timeout of a reset."""
 _BOOT_CALL_S = 5.0
@@ -45,9 +46,8 @@ def sandbox_counts(config: ServeConfig, fleet_nodes: FleetNodes) -> tuple[int, i
         UsageError: The shared sandboxes exceed the capacity of the node.
     """
     processors = len(os.sched_getaffinity(0))
-    own = config.envs.max_dedicated_sandboxes
     if not fleet_nodes.nodes:
-        return config.envs.sandboxes or processors, own
+        return config.envs.sandboxes or processors, _OWN_SANDBOXES
     (node,) = fleet_nodes.nodes
     request = ResourceRequest.of(env_sandbox_spec(config, fleet_nodes, 1))
     count = config.envs.sandboxes or env_sandbox_count(node, request, processors)
@@ -58,7 +58,7 @@ def sandbox_counts(config: ServeConfig, fleet_nodes: FleetNodes) -> tuple[int, i
             f"capacity of this machine ({describe(node.capacity)}); "
             "lower envs.sandboxes or envs.memory_mib, or raise the limits in node"
         )
-    return count, max(int(min(own, room - count)), 1)
+    return count, max(int(min(_OWN_SANDBOXES, room - count)), 1)
 
 
 class EnvHosts(NamedTuple):
@@ -97,7 +97,7 @@ async def env_hosts(
             kind=kind,
             workers=workers,
             slots_per_sandbox=slots_each,
-            restarts=RestartBudget(config.restarts.budget, config.restarts.window_s),
+            restarts=config.restarts.limit(),
             heartbeat=HeartbeatTimes(liveness.interval_s, liveness.lost_s, longest_s),
             wait_timeout_s=NO_WORKER_TIMEOUT_S,
             replayable=environments.is_replayable,

@@ -40,11 +40,9 @@ from envkit.http.server.middleware import AuthMiddleware
 from envkit.http.server.server import DRAIN_S, require_address, serve
 from envkit.installation import command
 from envkit.protocols import EnvHost
-from envkit.restarts import RestartBudget
 from envkit.sandbox import machine
 from envkit.sandbox.docker.backend import GAMES_IMAGE
 from envkit.sandbox.pool import Pool
-from envkit.sandbox.pool.health import LivenessTimes
 from envkit.sandbox.pool.warm_stock import WarmSpec
 from envkit.sandbox.ray.node_watcher import RayNodes
 from envkit.sandbox.transfer import tar_stream
@@ -63,6 +61,7 @@ from envkit.wiring.gateway.guard import refuse_operator_options
 from envkit.wiring.gateway.nodes import image_lacks, keeps_ledger, open_nodes
 from envkit.wiring.gateway.token_store import lock_state, open_tokens
 from envkit.wiring.gateway.trusted import TrustedEnvs, trusted_host
+from envkit.wiring.sandboxes.env_sandboxes import liveness_times
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -279,8 +278,8 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
             stocks=[WarmSpec(spec, config.envs.warm, wait_until_serving), *map(_warm_spec, config.warm)],
             max_per_tenant=config.limits.sandboxes_per_tenant,
             share=config.limits.tenant_share,
-            liveness_times=LivenessTimes(**config.liveness.model_dump()),
-            restarts=RestartBudget(config.restarts.budget, config.restarts.window_s),
+            liveness_times=liveness_times(config.liveness),
+            restarts=config.restarts.limit(),
             ledger=fleet_nodes.ledger,
         )
         if config.backend == "ray":
@@ -289,7 +288,7 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
         await stack.enter_async_context(pool)
         if taken := _alive(pool):
             _log.info("took over %d sandboxes of an earlier server", taken)
-        offenders = Offenders(RestartBudget(config.restarts.budget, config.restarts.window_s))
+        offenders = Offenders(config.restarts.limit())
         try:
             hosts = await stack.enter_async_context(
                 env_hosts(config, pool, fleet_nodes, offenders, count=count, own_count=own_count)

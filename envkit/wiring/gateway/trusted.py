@@ -33,10 +33,8 @@ from envkit.http.auth.sandbox_policy import SandboxPolicy
 from envkit.http.protocol.asgi import Receive, Scope, Send
 from envkit.http.server.server import serve
 from envkit.protocols import EnvHost, Episode, Sandbox
-from envkit.restarts import RestartBudget
 from envkit.sandbox.host import run_dirs
 from envkit.sandbox.pool import Pool
-from envkit.sandbox.pool.health import LivenessTimes
 from envkit.sandbox.pool.node import Node
 from envkit.sandbox.process.backend import ProcessBackend
 from envkit.sandbox.transfer import tar_stream
@@ -109,8 +107,9 @@ async def trusted_host(config: ServeConfig, pool: Pool, offenders: Offenders) ->
     limits, liveness, capacity = config.limits, config.liveness, config.envs.tool_episodes
     async with AsyncExitStack() as parts:
         backend = await parts.enter_async_context(ProcessBackend())
-        times = LivenessTimes(**liveness.model_dump())
-        workers = await parts.enter_async_context(Pool([Node("trusted", backend)], liveness_times=times))
+        workers = await parts.enter_async_context(
+            Pool([Node("trusted", backend)], liveness_times=env_sandboxes.liveness_times(liveness))
+        )
 
         async def opened(kind: WorkerKind, slots: int, suspects: FleetHost | None = None) -> FleetHost:
             prefix = f"{_PREFIX}{kind}-"
@@ -122,7 +121,7 @@ async def trusted_host(config: ServeConfig, pool: Pool, offenders: Offenders) ->
                 kind=kind,
                 workers=1,
                 slots_per_sandbox=slots,
-                restarts=RestartBudget(config.restarts.budget, config.restarts.window_s),
+                restarts=config.restarts.limit(),
                 heartbeat=HeartbeatTimes(liveness.interval_s, liveness.lost_s, limits.step_timeout_s),
                 wait_timeout_s=NO_WORKER_TIMEOUT_S,
                 offenders=offenders,

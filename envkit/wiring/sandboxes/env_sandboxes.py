@@ -11,6 +11,7 @@ from functools import partial
 import anyio
 
 from envkit import registry
+from envkit.config import LivenessSection
 from envkit.config.parts import BuiltInSandboxSection, SandboxSection
 from envkit.errors import UnknownEnvError, UnreachableError
 from envkit.fleet import FleetHost, HeartbeatTimes, WorkerClient
@@ -18,7 +19,6 @@ from envkit.fleet.host import WorkerKind
 from envkit.http.client.env_client import EnvClient
 from envkit.protocols import EnvHost, Episode, Sandbox, SandboxBackend
 from envkit.registry import ENTRY_POINT_GROUP
-from envkit.restarts import RestartBudget
 from envkit.sandbox.bubblewrap import host_python
 from envkit.sandbox.docker.backend import GAMES_IMAGE
 from envkit.sandbox.pool import Pool
@@ -81,17 +81,18 @@ async def sandbox_host(
                 others = await parts.enter_async_context(opening)
             yield with_tools if others is None else _ByEnv(tools.env_ids, with_tools, others)
         return
-    sandboxes, health, restarts = section.count, section.health, section.restarts
+    sandboxes, liveness = section.count, section.liveness
     if section.kind == "none":
         announce(f"sandbox: none, {sandboxes * slots_per_sandbox} episodes at once in this process")
         async with environments.slots(sandboxes * slots_per_sandbox) as host:
             yield host
         return
-    lost_s = _lost_s(section)
     async with AsyncExitStack() as parts:
         context = SandboxContext(section=section, announce=announce)
         backend: SandboxBackend = await open_part(parts, "sandboxes", section.kind, context)
-        pool = await parts.enter_async_context(Pool([Node("here", backend)], liveness_times=_times(section)))
+        pool = await parts.enter_async_context(
+            Pool([Node("here", backend)], liveness_times=liveness_times(section.liveness))
+        )
 
         async def opened(kind: WorkerKind, workers: int, slots: int, suspects: FleetHost | None = None) -> FleetHost:
             host = FleetHost(
@@ -105,9 +106,9 @@ async def sandbox_host(
                 kind=kind,
                 workers=workers,
                 slots_per_sandbox=slots,
-                restarts=RestartBudget(restarts.budget, restarts.window_s),
+                restarts=section.restarts.limit(),
                 ends_when_spent=True,
-                heartbeat=HeartbeatTimes(health.interval_s, lost_s, call_timeout_s),
+                heartbeat=HeartbeatTimes(liveness.interval_s, liveness.lost_s, call_timeout_s),
                 replayable=environments.is_replayable,
                 suspects=suspects,
             )
@@ -190,11 +191,11 @@ async def _tool_host(
         if "sandbox" in tools.needs and section.kind != "none":
             opening: AbstractAsyncContextManager[Pool]
             if isinstance(section, BuiltInSandboxSection):
-                opening = open_tool_pool(section.kind, times=_times(section), announce=announce)
+                opening = open_tool_pool(section.kind, times=liveness_times(section.liveness), announce=announce)
             else:
                 context = SandboxContext(section=section, announce=announce)
                 backend: SandboxBackend = await open_part(parts, "sandboxes", section.kind, context)
-                opening = Pool([Node("here", backend)], liveness_times=_times(section))
+                opening = Pool([Node("here", backend)], liveness_times=liveness_times(section.liveness))
             pool = await parts.enter_async_context(opening)
         judge = None
         if tools.judge is not None:
@@ -203,14 +204,9 @@ async def _tool_host(
         yield ToolHost(slots, pool)
 
 
-def _times(section: SandboxSection) -> LivenessTimes:
+def liveness_times(section: LivenessSection) -> LivenessTimes:
     """Return when a sandbox is suspected and when it is lost."""
-    interval_s, lost_s = section.health.interval_s, _lost_s(section)
-    return LivenessTimes(interval_s, (interval_s + lost_s) / 2, lost_s)
-
-
-def _lost_s(section: SandboxSection) -> float:
-    return section.health.interval_s * section.health.misses + section.health.timeout_s
+    return LivenessTimes(section.interval_s, section.suspect_s, section.lost_s)
 
 
 @asynccontextmanager

@@ -192,19 +192,11 @@ def _check_sandbox(run: RunConfig) -> None:
 
 def _check_engine(run: RunConfig) -> None:
     section = run.engine
-    if section.device == "cuda":
-        from envkit.wiring.training.torch_parts import device_of  # imported late: loads torch, which takes seconds
-
-        try:
-            device_of("cuda")
-        except UsageError as error:
-            raise ConfigError([f"engine.device: {error.detail}"]) from None
-    if isinstance(section, TransformersEngineSection) and section.model is None:
-        multiple = 2 * section.heads
-        if section.hidden_size % multiple:
-            reason = f"must be a multiple of 2 * engine.heads ({multiple}), got {section.hidden_size}"
-            raise ConfigError([f"engine.hidden_size: {reason}"])
-    if isinstance(section, VllmEngineSection) and (found := vllm.problems(section)):
+    if isinstance(section, TransformersEngineSection):
+        _check_device("engine", section.device)
+    if isinstance(section, VllmEngineSection) and (
+        found := vllm.problems(section, trainer_device=getattr(run.trainer, "device", "cpu"))
+    ):
         raise ConfigError(found)
     if section.model is not None:
         _check_model(section.model)
@@ -215,6 +207,16 @@ def _check_engine(run: RunConfig) -> None:
                 check_room(run.rollout.max_tokens, run.rollout.turn_tokens or TURN_TOKENS)
         except UsageError as error:
             raise ConfigError([error.detail]) from None
+
+
+def _check_device(section: str, device: str) -> None:
+    if device == "cuda":
+        from envkit.wiring.training.torch_parts import device_of  # imported late: loads torch, which takes seconds
+
+        try:
+            device_of("cuda")
+        except UsageError as error:
+            raise ConfigError([f"{section}.device: {error.detail}"]) from None
 
 
 def _check_renderer(run: RunConfig) -> None:
@@ -258,6 +260,8 @@ def _check_algorithm(run: RunConfig) -> None:
 
 
 def _check_trainer(run: RunConfig) -> None:
+    if isinstance(run.trainer, TorchTrainerSection):
+        _check_device("trainer", run.trainer.device)
     problems = []
     if is_tiny(run) and _has_lora(run):
         problems.append("trainer.lora: a tiny policy is trained as a whole; use null, or name a model in engine.model")

@@ -137,7 +137,6 @@ async def open_trainer(
         algorithm=algorithm_of(run),
         engine=engine,
         folder=folder,
-        device=run.engine.device,
         temperature=run.rollout.temperature,
         threads=threads,
         seed=run.seed,
@@ -152,4 +151,4 @@ def playing_threads(run: RunConfig) -> int:
     The default for a tiny policy is one thread, because its matrices are small: on idle cores a second thread gains
     nothing, and on busy cores every forward pass waits for the second thread.
     """
-    return run.trainer.threads or (1 if is_tiny(run) else 0)
+    return run.threads or (1 if is_tiny(run) else 0)

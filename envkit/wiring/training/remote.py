@@ -152,13 +152,13 @@ def _client(run: RunConfig, warn: Callable[[str], None]) -> EnvClient:
             ca = Path(section.ca)
             trusted_context(ca)
     with _problem(f"{key}.url"):
-        reset_timeout_s = limits.reset_timeout_s or limits.timeout_s
+        reset_timeout_s = limits.reset_timeout_s or limits.step_timeout_s
         grade_timeout_s = limits.grade_timeout_s or math.inf
         return EnvClient(
             section.url,
             token=token,
             ca=ca,
-            timeout_s=limits.timeout_s,
+            timeout_s=limits.step_timeout_s,
             reset_timeout_s=reset_timeout_s,
             grade_timeout_s=grade_timeout_s,
         )

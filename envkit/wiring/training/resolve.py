@@ -27,21 +27,17 @@ from envkit.wiring.environments import refuse_foreign
 from envkit.wiring.training import models
 
 _WARMUP: Mapping[str, tuple[float, float]] = {
+    "batch": (256, 32),
     "single_turn_states": (30_000, 4096),
-    "visit_random_share": (0.5, 0.5),
-    "single_turn_random_share": (0.5, 0.0),
-    "single_turn_batch": (256, 32),
     "single_turn_updates": (250, 100),
     "multi_turn_updates": (300, 0),
-    "episode_random_share": (0.65, 0.0),
-    "episode_batch": (64, 8),
     "episode_updates": (50, 30),
     "learning_rate": (4e-3, 5e-5),
-    "episode_learning_rate": (2e-3, 5e-5),
     "check_episodes": (256, 64),
 }
 """Defaults of the warm-up: of a tiny policy, and of a pretrained one."""
-_LORA_WARMUP: Mapping[str, float] = {"learning_rate": 2e-4, "episode_learning_rate": 2e-4}
+_LORA_WARMUP_RATE = 2e-4
+_DIALOGUE_BATCH = 16
 
 TURN_TOKENS = 128
 """Default maximum length of an answer of a pretrained model, in tokens."""
@@ -79,10 +75,10 @@ def resolve(run: RunConfig) -> RunConfig:
     if "max_tokens" not in run.rollout.model_fields_set and not tiny:
         max_tokens = min(max_tokens, _positions(run.engine.model) or max_tokens)
     trainer, engine = run.trainer, run.engine
-    device = getattr(engine, "device", "cpu")
     if isinstance(trainer, TorchTrainerSection):
-        trainer = trainer_defaults(trainer, is_tiny=tiny, device=device)
+        trainer = trainer_defaults(trainer, is_tiny=tiny)
     if isinstance(engine, (TransformersEngineSection, VllmEngineSection)) and engine.dtype == "auto":
+        device = engine.device if isinstance(engine, TransformersEngineSection) else "auto"
         dtype = "float32" if tiny or not has_fast_bfloat16(device) else "bfloat16"
         engine = engine.model_copy(update={"dtype": dtype})
     rollout: dict[str, float | None] = {"turn_tokens": turn_tokens, "max_tokens": max_tokens}
@@ -165,13 +161,11 @@ def _warmup(run: RunConfig, *, is_tiny: bool) -> WarmupSection:
     kind = section.kind if section.kind != "auto" else "demonstrations" if is_tiny else "none"
     usual: dict[str, float] = {key: tiny if is_tiny else pretrained for key, (tiny, pretrained) in _WARMUP.items()}
     if getattr(run.trainer, "lora", None) is not None:
-        usual |= _LORA_WARMUP
-    if is_tiny and section.single_turn_random_share is not None:
-        usual["visit_random_share"] = section.single_turn_random_share
+        usual["learning_rate"] = _LORA_WARMUP_RATE
     if run.renderer.history != "all":
         usual |= {"multi_turn_updates": 0, "episode_updates": 0}
     if kind == "dialogues":
-        usual["check_episodes"] = 0
+        usual |= {"batch": _DIALOGUE_BATCH, "check_episodes": 0}
     filled = {key: value for key, value in usual.items() if getattr(section, key) is None}
     return section.model_copy(update={"kind": kind, **filled})
 
@@ -199,14 +193,12 @@ def has_fast_bfloat16(device: str, *, machine: Path = Path("/")) -> bool:
     return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags)
 
 
-def trainer_defaults(section: TorchTrainerSection, *, is_tiny: bool, device: str) -> TorchTrainerSection:
+def trainer_defaults(section: TorchTrainerSection, *, is_tiny: bool) -> TorchTrainerSection:
     """Return the trainer's settings with the defaults that depend on whether the policy is tiny."""
     lora = section.lora
     precision = section.precision
     if precision == "auto":
-        precision = "float32" if is_tiny or not has_fast_bfloat16(device) else "bfloat16"
-    if lora is not None and lora.base_dtype == "auto":
-        section = section.model_copy(update={"lora": lora.model_copy(update={"base_dtype": precision})})
+        precision = "float32" if is_tiny or not has_fast_bfloat16(section.device) else "bfloat16"
     defaults: dict[str, object] = {
         "learning_rate": 5e-4 if is_tiny else 1e-6 if lora is None else 2e-5,
         "critic_learning_rate": 1e-3 if is_tiny else 1e-5 if lora is None else 1e-4,

@@ -171,12 +171,12 @@ class _Run:
                         await loop.save()
 
     def _learning_threads(self) -> int:
-        """Return `trainer.threads`, or else torch's number of threads when the run first started."""
+        """Return the key `threads`, or else torch's number of threads when the run first started."""
         if not isinstance(self._run.trainer, TorchTrainerSection):
-            return self._run.trainer.threads
+            return self._run.threads
         from envkit.trainer_bridge.threads import default_threads  # imported late: loads torch
 
-        chosen = self._run.trainer.threads or self._state.facts.get("threads")
+        chosen = self._run.threads or self._state.facts.get("threads")
         if not isinstance(chosen, int):
             chosen = default_threads()
         self._state.facts["threads"] = chosen
@@ -248,8 +248,8 @@ class _Run:
         async with sandbox_host(
             section,
             slots_per_sandbox=-(-self._run.num_envs // section.count),
-            call_timeout_s=limits.timeout_s,
-            slow_timeout_s=max(limits.reset_timeout_s or limits.timeout_s, limits.grade_timeout_s or math.inf),
+            call_timeout_s=limits.step_timeout_s,
+            slow_timeout_s=max(limits.reset_timeout_s or limits.step_timeout_s, limits.grade_timeout_s or math.inf),
             announce=self._display.announce,
             tools=ToolSettings(
                 frozenset(spec.id for spec in self._specs if spec.needs),
@@ -273,7 +273,7 @@ class _Run:
         run = self._run
         limits = limits_of(run.rollout)
         player = PolicyPlayer(policy.engine, policy.renderer, limits)
-        rollout = Rollout(host, player, limits, run.num_envs, run.rollout.num_graders)
+        rollout = Rollout(host, player, limits, run.num_envs)
         evaluation = run.evaluation
         evaluated = [
             list(task_sets.all_tasks(spec, section.options, evaluation.split, evaluation.seed, evaluation.episodes))
@@ -291,7 +291,6 @@ class _Run:
             checkpoint_every=run.trainer.checkpoint_every,
             keep_checkpoints=run.trainer.keep_checkpoints,
             trajectories_every=run.tracking.trajectories_every,
-            trajectories=run.tracking.trajectories,
         )
         evaluator = Evaluator(
             rollout,
@@ -332,11 +331,8 @@ class _Run:
         """Return the diagnostics, with what a resumed run has recorded and found so far."""
         section = self._run.diagnostics
         formats = {getattr(self._run.engine, "dtype", ""), getattr(self._run.trainer, "precision", "")}
-        if (lora := getattr(self._run.trainer, "lora", None)) is not None:
-            formats.add(lora.base_dtype)
         settings = DiagnosticSettings(
             stop_on=frozenset(section.stop_on),
-            invalid_steps=section.invalid_steps,
             dtype="float32" if formats == {"float32"} else "bfloat16",
         )
         rows = read_rows(self._folder / METRICS)

@@ -87,7 +87,7 @@ def open_transformers(context: EngineContext) -> TransformersEngine:
     assert model is not None, "without engine.model, a tiny policy is created"
     playing = _load(model, device=device_of(section.device), dtype=section.dtype)
     pad_id = model.tokenizer.pad_token_id if model.tokenizer.pad_token_id is not None else 0
-    return TransformersEngine(playing, pad_id=pad_id, batch_tokens=section.batch_tokens, threads=context.threads)
+    return TransformersEngine(playing, pad_id=pad_id, threads=context.threads)
 
 
 def open_torch_local(context: TrainerContext) -> TorchTrainer:
@@ -102,7 +102,7 @@ def open_torch_local(context: TrainerContext) -> TorchTrainer:
     assert isinstance(context.section, TorchTrainerSection)
     if model is None:
         raise UsageError("trainer.kind: torch_local trains a model, and engine.model names none; name one")
-    section = trainer_defaults(context.section, is_tiny=model.is_tiny, device=context.device)
+    section = trainer_defaults(context.section, is_tiny=model.is_tiny)
     assert section.learning_rate is not None, "trainer_defaults fills it in"
     assert section.critic_learning_rate is not None, "trainer_defaults fills it in"
     assert section.micro_tokens is not None, "trainer_defaults fills it in"
@@ -122,10 +122,9 @@ def open_torch_local(context: TrainerContext) -> TorchTrainer:
         gradient_checkpointing=bool(section.gradient_checkpointing),
         is_large=not model.is_tiny,
         packing=section.packing,
-        shard_mib=section.shard_mib,
     )
     lora = section.lora
-    learning = _load(model, device=device_of(context.device), dtype="float32" if lora is None else lora.base_dtype)
+    learning = _load(model, device=device_of(section.device), dtype="float32" if lora is None else section.precision)
     if lora is not None:
         targets = () if lora.targets == "all-linear" else tuple(lora.targets)
         base = str(Path(model.path).resolve()) if Path(model.path).is_dir() else model.path

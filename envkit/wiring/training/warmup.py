@@ -30,12 +30,20 @@ from envkit.types import JSON, Sample, Task, stable_hash
 from envkit.vector import SlotHost
 from envkit.wiring import environments
 from envkit.wiring.training.policy import Policy
-from envkit.wiring.training.resolve import limits_of, parts_of, task_in, task_of
+from envkit.wiring.training.resolve import is_tiny, limits_of, parts_of, task_in, task_of
 
 _PART = 64
 """Number of episodes to prepare between two updates of the display."""
 _SAVE_EVERY = 100
 """Number of updates between two checkpoints."""
+_CHECK_EVERY = 25
+"""Maximum number of updates between two validations of the stage that may end early."""
+_HAZARD_SHARE = 0.5
+"""Share of single-turn samples whose state is hazardous, so that a careless move loses."""
+_EPISODE_RANDOM_SHARE = 0.65
+"""Share of random moves in the demonstrated episodes of a tiny policy."""
+_STATES_PER_EPISODE = 4
+"""An episode counts as this many samples of an update."""
 
 _T = TypeVar("_T")
 
@@ -124,10 +132,11 @@ class _Stages:
             self._display.announce(
                 f"skipped {read.skipped} of {count} dialogues, which are longer than rollout.max_tokens ({limit})"
             )
-        updates = read.updates(section.dialogue_batch, section.dialogue_epochs)
-        stage = Stage(updates, section.dialogue_batch, _filled(section.learning_rate))
+        size = _filled(section.batch)
+        updates = read.updates(size, section.dialogue_epochs)
+        stage = Stage(updates, size, _filled(section.learning_rate))
         self._begin("dialogues", [stage])
-        batch = read.batches(section.dialogue_batch, stable_hash(self._run.seed, "dialogues"))
+        batch = read.batches(size, stable_hash(self._run.seed, "dialogues"))
         made = await self._imitator.run(stage, batch, after=self._after(stage, validates=True))
         return {"dialogues": len(read.samples), "dialogues_skipped": read.skipped, "dialogue_updates": made}
 
@@ -151,11 +160,7 @@ class _Stages:
     async def _lessons(self, experts: Sequence[Expert]) -> int:
         """Train on samples of one state each, then of several states as turns; return the total number of updates."""
         section, display, imitator = self._section, self._display, self._imitator
-        size, rate, noise = (
-            _filled(section.single_turn_batch),
-            _filled(section.learning_rate),
-            _filled(section.single_turn_random_share),
-        )
+        size, rate = _filled(section.batch), _filled(section.learning_rate)
         counts = (_filled(section.single_turn_updates), _filled(section.multi_turn_updates))
         stages = [Stage(updates, size, rate, number=number) for number, updates in enumerate(counts) if updates]
         total = sum(stage.updates for stage in stages)
@@ -166,9 +171,10 @@ class _Stages:
         display.phase("prepare lessons", needed)
         states: list[Lesson] = []
         for index, part, tasks in self._parts(needed, seed):
-            teacher = self._teacher(experts[index], _filled(section.visit_random_share))
+            teacher = self._teacher(experts[index], section.random_share)
             states += await demonstrations.lessons(self._host, teacher, tasks, part, seed, on_lesson=display.advance)
-        book = LessonBook(states, section.hazard_share, noise, seed)
+        noise = section.random_share if is_tiny(self._run) else 0.0
+        book = LessonBook(states, _HAZARD_SHARE, noise, seed)
         self._begin("lessons", stages)
         updates = 0
         for stage in stages:
@@ -181,7 +187,10 @@ class _Stages:
     async def _episodes(self, experts: Sequence[Expert]) -> tuple[int, float | None]:
         """Train on whole episodes of the experts; return the number of updates and the success rate, if it is known."""
         section, display = self._section, self._display
-        size, rate = _filled(section.episode_batch), _filled(section.episode_learning_rate)
+        has_tiny = is_tiny(self._run)
+        size = max(1, _filled(section.batch) // _STATES_PER_EPISODE)
+        rate = _filled(section.learning_rate) / (2 if has_tiny else 1)
+        random_share = _EPISODE_RANDOM_SHARE if has_tiny else 0.0
         stage = Stage(_filled(section.episode_updates), size, rate, number=2)
         needed = stage.updates * size
         if not needed:
@@ -190,7 +199,7 @@ class _Stages:
         episodes: list[Demonstration] = []
         display.phase("prepare episodes", needed)
         for index, part, tasks in self._parts(needed, seed):
-            teacher, end = self._teacher(experts[index], _filled(section.episode_random_share)), len(episodes) + part
+            teacher, end = self._teacher(experts[index], random_share), len(episodes) + part
             while len(episodes) < end:
                 played = await demonstrations.demonstrations(
                     self._host,
@@ -228,9 +237,10 @@ class _Stages:
         """
         section = self._section
         validates = validates and bool(section.check_episodes)
+        every = min(_CHECK_EVERY, math.ceil(stage.updates / 2))
 
         async def after(update: int, loss: float) -> bool:
-            is_due = validates and (update % section.check_every == 0 or update == stage.updates)
+            is_due = validates and (update % every == 0 or update == stage.updates)
             if is_due:
                 self.greedy = await self._greedy()
             await self._count(loss, **({"greedy": f"{self.greedy:.3f}"} if self.greedy is not None else {}))

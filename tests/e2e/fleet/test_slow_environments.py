@@ -50,7 +50,7 @@ CONFIG = ServeConfig.model_validate({
     "backend": "process",
     "listen": {"port": 0},
     "envs": {"sandboxes": 1, "capacity": 8, "warm": 0},
-    "liveness": {"interval_s": 0.4, "suspect_s": 0.8, "lost_s": float(sys.argv[1])},
+    "liveness": {"lost_s": float(sys.argv[1])},
     "limits": {"step_timeout_s": 6},
 })
 """

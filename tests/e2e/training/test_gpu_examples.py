@@ -34,7 +34,8 @@ def test_a_small_twin_of_a_file_for_gpus_trains(file: Path, tmp_path: Path) -> N
     content["env"]["num_envs"] = 4
     content["engine"] = {"kind": "transformers", "model": str(model), "dtype": "float32", "device": "cpu"}
     content["rollout"] |= {"group_size": 2, "max_turns": 2, "turn_tokens": 8}
-    content["trainer"] |= {"steps": 1, "groups_per_step": 2, "precision": "float32", "threads": 1}
+    content["trainer"] |= {"steps": 1, "groups_per_step": 2, "precision": "float32"}
+    content["threads"] = 1
     content["evaluation"] = {"episodes": 0}
     content["sandbox"] = {"kind": "none"}
     run = config.parse(content)

@@ -24,7 +24,7 @@ FILES: dict[str, tuple[str, list[dict[str, Any]]]] = {
     "llm-questions": ("env.options.file", [{"prompt": f"What is {n} * 3?", "answer": 3 * n} for n in range(40)]),
 }
 """Examples that read a file of JSON lines: the key that names it, and its lines."""
-NO_SANDBOX = ("sandbox.kind=none", "tracking.to=[]", "trainer.threads=1")
+NO_SANDBOX = ("sandbox.kind=none", "tracking.to=[]", "threads=1")
 
 
 def train(example: str, folder: Path, *changes: str) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.model
 def test_a_language_model_imitates_and_then_learns_from_reward(tmp_path: Path, smollm2: Path) -> None:
-    lessons = ("warmup.single_turn_states=32", "warmup.single_turn_updates=3", "warmup.single_turn_batch=8")
+    lessons = ("warmup.single_turn_states=32", "warmup.single_turn_updates=3", "warmup.batch=8")
     small = ("trainer.steps=2", "trainer.groups_per_step=2", "rollout.group_size=4", "evaluation.episodes=0")
     easy = ("env.options.size=2", "env.options.max_moves=4", "trainer.schedule=linear")
     summary = train("llm-lake", tmp_path / "run", f"engine.model={smollm2}", *lessons, *small, *easy)
@@ -69,7 +69,7 @@ def test_an_example_of_a_language_model_runs_with_any_model_that_chats(example: 
         (tmp_path / "lines.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
         changes.append(f"{key}={tmp_path / 'lines.jsonl'}")
     elif "arithmetic" not in example:
-        changes += ["warmup.single_turn_states=16", "warmup.single_turn_updates=1", "warmup.single_turn_batch=4"]
+        changes += ["warmup.single_turn_states=16", "warmup.single_turn_updates=1", "warmup.batch=4"]
     if example in SANDBOXED:
         changes.append("sandbox.kind=local")
     summary = train(example, tmp_path / "run", *changes)

@@ -29,12 +29,12 @@ STEPS, EPISODES = 3, 16
 SMALL: dict[str, Any] = {
     "seed": 3,
     "env": {"id": "FrozenLake-v0", "num_envs": 16, "options": {"size": 3}},
-    "engine": {"hidden_size": 16, "layers": 1, "heads": 1},
+    "engine": {"hidden_size": 16, "layers": 1},
     "rollout": {"group_size": 4, "max_turns": 10, "max_tokens": 256},
-    "trainer": {"steps": STEPS, "groups_per_step": 4, "threads": 1},
+    "trainer": {"steps": STEPS, "groups_per_step": 4}, "threads": 1,
     "evaluation": {"episodes": 8},
     "warmup": {
-        "single_turn_states": 50, "single_turn_updates": 2, "single_turn_batch": 16, "multi_turn_updates": 0,
+        "single_turn_states": 50, "single_turn_updates": 2, "batch": 16, "multi_turn_updates": 0,
         "episode_updates": 0, "check_episodes": 0,
     },
     "tracking": {"trajectories_every": 1, "trajectories": EPISODES, "to": []},
@@ -189,7 +189,8 @@ def test_an_environment_that_only_the_server_has_trains_a_model_without_warm_up(
             "env": {"id": "Echo-v0", "url": gateway.url},
             "engine": {"model": str(model), "device": "cpu"},
             "rollout": {"group_size": 2, "max_tokens": 200, "turn_tokens": 4},
-            "trainer": {"steps": 1, "groups_per_step": 2, "threads": 1},
+            "trainer": {"steps": 1, "groups_per_step": 2},
+            "threads": 1,
             "evaluation": {"episodes": 2},
         }
         summary = envkit.train(config, output=tmp_path / "run")

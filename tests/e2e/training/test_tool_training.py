@@ -37,7 +37,8 @@ TRAINING = {
     "env": {"id": "Totals-v0"},
     "sandbox": {"kind": "local"},
     "rollout": {"group_size": 2, "max_turns": 2, "max_tokens": 4096, "turn_tokens": 8},
-    "trainer": {"steps": 1, "groups_per_step": 2, "threads": 1},
+    "trainer": {"steps": 1, "groups_per_step": 2},
+    "threads": 1,
     "evaluation": {"episodes": 0},
     "tracking": {"to": []},
 }
@@ -109,7 +110,7 @@ def policy() -> ScriptedEngine:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may kill the processes of a sandbox")
 def test_a_killed_sandbox_voids_exactly_its_episode_whose_retry_has_the_right_reward() -> None:
-    limits = RolloutLimits(max_turns=5, max_tokens=10_000, turn_tokens=200, timeout_s=60, retries=1)
+    limits = RolloutLimits(max_turns=5, max_tokens=10_000, turn_tokens=200, step_timeout_s=60, retries=1)
 
     async def kill_one() -> None:
         await until(lambda: all(sleepers(marker) for marker in MARKERS), 30)

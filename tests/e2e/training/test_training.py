@@ -28,14 +28,14 @@ PATIENCE_S = 400
 SMALL: dict[str, Any] = {
     "seed": 3,
     "env": {"id": "FrozenLake-v0", "num_envs": 16, "options": {"size": 3}},
-    "engine": {"hidden_size": 16, "layers": 1, "heads": 1},
+    "engine": {"hidden_size": 16, "layers": 1},
     "rollout": {"group_size": 4, "max_turns": 10, "max_tokens": 256},
     "algorithm": {"preset": "grpo"},
-    "trainer": {"steps": 6, "groups_per_step": 4, "checkpoint_every": 2, "threads": 1},
+    "trainer": {"steps": 6, "groups_per_step": 4, "checkpoint_every": 2}, "threads": 1,
     "evaluation": {"episodes": 4, "every": 3},
     "warmup": {
-        "single_turn_states": 50, "single_turn_updates": 4, "multi_turn_updates": 4, "single_turn_batch": 8,
-        "episode_updates": 10, "episode_batch": 4, "check_every": 5, "check_episodes": 4,
+        "single_turn_states": 50, "single_turn_updates": 4, "multi_turn_updates": 4, "batch": 8,
+        "episode_updates": 10, "check_episodes": 4,
     },
     "tracking": {"trajectories_every": 3, "trajectories": 4},
 }  # fmt: skip

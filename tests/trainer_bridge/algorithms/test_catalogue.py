@@ -86,13 +86,13 @@ def test_a_name_belongs_to_its_family() -> None:
 @pytest.mark.parametrize(
     ("preset", "changes", "keys"),
     [
-        ("grpo", {"gae_lambda": 0.9, "value_coefficient": 0.1}, ["gae_lambda", "value_coefficient"]),
+        ("grpo", {"gae_lambda": 0.9}, ["gae_lambda"]),
         ("reinforce", {"clip": 0.1}, ["clip"]),
         ("reinforce", {"old_logprobs": "sampled"}, ["old_logprobs"]),
         ("reinforce", {"dual_clip": 3.0}, ["dual_clip"]),
         ("ppo", {"loss": "reinforce", "clip": 0.1}, ["clip"]),
         ("grpo", {"clip": 0.1, "old_logprobs": "recomputed"}, []),
-        ("ppo", {"gae_lambda": 0.9, "value_coefficient": 0.1, "clip": 0.1}, []),
+        ("ppo", {"gae_lambda": 0.9, "clip": 0.1}, []),
         ("reinforce", {"gamma": 0.5, "entropy_coefficient": 0.1, "kl_coefficient": 0.1, "advantage_clip": 5.0}, []),
     ],
 )

@@ -111,7 +111,7 @@ class Run:
             newest = checkpoint.latest(folder)
             state = checkpoint.load_state(newest)
             asyncio.run(trainer.restore(str(newest)))
-        limits = RolloutLimits(max_turns=3, max_tokens=60, turn_tokens=1, timeout_s=10, retries=1)
+        limits = RolloutLimits(max_turns=3, max_tokens=60, turn_tokens=1, step_timeout_s=10, retries=1)
         playing = rollout(host, PolicyPlayer(engine, renderer, limits), limits, 100)
         known: Any = state.facts.get("findings", {})
         diagnosing = DiagnosticSettings(**{"stop_on": frozenset(), **diagnostics})

@@ -33,7 +33,7 @@ from tests.trainer_bridge.models import sample, write_tiny
 from tests.trainer_bridge.policies import LocalPolicy, load_policy, open_policy
 from tests.trainer_bridge.trainees import draw_samples
 
-TINY = {"hidden_size": 16, "layers": 1, "heads": 2, "device": "cpu"}
+TINY = {"hidden_size": 16, "layers": 1, "device": "cpu"}
 
 
 def run_of(env_id: str = "FrozenLake-v0", *, seed: int = 5, **sections: Any) -> RunConfig:
@@ -41,7 +41,7 @@ def run_of(env_id: str = "FrozenLake-v0", *, seed: int = 5, **sections: Any) -> 
         "seed": seed,
         "env": {"id": env_id, "num_envs": 4},
         "engine": TINY,
-        "trainer": {"threads": 1},
+        "threads": 1,
         **sections,
     }
     return resolve.resolve(config.parse(content))
@@ -106,7 +106,7 @@ def test_moves_of_several_words_also_later_ones_fit_into_a_turn_of_a_tiny_policy
     with monkeypatch.context() as context:
         context.setattr(registry, "_SPECS", dict(registry._SPECS))
         register("Turning-v0", Turning, expert=Turning)
-        run = resolve.resolve(config.parse({"env": {"id": "Turning-v0"}, "engine": TINY, "trainer": {"threads": 1}}))
+        run = resolve.resolve(config.parse({"env": {"id": "Turning-v0"}, "engine": TINY, "threads": 1}))
         renderer = open_policy(run).renderer
     for move in ("turn left", "A1", "move_up"):
         answer = renderer.demonstrate(move)
@@ -250,7 +250,6 @@ def test_an_engine_that_cannot_copy_gets_the_weights_in_files(tiny_folder: Path,
         algorithm=resolve.algorithm_of(run),
         engine=ScriptedEngine(),
         folder=tmp_path / "weights",
-        device="cpu",
         temperature=1.0,
         threads=1,
         seed=5,
@@ -270,7 +269,7 @@ def test_a_small_update_reaches_the_weights_that_learn_although_those_that_play_
     tiny_folder: Path, tmp_path: Path
 ) -> None:
     engine = {**TINY, "dtype": "bfloat16", "model": str(tiny_folder)}
-    policy = open_policy(run_of(trainer={"threads": 1, "learning_rate": 1e-6}, engine=engine))
+    policy = open_policy(run_of(threads=1, trainer={"learning_rate": 1e-6}, engine=engine))
     playing = policy.engine._model
     assert {weight.dtype for weight in policy.model.parameters()} == {torch.float32}
     assert {weight.dtype for weight in playing.parameters()} == {torch.bfloat16}

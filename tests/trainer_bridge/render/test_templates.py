@@ -392,7 +392,7 @@ def rollout(
     host = ScriptedHost(lambda task, time: [Answer(text) for text in observations])
     turn_tokens = max(map(len, meant))
     limits = RolloutLimits(
-        max_turns=len(meant), max_tokens=max_tokens, turn_tokens=turn_tokens, timeout_s=10, retries=0
+        max_turns=len(meant), max_tokens=max_tokens, turn_tokens=turn_tokens, step_timeout_s=10, retries=0
     )
     request = RolloutRequest("train-1/0/0", Task("Scripted-v0", 0), 0)
     trajectory = clock.run(lambda: play(host, PolicyPlayer(engine, renderer, limits), limits, request), virtual=True)

@@ -268,7 +268,7 @@ def test_an_episode_is_played_with_its_tools_and_the_environment_gets_the_call()
     call = renderer_of("hermes").demonstrate(LS)
     engine = ScriptedEngine(lambda request: "".join(map(chr, call)))
     host = ScriptedHost(lambda task, time: [Answer("a", tools=(BASH,)), Answer("b", role="tool")])
-    limits = RolloutLimits(max_turns=2, max_tokens=9_999, turn_tokens=999, timeout_s=10, retries=0)
+    limits = RolloutLimits(max_turns=2, max_tokens=9_999, turn_tokens=999, step_timeout_s=10, retries=0)
     request = RolloutRequest("train-1/0/0", Task("Scripted-v0", 0), 0)
     trajectory = clock.run(lambda: play(host, PolicyPlayer(engine, renderer, limits), limits, request), virtual=True)
     assert host.episodes[0].actions == [LS, LS]

@@ -45,8 +45,7 @@ class ToolRenderer(LetterRenderer):
 
 
 @pytest.mark.parametrize("num_envs", [SANDBOXES, 2 * SANDBOXES])
-@pytest.mark.parametrize("num_graders", [None, 1])
-def test_no_episode_waits_for_a_sandbox_until_its_deadline(num_envs: int, num_graders: int | None) -> None:
+def test_no_episode_waits_for_a_sandbox_until_its_deadline(num_envs: int) -> None:
     def slow(call: object) -> ExecResult:
         return ExecResult(0, b"", duration_s=1.0)
 
@@ -55,7 +54,7 @@ def test_no_episode_waits_for_a_sandbox_until_its_deadline(num_envs: int, num_gr
         async with pool_of(Fate(answer=slow)) as (pool, _), SlotHost(lambda _: Work(sandboxes=pool), 100) as slots:
             limits = replace(LIMITS, max_tokens=100_000, reset_timeout_s=600, grade_timeout_s=600, retries=0)
             player = PolicyPlayer(SlowEngine(), ToolRenderer(), limits)
-            rollout = Rollout(ToolHost(slots, pool), player, limits, num_envs, num_graders)
+            rollout = Rollout(ToolHost(slots, pool), player, limits, num_envs)
             tasks = [Task("Work-v0", number) for number in range(16)]
             result = await rollout.groups(tasks, 1, phase="train-1", temperature=1.0, seed=0)
             return result, clock.now() - began, pool.counts().states.get(SandboxState.LEASED, 0)

@@ -21,7 +21,7 @@ from tests.trainer_bridge.fakes import Answer, LetterRenderer, ScriptedEngine, S
 
 TASK = Task("Scripted-v0", 0)
 REQUEST = RolloutRequest("train-1/00000000/0000", TASK, 0, seed=7)
-LIMITS = RolloutLimits(max_turns=4, max_tokens=100, turn_tokens=1, timeout_s=30, retries=1, grade_timeout_s=60)
+LIMITS = RolloutLimits(max_turns=4, max_tokens=100, turn_tokens=1, step_timeout_s=30, retries=1, grade_timeout_s=60)
 ENDS = (Answer(), Answer(reward=0.5), Answer(reward=0.25, ends="terminated", info={"length": 2}))
 
 
@@ -132,7 +132,7 @@ class SlowEngine(ScriptedEngine):
 def rollout(host: GradingHost, engine: ScriptedEngine, tasks: int) -> tuple[RolloutResult, float]:
     async def main() -> tuple[RolloutResult, float]:
         began = clock.now()
-        parts = Rollout(host, PolicyPlayer(engine, LetterRenderer(), LIMITS), LIMITS, num_envs=8, num_graders=None)
+        parts = Rollout(host, PolicyPlayer(engine, LetterRenderer(), LIMITS), LIMITS, num_envs=8)
         result = await parts.groups(
             [Task("Scripted-v0", number) for number in range(tasks)], 1, phase="train-1", temperature=1.0, seed=0
         )

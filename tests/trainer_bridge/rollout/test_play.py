@@ -64,7 +64,7 @@ class Host(ScriptedHost):
 def one(host: ScriptedHost, engine: ScriptedEngine | None = None, **limits: Any) -> tuple[Trajectory, float]:
     """Play one episode on virtual time; return it with its duration in seconds."""
     bounds = RolloutLimits(
-        **{"max_turns": 4, "max_tokens": 100, "turn_tokens": 3, "timeout_s": 30.0, "retries": 0} | limits
+        **{"max_turns": 4, "max_tokens": 100, "turn_tokens": 3, "step_timeout_s": 30.0, "retries": 0} | limits
     )
 
     async def main() -> tuple[Trajectory, float]:
@@ -84,7 +84,7 @@ HUNG = Answer(after_s=3600)
     [
         ([HUNG], 0, {}, "timeout", "the environment did not answer a reset within 30 s", 30),
         ([HUNG], 0, {"reset_timeout_s": 90}, "timeout", "the environment did not answer a reset within 90 s", 90),
-        ([Answer(), HUNG], 0, {"timeout_s": 7}, "timeout", "the environment did not answer a step within 7 s", 7),
+        ([Answer(), HUNG], 0, {"step_timeout_s": 7}, "timeout", "the environment did not answer a step within 7 s", 7),
         (
             [Answer(), HUNG],
             0,
@@ -118,10 +118,10 @@ def test_a_missed_deadline_voids_the_episode_and_names_the_component(
 @pytest.mark.parametrize(("after_s", "stop"), [(125, "truncated"), (131, "timeout")])
 def test_a_deadline_is_longer_than_the_limit_of_the_environment_that_it_encloses(after_s: float, stop: str) -> None:
     answers = [Answer(limits_s=(100.0, None, 200.0)), Answer(after_s=after_s, ends="truncated")]
-    trajectory, _ = one(Host(*answers), timeout_s=30, episode_timeout_s=60)
+    trajectory, _ = one(Host(*answers), step_timeout_s=30, episode_timeout_s=60)
     assert trajectory.outcome.stop == stop
     answers = [Answer(limits_s=(100.0, None, 200.0)), Answer(after_s=120), Answer(after_s=after_s - 15)]
-    trajectory, took_s = one(Host(*answers), timeout_s=30, episode_timeout_s=60, max_turns=2)
+    trajectory, took_s = one(Host(*answers), step_timeout_s=30, episode_timeout_s=60, max_turns=2)
     assert (trajectory.outcome.stop, took_s) == ("timeout", 230)
 
 

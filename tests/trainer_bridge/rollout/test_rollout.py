@@ -32,7 +32,7 @@ A, B, C = (Task("Scripted-v0", seed) for seed in range(3))
 
 
 def limits(**changes: Any) -> RolloutLimits:
-    standard = {"max_turns": 4, "max_tokens": 200, "turn_tokens": 3, "timeout_s": 30.0, "retries": 2}
+    standard = {"max_turns": 4, "max_tokens": 200, "turn_tokens": 3, "step_timeout_s": 30.0, "retries": 2}
     return RolloutLimits(**{**standard, **changes})
 
 
@@ -375,7 +375,7 @@ def test_a_turn_knows_how_long_it_waited_for_the_other_episodes() -> None:
 def test_a_host_with_fewer_slots_than_reported_plays_episodes_in_turn() -> None:
     host = ScriptedHost(script(Answer(), Answer(), Answer(ends="terminated")), capacity=100, places=2)
     engine = ScriptedEngine()
-    result = play(script(), (A, B, C), host=host, engine=engine, timeout_s=30)
+    result = play(script(), (A, B, C), host=host, engine=engine, step_timeout_s=30)
     assert stops(result) == ["terminated"] * 3
     # A and B wait twice the timeout for C, which gets a place when the first of them has ended.
     assert [call.at_s for call in engine.calls] == [60.0] * 6

@@ -12,7 +12,7 @@ import orjson
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
-from envkit.errors import UsageError
+from envkit.errors import ConfigError, UsageError
 from envkit.runs.files import read_rows
 from envkit.trainer_bridge.run_folder.events import EventFile
 from envkit.trainer_bridge.run_folder.record import RunRecord
@@ -194,6 +194,18 @@ def test_a_key_that_the_run_did_not_know_has_its_default(tmp_path: Path) -> None
     with pytest.raises(UsageError, match="seen_first_now: the run has no value, the file has null"):
         resume(tmp_path, new)
     RunRecord.resume(tmp_path, new, step=0, complete=lambda text: f"{text}\nseen_first_now: null\n").close()
+
+
+def test_a_run_with_keys_that_are_gone_is_refused_with_their_new_names(tmp_path: Path) -> None:
+    create(tmp_path).close()
+
+    def complete(text: str) -> str:
+        raise ConfigError(["trainer.threads: no longer exists; use threads", "gone: no longer exists; leave it out"])
+
+    with pytest.raises(
+        UsageError, match=rf"^{tmp_path}/config.yaml: change these keys .*:\ntrainer.threads: .*\ngone: "
+    ):
+        RunRecord.resume(tmp_path, CONFIG, step=0, complete=complete)
 
 
 def test_there_must_be_something_to_resume(tmp_path: Path) -> None:

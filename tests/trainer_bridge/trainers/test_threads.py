@@ -83,7 +83,7 @@ def test_vllms_server_starts_with_threads_that_sleep_while_they_wait() -> None:
 def test_a_tiny_policy_plays_with_one_thread_unless_the_file_says_more(
     threads: int, model: str | None, expected: int
 ) -> None:
-    content = {"env": {"id": "FrozenLake-v0"}, "trainer": {"threads": threads}, "engine": {"model": model}}
+    content = {"env": {"id": "FrozenLake-v0"}, "threads": threads, "engine": {"model": model}}
     assert playing_threads(config.parse(content)) == expected
 
 

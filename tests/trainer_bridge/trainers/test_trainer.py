@@ -17,7 +17,7 @@ from envkit.errors import UsageError
 from envkit.trainer_bridge.algorithms import catalogue
 from envkit.trainer_bridge.diagnostics import checks
 from envkit.trainer_bridge.trainers.batching import passes
-from envkit.trainer_bridge.trainers.torch_local import TorchTrainer, TrainerSettings
+from envkit.trainer_bridge.trainers.torch_local import VALUE_WEIGHT, TorchTrainer, TrainerSettings
 from envkit.types import Sample, floats
 from tests.golden import slow
 from tests.trainer_bridge.models import sample
@@ -130,7 +130,7 @@ def test_the_critic_learns_returns_of_the_estimates_and_reports_half_the_squared
         errors += slow.gae(one.rewards.tolist(), values, algorithm.gamma, algorithm.gae_lambda)
     assert report["value_loss"] == pytest.approx(math.fsum(0.5 * error**2 for error in errors) / len(errors), rel=1e-4)
     # The head's bias is added to every estimate: its slope is the mean error, times the weight of the critic's loss.
-    slope = -algorithm.value_coefficient * math.fsum(errors) / len(errors)
+    slope = -VALUE_WEIGHT * math.fsum(errors) / len(errors)
     assert trainee.gradients()["critic.head.bias"] == [pytest.approx(slope, abs=1e-5)]
 
 

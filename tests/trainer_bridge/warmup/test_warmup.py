@@ -184,17 +184,15 @@ def test_a_damaged_state_of_a_warm_up_is_refused(content: bytes, tiny_folder: Pa
 SMALL = {
     "seed": 5,
     "env": {"id": "FrozenLake-v0", "num_envs": 8, "options": {"size": 2, "frozen": 1.0}},
-    "engine": {"hidden_size": 16, "layers": 1, "heads": 2, "device": "cpu"},
-    "trainer": {"threads": 1},
+    "engine": {"hidden_size": 16, "layers": 1, "device": "cpu"},
+    "threads": 1,
     "warmup": {
         "single_turn_states": 40,
-        "single_turn_batch": 16,
+        "batch": 16,
         "single_turn_updates": 3,
         "multi_turn_states": 2,
         "multi_turn_updates": 2,
-        "episode_batch": 4,
         "episode_updates": 4,
-        "check_every": 2,
         "check_episodes": 4,
         "greedy_goal": 0.0,
     },
@@ -241,7 +239,7 @@ def test_a_warm_up_ends_at_the_first_look_that_is_good_enough() -> None:
 
 
 def test_a_warm_up_that_never_gets_good_enough_ends_at_its_bound() -> None:
-    facts = warmed(greedy_goal=1.0, check_every=3)
+    facts = warmed(greedy_goal=1.0)
     assert (facts["single_turn_updates"], facts["episode_updates"]) == (5, 4)
     success, greedy = facts["demonstrator_success"], facts["greedy_validation"]
     assert isinstance(success, float)
@@ -323,7 +321,7 @@ def pretrained(folder: Path, display: SilentDisplay, **section: Any) -> tuple[Lo
         },
         "engine": {"model": str(folder), "device": "cpu"},
         "rollout": {"turn_tokens": 8, "max_turns": 6, "max_tokens": 120},
-        "trainer": {"threads": 1},
+        "threads": 1,
         "warmup": {"check_episodes": 8, **section},
     }
     run = resolve.resolve(config.parse(content))
@@ -360,7 +358,7 @@ def test_dialogues_of_a_file_are_learned(chat_folder: Path, tmp_path: Path) -> N
         display,
         kind="dialogues",
         file=str(path),
-        dialogue_batch=2,
+        batch=2,
         dialogue_epochs=30,
         learning_rate=1e-2,
         check_episodes=None,

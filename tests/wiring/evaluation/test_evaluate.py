@@ -141,5 +141,7 @@ def test_the_hash_of_a_task_set_contains_the_versions_of_the_environment() -> No
 def test_a_reset_that_waits_for_a_sandbox_has_its_own_limit_with_every_policy(
     env_id: str, reset_s: float | None
 ) -> None:
-    found = find_policy(evaluation.read(env_id, ["rollout.timeout_s=30"], policy="random"), environments.find(env_id))
-    assert (found.limits.timeout_s, found.limits.reset_timeout_s) == (30, reset_s)
+    found = find_policy(
+        evaluation.read(env_id, ["rollout.step_timeout_s=30"], policy="random"), environments.find(env_id)
+    )
+    assert (found.limits.step_timeout_s, found.limits.reset_timeout_s) == (30, reset_s)

@@ -77,4 +77,4 @@ def test_a_run_with_vllm_plays_its_checkpoint_and_not_what_a_server_has(tmp_path
     (tmp_path / "config.yaml").write_text(config.dump(config.parse({"env": {"id": "FrozenLake-v0"}, "engine": engine})))
     path, content = local_models._checkpoint(tmp_path)
     assert path == str(tmp_path / "checkpoints/step-1/policy")
-    assert content["engine"] == {"kind": "transformers", "model": path, "device": "auto"}
+    assert content["engine"] == {"kind": "transformers", "model": path}

@@ -89,7 +89,7 @@ def test_a_run_with_the_parts_of_a_package_trains_and_does_not_import_torch(
 
 
 def test_a_trainer_that_cannot_imitate_is_refused_before_a_run_is_replaced(installed: Path, tmp_path: Path) -> None:
-    tiny = {"hidden_size": 16, "layers": 1, "heads": 2, "device": "cpu"}
+    tiny = {"hidden_size": 16, "layers": 1, "device": "cpu"}
     content = {"env": {"id": "FrozenLake-v0"}, "engine": tiny, "trainer": {"kind": "counting"}}
     folder = tmp_path / "run"
     with pytest.raises(UsageError, match=r"^warmup\.kind: the trainer counting cannot imitate; "):
@@ -105,10 +105,11 @@ def test_a_loss_of_a_package_trains_the_tiny_policy_with_its_own_parameter(insta
             "seed": 3,
             "env": {"id": "FrozenLake-v0", "num_envs": 8, "options": {"size": 2, "frozen": 1.0}},
             "sandbox": {"kind": "none"},
-            "engine": {"hidden_size": 16, "layers": 1, "heads": 2, "device": "cpu"},
+            "engine": {"hidden_size": 16, "layers": 1, "device": "cpu"},
             "rollout": {"group_size": 4, "max_turns": 6},
             "algorithm": {"preset": "reinforce", "loss": "scaled", "parameters": {"strength": strength}},
-            "trainer": {"steps": 1, "groups_per_step": 4, "threads": 1},
+            "trainer": {"steps": 1, "groups_per_step": 4},
+            "threads": 1,
             "evaluation": {"episodes": 0},
             "tracking": {"to": [], "trajectories_every": 0},
             "warmup": {

@@ -32,7 +32,7 @@ renderer: {kind: moves}
 trainer: {kind: counting, steps: 2, groups_per_step: 4, checkpoint_every: 2}
 rollout: {group_size: 4, max_turns: 6}
 evaluation: {episodes: 8, every: 2}
-tracking: {to: [{kind: wandb, project: lakes, group: small, tags: [one, two], mode: offline}]}
+tracking: {to: [wandb]}
 """
 
 
@@ -45,7 +45,8 @@ def place(tmp_path: Path, site: Path) -> tuple[Path, Mapping[str, str]]:
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "XDG_"))}
     fonts = str(Path.home() / ".cache" / "matplotlib")
     home = {"HOME": str(tmp_path / "home"), "MPLCONFIGDIR": fonts}
-    return tmp_path / "work", {**variables, **home, "PYTHONPATH": str(site)}
+    tracked = {"WANDB_PROJECT": "lakes", "WANDB_RUN_GROUP": "small", "WANDB_TAGS": "one,two", "WANDB_MODE": "offline"}
+    return tmp_path / "work", {**variables, **home, **tracked, "PYTHONPATH": str(site)}
 
 
 def services(pid: int) -> list[str]:
@@ -124,7 +125,7 @@ KILLED = """
 import sys, time
 from pathlib import Path
 from envkit.trainer_bridge.run_folder.wandb_run import WandbRun
-run = WandbRun(Path("."), first_step=0, project="p", name=None, group=None, tags=[], mode="offline", config={})
+run = WandbRun(Path("."), first_step=0, config={})
 run.step(1, {"return": 0.5})
 print("ready", flush=True)
 time.sleep(600)
@@ -148,6 +149,7 @@ def test_without_an_api_key_the_error_names_both_ways_out(tmp_path: Path, monkey
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
     context = TrackerContext(section=WandbSection(), folder=tmp_path, first_step=0, config={})
-    with pytest.raises(UsageError, match=r"wandb did not start a run: .*run `wandb login`, or set mode: offline"):
+    with pytest.raises(UsageError, match=r"wandb did not start a run: .*run `wandb login`, or set WANDB_MODE=offline"):
         open_wandb(context)

@@ -224,22 +224,20 @@ def test_what_only_make_takes_belongs_to_an_id_of_ones_own(tmp_path: Path) -> No
 def test_a_gpu_that_is_not_there_is_a_problem() -> None:
     import torch
 
-    expected = (
-        []
-        if torch.cuda.is_available()
-        else ["engine.device: torch finds no GPU on this machine; use device auto or cpu"]
-    )
-    assert checks.check(run_of(engine={"device": "cuda"})) == expected
+    reason = "device: torch finds no GPU on this machine; use device auto or cpu"
+    for section in ("engine", "trainer"):
+        expected = [] if torch.cuda.is_available() else [f"{section}.{reason}"]
+        assert checks.check(run_of(**{section: {"device": "cuda"}})) == expected
 
 
 def test_problems_of_all_sections_are_found_at_once() -> None:
     found = checks.check(
-        run_of(env={"id": "Chess-v0"}, engine={"heads": 3}, rollout={"group_size": 1}, warmup={"kind": "none"})
+        run_of(env={"id": "Chess-v0"}, trainer={"packing": True}, rollout={"group_size": 1}, warmup={"kind": "none"})
     )
     assert [line.partition(":")[0] for line in found] == [
         "env.id",
-        "engine.hidden_size",
         "rollout.group_size",
+        "trainer.packing",
         "warmup.kind",
     ]
 
@@ -253,7 +251,6 @@ def test_problems_of_all_sections_are_found_at_once() -> None:
         {"algorithm": {"loss": "reinforce", "minibatches": 1}},
         {"engine": {"model": "Qwen/Qwen2.5-0.5B-Instruct"}},  # a name of the hub is not looked up
         {"engine": {"model": "gpt2"}},
-        {"engine": {"model": "Qwen/Qwen2.5-0.5B-Instruct", "heads": 3}},
         {"warmup": {"kind": "none"}, "engine": {"model": "Qwen/Qwen2.5-0.5B-Instruct"}},
     ],
 )
@@ -289,27 +286,16 @@ def test_what_the_file_says_is_kept() -> None:
 
 def test_the_size_and_rate_of_a_warm_up_follow_the_policy_the_history_and_the_file() -> None:
     tiny = resolve.resolve(run_of()).warmup
-    assert (tiny.single_turn_batch, tiny.multi_turn_updates, tiny.episode_updates, tiny.visit_random_share) == (
-        256,
-        300,
-        50,
-        0.5,
-    )
-    assert (tiny.learning_rate, tiny.episode_learning_rate, tiny.check_episodes) == (4e-3, 2e-3, 256)
-    assert resolve.resolve(run_of(warmup={"single_turn_random_share": 0.3})).warmup.visit_random_share == 0.3
+    assert (tiny.batch, tiny.multi_turn_updates, tiny.episode_updates) == (256, 300, 50)
+    assert (tiny.learning_rate, tiny.check_episodes) == (4e-3, 256)
     engine = {"model": "a/b"}
     model = resolve.resolve(run_of(engine=engine, warmup={"kind": "demonstrations", "single_turn_updates": 7})).warmup
-    assert (model.single_turn_batch, model.single_turn_updates, model.multi_turn_updates, model.episode_updates) == (
-        32,
-        7,
-        0,
-        30,
-    )
-    assert (model.learning_rate, model.single_turn_random_share, model.visit_random_share) == (5e-5, 0.0, 0.5)
+    assert (model.batch, model.single_turn_updates, model.multi_turn_updates, model.episode_updates) == (32, 7, 0, 30)
+    assert model.learning_rate == 5e-5
     single = resolve.resolve(run_of(engine=engine, renderer={"history": 1})).warmup
     assert (single.multi_turn_updates, single.episode_updates) == (0, 0)
     dialogues = resolve.resolve(run_of(engine=engine, warmup={"kind": "dialogues", "file": "a"})).warmup
-    assert (dialogues.check_episodes, dialogues.learning_rate) == (0, 5e-5)
+    assert (dialogues.batch, dialogues.check_episodes, dialogues.learning_rate) == (16, 0, 5e-5)
 
 
 def test_tasks_of_different_splits_seeds_and_numbers_are_different() -> None:
@@ -329,7 +315,7 @@ def test_tasks_of_different_splits_seeds_and_numbers_are_different() -> None:
 
 
 def test_limits_are_the_files() -> None:
-    section = {"max_turns": 5, "max_tokens": 99, "timeout_s": 7, "retries": 0}
+    section = {"max_turns": 5, "max_tokens": 99, "step_timeout_s": 7, "retries": 0}
     usual: dict[str, Any] = {**section, "turn_tokens": 1}
     limits = resolve.limits_of(resolve.resolve(run_of(rollout=section)).rollout)
     assert limits == RolloutLimits(**usual, grade_timeout_s=600)

@@ -57,16 +57,14 @@ def test_a_tiny_policy_has_neither_lora_nor_packing(tmp_path: Path) -> None:
     assert checks.check(run_of(saved, trainer={"packing": True})) == []  # a folder that envkit did not save
 
 
-def test_the_rates_follow_the_adapter_and_its_base_follows_the_precision(chat_folder: Path) -> None:
+def test_the_rates_follow_the_adapter(chat_folder: Path) -> None:
     def found(**sections: Any) -> tuple[object, ...]:
         run = resolve(run_of(chat_folder, **sections))
         trainer = trainer_of(run)
         assert trainer.lora is not None
-        return trainer.learning_rate, trainer.critic_learning_rate, run.warmup.learning_rate, trainer.lora.base_dtype
+        return trainer.learning_rate, trainer.critic_learning_rate, run.warmup.learning_rate, trainer.precision
 
     assert found() == (2e-5, 1e-4, 2e-4, fast_format())
-    assert found(trainer={"precision": "bfloat16"})[3] == "bfloat16"
-    assert found(trainer={"precision": "bfloat16"}, lora={"base_dtype": "float32"})[3] == "float32"
     assert found(trainer={"learning_rate": 3e-4})[0] == 3e-4
 
 
@@ -98,10 +96,10 @@ def content(model: Path, *, steps: int) -> dict[str, Any]:
         "engine": {"model": str(model), "dtype": "float32"},
         "rollout": {"group_size": 2, "max_turns": 2, "max_tokens": 256, "turn_tokens": 3},
         "algorithm": {"preset": "grpo", "entropy_coefficient": 0.1, "kl_coefficient": 0.1},
+        "threads": 1,
         "trainer": {
             "steps": steps,
             "groups_per_step": 4,
-            "threads": 1,
             "precision": "float32",
             "packing": True,
             "learning_rate": 1e-2,

@@ -171,14 +171,15 @@ def test_every_checkpoint_says_what_its_policy_is(tmp_path: Path) -> None:
         {
             "env": {"id": "FrozenLake-v0", "num_envs": 8, "options": {"size": 3}},
             "sandbox": {"kind": "none"},
-            "engine": {"hidden_size": 16, "layers": 1, "heads": 1},
+            "engine": {"hidden_size": 16, "layers": 1},
             "rollout": {"group_size": 2, "max_turns": 4, "max_tokens": 256},
-            "trainer": {"steps": 1, "groups_per_step": 4, "threads": 1},
+            "trainer": {"steps": 1, "groups_per_step": 4},
+            "threads": 1,
             "evaluation": {"episodes": 4},
             "warmup": {
                 "single_turn_states": 20,
                 "single_turn_updates": 1,
-                "single_turn_batch": 4,
+                "batch": 4,
                 "multi_turn_updates": 0,
                 "episode_updates": 0,
                 "check_episodes": 0,

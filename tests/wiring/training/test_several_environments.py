@@ -110,11 +110,7 @@ def test_a_tiny_policy_needs_legal_moves_and_an_expert_in_every_environment() ->
 
 
 def test_a_tiny_policy_reads_compact_text_of_every_environment_and_knows_all_their_words() -> None:
-    run = resolve.resolve(
-        run_of(
-            LAKE, SOKOBAN, engine={"hidden_size": 16, "layers": 1, "heads": 2, "device": "cpu"}, trainer={"threads": 1}
-        )
-    )
+    run = resolve.resolve(run_of(LAKE, SOKOBAN, engine={"hidden_size": 16, "layers": 1, "device": "cpu"}, threads=1))
     assert [section.options["instructions"] for section in run.envs] == [False, False]
     assert resolve.resolve(run) == run
     policy = open_policy(run)
@@ -135,7 +131,7 @@ def test_a_tiny_policy_knows_the_vocabulary_of_its_environment(monkeypatch: pyte
     with monkeypatch.context() as context:
         context.setattr(registry, "_SPECS", dict(registry._SPECS))
         register("WordyLake-v0", "envkit.environments.frozen_lake:FrozenLake", expert=LAKE_EXPERT, vocabulary=words_of)
-        engine = {"hidden_size": 16, "layers": 1, "heads": 2, "device": "cpu"}
+        engine = {"hidden_size": 16, "layers": 1, "device": "cpu"}
         policy = open_policy(resolve.resolve(run_of({**LAKE, "id": "WordyLake-v0"}, engine=engine)))
     unknown = policy.tokenizer.unk_token_id
     assert unknown not in policy.renderer.open(Observation("cold and wet ice\n3 fish"))
@@ -211,17 +207,17 @@ def test_a_run_in_two_environments_trains_and_evaluates_both(tmp_path: Path) -> 
         LAKE,
         {**SOKOBAN, "weight": 2},
         sandbox={"kind": "process"},
-        engine={"hidden_size": 16, "layers": 1, "heads": 1},
+        engine={"hidden_size": 16, "layers": 1},
         rollout={"group_size": 2, "max_turns": 4, "max_tokens": 256},
-        trainer={"steps": 2, "groups_per_step": 6, "threads": 1},
+        trainer={"steps": 2, "groups_per_step": 6},
+        threads=1,
         evaluation={"episodes": 6, "every": 1},
         warmup={
             "single_turn_states": 30,
             "single_turn_updates": 2,
-            "single_turn_batch": 8,
+            "batch": 8,
             "multi_turn_updates": 1,
             "episode_updates": 2,
-            "episode_batch": 6,
             "check_episodes": 6,
         },
     )

@@ -288,7 +288,7 @@ class VllmEngine:
         if all(one.is_gone for one in self._replicas):
             limit = self._settings.max_restarts
             self._failure = EnvkitError(
-                f"all vLLM servers were lost more than {limit} times (engine.max_restarts), the last one because: "
+                f"all vLLM servers were lost more than {limit} times, the last one because: "
                 f"{reason}; continue from the last checkpoint with --resume"
             )
         self._notify()

@@ -47,7 +47,6 @@ class ServerSettings:
         max_model_len: Maximum number of tokens of a prompt with its completion.
         max_num_seqs: Maximum number of completions in progress.
         lora_rank: Maximum rank of the LoRA adapters that the server will get; 0 if it gets none.
-        kv_cache_gib: GiB of memory for the KV cache on a CPU.
         gpu_memory_utilization: Share of a GPU's memory that the server may use.
         gpus: CUDA_VISIBLE_DEVICES, such as ``"0,1"``; the server uses all of them by tensor parallelism. Empty: the
             variable is inherited, and the server uses one GPU.
@@ -64,7 +63,6 @@ class ServerSettings:
     max_model_len: int
     max_num_seqs: int
     lora_rank: int = 0
-    kv_cache_gib: int = 1
     gpu_memory_utilization: float = 0.9
     gpus: str = ""
     arguments: Arguments = field(default_factory=dict)
@@ -129,7 +127,10 @@ def environment(settings: ServerSettings, inherited: Mapping[str, str], *, on_cp
     }
     if on_cpu:
         # Without this variable, the first request compiles C++ code, and the server crashes if there is no compiler.
-        variables |= {"TORCH_COMPILE_DISABLE": "1", "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gib)}
+        variables |= {
+            "TORCH_COMPILE_DISABLE": "1",
+            "VLLM_CPU_KVCACHE_SPACE": inherited.get("VLLM_CPU_KVCACHE_SPACE", "1"),
+        }
     elif settings.gpus:
         variables["CUDA_VISIBLE_DEVICES"] = settings.gpus
     if settings.lora_rank:

@@ -12,6 +12,7 @@ from envkit.types import Completion, SamplingParams
 
 from .client import ServerLostError, VllmClient
 
+START_TIMEOUT_S = 600.0
 _POLL_S = 1.0
 _FIRST_S = 60.0
 """Maximum seconds to wait for a server that was started elsewhere, when a run begins."""
@@ -51,7 +52,7 @@ class VllmSettings:
     dtype: str
     model: str = "model"
     takes_adapters: bool = False
-    start_timeout_s: float = 600.0
+    start_timeout_s: float = START_TIMEOUT_S
     stall_timeout_s: float = 120.0
     max_restarts: int = 3
     seeds: bool = False

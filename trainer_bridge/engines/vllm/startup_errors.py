@@ -12,8 +12,8 @@ _CAUSES: Mapping[str, str] = {
     ),
     r"out of memory|MemoryError|No available memory|Cannot allocate memory|larger than the available"
     r"|Free memory on device|DefaultCPUAllocator": (
-        "it ran out of memory; lower engine.kv_cache_gib on a CPU or engine.gpu_memory_utilization on a GPU, or use a "
-        "smaller model"
+        "it ran out of memory; lower the variable VLLM_CPU_KVCACHE_SPACE (GiB) on a CPU or "
+        "engine.gpu_memory_utilization on a GPU, or use a smaller model"
     ),
     r"No module named '?vllm": "the package vllm is not installed for this interpreter",
     r"[Aa]ddress already in use": "another program took the port",

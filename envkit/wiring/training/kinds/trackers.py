@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 
 from envkit.config import RunConfig
-from envkit.config.parts import WandbSection
 from envkit.protocols import Tracker
 from envkit.trainer_bridge.run_folder.record import RunRecord
 from envkit.wiring.contexts import TrackerContext, open_part
@@ -34,15 +33,4 @@ def open_wandb(context: TrackerContext) -> Tracker:
     """Start a run of Weights & Biases, or continue that of a resumed run."""
     from envkit.trainer_bridge.run_folder.wandb_run import WandbRun  # imported late: loads wandb, if installed
 
-    section = context.section
-    assert isinstance(section, WandbSection)
-    return WandbRun(
-        context.folder,
-        first_step=context.first_step,
-        project=section.project,
-        name=section.name,
-        group=section.group,
-        tags=section.tags,
-        mode=section.mode,
-        config=context.config,
-    )
+    return WandbRun(context.folder, first_step=context.first_step, config=context.config)

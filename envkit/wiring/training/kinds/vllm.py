@@ -18,7 +18,7 @@ from envkit.http.auth.localhost_only import is_loopback
 from envkit.trainer_bridge.engines.vllm.engine import VllmEngine
 from envkit.trainer_bridge.engines.vllm.interpreter import find_python, is_built_for_cpus
 from envkit.trainer_bridge.engines.vllm.launch import ServerSettings, check_arguments
-from envkit.trainer_bridge.engines.vllm.replica import VllmSettings
+from envkit.trainer_bridge.engines.vllm.replica import START_TIMEOUT_S, VllmSettings
 from envkit.trainer_bridge.engines.vllm.server import VllmServer
 from envkit.trainer_bridge.models.adapters import base_of
 from envkit.trainer_bridge.stopping import stop_on_signals
@@ -43,10 +43,7 @@ def open_vllm(context: EngineContext) -> AbstractAsyncContextManager[VllmEngine]
         dtype=section.dtype,
         model=Path(model.path).name,
         takes_adapters=context.lora_rank > 0,
-        start_timeout_s=section.start_timeout_s,
-        stall_timeout_s=section.stall_timeout_s,
         seeds=section.seeds,
-        max_restarts=section.max_restarts,
     )
     if section.urls:
         return VllmEngine(settings, urls=section.urls, announce=context.announce).running()
@@ -57,17 +54,13 @@ def open_vllm(context: EngineContext) -> AbstractAsyncContextManager[VllmEngine]
     return VllmEngine(settings, servers=servers, announce=context.announce).running()
 
 
-def problems(section: VllmEngineSection) -> list[str]:
-    """Return what is wrong with the section, as lines that start with a key."""
+def problems(section: VllmEngineSection, *, trainer_device: str = "auto") -> list[str]:
+    """Return what is wrong with the section, as lines that start with a key. `trainer_device`: ``trainer.device``."""
     found = []
     if section.model is None:
         found.append("engine.model: the engine vllm needs a model; name one")
     elif base_of(Path(section.model)) is not None:
         found.append("engine.model: the engine vllm cannot start from a LoRA adapter yet; use the engine transformers")
-    if section.transfer != "file":
-        found.append(f"engine.transfer: {section.transfer} is not supported yet: it was never run on a GPU; use file")
-    if section.sleep:
-        found.append("engine.sleep: not supported yet: it was never run on a GPU; use false")
     if section.gpus and len(section.gpus) != section.replicas:
         found.append(f"engine.gpus: {len(section.gpus)} entries for {section.replicas} replicas; give each replica one")
     if section.url is not None:
@@ -80,13 +73,13 @@ def problems(section: VllmEngineSection) -> list[str]:
                     f"engine.weights_folder: the server {url} may be on another machine, which cannot read weights in "
                     "/dev/shm; set it to a folder of a file system that both share, or name the server 127.0.0.1"
                 )
-        started = {"python", "replicas", "gpus", "kv_cache_gib", "gpu_memory_utilization", "arguments"}
+        started = {"python", "replicas", "gpus", "gpu_memory_utilization", "arguments"}
         if without_effect := sorted(started & section.model_fields_set):
             found.append(f"engine.{without_effect[0]}: has no effect on running servers (engine.url); leave it out")
         return found
     try:
         on_cpu = is_built_for_cpus(find_python(section.python))
-        if not on_cpu and uses_gpu(section.device) and trainers_gpu_is_shared(section, os.environ):
+        if not on_cpu and uses_gpu(trainer_device) and trainers_gpu_is_shared(section, os.environ):
             found.append(
                 "engine.gpus: a server has the same GPU as the trainer, which uses the first one; give the servers "
                 'others, such as ["1"], or set engine.gpu_memory_utilization, such as 0.4'
@@ -123,14 +116,14 @@ async def run_server(
     """
     model = await clock.to_thread(models.locate, section.model or "")
     if section.dtype == "auto":
-        dtype = "bfloat16" if has_fast_bfloat16(section.device) else "float32"  # as a training run chooses it
+        dtype = "bfloat16" if has_fast_bfloat16("auto") else "float32"  # as a training run chooses it
         section = section.model_copy(update={"dtype": dtype})
     gpus = section.gpus[0] if section.gpus else ""
     settings = await clock.to_thread(_server_settings, section, model, max_tokens, lora_rank, gpus)
     server = VllmServer(settings, port=port, announce=announce)
     try:
         with anyio.CancelScope() as scope, stop_on_signals(scope.cancel):
-            await server.start(section.start_timeout_s)
+            await server.start(START_TIMEOUT_S)
             on_ready(server.url)
             raise UsageError(f"the vLLM server ended: {await server.wait_ended()}; its log is {server.log}")
     finally:
@@ -152,7 +145,6 @@ def _server_settings(
         max_model_len=max_tokens,
         max_num_seqs=section.max_num_seqs,
         lora_rank=lora_rank,
-        kv_cache_gib=section.kv_cache_gib,
         gpu_memory_utilization=section.gpu_memory_utilization,
         gpus=gpus,
         arguments=section.arguments,

@@ -34,7 +34,7 @@ def test_the_server_samples_token_ids_and_reports_the_log_probs_of_the_sampling_
 
 
 def test_a_cpu_neither_compiles_nor_gets_options_of_a_gpu() -> None:
-    variables = environment(replace(SETTINGS, kv_cache_gib=3), {}, on_cpu=True)
+    variables = environment(SETTINGS, {"VLLM_CPU_KVCACHE_SPACE": "3"}, on_cpu=True)
     assert (variables["TORCH_COMPILE_DISABLE"], variables["VLLM_CPU_KVCACHE_SPACE"]) == ("1", "3")
     assert "--enforce-eager" in words(SETTINGS)
     assert "--gpu-memory-utilization" not in words(SETTINGS)

@@ -99,7 +99,7 @@ def test_a_server_that_stops_sending_tokens_is_lost_and_its_completion_goes_on_e
             got = await group.engine.generate(PROMPT, params(9))
             assert (is_whole(got, 9), len(second.requests)) == (True, 1)
             await until(lambda: group.lines)
-            assert "no token within 0.3 s (engine.stall_timeout_s)" in group.lines[0]
+            assert "no token within 0.3 s" in group.lines[0]
 
     clock.run(main)
 
@@ -114,7 +114,7 @@ def test_the_failure_after_the_last_restart_names_the_reason() -> None:
                 with pytest.raises(EnvkitError) as raised:
                     await call
                 assert str(raised.value) == (
-                    "all vLLM servers were lost more than 1 times (engine.max_restarts), the last one because: "
+                    "all vLLM servers were lost more than 1 times, the last one because: "
                     "killed by signal 9; continue from the last checkpoint with --resume"
                 )
             assert server.starts == 2
