@@ -186,36 +186,13 @@ SPEC = {"cpus": 2.0, "memory_mib": 512, "disk_mib": 512}
 
 
 async def use_sandboxes(client: Client) -> Any:
-    """Start sandboxes, and make snapshots of one."""
+    """Start sandboxes."""
     for name in ("a", "b", "c"):
         yield await answer(client, "PUT", f"/v1/sandboxes/{name}", json=SPEC)
-    yield await answer(client, "PUT", "/v1/sandboxes/a/files?path=big", content=bytes(1 << 20))
-    for _ in range(3):
-        yield await answer(client, "POST", "/v1/sandboxes/a/snapshot")
     for more in ({"network": "open"}, {"profile": "system"}, {"image": "swe/one"}):
         yield await answer(client, "PUT", f"/v1/sandboxes/{next(iter(more))}", json=more)
     await anyio.sleep(2000)
     yield await answer(client, "GET", "/v1/sandboxes/a")
-
-
-async def upload(client: Client) -> Any:
-    """Upload two large files at once, slowly."""
-    yield await answer(client, "PUT", "/v1/sandboxes/a", json=SPEC)
-    found: list[object] = []
-
-    async def body() -> AsyncIterator[bytes]:
-        yield bytes(2 << 20)
-        await anyio.sleep(300)
-
-    async def put(name: str) -> None:
-        size = {"content-length": str(2 << 20)}
-        found.append(await answer(client, "PUT", f"/v1/sandboxes/a/files?path={name}", content=body(), headers=size))
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(put, "one")
-        tasks.start_soon(put, "two")
-    for line in sorted(map(str, found)):
-        yield line
 
 
 async def wait(client: Client) -> Any:
@@ -315,7 +292,7 @@ def test_a_key_of_a_servers_file_acts(name: str, servers: Servers) -> None:
     assert servers.acts(LEAVES[name], SERVE.get(name, How())), f"{name} has no effect"
 
 
-@pytest.mark.parametrize("calls", [play, use_sandboxes, wait, shut_down, upload])
+@pytest.mark.parametrize("calls", [play, use_sandboxes, wait, shut_down])
 def test_the_same_calls_have_the_same_effects(calls: Callable[[Client], Any], servers: Servers) -> None:
     assert not servers.acts(LEAVES["ray.address"], How("10.0.0.1:6379", calls=calls))  # the backend is not Ray
 
