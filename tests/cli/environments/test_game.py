@@ -156,7 +156,7 @@ def test_a_game_that_is_closed_or_begun_anew_in_an_episode_leaves_no_thread() ->
         for seed in range(3):
             game.begin(seed)
             game.act("on")
-    assert threading.active_count() == before
+    assert threading.active_count() <= before  # a thread of an earlier test may end meanwhile
 
 
 def test_after_the_end_no_action_is_played() -> None:
