@@ -2,8 +2,8 @@
 
 The tests run in a fresh sandbox, as the user ``grader``, who cannot change the tree. They share a process with the
 changed source; so four more tests check the run: three must fail, and one must pass. Source that makes failed tests
-look passed also changes these. What the package's own tests replace in pytest is found out by a run without changes.
-See docs/swe.md for what this does not protect against.
+look passed also changes these, or still passes with one more bug. See docs/swe.md for what this does not protect
+against.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class TestResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict(AnyVerdict):
-    """What grading found out.
+    """The result of grading.
 
     Attributes:
         tests: Results by the id of the test.
@@ -105,9 +105,9 @@ async def grade_changes(
 ) -> Verdict:
     """Return the verdict on changed files.
 
-    A run that crashed is repeated once, and so is one that took too long, with three times the limit. If something was
-    replaced or tests failed as expected, the tests also run without the changes, once per task and process; what is the
-    same there does not count.
+    A run that crashed is repeated once, and so is one that took too long, with three times the limit. If the run has
+    signs of tampering or tests that failed as expected, the tests also run without the changes, once per task and
+    process; what that run has, too, does not count.
 
     Args:
         sandboxes: Leases the sandboxes.
@@ -199,7 +199,7 @@ def grade_limit_s(timeout_s: float) -> float:
 
 
 class _Known(NamedTuple):
-    """What a run without changes has replaced, and which tests failed as expected there."""
+    """The signs of tampering and the tests that failed as expected in a run without changes."""
 
     tampering: frozenset[str] = frozenset()
     xfailed: frozenset[str] = frozenset()
@@ -210,7 +210,7 @@ _KNOWN: dict[_Key, _Known] = {}
 
 
 def _remember(key: _Key, run: TestRun) -> None:
-    """Remember what a run without changes has found, if it came to its end."""
+    """Remember a run without changes, if it came to its end."""
     if run.exit_code is not None and not run.result.timed_out:
         xfailed = frozenset(test for test, outcome in run.outcomes.items() if outcome == "xfailed")
         _KNOWN[key] = _Known(frozenset(run.tampering), xfailed)
