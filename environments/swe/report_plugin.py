@@ -3,8 +3,8 @@
 It is sent to the sandbox as a file, and uses only pytest and the standard library of Python 3.7 or later. The pipe with
 the file descriptor ``ENVKIT_REPORT`` gets one JSON object per line: for each test
 ``{"test": ID, "outcome": "passed", "s": 0.01}``, with ``"message"`` if it failed, and at last ``{"exit": CODE}``.
-``{"tampering": NAME}`` names a class whose instances are equal to everything. Each row has the ``"key"`` of the variable
-``ENVKIT_REPORT_KEY``. ``ENVKIT_TEST_TIMEOUT_S`` limits each test.
+``{"tampering": NAME}`` names a class whose instances are equal to everything. Each row has the ``"key"`` of the
+variable ``ENVKIT_REPORT_KEY``. ``ENVKIT_TEST_TIMEOUT_S`` limits each test.
 
 Packages of the machine's distribution are hidden: on another machine or image, they may be missing, and tests that
 import them would be, too. What tests need is in their own environment.
