@@ -16,7 +16,7 @@ from envkit.types import CommandResult, Table
 
 from . import images
 from .families import FAMILIES, HELD_OUT, write_drawn
-from .formats import network_uses, read_tasks, task_folders
+from .formats import read_tasks, task_folders
 from .formats.writing import add_harness
 from .options import OWN_TASKS, TerminalOptions
 from .tasks import TIMEOUT_S, TerminalTask
@@ -45,7 +45,7 @@ async def ls(
     find_image: Callable[[str], Awaitable[FoundImage | None]],
 ) -> CommandResult:
     """List tasks, and the families of generated ones. For your own folder, of Harbor or Terminal-Bench 1, also print
-    what envkit does not support, and which tests need the network. Exit with 1 if a task cannot be read.
+    what envkit does not support. Exit with 1 if a task cannot be read.
     """
     rows, lines = list[Sequence[str]](), list[str]()
     folders, unreadable = task_folders(folder or OWN_TASKS), 0
@@ -57,15 +57,11 @@ async def ls(
             lines += [f"{one.name}: cannot be read: {problem}" for problem in error.problems]
             continue
         rows.append((one.name, task.difficulty or "-", task.profile, " ".join(task.programs) or "-"))
-        uses = [
-            f"{use.file.name}:{use.line}: needs the network at grading: {use.command[:80]}"
-            for use in network_uses(task)
-        ]
         image = None if task.is_portable else await find_image(images.image_of(task))
         stage = (
             images.Stage() if image is None else images.Stage(user=image.user, has_entrypoint=bool(image.entrypoint))
         )
-        notes = dict.fromkeys([*task.notes, *images.ignored(stage), *uses])
+        notes = dict.fromkeys([*task.notes, *images.ignored(stage)])
         lines += [f"{one.name}: {note}" for note in notes]
     parts: list[str | Table] = [[("TASK", "DIFFICULTY", "PROFILE", "PROGRAMS"), *rows], *lines]
     if folder is None:
