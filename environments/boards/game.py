@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Generic, NamedTuple, TypeVar
 
-from ..options import check_boolean, check_choice, check_integer, check_number, check_symbols
-from ..split import SPLITS, Split
+from ..options import check_boolean, check_integer, check_number, check_split, check_symbols
+from ..split import Split
 from .episode_params import BatchParams, Rewards
 from .physics import Physics
 
@@ -51,8 +51,7 @@ class BoardOptions(ABC):
     def __post_init__(self) -> None:
         if self.max_moves is not None:
             check_integer("max_moves", self.max_moves, low=1, high=10_000)
-        if self.split is not None:
-            check_choice("split", self.split, SPLITS)
+        check_split(self.split)
         if self.num_levels is not None:
             check_integer("num_levels", self.num_levels, low=1, high=100_000)
         check_boolean("instructions", self.instructions)

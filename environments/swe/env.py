@@ -30,7 +30,7 @@ from envkit.errors import MissingFileError, OptionError, RefusedFileError, TooLa
 from envkit.protocols import Sandbox
 from envkit.types import JSON, Options, Reset, Task, stable_hash
 
-from ..options import check_boolean, check_choice, check_integer, check_path, override_known
+from ..options import check_boolean, check_image, check_integer, check_path, check_split, override_known
 from ..split import SPLITS, Split
 from ..tasks import Plan, SandboxTask, TaskEnv
 from .checkout import MAX_FILE, content_of, deleted_by, diff_of, source_of
@@ -77,15 +77,13 @@ class SweOptions:
     logs: str | None = None
 
     def __post_init__(self) -> None:
-        if self.split is not None:
-            check_choice("split", self.split, SPLITS)
+        check_split(self.split)
         check_integer("statement", self.statement, low=1, high=3)
         check_boolean("in_image", self.in_image)
-        if self.image is not None and not isinstance(self.image, str):
-            raise OptionError("image", f"must be the name of an image, got {self.image!r}")
-        for name, value in (("tasks", self.tasks), ("review", self.review), ("logs", self.logs)):
-            if value is not None:
-                check_path(name, value)
+        check_image(self.image)
+        check_path("tasks", self.tasks)
+        check_path("review", self.review)
+        check_path("logs", self.logs)
 
     @property
     def lock(self) -> Lock:
