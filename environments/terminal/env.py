@@ -37,7 +37,7 @@ from ..answer import code_block
 from ..tasks import TaskEnv, Verdict, in_fresh_sandbox
 from ..tools import ToolEnv, ToolFunction, bash, cut_middle, edit_file, submit, view_file, write_call
 from .options import OF_TASK, TerminalOptions, options_of
-from .screen import ScreenTools
+from .screen import Screen
 from .stage import ScratchFolder, TerminalStage, how_to_build, run_setup
 from .tasks import Healthcheck, TerminalTask
 from .verifier import VerifierError
@@ -65,7 +65,7 @@ class Terminal(TaskEnv):
 
     def __init__(self, *, sandboxes: SandboxPool, **arguments: Any) -> None:
         super().__init__(sandboxes=sandboxes, **arguments)
-        self._screen = ScreenTools()
+        self._screen = Screen()
         self._use(options_of(self._defaults).mode)
         self._episode_s = math.inf
         self._verdicts: list[Verdict] = []
