@@ -37,7 +37,7 @@ def override(options: OptionsT, changes: Mapping[str, object] | None) -> Options
 
 
 def override_known(options: OptionsT, changes: Mapping[str, object]) -> OptionsT:
-    """Return a copy of `options` in which those of `changes` that are among its fields override the values.
+    """Do as `override`, but ignore the names in `changes` that are not fields of `options`.
 
     Raises:
         OptionError: A value is invalid.

@@ -1,7 +1,7 @@
 """Grading of a submission: its results for the hidden tests are computed in a fresh sandbox, and compared here.
 
 The sandbox never holds an expected result: it gets the arguments, in random order, and returns results. A submission
-that takes over the program which calls it can therefore only earn the reward by computing the right results.
+that takes control of the program which calls it can therefore only earn the reward by computing the right results.
 """
 
 from __future__ import annotations

@@ -218,7 +218,7 @@ class SweBug(SandboxTask[Mapping[str, bytes]]):
         await sandbox.exec(["sh", "-c", _COMMIT])
 
     async def collect(self, sandbox: Sandbox) -> Mapping[str, bytes]:
-        """Return the changed files of the package, if grading takes them over. Others are not read.
+        """Return the changed files of the package that count. Others are not read.
 
         Links are never followed out of the sandbox.
         """
@@ -316,7 +316,7 @@ def keep(folder: Path, task: SweTask, tree: Path, changes: Mapping[str, bytes], 
 
 
 def _sources(tree: Path, task: SweTask) -> Mapping[str, bytes]:
-    """Return the files of a tree, by path, whose changes grading takes over."""
+    """Return the files of a tree, by path, whose changes count."""
     files = {file.relative_to(tree).as_posix(): file for file in sorted(tree.rglob("*.py")) if file.is_file()}
     taken, _ = sort_out(task, tree, dict.fromkeys([*files, *deleted_by(task.bug_patch)], b"changed"))
     return {path: content_of(tree, path) for path in taken}

@@ -1,4 +1,4 @@
-"""Grading: the changed source files of an agent are written into a fresh tree, whose own tests then decide.
+"""Grading: the changed source files of an agent are written into a fresh tree, and the package's own tests decide.
 
 The tests run in a fresh sandbox, as the user ``grader``, who cannot change the tree. They share a process with the
 changed source; so four more tests check the run: three must fail, and one must pass. Source that makes failed tests
@@ -74,7 +74,7 @@ class Verdict(AnyVerdict):
 
     Attributes:
         tests: Results by the id of the test.
-        refused: Why changed files were not taken over, by path.
+        refused: Why changed files were refused, by path.
         flags: Why a person should look at the changes, such as ``os._exit in src/a.py``; not part of the verdict.
         problem: Why the run is not valid; empty if it is.
         seconds: Seconds that the tests took, with the start of pytest.
@@ -112,7 +112,7 @@ async def grade_changes(
     Args:
         sandboxes: Leases the sandboxes.
         task: The task.
-        tree: Folder with the task's source; see `source_of`. It decides about all files that are not taken over.
+        tree: Folder with the task's source; see `source_of`. It has the other files.
         changes: Changed files with their new content, by path relative to the tree.
         environment: Folder of the tests' environment on this machine; None if `image` contains it.
         image: The image; None means the backend's default.
@@ -217,7 +217,7 @@ def _remember(key: _Key, run: TestRun) -> None:
 
 
 def sort_out(task: SweTask, tree: Path, changes: Mapping[str, bytes]) -> tuple[Mapping[str, bytes], Mapping[str, str]]:
-    """Return the changed files that grading takes over, and for each other one why it does not."""
+    """Return the changed files that count, and why the others are refused."""
     taken: dict[str, bytes] = {}
     refused: dict[str, str] = {}
     total = 0
@@ -240,7 +240,7 @@ def _why_refused(task: SweTask, tree: Path, path: str, content: bytes) -> str | 
         return why
     pure = PurePosixPath(path)
     if pure.suffix != ".py":
-        return "only Python source is taken over"
+        return "only Python source counts"
     is_test = TEST_PATH.search(path) and path != task.file
     if is_test or _CONFIGURATION.fullmatch(pure.name) or path in _files(task):
         return "it is a test, or configures tests"

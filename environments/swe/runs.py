@@ -103,7 +103,7 @@ class RunSettings:
 async def run_tests(sandbox: Sandbox, tests: Sequence[str] = (), settings: RunSettings = RunSettings()) -> TestRun:
     """Run tests of the package in `REPO`; all tests if `tests` is empty.
 
-    Files that cannot be collected, for example because they import what is missing, are left out.
+    Files that cannot be collected, for example because an import fails, are left out.
 
     Raises:
         SandboxLostError: The sandbox was lost, for example because a test used up its memory.

@@ -23,7 +23,7 @@ from .tasks import TIMEOUT_S, TerminalTask
 
 
 class FoundImage(Protocol):
-    """What is known about an image of this machine."""
+    """Settings of an image of this machine."""
 
     @property
     def user(self) -> str: ...
@@ -157,7 +157,11 @@ def export_family(family: str, seeds: range, difficulty: int, folder: Path) -> l
 
 
 def _tasks_of(names: Sequence[str] = (), folder: Path | None = None) -> list[TerminalTask]:
-    """Return tasks of a folder, by default of envkit's own one. `names` are those of tasks or folders; empty for all.
+    """Return tasks of a folder, by default of envkit's own.
+
+    Args:
+        names: Names of tasks, or of their folders; empty for all tasks.
+        folder: The folder.
 
     Raises:
         UsageError: There is no task of this name, or there are no tasks.

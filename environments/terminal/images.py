@@ -1,4 +1,4 @@
-"""Docker images of tasks: their tags, which are hashes of what the image is built from, and what that is."""
+"""Docker images of tasks. The tag is a hash of the Dockerfile and its build context."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def recipe(packages: Sequence[str]) -> str:
 
 @dataclass(slots=True)
 class Stage:
-    """What an image sets, or a stage of a Dockerfile as far as its text says; the rest is in its base image."""
+    """Settings of an image, or of a stage of a Dockerfile; those of its base image are unknown."""
 
     workdir: str = "/"
     user: str = ""
@@ -59,7 +59,7 @@ class Stage:
 
 
 def last_stage(dockerfile: Path) -> Stage:
-    """Return the last stage of a Dockerfile, with what it takes over from earlier ones."""
+    """Return the last stage of a Dockerfile, with the settings that it inherits from earlier stages."""
     text = re.sub(r"\\[ \t]*\n(\s*#.*\n)*", " ", dockerfile.read_text(encoding="utf-8", errors="replace"))
     stages: dict[str, Stage] = {}
     head = stage = Stage()  # the lines before the first stage

@@ -56,7 +56,7 @@ _ENTERING = frozenset(b"\r\n\x03\x04\x0f")
 """Bytes after which bash shows a new prompt: Enter, Ctrl-C, Ctrl-D and Ctrl-O."""
 
 _IDLE, _PROMPT = b"\x1b]133;A\a", b"\x1b]133;B\a"
-"""What bash prints before a prompt if no typed line is left to run, and at the end of each prompt."""
+"""Marks that bash prints: before a prompt if no typed line is left to run, and at the end of each prompt."""
 _ENV = {
     "PROMPT_COMMAND": r"builtin read -t 0 || builtin printf '\033]133;A\a' >/dev/tty",
     "PS1": r"\w\$ \[\e]133;B\a\]",

@@ -50,7 +50,7 @@ with NUL, or a text that is too long.
 _LIMITS = [field.name for field in fields(ToolLimits)]
 
 _CALLS = frozenset({CallStatus.OK, CallStatus.UNKNOWN_TOOL, CallStatus.BAD_ARGUMENTS})
-"""What counts as a call, whose result has the role ``tool``. Other text is answered as ``user``."""
+"""Statuses of a call, whose result has the role ``tool``. Other text is answered as ``user``."""
 
 
 class ToolEnv(AsyncEnv):

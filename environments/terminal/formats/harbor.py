@@ -32,7 +32,7 @@ _SERVICE_KEYS = {"build", "image", "container_name", "command", "entrypoint", "i
 def read_task(folder: Path, variables: Collection[str] = ()) -> TerminalTask:
     """Read a task.
 
-    What envkit does not support, but can play without, is in the notes of the task. If a file with the table
+    Unsupported settings that envkit can ignore are in the notes of the task. If a file with the table
     ``[metadata.envkit]`` does not say where the tests run, they have a sandbox of their own.
 
     Args:
@@ -154,7 +154,7 @@ def _verifier(
     variables: Collection[str],
     notes: list[str],
 ) -> Verifier:
-    """Return the verifier of a table; that of a step takes what it does not say from the task's (the second of `step`).
+    """Return the verifier of a table. Keys that a step's table lacks come from the task's, the second of `step`.
 
     The tests of a step are in its own folder, or else in that of the task.
     """

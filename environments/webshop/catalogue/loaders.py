@@ -16,6 +16,7 @@ import gzip
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -39,7 +40,7 @@ _LOOKED_FOR = (
     f" {', '.join(_FOLDERS[1:])}"
 )
 _PLACEHOLDER = "DUMMY_ATTR"
-"""What the original stores for a product without attributes."""
+"""The attribute that the original gives to a product without attributes."""
 
 
 class _Choice(msgspec.Struct):
@@ -62,7 +63,7 @@ class _Original(msgspec.Struct):
 
 
 class _Labels(msgspec.Struct):
-    """What ``items_ins_v2*.json`` says about a product."""
+    """An entry of ``items_ins_v2*.json``."""
 
     attributes: tuple[str, ...] | None = None
     instruction: str | None = None
@@ -239,7 +240,8 @@ def _gem_products(file: Path, left_out: list[str] | None) -> Iterator[Product]:
     for number, row in enumerate(_json_rows(file)):
         fields = {name.lower().replace("_", ""): value for name, value in row.items()}
         if isinstance(options := fields.get("options"), str):
-            fields["options"] = json.loads(options or "null")
+            with suppress(ValueError):  # `_typed` reports other text
+                fields["options"] = json.loads(options or "null")
         raw = _typed(fields, _Gem, f"{file}: row {number}", left_out)
         if raw is None:
             continue
