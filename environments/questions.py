@@ -30,7 +30,7 @@ from envkit.spaces import Utf8Text
 from envkit.types import JSON, Info, Options, Task, stable_hash
 
 from .answer import answer_text, parse_number, read_number
-from .options import check_choice, check_path, override
+from .options import check_choice, check_path, check_split, override
 from .split import SPLITS, split_of
 
 Match: TypeAlias = Literal["exact", "number", "contains", "regex"]
@@ -101,8 +101,7 @@ def _question_of(line: str) -> Question:
     number = entry.get("answer")
     if type(number) is int or (type(number) is float and math.isfinite(number)):
         entry["answer"] = str(number)
-    if entry.get("split") is not None:
-        check_choice("split", entry["split"], SPLITS)
+    check_split(entry.get("split"))
     return _checked(entry.get("prompt"), entry.get("answer"), entry.get("match"), entry.get("split"))
 
 
@@ -155,8 +154,7 @@ class QuestionOptions:
     match: Match | None = None
 
     def __post_init__(self) -> None:
-        if self.file is not None:
-            check_path("file", self.file)
+        check_path("file", self.file)
         if self.prompt is not None:
             _checked(self.prompt, self.answer, self.match)
 

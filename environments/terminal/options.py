@@ -14,7 +14,16 @@ from envkit.errors import OptionError, did_you_mean
 from envkit.runs.owners import owner_name
 from envkit.types import JSON, Options, Task, stable_hash
 
-from ..options import check_boolean, check_choice, check_integer, check_path, check_range, override_known
+from ..options import (
+    check_boolean,
+    check_choice,
+    check_image,
+    check_integer,
+    check_path,
+    check_range,
+    check_split,
+    override_known,
+)
 from ..split import SPLITS, Split, split_of
 from .families import FAMILIES, HELD_OUT, write_drawn
 from .families.family import MAX_DIFFICULTY
@@ -67,19 +76,16 @@ class TerminalOptions:
     keep_processes: bool = False
 
     def __post_init__(self) -> None:
-        for name, value in (("tasks", self.tasks), ("logs", self.logs)):
-            if value is not None:
-                check_path(name, value)
-        if self.split is not None:
-            check_choice("split", self.split, SPLITS)
+        check_path("tasks", self.tasks)
+        check_path("logs", self.logs)
+        check_split(self.split)
         if isinstance(self.difficulty, int):
             check_integer("difficulty", self.difficulty, low=1, high=MAX_DIFFICULTY)
         else:
             check_range("difficulty", self.difficulty, low=1, high=MAX_DIFFICULTY)
         check_choice("mode", self.mode, ("bash", "screen", "script"))
         check_choice("network", self.network, ("none", "task"))
-        if self.image is not None and not isinstance(self.image, str):
-            raise OptionError("image", f"must be 'task' or the name of an image, got {self.image!r}")
+        check_image(self.image)
         check_boolean("keep_processes", self.keep_processes)
         check_boolean("strict", self.strict)
         if not all(isinstance(name, str) for name in self.variables):

@@ -178,7 +178,7 @@ class Game:
         if self._playing is None:
             return ()
         last = len(self._episode.seen) - 1
-        # An expert of a task needs every observation.
+        # A task expert tracks the episode: pass it every observation since the last hint.
         asked = self._episode.seen[self._hinted if self._playing is not self.expert else last :]
         self._hinted = last
         return [self._playing.moves(Observation(seen.observation, seen.legal_moves)) for seen in asked][-1]
