@@ -54,6 +54,11 @@ class Episode(Protocol):
         """
         raise EnvError("the environment", "no grade: its host cannot grade episodes")
 
+    @property
+    def grader_output(self) -> str:
+        """The end of what the grader printed; empty if that is unknown, as for episodes on a server."""
+        return ""
+
     computes: bool = False
     """Whether `step_now` plays steps, so that they need no task."""
 

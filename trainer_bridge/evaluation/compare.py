@@ -60,7 +60,7 @@ def compare(one: Path, other: Path) -> Iterator[str]:
         yield "no task flipped"
     else:
         yield f"{len(flips)} tasks flipped (success of A -> B):"
-        yield from (f"  task {one.index} (seed {one.seed}): {x:.0%} -> {y:.0%}" for one, x, y in flips[:_MAX_FLIPS])
+        yield from (f"  {one.label}: {x:.0%} -> {y:.0%}" for one, x, y in flips[:_MAX_FLIPS])
         if len(flips) > _MAX_FLIPS:
             yield f"  and {len(flips) - _MAX_FLIPS} more"
 

@@ -17,6 +17,7 @@ from envkit.types import EpisodeRecord, FinishReason, TurnRecord
 
 _NARROW = 36
 """Maximum width in columns of a turn that is printed beside other turns."""
+_GRADER_LINES = 20
 _GAP = "   "
 _INDENT = "  "
 _ANSWER = re.compile("<answer>([^<>]*)</answer>")
@@ -51,7 +52,7 @@ class EpisodePage:
     def episode(self, episode: EpisodeRecord, number: int) -> None:
         """Write one episode; `number` is the number of its line in the file, counted from 1."""
         verdict = _verdict(episode)
-        task = f"  task {episode.index} (seed {episode.seed}), attempt {episode.member + 1}  "
+        task = f"  {episode.label}, attempt {episode.member + 1}  "
         self._console.print()
         self._write(Text.assemble((f"episode {number}", "bold"), task, (verdict, _STYLES[verdict])))
         self._write(_line(", ".join(_facts(episode)), "dim"))
@@ -59,6 +60,9 @@ class EpisodePage:
             self._write(_line(episode.outcome.error, "red"))
         for is_narrow, some in groupby(self._blocks(episode), key=lambda block: _width(block) <= _NARROW):
             self._rows(list(some), side_by_side=is_narrow)
+        if episode.outcome.success is False and (output := episode.outcome.grader_output):
+            lines = _text(output)[-_GRADER_LINES:]
+            self._rows([[Text("the grader printed", style="bold"), *lines]], side_by_side=False)
 
     def _blocks(self, episode: EpisodeRecord) -> Iterator[_Block]:
         if episode.start is not None and not self._prompts:

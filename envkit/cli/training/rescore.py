@@ -36,7 +36,7 @@ def rescore(
         echo(f"  {name:<8} {before:.3f} -> {after:.3f}")
     for one in changed[:_SHOWN]:
         before_reward, after_reward = one.before.outcome.reward, one.after.outcome.reward
-        echo(f"  task {one.before.index}, episode {one.before.member}: {before_reward} -> {after_reward}")
+        echo(f"  {one.before.label}, attempt {one.before.member + 1}: {before_reward} -> {after_reward}")
     if len(changed) > _SHOWN:
         echo(f"  and {len(changed) - _SHOWN} more; --output FILE writes all")
     different = [one for one in found if not one.after.outcome.is_void and one.differs_at is not None]

@@ -77,7 +77,7 @@ FIX_AND_NOP = "--player=oracle --player=nop --repeat=1 --retry"
         ("swe packages", "tasks SWE-v0 packages"),
         (
             "swe verify DIR",
-            f"tasks SWE-v0 check --option=tasks=DIR --split=any --tasks=0 {FIX_AND_NOP}",
+            f"tasks SWE-v0 check --option=tasks=DIR --split=any --count=0 {FIX_AND_NOP}",
         ),
         ("terminal check DIR", "tasks Terminal-v0 ls DIR"),
         ("terminal export --family none DIR", "tasks Terminal-v0 export --family none DIR"),
