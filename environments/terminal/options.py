@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,8 @@ from .families.family import MAX_DIFFICULTY
 from .formats import read_task, read_tasks
 from .tasks import TerminalTask
 
+_log = logging.getLogger(__name__)
+
 OWN_TASKS = Path(__file__).with_name("own")
 """The tasks that envkit contains, which are a test set."""
 OWN = "own"
@@ -38,7 +41,7 @@ class TerminalOptions:
     Attributes:
         tasks: Folder of one task, or of several; ``"own"`` means the tasks that envkit contains. None means generated
             tasks.
-        strict: Whether to refuse a folder in which a task cannot be used, instead of leaving that task out.
+        strict: Whether to refuse a folder with a subfolder that cannot be used as a task, instead of leaving it out.
         variables: Environment variables of this process that the tasks of a folder may read as ``${NAME}``, as a list
             of names or one name.
         families: Families of generated tasks: ``"train"``, ``"held_out"``, ``"all"``, or a list of names.
@@ -120,14 +123,22 @@ class TerminalOptions:
             OptionError: The split has no tasks.
             UsageError, ConfigError: The folder cannot be used.
         """
-        assert self.folder is not None, "generated tasks are endless"
-        variables = (self.variables,) if isinstance(self.variables, str) else tuple(self.variables)
         if self.tasks == OWN and self.split not in (None, "eval"):
             raise OptionError("split", f"the tasks of envkit are a test set, without a split {self.split!r}; use eval")
-        found = tasks_in(self.folder, variables, self.strict, None if self.tasks == OWN else self.split)
+        found = tasks_in(*self._source, None if self.tasks == OWN else self.split)
         if not found:
             raise OptionError("split", f"{self.folder} has no task of the split {self.split!r}")
         return found
+
+    def notes(self) -> Sequence[str]:
+        """Return a line if folders were left out."""
+        return () if self.tasks is None else read_folder(*self._source)[1]
+
+    @property
+    def _source(self) -> tuple[Path, tuple[str, ...], bool]:
+        assert self.folder is not None, "generated tasks are endless"
+        variables = (self.variables,) if isinstance(self.variables, str) else tuple(self.variables)
+        return self.folder, variables, self.strict
 
     def drawn(self, seed: int) -> tuple[str, int, int]:
         """Return family, seed and difficulty of the generated task of `seed`, the same in every process."""
@@ -168,14 +179,22 @@ def _text(family: str, number: int, difficulty: int) -> str:
 
 
 @lru_cache(maxsize=32)
-def tasks_in(
-    folder: Path, variables: tuple[str, ...] = (), strict: bool = False, split: Split | None = None
-) -> Sequence[TerminalTask]:
+def read_folder(folder: Path, variables: tuple[str, ...], strict: bool) -> tuple[Sequence[TerminalTask], Sequence[str]]:
+    """Return the tasks of a folder, sorted by name, and the warnings of `read_tasks`, which are logged too."""
+    lines: list[str] = []
+    tasks = sorted(read_tasks(folder, variables, strict=strict, warn=lines.append), key=lambda task: task.name)
+    for line in lines:
+        _log.warning(line)
+    return tasks, lines
+
+
+@lru_cache(maxsize=32)
+def tasks_in(folder: Path, variables: tuple[str, ...], strict: bool, split: Split | None) -> Sequence[TerminalTask]:
     """Return the tasks of a split of a folder, sorted by name; see `read_tasks` for the other arguments and errors."""
-    if split is None:
-        return sorted(read_tasks(folder, variables, strict=strict), key=lambda task: task.name)
-    tasks = tasks_in(folder, variables, strict, None)
-    return tasks if len(tasks) < _MIN_TASKS else [task for task in tasks if split_of(task.name) == split]
+    tasks, _ = read_folder(folder, variables, strict)
+    if split is None or len(tasks) < _MIN_TASKS:
+        return tasks
+    return [task for task in tasks if split_of(task.name) == split]
 
 
 class TerminalTasks:
@@ -203,6 +222,9 @@ class TerminalTasks:
     def names(self, split: str) -> Sequence[str]:
         chosen = options_of(self._with(split))
         return [] if chosen.folder is None else [task.folder.name for task in chosen.all()]
+
+    def notes(self) -> Sequence[str]:
+        return options_of(self._options).notes()
 
     def _with(self, split: str) -> Mapping[str, JSON]:
         return {**self._options, "split": None if split == ANY else split}

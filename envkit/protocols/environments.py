@@ -184,6 +184,15 @@ class NamedTaskSet(TaskSet, Protocol):
         ...
 
 
+@runtime_checkable
+class NotedTaskSet(TaskSet, Protocol):
+    """A task set about which users should know something."""
+
+    def notes(self) -> Sequence[str]:
+        """Return lines for the result of an evaluation, such as one about tasks that cannot be read."""
+        ...
+
+
 class Judge(Protocol):
     """A language model that grades answers."""
 

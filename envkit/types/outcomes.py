@@ -101,9 +101,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
             return cls.void(StopReason.ENV_ERROR, f"the environment returned rewards whose sum is {reward}")
         known = {name: value for name, value in metrics.items() if value is not None and math.isfinite(value)}
         success = is_success(known.pop("success", None), grade, reward, success_return)
-        return cls(
-            stop=stop, reward=reward, success=success, metrics=known, grade=grade, grader_output=grader_output
-        )
+        return cls(stop=stop, reward=reward, success=success, metrics=known, grade=grade, grader_output=grader_output)
 
     @classmethod
     def void(cls, stop: StopReason, error: str, cause: Cause | None = None) -> Self:

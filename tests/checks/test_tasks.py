@@ -8,12 +8,11 @@ import anyio
 import pytest
 
 import envkit
-
 from envkit.checks.recorded import NO_SUCCESS
-from envkit.checks.tasks import PlayerResult, TaskEpisode, check_tasks, unplayable
+from envkit.checks.tasks import check_tasks, unplayable
 from envkit.environments.tasks import OwnCheats, Plan, SandboxTask
 from envkit.errors import SandboxRefusedError, UsageError
-from envkit.types import Observation, Options, Outcome, Reset, Step, StopReason, Task
+from envkit.types import Observation, Options, Reset, Step, Task
 from tests.checks.guessing import Guess, Says
 from tests.cli.commands import called
 

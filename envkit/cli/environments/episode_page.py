@@ -11,7 +11,7 @@ import orjson
 from rich.console import Console
 from rich.text import Text
 
-from envkit.runs.printable import printable
+from envkit.runs.printable import counted, printable
 from envkit.trainer_bridge.evaluation.outcomes import shortest_of
 from envkit.types import EpisodeRecord, FinishReason, TurnRecord
 
@@ -120,7 +120,7 @@ def summary(episodes: Sequence[EpisodeRecord]) -> str:
     verdicts = [_verdict(one) for one in episodes]
     counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in _STYLES if verdict in verdicts)
     tasks = len({one.index for one in episodes})
-    return f"{step}{_count(len(episodes), 'episode')} of {_count(tasks, 'task')}: {counts}"
+    return f"{step}{counted(len(episodes), 'episode')} of {counted(tasks, 'task')}: {counts}"
 
 
 def _verdict(episode: EpisodeRecord) -> str:
@@ -138,10 +138,10 @@ def _env(episode: EpisodeRecord) -> str:
 def _facts(episode: EpisodeRecord) -> Iterator[str]:
     if not episode.outcome.is_void:
         yield f"reward {_number(episode.outcome.reward)}"
-    yield _count(len(episode.turns), "turn")
+    yield counted(len(episode.turns), "turn")
     yield f"ended: {episode.outcome.stop.value}"
     if (shortest := shortest_of(episode.start_info)) is not None:
-        yield f"shortest solution: {_count(shortest, 'move')}"
+        yield f"shortest solution: {counted(shortest, 'move')}"
     yield from (f"{name} {_number(value)}" for name, value in episode.outcome.metrics.items())
 
 
@@ -170,10 +170,6 @@ def _notes(turn: TurnRecord) -> Iterator[str]:
 
 def _number(value: float | None) -> str:
     return "not finite" if value is None else f"{value:.4g}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _text(text: str, style: str = "") -> list[Text]:
