@@ -9,6 +9,7 @@ import typer
 
 from envkit.cli.environments.options import Backend, EnvOptions, Judge, Recording, TrainStep, read_options
 from envkit.cli.tables import echo
+from envkit.runs.printable import counted
 
 _SHOWN = 10
 
@@ -31,7 +32,7 @@ def rescore(
     path, found = api.rescore(run, step=step, options=options, backend=backend, judge=judge, output=output)
     changed = [one for one in found if one.is_changed]
     failed = [one for one in found if one.after.outcome.is_void]
-    echo(f"{path}: {len(found)} episodes repeated, {len(changed)} rewards changed")
+    echo(f"{path}: {counted(len(found), 'episode')} repeated, {counted(len(changed), 'reward')} changed")
     for name, (before, after) in totals(found).items():
         echo(f"  {name:<8} {before:.3f} -> {after:.3f}")
     for one in changed[:_SHOWN]:
@@ -42,8 +43,8 @@ def rescore(
     different = [one for one in found if not one.after.outcome.is_void and one.differs_at is not None]
     if different:
         echo(
-            f"{len(different)} episodes had other observations, the first in turn {different[0].differs_at}: the "
-            "environment is not the one that was recorded, or its observations vary",
+            f"{counted(len(different), 'episode')} had other observations, the first in turn {different[0].differs_at}: "
+            "the environment is not the one that was recorded, or its observations vary",
             err=True,
         )
     if failed:

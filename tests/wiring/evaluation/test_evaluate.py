@@ -58,7 +58,7 @@ def test_the_options_that_were_really_played_are_reported() -> None:
     assert found["options"] == {}
     limits = found["settings"]["limits"]
     assert {name: value for name, value in limits.items() if value is not None} == {
-        "max_turns": 10_000, "timeout_s": 600.0, "retries": 0, "grade_timeout_s": 600.0,
+        "max_turns": 10_000, "step_timeout_s": 600.0, "retries": 0, "grade_timeout_s": 600.0,
     }  # fmt: skip
 
 
