@@ -40,8 +40,8 @@ def webshop_files(folder: Path, announce: Callable[[str], None], source: Path) -
     if left_out:
         (folder / "left-out.txt").write_text("\n".join(left_out) + "\n", encoding="utf-8")
         announce(
-            f"left out {counted(len(left_out), 'product')} that cannot be read; left-out.txt in the data's folder lists "
-            "them"
+            f"left out {counted(len(left_out), 'product')} that cannot be read; left-out.txt in the data's folder "
+            "lists them"
         )
 
 

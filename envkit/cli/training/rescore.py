@@ -43,8 +43,8 @@ def rescore(
     different = [one for one in found if not one.after.outcome.is_void and one.differs_at is not None]
     if different:
         echo(
-            f"{counted(len(different), 'episode')} had other observations, the first in turn {different[0].differs_at}: "
-            "the environment is not the one that was recorded, or its observations vary",
+            f"{counted(len(different), 'episode')} had other observations, the first in turn {different[0].differs_at}:"
+            " the environment is not the one that was recorded, or its observations vary",
             err=True,
         )
     if failed:

@@ -143,7 +143,7 @@ def test_a_test_of_a_task_that_changed_is_noticed(tmp_path: Path) -> None:
     found, played = evaluated(tmp_path / "found", "nop", **how)
     assert (found.resumed, len(played)) == (1, 1)
     first = read_episodes(tmp_path / "found/episodes.jsonl")[0]
-    assert first.label == "task 0 (sum)"
+    assert first.label == "task 0 (envkit/sum)"
     assert first.outcome.grader_output.splitlines()[-1].endswith("sum.txt has another sum")
 
 
