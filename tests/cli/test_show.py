@@ -188,11 +188,9 @@ def test_prompts_are_shown_as_the_model_had_them(tmp_path: Path) -> None:
 
 def test_a_task_is_shown_with_its_name_and_a_failed_one_with_what_its_tests_printed(tmp_path: Path) -> None:
     output = "\n".join(f"line {number}" for number in range(30))
-    named = {"start_info": {"task": "fix-json"}, "outcome": Outcome.score(
-        StopReason.TERMINATED, 0.0, {}, grade=0.0, grader_output=output
-    )}  # fmt: skip
+    failed = Outcome.score(StopReason.TERMINATED, 0.0, {}, grade=0.0, grader_output=output)
     solved = Outcome.score(StopReason.TERMINATED, 1.0, {}, grade=1.0, grader_output=output)
-    a_run(tmp_path, {1: [episode(**named), episode(outcome=solved, index=1)]})
+    a_run(tmp_path, {1: [episode(outcome=failed, start_info={"task": "fix-json"}), episode(outcome=solved, index=1)]})
     page = shown(["run"], tmp_path)
     assert "episode 1  task 0 (fix-json), attempt 1  failed" in page
     assert "episode 2  task 1 (seed 5), attempt 1  succeeded" in page
