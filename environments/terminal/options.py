@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -19,10 +18,8 @@ from ..options import check_boolean, check_choice, check_integer, check_path, ch
 from ..split import SPLITS, Split, split_of
 from .families import FAMILIES, HELD_OUT, write_drawn
 from .families.family import MAX_DIFFICULTY
-from .formats import read_task, read_tasks
+from .formats import left_out, read_task, read_tasks
 from .tasks import TerminalTask
-
-_log = logging.getLogger(__name__)
 
 OWN_TASKS = Path(__file__).with_name("own")
 """The tasks that envkit contains, which are a test set."""
@@ -123,22 +120,14 @@ class TerminalOptions:
             OptionError: The split has no tasks.
             UsageError, ConfigError: The folder cannot be used.
         """
+        assert self.folder is not None, "generated tasks are endless"
+        variables = (self.variables,) if isinstance(self.variables, str) else tuple(self.variables)
         if self.tasks == OWN and self.split not in (None, "eval"):
             raise OptionError("split", f"the tasks of envkit are a test set, without a split {self.split!r}; use eval")
-        found = tasks_in(*self._source, None if self.tasks == OWN else self.split)
+        found = tasks_in(self.folder, variables, self.strict, None if self.tasks == OWN else self.split)
         if not found:
             raise OptionError("split", f"{self.folder} has no task of the split {self.split!r}")
         return found
-
-    def notes(self) -> Sequence[str]:
-        """Return a line if folders were left out."""
-        return () if self.tasks is None else read_folder(*self._source)[1]
-
-    @property
-    def _source(self) -> tuple[Path, tuple[str, ...], bool]:
-        assert self.folder is not None, "generated tasks are endless"
-        variables = (self.variables,) if isinstance(self.variables, str) else tuple(self.variables)
-        return self.folder, variables, self.strict
 
     def drawn(self, seed: int) -> tuple[str, int, int]:
         """Return family, seed and difficulty of the generated task of `seed`, the same in every process."""
@@ -179,22 +168,14 @@ def _text(family: str, number: int, difficulty: int) -> str:
 
 
 @lru_cache(maxsize=32)
-def read_folder(folder: Path, variables: tuple[str, ...], strict: bool) -> tuple[Sequence[TerminalTask], Sequence[str]]:
-    """Return the tasks of a folder, sorted by name, and the warnings of `read_tasks`, which are logged too."""
-    lines: list[str] = []
-    tasks = sorted(read_tasks(folder, variables, strict=strict, warn=lines.append), key=lambda task: task.name)
-    for line in lines:
-        _log.warning(line)
-    return tasks, lines
-
-
-@lru_cache(maxsize=32)
-def tasks_in(folder: Path, variables: tuple[str, ...], strict: bool, split: Split | None) -> Sequence[TerminalTask]:
+def tasks_in(
+    folder: Path, variables: tuple[str, ...] = (), strict: bool = False, split: Split | None = None
+) -> Sequence[TerminalTask]:
     """Return the tasks of a split of a folder, sorted by name; see `read_tasks` for the other arguments and errors."""
-    tasks, _ = read_folder(folder, variables, strict)
-    if split is None or len(tasks) < _MIN_TASKS:
-        return tasks
-    return [task for task in tasks if split_of(task.name) == split]
+    if split is None:
+        return sorted(read_tasks(folder, variables, strict=strict), key=lambda task: task.name)
+    tasks = tasks_in(folder, variables, strict, None)
+    return tasks if len(tasks) < _MIN_TASKS else [task for task in tasks if split_of(task.name) == split]
 
 
 class TerminalTasks:
@@ -224,7 +205,8 @@ class TerminalTasks:
         return [] if chosen.folder is None else [task.folder.name for task in chosen.all()]
 
     def notes(self) -> Sequence[str]:
-        return options_of(self._options).notes()
+        chosen = options_of(self._with(ANY))
+        return [] if chosen.folder is None else left_out(chosen.folder, chosen.all())
 
     def _with(self, split: str) -> Mapping[str, JSON]:
         return {**self._options, "split": None if split == ANY else split}

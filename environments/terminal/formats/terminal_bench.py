@@ -11,7 +11,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
@@ -59,44 +59,42 @@ class _Command(msgspec.Struct, frozen=True, kw_only=True):
 msgspec.json.Decoder(tuple[_TaskFile, _Command])
 
 
-def read_tasks(
-    folder: Path,
-    variables: Collection[str] = (),
-    *,
-    strict: bool = False,
-    warn: Callable[[str], None] = _log.warning,
-) -> list[TerminalTask]:
+def read_tasks(folder: Path, variables: Collection[str] = (), *, strict: bool = False) -> list[TerminalTask]:
     """Read a task of Harbor or Terminal-Bench 1, or all tasks in the subfolders of a folder, ordered by name.
 
-    Subfolders that are no tasks, or malformed ones, or ones that envkit cannot play, are left out with a warning.
+    Subfolders that are no tasks, or malformed, or that envkit cannot play, are left out with a warning in the log.
 
     Args:
         folder: The folder.
         variables: Names of the environment variables of this process that tasks may read; see `read_task`.
         strict: Whether to raise an error instead of leaving out subfolders.
-        warn: Called with a line that names those that were left out.
 
     Raises:
         UsageError: There are no tasks.
         ConfigError: No task can be used, or one cannot and `strict` is true; with one line or more for each task.
     """
-    tasks, problems, left_out = [], list[str](), list[str]()
-    folders = task_folders(folder)
-    for one in folders:
+    tasks, problems = [], list[str]()
+    for one in task_folders(folder):
         try:
             tasks.append(read_terminal_bench(one) if is_terminal_bench(one) else read_task(one, variables))
         except ConfigError as error:
             problems.extend(error.problems)
-            left_out.append(one.name)
     if problems and (strict or not tasks):
         raise ConfigError(problems)
-    if problems:
-        names = ", ".join([*left_out[:_NAMED], *(["..."] if len(left_out) > _NAMED else [])])
-        warn(
-            f"left out {len(left_out):,} of {len(folders):,} folders, which cannot be played ({names}); for the "
-            f"reasons: envkit tasks Terminal-v0 ls {folder}"
-        )
+    for line in left_out(folder, tasks):
+        _log.warning(line)
     return tasks
+
+
+def left_out(folder: Path, tasks: Iterable[TerminalTask]) -> Sequence[str]:
+    """Return a line that names the subfolders of a folder that are none of its `tasks`, if there are any."""
+    folders, used = task_folders(folder), {task.folder for task in tasks}
+    names = [one.name for one in folders if one not in used]
+    if not names:
+        return []
+    shown = ", ".join([*names[:_NAMED], *(["..."] if len(names) > _NAMED else [])])
+    line = f"left out {len(names):,} of {len(folders):,} folders, which cannot be played ({shown})"
+    return [f"{line}; for the reasons: envkit tasks Terminal-v0 ls {folder}"]
 
 
 def task_folders(folder: Path) -> list[Path]:

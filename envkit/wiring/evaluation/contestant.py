@@ -22,13 +22,8 @@ AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """A player that was opened.
-
-    Attributes:
-        player: The player.
-        decode: Converts its tokens to text.
-        facts: Facts about it for the result file.
-        client: Asks its endpoint; None for a player without an endpoint.
+    """A player that was opened, what converts its tokens to text, facts about it for the result file, and the client of
+    its endpoint if it has one.
     """
 
     player: Player

@@ -135,8 +135,8 @@ async def evaluate(
     if client is not None:
         notes += client.notes
         if client.retries:
-            count = counted(client.retries, "request")
-            notes.append(f"{count} repeated one that failed, the last one after: {client.retry_cause}")
+            requests = counted(client.retries, "request")
+            notes.append(f"repeated {requests} that had failed temporarily; the last failure: {client.retry_cause}")
     return Evaluation.of(
         tally,
         tasks,

@@ -584,7 +584,7 @@ def test_what_an_endpoint_refused_and_failed_stands_in_the_result() -> None:
     assert (found.metrics["success"].mean, found.retries) == (1.0, 1)
     assert found.notes == [
         "m refuses the parameter temperature, which is left out",
-        "1 request repeated one that failed, the last one after: 429 Too Many Requests: slow down",
+        "repeated 1 request that had failed temporarily; the last failure: 429 Too Many Requests: slow down",
     ]
     assert found.as_json()["retries"] == 1
 
