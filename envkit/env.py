@@ -80,10 +80,12 @@ class AsyncEnv(ABC):
     Attributes:
         metrics: Maps each metric in ``info`` to its aggregation over an episode: ``"mean"``, ``"last"`` or ``"sum"``.
         success_return: `envkit.registry.EnvSpec.success_return`, set when the environment is created.
+        grader_output: The end of what the grader printed, for people; set by `grade`, and emptied before each reset.
     """
 
     metrics: ClassVar[Mapping[str, Fold]] = {}
     success_return: float | None = None
+    grader_output: str = ""
 
     @abstractmethod
     async def reset(self, *, seed: int, options: Options) -> Reset:
@@ -176,6 +178,7 @@ class AsyncEpisode(Episode):
         self._running = False
 
     async def reset(self) -> Reset:
+        self._env.grader_output = ""
         try:
             start = await self._env.reset(seed=self._task.seed, options=self._task.options)
             if not isinstance(start, Reset):
@@ -217,6 +220,10 @@ class AsyncEpisode(Episode):
             raise
         except BaseException as error:
             raise env_error(error, self._task.env_id, "grade", _ERRORS_OF_PLAY, env=self._env) from error
+
+    @property
+    def grader_output(self) -> str:
+        return self._env.grader_output
 
 
 def _check_seen(text: object, info: object) -> None:

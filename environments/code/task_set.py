@@ -122,5 +122,9 @@ class CodeTasks:
     def task(self, split: str, index: int) -> Task:
         return Task("Code-v0", index, self._with(split))
 
+    def notes(self) -> Sequence[str]:
+        options = options_of(self._options)
+        return () if options.file is None else load_problems(options.file, options.format).notes
+
     def _with(self, split: str) -> Options:
         return {**self._options, "split": None if split == "any" else split}

@@ -7,8 +7,8 @@ Reward       from the grader, after the last step: 1.0 if all tests pass that pa
 Ends         terminated after submit; truncated after ``max_turns`` actions
 Tasks        the tasks of a folder that ``envkit tasks SWE-v0 build`` made
 Options      see `SweOptions`, and the limits of `ToolEnv`
-Info         ``folder`` and ``issue`` of a reset: the package's folder, and the text of the issue alone.
-             ``action_is_valid``: whether the action is a valid call
+Info         ``task``, ``folder`` and ``issue`` of a reset: the task's id, the package's folder, and the text of the
+             issue alone. ``action_is_valid``: whether the action is a valid call
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import typer
 
 from envkit import clock
 from envkit.errors import ConfigError, UsageError, did_you_mean
+from envkit.runs.printable import counted
 from envkit.types import CommandResult, Table
 
 from . import images
@@ -130,7 +131,7 @@ def export(
         if name:
             raise UsageError(f"{name[0]!r} is refused, since --family writes generated tasks")
         count = len(export_family(family, _range(seeds or "0:10"), difficulty or 1, folder))
-    return CommandResult([f"{count} tasks in {folder}"])
+    return CommandResult([f"{counted(count, 'task')} in {folder}"])
 
 
 def family_tasks() -> list[TerminalTask]:

@@ -106,7 +106,7 @@ class Terminal(TaskEnv):
         self._verdicts = []
         start = await super().reset(seed=seed, options=options)
         task = self.task.task
-        info: Info = {**start.info, "task": task.name, "category": task.category, "level": _level(task)}
+        info: Info = {**start.info, "category": task.category, "level": _level(task)}
         return msgspec.structs.replace(start, info=info, tools=() if self._mode == "script" else start.tools)
 
     async def start(self, seed: int, options: Options) -> str:

@@ -27,7 +27,7 @@ from ..options import (
 from ..split import SPLITS, Split, split_of
 from .families import FAMILIES, HELD_OUT, write_drawn
 from .families.family import MAX_DIFFICULTY
-from .formats import read_task, read_tasks
+from .formats import left_out, read_task, read_tasks
 from .tasks import TerminalTask
 
 OWN_TASKS = Path(__file__).with_name("own")
@@ -47,7 +47,7 @@ class TerminalOptions:
     Attributes:
         tasks: Folder of one task, or of several; ``"own"`` means the tasks that envkit contains. None means generated
             tasks.
-        strict: Whether to refuse a folder in which a task cannot be used, instead of leaving that task out.
+        strict: Whether to refuse a folder with a subfolder that cannot be used as a task, instead of leaving it out.
         variables: Environment variables of this process that the tasks of a folder may read as ``${NAME}``, as a list
             of names or one name.
         families: Families of generated tasks: ``"train"``, ``"held_out"``, ``"all"``, or a list of names.
@@ -209,6 +209,10 @@ class TerminalTasks:
     def names(self, split: str) -> Sequence[str]:
         chosen = options_of(self._with(split))
         return [] if chosen.folder is None else [task.folder.name for task in chosen.all()]
+
+    def notes(self) -> Sequence[str]:
+        chosen = options_of(self._with(ANY))
+        return [] if chosen.folder is None else left_out(chosen.folder, chosen.all())
 
     def _with(self, split: str) -> Mapping[str, JSON]:
         return {**self._options, "split": None if split == ANY else split}

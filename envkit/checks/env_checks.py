@@ -84,7 +84,7 @@ def success_is_reported(env: EnvUnderTest) -> str:
     known = [success for success in ended if success is not None]
     if not known:
         raise SkippedCheckError(NO_SUCCESS if ended else "no recorded episode ended")
-    return f"{sum(known)} of {len(known)} episodes"
+    return f"in {len(known)} of {len(ended)} episodes that ended; {sum(known)} succeeded"
 
 
 def bad_actions_are_answered(env: EnvUnderTest) -> str:

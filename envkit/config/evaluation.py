@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, SerializeAsAny
 
 from envkit.config import grammar
-from envkit.config.grammar import Seconds, Section
+from envkit.config.grammar import Count, Seconds, Section
 from envkit.config.kinds import ByKind
 from envkit.config.parts import (
     AutoRendererSection,
@@ -42,6 +42,9 @@ class EvalRolloutSection(RolloutSection):
 
     temperature: Annotated[float, Field(ge=0)] = 1.0
     """Sampling temperature of a language model; 0 always takes the most likely token."""
+    turn_tokens: Count | None = None
+    """Maximum number of tokens of a completion. null: 4096 for an endpoint, that of the run for a checkpoint, otherwise
+    128."""
     step_timeout_s: Seconds = 600.0
     """Maximum seconds that a step may take. If one takes longer, the episode is void."""
     retries: Annotated[int, Field(ge=0)] = 0

@@ -54,6 +54,11 @@ class Episode(Protocol):
         """
         raise EnvError("the environment", "no grade: its host cannot grade episodes")
 
+    @property
+    def grader_output(self) -> str:
+        """The end of what the grader printed; empty if that is unknown, as for episodes on a server."""
+        return ""
+
     computes: bool = False
     """Whether `step_now` plays steps, so that they need no task."""
 
@@ -176,6 +181,15 @@ class NamedTaskSet(TaskSet, Protocol):
 
     def names(self, split: str) -> Sequence[str]:
         """Return the names of the tasks of `split` in order; empty if there are arbitrarily many tasks."""
+        ...
+
+
+@runtime_checkable
+class NotedTaskSet(TaskSet, Protocol):
+    """A task set about which users should know something."""
+
+    def notes(self) -> Sequence[str]:
+        """Return lines for the result of an evaluation, such as one about tasks that cannot be read."""
         ...
 
 

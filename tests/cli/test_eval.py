@@ -218,6 +218,6 @@ def test_control_c_saves_finished_episodes_and_prints_the_command_that_resumes(t
     assert 0 < count < 100_000
     assert err.splitlines()[-2:] == [
         f"stopped after {count} of 100000 episodes",
-        f"{count} finished episodes are saved in found; continue with: envkit {' '.join(words)}",
+        f"{count} finished episodes saved in found; continue with: envkit {' '.join(words)}",
     ]
     assert not (tmp_path / "found/evaluation.json").exists()

@@ -2,11 +2,12 @@
 
 from .harbor import read_task, write_task
 from .rewards import RewardFileError, read_reward
-from .terminal_bench import is_terminal_bench, read_tasks, task_folders
+from .terminal_bench import is_terminal_bench, left_out, read_tasks, task_folders
 
 __all__ = [
     "RewardFileError",
     "is_terminal_bench",
+    "left_out",
     "read_reward",
     "read_task",
     "read_tasks",

@@ -16,6 +16,7 @@ import typer
 from envkit.cli.environments.options import EnvOptions, complete_env, read_options
 from envkit.cli.tables import echo
 from envkit.errors import OptionError, UsageError
+from envkit.runs.printable import counted
 from envkit.shorthands import RENAMED, SHORTHANDS
 
 if TYPE_CHECKING:
@@ -176,7 +177,8 @@ def _resume_hint(folder: EvaluationFolder | None) -> Iterator[None]:
     except BaseException:
         if folder is not None and folder.count:
             words = shlex.join(["envkit", *(word for word in sys.argv[1:] if word != "--force")])
-            echo(f"{folder.count} finished episodes are saved in {folder.path}; continue with: {words}", err=True)
+            finished = counted(folder.count, "finished episode")
+            echo(f"{finished} saved in {folder.path}; continue with: {words}", err=True)
         raise
 
 

@@ -66,11 +66,12 @@ def _period(finding: Mapping[str, JSON]) -> str:
 
 def _rows(summary: TrainSummary) -> Iterator[tuple[str, str]]:
     """Yield the names and values of the main results."""
-    yield from _held_out(summary.content)
+    is_trained = summary.train_steps > 0
+    yield from _held_out(summary.content, is_trained=is_trained)
     environments = summary.content.get("environments")
     for env, values in environments.items() if isinstance(environments, dict) else ():
         if isinstance(values, dict):
-            yield from _held_out(values, f", {env}")
+            yield from _held_out(values, f", {env}", is_trained=is_trained)
     step = summary.content.get("best_step")
     if isinstance(best := summary.content.get("eval_success_best"), float):
         yield "best checkpoint", f"step-{step}, {best:.1%} sampled"
@@ -82,15 +83,16 @@ def _rows(summary: TrainSummary) -> Iterator[tuple[str, str]]:
     yield "time", f"{wall_s:.0f} s" if wall_s < 120 else f"{wall_s / 60:.1f} min"
 
 
-def _held_out(values: Mapping[str, JSON], suffix: str = "") -> Iterator[tuple[str, str]]:
+def _held_out(values: Mapping[str, JSON], suffix: str = "", *, is_trained: bool) -> Iterator[tuple[str, str]]:
+    """Yield the rows of an environment. A warm-up comes before both evaluations, so that alone it has one value."""
     for name, key in (("held-out success, sampled", "eval_success"), ("held-out success, greedy", "eval_greedy")):
         before, after = values.get(f"{key}_before"), values.get(f"{key}_after")
         if isinstance(before, float):
             shown = f"{before:.1%} → {after:.1%}" if isinstance(after, float) else f"{before:.1%} before"
-            yield f"{name}{suffix}", shown
+            yield f"{name}{suffix}", shown if is_trained else f"{before:.1%}"
     first, last = values.get("eval_return_before"), values.get("eval_return_after")
     if values.get("eval_success_before") is None and isinstance(first, float):
         yield (
             f"held-out return, sampled{suffix}",
-            f"{first:.2f} → {last:.2f}" if isinstance(last, float) else f"{first:.2f}",
+            f"{first:.2f} → {last:.2f}" if isinstance(last, float) and is_trained else f"{first:.2f}",
         )

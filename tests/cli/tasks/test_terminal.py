@@ -49,7 +49,7 @@ def test_an_exported_task_has_the_harness_and_is_read_as_the_task(own: Path, tmp
     code, output, _ = terminal("export", tmp_path / "out")
     task = read_task(tmp_path / "out" / "sum")
 
-    assert (code, output) == (0, f"1 tasks in {tmp_path / 'out'}\n")
+    assert (code, output) == (0, f"1 task in {tmp_path / 'out'}\n")
     assert (task.steps[0].verifier.tests / "harness.py").is_file()
     assert task.steps[0].instruction == read_task(own / "sum").steps[0].instruction
 
