@@ -18,7 +18,6 @@ import asyncio
 import os
 import shutil
 import socket
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -72,9 +71,7 @@ class LocalBackend:
         self._may_lack = may_lack
         self._sandboxes = LiveSandboxes("bwrap")
         self._readable = None if readable is None else list(readable)
-        self._cgroup_parents = (
-            cgroups.find() if sys.platform == "linux" else cgroups.CgroupFolders(is_unified=False, parents={})
-        )
+        self._cgroup_parents = cgroups.find()
         self._modules: Sequence[str] = ()
         self._importable: Sequence[str] = ()
         self._filter = seccomp.program()
@@ -356,8 +353,7 @@ class LocalBackend:
         self._modules, self._importable = host_python.standard_library(), host_python.readable()
         for group in cgroups.gone(self._cgroup_parents):
             await supervisor.empty(group)
-        if sys.platform == "linux":
-            orphans.reap()
+        orphans.reap()
         await clock.to_thread(self._ranges.open)
         return self
 
