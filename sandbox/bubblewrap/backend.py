@@ -153,7 +153,9 @@ class LocalBackend:
         except BaseException:
             supervised.release()
             raise
-        sandbox = self._sandbox(sandbox_id, ours, supervised, sockets, SandboxSpec(detached=True), disk_mib)
+        sandbox = self._sandbox(
+            sandbox_id, await SocketStream.open(ours), supervised, sockets, SandboxSpec(detached=True), disk_mib
+        )
         await sandbox.reached(_ATTACH_S, as_observer=as_observer)
         return sandbox
 
@@ -228,7 +230,9 @@ class LocalBackend:
             sockets, has_inode_limit = self._prepare(supervised, spec), _limit_inodes(supervised, options.disk_mib)
             if spec.untrusted and not has_inode_limit and "inodes" not in self._may_lack:
                 raise SandboxRefusedError(sandbox_id, "untrusted programs are refused: this host cannot limit inodes")
-            sandbox = self._sandbox(sandbox_id, ours, supervised, sockets, spec, options.disk_mib)
+            sandbox = self._sandbox(
+                sandbox_id, await SocketStream.open(ours), supervised, sockets, spec, options.disk_mib
+            )
             sandbox.unenforced = (*sandbox.unenforced, *(() if has_inode_limit else ("inodes",)))
         except OSError as error:
             ours.close()
@@ -278,7 +282,7 @@ class LocalBackend:
     def _sandbox(
         self,
         sandbox_id: str,
-        stream: socket.socket,
+        stream: SocketStream,
         supervised: Supervisor,
         sockets: Path,
         spec: SandboxSpec,
@@ -299,9 +303,7 @@ class LocalBackend:
             diagnose=supervised.diagnose,
             on_survived=supervised.group.survived,
         )
-        sandbox = AgentSandbox(
-            sandbox_id, AgentChannel(SocketStream(stream)), resources, work=WORK, forget=self._sandboxes.forget
-        )
+        sandbox = AgentSandbox(sandbox_id, AgentChannel(stream), resources, work=WORK, forget=self._sandboxes.forget)
         self._sandboxes.add(sandbox)
         return sandbox
 

@@ -190,11 +190,11 @@ class DockerBackend:
             spec = SandboxSpec(detached=True, profile=labels[PROFILE_LABEL], disk_mib=int(labels[DISK_LABEL]))
             volumes, paths = await attached.volumes(), await attached.disk_paths(spec)
             await attached.find_agent_group(volumes)
-            control = container.connect(volumes)
+            control = await SocketStream.open(container.connect(volumes))
         except BaseException:
             attached.stream.close()
             raise
-        sandbox = self._sandbox(sandbox_id, attached, volumes.get(SOCKETS), spec, SocketStream(control), paths)
+        sandbox = self._sandbox(sandbox_id, attached, volumes.get(SOCKETS), spec, control, paths)
         await sandbox.reached(_ATTACH_S, as_observer=as_observer)
         return sandbox
 

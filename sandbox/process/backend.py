@@ -76,7 +76,7 @@ class ProcessBackend:
             part.mkdir(mode=0o700)
         ours, theirs = socket.socketpair()
         child = Child(agent.command(sys.executable), env={}, stream=theirs, folder=home)
-        stream = SocketStream(ours)
+        stream = await SocketStream.open(ours)
         resources = HostResources(
             cause=partial(_cause, child),
             kill=partial(_kill, child, folder),
