@@ -127,7 +127,7 @@ async def serve_fleet(
     rate = None if limits.calls_per_s is None else Rate(limits.calls_per_s, burst=max(limits.calls_per_s, 1.0))
     signals = _ShutdownSignals()
     signals.install()
-    with tokens, _state(config), _access_log(config) as log, signals.cancel_on_signal():
+    with _state(config), _access_log(config) as log, signals.cancel_on_signal():
         async with open_fleet(config, announce) as fleet, _background(config, fleet, announce) as tasks:
             app = create_app(
                 fleet.host,
@@ -357,7 +357,6 @@ def _tokens(config: ServeConfig) -> TokenStore:
     """
     store = open_tokens(config.state)
     if not store.is_needed() and config.listen.socket is None and not is_loopback(config.listen.host):
-        store.close()
         raise UsageError(
             f"{config.listen.host} is reachable from other machines, and there are no tokens; create one with "
             f"'{_create_token(config)}', or listen on 127.0.0.1"
