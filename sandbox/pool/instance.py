@@ -89,7 +89,6 @@ class Instance:
         cleared: Set when the sandbox has been fully removed.
         starting: Cancel scope of the start.
         answered_at: Event-loop time of the sandbox's last answer.
-        interval_s: Seconds from an answer to the next probe.
         used_at: Event-loop time of the sandbox's last use.
         latency_s: Duration of the last probe in seconds; None before the first probe.
         is_diagnosing: Whether the pool is finding out why the sandbox does not answer.
@@ -116,7 +115,6 @@ class Instance:
         self.cleared = anyio.Event()
         self.starting = anyio.CancelScope()
         self.answered_at = self.used_at = clock.now()
-        self.interval_s = 0.0
         self.latency_s: float | None = None
         self.is_diagnosing = False
         self.on_end: Callable[[Cause], None] = _ignore

@@ -307,13 +307,12 @@ class Pool:
 
     async def _sweep(self) -> None:
         """Check at intervals, for each sandbox, whether it still answers and whether its lease has expired."""
-        tick_s = self._liveness_times.tick_s
+        liveness_times, tick_s = self._liveness_times, self._liveness_times.tick_s
         due = clock.now() + tick_s
         while True:
             await anyio.sleep(max(0.0, due - clock.now()))
             now = clock.now()
             late_s, due = now - due, now + tick_s
-            liveness_times = self._liveness_times.among(len(self._scheduler.instances))
             for instance in list(self._scheduler.instances.values()):
                 if instance.is_over or not instance.settled.is_set():
                     continue
