@@ -125,7 +125,7 @@ def create_app(
         for owner in (
             access,
             sandboxes,
-            HttpOnlyOperations(access, calls.outcome, operations.failure, folders),
+            HttpOnlyOperations(access, calls.outcome, folders),
         ):
             calls.bind(owner)
     return App(calls, sandboxes, max_request_bytes=max_request_bytes, lazy=lazy)
