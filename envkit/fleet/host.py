@@ -23,8 +23,8 @@ from envkit.fleet.env_worker import (
     connect_when_serving,
 )
 from envkit.fleet.episode import REBUILDS, EpisodeTally, FleetEpisode
+from envkit.fleet.ledger import SessionRecord, SessionStore
 from envkit.fleet.offenders import Offenders
-from envkit.fleet.session_store import SessionRecord, SessionStore
 from envkit.fleet.worker_health import HeartbeatTimes
 from envkit.protocols import EnvHost, Sandbox, ServerPool
 from envkit.restarts import Failures, RestartBudget

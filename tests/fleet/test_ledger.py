@@ -13,8 +13,7 @@ import pytest
 
 from envkit import clock
 from envkit.errors import LeaseNotPersistedError, UsageError
-from envkit.fleet.ledger import Ledger
-from envkit.fleet.session_store import SessionRecord
+from envkit.fleet.ledger import Ledger, SessionRecord
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.node import Node
 from envkit.types import Phase, SandboxSpec, SandboxState, SandboxView, Task
