@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from envkit import clock
+from envkit.protocols import Shell
 from envkit.types import EXEC_TIMEOUT_S, ExecResult, SandboxUser
 
 from ..host.validation import check_bounds
@@ -12,7 +13,7 @@ _CHANGE_S = 5.0
 """Maximum number of seconds that a shell takes to end a timed-out command and start the next one."""
 
 
-class AgentShell:
+class AgentShell(Shell):
     """A persistent shell; implements `envkit.protocols.Shell`. `AgentSandbox.shell` creates it.
 
     Args:

@@ -29,6 +29,7 @@ import anyio
 
 from envkit import clock
 from envkit.errors import SandboxError, SandboxRefusedError, SandboxStartError
+from envkit.protocols import SandboxBackend
 from envkit.types import GRADER_HOME, Cause, CauseKind, SandboxSpec
 from envkit.types.sandboxes import SandboxLimits
 
@@ -52,7 +53,7 @@ _ENV = {"ENVKIT_SOCKETS": SOCKETS, "HOME": WORK, "PATH": PATH, "LANG": "C.UTF-8"
 _ATTACH_S = 10.0
 
 
-class LocalBackend:
+class LocalBackend(SandboxBackend):
     """Starts bubblewrap sandboxes; implements `envkit.protocols.SandboxBackend`.
 
     Use it as ``async with LocalBackend() as backend``. Leaving the block removes the snapshots, and stops all sandboxes
@@ -115,11 +116,9 @@ class LocalBackend:
         return sandbox
 
     async def snapshot_bytes(self, snapshot: str) -> int:
-        """Return the size of a snapshot on disk; see `envkit.protocols.SandboxBackend.snapshot_bytes`."""
         return await self._snapshots.size(snapshot)
 
     async def remove_snapshot(self, snapshot: str) -> None:
-        """Remove a snapshot; see `envkit.protocols.SandboxBackend.remove_snapshot`."""
         await self._snapshots.remove(snapshot)
 
     async def list_detached(self, ledger: str | None = None) -> list[str]:

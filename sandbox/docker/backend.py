@@ -21,6 +21,7 @@ from typing import Self
 import anyio
 
 from envkit.errors import SandboxError, SandboxRefusedError, SandboxStartError, UsageError
+from envkit.protocols import SandboxBackend
 from envkit.types import Cause, CauseKind, SandboxSpec
 from envkit.types.sandboxes import SandboxLimits
 
@@ -78,7 +79,7 @@ async def default_image() -> str:
         await daemon.close()
 
 
-class DockerBackend:
+class DockerBackend(SandboxBackend):
     """Starts sandboxes as Docker containers; implements `envkit.protocols.SandboxBackend`.
 
     Use it as ``async with DockerBackend() as backend``. Leaving the block stops all sandboxes except detached ones. The
@@ -147,11 +148,9 @@ class DockerBackend:
         return await self._start(spec, None)
 
     async def restore(self, snapshot: str, spec: SandboxSpec) -> AgentSandbox:
-        """Start a sandbox with the files of `snapshot`; see `envkit.protocols.SandboxBackend.restore`."""
         return await self._start(spec, snapshot)
 
     async def snapshot_bytes(self, snapshot: str) -> int:
-        """Return the size in bytes of a snapshot on disk; see `envkit.protocols.SandboxBackend.snapshot_bytes`."""
         if snapshot in self._images:
             return self._images[snapshot]
         return await self._snapshots.size(snapshot)

@@ -15,8 +15,7 @@ from envkit.errors import SandboxEndedError, SandboxError, SandboxRefusedError, 
 from envkit.types import Cause, CauseKind, SandboxSpec
 
 from . import run_dirs
-from .validation import fault_of_variables, fault_of_words
-from .views import fault_of_views
+from .validation import fault_of_variables, fault_of_views, fault_of_words
 
 _OWN_ENDS = frozenset({CauseKind.EXITED, CauseKind.KILLED, CauseKind.EXPIRED, CauseKind.ORPHANED})
 """Kinds of causes that lie in the sandbox, not in its node or backend. `OUT_OF_MEMORY` can lie in either."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol
 
@@ -34,7 +34,7 @@ class Events:
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        self._ring: list[PoolEvent] = []
+        self._kept: deque[PoolEvent] = deque(maxlen=KEPT_EVENTS)
         self._last = 0
         self._arrived = anyio.Event()
         self._readers = 0
@@ -51,12 +51,8 @@ class Events:
         cause: Cause | None = None,
     ) -> None:
         self.counts[kind] += 1
-        event = PoolEvent(self._last + 1, clock.wall(), kind, sandbox_id, tenant, text, state, cause)
-        if len(self._ring) < KEPT_EVENTS:
-            self._ring.append(event)
-        else:
-            self._ring[self._last % KEPT_EVENTS] = event
         self._last += 1
+        self._kept.append(PoolEvent(self._last, clock.wall(), kind, sandbox_id, tenant, text, state, cause))
         self._wake()
 
     async def since(self, number: int) -> AsyncIterator[PoolEvent]:
@@ -66,9 +62,9 @@ class Events:
         """
         number = number if 0 <= number <= self._last else 0
         while True:
-            number = max(number, self._last - KEPT_EVENTS)
+            number = max(number, self._last - len(self._kept))
             if number < self._last:
-                yield self._ring[number % KEPT_EVENTS]
+                yield self._kept[number - self._last]
                 number += 1
             elif self._is_closed:
                 return

@@ -24,7 +24,7 @@ from envkit.errors import (
     SandboxLostError,
     SandboxNotFoundError,
 )
-from envkit.protocols import Sandbox
+from envkit.protocols import Sandbox, ServerPool
 from envkit.restarts import RestartBudget
 from envkit.types import Cause, CauseKind, PoolEvent, SandboxSpec, SandboxState, SandboxView, TenantKey
 
@@ -45,7 +45,7 @@ _OWN_NAME = re.compile(r"pool-(\d+)")
 _LAST_WRITES_S = 10.0
 
 
-class Pool:
+class Pool(ServerPool):
     """Leases sandboxes; implements `envkit.protocols.ServerPool`. Use it with ``async with``.
 
     Entering the block re-attaches to the running sandboxes that the ledger records, and begins to start warm sandboxes.
@@ -96,7 +96,6 @@ class Pool:
     async def lease(
         self, spec: SandboxSpec, *, tenant: str = "", wait_s: float = 60.0, snapshot: str | None = None
     ) -> AsyncIterator[Sandbox]:
-        """Lease a sandbox for the ``with`` block, then remove it; see `envkit.protocols.SandboxPool.lease`."""
         request = LeaseRequest[Instance](spec, ResourceRequest.of(spec), tenant, snapshot=_parsed(snapshot))
         instance = await self._scheduler.take(request, wait_s)
         try:
@@ -116,7 +115,6 @@ class Pool:
         snapshot: str | None = None,
         wait_s: float | None = None,
     ) -> SandboxView:
-        """Lease a sandbox with an id that the caller chooses; see `envkit.protocols.SandboxPool.create`."""
         if not id or _OWN_NAME.fullmatch(id):
             raise SandboxConflictError(f"{id!r} is not a valid id: it is empty or reserved (pool-N); choose another id")
         key = TenantKey(tenant, id)
@@ -175,7 +173,6 @@ class Pool:
         return Lease(instance)
 
     def watch(self, id: str, check: Callable[[], Awaitable[Cause]], on_end: Callable[[Cause], None]) -> None:
-        """Run `check` for a leased sandbox, and `on_end` when it ends; see `envkit.protocols.ServerPool.watch`."""
         instance = self._scheduler.instances[TenantKey("", id)]
         instance.on_end = on_end
         self._tasks.start_soon(watch, instance, check)
@@ -194,7 +191,6 @@ class Pool:
         return sorted(seen, key=lambda view: view.phases[0].at_s)
 
     async def stop(self, id: str, *, tenant: str = "") -> None:
-        """Stop a sandbox and wait until it is fully removed; see `envkit.protocols.SandboxPool.stop`."""
         key = TenantKey(tenant, id)
         if (instance := self._scheduler.instances.get(key)) is not None:
             instance.end(STOPPED)

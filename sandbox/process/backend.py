@@ -18,6 +18,7 @@ import anyio
 
 from envkit import clock
 from envkit.errors import SandboxRefusedError
+from envkit.protocols import SandboxBackend
 from envkit.types import Cause, SandboxSpec
 
 from .. import agent
@@ -35,7 +36,7 @@ _GRACE_S = 2.0
 _CAPABILITIES = ("isolation", "network", "memory", "pids", "cpu", "disk", "uid", "seccomp")
 
 
-class ProcessBackend:
+class ProcessBackend(SandboxBackend):
     """Starts sandboxes as plain child processes; implements `envkit.protocols.SandboxBackend`.
 
     Use it as ``async with ProcessBackend() as backend``; leaving the block stops all sandboxes. Programs get the
