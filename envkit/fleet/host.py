@@ -24,7 +24,7 @@ from envkit.fleet.env_worker import (
 )
 from envkit.fleet.episode import REBUILDS, EpisodeTally, FleetEpisode
 from envkit.fleet.ledger import SessionRecord, SessionStore
-from envkit.fleet.offenders import Offenders
+from envkit.fleet.routing import Offenders
 from envkit.fleet.worker_health import HeartbeatTimes
 from envkit.protocols import EnvHost, Sandbox, ServerPool
 from envkit.restarts import Failures, RestartBudget

@@ -11,7 +11,7 @@ import pytest
 from envkit import clock
 from envkit.errors import RequestError, SandboxLostError, SandboxStartError
 from envkit.fleet import FleetHost, HeartbeatTimes, RoutedHosts
-from envkit.fleet.offenders import Offenders
+from envkit.fleet.routing import Offenders
 from envkit.http.api.operations import Operations
 from envkit.http.auth.caller import EVERYBODY
 from envkit.http.protocol.messages import NoBody

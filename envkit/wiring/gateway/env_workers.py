@@ -16,7 +16,7 @@ from envkit.fleet import FleetHost, HeartbeatTimes
 from envkit.fleet.env_worker import connect_when_serving
 from envkit.fleet.host import WorkerKind
 from envkit.fleet.ledger import Ledger
-from envkit.fleet.offenders import Offenders
+from envkit.fleet.routing import Offenders
 from envkit.protocols import Sandbox
 from envkit.restarts import RestartBudget
 from envkit.sandbox.machine import describe, env_sandbox_count

@@ -29,7 +29,7 @@ from envkit.config.serving import ServeConfig, WarmSection
 from envkit.errors import SandboxStartError, UsageError
 from envkit.fleet import FleetHost, RoutedHosts
 from envkit.fleet.alerts import log_events, log_rebuilds, send_alerts, warn_if_unreachable, watch_disks
-from envkit.fleet.offenders import Offenders
+from envkit.fleet.routing import Offenders
 from envkit.http.api.app import App, create_app
 from envkit.http.auth.localhost_only import is_loopback
 from envkit.http.auth.rate_limit import Rate
