@@ -38,9 +38,8 @@ from ..transfer import tar_stream
 from . import port_forward
 from .channel import AgentChannel, ChannelEndedError, RefusedCallError, Reply
 from .exec_result import fields_of, result_of
-from .process import Program
+from .programs import AgentShell, Program
 from .resources import HostResources
-from .shell import AgentShell
 from .teardown import Teardown
 
 _LOG_BYTES = 64 << 10
