@@ -165,22 +165,12 @@ class DockerBackend(SandboxBackend):
         await self._snapshots.remove(snapshot)
 
     async def list_detached(self, ledger: str | None = None) -> list[str]:
-        """Return the sorted ids of the detached sandboxes that the ledger with the id `ledger` records.
-
-        If `ledger` is empty, return those that no ledger records; if it is None, return all detached sandboxes.
-        """
+        """Return the ids of detached sandboxes, sorted; see `LocalBackend.list_detached`."""
         label = DETACHED_LABEL if ledger is None else f"{LEDGER_LABEL}={ledger}"
         return sorted(container["Labels"][SANDBOX_LABEL] for container in await self._daemon.containers(label))
 
     async def attach(self, sandbox_id: str, *, as_observer: bool = False) -> AgentSandbox:
-        """Connect to a detached sandbox, which any process may have started. Closing this backend does not stop it.
-
-        With `as_observer`, the connection does not count as a client, so the sandbox's orphan timeout keeps running.
-
-        Raises:
-            SandboxError: No detached sandbox on this machine has this id.
-            UnreachableError: The sandbox refuses the connection.
-        """
+        """Connect to a detached sandbox; see `LocalBackend.attach`."""
         found = await orphans.find_detached(self._daemon, sandbox_id)
         container_id, labels = str(found["Id"]), found["Labels"]
         stream = await self._daemon.attach(container_id, has_input=False)
@@ -198,16 +188,12 @@ class DockerBackend(SandboxBackend):
         return sandbox
 
     async def open_channel(self, sandbox_id: str) -> socket.socket:
-        """Return a non-blocking socket connected to the agent of a detached sandbox, for an `AgentChannel`.
-
-        The caller must close the socket. The sandbox's orphan timeout does not run while the socket is open. Raises the
-        same errors as `attach`.
-        """
+        """Return a socket connected to the agent of a detached sandbox; see `LocalBackend.open_channel`."""
         found = await orphans.find_detached(self._daemon, sandbox_id)
         return container.connect(await container.volumes(self._daemon, str(found["Id"])))
 
     async def remove(self, sandbox_id: str) -> None:
-        """Kill a detached sandbox, even if it does not respond; raises `SandboxError` if the id is unknown."""
+        """Kill a detached sandbox; see `LocalBackend.remove`."""
         await self._daemon.remove(str((await orphans.find_detached(self._daemon, sandbox_id))["Id"]))
 
     async def __aenter__(self) -> Self:

@@ -85,7 +85,8 @@ def create_app(
         step_timeout_s: Timeout of a step, in seconds. A step that exceeds it is cancelled, and its session breaks.
         reset_timeout_s: Timeout of a reset, in seconds.
         grade_timeout_s: Timeout of the grader of an episode, in seconds.
-        tenant_share: Maximum fraction of the episode slots that one tenant may use.
+        tenant_share: Maximum fraction of the episode slots, and of those of each part of the host, that one tenant may
+            use; one slot is always allowed.
         slow_reset_s: Seconds after which an HTTP request that creates a session or a sandbox, or grades an episode,
             gets an answer with status 202, if the reset, the start or the grader is still running.
         max_request_bytes: Maximum size of a request body or WebSocket frame, in bytes. File transfers to sandboxes have

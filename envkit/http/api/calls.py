@@ -43,8 +43,7 @@ class Calls:
 
     Args:
         operations: The operations on sessions.
-        slow_s: Seconds after which an HTTP request that creates a session or a sandbox, or grades an episode, gets an
-            answer with status 202, if the reset, the start or the grader is still running.
+        slow_s: See `slow_reset_s` of `envkit.http.api.app.create_app`.
         max_request_bytes: Maximum size of a JSON body in bytes. Requests that run programs have a separate limit.
 
     Attributes:

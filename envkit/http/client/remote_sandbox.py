@@ -77,12 +77,7 @@ K = TypeVar("K", wire.ExecFrame, wire.ShellFrame, files.WriteFrame, wire.Snapsho
 class SandboxTransport:
     """The connections of a client to a server: one WebSocket that all calls share, and HTTP for large transfers.
 
-    Args:
-        url: Address of the server.
-        token: Token for the server; None sends no token.
-        ca: PEM file with the certificates to trust; None: those of the system.
-        folder_transport: Packs and unpacks folders; None: this client cannot copy folders.
-        outages: Repeats calls during outages of the server.
+    The arguments are those of `envkit.http.client.sandbox_client.SandboxClient`.
     """
 
     def __init__(

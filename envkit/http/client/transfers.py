@@ -20,13 +20,7 @@ _PROBLEM = msgspec.json.Decoder(dict[str, Any])
 
 
 class HttpTransfers:
-    """Makes HTTP requests to one server.
-
-    Args:
-        url: Address of the server, as for `envkit.http.client.connect.url_connector`.
-        token: Token for the server; None sends no token.
-        ca: PEM file with the certificates to trust; None: those of the system.
-    """
+    """Makes HTTP requests to one server. The arguments are those of `envkit.http.client.connect.url_connector`."""
 
     def __init__(self, url: str, token: str | None = None, ca: Path | str | None = None) -> None:
         parts = urlsplit(url)

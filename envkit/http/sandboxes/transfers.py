@@ -11,9 +11,9 @@ the limit wait in a queue; if the queue is full, a transfer is rejected.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -78,7 +78,7 @@ class FolderTransfers:
         self._folder_transport = folder_transport
         self._max_bytes = max_bytes
         self._limiter = anyio.CapacityLimiter(_SERVER_AT_ONCE)
-        self._tenants: dict[str, _TenantTransfers] = {}
+        self._tenants = defaultdict[str, anyio.CapacityLimiter](lambda: anyio.CapacityLimiter(AT_ONCE))
 
     async def upload(self, sandbox: Sandbox, path: str, user: FileUser, receive: Receive, *, tenant: str) -> None:
         """Unpack the tar stream in the body of a request, and copy the contents to `path` in a sandbox.
@@ -119,23 +119,12 @@ class FolderTransfers:
 
     @asynccontextmanager
     async def _staging_folder(self, tenant: str) -> AsyncIterator[Path]:
-        transfers = self._tenants.setdefault(tenant, _TenantTransfers())
-        if transfers.count >= AT_ONCE + MAX_WAITING:
-            raise RateLimitError(f"too many transfers of this tenant (limit {transfers.count}); retry later", 1.0)
-        transfers.count += 1
-        try:
-            async with transfers.limiter, self._limiter, self._folder_transport.staging_folder() as folder:
-                yield folder
-        finally:
-            transfers.count -= 1
-            if not transfers.count:
-                del self._tenants[tenant]
-
-
-@dataclass(slots=True)
-class _TenantTransfers:
-    count: int = 0
-    limiter: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(AT_ONCE))
+        limiter = self._tenants[tenant]
+        if limiter.statistics().tasks_waiting >= MAX_WAITING:
+            most = AT_ONCE + MAX_WAITING
+            raise RateLimitError(f"too many transfers of this tenant (limit {most}); retry later", 1.0)
+        async with limiter, self._limiter, self._folder_transport.staging_folder() as folder:
+            yield folder
 
 
 async def _pieces(receive: Receive, most: int) -> AsyncGenerator[bytes, None]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import struct
-import time
 from _socket import SCM_RIGHTS, SOL_SOCKET, socketpair
 
 from .. import linux
@@ -33,7 +32,6 @@ _NICENESS = 5
 _CHECK_S = 0.01
 _RETRY_S = 0.5
 """Seconds until the next check of free pids, if the last check found no process to kill."""
-_ROUNDS = 200
 LOST = -9
 """Exit code of a command whose worker was killed."""
 
@@ -314,10 +312,4 @@ class Workers:
             protected = process_tree.alive_below(self._children.keys() - self._preemptible, running)
             return process_tree.alive_below([us], running) - protected - {us}
 
-        for count in range(_ROUNDS):
-            if not process_tree.kill_once(victims):
-                self.reap()
-                return count > 0
-            time.sleep(0.001)
-            self.reap()
-        return True
+        return process_tree.kill_all(victims, self.reap)
