@@ -304,9 +304,8 @@ class FleetEpisode(Episode):
             self._is_alone = False
             if self._suspected is not None:
                 self._is_alone = True
-                with suppress(
-                    CapacityError, SandboxStartError
-                ):  # without such a worker, the suspect call is repeated in a shared worker
+                # Without such a worker, repeat the suspect call in a shared worker.
+                with suppress(CapacityError, SandboxStartError):
                     await self._take_slot(self._open_alone)
                     return
                 self._is_alone = False

@@ -302,7 +302,7 @@ class FleetHost(EnvHost):
         self._wake()
 
     async def _wait_for_demand(self) -> None:
-        """Wait until more episodes wait for a slot than workers are being started."""
+        """Wait until the episodes that wait for a slot outnumber the workers that are starting."""
         while len(self._waiting) <= len(self._untried):
             await self._demand.wait()
 

@@ -169,7 +169,7 @@ def adopt_orphans() -> bool:
 def hide_memory() -> None:
     """Prevent other processes with the same uid as this process from tracing and limiting it, and reading its memory.
 
-    Only root can prevent that its resource limits are set.
+    Only root can protect its resource limits.
     """
     if os.geteuid() != 0:
         _prctl(_library(), _PR_SET_DUMPABLE, 0)

@@ -21,9 +21,9 @@ P = ParamSpec("P")
 def _watched(
     method: Callable[Concatenate[Any, P], T], *, is_answer: bool = True
 ) -> Callable[Concatenate[Lease | WatchedShell | WatchedProgram, P], T]:
-    """Return the method that calls the asynchronous `method` of what is watched.
+    """Return a method that calls `method` of the leased sandbox, shell or program.
 
-    The call is cancelled when the sandbox ends. If `is_answer`, its end shows that the sandbox answers.
+    The call is cancelled when the sandbox ends. If `is_answer`, its result shows that the sandbox answers.
     """
 
     @wraps(method)

@@ -348,9 +348,8 @@ class Pool(ServerPool):
                 self._scheduler.last_number = max(self._scheduler.last_number, int(own[1]))
             if is_over(view.state):
                 continue
-            if (
-                view.key in found and self._scheduler.nodes.get(view.node) is nodes[view.node]
-            ):  # its node was not removed during the re-attachment
+            # Skip a sandbox whose node was removed during the re-attachment.
+            if view.key in found and self._scheduler.nodes.get(view.node) is nodes[view.node]:
                 self._scheduler.reattach(
                     self._tasks,
                     view,

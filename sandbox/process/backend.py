@@ -71,9 +71,9 @@ class ProcessBackend(SandboxBackend):
         for field, value in asked.items():
             if value is not None:
                 raise SandboxRefusedError(sandbox_id, f"the backend `process` does not support {field}={value}")
-        folder = self._sandboxes.new_folder(sandbox_id)
+        folder = self._sandboxes.folder / sandbox_id
         home, sockets, grader_home = folder / "home", folder / "s", folder / "grader"
-        for part in (home, sockets, grader_home):
+        for part in (folder, home, sockets, grader_home):
             part.mkdir(mode=0o700)
         ours, theirs = socket.socketpair()
         child = Child(agent.command(sys.executable), env={}, stream=theirs, folder=home)

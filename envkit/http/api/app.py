@@ -194,7 +194,7 @@ class App:
         """Refuse new sessions and sandboxes from now on; calls to those that exist still work."""
         self._operations.sessions.is_draining = True
         if self._sandboxes is not None:
-            self._sandboxes.refuse_new()
+            self._sandboxes.starts.is_draining = True
 
     def in_use(self, *, with_sandboxes: bool) -> int:
         """Return the number of episodes that run, and, `with_sandboxes`, of sandboxes that clients use."""
@@ -276,7 +276,7 @@ class App:
             self._sockets = Sockets(self._calls, tasks, self._max_request_bytes, self._sandboxes)
             self._calls.keyed.tasks = tasks
             if self._sandboxes is not None:
-                self._sandboxes.run_in(tasks)
+                self._sandboxes.starts.tasks = tasks
             await send({"type": "lifespan.startup.complete"})
             await receive()
             tasks.cancel_scope.cancel()

@@ -347,18 +347,12 @@ class RemoteSandbox(Sandbox):
     async def _with_key(self, key: str, call: Callable[[], Awaitable[T]]) -> T:
         """Make a call with an idempotency key, with retries. If this task is cancelled, cancel it on the server too."""
         with self._unknown_is_lost():
-            async with self._cancelled_with_us(key):
+            try:
                 return await self._transport.with_retries(call)
-
-    @asynccontextmanager
-    async def _cancelled_with_us(self, key: str) -> AsyncIterator[None]:
-        """If the block is cancelled, cancel the call with the idempotency key `key` on the server as well."""
-        try:
-            yield
-        except anyio.get_cancelled_exc_class():
-            with anyio.CancelScope(shield=True), suppress(EnvkitError):
-                await self._transport.websocket.call(table.CANCEL, wire.CancelFrame(self._id, key), _CANCEL_S)
-            raise
+            except anyio.get_cancelled_exc_class():
+                with anyio.CancelScope(shield=True), suppress(EnvkitError):
+                    await self._transport.websocket.call(table.CANCEL, wire.CancelFrame(self._id, key), _CANCEL_S)
+                raise
 
     @contextmanager
     def _unknown_is_lost(self) -> Iterator[None]:

@@ -38,32 +38,15 @@ _NAME = "tree"
 
 
 class FolderTransport(Protocol):
-    """Packs and unpacks tar streams of files, links and folders, as `envkit.sandbox.transfer.tar_stream` does."""
+    """Packs and unpacks tar streams of files, links and folders; see `envkit.sandbox.transfer.tar_stream`."""
 
-    def packed(self, source: Path, name: str) -> AsyncGenerator[bytes, None]:
-        """Yield a tar stream of `source` in pieces. If `source` is a file or link, its path in the stream is `name`.
-
-        Raises:
-            UsageError: `source` is missing, cannot be read, or contains something other than files, folders and links.
-        """
-        ...
+    def packed(self, source: Path, name: str) -> AsyncGenerator[bytes, None]: ...
 
     async def unpacked(
         self, pieces: AsyncIterator[bytes], target: Path, *, max_bytes: int, allows_any_link: bool = False
-    ) -> None:
-        """Unpack a tar stream to `target`. If unpacking fails, nothing is left at `target`.
+    ) -> None: ...
 
-        Raises:
-            UsageError: `target` exists already, or the folder that should contain it is missing.
-            TooLargeError: The contents exceed `max_bytes`.
-            RefusedFileError: The stream contains an entry that must not be copied, such as a device. A link that leads
-                out of the folder is such an entry too, unless `allows_any_link` is set.
-        """
-        ...
-
-    def staging_folder(self) -> AbstractAsyncContextManager[Path]:
-        """Return a context manager that creates a private folder, and removes it at the end of the block."""
-        ...
+    def staging_folder(self) -> AbstractAsyncContextManager[Path]: ...
 
 
 class FolderTransfers:

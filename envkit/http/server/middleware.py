@@ -1,10 +1,10 @@
 """Authorization middleware: checks the token, the scope and the rate limit before the application gets a request.
 
 A request sends its token in the header ``Authorization: Bearer ek_...``; a browser that opens the status page may send
-it as the password of HTTP Basic. The application calls
-`envkit.http.auth.caller.caller_of` to find out who sent the request. Until the first token is created, all programs on
-the machine may do everything; only web pages of other sites in a browser are rejected. Every answer has the header
-``X-Request-Id``. Its value is copied from the request if the request has a valid one; otherwise it is new.
+it as the password of HTTP Basic. `envkit.http.auth.caller.caller_of` returns the caller of a request to the
+application. Until the first token is created, all programs on the machine may do everything; only web pages of other
+sites in a browser are rejected. Every answer has the header ``X-Request-Id``. Its value is copied from the request if
+the request has a valid one; otherwise it is new.
 
 When a token is revoked, its open connections end: a WebSocket within a second, a stream at its next chunk. When the
 first token is created, the open connections of callers without a token end in the same way.
