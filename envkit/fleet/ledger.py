@@ -90,7 +90,7 @@ class _WriteBatch:
     is_written: bool = False
 
 
-class Ledger:
+class LeaseLedger:
     """The ledger of one fleet. Use it with ``async with``. Only one server can use the file at a time.
 
     Args:

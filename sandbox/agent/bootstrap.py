@@ -2,7 +2,7 @@
 
 `envkit.sandbox.agent.BOOT` runs this file as a script, and defines ``take(fd, count)``, which reads `count` bytes. The
 bootstrap does not import ``os`` and ``__future__``, because they are slow to load. Without ``__future__``, annotations
-that Python 3.7 cannot evaluate must be strings.
+that Python 3.8 cannot evaluate must be strings.
 """
 
 import marshal

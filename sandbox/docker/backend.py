@@ -1,7 +1,7 @@
 """The Docker backend: each sandbox is a container of a Docker daemon.
 
 Process 1 of a container is envkit's agent. The backend sends the agent's code over the container's standard input, so
-an image needs only ``python3``, version 3.7 or newer, on its PATH. The agent exits when its standard streams close, so
+an image needs only ``python3``, version 3.8 or newer, on its PATH. The agent exits when its standard streams close, so
 a sandbox that is not detached ends with the process that started it. `envkit.sandbox.docker.container_config` makes the
 container's options. The backend pulls images only if ``pull`` is set, because a pull may take minutes. A label of each
 container names the process that created it; when a backend is opened, it removes containers whose process has ended.
@@ -49,7 +49,7 @@ _STARTS_AT_ONCE = 8
 _PYTHON = "python3"
 _NO_PYTHON = Cause(
     CauseKind.IMAGE_UNUSABLE,
-    f"the image has no {_PYTHON} on its PATH, which the agent needs; add Python 3.7 or newer, such as python3",
+    f"the image has no {_PYTHON} on its PATH, which the agent needs; add Python 3.8 or newer, such as python3",
 )
 _ATTACH_S = 10.0
 

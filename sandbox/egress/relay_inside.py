@@ -2,7 +2,7 @@
 
 It listens at the address in ``HTTP_PROXY`` and joins each client with a connection that the proxy has opened to the
 relay. Only the proxy opens connections between proxy and relay, so the sandbox can reach nothing on the host. The
-sandbox's own Python runs this file, so the file uses only Python 3.7 and the standard library.
+sandbox's own Python runs this file, so the file uses only Python 3.8 and the standard library.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from envkit.restarts import RestartBudget
 from envkit.types import Cause, CauseKind, PoolEvent, SandboxSpec, SandboxState, SandboxView, TenantKey
 
 from . import reattach
-from .events import EventLog, LedgerStore, LedgerWriter, PoolCounts
+from .event_log import EventLog, LedgerStore, LedgerWriter, PoolCounts
 from .health import CLOSED, LivenessTimes, declare_lost, is_silent, watch
 from .instance import GIVEN_UP, STOPPED, Instance, ended, is_over, time_to_live
 from .lease import Lease

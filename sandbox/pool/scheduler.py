@@ -16,7 +16,7 @@ from envkit.restarts import RestartBudget
 from envkit.types import Cause, CauseKind, SandboxSpec, SandboxState, SandboxView, TenantKey
 
 from . import starting
-from .events import EventLog
+from .event_log import EventLog
 from .health import CLOSED, LivenessTimes, monitor
 from .instance import GIVEN_UP, Instance
 from .node import Node, ResourceRequest, beyond_share, cheapest_room, place, usable, why_impossible

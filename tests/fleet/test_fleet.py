@@ -12,7 +12,7 @@ from envkit import clock
 from envkit.errors import RequestError, SandboxLostError, SandboxStartError
 from envkit.fleet import FleetHost, HeartbeatTimes, RoutedHosts
 from envkit.fleet.routing import Offenders
-from envkit.http.api.operations import Operations
+from envkit.http.api.session_operations import Operations
 from envkit.http.auth.caller import EVERYBODY
 from envkit.http.protocol.messages import NoBody
 from envkit.http.sessions.table import SessionTable

@@ -23,8 +23,8 @@ SENT = sorted(path for path in FOLDER.rglob("*.py") if path.stem != "__init__")
 
 
 @pytest.mark.parametrize("path", SENT, ids=lambda path: path.stem)
-def test_a_module_is_python_3_7_and_imports_only_the_standard_library(path: Path) -> None:
-    tree = ast.parse(path.read_text(), feature_version=(3, 7))
+def test_a_module_is_python_3_8_and_imports_only_the_standard_library(path: Path) -> None:
+    tree = ast.parse(path.read_text(), feature_version=(3, 8))
     outside = {
         name
         for node in ast.walk(tree)
@@ -59,7 +59,7 @@ def test_each_part_follows_its_length() -> None:
     assert modules.startswith(b"connection %d\n" % len((FOLDER / "connection.py").read_bytes()))
 
 
-VERSIONS = ["3.7", "3.8", "3.9", "3.10", "3.12", "3.13", "3.14"]
+VERSIONS = ["3.8", "3.9", "3.10", "3.12", "3.13", "3.14"]
 
 
 def python_of(version: str) -> str | None:

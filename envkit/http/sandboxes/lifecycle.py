@@ -29,7 +29,7 @@ _STOP_S = 60.0
 _WAIT_S = 25.0
 
 
-class SandboxOperations:
+class SandboxLifecycle:
     """The operations on whole sandboxes and snapshots.
 
     Args:

@@ -55,7 +55,7 @@ _STEP = msgspec.json.Decoder(SessionStepBody)
 _STEPS = msgspec.json.Decoder(list[SessionStepBody])
 
 
-class Operations:
+class SessionOperations:
     """The operations on sessions in version 1 of the protocol.
 
     The arguments are those of `envkit.http.api.app.create_app`, and all sessions of the server.

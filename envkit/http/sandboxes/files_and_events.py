@@ -27,12 +27,12 @@ HEARTBEAT_S = 15.0
 RunCall: TypeAlias = Callable[[Operation[Any, Any], Any, Caller], Awaitable[CallOutcome]]
 
 
-class HttpOnlyOperations:
+class FilesAndEvents:
     """The operations on sandboxes that exist only over HTTP.
 
     Args:
         access: Finds sandboxes.
-        outcome: Runs a call of an operation that another class handles; see `envkit.http.api.calls.Calls.outcome`.
+        outcome: Runs a call of an operation that another class handles, as `Dispatcher.outcome` does.
         folders: Uploads and downloads folders; None if this server does not support that.
     """
 
