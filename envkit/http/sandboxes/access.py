@@ -151,6 +151,24 @@ class SandboxAccess:
         await self.closing.wait()
         scope.cancel()
 
+    async def unless_closing(self, work: Callable[[], Awaitable[object]]) -> None:
+        """Run `work` to its end, but cancel it if the server shuts down.
+
+        Raises:
+            UnreachableError: The server shut down before `work` ended.
+        """
+        failure: Exception | None = UnreachableError("the server is shutting down; retry later")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.cancel_when_closing, tasks.cancel_scope)
+            try:
+                await work()
+                failure = None
+            except Exception as error:
+                failure = error
+            tasks.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+
     def check_timeout(self, timeout_s: float) -> None:
         """Check that the timeout of a command is allowed.
 

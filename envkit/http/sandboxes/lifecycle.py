@@ -88,7 +88,10 @@ class SandboxLifecycle:
             raise OptionError("network", why)
         self._policy.require(spec, caller)
         request = StartRequest(caller.key(body.sandbox_id), spec, body.lease_s, snapshot, body.wait_s)
-        await self.starts.run(request)
+        if body.wait_s:
+            await self.access.unless_closing(partial(self.starts.run, request))
+        else:
+            await self.starts.run(request)
         return self.access.reply(self.access.view(body.sandbox_id, caller), caller)
 
     @handles(table.VIEW)
