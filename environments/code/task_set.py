@@ -38,7 +38,7 @@ class CodeOptions:
         timeout_s: Maximum seconds in which a submission must complete all tests.
         partial: Whether the reward is the share of tests that pass, instead of 1.0 only if all pass.
         max_turns: Maximum number of actions in the mode ``"tools"``, 1 to 1,000.
-        image: Image of the sandboxes, with Python 3.7 or later; None means the default of the backend.
+        image: Image of the sandboxes, with Python 3.8 or later; None means the default of the backend.
         logs: Folder for a file with reward and log of each grading; None for none.
     """
 

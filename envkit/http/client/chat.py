@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import re
-import zlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -216,7 +215,7 @@ class ChatClient:
                     raise UnreachableError(
                         f"no server answers at {self.address.url} ({failure}); start one, or check the URL{remedy}"
                     ) from None
-            except (httpx.RequestError, msgspec.MsgspecError, zlib.error) as error:
+            except (httpx.RequestError, msgspec.MsgspecError) as error:
                 failure = self._hidden(_reason(error))
             else:
                 message, named = _error_of(response)
@@ -319,19 +318,13 @@ async def _content(response: httpx.Response) -> bytes:
     """Return the body of a response, decompressed.
 
     Raises:
-        httpx.DecodingError: It is larger than `MAX_BYTES`.
-        zlib.error: It is not gzip, as its header says.
+        httpx.DecodingError: It is larger than `MAX_BYTES`, or not compressed as its header says.
     """
     content = bytearray()
-    async for chunk in response.aiter_raw():
+    async for chunk in response.aiter_bytes():
         content += chunk
         if len(content) > MAX_BYTES:
-            break
-    coding = response.headers.get("Content-Encoding", "identity").strip().lower()
-    if coding == "gzip":
-        content = bytearray(zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(content, MAX_BYTES + 1))
-    if len(content) > MAX_BYTES:
-        raise httpx.DecodingError(f"the response is larger than {MAX_BYTES} bytes")
+            raise httpx.DecodingError(f"the response is larger than {MAX_BYTES} bytes")
     return bytes(content)
 
 

@@ -15,8 +15,8 @@ from envkit.errors import EnvkitError, UsageError
 from envkit.fleet import FleetHost, HeartbeatTimes
 from envkit.fleet.env_worker import connect_when_serving
 from envkit.fleet.host import WorkerKind
-from envkit.fleet.ledger import Ledger
-from envkit.fleet.offenders import Offenders
+from envkit.fleet.ledger import LeaseLedger
+from envkit.fleet.routing import Offenders
 from envkit.protocols import Sandbox
 from envkit.sandbox.machine import describe, env_sandbox_count
 from envkit.sandbox.pool import Pool
@@ -114,7 +114,7 @@ async def env_hosts(
         yield EnvHosts(shared, own, suspects)
 
 
-async def forget_lost_sessions(ledger: Ledger | None, pool: Pool, *hosts: FleetHost) -> None:
+async def forget_lost_sessions(ledger: LeaseLedger | None, pool: Pool, *hosts: FleetHost) -> None:
     """Delete from the ledger, after a restart of the server, the sessions whose sandboxes no longer exist."""
     if ledger is None:
         return

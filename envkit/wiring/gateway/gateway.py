@@ -29,7 +29,7 @@ from envkit.config.serving import ServeConfig, WarmSection
 from envkit.errors import SandboxStartError, UsageError
 from envkit.fleet import FleetHost, RoutedHosts
 from envkit.fleet.alerts import log_events, log_rebuilds, send_alerts, warn_if_unreachable, watch_disks
-from envkit.fleet.offenders import Offenders
+from envkit.fleet.routing import Offenders
 from envkit.http.api.app import App, create_app
 from envkit.http.auth.localhost_only import is_loopback
 from envkit.http.auth.rate_limit import Rate
@@ -126,7 +126,7 @@ async def serve_fleet(
     rate = None if limits.calls_per_s is None else Rate(limits.calls_per_s, burst=max(limits.calls_per_s, 1.0))
     signals = _ShutdownSignals()
     signals.install()
-    with tokens, _state(config), _access_log(config) as log, signals.cancel_on_signal():
+    with _state(config), _access_log(config) as log, signals.cancel_on_signal():
         async with open_fleet(config, announce) as fleet, _background(config, fleet, announce) as tasks:
             app = create_app(
                 fleet.host,
@@ -356,7 +356,6 @@ def _tokens(config: ServeConfig) -> TokenStore:
     """
     store = open_tokens(config.state)
     if not store.is_needed() and config.listen.socket is None and not is_loopback(config.listen.host):
-        store.close()
         raise UsageError(
             f"{config.listen.host} is reachable from other machines, and there are no tokens; create one with "
             f"'{_create_token(config)}', or listen on 127.0.0.1"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from envkit import clock
 from envkit.config.serving import ListenSection, ServeConfig
 from envkit.errors import UsageError
-from envkit.fleet.ledger import Ledger
+from envkit.fleet.ledger import LeaseLedger
 from envkit.installation import command
 from envkit.sandbox import machine
 from envkit.sandbox.docker.backend import GAMES_IMAGE, DockerBackend
@@ -42,7 +42,7 @@ class FleetNodes:
     what: str
     in_image: bool
     isolates: bool
-    ledger: Ledger | None
+    ledger: LeaseLedger | None
     disks: Callable[[], Mapping[str, tuple[int, int]]] | None = None
 
 
@@ -87,7 +87,7 @@ def keeps_ledger(config: ServeConfig) -> bool:
 
 
 @asynccontextmanager
-async def _ledger(config: ServeConfig, *, can_detach: bool = True) -> AsyncIterator[Ledger | None]:
+async def _ledger(config: ServeConfig, *, can_detach: bool = True) -> AsyncIterator[LeaseLedger | None]:
     """Open the ledger that belongs to this server's address; yield None if this server persists no leases."""
     listen = config.listen
     if not keeps_ledger(config) or not can_detach:
@@ -96,7 +96,7 @@ async def _ledger(config: ServeConfig, *, can_detach: bool = True) -> AsyncItera
     address = f"{listen.host}-{listen.port}" if listen.socket is None else listen.socket
     name = re.sub(r"[^A-Za-z0-9.-]+", "_", address).strip("_")
     path = state_folder(config.state) / LEDGER.format(name)
-    async with Ledger(path) as ledger:
+    async with LeaseLedger(path) as ledger:
         with running_servers.noted(ledger.id, path, _address(listen)):
             yield ledger
 

@@ -26,7 +26,7 @@ from envkit.config.serving import ServeConfig
 from envkit.errors import ForbiddenError, UnknownEnvError, UsageError
 from envkit.fleet import FleetHost, HeartbeatTimes, WorkerClient
 from envkit.fleet.host import WorkerKind
-from envkit.fleet.offenders import Offenders
+from envkit.fleet.routing import Offenders
 from envkit.http.api.app import App, create_app
 from envkit.http.auth.caller import Caller
 from envkit.http.auth.sandbox_policy import SandboxPolicy

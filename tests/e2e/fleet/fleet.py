@@ -26,7 +26,7 @@ import httpx
 import pytest
 
 from envkit import clock
-from envkit.fleet.ledger import Ledger
+from envkit.fleet.ledger import LeaseLedger
 from envkit.runs import owners
 from envkit.sandbox.bubblewrap import detached
 from envkit.sandbox.host import cgroups, run_dirs
@@ -138,7 +138,7 @@ class Gateway:
         with tempfile.TemporaryDirectory() as folder:
             copy = Path(folder) / self.ledger.name
             await clock.to_thread(self._copy_ledger, copy)
-            async with Ledger(copy) as ledger:
+            async with LeaseLedger(copy) as ledger:
                 found = ledger.get(key(session_id))
         return None if found is None else found.sandbox_id
 
