@@ -18,10 +18,8 @@ from envkit.sandbox.docker import backend as docker
 from envkit.sandbox.docker.backend import DockerBackend
 from envkit.sandbox.transfer import tar_stream
 from envkit.types import JSON, SandboxSpec, SandboxView
-from envkit.wiring.sandboxes import running_servers
 from envkit.wiring.sandboxes.backends import BackendKind
 from envkit.wiring.sandboxes.blocking import AnySandbox, kind_of, opened, running, spec_of
-from envkit.wiring.sandboxes.running_servers import ServerNote
 
 if TYPE_CHECKING:
     from envkit.http.client.sandbox_client import SandboxClient
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
 
 _LONGEST_S = 10 * 365 * 86400.0
 """Default timeout of a program in a sandbox of this machine, in seconds."""
-_NO_OWNER: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,13 +195,13 @@ class DetachedSandbox:
         id: Id of the sandbox.
         stats: See `envkit.sandbox.agent_client.sandbox.AgentSandbox.stats`; empty if the sandbox does not answer.
         problem: Why the sandbox does not answer, in one line; empty if it answers.
-        owner: Process, address and ledger of the server that started the sandbox; empty if no server started it.
+        of_server: Whether a server on this machine started the sandbox.
     """
 
     id: str
     stats: Mapping[str, JSON]
     problem: str = ""
-    owner: Sequence[str] = ()
+    of_server: bool = False
 
 
 async def list_detached_sandboxes(*, with_servers: bool, warn: Callable[[str], None]) -> Sequence[DetachedSandbox]:
@@ -227,23 +224,16 @@ async def list_detached_sandboxes(*, with_servers: bool, warn: Callable[[str], N
 
 
 async def _detached(backend: LocalBackend | DockerBackend, with_servers: bool) -> Sequence[DetachedSandbox]:
-    owners = dict.fromkeys(await backend.list_detached(""), _NO_OWNER)
-    if with_servers:
-        for note in running_servers.known():
-            owners |= dict.fromkeys(await backend.list_detached(note.ledger_id), _owner(note))
-        owners = dict.fromkeys(await backend.list_detached(), ("of an unknown server",)) | owners
-    return [await _inspect(backend, sandbox_id, owner) for sandbox_id, owner in sorted(owners.items())]
+    own = await backend.list_detached("")
+    listed = await backend.list_detached() if with_servers else own
+    return [await _inspect(backend, sandbox_id, of_server=sandbox_id not in own) for sandbox_id in sorted(listed)]
 
 
-def _owner(note: ServerNote) -> Sequence[str]:
-    return f"of server {note.pid}{', which has ended' if note.is_gone() else ''}", note.address, note.ledger
-
-
-async def _inspect(backend: LocalBackend | DockerBackend, sandbox_id: str, owner: Sequence[str]) -> DetachedSandbox:
+async def _inspect(backend: LocalBackend | DockerBackend, sandbox_id: str, *, of_server: bool) -> DetachedSandbox:
     try:
         sandbox = await backend.attach(sandbox_id, as_observer=True)
         stats = await sandbox.stats()
         await sandbox.release()
     except EnvkitError as error:
-        return DetachedSandbox(sandbox_id, {}, str(error), owner)
-    return DetachedSandbox(sandbox_id, stats, owner=owner)
+        return DetachedSandbox(sandbox_id, {}, str(error), of_server)
+    return DetachedSandbox(sandbox_id, stats, of_server=of_server)
