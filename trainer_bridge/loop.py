@@ -30,8 +30,7 @@ from .models.saved_policy import SavedPolicy
 from .rollout import Rollout, RolloutResult
 from .run_folder import checkpoint
 from .run_folder.checkpoint import RunState
-from .run_folder.timeline import Span, timeline
-from .run_folder.timings import durations, quantile_metrics
+from .run_folder.timeline import Span, durations, quantile_metrics, timeline
 from .samples import samples_of
 from .stopping import Stop
 from .weights.channel import Push, WeightChannel

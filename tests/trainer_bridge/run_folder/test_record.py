@@ -14,8 +14,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from envkit.errors import ConfigError, UsageError
 from envkit.runs.files import read_rows
-from envkit.trainer_bridge.run_folder.events import EventFile
 from envkit.trainer_bridge.run_folder.record import RunRecord
+from envkit.trainer_bridge.run_folder.tensorboard import EventFile
 from tests.trainer_bridge.run_folder.disk import FULL, full_disk
 
 CONFIG = "seed: 7\nenv:\n  id: Sokoban-v0\n  options: {}\ntrainer:\n  steps: 10\n  learning_rate: 0.0003\n"

@@ -12,8 +12,13 @@ from typing import Any
 import orjson
 import pytest
 
-from envkit.trainer_bridge.run_folder.timeline import Span, encoded_timeline, timeline
-from envkit.trainer_bridge.run_folder.timings import durations, quantile_metrics
+from envkit.trainer_bridge.run_folder.timeline import (
+    Span,
+    durations,
+    encoded_timeline,
+    quantile_metrics,
+    timeline,
+)
 from envkit.types import (
     Completion,
     FinishReason,
@@ -105,7 +110,7 @@ def test_a_timeline_has_a_track_for_each_slot_and_for_the_work_of_the_trainer() 
         (1, 1): [
             *[(name, 500 * ms, 500 * ms) for name in ("queue", "reset", "wait")],
             ("generate", 500 * ms, 2000 * ms),
-            *[(name, 2000 * ms, 2000 * ms) for name in ("queue", "reset", "wait")],
+            *[(name, 2000 * ms, 2000 * ms) for name in ("step", "queue", "reset", "wait")],
             ("generate", 2000 * ms, 3000 * ms),
             ("step", 3000 * ms, 3500 * ms),
         ],
@@ -114,7 +119,7 @@ def test_a_timeline_has_a_track_for_each_slot_and_for_the_work_of_the_trainer() 
     }
     names = [one["args"]["name"] for one in events if one["ph"] == "M"]
     assert names == ["train step 7: episodes", "slot 0", "slot 1", "train step 7: trainer", "update", "push"]
-    assert events[3]["args"] == {"session": "a.0", "seed": 3, "stop": "terminated"}
+    assert events[2]["args"] == {"session": "a.0", "seed": 3, "stop": "terminated"}
 
 
 def test_times_that_are_no_whole_microseconds_do_not_overlap() -> None:

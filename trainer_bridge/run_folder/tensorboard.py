@@ -1,0 +1,55 @@
+"""Event files for TensorBoard."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from torch.utils.tensorboard import SummaryWriter
+
+from envkit.runs.files import writing
+
+_BUCKETS = 30
+
+
+class EventFile:
+    """A new TensorBoard event file; implements `envkit.protocols.Tracker`.
+
+    Args:
+        folder: TensorBoard's log folder; created if missing. The new file continues the earlier files in this folder.
+        first_step: First train step of the new file. TensorBoard ignores values of this and later steps in older files.
+
+    Raises:
+        UsageError: The file cannot be written; `step` and `evaluation` raise this error, too.
+    """
+
+    def __init__(self, folder: Path, *, first_step: int) -> None:
+        self._folder = folder
+        with writing(folder):
+            self._writer = SummaryWriter(str(folder), purge_step=first_step)  # type: ignore[no-untyped-call]
+
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        """Write the metrics of a train step. Each value appears in TensorBoard as ``train/name``."""
+        self._scalars("train", step, values)
+
+    def evaluation(self, step: int, values: Mapping[str, float]) -> None:
+        """Write the metrics of an evaluation, as ``evaluation/name``."""
+        self._scalars("evaluation", step, values)
+
+    def durations(self, step: int, values: Mapping[str, Sequence[float]]) -> None:
+        """Write a histogram of durations (s) for each name that has values, as ``seconds/name``."""
+        with writing(self._folder):
+            for name, some in values.items():
+                if some:
+                    self._writer.add_histogram(f"seconds/{name}", np.asarray(some), step, bins=_BUCKETS)  # type: ignore[no-untyped-call]
+            self._writer.flush()  # type: ignore[no-untyped-call]
+
+    def close(self) -> None:
+        self._writer.close()  # type: ignore[no-untyped-call]
+
+    def _scalars(self, group: str, step: int, values: Mapping[str, float]) -> None:
+        with writing(self._folder):
+            for name, value in values.items():
+                self._writer.add_scalar(f"{group}/{name}", value, step)  # type: ignore[no-untyped-call]
+            self._writer.flush()  # type: ignore[no-untyped-call]
