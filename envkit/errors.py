@@ -391,13 +391,6 @@ class ImpossibleSandboxError(SandboxError):
     status = 422
 
 
-class SnapshotLimitError(SandboxError):
-    """The new snapshot would exceed the limit on the number or size of snapshots. Remove another snapshot first."""
-
-    code = "snapshot_limit"
-    status = 409
-
-
 class MissingFileError(SandboxError):
     """The sandbox has no such file or folder."""
 
