@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import EntryPoint, entry_points
 from operator import attrgetter
-from types import MappingProxyType
 from typing import Any
 
 from envkit.errors import ConfigError, UnknownEnvError, did_you_mean
@@ -134,8 +133,10 @@ def register(id: str, entry_point: str | Callable[..., Any], **fields: Any) -> E
     for field_name in fields:
         if field_name not in EnvSpec.__dataclass_fields__:
             raise ConfigError([f"{field_name}: no such field{did_you_mean(field_name, EnvSpec.__dataclass_fields__)}"])
-    frozen = {name: _FROZEN.get(name, _same)(value) for name, value in fields.items() if value is not None}
-    spec = EnvSpec(id, entry_point, **frozen)
+    given = {name: value for name, value in fields.items() if value is not None}
+    spec = EnvSpec(
+        id, entry_point, **{name: _COPIES[name](one) if name in _COPIES else one for name, one in given.items()}
+    )
     for need in spec.needs:
         if need not in NEEDS:
             raise ConfigError([f"needs: {need!r} is not one of {', '.join(NEEDS)}"])
@@ -150,16 +151,8 @@ def register(id: str, entry_point: str | Callable[..., Any], **fields: Any) -> E
     return spec
 
 
-def _same(value: Any) -> Any:
-    return value
-
-
-def _mapping(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    return MappingProxyType(dict(value))
-
-
-_FROZEN: Mapping[str, Callable[[Any], Any]] = {
-    **dict.fromkeys(("options", "compact_options", "players", "commands", "data"), _mapping),
+_COPIES: Mapping[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("options", "compact_options", "players", "commands", "data"), dict),
     "splits": tuple,
     "needs": frozenset,
     "operator_options": frozenset,
@@ -182,7 +175,7 @@ def find(env_id: str) -> EnvSpec:
     if not spec.players:
         return spec
     if env_id not in _WITH_PLAYERS:
-        _WITH_PLAYERS[env_id] = replace(spec, players=_mapping({**spec.players, **_added_players(env_id)}))
+        _WITH_PLAYERS[env_id] = replace(spec, players={**spec.players, **_added_players(env_id)})
     return _WITH_PLAYERS[env_id]
 
 
