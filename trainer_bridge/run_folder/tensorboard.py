@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
 from torch.utils.tensorboard import SummaryWriter
 
 from envkit.runs.files import writing
-
-_BUCKETS = 30
 
 
 class EventFile:
@@ -36,14 +33,6 @@ class EventFile:
     def evaluation(self, step: int, values: Mapping[str, float]) -> None:
         """Write the metrics of an evaluation, as ``evaluation/name``."""
         self._scalars("evaluation", step, values)
-
-    def durations(self, step: int, values: Mapping[str, Sequence[float]]) -> None:
-        """Write a histogram of durations (s) for each name that has values, as ``seconds/name``."""
-        with writing(self._folder):
-            for name, some in values.items():
-                if some:
-                    self._writer.add_histogram(f"seconds/{name}", np.asarray(some), step, bins=_BUCKETS)  # type: ignore[no-untyped-call]
-            self._writer.flush()  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
         self._writer.close()  # type: ignore[no-untyped-call]

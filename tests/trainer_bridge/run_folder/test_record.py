@@ -251,19 +251,6 @@ def test_a_resumed_run_may_be_asked_for_more_steps(tmp_path: Path) -> None:
     assert (tmp_path / "config.yaml").read_text() == longer
 
 
-def test_tensorboard_sees_the_distribution_of_durations(tmp_path: Path) -> None:
-    record = create(tmp_path)
-    record.add(EventFile(tmp_path / "tensorboard", first_step=0))
-    record.durations(1, {"step": [0.5, 1.5, 1.5, 2.5], "wait": []})
-    record.close()
-    found = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    assert found.Tags()["histograms"] == ["seconds/step"]
-    (event,) = found.Histograms("seconds/step")
-    value = event.histogram_value
-    assert (event.step, value.min, value.max, value.num, value.sum) == (1, 0.5, 2.5, 4, 6.0)
-    assert sum(value.bucket) == 4
-
-
 def test_a_timeline_is_a_compressed_file_that_a_resume_from_an_earlier_step_removes(tmp_path: Path) -> None:
     run_of(tmp_path, steps=2)
     record = resume(tmp_path, step=2)

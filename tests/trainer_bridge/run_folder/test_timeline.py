@@ -157,9 +157,8 @@ def test_metrics_are_quantiles_and_their_names_end_in_seconds() -> None:
 # --- In a run --------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_records_durations_of_every_step_and_timelines_of_the_recorded_ones(tmp_path: Path) -> None:
+def test_a_run_records_timelines_of_the_recorded_steps(tmp_path: Path) -> None:
     part = Part(tmp_path, replace(SETTINGS, steps=3, trajectories_every=3), eval_tasks=0).run()
-    assert {step: len(one["generate"]) for step, one in part.notes.seconds.items()} == {1: 8, 2: 8, 3: 8}
     assert list(part.notes.timelines) == [1, 3]
     tracks = spans(part.notes.timelines[3])
     assert {process for process, _ in tracks} == {1, 2}
