@@ -6,8 +6,8 @@ import inspect
 import json
 import logging
 import shlex
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Integral
@@ -19,15 +19,15 @@ from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from envkit import registry
-from envkit.env import AsyncEnv, BlockingEnv, env_error, loop_thread
-from envkit.errors import ConfigError, EnvkitError, OptionError, UnknownEnvError, UsageError, did_you_mean
+from envkit.env import AsyncEnv, attributed
+from envkit.errors import ConfigError, OptionError, UnknownEnvError, UsageError, did_you_mean
 from envkit.http.client.outages import OUTAGE_TIMEOUT_S, Outages
-from envkit.installation import explain
 from envkit.protocols import EnvHost, Expert, Judge, SandboxPool
 from envkit.registry import EnvSpec
 from envkit.types import JSON, Options
 from envkit.vector import AnyEnv, SlotHost, close_env
 from envkit.wiring import data
+from envkit.wiring.blocking_env import BlockingEnv, loop_thread
 from envkit.wiring.catalogue import NAMESPACE, load_catalogue
 
 VectorMode = Literal["native", "sync"]
@@ -249,7 +249,7 @@ def make_vec(
         ConfigError: `num_envs`, `mode` or `autoreset` is invalid.
         OptionError: The environment rejects an option.
     """
-    if not _is_count(num_envs):
+    if not isinstance(num_envs, Integral) or num_envs < 1:
         raise ConfigError([f"num_envs: must be an integer from 1, got {num_envs!r}"])
     if url is None:
         _check_only_served(token, ca)
@@ -273,10 +273,6 @@ def make_vec(
 def _check_only_served(token: str | None, ca: Path | str | None) -> None:
     if token is not None or ca is not None:
         raise ConfigError(["url: not set, but token and ca are only for a server; set url, or leave out token and ca"])
-
-
-def _is_count(number: object) -> bool:
-    return isinstance(number, Integral) and int(number) >= 1
 
 
 def _autoreset(autoreset: AutoresetMode | str) -> AutoresetMode:
@@ -390,19 +386,3 @@ def slots(capacity: int, options: Options | None = None, resources: Resources = 
             return open_env(env_id, resources, **(options or {}))
 
     return SlotHost(open_attributed, capacity)
-
-
-@contextmanager
-def attributed(env_id: str, call: str) -> Iterator[None]:
-    """Convert an exception in a ``with`` block to an `EnvError` of the environment; see `env_error`.
-
-    An `ImportError` for a missing package of an envkit extra is not converted, so that the command line can print how
-    to install the extra.
-    """
-    try:
-        yield
-    except (Exception, SystemExit) as error:
-        if isinstance(error, ImportError) and explain(error) is not None:
-            raise
-        raised = error if isinstance(error, EnvkitError) else env_error(error, env_id, call)
-        raise raised from (None if raised is error else error)

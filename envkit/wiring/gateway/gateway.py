@@ -57,10 +57,9 @@ from envkit.wiring.gateway.env_workers import (
     sandbox_counts,
     wait_until_serving,
 )
-from envkit.wiring.gateway.guard import refuse_operator_options
 from envkit.wiring.gateway.nodes import image_lacks, keeps_ledger, open_nodes
 from envkit.wiring.gateway.token_store import lock_state, open_tokens
-from envkit.wiring.gateway.trusted import TrustedEnvs, trusted_host
+from envkit.wiring.gateway.trusted import TrustedEnvs, refuse_operator_options, trusted_host
 from envkit.wiring.sandboxes.env_sandboxes import liveness_times
 
 if TYPE_CHECKING:
