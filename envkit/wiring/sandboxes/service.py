@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -120,12 +120,10 @@ class SandboxService:
 
         return MAX_TIMEOUT_S
 
-    def running(self, options: Mapping[str, Any]) -> AbstractAsyncContextManager[AnySandbox]:
-        """Return a context manager that runs a new sandbox."""
-        return self._running(spec_of(options))
-
     @asynccontextmanager
-    async def _running(self, spec: SandboxSpec) -> AsyncIterator[AnySandbox]:
+    async def running(self, options: Mapping[str, Any]) -> AsyncIterator[AnySandbox]:
+        """Run a new sandbox for the duration of an ``async with`` block."""
+        spec = spec_of(options)
         if self.url is not None:
             async with self._client() as client, client.lease(spec) as sandbox:
                 yield sandbox
