@@ -24,7 +24,7 @@ class EventFile:
     def __init__(self, folder: Path, *, first_step: int) -> None:
         self._folder = folder
         with writing(folder):
-            self._writer = SummaryWriter(str(folder), purge_step=first_step)  # type: ignore[no-untyped-call]
+            self._writer = SummaryWriter(str(folder), purge_step=first_step)
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
         """Write the metrics of a train step. Each value appears in TensorBoard as ``train/name``."""
@@ -35,10 +35,10 @@ class EventFile:
         self._scalars("evaluation", step, values)
 
     def close(self) -> None:
-        self._writer.close()  # type: ignore[no-untyped-call]
+        self._writer.close()
 
     def _scalars(self, group: str, step: int, values: Mapping[str, float]) -> None:
         with writing(self._folder):
             for name, value in values.items():
-                self._writer.add_scalar(f"{group}/{name}", value, step)  # type: ignore[no-untyped-call]
-            self._writer.flush()  # type: ignore[no-untyped-call]
+                self._writer.add_scalar(f"{group}/{name}", value, step)
+            self._writer.flush()

@@ -38,19 +38,6 @@ def serve(
             min=0, max=65535, metavar="PORT", help="Port; 0 picks a free one.  [default: 8000]", show_default=False
         ),
     ] = None,
-    capacity: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="COUNT", help="Maximum concurrent episodes.  [default: 1024]", show_default=False),
-    ] = None,
-    ttl_s: Annotated[
-        float | None,
-        typer.Option(
-            min=1,
-            metavar="SECONDS",
-            help="Expire sessions that are idle for this time.  [default: 600]",
-            show_default=False,
-        ),
-    ] = None,
     drain_s: Annotated[
         float | None,
         typer.Option(
@@ -85,8 +72,6 @@ def serve(
         "listen.host": host,
         "listen.port": port,
         "listen.socket": None if socket is None else str(socket),
-        "envs.capacity": capacity,
-        "limits.session_ttl_s": ttl_s,
         "drain_s": drain_s,
         "state": None if state is None else str(state),
     }
