@@ -29,7 +29,7 @@ The name of an entry point is the id of the environment, and its value a mapping
 
 
 NEEDS = ("sandbox", "judge")
-"""What an environment may need; see `EnvSpec`."""
+"""The possible values of `EnvSpec.needs`."""
 
 
 @dataclass(frozen=True, slots=True)

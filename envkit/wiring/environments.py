@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What this process can give to environments that need it; see `envkit.registry.EnvSpec.needs`.
+    """Sandboxes and a judge for the environments that need them; see `envkit.registry.EnvSpec.needs`.
 
     Attributes:
         sandboxes: Leases sandboxes; None if there are no sandboxes.
@@ -197,7 +197,7 @@ async def open_resources(
     judge: Judge | str | None = None,
     announce: Callable[[str], None] | None = None,
 ) -> AsyncIterator[Resources]:
-    """Open what environments with these `needs` get from this process.
+    """Open the resources that environments with these `needs` get from this process.
 
     Args:
         needs: As in `envkit.registry.EnvSpec`.

@@ -1,4 +1,4 @@
-"""How long the parts of episodes took: durations, their quantiles for metrics, and timelines.
+"""Durations of the parts of episodes, their quantiles for metrics, and timelines.
 
 The parts of an episode are ``queue`` (until it has an environment), ``reset``, and for each turn ``wait`` (at the
 gate), ``generate`` (the completion) and ``step`` (of the environment).

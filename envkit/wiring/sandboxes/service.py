@@ -1,4 +1,4 @@
-"""What ``envkit sandbox`` does with the sandboxes of this machine or of a server."""
+"""The operations of ``envkit sandbox`` on sandboxes of this machine or of a server."""
 
 from __future__ import annotations
 
