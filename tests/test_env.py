@@ -34,9 +34,9 @@ from envkit.errors import (
     to_problem,
 )
 from envkit.http.sessions.table import SessionTable
+from envkit.local_host import SlotHost
 from envkit.spaces import Utf8Text
 from envkit.types import Info, Observation, Options, Reset, Step, Task
-from envkit.vector import SlotHost
 from envkit.wiring.blocking_env import BlockingEnv
 from tests.causes import cause
 from tests.http.envs import TOOL, slots

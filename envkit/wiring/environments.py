@@ -22,10 +22,10 @@ from envkit import registry
 from envkit.env import AsyncEnv, attributed
 from envkit.errors import ConfigError, OptionError, UnknownEnvError, UsageError, did_you_mean
 from envkit.http.client.outages import OUTAGE_TIMEOUT_S, Outages
+from envkit.local_host import AnyEnv, SlotHost, close_env
 from envkit.protocols import EnvHost, Expert, Judge, SandboxPool
 from envkit.registry import EnvSpec
 from envkit.types import JSON, Options
-from envkit.vector import AnyEnv, SlotHost, close_env
 from envkit.wiring import data
 from envkit.wiring.blocking_env import BlockingEnv, loop_thread
 from envkit.wiring.catalogue import NAMESPACE, load_catalogue
