@@ -112,8 +112,6 @@ _NO_OPTIONS = frozenset({"data", "judge", "render_mode", "sandboxes"})
 _SPECS: dict[str, EnvSpec] = {}
 _WITH_PLAYERS: dict[str, EnvSpec] = {}
 """Specs with the players of other packages, by id."""
-_PACKAGES: dict[str, str] = {}
-"""Name of the package by id, for environments that installed packages registered through their entry points."""
 _LOADED: set[str] = set()
 _LOADING: set[str] = set()
 _LOCK = threading.RLock()
@@ -190,12 +188,6 @@ def _added_players(env_id: str) -> Mapping[str, Any]:
     return found
 
 
-def package_of(env_id: str) -> str | None:
-    """Return the name of the installed package whose entry point registered `env_id`; None if no package did."""
-    load_entry_points()
-    return _PACKAGES.get(env_id)
-
-
 def specs() -> Iterator[EnvSpec]:
     """Return the specs of all registered environments, sorted by id."""
     load_entry_points()
@@ -212,15 +204,12 @@ def load_entry_points() -> None:
             if point.value in _LOADED | _LOADING or _is_half_imported(point):
                 continue
             _LOADING.add(point.value)
-            known = set(_SPECS)
             try:
                 point.load()()
             except Exception as error:  # a broken package must not prevent the others from loading
                 warnings.warn(f"environments of {point.value!r} are left out: {error!r}", stacklevel=2)
             finally:
                 _LOADING.discard(point.value)
-                package = point.dist.name if point.dist is not None else point.module
-                _PACKAGES.update(dict.fromkeys(_SPECS.keys() - known, package))
             _LOADED.add(point.value)
 
 
