@@ -249,7 +249,7 @@ def make_vec(
         ConfigError: `num_envs`, `mode` or `autoreset` is invalid.
         OptionError: The environment rejects an option.
     """
-    if not isinstance(num_envs, Integral) or num_envs < 1:
+    if not _is_count(num_envs):
         raise ConfigError([f"num_envs: must be an integer from 1, got {num_envs!r}"])
     if url is None:
         _check_only_served(token, ca)
@@ -273,6 +273,10 @@ def make_vec(
 def _check_only_served(token: str | None, ca: Path | str | None) -> None:
     if token is not None or ca is not None:
         raise ConfigError(["url: not set, but token and ca are only for a server; set url, or leave out token and ca"])
+
+
+def _is_count(number: object) -> bool:
+    return isinstance(number, Integral) and int(number) >= 1
 
 
 def _autoreset(autoreset: AutoresetMode | str) -> AutoresetMode:

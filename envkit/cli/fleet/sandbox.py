@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn, TypeAlias
 
 import typer
 
-from envkit.cli.tables import AsJson, duration, echo, moment, print_json, print_table
+from envkit.cli.tables import AsJson, duration, echo, moment, note, print_json, print_table
 from envkit.errors import UsageError
 from envkit.types import JSON, SandboxState, SandboxView
 
@@ -197,7 +197,7 @@ def list_sandboxes(
         return
     from envkit.wiring.sandboxes.service import list_detached_sandboxes
 
-    found = clock.run(partial(list_detached_sandboxes, with_servers=with_servers, warn=_warn))
+    found = clock.run(partial(list_detached_sandboxes, with_servers=with_servers, warn=note))
     if as_json:
         print_json({"id": one.id, **one.stats, "problem": one.problem, "of_server": one.of_server} for one in found)
         return
@@ -214,7 +214,7 @@ def prune(
     from envkit import clock
     from envkit.wiring.sandboxes.prune import prune as prune_all
 
-    for line in clock.run(partial(prune_all, dry_run=dry_run, warn=_warn)):
+    for line in clock.run(partial(prune_all, dry_run=dry_run, warn=note)):
         echo(line)
 
 
@@ -322,10 +322,6 @@ def _figures(stats: Mapping[str, JSON]) -> tuple[str, str, str]:
         "" if processes is None else str(processes),
         f"{memory >> 20} MiB" if isinstance(memory, int) else "",
     )
-
-
-def _warn(line: str) -> None:
-    echo(line, err=True)
 
 
 def _setting(text: str) -> tuple[str, str]:

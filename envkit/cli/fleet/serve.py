@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from envkit.cli.tables import echo
+from envkit.cli.tables import echo, note
 
 
 def serve(
@@ -77,13 +77,9 @@ def serve(
     }
     merged = serving.read(config, settings or [], {key: value for key, value in options.items() if value is not None})
     with events_on_standard_error():
-        clock.run(partial(serve_fleet, merged, announce=_announce, on_ready=_ready), fast=True)
+        clock.run(partial(serve_fleet, merged, announce=note, on_ready=_ready), fast=True)
     for number in (signal.SIGTERM, signal.SIGINT):  # a signal that arrives after the end must not change the exit code
         signal.signal(number, signal.SIG_IGN)
-
-
-def _announce(line: str) -> None:
-    echo(line, err=True)
 
 
 def _ready(address: str) -> None:

@@ -203,20 +203,20 @@ async def _serve_pool(pool: Pool, prefix: str) -> AsyncIterator[str]:
         run_dirs.remove(folder)
 
 
+@dataclass(frozen=True, slots=True)
 class _PoolApp:
     """Serves `app` to one caller, without tokens."""
 
-    def __init__(self, app: App, caller: Caller) -> None:
-        self._app = app
-        self._caller = caller
+    app: App
+    caller: Caller
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "lifespan":
-            scope = {**scope, "state": {"caller": self._caller}}
-        await self._app(scope, receive, send)
+            scope = {**scope, "state": {"caller": self.caller}}
+        await self.app(scope, receive, send)
 
     async def drain(self, timeout_s: float) -> None:
-        await self._app.drain(timeout_s)
+        await self.app.drain(timeout_s)
 
 
 class _NoEnvironments(EnvHost):

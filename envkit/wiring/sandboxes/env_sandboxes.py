@@ -270,30 +270,30 @@ async def connect(
         yield _SandboxedEnvClient(client, sandbox)
 
 
+@dataclass(frozen=True, slots=True)
 class _SandboxedEnvClient:
     """Client of an env server. If only this process knows an environment, the error says how to add it to sandboxes."""
 
-    def __init__(self, client: EnvClient, sandbox: Sandbox) -> None:
-        self._client = client
-        self._sandbox = sandbox
+    client: EnvClient
+    sandbox: Sandbox
 
     @property
     def capacity(self) -> int:
-        return self._client.capacity
+        return self.client.capacity
 
     async def health(self) -> object:
-        return await self._client.health()
+        return await self.client.health()
 
     async def heartbeat(self) -> None:
-        with await self._sandbox.connect(_HEARTBEAT) as stream:
+        with await self.sandbox.connect(_HEARTBEAT) as stream:
             await anyio.wait_readable(stream)
             if not stream.recv(1):
-                raise UnreachableError(f"the env server of sandbox {self._sandbox.id} does not answer")
+                raise UnreachableError(f"the env server of sandbox {self.sandbox.id} does not answer")
 
     @asynccontextmanager
     async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[Episode]:
         try:
-            async with self._client.lease(task, id=id) as episode:
+            async with self.client.lease(task, id=id) as episode:
                 yield episode
         except UnknownEnvError as error:
             if all(spec.id != error.env_id for spec in environments.registered()):
