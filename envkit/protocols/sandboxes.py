@@ -293,16 +293,14 @@ class SandboxBackend(Protocol):
 class SandboxPool(Protocol):
     """Starts sandboxes and leases them to callers.
 
-    Calls to a leased sandbox never hang: they raise `SandboxLostError` when the sandbox ends or becomes unresponsive.
+    Calls to a leased sandbox never hang: they raise `SandboxLostError` when the sandbox ends or becomes unresponsive. A
+    sandbox can start with the files of a snapshot, whose name `Sandbox.snapshot` returned for a sandbox of this pool.
     """
 
     def lease(
         self, spec: SandboxSpec, *, tenant: str = "", wait_s: float = 60.0, snapshot: str | None = None
     ) -> AbstractAsyncContextManager[Sandbox]:
         """Lease a sandbox for the duration of the block, and stop it afterwards. Warm sandboxes are preferred.
-
-        `snapshot` is a name that `Sandbox.snapshot` returned for a sandbox of this pool; the new sandbox starts with
-        its files.
 
         Raises:
             ImpossibleSandboxError: `spec` is too large for every node, even an empty one. Raised without waiting.
@@ -326,9 +324,8 @@ class SandboxPool(Protocol):
         """Lease a sandbox under the id `id` until it is stopped, or was not used for `ttl_s` seconds.
 
         If the id is in use, the call returns the view of the existing sandbox, even if that sandbox has ended by
-        itself. After a call of `stop`, or if the start failed, the id is free again. `snapshot` is a name that
-        `Sandbox.snapshot` returned for a sandbox of this pool; the new sandbox starts with its files. The call waits up
-        to `wait_s` seconds for room on a node. With None, it waits only if the pool stops warm sandboxes to make room.
+        itself. After a call of `stop`, or if the start failed, the id is free again. The call waits up to `wait_s`
+        seconds for room on a node. With None, it waits only if the pool stops warm sandboxes to make room.
 
         Raises:
             SandboxConflictError: The id belongs to a sandbox with another spec or snapshot.
