@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from io import TextIOWrapper
@@ -69,8 +70,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if isinstance(stream, TextIOWrapper):  # it may have another encoding than UTF-8
             stream.reconfigure(errors="backslashreplace")
     words = _at_home(sys.argv[1:] if arguments is None else arguments)
+    if (new := _renamed(words)) is not None:
+        echo(f"`envkit {' '.join(words[:2])}` is now: envkit {shlex.join(new)}", err=True)
     with as_exit_code():
-        typer.main.get_command(app).main(args=words, prog_name="envkit")
+        typer.main.get_command(app).main(args=words if new is None else new, prog_name="envkit")
 
 
 def _at_home(words: Sequence[str]) -> list[str]:
@@ -87,6 +90,23 @@ def _at_home(words: Sequence[str]) -> list[str]:
         return word if found is None else f"{found[1] or ''}{Path(found[2]).expanduser()}"
 
     return [*map(at_home, words[:own]), *words[own:]]
+
+
+def _renamed(words: Sequence[str]) -> list[str] | None:
+    """Return the new spelling of a command that was renamed; None for the other commands."""
+    match words:
+        case ["check-task", *rest]:
+            env_id = next((word for word in rest if re.search(r"-v\d+$", word)), "")
+            others = [word for word in rest if word != env_id]
+            return ["tasks", env_id, "check", *others] if env_id else ["tasks", *others]
+        case ["swe", "verify", path, *rest]:
+            only = ["--player=oracle", "--player=nop", "--repeat=1", "--retry"]
+            return ["tasks", "SWE-v0", "check", f"--option=tasks={path}", "--split=any", "--tasks=0", *only, *rest]
+        case ["terminal", "check", *rest]:
+            return ["tasks", "Terminal-v0", "ls", *rest]
+        case [("swe" | "terminal") as name, *rest]:
+            return ["tasks", {"swe": "SWE-v0", "terminal": "Terminal-v0"}[name], *rest]
+    return None
 
 
 def _fill_standard_files() -> None:

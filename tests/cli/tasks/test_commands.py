@@ -67,6 +67,29 @@ def test_the_help_lists_the_environments_and_the_commands_of_each() -> None:
     )
 
 
+FIX_AND_NOP = "--player=oracle --player=nop --repeat=1 --retry"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("check-task --tasks 1 Words-v0", "tasks Words-v0 check --tasks 1"),
+        ("swe packages", "tasks SWE-v0 packages"),
+        (
+            "swe verify DIR",
+            f"tasks SWE-v0 check --option=tasks=DIR --split=any --tasks=0 {FIX_AND_NOP}",
+        ),
+        ("terminal check DIR", "tasks Terminal-v0 ls DIR"),
+        ("terminal export --family none DIR", "tasks Terminal-v0 export --family none DIR"),
+    ],
+)
+def test_an_old_spelling_does_the_same_and_names_the_new_one(old: str, new: str) -> None:
+    code, output, errors = called(*old.split())
+    first, _, rest = errors.partition("\n")
+    assert first.endswith(f" is now: envkit {new}")
+    assert (code, output, rest) == called(*new.split())
+
+
 def test_a_task_is_shown_as_its_players_get_it() -> None:
     code, output, _ = called("tasks", "FrozenLake-v0", "show", "3", "--option", "size=4")
     assert code == 0
