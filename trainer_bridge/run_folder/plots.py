@@ -1,4 +1,4 @@
-"""The learning curve of a run, and the style that all plots share.
+"""Plots of a run: the learning curve, and the metrics that show whether training is healthy.
 
 `draw` takes the rows of ``metrics.jsonl`` and ``evaluations.jsonl``. A run without evaluations, or one that was stopped
 early, has fewer curves.
@@ -22,6 +22,7 @@ from envkit.types import JSON
 Rows: TypeAlias = Sequence[Mapping[str, JSON]]
 
 LEARNING_CURVE = "learning_curve.png"
+TRAINING = "training.png"
 
 _DPI = 160
 INK = "#24292f"
@@ -30,6 +31,10 @@ _GRID = "#eaeef2"
 BLUE = "#0969da"
 _ORANGE = "#bc4c00"
 _MAX_MARKERS = 30
+_MAX_WINDOW = 25
+_NOISE = 1e-6
+"""Values up to this absolute value count as rounding errors, and the axis is not scaled to them."""
+_NOTE = "#6e7781"
 
 
 class Curve(NamedTuple):
@@ -39,15 +44,38 @@ class Curve(NamedTuple):
     values: tuple[float, ...]
 
 
+class _Panel(NamedTuple):
+    """A small plot of the metric `key`. `from_zero` is whether the y axis always includes 0."""
+
+    key: str
+    title: str
+    from_zero: bool = True
+
+
+_PANELS = (
+    _Panel("return", "return per episode", from_zero=False),
+    _Panel("entropy_nats", "entropy (nats per token)"),
+    _Panel("approx_kl", "KL to sampling policy (nats)"),
+    _Panel("clip_share", "share of tokens clipped"),
+    _Panel("grad_norm", "gradient norm, unclipped"),
+    _Panel("tokens_per_s", "speed (tokens/s)"),
+    _Panel("episode_turns", "turns per episode"),
+    _Panel("policy_loss", "policy loss", from_zero=False),
+    _Panel("value_loss", "value loss"),
+    _Panel("lost_episodes", "lost episodes"),
+)
+
+
 def draw(folder: Path, metrics: Rows, evaluations: Rows) -> None:
-    """Write the learning curve of a run into the existing `folder`, if it has any values.
+    """Write the plots of a run into the existing `folder`, without plots that would have no curves.
 
     Raises:
-        OSError: The file cannot be written.
+        OSError: The files cannot be written.
     """
-    figure = learning_curve(metrics, evaluations)
-    if figure is not None:
-        save(figure, folder / LEARNING_CURVE)
+    figures = {LEARNING_CURVE: learning_curve(metrics, evaluations), TRAINING: training_panels(metrics)}
+    for name, figure in figures.items():
+        if figure is not None:
+            save(figure, folder / name)
 
 
 def curve_of(rows: Rows, key: str) -> Curve:
@@ -95,6 +123,59 @@ def learning_curve(metrics: Rows, evaluations: Rows) -> Figure | None:
                   label=f"{name}\n{change}")  # fmt: skip
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, labelcolor=INK, fontsize=11)
     return figure
+
+
+def training_panels(metrics: Rows) -> Figure | None:
+    """Plot each metric of `_PANELS` that has values, in a panel of its own; return None if none has values."""
+    panels = [(panel, curve) for panel in _PANELS if (curve := curve_of(metrics, panel.key)).steps]
+    if not panels:
+        return None
+    columns = min(3, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    figure = new_figure(max(4, 3 * columns), 2.2 * rows + 0.4)
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=True)
+    subplots = [axes for row in grid for axes in row]
+    window = _window(max(len(curve.steps) for _, curve in panels))
+    for number, (axes, (panel, curve)) in enumerate(zip(subplots, panels, strict=False)):
+        frame(axes, panel.title, size=11)
+        if window == 1:
+            axes.plot(*curve, color=BLUE, linewidth=1.6, marker="o", markersize=4, clip_on=False, zorder=3)
+        else:
+            axes.plot(*curve, color=BLUE, linewidth=0.8, alpha=0.3)
+            axes.plot(curve.steps, means(curve.values, window), color=BLUE, linewidth=1.8)
+        _scale(axes, panel, curve)
+        axes.tick_params(labelbottom=number + columns >= len(panels))
+    for axes in subplots[len(panels) :]:
+        axes.set_visible(False)
+    note = "" if window == 1 else f" (faint: each; strong: mean of {window})"
+    figure.supxlabel(f"train step{note}", fontsize=10, color=INK)
+    return figure
+
+
+def _scale(axes: Axes, panel: _Panel, curve: Curve) -> None:
+    """Scale the y axis, and add a note if all values are zero or rounding errors."""
+    low, high = min(0.0, *curve.values), max(0.0, *curve.values)
+    if max(-low, high) <= _NOISE:
+        axes.set_ylim(-1, 1)
+        axes.set_yticks([0])
+        note = "0 throughout" if low == high else f"below {_NOISE:g} throughout"
+        axes.text(0.5, 0.6, note, color=_NOTE, ha="center", fontsize=10, transform=axes.transAxes)
+        return
+    if panel.from_zero:
+        axes.set_ylim(bottom=low * 1.08, top=high * 1.08)
+    axes.yaxis.set_major_locator(MaxNLocator(4))
+
+
+def _window(steps: int) -> int:
+    """Return the odd number of train steps over which smoothed curves average; 1 if the run is too short for that."""
+    return 1 if steps < 40 else min(_MAX_WINDOW, steps // 20) | 1
+
+
+def means(values: Sequence[float], window: int) -> list[float]:
+    """Return the centred moving average over `window` values, or over fewer values near both ends."""
+    half = window // 2
+    near = (values[max(0, index - half) : index + half + 1] for index in range(len(values)))
+    return [math.fsum(some) / len(some) for some in near]
 
 
 def new_figure(width: float, height: float) -> Figure:

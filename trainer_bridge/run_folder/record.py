@@ -7,7 +7,7 @@
     timeline/step-N.json.gz     what happened when in train step N, for https://ui.perfetto.dev
     checkpoints/                checkpoints of the trainer
     summary.json                results of the run
-    plots/learning_curve.png    success by train step
+    plots/                      curves as PNG
     tensorboard/                the same numbers for TensorBoard
     wandb/                      files of Weights & Biases, if the run uses it
     policy/                     the initial tiny policy, before training
@@ -57,7 +57,7 @@ FILES = (METRICS, EVALUATIONS, SUMMARY, CONFIG)
 FOLDERS = {
     TRAJECTORIES: ("step-*.jsonl",),
     TIMELINE: ("step-*.json.gz",),
-    "plots": ("learning_curve.png",),
+    "plots": ("learning_curve.png", "training.png"),
     "tensorboard": ("events.out.tfevents.*",),
     "wandb": ("envkit-run-id", "run-*", "offline-run-*", "cache"),
     CHECKPOINTS: ("step-*", ".step-*"),
@@ -210,7 +210,7 @@ class RunRecord:
         replace(self.folder / SUMMARY, encoded(values, indented=True) + b"\n")
 
     def plots(self) -> None:
-        """Draw the learning curve from the records written so far."""
+        """Draw ``plots/*.png`` from the records written so far."""
         from .plots import draw
 
         metrics, evaluations = read_rows(self.folder / METRICS), read_rows(self.folder / EVALUATIONS)
