@@ -16,7 +16,7 @@ from typing import Any, Literal, cast
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from envkit import registry
 from envkit.env import AsyncEnv, attributed
@@ -30,7 +30,7 @@ from envkit.wiring import data
 from envkit.wiring.blocking_env import BlockingEnv, loop_thread
 from envkit.wiring.catalogue import NAMESPACE, load_catalogue
 
-VectorMode = Literal["native", "sync"]
+VectorMode = Literal["native", "sync", "async"]
 
 _log = logging.getLogger(__name__)
 
@@ -230,13 +230,13 @@ def make_vec(
     outage_timeout_s: float = OUTAGE_TIMEOUT_S,
     **options: Any,
 ) -> VectorEnv[Any, Any, Any]:
-    """Create a vector environment of `num_envs` copies. Both modes play the same episodes from the same seeds.
+    """Create a vector environment of `num_envs` copies. All modes play the same episodes from the same seeds.
 
     Args:
         env_id: Registered id.
         num_envs: Number of copies.
         mode: ``"native"``: all copies together in NumPy, if the environment supports it. ``"sync"``: one after another
-            in this process. None: native if supported, otherwise sync.
+            in this process. ``"async"``: each in a separate process. None: native if supported, otherwise sync.
         autoreset: When a finished copy restarts: ``"NextStep"``, ``"SameStep"`` or ``"Disabled"``.
         url: As in `make`; served environments have no native mode.
         token: As in `make`.
@@ -259,15 +259,93 @@ def make_vec(
         mode = "sync" if spec.vector_entry_point is None or url is not None else "native"
     if mode == "native":
         if spec.vector_entry_point is None or url is not None:
-            raise ConfigError([f"mode: no native mode for {env_id}, or url is set; use 'sync'"])
+            raise ConfigError([f"mode: no native mode for {env_id}, or url is set; use 'sync' or 'async'"])
         envs: VectorEnv[Any, Any, Any] = registry.load(spec.vector_entry_point)(
             num_envs=num_envs, autoreset=when, **registry.defaults(spec, options)
         )
         return envs
-    if mode != "sync":
-        raise ConfigError([f"mode: must be 'native' or 'sync', got {mode!r}"])
-    copy = partial(make, env_id, url=url, token=token, ca=ca, outage_timeout_s=outage_timeout_s, **options)
-    return SyncVectorEnv([copy] * num_envs, autoreset_mode=when)
+    copies: list[Callable[[], gymnasium.Env[Any, Any]]] = [
+        partial(make, env_id, url=url, token=token, ca=ca, outage_timeout_s=outage_timeout_s, **options)
+    ] * num_envs
+    if mode == "sync":
+        return SyncVectorEnv(copies, autoreset_mode=when)
+    if mode == "async":
+        return _in_processes(copies, when)
+    raise ConfigError([f"mode: must be 'native', 'sync' or 'async', got {mode!r}"])
+
+
+def _in_processes(
+    copies: Sequence[Callable[[], gymnasium.Env[Any, Any]]], autoreset: AutoresetMode
+) -> AsyncVectorEnv[Any, Any]:
+    """Return a vector environment that runs each copy in a separate process.
+
+    Text observations cannot use shared memory, and without shared memory Gymnasium's autoreset has a bug: after a call
+    of `reset`, a worker still considers its episode ended, so the next step resets again and ignores the action.
+    Therefore `_SubprocessEnv` does the autoreset in each copy.
+    """
+    restarts = autoreset is AutoresetMode.NEXT_STEP
+    envs: AsyncVectorEnv[Any, Any] = AsyncVectorEnv(
+        [partial(_SubprocessEnv.of, copy, restarts=restarts) for copy in copies],
+        shared_memory=False,
+        autoreset_mode=AutoresetMode.DISABLED if restarts else autoreset,
+    )
+    envs.autoreset_mode = envs.metadata["autoreset_mode"] = autoreset
+    return envs
+
+
+class _SubprocessEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """A copy of an environment that plays in a separate process.
+
+    Args:
+        env: The environment.
+        restarts: Whether the first step after the end of an episode ignores its action and starts the next episode.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], *, restarts: bool) -> None:
+        super().__init__(env)
+        self._restarts = restarts
+        self._is_over = False
+
+    @classmethod
+    def of(cls, make_copy: Callable[[], gymnasium.Env[Any, Any]], *, restarts: bool) -> _SubprocessEnv:
+        return cls(make_copy(), restarts=restarts)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self._is_over = False
+        with _carry_errors():
+            return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        if self._is_over and self._restarts:
+            observation, info = self.reset()
+            return observation, 0.0, False, False, info
+        with _carry_errors():
+            step = self.env.step(action)
+        self._is_over = bool(step[2] or step[3])
+        return step
+
+
+class _CarriedError(Exception):
+    """Carries an envkit error from a worker process to this process.
+
+    Gymnasium re-raises a worker's error here as ``type(error)(error)``, but most envkit errors take other arguments.
+    Workers therefore raise a `_CarriedError`. Given such an error, ``_CarriedError(...)`` returns its envkit error.
+    """
+
+    def __new__(cls, carried: Exception) -> Any:
+        return carried.args[0] if isinstance(carried, cls) else super().__new__(cls, carried)
+
+    def __str__(self) -> str:
+        # Gymnasium also logs this text as a format string, so escape the percent signs.
+        return super().__str__().replace("%", "%%")
+
+
+@contextmanager
+def _carry_errors() -> Iterator[None]:
+    try:
+        yield
+    except EnvkitError as error:
+        raise _CarriedError(error) from None
 
 
 def _check_only_served(token: str | None, ca: Path | str | None) -> None:

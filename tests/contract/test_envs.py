@@ -18,7 +18,7 @@ from gymnasium.wrappers import PassiveEnvChecker, RecordEpisodeStatistics, TimeL
 import envkit
 from envkit.errors import OptionError, StepOrderError
 from envkit.types import JSON, Observation
-from envkit.wiring.environments import find, open_expert
+from envkit.wiring.environments import VectorMode, find, open_expert
 
 IDS = [spec.id for spec in envkit.registered() if not spec.needs]
 BOARDS = [id for id in IDS if id not in ("Arithmetic-v0", "Questions-v0", "WebShop-v0")]
@@ -136,7 +136,24 @@ def test_gymnasium_wrappers_fit(env_id: str) -> None:
 
 
 @EVERY_ENV
-def test_the_last_observation_survives_starting_again_in_the_same_step(env_id: str) -> None:
+def test_copies_in_processes_of_their_own_play_like_single_ones(env_id: str) -> None:
+    played = []
+    for seed in (20, 21, 22):
+        with envkit.make(env_id) as env:
+            start, _ = env.reset(seed=seed)
+            played.append((start, *env.step("nothing")[:4]))
+    vector = envkit.make_vec(env_id, 3, mode="async")
+    try:
+        starts, _ = vector.reset(seed=20)
+        steps = vector.step(("nothing",) * 3)
+        assert list(zip(starts, *(list(part) for part in steps[:4]), strict=True)) == played
+    finally:
+        vector.close()
+
+
+@EVERY_ENV
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_the_last_observation_survives_starting_again_in_the_same_step(env_id: str, mode: VectorMode) -> None:
     with envkit.make(env_id) as env:
         env.reset(seed=5)
         last = ""
@@ -145,7 +162,7 @@ def test_the_last_observation_survives_starting_again_in_the_same_step(env_id: s
             last, _, terminated, truncated, _ = env.step("nothing")
             steps, ended = steps + 1, terminated or truncated
         following, _ = env.reset()
-    vector = envkit.make_vec(env_id, 1, mode="sync", autoreset=gymnasium.vector.AutoresetMode.SAME_STEP)
+    vector = envkit.make_vec(env_id, 1, mode=mode, autoreset=gymnasium.vector.AutoresetMode.SAME_STEP)
     try:
         vector.reset(seed=5)
         for _ in range(steps):

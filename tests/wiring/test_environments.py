@@ -1,16 +1,17 @@
-"""Environments by name: options, copies, and errors."""
+"""Environments by name: options, copies in processes, and errors."""
 
 from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from typing import Any, ClassVar
 
 import anyio
 import gymnasium
 import pytest
+from gymnasium.vector import AutoresetMode, VectorEnv
 
 import envkit
 from envkit.env import AsyncEnv
@@ -19,11 +20,15 @@ from envkit.environments.code.grading import SOLUTION
 from envkit.environments.code.tasks import Problem
 from envkit.environments.tasks.players import write_commands
 from envkit.environments.tools import write_call
-from envkit.errors import ConfigError, EnvError, OptionError, UnreachableError, UsageError
+from envkit.errors import ConfigError, EnvError, OptionError, StepOrderError, UnreachableError, UsageError
 from envkit.protocols import Judge, SandboxPool
 from envkit.spaces import Utf8Text
 from envkit.types import Info, Observation, Options, Reset, Step, Task
 from envkit.wiring import environments
+from envkit.wiring.environments import VectorMode
+
+EVERY_RESET = pytest.mark.parametrize("autoreset", list(AutoresetMode))
+MOVES = ("<answer>up</answer>", "<answer>right</answer>", "<answer>down</answer>", "nothing")
 
 
 class Room(gymnasium.Env[str, str]):
@@ -146,3 +151,25 @@ def test_url_none_is_the_default() -> None:
     assert type(envkit.make_vec("FrozenLake-v0", 2, url=None)) is type(envkit.make_vec("FrozenLake-v0", 2))
     with pytest.raises(UnreachableError):
         envkit.make_vec("FrozenLake-v0", 2, url="http://127.0.0.1:1")
+
+
+def _vector(mode: VectorMode, autoreset: AutoresetMode, **options: Any) -> closing[VectorEnv[Any, Any, Any]]:
+    return closing(envkit.make_vec("FrozenLake-v0", 2, mode=mode, autoreset=autoreset, **options))
+
+
+@contextmanager
+def _raises_from_a_process(kind: type[Exception], match: str) -> Iterator[None]:
+    with pytest.warns(UserWarning, match="ERROR"), pytest.raises(kind, match=match):
+        yield
+
+
+@EVERY_RESET
+def test_errors_of_a_process_keep_their_class(autoreset: AutoresetMode) -> None:
+    with _vector("async", autoreset) as vector, _raises_from_a_process(OptionError, r"^slip: .* got '5%'$"):
+        vector.reset(options={"slip": "5%"})
+    with _vector("async", autoreset) as vector, _raises_from_a_process(StepOrderError, "^step before reset"):
+        vector.step(MOVES[:2])
+    with _vector("async", autoreset, action="index") as vector:
+        vector.reset(seed=0)
+        with _raises_from_a_process(UsageError, "^an action must be an integer, got 'nothing'"):
+            vector.step(("nothing", "nothing"))

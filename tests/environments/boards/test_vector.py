@@ -149,11 +149,11 @@ def test_the_array_of_actions_is_not_modified() -> None:
 
 
 def test_options_without_native_support_are_refused_with_an_alternative() -> None:
-    with pytest.raises(ConfigError, match="use 'sync'"):
+    with pytest.raises(ConfigError, match="use 'sync' or 'async'"):
         envkit.make_vec("FrozenLake-v0", 2, mode="native", url="http://127.0.0.1:1")
     with pytest.raises(ConfigError, match="must be one of 'NextStep', 'SameStep', 'Disabled'"):
         envkit.make_vec("FrozenLake-v0", 2, autoreset="never")
-    with pytest.raises(ConfigError, match="mode: must be 'native' or 'sync'"):
+    with pytest.raises(ConfigError, match="mode: must be 'native', 'sync' or 'async'"):
         envkit.make_vec("FrozenLake-v0", 2, mode="threads")  # type: ignore[arg-type]
 
 
