@@ -40,13 +40,3 @@ SHORTHANDS: Mapping[str, Shorthand] = {
     "judge": Shorthand("env.judge", "MODEL@URL", "Judge of an environment that needs one."),
 }
 """The short names that the command line and `envkit.evaluate` have."""
-
-RENAMED: Mapping[str, str] = {
-    "max_tokens": "rollout.max_tokens",
-    "history": "renderer.history",
-    "thinking": "renderer.thinking",
-    "device": "engine.device",
-    "batch": "env.num_envs",
-    "concurrency": "env.num_envs",
-}
-"""Options of earlier versions of ``envkit eval``, with the keys that have replaced them."""

@@ -22,14 +22,15 @@ from envkit.checks.recorded import (
     shown,
     unless_void,
 )
-from envkit.env import loop_thread
+from envkit.env import attributed
 from envkit.errors import EnvkitError, OptionError
 from envkit.metrics import Fold
 from envkit.protocols import EpisodePlayer, Player
 from envkit.trainer_bridge.rollout import RolloutLimits, play
 from envkit.trainer_bridge.rollout.players import ScriptedPlayer
 from envkit.types import JSON, Observation, Options, Reset, RolloutRequest, Task, Trajectory
-from envkit.wiring.environments import attributed, open_resources, slots
+from envkit.wiring.blocking_env import loop_thread
+from envkit.wiring.environments import open_resources, slots
 
 BAD_ACTIONS = (
     "",

@@ -62,7 +62,7 @@ class _Commands(typer.core.TyperGroup):
 def _commands_of(spec: EnvSpec) -> typer.core.TyperGroup:
     """Return the commands of one environment; its own ones replace those that every environment has."""
     from envkit.registry import load
-    from envkit.runs.display import display_on
+    from envkit.runs.display import StreamDisplay
     from envkit.wiring.commands import run
 
     app = typer.Typer(cls=_Commands, no_args_is_help=True, help=spec.summary, rich_markup_mode=None)
@@ -70,7 +70,7 @@ def _commands_of(spec: EnvSpec) -> typer.core.TyperGroup:
     def call(name: str, function: Callable[..., Any], arguments: dict[str, Any]) -> CommandResult:
         if "option" in arguments:
             arguments["options"] = read_options(arguments.pop("option") or ())
-        with closing(display_on(sys.stderr)) as display:
+        with closing(StreamDisplay(sys.stderr)) as display:
             return run(spec, name, function, arguments, display=display)
 
     for name, entry_point in {**_GENERIC, **spec.commands}.items():

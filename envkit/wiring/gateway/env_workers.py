@@ -34,11 +34,6 @@ NO_WORKER_TIMEOUT_S = 45.0
 _BOOT_CALL_S = 5.0
 
 
-def dedicated_env_ids() -> set[str]:
-    """Return the ids of the environments that need a separate sandbox for each episode."""
-    return {spec.id for spec in environments.registered() if not spec.is_shareable}
-
-
 def sandbox_counts(config: ServeConfig, fleet_nodes: FleetNodes) -> tuple[int, int]:
     """Return the number of sandboxes that play several episodes at once, and the maximum number that play one each.
 

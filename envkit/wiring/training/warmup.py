@@ -15,6 +15,7 @@ import anyio
 from envkit import clock
 from envkit.config import RunConfig, WarmupSection
 from envkit.errors import UsageError
+from envkit.local_host import SlotHost
 from envkit.protocols import Expert
 from envkit.registry import EnvSpec
 from envkit.runs.display import Display
@@ -27,7 +28,6 @@ from envkit.trainer_bridge.warmup.dialogues import read_dialogues
 from envkit.trainer_bridge.warmup.warmup import Imitator, LessonBook, Stage
 from envkit.trainer_bridge.weights.channel import WeightChannel
 from envkit.types import JSON, Sample, Task, stable_hash
-from envkit.vector import SlotHost
 from envkit.wiring import environments
 from envkit.wiring.training.policy import Policy
 from envkit.wiring.training.resolve import is_tiny, limits_of, parts_of, task_in, task_of

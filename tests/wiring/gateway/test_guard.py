@@ -15,7 +15,7 @@ from envkit.registry import OPERATOR_OPTIONS, register
 from envkit.types import JSON, Task
 from envkit.wiring.catalogue import load_catalogue
 from envkit.wiring.environments import find, refuse_foreign
-from envkit.wiring.gateway.guard import refuse_operator_options
+from envkit.wiring.gateway.trusted import refuse_operator_options
 
 
 def test_a_client_cannot_choose_files_of_the_server_nor_images() -> None:
