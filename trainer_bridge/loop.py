@@ -71,7 +71,7 @@ class LoopSettings:
     checkpoint_every: int
     keep_checkpoints: int
     trajectories_every: int
-    trajectories: int = 8
+    trajectories: int
 
 
 class TrainLoop:

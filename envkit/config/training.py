@@ -199,8 +199,10 @@ class TrackingSection(Section):
     that tracker. tensorboard: event files in the folder tensorboard of the run. wandb: a run of Weights & Biases.
     []: no trackers."""
     trajectories_every: Annotated[int, Field(ge=0)] = 10
-    """Train steps between two trajectory files, which contain up to 8 episodes of a train step, of different tasks if
-    possible. The first and the last train step always write one. 0: no files."""
+    """Train steps between two trajectory files, which contain some episodes of a train step. The first and the last
+    train step always write one. 0: no files."""
+    trajectories: Count = 8
+    """Number of episodes per trajectory file, of different tasks where possible."""
 
 
 FindingName: TypeAlias = Literal[
@@ -251,7 +253,6 @@ _REMOVED: Mapping[str, str] = {
             "rollout": ("num_graders",),
             "trainer": ("shard_mib",),
             "warmup": ("hazard_share", "episode_random_share", "check_every"),
-            "tracking": ("trajectories",),
             "diagnostics": ("invalid_steps",),
         }.items()
         for key in keys

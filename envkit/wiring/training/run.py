@@ -291,6 +291,7 @@ class _Run:
             checkpoint_every=run.trainer.checkpoint_every,
             keep_checkpoints=run.trainer.keep_checkpoints,
             trajectories_every=run.tracking.trajectories_every,
+            trajectories=run.tracking.trajectories,
         )
         evaluator = Evaluator(
             rollout,
