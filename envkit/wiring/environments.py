@@ -171,10 +171,10 @@ async def _served_host(
 ) -> AsyncIterator[EnvHost]:
     """Open a host that plays episodes on a server, and outlasts its restarts."""
     from envkit.http.client.env_client import EnvClient  # slow to import
-    from envkit.http.client.reconnecting_host import ReconnectingHost
 
-    async with EnvClient(url, token=token, ca=ca, wait_timeout_s=_SLOT_WAIT_S) as client:
-        yield ReconnectingHost(client, Outages(outage_timeout_s, _log.warning))
+    outages = Outages(outage_timeout_s, _log.warning)
+    async with EnvClient(url, token=token, ca=ca, wait_timeout_s=_SLOT_WAIT_S, outages=outages) as client:
+        yield client
 
 
 @asynccontextmanager
