@@ -23,7 +23,7 @@ from envkit.fleet.env_worker import (
     connect_when_serving,
 )
 from envkit.fleet.episode import REBUILDS, EpisodeTally, FleetEpisode
-from envkit.fleet.ledger import SessionRecord, SessionStore
+from envkit.fleet.ledger import LeaseLedger, SessionRecord
 from envkit.fleet.routing import Offenders
 from envkit.fleet.worker_health import HeartbeatTimes
 from envkit.protocols import EnvHost, Sandbox, ServerPool
@@ -96,7 +96,7 @@ class FleetHost(EnvHost):
         start_timeout_s: float = 60.0,
         wait_timeout_s: float = 120.0,
         replayable: Callable[[str], bool] | None = None,
-        session_store: SessionStore | None = None,
+        session_store: LeaseLedger | None = None,
         suspects: FleetHost | None = None,
         offenders: Offenders | None = None,
     ) -> None:
