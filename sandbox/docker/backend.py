@@ -106,7 +106,6 @@ class DockerBackend(SandboxBackend):
 
     @property
     def distinguishes_memory_limit(self) -> bool:
-        """Whether an out-of-memory cause has `by_agent` set exactly if the sandbox reached its own memory limit."""
         return self._daemon.distinguishes_memory_limit
 
     def capabilities(self) -> Mapping[str, bool]:
