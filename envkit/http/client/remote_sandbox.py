@@ -159,14 +159,6 @@ class SandboxTransport:
                 await anyio.sleep(max(wait_s, delay_s * self._rng.uniform(0.5, 1.0)))  # jitter
                 delay_s = min(2 * delay_s, _MAX_DELAY_S)
 
-    async def stop(self, id: str) -> None:
-        """Stop a sandbox, and wait at most 75 s until it is removed. The call is safe to repeat.
-
-        A cancellation of the calling task does not interrupt the call.
-        """
-        with anyio.CancelScope(shield=True):
-            await self.websocket.call(table.STOP, wire.SandboxFrame(id), _STOP_S)
-
 
 class RemoteSandbox(Sandbox):
     """A sandbox on a server, returned by `SandboxClient`; implements `envkit.protocols.Sandbox`."""
@@ -324,8 +316,12 @@ class RemoteSandbox(Sandbox):
                 return cause
 
     async def stop(self) -> None:
-        """Stop the sandbox and all processes in it. The call is safe to repeat."""
-        await self._transport.stop(self._id)
+        """Stop the sandbox and all processes in it, and wait at most 75 s until it is removed. Safe to repeat.
+
+        A cancellation of the calling task does not interrupt the call.
+        """
+        with anyio.CancelScope(shield=True):
+            await self._transport.websocket.call(table.STOP, wire.SandboxFrame(self._id), _STOP_S)
 
     async def call(self, operation: Operation[Q, R], request: Q, timeout_s: float = CALL_S) -> R:
         """Make a call. Raises the server's error, or `SandboxLostError` if the server does not know the sandbox."""

@@ -159,11 +159,8 @@ class SandboxClient:
         await self._transport.call(table.REMOVE_SNAPSHOT, wire.KeptFrame(snapshot))
 
     async def stop(self, id: str) -> None:
-        """Stop a sandbox, and wait at most 75 s until it is removed. The call is safe to repeat.
-
-        A cancellation of the calling task does not interrupt the call.
-        """
-        await self._transport.stop(id)
+        """Stop a sandbox; see `RemoteSandbox.stop`."""
+        await self.get(id).stop()
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as resources:
