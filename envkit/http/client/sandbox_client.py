@@ -123,14 +123,7 @@ class SandboxClient:
         """
         if spec.detached:
             raise UsageError("a remote sandbox always ends with its lease, so it cannot be detached; omit detached")
-        values = {name: getattr(spec, name) for name in wire.SpecBody.__struct_fields__}
-        body = wire.CreateFrame(
-            **{**values, "env": dict(spec.env)},
-            lease_s=ttl_s,
-            snapshot=snapshot,
-            wait_s=wait_s,
-            sandbox_id=id,
-        )
+        body = wire.CreateFrame.of(spec, lease_s=ttl_s, snapshot=snapshot, wait_s=wait_s, sandbox_id=id)
         within_s = wait_s + spec.start_timeout_s + SLACK_S
         return (await self._transport.call(table.CREATE_SANDBOX, body, within_s)).view()
 
