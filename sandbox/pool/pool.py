@@ -95,7 +95,7 @@ class Pool(ServerPool):
     async def lease(
         self, spec: SandboxSpec, *, tenant: str = "", wait_s: float = 60.0, snapshot: str | None = None
     ) -> AsyncIterator[Sandbox]:
-        request = LeaseRequest[Instance](spec, ResourceRequest.of(spec), tenant, snapshot=_parsed(snapshot))
+        request = LeaseRequest(spec, ResourceRequest.of(spec), tenant, snapshot=_parsed(snapshot))
         instance = await self._scheduler.take(request, wait_s)
         try:
             yield Lease(instance)
