@@ -144,7 +144,6 @@ class FleetHost(EnvHost):
 
     @property
     def why_unready(self) -> str:
-        """Why episodes cannot start: one line if no worker is healthy, otherwise empty."""
         if any(not worker.gone.is_set() for worker in self._ready):
             return ""
         return f"no environment sandbox has been healthy for {clock.now() - self._unready_since:.0f} s"
@@ -175,7 +174,6 @@ class FleetHost(EnvHost):
         return None if found is None or self._worker_of(found) is None else found.task
 
     def resumable_keys(self) -> Sequence[TenantKey]:
-        """Return the keys of all recorded episodes whose workers still run."""
         keys = () if self._session_store is None else self._session_store.keys()
         return [key for key in keys if self.resumable_task(key) is not None]
 

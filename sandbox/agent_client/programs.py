@@ -67,7 +67,6 @@ class AgentShell(protocols.Shell):
         return await self._sandbox.result(reply)
 
     async def close(self) -> None:
-        """End the shell and every process that it started; a repeated call does nothing."""
         await self._sandbox.call("close_shell", name=self._name)
 
 

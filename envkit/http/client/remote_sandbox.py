@@ -197,12 +197,10 @@ class RemoteSandbox(Sandbox):
         return await self.run(table.EXEC, frame, size, timeout_s + SLACK_S)
 
     def shell(self, name: str = "main", *, user: SandboxUser = "agent") -> RemoteShell:
-        """Return the persistent shell `name`. The shell process starts with its first command."""
         return RemoteShell(self, name, user)
 
     @property
     def grader_home(self) -> str:
-        """Path of the graders' private folder in isolated sandboxes."""
         return GRADER_HOME
 
     async def read(self, path: str, *, max_bytes: int = 64 << 20, user: FileUser = "agent") -> bytes:
@@ -291,11 +289,6 @@ class RemoteSandbox(Sandbox):
         raise DeadlineError(f"sandbox {self._id} did not answer within {timeout_s:g} s")
 
     async def snapshot(self) -> str:
-        """Take a snapshot of the sandbox's files, and return the snapshot's name, for `SandboxClient.create`.
-
-        Raises:
-            UnsupportedError: The server's sandbox backend does not support snapshots.
-        """
         frame = wire.SnapshotFrame(self._id, uuid.uuid4().hex)
         return (await self._keyed(table.SNAPSHOT, frame, _SHELL_S)).snapshot
 
@@ -306,7 +299,6 @@ class RemoteSandbox(Sandbox):
         return (await self.call(table.STATS, wire.SandboxFrame(self._id))).stats
 
     async def wait(self) -> Cause:
-        """Wait until the sandbox has ended, and return the cause of its end."""
         while True:
             try:
                 cause = (await self.call(table.WAIT, wire.SandboxFrame(self._id))).cause
@@ -377,7 +369,6 @@ class RemoteShell(Shell):
         return await self._sandbox.run(table.SHELL, frame, len(command), max(_SHELL_S, timeout_s + SLACK_S))
 
     async def close(self) -> None:
-        """Close the shell and kill all processes that it started. The call is safe to repeat."""
         await self._sandbox.call(table.CLOSE_SHELL, wire.CloseShellFrame(self._sandbox.id, self._name, self._user))
 
 
