@@ -11,8 +11,6 @@ COPY envkit /opt/envkit/envkit
 RUN python3 -m compileall -q /opt/envkit/envkit
 
 FROM ${BASE}
-ARG FORMAT
-LABEL envkit.format=${FORMAT}
 COPY --from=install /opt/envkit /opt/envkit
 COPY data /data
 ENV PYTHONPATH=/opt/envkit PYTHONDONTWRITEBYTECODE=1 ENVKIT_DATA=/data

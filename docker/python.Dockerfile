@@ -10,7 +10,5 @@ RUN python3 "$(echo /wheels/pip-*.whl)/pip" install --quiet --root-user-action i
     --no-index --find-links /wheels --target /opt/packages --requirement /wheels/requirements.txt
 
 FROM ${BASE}
-ARG FORMAT
-LABEL envkit.format=${FORMAT}
 COPY --from=install /opt/packages /opt/packages
 ENV PYTHONPATH=/opt/packages PYTHONDONTWRITEBYTECODE=1

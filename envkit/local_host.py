@@ -33,19 +33,25 @@ class SlotHost(EnvHost):
     Args:
         open_env: Creates the environment with the id that it gets; raises `UnknownEnvError` for an unknown id.
         capacity: Maximum number of concurrent episodes.
+        queued: Returns how many episodes wait for a sandbox that others use.
     """
 
-    def __init__(self, open_env: OpenEnv, capacity: int) -> None:
+    def __init__(self, open_env: OpenEnv, capacity: int, queued: Callable[[], int] = lambda: 0) -> None:
         if capacity < 1:
             raise ValueError(f"capacity must be at least 1, got {capacity}")
         self._open_env = open_env
         self._capacity = capacity
+        self._queued = queued
         self._slots = anyio.Semaphore(capacity, max_value=capacity, fast_acquire=True)
         self._idle: dict[str, list[AnyEnv]] = {}
 
     @property
     def capacity(self) -> int:
         return self._capacity
+
+    @property
+    def queued(self) -> int:
+        return self._queued()
 
     @asynccontextmanager
     async def lease(self, task: Task) -> AsyncIterator[Episode]:

@@ -41,8 +41,8 @@ from .compact import CompactPage, queries
 from .goals import Goal, GoalKind, draw_goal, original_goals, original_prices, weights
 from .html_pages import html
 from .products import BUY
-from .rules import VERSION, OriginalRules, StrictRules
-from .session import Rules, Session
+from .rules import VERSION, OriginalRules, Rules, StrictRules
+from .session import Session
 
 View: TypeAlias = Literal["text", "text_rich", "compact"]
 

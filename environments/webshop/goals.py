@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from random import Random
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -15,6 +15,7 @@ from envkit.errors import OptionError
 from envkit.types import stable_hash
 
 from ..split import Split
+from .catalogue.store import Catalogue
 from .products import Product
 
 GoalKind: TypeAlias = Literal["synthetic", "human"]
@@ -46,15 +47,7 @@ class Goal(msgspec.Struct, frozen=True):
     category: str
 
 
-class GoalCatalogue(Protocol):
-    """The part of a catalogue that drawing a goal needs."""
-
-    def product(self, number: int) -> Product: ...
-    def goals(self, split: Split | None) -> Sequence[int]: ...
-    def human_goals(self, split: Split | None) -> Sequence[int]: ...
-
-
-def draw_goal(catalogue: GoalCatalogue, seed: int, split: Split | None, kind: GoalKind) -> Goal:
+def draw_goal(catalogue: Catalogue, seed: int, split: Split | None, kind: GoalKind) -> Goal:
     """Return the goal of `seed` under the strict rules, the same in every process.
 
     Raises:

@@ -1,8 +1,9 @@
-"""The rules of a shop: those of the original, and ours; see `envkit.environments.webshop.session.Rules`."""
+"""The rules of a shop: those of the original, and ours."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeAlias
 
 from .goals import Goal, charged_price
 from .products import Product
@@ -15,6 +16,8 @@ VERSION = 1
 class StrictRules:
     """Our rules: the seed decides the prices, which pages show, and options match by their names.
 
+    An action must be complete, and a search is possible only on the first page.
+
     Args:
         seed: Seed of the episode.
     """
@@ -25,9 +28,11 @@ class StrictRules:
         self._seed = seed
 
     def price(self, product: Product) -> float:
+        """Return the price in dollars for which the product is sold."""
         return charged_price(product, self._seed)
 
     def price_tag(self, product: Product) -> str:
+        """Return the price that pages show."""
         return f"${self.price(product):.2f}"
 
     def score(self, goal: Goal, product: Product, options: Mapping[str, str]) -> Score:
@@ -54,3 +59,6 @@ class OriginalRules:
 
     def score(self, goal: Goal, product: Product, options: Mapping[str, str]) -> Score:
         return original_score(goal, product, options, self.price(product))
+
+
+Rules: TypeAlias = StrictRules | OriginalRules

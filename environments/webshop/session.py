@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal, Protocol, TypeAlias
 
 from .goals import Goal
 from .products import BACK, BUY, DETAILS, NEXT, PREVIOUS, SEARCH, Product
 from .rewards import Score
+from .rules import Rules
 
 PageName: TypeAlias = Literal["search", "results", "item", "detail", "done"]
 
@@ -28,27 +29,6 @@ class Catalogue(Protocol):
     def product(self, number: int) -> Product: ...
     def number_of(self, asin: str) -> int | None: ...
     def search(self, query: str, limit: int = 50) -> Sequence[int]: ...
-
-
-class Rules(Protocol):
-    """What differs between the rules of the original and ours."""
-
-    @property
-    def is_strict(self) -> bool:
-        """Whether an action must be complete, and a search is possible only on the first page."""
-        ...
-
-    def price(self, product: Product) -> float:
-        """Return the price in dollars for which the product is sold."""
-        ...
-
-    def price_tag(self, product: Product) -> str:
-        """Return the price that pages show."""
-        ...
-
-    def score(self, goal: Goal, product: Product, options: Mapping[str, str]) -> Score:
-        """Return the score of a purchase."""
-        ...
 
 
 class Session:

@@ -23,7 +23,7 @@ from envkit.fleet.env_worker import (
     connect_when_serving,
 )
 from envkit.fleet.episode import REBUILDS, EpisodeTally, FleetEpisode
-from envkit.fleet.ledger import SessionRecord, SessionStore
+from envkit.fleet.ledger import LeaseLedger, SessionRecord
 from envkit.fleet.routing import Offenders
 from envkit.fleet.worker_health import HeartbeatTimes
 from envkit.protocols import EnvHost, Sandbox, ServerPool
@@ -96,7 +96,7 @@ class FleetHost(EnvHost):
         start_timeout_s: float = 60.0,
         wait_timeout_s: float = 120.0,
         replayable: Callable[[str], bool] | None = None,
-        session_store: SessionStore | None = None,
+        session_store: LeaseLedger | None = None,
         suspects: FleetHost | None = None,
         offenders: Offenders | None = None,
     ) -> None:
@@ -144,7 +144,6 @@ class FleetHost(EnvHost):
 
     @property
     def why_unready(self) -> str:
-        """Why episodes cannot start: one line if no worker is healthy, otherwise empty."""
         if any(not worker.gone.is_set() for worker in self._ready):
             return ""
         return f"no environment sandbox has been healthy for {clock.now() - self._unready_since:.0f} s"
@@ -175,7 +174,6 @@ class FleetHost(EnvHost):
         return None if found is None or self._worker_of(found) is None else found.task
 
     def resumable_keys(self) -> Sequence[TenantKey]:
-        """Return the keys of all recorded episodes whose workers still run."""
         keys = () if self._session_store is None else self._session_store.keys()
         return [key for key in keys if self.resumable_task(key) is not None]
 

@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import anyio
 import msgspec
@@ -57,26 +57,6 @@ class SessionRecord:
     sandbox_id: str
     session: str
     task: Task
-
-
-class SessionStore(Protocol):
-    """Stores where each episode runs; the records survive a restart of the server."""
-
-    def keys(self) -> Sequence[TenantKey]:
-        """Return the keys of all recorded episodes."""
-        ...
-
-    def get(self, key: TenantKey) -> SessionRecord | None:
-        """Return where the episode `key` runs; None if it is not recorded."""
-        ...
-
-    async def record(self, key: TenantKey, record: SessionRecord) -> None:
-        """Record where the episode `key` runs; return when the record is written."""
-        ...
-
-    async def forget(self, *keys: TenantKey) -> None:
-        """Delete the records of the episodes `keys`. A cancelled call still completes the deletion."""
-        ...
 
 
 @dataclass(slots=True, eq=False)

@@ -251,7 +251,8 @@ class SandboxBackend(Protocol):
     """Starts sandboxes of one kind, such as containers. Use it as ``async with``; the end of the block stops them.
 
     A backend whose sandboxes run an image with Python and envkit has the attribute ``in_image = True``. Sandboxes of
-    other backends can read this machine's Python and import path.
+    other backends can read this machine's Python and import path. A backend has ``distinguishes_memory_limit = True``
+    if its out-of-memory causes have `by_agent` set exactly if the sandbox reached its own memory limit.
     """
 
     async def start(self, spec: SandboxSpec) -> Sandbox:

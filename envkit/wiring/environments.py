@@ -171,10 +171,10 @@ async def _served_host(
 ) -> AsyncIterator[EnvHost]:
     """Open a host that plays episodes on a server, and outlasts its restarts."""
     from envkit.http.client.env_client import EnvClient  # slow to import
-    from envkit.http.client.reconnecting_host import ReconnectingHost
 
-    async with EnvClient(url, token=token, ca=ca, wait_timeout_s=_SLOT_WAIT_S) as client:
-        yield ReconnectingHost(client, Outages(outage_timeout_s, _log.warning))
+    outages = Outages(outage_timeout_s, _log.warning)
+    async with EnvClient(url, token=token, ca=ca, wait_timeout_s=_SLOT_WAIT_S, outages=outages) as client:
+        yield client
 
 
 @asynccontextmanager
@@ -453,7 +453,13 @@ def _with_data(spec: EnvSpec, *, builds: bool = True) -> dict[str, Any]:
     return {"data": data.DataFolders(spec, builds=builds)} if spec.data else {}
 
 
-def slots(capacity: int, options: Options | None = None, resources: Resources = NO_RESOURCES) -> SlotHost:
+def slots(
+    capacity: int,
+    options: Options | None = None,
+    resources: Resources = NO_RESOURCES,
+    *,
+    queued: Callable[[], int] = lambda: 0,
+) -> SlotHost:
     """Return a host that plays any registered environment in this process.
 
     Args:
@@ -461,10 +467,11 @@ def slots(capacity: int, options: Options | None = None, resources: Resources = 
         resources: What environments may need besides their options.
         options: Options with which every environment is created. Needed for options that an environment accepts only
             at creation, because the options of a task are passed to its reset.
+        queued: As in `SlotHost`.
     """
 
     def open_attributed(env_id: str) -> AnyEnv:
         with attributed(env_id, "__init__"):
             return open_env(env_id, resources, **(options or {}))
 
-    return SlotHost(open_attributed, capacity)
+    return SlotHost(open_attributed, capacity, queued)

@@ -197,7 +197,6 @@ class AgentSandbox(Sandbox):
             raise await self._error(error) from None
 
     def shell(self, name: str = "main", *, user: SandboxUser = "agent") -> AgentShell:
-        """Return the shell `name` of `user`. Its process in the sandbox starts with the first command."""
         key = name, user
         if key not in self._shells:
             self._shells[key] = AgentShell(self, name, user)
@@ -280,7 +279,6 @@ class AgentSandbox(Sandbox):
         return Blocked.UNKNOWN if self._resources.diagnose is None else await self._resources.diagnose()
 
     async def wait(self) -> Cause:
-        """Wait until the sandbox has ended and return the cause."""
         return await self._teardown.cause()
 
     async def stop(self) -> None:

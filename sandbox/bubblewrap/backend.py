@@ -68,6 +68,8 @@ class LocalBackend(SandboxBackend):
             names of `capabilities`, and ``"inodes"``.
     """
 
+    distinguishes_memory_limit = True
+
     def __init__(self, readable: Sequence[str] | None = None, *, may_lack: Collection[str] = ()) -> None:
         self._may_lack = may_lack
         self._sandboxes = LiveSandboxes("bwrap")
@@ -80,11 +82,6 @@ class LocalBackend(SandboxBackend):
         self._snapshots = store.SnapshotStore(self._sandboxes)
         self._is_leaving = False
         self._ranges = uid_ranges.UidRanges()
-
-    @property
-    def distinguishes_memory_limit(self) -> bool:
-        """Whether an out-of-memory cause has `by_agent` set exactly if the sandbox reached its own memory limit."""
-        return True
 
     def capabilities(self) -> Mapping[str, bool]:
         """Return, by kind of limit, whether it is enforced on this machine; some need root or writable cgroups."""

@@ -23,7 +23,7 @@ from envkit.types import JSON
 
 from . import api_patches
 from .attach_stream import Address, AttachStream, attach, connected
-from .container_config import FORMAT_LABEL, Image
+from .container_config import Image
 
 T = TypeVar("T")
 
@@ -188,7 +188,6 @@ class Daemon:
             found["Id"],
             {name: value for name, _, value in variables},
             tuple(sorted(config.get("Volumes") or ())),
-            (config.get("Labels") or {}).get(FORMAT_LABEL),
             config.get("WorkingDir") or "",
             config.get("User") or "",
             tuple(config.get("Entrypoint") or ()),

@@ -106,7 +106,6 @@ class DockerBackend(SandboxBackend):
 
     @property
     def distinguishes_memory_limit(self) -> bool:
-        """Whether an out-of-memory cause has `by_agent` set exactly if the sandbox reached its own memory limit."""
         return self._daemon.distinguishes_memory_limit
 
     def capabilities(self) -> Mapping[str, bool]:
@@ -134,17 +133,7 @@ class DockerBackend(SandboxBackend):
         free_mib = self._disk.free_mib()
         return self._sandboxes.disks() | ({} if free_mib is None else {"Docker's disk": (free_mib, LEAST_FREE_MIB)})
 
-    async def why_unusable(self, image: str) -> str | None:
-        """Return in one line why the image cannot be used, and what to do; None if it can be used."""
-        return await why_unusable(self._daemon, image)
-
     async def start(self, spec: SandboxSpec) -> AgentSandbox:
-        """Start a sandbox with this spec; see `envkit.protocols.SandboxBackend.start`.
-
-        Raises:
-            SandboxRefusedError: The spec is refused, or the image is missing.
-            SandboxStartError: The start failed, the disk is nearly full, or the daemon does not answer.
-        """
         return await self._start(spec, None)
 
     async def restore(self, snapshot: str, spec: SandboxSpec) -> AgentSandbox:

@@ -33,8 +33,6 @@ from ..host.layout import (
 
 DISK_LABEL = "envkit.disk-mib"
 PROFILE_LABEL = "envkit.profile"
-FORMAT_LABEL = "envkit.format"
-"""Image label: number of the image format, set by `envkit image build`."""
 
 _OPEN_FILES = 4096
 """Maximum number of open files per process. It is low, because a daemon cannot grant more than its own limit."""
@@ -67,7 +65,6 @@ class Image:
         id: Digest of the image's content.
         env: Environment variables that the image sets.
         volumes: Folders that the image declares as volumes.
-        format: Format number from the image's label; None for an image that envkit did not build.
         workdir: Working directory that the image sets; empty for none.
         user: User that the image sets, whom sandboxes ignore; empty for none.
         entrypoint: Program of the image, which sandboxes do not run.
@@ -76,7 +73,6 @@ class Image:
     id: str
     env: Mapping[str, str]
     volumes: tuple[str, ...]
-    format: str | None = None
     workdir: str = ""
     user: str = ""
     entrypoint: tuple[str, ...] = ()

@@ -29,7 +29,7 @@ from envkit.types import SandboxSpec
 
 from .api import Daemon, DaemonError
 from .backend import DockerBackend
-from .images import IMAGE_FORMAT, OFFLINE_BASE, ONLINE_BASE
+from .images import OFFLINE_BASE, ONLINE_BASE
 
 _PACKAGE = Path(__file__).parents[2]
 _DOCKERFILES = _PACKAGE.parent / "docker"
@@ -103,7 +103,7 @@ async def _build(daemon: Daemon, archive: IO[bytes], tag: str, base: str, announ
     """Build the image, then remove the intermediate build stages and the image that previously had this tag."""
     before = await daemon.image(tag)
     build_id = secrets.token_hex(8)
-    arguments = {"BASE": base, "BUILD": build_id, "FORMAT": str(IMAGE_FORMAT)}
+    arguments = {"BASE": base, "BUILD": build_id}
     try:
         await daemon.build(archive, tag=tag, arguments=arguments, report=announce)
     finally:

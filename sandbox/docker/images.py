@@ -10,14 +10,15 @@ from envkit.installation import command
 from envkit.types import SandboxSpec
 
 from .api import Daemon, DaemonError
-from .container_config import FORMAT_LABEL, Image
+from .container_config import Image
 
 GAMES_IMAGE = "envkit/games:1"
-"""Image of sandboxes that run environments: it contains envkit, with the solutions of all its tasks."""
+"""Image of sandboxes that run environments: it contains envkit, with the solutions of all its tasks.
+
+The number in its tag, and in that of `PLAIN_IMAGE`, increases with each incompatible change.
+"""
 PLAIN_IMAGE = "envkit/python:1"
 """Default image of all other sandboxes, without envkit. Without it, a base image is the default."""
-IMAGE_FORMAT = 1
-"""Format number of images built by `envkit image build`; increases with each incompatible change."""
 ONLINE_BASE = "python:3.11-slim"
 OFFLINE_BASE = "envkit/base:bookworm"
 """Base image that ``docker/base-from-debootstrap`` creates, for machines without access to a registry."""
@@ -33,7 +34,7 @@ async def find_image(daemon: Daemon, sandbox_id: str, spec: SandboxSpec, *, pull
         pull: Whether to pull a missing image from its registry.
 
     Raises:
-        SandboxRefusedError: The image does not exist, or has another format than `IMAGE_FORMAT`.
+        SandboxRefusedError: The image does not exist.
         DaemonError: The daemon does not answer, or cannot pull the image.
     """
     name = await present(daemon, spec.image or PLAIN_IMAGE)
@@ -48,28 +49,13 @@ async def find_image(daemon: Daemon, sandbox_id: str, spec: SandboxSpec, *, pull
         image = await daemon.image(name)
     if image is None:
         raise SandboxRefusedError(sandbox_id, await why_missing(daemon, name))
-    if why := why_other_format(image, name):
-        raise SandboxRefusedError(sandbox_id, why)
     return image
 
 
 async def why_unusable(daemon: Daemon, name: str) -> str | None:
     """Return in one line why the image cannot be used, and what to do; None if it can be used."""
     name = await present(daemon, name)
-    image = await daemon.image(name)
-    return await why_missing(daemon, name) if image is None else why_other_format(image, name)
-
-
-def why_other_format(image: Image, name: str) -> str | None:
-    """Return one line that says that the image's format is not `IMAGE_FORMAT`, and what to do; None if it is usable.
-
-    Images that envkit did not build have no format number and are usable. `GAMES_IMAGE` must have one.
-    """
-    if image.format == str(IMAGE_FORMAT) or (image.format is None and name != GAMES_IMAGE):
-        return None
-    found = f"0, since it has no label {FORMAT_LABEL}" if image.format is None else image.format
-    again = command("image", "build", "games") if name == GAMES_IMAGE else f"envkit image build NAME --tag {name}"
-    return f"image {name} has another format (found {found}; this version of envkit needs {IMAGE_FORMAT}); run {again}"
+    return await why_missing(daemon, name) if await daemon.image(name) is None else None
 
 
 async def why_missing(daemon: Daemon, name: str) -> str:

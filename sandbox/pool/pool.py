@@ -95,7 +95,7 @@ class Pool(ServerPool):
     async def lease(
         self, spec: SandboxSpec, *, tenant: str = "", wait_s: float = 60.0, snapshot: str | None = None
     ) -> AsyncIterator[Sandbox]:
-        request = LeaseRequest[Instance](spec, ResourceRequest.of(spec), tenant, snapshot=_parsed(snapshot))
+        request = LeaseRequest(spec, ResourceRequest.of(spec), tenant, snapshot=_parsed(snapshot))
         instance = await self._scheduler.take(request, wait_s)
         try:
             yield Lease(instance)
@@ -142,13 +142,11 @@ class Pool(ServerPool):
             created.set()
 
     async def snapshot_bytes(self, snapshot: str) -> int:
-        """Return the size in bytes of a snapshot on disk; 0 if the snapshot or its node is gone."""
         node, _, name = snapshot.partition("/")
         found = self._scheduler.nodes.get(node)
         return 0 if found is None else await found.backend.snapshot_bytes(name)
 
     async def remove_snapshot(self, snapshot: str) -> None:
-        """Remove a snapshot; idempotent."""
         node, _, name = snapshot.partition("/")
         if (found := self._scheduler.nodes.get(node)) is not None:
             await found.backend.remove_snapshot(name)
@@ -207,7 +205,6 @@ class Pool(ServerPool):
         return self._history.events.since(after)
 
     def alert(self, kind: str, text: str) -> None:
-        """Emit an event of this kind that is not about a single sandbox, at most one per minute for each kind."""
         self._history.alert(kind, None, text)
 
     def add_node(self, node: Node) -> None:

@@ -6,16 +6,14 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Generic, TypeVar
 
 import anyio
 
 from envkit.errors import SandboxError
 from envkit.types import SandboxSpec, TenantKey
 
+from .instance import Instance
 from .node import ResourceRequest
-
-T = TypeVar("T")
 
 MOST_PASSED = 32
 """Number of other requests that may be served while one request fits on no node. After that, all nodes that are large
@@ -32,7 +30,7 @@ class LeaseAnswer(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class LeaseRequest(Generic[T]):
+class LeaseRequest:
     """A request for the lease of a sandbox.
 
     Attributes:
@@ -56,9 +54,9 @@ class LeaseRequest(Generic[T]):
     ttl_s: float | None = None
     snapshot: tuple[str, str] | None = None
     woken: anyio.Event = field(default_factory=anyio.Event)
-    given: T | None = None
+    given: Instance | None = None
     refusal: SandboxError | None = None
-    evicting: list[T] = field(default_factory=list)
+    evicting: list[Instance] = field(default_factory=list)
     passed: int = 0
 
     @property
@@ -72,7 +70,7 @@ class LeaseRequest(Generic[T]):
         return f"tenant {self.tenant!r}" if self.tenant else "the anonymous tenant"
 
 
-class LeaseQueue(Generic[T]):
+class LeaseQueue:
     """The waiting requests. Tenants are served round-robin, and the requests of one tenant in their order of arrival.
 
     Attributes:
@@ -81,15 +79,15 @@ class LeaseQueue(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self.unplaced: dict[LeaseRequest[T], None] = {}
-        self.claims: dict[LeaseRequest[T], None] = {}
-        self._queues: OrderedDict[str, deque[LeaseRequest[T]]] = OrderedDict()
-        self._overdue: dict[LeaseRequest[T], None] = {}
+        self.unplaced: dict[LeaseRequest, None] = {}
+        self.claims: dict[LeaseRequest, None] = {}
+        self._queues: OrderedDict[str, deque[LeaseRequest]] = OrderedDict()
+        self._overdue: dict[LeaseRequest, None] = {}
 
-    def add(self, request: LeaseRequest[T]) -> None:
+    def add(self, request: LeaseRequest) -> None:
         self._queues.setdefault(request.tenant, deque()).append(request)
 
-    def discard(self, request: LeaseRequest[T]) -> None:
+    def discard(self, request: LeaseRequest) -> None:
         """Remove a request, if it is in the queue."""
         queue = self._queues.get(request.tenant)
         if queue is not None and request in queue:
@@ -103,10 +101,10 @@ class LeaseQueue(Generic[T]):
         """Return the number of waiting requests by tenant."""
         return {tenant: len(queue) for tenant, queue in self._queues.items()}
 
-    def all(self) -> list[LeaseRequest[T]]:
+    def all(self) -> list[LeaseRequest]:
         return [request for queue in self._queues.values() for request in queue]
 
-    def serve(self, offer: Callable[[LeaseRequest[T]], LeaseAnswer]) -> None:
+    def serve(self, offer: Callable[[LeaseRequest], LeaseAnswer]) -> None:
         """Serve the first request of each tenant in turn, until one round over all tenants has served no request.
 
         Args:
@@ -134,7 +132,7 @@ class LeaseQueue(Generic[T]):
             if answer is LeaseAnswer.NO_ROOM:
                 self.unplaced[request] = None
 
-    def _grant(self, request: LeaseRequest[T]) -> None:
+    def _grant(self, request: LeaseRequest) -> None:
         """Remove a served request from the queue, wake its caller, and put its tenant behind the other tenants."""
         self.discard(request)
         if request.tenant in self._queues:

@@ -60,7 +60,7 @@ class Scheduler:
         self.nodes: dict[str, Node] = {}
         self.last_gone = ""
         self.instances: dict[TenantKey, Instance] = {}
-        self.queue: LeaseQueue[Instance] = LeaseQueue()
+        self.queue = LeaseQueue()
         self.stocks = [WarmStock(warm_spec) for warm_spec in stocks]
         self.last_number = 0
         self._history = history
@@ -86,7 +86,7 @@ class Scheduler:
         for request in self.queue.all():
             request.woken.set()
 
-    async def take(self, request: LeaseRequest[Instance], wait_s: float | None) -> Instance:
+    async def take(self, request: LeaseRequest, wait_s: float | None) -> Instance:
         """Return a running sandbox for a request; raises the errors of `envkit.protocols.SandboxPool.lease`.
 
         It waits up to `wait_s` seconds for room. With None, it waits up to 20 s, and only if a warm sandbox with this
@@ -199,7 +199,7 @@ class Scheduler:
             instance.end(Cause(CauseKind.STOPPED, "no warm stock needs it"))
         tasks.start_soon(self._live, instance, None)
 
-    def _offer(self, request: LeaseRequest[Instance]) -> LeaseAnswer:
+    def _offer(self, request: LeaseRequest) -> LeaseAnswer:
         """Serve `request` with a warm or a new sandbox if its tenant is within limits and a node has room."""
         if self._is_at_bound(request):
             return LeaseAnswer.AT_BOUND
@@ -221,13 +221,13 @@ class Scheduler:
         self._begin(request.given, None)
         return LeaseAnswer.GRANTED
 
-    def _eligible_nodes(self, request: LeaseRequest[Instance]) -> Collection[Node]:
+    def _eligible_nodes(self, request: LeaseRequest) -> Collection[Node]:
         """Return the nodes that may serve the request, even if full: all nodes, or only the one with its snapshot."""
         if request.snapshot is None:
             return self.nodes.values()
         return [node for node in self.nodes.values() if node.name == request.snapshot[0]]
 
-    def _unclaimed_nodes(self, request: LeaseRequest[Instance]) -> Collection[Node]:
+    def _unclaimed_nodes(self, request: LeaseRequest) -> Collection[Node]:
         """Return the nodes that may serve `request` and are not reserved for another request that waited too long."""
         nodes = self._usable(request.demand) if request.snapshot is None else self._eligible_nodes(request)
         claims = list(takewhile(lambda claim: claim is not request, self.queue.claims))
@@ -236,19 +236,19 @@ class Scheduler:
     def _usable(self, demand: ResourceRequest) -> Collection[Node]:
         return usable(self.nodes.values(), demand, now=clock.now())
 
-    def _is_claimed(self, node: Node, others: Iterable[LeaseRequest[Instance]]) -> bool:
+    def _is_claimed(self, node: Node, others: Iterable[LeaseRequest]) -> bool:
         """Return whether `node`, if it were empty, could serve one of the waiting requests `others`."""
         eligible = (other for other in others if other.snapshot is None or other.snapshot[0] == node.name)
         return any(node.could_hold(other.demand) for other in eligible)
 
-    def _why_never(self, request: LeaseRequest[Instance]) -> SandboxError | None:
+    def _why_never(self, request: LeaseRequest) -> SandboxError | None:
         """Return an error if no current node could serve `request`, even if the node were empty; otherwise None."""
         if request.snapshot is not None and request.snapshot[0] not in self.nodes:
             return SandboxRefusedError(request.name or "", f"there is no snapshot {'/'.join(request.snapshot)!r}")
         why = why_impossible(self._eligible_nodes(request), request.demand)
         return None if why is None else ImpossibleSandboxError(why)
 
-    def _lease(self, warm: Instance, request: LeaseRequest[Instance]) -> None:
+    def _lease(self, warm: Instance, request: LeaseRequest) -> None:
         before = warm.record()
         del self.instances[warm.key]
         warm.key = TenantKey(request.tenant, request.name or warm.id)
@@ -260,7 +260,7 @@ class Scheduler:
         # Record the end of the old id last, so that in the ledger one of the sandbox's ids is always live.
         return self._history.renamed(before, warm.id)
 
-    def _assign(self, instance: Instance, request: LeaseRequest[Instance]) -> None:
+    def _assign(self, instance: Instance, request: LeaseRequest) -> None:
         instance.ttl_s, instance.is_own, instance.is_leased = request.ttl_s, request.is_own, True
         instance.used_at = clock.now()
         self._count(instance)
@@ -357,10 +357,10 @@ class Scheduler:
         instance.cleared.set()
         self.serve()
 
-    def _is_at_bound(self, request: LeaseRequest[Instance]) -> bool:
+    def _is_at_bound(self, request: LeaseRequest) -> bool:
         return self._why_bound(request, self._held.get(request.tenant)) is not None
 
-    def _why_bound(self, request: LeaseRequest[Instance], held: ResourceRequest | None) -> str | None:
+    def _why_bound(self, request: LeaseRequest, held: ResourceRequest | None) -> str | None:
         """Return which limit a tenant that uses `held` would exceed with `request`; None if it would exceed none."""
         if held is None or request.is_own:
             return None
@@ -371,7 +371,7 @@ class Scheduler:
         why = beyond_share(self.nodes.values(), held.with_other(request.demand), self._share)
         return None if why is None else f"share of the fleet: with this sandbox, {why}"
 
-    def _makes_room(self, request: LeaseRequest[Instance]) -> bool:
+    def _makes_room(self, request: LeaseRequest) -> bool:
         """Evict warm sandboxes if that makes room. Return whether `request` can be served before another lease ends."""
         stock = self._stock_for(request.spec) if request.snapshot is None else None
         if stock is not None and stock.has_starting():
@@ -387,7 +387,7 @@ class Scheduler:
                 warm.end(Cause(CauseKind.STOPPED, "evicted to make room"))
         return bool(request.evicting)
 
-    def _why_full(self, request: LeaseRequest[Instance], waited_s: float) -> str:
+    def _why_full(self, request: LeaseRequest, waited_s: float) -> str:
         waited = f" within {waited_s:g} s" if waited_s else ""
         if not self._is_open:
             return str(CLOSED)

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Protocol, runtime_checkable
 
 import anyio
 
@@ -29,16 +28,6 @@ _LEAST_S = 10.0
 node is very busy. But a start timeout below this many seconds counts as too short, and then the spec is at fault."""
 _ROUNDING_S = 1e-6
 _UNTRIED = "other nodes were not tried, because they have no room now"
-
-
-@runtime_checkable
-class _KnowsMemoryLimit(Protocol):
-    """A backend that may know whether a sandbox reached its own memory limit or the host ran out of memory."""
-
-    @property
-    def distinguishes_memory_limit(self) -> bool:
-        """Whether an out-of-memory cause has `by_agent` set exactly if the sandbox reached its own memory limit."""
-        ...
 
 
 async def start(
@@ -151,6 +140,5 @@ def _failed(text: str) -> Cause:
 def _had_too_little(node: Node, spec: SandboxSpec, cause: Cause, took_s: float) -> bool:
     """Return whether a start failed because the memory limit or the start timeout of `spec` is too small."""
     if cause.kind is CauseKind.OUT_OF_MEMORY:
-        backend = node.backend
-        return cause.by_agent or not (isinstance(backend, _KnowsMemoryLimit) and backend.distinguishes_memory_limit)
+        return cause.by_agent or not getattr(node.backend, "distinguishes_memory_limit", False)
     return spec.start_timeout_s < _LEAST_S and took_s >= spec.start_timeout_s - _ROUNDING_S

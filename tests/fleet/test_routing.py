@@ -8,7 +8,6 @@ import pytest
 from envkit import clock
 from envkit.errors import EnvkitError, SandboxStartError
 from envkit.fleet.host import WorkerKind
-from envkit.fleet.ledger import SessionStore
 from envkit.restarts import RestartBudget
 from tests.causes import cause
 from tests.fleet.fleets import TASK, FakeSessionStore, ScriptedFleet, ScriptedPool, WorkerStarter, play, run
@@ -16,7 +15,7 @@ from tests.keys import key
 from tests.sandbox.pool.pools import past_events
 
 
-def with_store(sessions: SessionStore, *, slots_per_sandbox: int = 2, kind: WorkerKind = "shared") -> ScriptedFleet:
+def with_store(sessions: FakeSessionStore, *, slots_per_sandbox: int = 2, kind: WorkerKind = "shared") -> ScriptedFleet:
     pool = ScriptedPool(WorkerStarter().start)
     return ScriptedFleet(pool, workers=1, slots_per_sandbox=slots_per_sandbox, kind=kind, session_store=sessions)
 

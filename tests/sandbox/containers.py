@@ -40,18 +40,6 @@ def reduced_image() -> Iterator[str]:
         docker("image", "rm", "--force", tag)
 
 
-@contextmanager
-def labelled_image(label: str) -> Iterator[str]:
-    """The image with Python, with one more label, for the length of the block."""
-    tag = f"envkit-test/labelled:{os.getpid()}"
-    command = ["docker", "build", "--quiet", "--label", label, "--tag", tag, "-"]
-    subprocess.run(command, input=f"FROM {image()}\n".encode(), capture_output=True, timeout=60, check=True)
-    try:
-        yield tag
-    finally:
-        docker("image", "rm", "--force", tag)
-
-
 def missing(reason: str) -> NoReturn:
     """Skip the test, or fail it where Docker is required."""
     if "docker" in os.environ.get("ENVKIT_REQUIRE", "").split(","):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import anyio
 import numpy as np
@@ -15,17 +15,12 @@ from envkit.types import Completion, FinishReason, Sample, SamplingParams
 from ..weights.channel import Push
 from .events import PushProbe
 
+if TYPE_CHECKING:
+    from ..engines.vllm.replica import PinnedEngine
+
 TOKENS = 8
 """Maximum number of tokens of the completion."""
 _SEED = 20_240_501
-
-
-class Replica(Protocol):
-    """One of several replicas of an engine, each with its own copy of the weights."""
-
-    @property
-    def index(self) -> int: ...
-    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Completion: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +29,7 @@ class Probe:
 
     Attributes:
         engine: The engine, which must not be generating for others at the time. If it has the attribute `replicas`, a
-            sequence of `Replica`, each of them is probed.
+            sequence of `PinnedEngine`, each of them is probed.
         trainer: The trainer, whose current weights are those of the last push.
         temperature: Sampling temperature of the run, which the trainer's log-probabilities take into account.
         max_tokens: Maximum total length of prompt and completion in tokens.
@@ -55,7 +50,7 @@ class Probe:
         count = max(1, min(TOKENS, self.max_tokens - len(prompt)))
         params = SamplingParams(temperature=self.temperature, max_tokens=count, seed=_SEED)
         probes: list[PushProbe] = []
-        replicas: Sequence[Replica] | None = getattr(self.engine, "replicas", None)
+        replicas: Sequence[PinnedEngine] | None = getattr(self.engine, "replicas", None)
         for index, engine in [(0, self.engine)] if replicas is None else [(one.index, one) for one in replicas]:
             with anyio.move_on_after(self.timeout_s) as scope:
                 completion: Completion = await engine.generate(prompt, params)

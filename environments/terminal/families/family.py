@@ -206,21 +206,19 @@ def lines(items: Iterable[object]) -> str:
 
 
 _POOL = """
-acorn amber anchor apple apron arrow aspen autumn badge bamboo banjo barley basil beacon beaver birch bishop
-bison
-blossom bobbin bonnet boulder bramble brick bridge bronze brook bucket buckle butter button cabin cable cactus
-camel candle canoe canvas carbon carrot castle cedar cellar chalk cherry chisel cider cinder citrus clover cobalt
-comet copper coral cotton cradle crayon cricket crystal cumin curtain cypress dahlia daisy dapper denim desert
-diamond dolphin domino drum eagle ebony ember emerald falcon fabric feather fennel fern ferry fiddle flannel
-flint forest fossil fountain fox garden garlic gecko ginger glacier goblet granite grape gravel guitar hammer
-harbor harvest hazel heron hickory honey hornet indigo iris island ivory jacket jasmine jasper jungle kayak
-kettle
-kiwi ladder lagoon lantern lark laurel lemon lentil lily linen lizard lobster lotus lumber magnet mango maple
-marble meadow melon mint mirror mitten monsoon mosaic moss mustard needle nettle nickel nutmeg oak oasis olive
-onion opal orbit orchard otter paddle panther papaya parsley pebble pelican pepper pewter pigeon pillow pine
-planet plum pocket pollen poplar prairie prism pumpkin quartz quiver rabbit radish raven reef ribbon river robin
-rocket saddle saffron sage salmon sandal sapphire satchel scarlet shadow shelter sierra silver sphinx spruce
-squash starling summit sunset swallow tadpole tango teapot thistle thunder timber topaz tulip tunnel turnip
-turtle valley vanilla velvet violet walnut walrus willow window winter yonder zebra zenith zephyr
+acorn amber anchor apple apron arrow aspen autumn badge bamboo banjo barley basil beacon beaver birch bishop bison
+blossom bobbin bonnet boulder bramble brick bridge bronze brook bucket buckle butter button cabin cable cactus camel
+candle canoe canvas carbon carrot castle cedar cellar chalk cherry chisel cider cinder citrus clover cobalt comet copper
+coral cotton cradle crayon cricket crystal cumin curtain cypress dahlia daisy dapper denim desert diamond dolphin domino
+drum eagle ebony ember emerald falcon fabric feather fennel fern ferry fiddle flannel flint forest fossil fountain fox
+garden garlic gecko ginger glacier goblet granite grape gravel guitar hammer harbor harvest hazel heron hickory honey
+hornet indigo iris island ivory jacket jasmine jasper jungle kayak kettle kiwi ladder lagoon lantern lark laurel lemon
+lentil lily linen lizard lobster lotus lumber magnet mango maple marble meadow melon mint mirror mitten monsoon mosaic
+moss mustard needle nettle nickel nutmeg oak oasis olive onion opal orbit orchard otter paddle panther papaya parsley
+pebble pelican pepper pewter pigeon pillow pine planet plum pocket pollen poplar prairie prism pumpkin quartz quiver
+rabbit radish raven reef ribbon river robin rocket saddle saffron sage salmon sandal sapphire satchel scarlet shadow
+shelter sierra silver sphinx spruce squash starling summit sunset swallow tadpole tango teapot thistle thunder timber
+topaz tulip tunnel turnip turtle valley vanilla velvet violet walnut walrus willow window winter yonder zebra zenith
+zephyr
 """
 WORDS = tuple(_POOL.split())

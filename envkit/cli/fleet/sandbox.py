@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn, TypeAlias, TypeVar
 
 import typer
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from envkit.protocols import Sandbox
     from envkit.wiring.sandboxes.service import SandboxService
+
+T = TypeVar("T")
 
 _PROGRAM_CHARACTERS = 40
 _PROGRAM_LAST = {"allow_interspersed_args": False}
@@ -114,10 +116,8 @@ def run(
     if detach and (tty or timeout_s is not None):
         raise UsageError("--detach does not wait for the program; leave out --tty and --timeout-s")
     service = _service(url, token_file, ca, backend)
-    from envkit import clock
-
     if detach:
-        clock.run(service.detach, options, program or [], uploads, partial(print, flush=True))
+        _run(service.detach, options, program or [], uploads, partial(print, flush=True))
         return
     _run_attached(service, service.running(options), program or [], timeout_s, tty, uploads)
 
@@ -152,10 +152,7 @@ def logs(
     ca: Ca = None,
 ) -> None:
     """Print the last lines of a detached sandbox's log. The log is the standard error of the sandbox's program."""
-    service = _service(url, token_file, ca)
-    from envkit import clock
-
-    echo(clock.run(service.log_of, sandbox_id), end="")
+    echo(_run(_service(url, token_file, ca).log_of, sandbox_id), end="")
 
 
 @app.command("rm")
@@ -166,10 +163,7 @@ def remove(
     ca: Ca = None,
 ) -> None:
     """Stop detached sandboxes and delete their files."""
-    service = _service(url, token_file, ca)
-    from envkit import clock
-
-    clock.run(service.remove, sandbox_ids)
+    _run(_service(url, token_file, ca).remove, sandbox_ids)
 
 
 @app.command("ls")
@@ -188,16 +182,14 @@ def list_sandboxes(
     killed, the sandboxes stop by themselves. With --json, times are in seconds.
     """
     service = _service(url, token_file, ca)
-    from envkit import clock
-
     if url is not None:
         if with_servers:
             raise UsageError("--all: --url already lists all sandboxes of the server; leave out --all")
-        _print_views(clock.run(service.views), clock.wall(), as_json)
+        _print_views(_run(service.views), as_json)
         return
     from envkit.wiring.sandboxes.service import list_detached_sandboxes
 
-    found = clock.run(partial(list_detached_sandboxes, with_servers=with_servers, warn=note))
+    found = _run(partial(list_detached_sandboxes, with_servers=with_servers, warn=note))
     if as_json:
         print_json({"id": one.id, **one.stats, "problem": one.problem, "of_server": one.of_server} for one in found)
         return
@@ -211,19 +203,16 @@ def prune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be removed.")] = False,
 ) -> None:
     """Remove what envkit processes that have ended left behind, and list it. Keeps detached sandboxes."""
-    from envkit import clock
-    from envkit.wiring.sandboxes.prune import prune as prune_all
+    from envkit.wiring.sandboxes.service import prune as prune_all
 
-    for line in clock.run(partial(prune_all, dry_run=dry_run, warn=note)):
+    for line in _run(partial(prune_all, dry_run=dry_run, warn=note)):
         echo(line)
 
 
 @snapshot_app.command("ls")
 def list_snapshots(url: ServerUrl, as_json: AsJson = False, token_file: TokenFile = None, ca: Ca = None) -> None:
     """List the snapshots of a server. Times are in UTC; with --json they are seconds since 1970."""
-    from envkit import clock
-
-    found = clock.run(_service(url, token_file, ca).snapshots)
+    found = _run(_service(url, token_file, ca).snapshots)
     if as_json:
         print_json(
             {
@@ -253,9 +242,7 @@ def remove_snapshots(
     ca: Ca = None,
 ) -> None:
     """Remove snapshots of a server. A snapshot that does not exist is not an error."""
-    from envkit import clock
-
-    clock.run(_service(url, token_file, ca).remove_snapshots, names)
+    _run(_service(url, token_file, ca).remove_snapshots, names)
 
 
 def _run_attached(
@@ -267,11 +254,16 @@ def _run_attached(
     uploads: Sequence[tuple[Path, str]] = (),
 ) -> NoReturn:
     """Run a program (by default a shell) in a sandbox, and exit with its code."""
-    from envkit import clock
     from envkit.cli.fleet.attached import run_attached
 
     timeout_s = timeout_s or service.longest_s
-    sys.exit(clock.run(partial(run_attached, opened, program, uploads, timeout_s=timeout_s, tty=tty)))
+    sys.exit(_run(partial(run_attached, opened, program, uploads, timeout_s=timeout_s, tty=tty)))
+
+
+def _run(call: Callable[..., Awaitable[T]], *args: object) -> T:
+    from envkit import clock  # slow to import
+
+    return clock.run(call, *args)
 
 
 def _service(url: str | None, token_file: Path | None, ca: Path | None, backend: Backend = "auto") -> SandboxService:
@@ -285,7 +277,7 @@ def _service(url: str | None, token_file: Path | None, ca: Path | None, backend:
     return SandboxService(backend, url, token_file, ca)
 
 
-def _print_views(views: Sequence[SandboxView], now_s: float, as_json: bool) -> None:
+def _print_views(views: Sequence[SandboxView], as_json: bool) -> None:
     """Print the sandboxes of a server."""
     if as_json:
         print_json(
@@ -302,7 +294,9 @@ def _print_views(views: Sequence[SandboxView], now_s: float, as_json: bool) -> N
             for view in views
         )
         return
-    rows = []
+    from envkit import clock
+
+    now_s, rows = clock.wall(), []
     for view in views:
         state, last = view.state.value, view.phases[-1]
         if view.state in (SandboxState.STOPPED, SandboxState.LOST):

@@ -9,6 +9,7 @@ import uuid
 from asyncio import Future
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -29,6 +30,7 @@ from envkit.errors import (
 )
 from envkit.http.client.connect import OpenSocket, socket_connector, url_connector
 from envkit.http.client.connection import SharedWebSocket
+from envkit.http.client.outages import Outages
 from envkit.http.protocol import messages
 from envkit.http.protocol import operations as table
 from envkit.http.protocol.operations import Operation, Q, R
@@ -59,6 +61,10 @@ class EnvClient(EnvHost):
     All calls share one WebSocket. If the WebSocket breaks, the client reconnects and sends unanswered calls again. If
     the server stays unreachable, the unanswered calls fail, and the next call tries to reconnect.
 
+    With `outages`, leases wait while the server restarts, and steps and graders in progress are sent again; the server
+    plays a repeated step only once. If the restarted server no longer has an episode's session, the step raises
+    `SessionNotFoundError`, and the episode is lost.
+
     Args:
         url: Address of the server: ``"http://host:port"``, ``"https://host"`` or ``"unix:/path/of/socket"``.
         connect: Function to pass instead of `url`. Each call returns a new stream socket, connected to the server.
@@ -70,6 +76,7 @@ class EnvClient(EnvHost):
         wait_timeout_s: Seconds to wait for a free slot before a lease raises `CapacityError`.
         token: Token for the server at `url`; default: the environment variable ``ENVKIT_TOKEN``.
         ca: PEM file with the certificates to trust for ``https://``, instead of those of the system.
+        outages: Repeats leases, steps and graders during outages of the server; None: no call waits for it.
     """
 
     def __init__(
@@ -84,6 +91,7 @@ class EnvClient(EnvHost):
         reset_timeout_s: float = SLOW_TIMEOUT_S,
         grade_timeout_s: float = SLOW_TIMEOUT_S,
         wait_timeout_s: float = math.inf,
+        outages: Outages | None = None,
     ) -> None:
         if (url is None) == (connect is None):
             raise UsageError("pass either url or connect (exactly one of them)")
@@ -105,6 +113,7 @@ class EnvClient(EnvHost):
                 raise UsageError("token and ca need url; omit them if you pass connect")
             connector = socket_connector(connect, timeout_s)
         self._connection = SharedWebSocket(self._address, connector)
+        self._outages = outages or Outages(0.0, print)
         self._rng = random.Random()
         self._capacity = 0
         self._queued = 0
@@ -125,8 +134,8 @@ class EnvClient(EnvHost):
 
     @property
     def queued(self) -> int:
-        """Number of leases that wait for a free slot."""
-        return self._queued
+        """Number of leases that wait for a free slot, or for the server to be reachable."""
+        return self._queued + self._outages.waiting_leases
 
     @asynccontextmanager
     async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[Episode]:
@@ -143,12 +152,12 @@ class EnvClient(EnvHost):
         Raises:
             UnknownEnvError: No environment has the task's id.
             DeadlineError: The server did not answer within the client's timeouts.
-            UnreachableError: The server is unreachable.
+            UnreachableError: The server is unreachable; with `outages`, for longer than their timeout.
         """
         id = uuid.uuid4().hex if id is None else id
         is_reachable = True
         try:
-            yield await self._create(id, task)
+            yield await self._outages.call(partial(self._create, id, task), is_lease=True)
         except UnreachableError:
             is_reachable = False
             raise
@@ -207,9 +216,9 @@ class EnvClient(EnvHost):
                 # If the slots for this environment are in use while others are free, `ready` does not show it.
                 delay_s = min(max(2 * delay_s, _POLL_DELAYS_S[0]), _POLL_DELAYS_S[1])
             except (OptionError, EnvError, SandboxError) as error:
-                return SessionEpisode(id, error, 0, self._connection, *times)
+                return SessionEpisode(id, error, 0, self._connection, self._outages, *times)
             else:
-                return SessionEpisode(id, reply.reset(), reply.turn, self._connection, *times)
+                return SessionEpisode(id, reply.reset(), reply.turn, self._connection, self._outages, *times)
 
     async def _delete(self, id: str) -> None:
         """Delete a session, which frees its slot. If that fails, the session expires later."""
@@ -259,6 +268,7 @@ class SessionEpisode(Episode):
         start: Reset | EnvkitError,
         turn: int,
         connection: SharedWebSocket,
+        outages: Outages,
         timeout_s: float,
         grade_timeout_s: float,
     ) -> None:
@@ -266,6 +276,7 @@ class SessionEpisode(Episode):
         self._id = id
         self._start = start
         self._connection = connection
+        self._outages = outages
         self._timeout_s = timeout_s
         self._grade_timeout_s = grade_timeout_s
         self._is_reset = False
@@ -286,14 +297,14 @@ class SessionEpisode(Episode):
     async def step(self, action: str) -> Step:
         if not self._is_reset:
             raise StepOrderError("step before reset")
-        return self._decode_step(await self._request(self._turn, action))
+        return self._decode_step(await self._outages.call(lambda: self._request(self._turn, action)))
 
     async def repeat_step(self, action: str) -> Step:
         return self._decode_step(await self._request(self._turn - 1, action))
 
     async def grade(self) -> float | None:
-        reply = await self._connection.call(table.GRADE, messages.SessionBody(self._id), self._grade_timeout_s)
-        return reply.grade
+        body, timeout_s = messages.SessionBody(self._id), self._grade_timeout_s
+        return (await self._outages.call(lambda: self._connection.call(table.GRADE, body, timeout_s))).grade
 
     def start_step(self, action: str) -> Future[msgspec.Raw] | None:
         return self._request(self._turn, action) if self._is_reset else None

@@ -159,14 +159,6 @@ class SandboxTransport:
                 await anyio.sleep(max(wait_s, delay_s * self._rng.uniform(0.5, 1.0)))  # jitter
                 delay_s = min(2 * delay_s, _MAX_DELAY_S)
 
-    async def stop(self, id: str) -> None:
-        """Stop a sandbox, and wait at most 75 s until it is removed. The call is safe to repeat.
-
-        A cancellation of the calling task does not interrupt the call.
-        """
-        with anyio.CancelScope(shield=True):
-            await self.websocket.call(table.STOP, wire.SandboxFrame(id), _STOP_S)
-
 
 class RemoteSandbox(Sandbox):
     """A sandbox on a server, returned by `SandboxClient`; implements `envkit.protocols.Sandbox`."""
@@ -205,12 +197,10 @@ class RemoteSandbox(Sandbox):
         return await self.run(table.EXEC, frame, size, timeout_s + SLACK_S)
 
     def shell(self, name: str = "main", *, user: SandboxUser = "agent") -> RemoteShell:
-        """Return the persistent shell `name`. The shell process starts with its first command."""
         return RemoteShell(self, name, user)
 
     @property
     def grader_home(self) -> str:
-        """Path of the graders' private folder in isolated sandboxes."""
         return GRADER_HOME
 
     async def read(self, path: str, *, max_bytes: int = 64 << 20, user: FileUser = "agent") -> bytes:
@@ -299,11 +289,6 @@ class RemoteSandbox(Sandbox):
         raise DeadlineError(f"sandbox {self._id} did not answer within {timeout_s:g} s")
 
     async def snapshot(self) -> str:
-        """Take a snapshot of the sandbox's files, and return the snapshot's name, for `SandboxClient.create`.
-
-        Raises:
-            UnsupportedError: The server's sandbox backend does not support snapshots.
-        """
         frame = wire.SnapshotFrame(self._id, uuid.uuid4().hex)
         return (await self._keyed(table.SNAPSHOT, frame, _SHELL_S)).snapshot
 
@@ -314,7 +299,6 @@ class RemoteSandbox(Sandbox):
         return (await self.call(table.STATS, wire.SandboxFrame(self._id))).stats
 
     async def wait(self) -> Cause:
-        """Wait until the sandbox has ended, and return the cause of its end."""
         while True:
             try:
                 cause = (await self.call(table.WAIT, wire.SandboxFrame(self._id))).cause
@@ -324,8 +308,12 @@ class RemoteSandbox(Sandbox):
                 return cause
 
     async def stop(self) -> None:
-        """Stop the sandbox and all processes in it. The call is safe to repeat."""
-        await self._transport.stop(self._id)
+        """Stop the sandbox and all processes in it, and wait at most 75 s until it is removed. Safe to repeat.
+
+        A cancellation of the calling task does not interrupt the call.
+        """
+        with anyio.CancelScope(shield=True):
+            await self._transport.websocket.call(table.STOP, wire.SandboxFrame(self._id), _STOP_S)
 
     async def call(self, operation: Operation[Q, R], request: Q, timeout_s: float = CALL_S) -> R:
         """Make a call. Raises the server's error, or `SandboxLostError` if the server does not know the sandbox."""
@@ -381,7 +369,6 @@ class RemoteShell(Shell):
         return await self._sandbox.run(table.SHELL, frame, len(command), max(_SHELL_S, timeout_s + SLACK_S))
 
     async def close(self) -> None:
-        """Close the shell and kill all processes that it started. The call is safe to repeat."""
         await self._sandbox.call(table.CLOSE_SHELL, wire.CloseShellFrame(self._sandbox.id, self._name, self._user))
 
 

@@ -123,14 +123,7 @@ class SandboxClient:
         """
         if spec.detached:
             raise UsageError("a remote sandbox always ends with its lease, so it cannot be detached; omit detached")
-        values = {name: getattr(spec, name) for name in wire.SpecBody.__struct_fields__}
-        body = wire.CreateFrame(
-            **{**values, "env": dict(spec.env)},
-            lease_s=ttl_s,
-            snapshot=snapshot,
-            wait_s=wait_s,
-            sandbox_id=id,
-        )
+        body = wire.CreateFrame.of(spec, lease_s=ttl_s, snapshot=snapshot, wait_s=wait_s, sandbox_id=id)
         within_s = wait_s + spec.start_timeout_s + SLACK_S
         return (await self._transport.call(table.CREATE_SANDBOX, body, within_s)).view()
 
@@ -159,11 +152,8 @@ class SandboxClient:
         await self._transport.call(table.REMOVE_SNAPSHOT, wire.KeptFrame(snapshot))
 
     async def stop(self, id: str) -> None:
-        """Stop a sandbox, and wait at most 75 s until it is removed. The call is safe to repeat.
-
-        A cancellation of the calling task does not interrupt the call.
-        """
-        await self._transport.stop(id)
+        """Stop a sandbox; see `RemoteSandbox.stop`."""
+        await self.get(id).stop()
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as resources:

@@ -58,7 +58,6 @@ class RemoteProgram(Program):
             await self._connection.send(write(wire.ProgramInput(eof=True)).decode())
 
     async def resize(self, rows: int, columns: int) -> None:
-        """Resize the terminal of the program."""
         with suppress(ConnectionClosed):
             await self._connection.send(write(wire.ProgramInput(rows=rows, columns=columns)).decode())
 

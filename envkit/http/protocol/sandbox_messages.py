@@ -7,7 +7,7 @@ encoded as `envkit.http.protocol.bytes_encoding` describes.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 import msgspec
 
@@ -61,8 +61,8 @@ class SpecBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     start_timeout_s: Annotated[float, msgspec.Meta(gt=0, le=MAX_START_S)] = 30.0
 
     @classmethod
-    def of(cls, spec: SandboxSpec) -> SpecBody:
-        return cls(**{**{name: getattr(spec, name) for name in _SPEC_FIELDS}, "env": dict(spec.env)})
+    def of(cls, spec: SandboxSpec, **more: Any) -> Self:
+        return cls(**{**{name: getattr(spec, name) for name in _SPEC_FIELDS}, "env": dict(spec.env)}, **more)
 
     def spec(self) -> SandboxSpec:
         return SandboxSpec(**{name: getattr(self, name) for name in _SPEC_FIELDS})
@@ -219,28 +219,15 @@ class ExecReply(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, result: ExecResult) -> ExecReply:
-        return cls(
-            result.exit_code,
-            encode_bytes(result.stdout_bytes),
-            encode_bytes(result.stderr_bytes),
-            result.timed_out,
-            result.truncated_bytes,
-            result.duration_s,
-            result.is_shell_lost,
-            result.is_out_of_memory,
-        )
+        others = {name: getattr(result, name) for name in _RESULT_FIELDS}
+        return cls(stdout=encode_bytes(result.stdout_bytes), stderr=encode_bytes(result.stderr_bytes), **others)
 
     def result(self) -> ExecResult:
-        return ExecResult(
-            self.exit_code,
-            decode_bytes(self.stdout),
-            decode_bytes(self.stderr),
-            self.timed_out,
-            self.truncated_bytes,
-            self.duration_s,
-            self.is_shell_lost,
-            self.is_out_of_memory,
-        )
+        others = {name: getattr(self, name) for name in _RESULT_FIELDS}
+        return ExecResult(stdout_bytes=decode_bytes(self.stdout), stderr_bytes=decode_bytes(self.stderr), **others)
+
+
+_RESULT_FIELDS = tuple(name for name in ExecReply.__struct_fields__ if name not in ("stdout", "stderr"))
 
 
 class PhaseReply(msgspec.Struct, frozen=True):

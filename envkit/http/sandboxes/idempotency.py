@@ -48,7 +48,6 @@ class IdempotentCalls:
 
     Args:
         failure: Converts the error of a call to the call's outcome.
-        keep_s: Seconds for which a key and its answer are stored after the call has ended.
         max_count: Maximum number of stored keys of calls that have ended.
         max_bytes: Maximum total size of the stored answers, in bytes.
     """
@@ -57,14 +56,12 @@ class IdempotentCalls:
         self,
         failure: Callable[[Exception], CallOutcome],
         *,
-        keep_s: float = KEEP_S,
         max_count: int = MAX_COUNT,
         max_bytes: int = MAX_BYTES,
     ) -> None:
         self.tasks: TaskGroup | None = None
         """Runs the calls, which outlive their callers; None while the server is not running."""
         self._failure = failure
-        self._keep_s = keep_s
         self._max_count = max_count
         self._max_bytes = max_bytes
         self._calls: defaultdict[TenantKey, dict[str, _KeyedCall]] = defaultdict(dict)
@@ -133,7 +130,7 @@ class IdempotentCalls:
             self._trim()
 
     def _trim(self) -> None:
-        expired_s = clock.now() - self._keep_s
+        expired_s = clock.now() - KEEP_S
         while self._ended:
             (sandbox, key), call = next(iter(self._ended.items()))
             if len(self._ended) <= self._max_count and call.ended_at >= expired_s:

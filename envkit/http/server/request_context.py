@@ -7,7 +7,7 @@ import re
 from collections.abc import Awaitable
 from datetime import UTC, datetime
 from logging import makeLogRecord
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -17,6 +17,9 @@ from envkit.http.auth.caller import NOBODY
 from envkit.http.protocol.asgi import ASGIApp, Message, Receive, Scope, Send
 from envkit.http.server.logs import BackgroundHandler
 from envkit.http.sessions.counters import StepMetrics
+
+if TYPE_CHECKING:
+    from envkit.http.server.middleware import AuthMiddleware
 
 _REVOKED = 1008  # RFC 6455: policy violation
 _CHECK_INTERVAL_S = 0.3
@@ -37,20 +40,12 @@ other path, because browsers also send the password with requests that web pages
 _SANE_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
-class Authorizer(Protocol):
-    """The methods of `AuthMiddleware` that a request context calls."""
-
-    def new_id(self) -> bytes: ...
-
-    def is_valid(self, token: str | None) -> bool: ...
-
-
 class RequestContext:
     """One HTTP request."""
 
     kind = "requests"
 
-    def __init__(self, authorizer: Authorizer, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, authorizer: AuthMiddleware, scope: Scope, receive: Receive, send: Send) -> None:
         self.path: str = scope["path"]
         self.token: str | None = None
         self.authorizations = 0

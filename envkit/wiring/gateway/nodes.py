@@ -14,6 +14,7 @@ from envkit.errors import UsageError
 from envkit.fleet.ledger import LeaseLedger
 from envkit.installation import command
 from envkit.sandbox import machine
+from envkit.sandbox.docker import backend as docker
 from envkit.sandbox.docker.backend import GAMES_IMAGE, DockerBackend
 from envkit.sandbox.pool.node import Capacity, Node
 from envkit.sandbox.process.backend import ProcessBackend
@@ -60,7 +61,7 @@ async def open_nodes(config: ServeConfig) -> AsyncIterator[FleetNodes]:
         found = await clock.to_thread(machine.this_machine)
         # Ask Docker for the memory, because its daemon may run on another machine.
         if isinstance(backend, DockerBackend):
-            if why_not := await backend.why_unusable(image):
+            if why_not := await docker.why_unavailable(image):
                 raise UsageError(f"envs.image: {why_not}")
             found = replace(found, memory_mib=backend.machine_memory_mib)
         limits = Capacity(sandboxes=config.node.max_sandboxes, **config.node.model_dump(exclude={"max_sandboxes"}))

@@ -134,35 +134,11 @@ class ToolSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolHost(EnvHost):
-    """Plays environments that use sandboxes as tools in this process; see `envkit.protocols.EnvHost`.
-
-    Attributes:
-        slots: Plays the episodes.
-        pool: Leases their sandboxes; None if there is no pool.
-    """
-
-    slots: EnvHost
-    pool: Pool | None
-
-    @property
-    def capacity(self) -> int:
-        return self.slots.capacity
-
-    @property
-    def queued(self) -> int:
-        return 0 if self.pool is None else sum(self.pool.counts().waiting.values())
-
-    def lease(self, task: Task) -> AbstractAsyncContextManager[Episode]:
-        return self.slots.lease(task)
-
-
-@dataclass(frozen=True, slots=True)
 class _ByEnv(EnvHost):
     """Plays some environments on one host, and all others on another."""
 
     env_ids: frozenset[str]
-    with_tools: ToolHost
+    with_tools: EnvHost
     others: EnvHost
 
     @property
@@ -180,7 +156,7 @@ class _ByEnv(EnvHost):
 @asynccontextmanager
 async def _tool_host(
     section: SandboxSection, tools: ToolSettings, announce: Callable[[str], None]
-) -> AsyncIterator[ToolHost]:
+) -> AsyncIterator[EnvHost]:
     """Open a host in this process for environments that get a pool of sandboxes or a judge."""
     async with AsyncExitStack() as parts:
         pool: Pool | None = None
@@ -196,8 +172,12 @@ async def _tool_host(
         judge = None
         if tools.judge is not None:
             judge = await parts.enter_async_context(open_judge(tools.judge))
-        slots = await parts.enter_async_context(environments.slots(tools.episodes, None, Resources(pool, judge)))
-        yield ToolHost(slots, pool)
+
+        def queued() -> int:
+            return 0 if pool is None else sum(pool.counts().waiting.values())
+
+        resources = Resources(pool, judge)
+        yield await parts.enter_async_context(environments.slots(tools.episodes, None, resources, queued=queued))
 
 
 def liveness_times(section: LivenessSection) -> LivenessTimes:
@@ -276,10 +256,6 @@ class _SandboxedEnvClient:
 
     client: EnvClient
     sandbox: Sandbox
-
-    @property
-    def capacity(self) -> int:
-        return self.client.capacity
 
     async def health(self) -> object:
         return await self.client.health()

@@ -15,7 +15,6 @@ from envkit.errors import ConfigError, EnvkitError, ForbiddenError, Unauthorized
 from envkit.http.client.connect import read_token, trusted_context
 from envkit.http.client.env_client import EnvClient
 from envkit.http.client.outages import Outages
-from envkit.http.client.reconnecting_host import ReconnectingHost
 from envkit.http.protocol.messages import PROTOCOL
 from envkit.protocols import EnvHost
 from envkit.wiring.training.resolve import is_served_only, is_tiny, keys_of
@@ -107,12 +106,13 @@ async def served_host(run: RunConfig, announce: Callable[[str], None]) -> AsyncI
         ConfigError: The token or the certificates cannot be used.
         EnvkitError: The server does not answer, or rejects the token.
     """
-    async with _client(run, announce) as client, clock.background_tasks() as tasks:
+    outages = outages_of_run(run.envs[0].outage_timeout_s, announce)
+    async with _client(run, announce, outages) as client, clock.background_tasks() as tasks:
         version = (await client.health()).version
         other = "" if version == __version__ else f"; this is envkit {__version__}"
         announce(f"environments: {client.address} (envkit {version}), {client.capacity} episode slots{other}")
-        tasks.start_soon(_announce_queue, client, announce)
-        yield ReconnectingHost(client, outages_of_run(run.envs[0].outage_timeout_s, announce))
+        tasks.start_soon(_announce_queue, client, outages, announce)
+        yield client
 
 
 def outages_of_run(timeout_s: float, announce: Callable[[str], None]) -> Outages:
@@ -132,16 +132,16 @@ def outages_of_run(timeout_s: float, announce: Callable[[str], None]) -> Outages
     return Outages(timeout_s, announce_key, is_outage=lambda error: error.retry, lost=lost)
 
 
-async def _announce_queue(client: EnvClient, announce: Callable[[str], None]) -> None:
+async def _announce_queue(client: EnvClient, outages: Outages, announce: Callable[[str], None]) -> None:
     """Announce once that episodes have waited for a slot of the server for `_QUEUED_S` seconds."""
     waited_s = 0
     while waited_s < _QUEUED_S:
         await anyio.sleep(1)
-        waited_s = waited_s + 1 if client.queued else 0
+        waited_s = waited_s + 1 if client.queued > outages.waiting_leases else 0
     announce(f"env.url: {client.address} is full; {client.queued} episodes wait for a slot")
 
 
-def _client(run: RunConfig, warn: Callable[[str], None]) -> EnvClient:
+def _client(run: RunConfig, warn: Callable[[str], None], outages: Outages | None = None) -> EnvClient:
     (key, *_), section, limits = keys_of(run), run.envs[0], run.rollout
     token = ca = None
     if section.token_file is not None:
@@ -161,6 +161,7 @@ def _client(run: RunConfig, warn: Callable[[str], None]) -> EnvClient:
             timeout_s=limits.step_timeout_s,
             reset_timeout_s=reset_timeout_s,
             grade_timeout_s=grade_timeout_s,
+            outages=outages,
         )
 
 

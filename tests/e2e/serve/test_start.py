@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sandbox.containers import image, labelled_image
+from tests.sandbox.containers import image
 
 SCRIPT = str(Path(sys.executable).with_name("envkit"))
 
@@ -84,14 +84,6 @@ def test_an_image_without_envkit_is_reported_with_the_command_that_builds_one(tm
     assert error.endswith(
         f"envkit image build games --base {image()} --tag {image()}-envkit, and name it in envs.image"
     )
-
-
-@pytest.mark.docker
-def test_an_image_of_another_format_is_reported_before_a_sandbox_starts(tmp_path: Path) -> None:
-    with labelled_image("envkit.format=2") as newer:
-        error = error_of(tmp_path, "--backend", "docker", "--set", f"envs.image={newer}")
-    why = "has another format (found 2; this version of envkit needs 1); run envkit image build NAME --tag"
-    assert error == f"envs.image: image {newer} {why} {newer}"
 
 
 def test_the_hint_to_create_a_token_names_the_state_folder(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from envkit.local_host import SlotHost
 from envkit.protocols import Sandbox
 from envkit.trainer_bridge.rollout import PolicyPlayer, Rollout, RolloutResult
 from envkit.types import ExecResult, Options, SandboxSpec, SandboxState, Task
-from envkit.wiring.sandboxes.env_sandboxes import ToolHost
 from tests.environments.tools.pools import pool_of
 from tests.sandbox.fake.backend import Fate
 from tests.trainer_bridge.fakes import LetterRenderer
@@ -51,10 +50,11 @@ def test_no_episode_waits_for_a_sandbox_until_its_deadline(num_envs: int) -> Non
 
     async def main() -> tuple[RolloutResult, float, int]:
         began = clock.now()
-        async with pool_of(Fate(answer=slow)) as (pool, _), SlotHost(lambda _: Work(sandboxes=pool), 100) as slots:
+        async with pool_of(Fate(answer=slow)) as (pool, _):
             limits = replace(LIMITS, max_tokens=100_000, reset_timeout_s=600, grade_timeout_s=600, retries=0)
             player = PolicyPlayer(SlowEngine(), ToolRenderer(), limits)
-            rollout = Rollout(ToolHost(slots, pool), player, limits, num_envs)
+            host = SlotHost(lambda _: Work(sandboxes=pool), 100, lambda: sum(pool.counts().waiting.values()))
+            rollout = Rollout(host, player, limits, num_envs)
             tasks = [Task("Work-v0", number) for number in range(16)]
             result = await rollout.groups(tasks, 1, phase="train-1", temperature=1.0, seed=0)
             return result, clock.now() - began, pool.counts().states.get(SandboxState.LEASED, 0)

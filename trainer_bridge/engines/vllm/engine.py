@@ -21,9 +21,10 @@ from envkit.errors import EnvkitError, SessionConflictError, UsageError
 from envkit.types import Completion, EngineHealth, PauseMode, SamplingParams, Weights
 
 from .client import UNKNOWN, Part, ServerLostError
-from .replica import PinnedEngine, Replica, Server, VllmSettings
+from .replica import PinnedEngine, Replica, VllmSettings
 from .request import Request
 from .routing import Routing
+from .server import VllmServer
 
 _ABORT_EVERY_S = 0.1
 """An abort is repeated this often, because it has no effect on a request that the server does not know yet."""
@@ -45,7 +46,7 @@ class VllmEngine:
         self,
         settings: VllmSettings,
         *,
-        servers: Sequence[Callable[[], Server]] = (),
+        servers: Sequence[Callable[[], VllmServer]] = (),
         urls: Sequence[str] = (),
         announce: Callable[[str], None] = lambda line: None,
     ) -> None:

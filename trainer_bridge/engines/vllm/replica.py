@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import anyio
 
 from envkit.types import Completion, SamplingParams
 
 from .client import ServerLostError, VllmClient
+from .server import VllmServer
 
 START_TIMEOUT_S = 600.0
 _POLL_S = 1.0
@@ -18,17 +18,6 @@ _FIRST_S = 60.0
 """Maximum seconds to wait for a server that was started elsewhere, when a run begins."""
 _EXIT_S = 6.0
 """A server whose engine process was killed ends by itself within this time."""
-
-
-class Server(Protocol):
-    """A server that the engine starts and ends; see `server.VllmServer`."""
-
-    @property
-    def url(self) -> str: ...
-    async def start(self, timeout_s: float) -> None: ...
-    async def wait_ended(self) -> str: ...
-    async def kill(self) -> None: ...
-    async def stop(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +79,7 @@ class Replica:
     """
 
     index: int
-    make_server: Callable[[], Server] | None
+    make_server: Callable[[], VllmServer] | None
     url: str = ""
     is_ready: bool = False
     is_draining: bool = False
@@ -102,7 +91,7 @@ class Replica:
     is_stalled: bool = False
     _lost: anyio.Event = field(default_factory=anyio.Event)
     _client: VllmClient | None = None
-    _server: Server | None = None
+    _server: VllmServer | None = None
 
     @property
     def client(self) -> VllmClient:
