@@ -51,6 +51,22 @@ class BuiltIn:
 
 
 @dataclass(frozen=True, slots=True)
+class BuiltInPart:
+    """A part of envkit's algorithms: the module that has it as `PART`."""
+
+    module: str
+
+    def load(self) -> Any:
+        """Return the `envkit.trainer_bridge.algorithms.parts.Part`."""
+        return import_module(self.module).PART
+
+    @property
+    def section(self) -> type[Section]:
+        found: type[Section] = self.load().section
+        return found
+
+
+@dataclass(frozen=True, slots=True)
 class Family:
     """A family of parts.
 
@@ -62,11 +78,19 @@ class Family:
 
     group: str
     noun: str
-    built_in: Mapping[str, Kind] = field(default_factory=dict)
+    built_in: Mapping[str, Kind | BuiltInPart] = field(default_factory=dict)
 
 
 _PARTS = "envkit.config.parts"
 _WIRING = "envkit.wiring.training"
+_ALGORITHMS = "envkit.trainer_bridge.algorithms"
+
+
+def _algorithm_parts(noun: str, folder: str, *names: str) -> Family:
+    parts = {name: BuiltInPart(f"{_ALGORITHMS}.{folder}.{name}") for name in names}
+    return Family(f"envkit.{folder}", noun, parts)
+
+
 _SANDBOX = BuiltIn(f"{_PARTS}:BuiltInSandboxSection", "envkit.wiring.sandboxes.env_sandboxes:open_backend")
 FAMILIES: Mapping[str, Family] = {
     "engines": Family(
@@ -101,10 +125,12 @@ FAMILIES: Mapping[str, Family] = {
         },
     ),
     "policies": Family("envkit.policies", "player"),
-    "algorithms": Family("envkit.algorithms", "advantage or loss"),
+    "advantages": _algorithm_parts("advantage", "advantages", "group_normalised", "batch_normalised", "gae"),
+    "losses": _algorithm_parts("loss", "losses", "clipped", "reinforce", "imitation"),
+    "aggregations": _algorithm_parts("aggregation", "aggregations", "token_mean", "rollout_mean"),
+    "corrections": _algorithm_parts("correction", "corrections", "tis"),
 }
-"""The families. The built-in players are in `envkit.wiring.evaluation.policies`, the built-in advantages and losses in
-`envkit.trainer_bridge.algorithms.catalogue`."""
+"""The families. The built-in players are in `envkit.wiring.evaluation.policies`."""
 
 
 def names(family: str) -> list[str]:
@@ -114,14 +140,14 @@ def names(family: str) -> list[str]:
 
 
 def find(family: str, name: str) -> Any:
-    """Return a kind of a family: a `Kind`, or for the algorithms a `Part`. A built-in kind takes precedence.
+    """Return a kind of a family: a `Kind`, or a `Part` of an algorithm. A built-in kind takes precedence.
 
     Raises:
         UsageError: There is no such kind, or its package cannot be imported.
     """
     row = FAMILIES[family]
-    if name in row.built_in:
-        return row.built_in[name]
+    if (built_in := row.built_in.get(name)) is not None:
+        return built_in.load() if isinstance(built_in, BuiltInPart) else built_in
     for point in entry_points(group=row.group, name=name):
         return _loaded(point, row.noun)
     raise UsageError(f"no {row.noun} is called {name!r}{did_you_mean(name, names(family))}")

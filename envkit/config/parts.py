@@ -166,7 +166,7 @@ class TrainerSection(Section):
     kind: str
     """Kind of trainer."""
     steps: Annotated[int, Field(ge=0)] = 100
-    """Number of train steps; each plays groups_per_step groups and learns from them. 0: stop after the warm-up."""
+    """Number of train steps; each plays groups_per_step groups and learns from them. 0: stop after the imitation."""
     groups_per_step: Count = 32
     """Tasks per train step."""
     checkpoint_every: Count = 10

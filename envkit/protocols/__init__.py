@@ -16,7 +16,7 @@ from envkit.protocols.sandboxes import (
     ServerPool,
     Shell,
 )
-from envkit.protocols.training import Engine, Gate, PolicyEngine, Renderer, Tracker, Trainer, WeightSink
+from envkit.protocols.training import Engine, Gate, PhasedTrainer, PolicyEngine, Renderer, Tracker, Trainer, WeightSink
 
 __all__ = [
     "Engine",
@@ -27,6 +27,7 @@ __all__ = [
     "Gate",
     "Judge",
     "NamedTaskSet",
+    "PhasedTrainer",
     "Player",
     "PolicyEngine",
     "Program",

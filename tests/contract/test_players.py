@@ -30,7 +30,7 @@ from envkit.spaces import Utf8Text
 from envkit.trainer_bridge.evaluation import rescore
 from envkit.trainer_bridge.rollout import PolicyPlayer, Rollout, RolloutLimits, play
 from envkit.trainer_bridge.rollout.players import ExpertPlayer, RandomPlayer, ScriptedPlayer
-from envkit.trainer_bridge.warmup.demonstrations import Teacher, demonstrations
+from envkit.trainer_bridge.sources.demonstrations import Teacher, demonstrations
 from envkit.types import Action, Info, Observation, Outcome, Reset, RolloutRequest, StopReason, Task, Trajectory
 from envkit.vector import SlotHost
 from envkit.wiring.evaluation.endpoint import open_endpoint

@@ -80,7 +80,7 @@ _PARAMETERS: dict[str, Any] = {
     "force": Annotated[bool, typer.Option("--force", help="Replace the evaluation that is already in the folder.")],
     "dialogues": Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write successful episodes here, for warmup.kind: dialogues."),
+        typer.Option(metavar="FILE", help="Write successful episodes here, for imitation.kind: dialogues."),
     ],
     **{name: Annotated[str | None, typer.Option(hidden=True)] for name in RENAMED},
 }

@@ -19,7 +19,7 @@ from envkit.config import RunConfig
 from envkit.errors import UsageError
 from envkit.runs.display import SilentDisplay
 from envkit.trainer_bridge.render import ChatRenderer
-from envkit.trainer_bridge.warmup.demonstrations import Lesson, unscored_sample
+from envkit.trainer_bridge.sources.demonstrations import Lesson, unscored_sample
 from envkit.trainer_bridge.warmup.warmup import Imitator, LessonBook, Stage
 from envkit.types import JSON, Observation, Sample, SamplingParams, Weights
 from envkit.wiring.training import resolve

@@ -10,7 +10,7 @@ import pytest
 
 from envkit.errors import UsageError
 from envkit.trainer_bridge.render import ChatRenderer
-from envkit.trainer_bridge.warmup.dialogues import Dialogues, read_dialogues
+from envkit.trainer_bridge.sources.dialogues import Dialogues, read_dialogues
 from envkit.types import Sample
 from tests.trainer_bridge.models import chat_tokenizer
 

@@ -14,8 +14,8 @@ from envkit import clock
 from envkit.errors import ConfigError
 from envkit.trainer_bridge.render import ChatRenderer
 from envkit.trainer_bridge.rollout import RolloutLimits
-from envkit.trainer_bridge.warmup import demonstrations
-from envkit.trainer_bridge.warmup.demonstrations import Lesson, Teacher
+from envkit.trainer_bridge.sources import demonstrations
+from envkit.trainer_bridge.sources.demonstrations import Lesson, Teacher
 from envkit.types import Observation, Task
 from envkit.wiring import environments
 from tests.trainer_bridge.fakes import Answer, LetterRenderer, ScriptedHost, letters, text_of
