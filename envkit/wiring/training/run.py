@@ -309,13 +309,26 @@ class _Run:
             elapsed_s=self._elapsed_s,
             stop=self._stop,
             policy=self._saved_policy,
-            on_step=self._on_step,
+            on_step=self._stepped,
             diagnostics=self._diagnostics,
             probe=probe,
             name_of=(lambda number: names[env_index(run, "train", run.seed, number)]) if names else None,
             imitation=imitation,
             source=None if (model := run.engine.model) is None else Path(locate(model)),
         )
+
+    def _stepped(self, number: int, values: Mapping[str, float]) -> None:
+        """Warn once if engine and trainer have different number formats, with the difference that this makes."""
+        sampling, learning = (
+            getattr(one, key, "") for one, key in ((self._run.engine, "dtype"), (self._run.trainer, "precision"))
+        )
+        if number == 1 and sampling and learning and sampling != learning:
+            self._display.announce(
+                f"the engine computes in {sampling} and the trainer in {learning}: log-probabilities differ by "
+                f"{values.get('sampler_gap_nats', math.nan):.4f} nats on average; algorithm.correction makes up for this"
+            )
+        if self._on_step is not None:
+            self._on_step(number, values)
 
     def _open_diagnostics(self) -> Diagnostics:
         """Return the diagnostics, with what a resumed run has recorded and found so far."""
