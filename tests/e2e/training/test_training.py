@@ -33,11 +33,8 @@ SMALL: dict[str, Any] = {
     "algorithm": {"preset": "grpo"},
     "trainer": {"steps": 6, "groups_per_step": 4, "checkpoint_every": 2}, "threads": 1,
     "evaluation": {"episodes": 4, "every": 3},
-    "warmup": {
-        "single_turn_states": 50, "single_turn_updates": 4, "multi_turn_updates": 4, "batch": 8,
-        "episode_updates": 10, "check_episodes": 4,
-    },
-    "tracking": {"trajectories_every": 3, "trajectories": 4},
+    "imitation": {"states": 50, "updates": 18, "batch": 8, "check_episodes": 4},
+    "tracking": {"trajectories_every": 3},
 }  # fmt: skip
 
 
