@@ -28,8 +28,8 @@ from torch import Tensor
 
 from envkit import clock, register, registry
 from envkit.config import RunConfig, grammar
-from envkit.config.grammar import Section
 from envkit.config.algorithm import AlgorithmSection
+from envkit.config.grammar import Section
 from envkit.env import AsyncEnv
 from envkit.errors import EnvkitError
 from envkit.fleet import WorkerClient

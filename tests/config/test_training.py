@@ -39,7 +39,8 @@ def test_only_the_environments_id_is_required(tmp_path: Path) -> None:
 
 
 def test_what_is_dumped_is_read_again_as_the_same(tmp_path: Path) -> None:
-    text = "env: {id: Sokoban-v0, options: {size: 6, boxes: 1, words: [ä, '✓']}}\nalgorithm: {preset: ppo, loss: {clip: 0.3}}\n"
+    text = "env: {id: Sokoban-v0, options: {size: 6, boxes: 1, words: [ä, '✓']}}\n"
+    text += "algorithm: {preset: ppo, loss: {clip: 0.3}}\n"
     run = load(tmp_path, text)
     dumped = config.dump(run)
     assert load(tmp_path, dumped) == run
@@ -319,7 +320,9 @@ def test_there_is_no_correction_unless_one_is_chosen(tmp_path: Path) -> None:
 
 
 def test_a_key_of_a_part_is_overridden_beside_the_name_of_its_preset(tmp_path: Path) -> None:
-    run = load(tmp_path, MINIMAL + "algorithm: {preset: ppo}", "algorithm.advantage.gamma=0.5", "algorithm.loss.clip=0.1")
+    run = load(
+        tmp_path, MINIMAL + "algorithm: {preset: ppo}", "algorithm.advantage.gamma=0.5", "algorithm.loss.clip=0.1"
+    )
     assert run.algorithm.advantage.model_dump()["gamma"] == 0.5
     assert run.algorithm.loss.model_dump()["clip"] == 0.1
 

@@ -58,9 +58,7 @@ def trainer(
     model: Any, folder: Path | None, *, precision: str = "float32", temperature: float = 1.0, **others: Any
 ) -> TorchTrainer:
     """Return a trainer of `model` that publishes into `folder` and computes with one thread."""
-    settings = TrainerSettings(
-        1e-6, 1e-5, 1.0, 4096, seed=0, temperature=temperature, threads=1, precision=precision
-    )
+    settings = TrainerSettings(1e-6, 1e-5, 1.0, 4096, seed=0, temperature=temperature, threads=1, precision=precision)
     grpo = Algorithm.of(AlgorithmSection.model_validate({"minibatches": 1}))
     return TorchTrainer(model, grpo, settings, folder, **others)
 

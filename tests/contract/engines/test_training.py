@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from envkit import clock, config
+from envkit.config.algorithm import default_algorithm
 from envkit.errors import EnvkitError
 from envkit.protocols import PolicyEngine
 from envkit.runs.display import SilentDisplay
-from envkit.config.algorithm import default_algorithm
 from envkit.trainer_bridge.algorithms.algorithm import Algorithm
 from envkit.trainer_bridge.trainers.torch_local import TorchTrainer, TrainerSettings
 from envkit.trainer_bridge.weights.channel import WeightChannel, weights_folder

@@ -97,7 +97,9 @@ def test_a_trainer_that_cannot_imitate_is_refused_before_a_run_is_replaced(insta
 
 
 @pytest.mark.slow
-def test_a_loss_of_a_package_trains_the_tiny_policy_with_a_key_and_a_metric_of_its_own(installed: Path, tmp_path: Path) -> None:
+def test_a_loss_of_a_package_trains_the_tiny_policy_with_a_key_and_a_metric_of_its_own(
+    installed: Path, tmp_path: Path
+) -> None:
     losses = {}
     for strength in (1.0, 0.25):
         content = {

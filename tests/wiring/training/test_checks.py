@@ -64,7 +64,10 @@ def run_of(**sections: Any) -> RunConfig:
         ),
         ({"renderer": {"thinking": "cut"}}, "renderer.thinking: needs a chat template"),
         ({"renderer": {"template": {"a": 1}}}, "renderer.template: needs a chat template"),
-        ({"imitation": {"kind": "dialogues", "file": "a"}}, "imitation.kind: dialogues need a model with a chat template; "),
+        (
+            {"imitation": {"kind": "dialogues", "file": "a"}},
+            "imitation.kind: dialogues need a model with a chat template; ",
+        ),
         (
             {"imitation": {"kind": "dialogues"}, "engine": {"model": "a/b"}},
             "imitation.file: must name a file of dialogues as JSON lines, got None",
