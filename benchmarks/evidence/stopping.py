@@ -91,7 +91,7 @@ class Runs:
         path = self.folder(name) / file
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         whole = [json.loads(line) for line in lines if line.endswith("\n")]
-        return [{key: value for key, value in row.items() if not key.endswith("_s")} for row in whole]
+        return [{key: value for key, value in row.items() if not key.endswith(("_s", "_mib"))} for row in whole]
 
     def checkpoint(self, name: str) -> int | None:
         """Return the train step of the newest checkpoint."""
