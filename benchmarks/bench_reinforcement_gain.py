@@ -19,7 +19,7 @@ from settings import parsed, parser
 
 QUICKSTART = Path(__file__).parents[1] / "examples" / "quickstart.yaml"
 SMALLEST = ["trainer.steps=1", "trainer.groups_per_step=1", "env.num_envs=8", "evaluation.episodes=8"]
-SMALLEST += ["imitation.states=100", "imitation.updates=4", "imitation.check_episodes=8", "threads=1"]
+SMALLEST += ["imitation.states=100", "imitation.updates=12", "imitation.check_episodes=8", "threads=1"]
 
 
 def run(folder: Path, seed: int, *changes: str) -> dict[str, Any]:
