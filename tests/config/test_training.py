@@ -327,6 +327,12 @@ def test_a_key_of_a_part_is_overridden_beside_the_name_of_its_preset(tmp_path: P
     assert run.algorithm.loss.model_dump()["clip"] == 0.1
 
 
+def test_an_editor_requires_no_part_and_offers_the_keys_of_each() -> None:
+    sections = RunConfig.model_json_schema()["$defs"]
+    assert "required" not in sections["AlgorithmSection"]
+    assert {"clip", "dual_clip"} < sections["Clipped"]["properties"].keys()
+
+
 # --- Overrides -------------------------------------------------------------------------------------------------------
 
 
