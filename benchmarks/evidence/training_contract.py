@@ -164,7 +164,9 @@ def essence(episode: Figures) -> Any:
 
 def apart(old: Figures, new: Figures) -> list[str]:
     """Return the metrics that differ by more than 1e-4 of their value and 1e-6; durations and memory are left out."""
-    numbers = {name: value for name, value in old.items() if isinstance(value, float) and not name.endswith(("_s", "_mib"))}
+    numbers = {
+        name: value for name, value in old.items() if isinstance(value, float) and not name.endswith(("_s", "_mib"))
+    }
     return [name for name, value in numbers.items() if not abs(value - new[name]) <= max(1e-4 * abs(value), 1e-6)]
 
 

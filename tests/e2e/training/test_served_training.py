@@ -60,7 +60,9 @@ def played(folder: Path) -> list[tuple[Any, ...]]:
 def metrics(folder: Path) -> list[dict[str, Any]]:
     """Return the metrics, without times and memory."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [{key: value for key, value in json.loads(line).items() if not key.endswith(("_s", "_mib"))} for line in lines]
+    return [
+        {key: value for key, value in json.loads(line).items() if not key.endswith(("_s", "_mib"))} for line in lines
+    ]
 
 
 @pytest.fixture(scope="module")

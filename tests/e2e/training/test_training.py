@@ -52,7 +52,9 @@ def train(file: Path, folder: Path, *words: str) -> str:
 def metrics(folder: Path) -> list[dict[str, Any]]:
     """The metrics, without times and memory."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [{key: value for key, value in json.loads(line).items() if not key.endswith(("_s", "_mib"))} for line in lines]
+    return [
+        {key: value for key, value in json.loads(line).items() if not key.endswith(("_s", "_mib"))} for line in lines
+    ]
 
 
 def evaluations(folder: Path) -> list[dict[str, Any]]:
