@@ -212,7 +212,7 @@ def test_a_run_in_two_environments_trains_and_evaluates_both(tmp_path: Path) -> 
         trainer={"steps": 2, "groups_per_step": 6},
         threads=1,
         evaluation={"episodes": 6, "every": 1},
-        imitation={"states": 30, "updates": 6, "batch": 8, "check_episodes": 6},
+        imitation={"states": 30, "updates": 48, "batch": 8, "check_episodes": 6},
     )
     whole = tmp_path / "whole"
     clock.run(partial(train, run, whole, resume=False, force=False, display=SilentDisplay()))
