@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, SerializeAsAny, ValidationError, model_validator
+from pydantic import ConfigDict, Field, SerializeAsAny, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from envkit.config.grammar import Count, Section
@@ -48,10 +48,17 @@ class CorrectionSection(PartSection):
     """The weight that makes up for the difference between the sampler's and the trainer's probabilities."""
 
 
+def _nothing_required(schema: dict[str, Any]) -> None:
+    """Remove the list of required keys: `completed` adds the parts that a file leaves out."""
+    del schema["required"]
+
+
 class AlgorithmSection(Section):
     """The learning algorithm: a preset, and what differs from it. A part is the name of its kind, or a section; a
     section without a kind changes the preset's part.
     """
+
+    model_config = ConfigDict(json_schema_extra=_nothing_required)
 
     preset: str = "grpo"
     """grpo, reinforce or ppo."""
@@ -73,16 +80,14 @@ class AlgorithmSection(Section):
     epochs: Count = 1
     """Passes over the samples of one train step."""
     minibatches: Count = 1
-    """Optimiser updates per pass."""
+    """Optimiser updates per pass. The presets grpo and ppo have 2."""
     old_logprobs: Literal["sampled", "recomputed"] = "sampled"
     """Log-probabilities that ratios are relative to. sampled: those of the engine. recomputed: those that the trainer
     computes before the first update of a train step, which takes one more pass."""
 
-    @model_validator(mode="before")
     @classmethod
-    def _from_preset(cls, content: Any) -> Any:
-        if not isinstance(content, dict):
-            return content
+    def completed(cls, content: dict[str, Any]) -> dict[str, Any]:
+        """Return the content with the values of the preset."""
         name = content.get("preset", "grpo")
         if not isinstance(name, str) or name not in PRESETS:
             message = f"no algorithm is called {name!r}; there are: {', '.join(PRESETS)}"

@@ -12,7 +12,7 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Protocol
 
-from pydantic import GetCoreSchemaHandler, ValidationError
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError, core_schema
 
 from envkit.config.grammar import Section
@@ -211,12 +211,14 @@ class ByKind:
     def __get_pydantic_core_schema__(
         self, base: type[Section], handler: GetCoreSchemaHandler
     ) -> core_schema.CoreSchema:
-        # Only JSON schemas read these choices; `_read` validates.
+        return core_schema.no_info_plain_validator_function(lambda content: self._read(base, content))
+
+    def __get_pydantic_json_schema__(self, _: core_schema.CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        # Not before: a part of an algorithm imports this package, so that a model cannot contain its section.
         sections = dict.fromkeys(kind.section for kind in FAMILIES[self.family].built_in.values())
         choices: list[Any] = [core_schema.str_schema()] if self.may_be_name else []
-        choices += [handler.generate_schema(section) for section in sections]
-        schema = choices[0] if len(choices) == 1 else core_schema.union_schema(choices)
-        return core_schema.no_info_wrap_validator_function(lambda content, _: self._read(base, content), schema)
+        choices += [section.__pydantic_core_schema__ for section in sections]
+        return handler(core_schema.union_schema(choices))
 
 
 def _kind_error(message: str) -> ValidationError:

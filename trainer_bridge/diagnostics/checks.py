@@ -160,7 +160,7 @@ def no_valid_action(rows: Rows) -> Finding | None:
         advice = "read trajectories/, check renderer.thinking, rollout.turn_tokens and `envkit check-template`"
     else:
         seen = f"no action of {_period(rows)} was valid: the policy does not use the answer format of the environment"
-        advice = "read trajectories/, then try a warm-up with demonstrations or a model that follows instructions"
+        advice = "read trajectories/, then try imitation of demonstrations or a model that follows instructions"
     return Finding(NO_VALID_ACTION, f"{seen}; {advice}")
 
 
@@ -173,7 +173,7 @@ def every_group_filtered(rows: Rows) -> Finding | None:
     else:
         why = (
             "all episodes of each group had the same return, so every advantage was 0; try easier levels "
-            "(env.options), a larger rollout.group_size, a higher rollout.temperature or a longer warm-up"
+            "(env.options), a larger rollout.group_size, a higher rollout.temperature or longer imitation"
         )
     return Finding(EVERY_GROUP_FILTERED, f"nothing to learn in {_period(rows)}: {why}")
 

@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from envkit import clock, config
+from envkit.config.algorithm import default_algorithm
 from envkit.errors import EnvkitError
 from envkit.protocols import PolicyEngine
 from envkit.runs.display import SilentDisplay
-from envkit.trainer_bridge.algorithms import catalogue
+from envkit.trainer_bridge.algorithms.algorithm import Algorithm
 from envkit.trainer_bridge.trainers.torch_local import TorchTrainer, TrainerSettings
 from envkit.trainer_bridge.weights.channel import WeightChannel, weights_folder
 from envkit.trainer_bridge.weights.lora import LoraSettings, add_adapter
@@ -36,7 +37,7 @@ def trainer_of(model: Any, folder: Path, **how: Any) -> TorchTrainer:
     settings = TrainerSettings(
         learning_rate=1e-4, critic_learning_rate=1e-4, max_grad_norm=1.0, micro_tokens=512, seed=7, threads=1
     )
-    return TorchTrainer(model, catalogue.resolve("grpo", {}), settings, folder, **how)
+    return TorchTrainer(model, Algorithm.of(default_algorithm()), settings, folder, **how)
 
 
 def test_the_log_probabilities_agree_after_each_of_three_updates(
@@ -166,7 +167,7 @@ def test_an_update_that_is_withheld_is_named_and_stops_the_run(
         )
         how = replace(SETTINGS, steps=2, groups_per_step=2)
         with weights_folder(tmp_path) as folder:
-            trainer = Unsaved(open_model(smollm2), catalogue.resolve("grpo", {}), settings, folder)
+            trainer = Unsaved(open_model(smollm2), Algorithm.of(default_algorithm()), settings, folder)
             async with vllm_rig.opened() as opened:
                 engine: PolicyEngine = Withholding(opened)
                 stop_on = frozenset({"weights_not_applied"})
