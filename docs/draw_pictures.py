@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.image import imread, imsave
 from numpy.typing import NDArray
 
-from envkit.environments.boards.pictures import paint
-from envkit.environments.frozen_lake import pictures as frozen_lake
-from envkit.environments.sokoban import pictures as sokoban
+from envkit.environments.boards.game import BoardGame
+from envkit.environments.boards.pictures import paint, read_tiles
+from envkit.environments.frozen_lake import LakeGame
+from envkit.environments.sokoban import SokobanGame
 
 FOLDER = Path(__file__).parent / "pictures"
 
@@ -37,16 +39,15 @@ __O_O___
 O______G"""
 
 
-def picture(board: str, symbols: str, tiles: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return the picture of `board`. The tile at index i in `tiles` draws the symbol at index i in `symbols`."""
-    codes = np.array([[symbols.index(symbol) for symbol in line] for line in board.split("\n")], np.uint8)
-    return paint(codes, tiles)
+def picture(board: str, game: type[BoardGame[Any]]) -> NDArray[np.uint8]:
+    codes = np.array([[game.physics.symbols.index(symbol) for symbol in line] for line in board.split("\n")], np.uint8)
+    return paint(codes, read_tiles(game.tiles))
 
 
 def main() -> None:
     pictures = {
-        FOLDER / "sokoban.png": picture(ROOM, "#_O√XPS", sokoban.draw_tiles()),
-        FOLDER / "frozen_lake.png": picture(LAKE, "_OGPX√", frozen_lake.draw_tiles()),
+        FOLDER / "sokoban.png": picture(ROOM, SokobanGame),
+        FOLDER / "frozen_lake.png": picture(LAKE, LakeGame),
     }
     stale = [path for path, frame in pictures.items() if not path.exists() or not np.array_equal(read(path), frame)]
     if "--check" in sys.argv[1:]:

@@ -29,8 +29,8 @@ from envkit.types import JSON, Info, Observation, Options, stable_hash
 
 from .answer import parse_number
 from .counter_rng import episode_seed
-from .options import check_boolean, check_choice, check_integer, check_number, check_range, override
-from .split import SPLITS, Split, split_by_share
+from .options import check_boolean, check_integer, check_number, check_range, check_split, override
+from .split import Split, split_by_share
 
 _OPERATORS = "+-*/"
 _MAX_OPERAND = 10**9
@@ -73,8 +73,7 @@ class ArithmeticOptions:
         _check_operations(self.operations)
         check_integer("terms", self.terms, low=2, high=_MAX_TERMS)
         check_range("operands", self.operands, low=0, high=_MAX_OPERAND)
-        if self.split is not None:
-            check_choice("split", self.split, SPLITS)
+        check_split(self.split)
         check_number("held_out", self.held_out, low=0.001, high=0.45)
         check_boolean("instructions", self.instructions)
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from envkit.errors import OptionError, did_you_mean
 
+from .split import SPLITS
+
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
@@ -35,7 +37,7 @@ def override(options: OptionsT, changes: Mapping[str, object] | None) -> Options
 
 
 def override_known(options: OptionsT, changes: Mapping[str, object]) -> OptionsT:
-    """Return a copy of `options` in which those of `changes` that are among its fields override the values.
+    """Do as `override`, but ignore the names in `changes` that are not fields of `options`.
 
     Raises:
         OptionError: A value is invalid.
@@ -68,9 +70,21 @@ def check_choice(name: str, value: object, known: Collection[str]) -> None:
         raise OptionError(name, f"{value!r} is not a known value{did_you_mean(str(value), known)}")
 
 
+def check_split(value: object) -> None:
+    """Raise `OptionError` unless the option ``split`` is None or the name of a split."""
+    if value is not None:
+        check_choice("split", value, SPLITS)
+
+
+def check_image(value: object) -> None:
+    """Raise `OptionError` unless the option ``image`` is None or the name of an image."""
+    if value is not None and not isinstance(value, str):
+        raise OptionError("image", f"must be the name of an image, got {value!r}")
+
+
 def check_path(name: str, value: object) -> None:
-    """Raise `OptionError` unless `value` is a path given as a string, since JSON cannot represent a `Path`."""
-    if not isinstance(value, str) or not value.strip():
+    """Raise `OptionError` unless `value` is None or a path given as a string, since JSON cannot represent a `Path`."""
+    if value is not None and (not isinstance(value, str) or not value.strip()):
         hint = f"; use {str(value)!r}" if isinstance(value, PathLike) else ""
         raise OptionError(name, f"must be the path of a file or folder, as a string, got {value!r}{hint}")
 

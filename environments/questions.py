@@ -15,6 +15,7 @@ whole answer. The default is ``number`` if the reference answer is a number, oth
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -30,10 +31,12 @@ from envkit.spaces import Utf8Text
 from envkit.types import JSON, Info, Options, Task, stable_hash
 
 from .answer import answer_text, parse_number, read_number
-from .options import check_choice, check_path, override
+from .options import check_choice, check_path, check_split, override
 from .split import SPLITS, split_of
 
 Match: TypeAlias = Literal["exact", "number", "contains", "regex"]
+
+_log = logging.getLogger(__name__)
 
 _MAX_TEXT = 1 << 20
 _MAX_PROBLEMS = 10
@@ -50,6 +53,7 @@ class Question(NamedTuple):
 
 SAMPLES = tuple(Question(f"What is {n} times {n}?", str(n * n), "number") for n in range(2, 20))
 """The questions of an environment without a file."""
+_ONLY_SAMPLES = f"Questions-v0 asks its {len(SAMPLES)} built-in examples; for questions of your own: --option file=FILE"
 
 
 def read_questions(file: str) -> Sequence[Question]:
@@ -101,8 +105,7 @@ def _question_of(line: str) -> Question:
     number = entry.get("answer")
     if type(number) is int or (type(number) is float and math.isfinite(number)):
         entry["answer"] = str(number)
-    if entry.get("split") is not None:
-        check_choice("split", entry["split"], SPLITS)
+    check_split(entry.get("split"))
     return _checked(entry.get("prompt"), entry.get("answer"), entry.get("match"), entry.get("split"))
 
 
@@ -143,7 +146,8 @@ class QuestionOptions:
     """Options of the questions.
 
     Attributes:
-        file: A file that `read_questions` can read, in which the seed chooses a question; None for a few samples.
+        file: A file that `read_questions` can read, in which the seed chooses a question; None for a few samples, with
+            a warning in the log and in the result of an evaluation.
         prompt: The question itself, instead of one of the file. The tasks of `QuestionTasks` have this option.
         answer: The reference answer to `prompt`.
         match: How the answer to `prompt` is matched; None for the default.
@@ -155,8 +159,7 @@ class QuestionOptions:
     match: Match | None = None
 
     def __post_init__(self) -> None:
-        if self.file is not None:
-            check_path("file", self.file)
+        check_path("file", self.file)
         if self.prompt is not None:
             _checked(self.prompt, self.answer, self.match)
 
@@ -164,7 +167,10 @@ class QuestionOptions:
         """Return the questions to choose from."""
         if self.prompt is not None:
             return [_checked(self.prompt, self.answer, self.match)]
-        return SAMPLES if self.file is None else read_questions(self.file)
+        if self.file is not None:
+            return read_questions(self.file)
+        _log.warning(_ONLY_SAMPLES)
+        return SAMPLES
 
 
 class QuestionTasks:
@@ -182,6 +188,7 @@ class QuestionTasks:
 
     def __init__(self, **options: JSON) -> None:
         questions = override(QuestionOptions(), options).questions()
+        self._notes = [_ONLY_SAMPLES] if questions is SAMPLES else []
         splits = {one.prompt: one.split or split_of(one.prompt) for one in questions}
         if questions[0].split is None and "eval" not in splits.values():
             splits[max(splits, key=stable_hash)] = "eval"
@@ -196,6 +203,9 @@ class QuestionTasks:
 
     def count(self, split: str) -> int | None:
         return len(self._by_split[split])
+
+    def notes(self) -> Sequence[str]:
+        return self._notes
 
     def task(self, split: str, index: int) -> Task:
         question = self._by_split[split][index]

@@ -1,30 +1,25 @@
 """The base class `AsyncEnv`, and adapters between environments and `envkit.protocols.Episode`.
 
 An environment that only computes is a ``gymnasium.Env`` with text observations and actions; `GymEpisode` plays its
-episodes. An environment that does I/O is an `AsyncEnv`; `AsyncEpisode` plays its episodes. In the reverse direction,
-`BlockingEnv` is a ``gymnasium.Env`` that plays the episodes of any `envkit.protocols.EnvHost`.
+episodes. An environment that does I/O is an `AsyncEnv`; `AsyncEpisode` plays its episodes.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import reprlib
 import sys
-import threading
 import traceback
-import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from numbers import Real
 from types import FrameType
-from typing import Any, ClassVar, TypeAlias, cast
+from typing import Any, ClassVar
 
 import gymnasium
 import msgspec
 import numpy as np
-from anyio.from_thread import BlockingPortal, BlockingPortalProvider
 
 from envkit.errors import (
     CapacityError,
@@ -39,17 +34,11 @@ from envkit.errors import (
     UnknownEnvError,
     UsageError,
 )
+from envkit.installation import explain
 from envkit.metrics import Fold
-from envkit.protocols import EnvHost, Episode
+from envkit.protocols import Episode
 from envkit.runs.files import encoded
-from envkit.spaces import Utf8Text
 from envkit.types import Info, Observation, Options, Reset, Step, Task
-from envkit.types.outcomes import is_success
-
-MAX_TEXT = 1 << 20
-"""Maximum characters of an observation or action in `BlockingEnv`."""
-
-OpenHost: TypeAlias = Callable[[], AbstractAsyncContextManager[EnvHost]]
 
 _MAX_TRACE = 8192
 """Maximum characters of a traceback in an error; only the end of a longer one is kept."""
@@ -60,18 +49,15 @@ _INTENDED_ERRORS = (
 )
 """Errors that environments raise on purpose: about the caller's request, or about a sandbox that they use."""
 
+_SANDBOX_CODE = ("envkit.wiring.", "envkit.sandbox.")
+_BETWEEN = {"anyio", "envkit", "gymnasium"} | sys.stdlib_module_names
+"""Top-level packages that call environments. Traceback frames in them are not the environment's own code."""
+
 _ERRORS_OF_PLAY = (CapacityError, EnvError, SandboxLostError, SandboxStartError)
 """Errors that the step and the grader of an `AsyncEnv` may raise on purpose. They void the episode, not the run."""
 
 _MAX_REWARD = 3.4e38
 """Largest absolute value of a reward: training stores rewards as float32."""
-
-_SANDBOX_CODE = ("envkit.wiring.", "envkit.sandbox.")
-_BETWEEN = {"anyio", "envkit", "gymnasium"} | sys.stdlib_module_names
-"""Top-level packages that call environments. Traceback frames in them are not the environment's own code."""
-
-_LOOP_THREADS: dict[int, BlockingPortalProvider] = {}
-"""The shared event-loop thread of each process id. A forked process needs its own: fork does not copy threads."""
 
 
 class AsyncEnv(ABC):
@@ -80,10 +66,12 @@ class AsyncEnv(ABC):
     Attributes:
         metrics: Maps each metric in ``info`` to its aggregation over an episode: ``"mean"``, ``"last"`` or ``"sum"``.
         success_return: `envkit.registry.EnvSpec.success_return`, set when the environment is created.
+        grader_output: The end of what the grader printed, for people; set by `grade`, and emptied before each reset.
     """
 
     metrics: ClassVar[Mapping[str, Fold]] = {}
     success_return: float | None = None
+    grader_output: str = ""
 
     @abstractmethod
     async def reset(self, *, seed: int, options: Options) -> Reset:
@@ -176,6 +164,7 @@ class AsyncEpisode(Episode):
         self._running = False
 
     async def reset(self) -> Reset:
+        self._env.grader_output = ""
         try:
             start = await self._env.reset(seed=self._task.seed, options=self._task.options)
             if not isinstance(start, Reset):
@@ -218,6 +207,10 @@ class AsyncEpisode(Episode):
         except BaseException as error:
             raise env_error(error, self._task.env_id, "grade", _ERRORS_OF_PLAY, env=self._env) from error
 
+    @property
+    def grader_output(self) -> str:
+        return self._env.grader_output
+
 
 def _check_seen(text: object, info: object) -> None:
     """Check the observation and the info that a reset or step returned.
@@ -259,124 +252,6 @@ def _number(name: str, value: object) -> float:
     return float(value)
 
 
-class BlockingEnv(gymnasium.Env[str, str]):
-    """A ``gymnasium.Env`` that plays the episodes of an `envkit.protocols.EnvHost`, which runs in another thread.
-
-    Args:
-        env_id: Id of the environment to play.
-        open_host: Opens the host. The constructor enters its context in the event-loop thread, and `close` exits it.
-        options: Options of all episodes, which ``reset(options=...)`` overrides for one episode.
-    """
-
-    def __init__(self, env_id: str, open_host: OpenHost, options: Options | None = None) -> None:
-        self.observation_space = Utf8Text(MAX_TEXT)
-        self.action_space = Utf8Text(MAX_TEXT)
-        self._env_id = env_id
-        self._options = dict(options or {})
-        self._resources = ExitStack()
-        self._episode: Episode | None = None
-        self._is_graded = False
-        self._portal: BlockingPortal = self._resources.enter_context(loop_thread())
-        try:
-            self._host = self._resources.enter_context(self._portal.wrap_async_context_manager(open_host()))
-        except BaseException:
-            self._resources.close()
-            raise
-        self._lease = self._resources.enter_context(ExitStack())
-        # The finalizer also runs when the interpreter exits; the loop thread still exists at that time.
-        self._finalizer = weakref.finalize(self, close_here, os.getpid(), self._resources)
-
-    def __repr__(self) -> str:
-        served = {} if self.spec is None or "url" not in self.spec.kwargs else {"url": self.spec.kwargs["url"]}
-        options = "".join(f", {name}={value!r}" for name, value in {**served, **self._options}.items())
-        return f"{type(self).__name__}({self._env_id!r}{options})"
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
-        """Start an episode with `seed`, by default a random one; `options` override those of the constructor.
-
-        Returns the observation and the info, which contains ``legal_moves`` if the environment reports legal moves, and
-        its ``system`` prompt and ``tools`` if it has any.
-        """
-        check_seed(seed)
-        super().reset(seed=seed)
-        task_seed = int(self.np_random.integers(1 << 31)) if seed is None else seed
-        task = Task(self._env_id, task_seed, {**self._options, **(options or {})})
-        self._end_lease()
-        self._episode = self._lease.enter_context(self._portal.wrap_async_context_manager(self._host.lease(task)))
-        start = self._portal.call(self._episode.reset)
-        self._is_graded = start.is_graded
-        info = dict(start.info)
-        metrics = cast("Info", info.get("metrics") or {})
-        declared: Info = {"metrics": {**({"success": "last"} if start.is_graded else {}), **metrics}}
-        if "success_return" in info:
-            declared["success_return"] = info["success_return"]
-        info |= declared
-        self.metadata = {**self.metadata, **declared}
-        if start.system is not None:
-            info["system"] = start.system
-        if start.tools:
-            info["tools"] = list(start.tools)
-        return start.observation.text, _with_moves(info, start.observation)
-
-    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
-        """Play `action`; return observation, reward, terminated, truncated and info.
-
-        If the step ends an episode with a grader, its reward includes the grade, and the info contains ``grade`` and
-        ``success``, whether the grade is at least 1.
-
-        Raises:
-            StepOrderError: `step` was called before `reset`, or after the end of the episode.
-            EnvError: The environment raised an exception, or its grader could not run.
-        """
-        if self._episode is None:
-            raise StepOrderError("step before reset")
-        step = self._portal.call(self._episode.step, action)
-        info, reward = _with_moves(step.info, step.observation), step.reward
-        if self._is_graded and step.ended:
-            grade = self._portal.call(self._episode.grade)
-            if grade is None:
-                why = "no grade: the grader could not run, so the episode is void; play it again"
-                raise EnvError(self._env_id, why)
-            info = {"success": bool(is_success(None, grade, reward, None)), **info, "grade": grade}
-            reward += grade
-        return step.observation.text, reward, step.terminated, step.truncated, info
-
-    def close(self) -> None:
-        """End the episode and close the host; idempotent. At its exit, the interpreter does the same."""
-        self._episode = None
-        self._finalizer()
-
-    def _end_lease(self) -> None:
-        self._episode = None
-        self._lease.close()
-
-
-def loop_thread() -> BlockingPortalProvider:
-    """Return the event-loop thread that all blocking interfaces of this process share. It ends when all are closed."""
-    return _LOOP_THREADS.setdefault(os.getpid(), BlockingPortalProvider())
-
-
-def close_here(pid: int, resources: ExitStack) -> None:
-    """Close resources that process `pid` opened; do nothing in a process that was forked from it.
-
-    The garbage collector may call this in any thread. If the thread runs an event loop, which may be the shared one,
-    closing there could deadlock, so a new thread closes the resources.
-    """
-    if os.getpid() != pid:
-        return
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        resources.close()
-    else:
-        threading.Thread(target=resources.close, name="envkit-close").start()  # noqa: TID251 - no caller awaits it
-
-
-def _with_moves(info: Info, observation: Observation) -> Info:
-    """Return the info with the observation's legal moves, if any, under the key ``"legal_moves"``."""
-    return {"legal_moves": list(observation.legal_moves), **info} if observation.legal_moves else info
-
-
 def env_error(
     error: BaseException,
     env_id: str,
@@ -406,6 +281,22 @@ def env_error(
     return EnvError(
         env_id, f"{type(error).__name__} in {call}: {error}", _place(frames) or _definition(env, call), trace
     )
+
+
+@contextmanager
+def attributed(env_id: str, call: str) -> Iterator[None]:
+    """Convert an exception in a ``with`` block to an `EnvError` of the environment; see `env_error`.
+
+    An `ImportError` for a missing package of an envkit extra is not converted, so that the command line can print how
+    to install the extra.
+    """
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ImportError) and explain(error) is not None:
+            raise
+        raised = error if isinstance(error, EnvkitError) else env_error(error, env_id, call)
+        raise raised from (None if raised is error else error)
 
 
 def _definition(env: object, call: str) -> str:

@@ -133,10 +133,8 @@ class SessionNotFoundError(EnvkitError):
 
 
 class SessionConflictError(EnvkitError):
-    """The session id is in use.
-
-    It is that of another task, the turn was already played with another action, or an engine already completes a prompt
-    of it.
+    """The session cannot take this call: its id has another task, its turn was played with another action, or an engine
+    is completing a prompt of it.
     """
 
     code = "session_conflict"
@@ -389,13 +387,6 @@ class ImpossibleSandboxError(SandboxError):
 
     code = "sandbox_impossible"
     status = 422
-
-
-class SnapshotLimitError(SandboxError):
-    """The new snapshot would exceed the limit on the number or size of snapshots. Remove another snapshot first."""
-
-    code = "snapshot_limit"
-    status = 409
 
 
 class MissingFileError(SandboxError):

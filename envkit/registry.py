@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import EntryPoint, entry_points
 from operator import attrgetter
-from types import MappingProxyType
 from typing import Any
 
 from envkit.errors import ConfigError, UnknownEnvError, did_you_mean
@@ -30,7 +29,7 @@ The name of an entry point is the id of the environment, and its value a mapping
 
 
 NEEDS = ("sandbox", "judge")
-"""What an environment may need; see `EnvSpec`."""
+"""The possible values of `EnvSpec.needs`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +112,6 @@ _NO_OPTIONS = frozenset({"data", "judge", "render_mode", "sandboxes"})
 _SPECS: dict[str, EnvSpec] = {}
 _WITH_PLAYERS: dict[str, EnvSpec] = {}
 """Specs with the players of other packages, by id."""
-_PACKAGES: dict[str, str] = {}
-"""Name of the package by id, for environments that installed packages registered through their entry points."""
 _LOADED: set[str] = set()
 _LOADING: set[str] = set()
 _LOCK = threading.RLock()
@@ -134,8 +131,10 @@ def register(id: str, entry_point: str | Callable[..., Any], **fields: Any) -> E
     for field_name in fields:
         if field_name not in EnvSpec.__dataclass_fields__:
             raise ConfigError([f"{field_name}: no such field{did_you_mean(field_name, EnvSpec.__dataclass_fields__)}"])
-    frozen = {name: _FROZEN.get(name, _same)(value) for name, value in fields.items() if value is not None}
-    spec = EnvSpec(id, entry_point, **frozen)
+    given = {name: value for name, value in fields.items() if value is not None}
+    spec = EnvSpec(
+        id, entry_point, **{name: _COPIES[name](one) if name in _COPIES else one for name, one in given.items()}
+    )
     for need in spec.needs:
         if need not in NEEDS:
             raise ConfigError([f"needs: {need!r} is not one of {', '.join(NEEDS)}"])
@@ -150,16 +149,8 @@ def register(id: str, entry_point: str | Callable[..., Any], **fields: Any) -> E
     return spec
 
 
-def _same(value: Any) -> Any:
-    return value
-
-
-def _mapping(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    return MappingProxyType(dict(value))
-
-
-_FROZEN: Mapping[str, Callable[[Any], Any]] = {
-    **dict.fromkeys(("options", "compact_options", "players", "commands", "data"), _mapping),
+_COPIES: Mapping[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("options", "compact_options", "players", "commands", "data"), dict),
     "splits": tuple,
     "needs": frozenset,
     "operator_options": frozenset,
@@ -182,7 +173,7 @@ def find(env_id: str) -> EnvSpec:
     if not spec.players:
         return spec
     if env_id not in _WITH_PLAYERS:
-        _WITH_PLAYERS[env_id] = replace(spec, players=_mapping({**spec.players, **_added_players(env_id)}))
+        _WITH_PLAYERS[env_id] = replace(spec, players={**spec.players, **_added_players(env_id)})
     return _WITH_PLAYERS[env_id]
 
 
@@ -195,12 +186,6 @@ def _added_players(env_id: str) -> Mapping[str, Any]:
         except Exception as error:  # a broken package must not prevent episodes
             warnings.warn(f"players of {point.value!r} are left out: {error!r}", stacklevel=3)
     return found
-
-
-def package_of(env_id: str) -> str | None:
-    """Return the name of the installed package whose entry point registered `env_id`; None if no package did."""
-    load_entry_points()
-    return _PACKAGES.get(env_id)
 
 
 def specs() -> Iterator[EnvSpec]:
@@ -219,15 +204,12 @@ def load_entry_points() -> None:
             if point.value in _LOADED | _LOADING or _is_half_imported(point):
                 continue
             _LOADING.add(point.value)
-            known = set(_SPECS)
             try:
                 point.load()()
             except Exception as error:  # a broken package must not prevent the others from loading
                 warnings.warn(f"environments of {point.value!r} are left out: {error!r}", stacklevel=2)
             finally:
                 _LOADING.discard(point.value)
-                package = point.dist.name if point.dist is not None else point.module
-                _PACKAGES.update(dict.fromkeys(_SPECS.keys() - known, package))
             _LOADED.add(point.value)
 
 

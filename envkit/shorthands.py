@@ -30,7 +30,9 @@ SHORTHANDS: Mapping[str, Shorthand] = {
     "split": Shorthand("evaluation.split", "train|validation|eval|any", "Play only tasks of this split."),
     "url": Shorthand("env.url", "URL", "Play on the server (envkit serve) at this address."),
     "temperature": Shorthand("rollout.temperature", "X", "Sampling temperature of a language model; 0 is greedy."),
-    "turn_tokens": Shorthand("rollout.turn_tokens", "COUNT", "Maximum tokens per answer."),
+    "turn_tokens": Shorthand(
+        "rollout.turn_tokens", "COUNT", "Maximum tokens per answer; by default 4096 for an endpoint, otherwise 128."
+    ),
     "max_turns": Shorthand("rollout.max_turns", "COUNT", "Maximum turns per episode."),
     "system": Shorthand("renderer.system", "TEXT", "System prompt; by default the chat template decides."),
     "seed": Shorthand("evaluation.seed", "SEED", "Seed of the tasks; by default the same as in training files."),
@@ -38,13 +40,3 @@ SHORTHANDS: Mapping[str, Shorthand] = {
     "judge": Shorthand("env.judge", "MODEL@URL", "Judge of an environment that needs one."),
 }
 """The short names that the command line and `envkit.evaluate` have."""
-
-RENAMED: Mapping[str, str] = {
-    "max_tokens": "rollout.max_tokens",
-    "history": "renderer.history",
-    "thinking": "renderer.thinking",
-    "device": "engine.device",
-    "batch": "env.num_envs",
-    "concurrency": "env.num_envs",
-}
-"""Options of earlier versions of ``envkit eval``, with the keys that have replaced them."""

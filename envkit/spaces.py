@@ -6,7 +6,6 @@ may write any character.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -43,15 +42,6 @@ class Utf8Text(gymnasium.Space[str]):
 
     def contains(self, x: object) -> bool:
         return isinstance(x, str) and len(x) <= self.max_length
-
-    def to_jsonable(self, sample_n: Iterable[str]) -> list[str]:
-        return list(sample_n)
-
-    def from_jsonable(self, sample_n: Sequence[Any]) -> list[str]:
-        return [str(sample) for sample in sample_n]
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:  # type: ignore[override]
-        super().__setstate__(dict(state))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Utf8Text) and other.max_length == self.max_length

@@ -11,8 +11,8 @@ import anyio.lowlevel
 
 from envkit import clock
 from envkit.http.sessions.table import SessionTable
+from envkit.local_host import SlotHost
 from envkit.types import Observation, Options, Reset, Step, Task
-from envkit.vector import SlotHost
 from tests.http.envs import Sleeper
 from tests.keys import key
 

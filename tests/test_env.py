@@ -16,7 +16,7 @@ import pytest
 
 import envkit
 from envkit import clock
-from envkit.env import AsyncEnv, AsyncEpisode, BlockingEnv, GymEpisode
+from envkit.env import AsyncEnv, AsyncEpisode, GymEpisode
 from envkit.errors import (
     CapacityError,
     ConfigError,
@@ -34,9 +34,10 @@ from envkit.errors import (
     to_problem,
 )
 from envkit.http.sessions.table import SessionTable
+from envkit.local_host import SlotHost
 from envkit.spaces import Utf8Text
 from envkit.types import Info, Observation, Options, Reset, Step, Task
-from envkit.vector import SlotHost
+from envkit.wiring.blocking_env import BlockingEnv
 from tests.causes import cause
 from tests.http.envs import TOOL, slots
 from tests.keys import key

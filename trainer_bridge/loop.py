@@ -30,8 +30,7 @@ from .models.saved_policy import SavedPolicy
 from .rollout import Rollout, RolloutResult
 from .run_folder import checkpoint
 from .run_folder.checkpoint import RunState
-from .run_folder.timeline import Span, timeline
-from .run_folder.timings import durations, quantile_metrics
+from .run_folder.timeline import Span, durations, quantile_metrics, timeline
 from .samples import samples_of
 from .sources.source import Source
 from .stopping import Stop
@@ -49,7 +48,6 @@ class Record(Protocol):
     def step(self, step: int, values: Mapping[str, float]) -> None: ...
     def evaluation(self, step: int, values: Mapping[str, float]) -> None: ...
     def trajectories(self, step: int, episodes: Sequence[EpisodeRecord]) -> None: ...
-    def durations(self, step: int, values: Mapping[str, Sequence[float]]) -> None: ...
     def timeline(self, step: int, events: Sequence[Mapping[str, JSON]]) -> None: ...
 
 
@@ -96,7 +94,7 @@ class LoopSettings:
     checkpoint_every: int
     keep_checkpoints: int
     trajectories_every: int
-    trajectories: int = 8
+    trajectories: int
 
 
 class TrainLoop:
@@ -303,18 +301,16 @@ class TrainLoop:
             accounting = _settle(ledger, trained_sessions(samples, result.trajectories))
             state.accounting = add_counts(state.accounting, ledger.counts())
             seconds = {"rollout_s": rollout_s, "update_s": times[2] - times[0], "push_s": push.exposed_s}
-            parts = durations(result.attempts)
             values = {
                 **step_metrics(result, report, seconds),
                 **{f"episodes_{name}": float(count) for name, count in ledger.counts().items()},
-                **quantile_metrics(parts),
+                **quantile_metrics(durations(result.attempts)),
                 "train_s": times[1] - times[0],
                 "probe_s": self._probe_s,
                 **self._by_environment(number, result),
             }
             self._record.step(number, {**values, "lost_total": float(state.lost_episodes)})
             self._learning = False
-            self._record.durations(number, parts)
             self._record_episodes(number, result, [Span("update", *times[:2]), Span("push", *times[1:])])
         self._show(values)
         self._latest = values

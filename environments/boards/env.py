@@ -22,7 +22,7 @@ from ..options import check_choice, override
 from .actions import read_answer, read_index
 from .episode_params import slipped
 from .game import BoardGame, BoardOptions, Level, OptionsT
-from .pictures import colour, paint
+from .pictures import colour, paint, read_tiles
 
 OBSERVATIONS = ("text", "grid")
 ACTIONS = ("text", "index")
@@ -223,7 +223,7 @@ def unreadable(turn: int) -> str:
 def show(board: str, game: BoardGame[Any], options: BoardOptions, render_mode: str) -> str | NDArray[np.uint8]:
     """Return `board` as text or as a picture, depending on `render_mode`."""
     if render_mode == "rgb_array":
-        return paint(encode(board, game).reshape(options.side, options.side), game.tiles())
+        return paint(encode(board, game).reshape(options.side, options.side), read_tiles(game.tiles))
     if options.spaced:
         board = spread_out(board)
     if render_mode == "ansi":

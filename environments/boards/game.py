@@ -5,13 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar, Generic, NamedTuple, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ..options import check_boolean, check_choice, check_integer, check_number, check_symbols
-from ..split import SPLITS, Split
+from ..options import check_boolean, check_integer, check_number, check_split, check_symbols
+from ..split import Split
 from .episode_params import BatchParams, Rewards
 from .physics import Physics
 
@@ -53,8 +51,7 @@ class BoardOptions(ABC):
     def __post_init__(self) -> None:
         if self.max_moves is not None:
             check_integer("max_moves", self.max_moves, low=1, high=10_000)
-        if self.split is not None:
-            check_choice("split", self.split, SPLITS)
+        check_split(self.split)
         if self.num_levels is not None:
             check_integer("num_levels", self.num_levels, low=1, high=100_000)
         check_boolean("instructions", self.instructions)
@@ -106,10 +103,15 @@ class BoardGame(ABC, Generic[OptionsT]):
 
     Attributes:
         physics: The effects of moves.
+        tiles: File with the picture of each cell code; see `read_tiles`. Tiles differ in shape as well as in colour.
+        styles: Text and background colour of each symbol in a terminal, as parameters of an SGR sequence (ECMA-48) such
+            as ``1;33``. Terminal themes do not change the colours 16 to 255 of the 256-colour palette.
         defaults: The default options.
     """
 
     physics: ClassVar[Physics]
+    tiles: ClassVar[Path]
+    styles: ClassVar[Mapping[str, str]]
     defaults: OptionsT
 
     @abstractmethod
@@ -127,15 +129,6 @@ class BoardGame(ABC, Generic[OptionsT]):
     @abstractmethod
     def rewards(self, options: OptionsT) -> Rewards:
         """Return the rewards for moves, progress and winning."""
-
-    @abstractmethod
-    def tiles(self) -> NDArray[np.uint8]:
-        """Return a picture for each cell code, as an array of shape (codes, pixels, pixels, 3)."""
-
-    @property
-    @abstractmethod
-    def styles(self) -> Mapping[str, str]:
-        """The terminal colours of each symbol, as parameters of an SGR sequence such as ``1;33``."""
 
     def slip(self, options: OptionsT) -> float:
         """Return the chance that the player slips to the left or right of the chosen direction."""

@@ -27,7 +27,7 @@ from .episode_params import EpisodeParams, as_arrays, matters_of
 from .game import BoardGame, BoardOptions
 from .level_cache import Drawn, LevelCache
 from .physics import STAY
-from .pictures import paint
+from .pictures import paint, read_tiles
 from .slip_noise import SlipNoise
 
 _BITS = (1 << 64) - 1
@@ -170,7 +170,7 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
         if not self._was_reset:
             return (None,) * self.num_envs
         if self.render_mode == "rgb_array":
-            return tuple(paint(self._batch.grids(), self.game.tiles()))
+            return tuple(paint(self._batch.grids(), read_tiles(self.game.tiles)))
         boards = self._batch.texts(self.game.physics.symbols)
         return tuple(show(board, self.game, self._defaults, self.render_mode) for board in boards)
 

@@ -1,7 +1,7 @@
 """Grading of a submission: its results for the hidden tests are computed in a fresh sandbox, and compared here.
 
 The sandbox never holds an expected result: it gets the arguments, in random order, and returns results. A submission
-that takes over the program which calls it can therefore only earn the reward by computing the right results.
+that takes control of the program which calls it can therefore only earn the reward by computing the right results.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ SOLUTION = "/workspace/solution.py"
 """Path of the submission, in the sandbox of a player and in that of the grader."""
 
 _REQUEST = "/workspace/tests.json"
-_LONGEST_S: dict[str, float] = {}
-"""Seconds of the slowest correct submission that this process has graded, by level or text of the problem."""
 _DRIVER = Path(__file__).with_name("driver.py").read_text(encoding="utf-8")
 
 
@@ -45,28 +43,16 @@ async def judge(sandbox: Sandbox, problem: Problem, options: CodeOptions, source
     request: JSON = {"nonce": nonce, "path": SOLUTION, "entry": problem.entry, "tests": arguments}
     await sandbox.write(SOLUTION, source)
     await sandbox.write(_REQUEST, json.dumps(request).encode())
-    case = f"level {problem.level}" if problem.level else problem.text
-    longest_s = _LONGEST_S.get(case) if options.adaptive_timeout else None
     result = await sandbox.exec(
         ["python3", "-I", "-c", _DRIVER, _REQUEST],
-        timeout_s=adaptive_timeout_s(longest_s, options.timeout_s),
+        timeout_s=options.timeout_s,
         max_output_bytes=(1 << 20) + 2 * sum(size(test.expected) for test in tests),
     )
     if result.timed_out:
         return Verdict(reward=0.0, log="the tests did not end in time")
     passed = _passed(result, nonce, tests, _comparison(problem))
-    if options.adaptive_timeout and passed == len(tests):
-        _LONGEST_S[case] = max(result.duration_s, _LONGEST_S.get(case, 0.0))
     reward = passed / len(tests) if options.partial else float(passed == len(tests))
     return Verdict(reward=reward, log=f"{passed} of {len(tests)} hidden tests passed")
-
-
-def adaptive_timeout_s(longest_s: float | None, most_s: float) -> float:
-    """Return a timeout that follows the seconds of the slowest correct submission, as in RollPacker.
-
-    It is 1.5 times `longest_s`, but at least 2 s, and at most `most_s`, which it also is before the first success.
-    """
-    return most_s if longest_s is None else min(max(2.0, 1.5 * longest_s), most_s)
 
 
 def _comparison(problem: Problem) -> Callable[[JSON, JSON], bool]:

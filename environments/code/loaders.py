@@ -54,10 +54,12 @@ class LoadedFile:
     Attributes:
         problems: The problems, in order.
         skipped: Number of skipped rows by reason.
+        notes: A line about the skipped rows, if there are any.
     """
 
     problems: Sequence[Problem]
     skipped: Mapping[str, int]
+    notes: Sequence[str]
 
 
 @lru_cache(maxsize=4)
@@ -86,9 +88,10 @@ def load_problems(path: str, format: str) -> LoadedFile:
     reasons = "; ".join(f"{reason}: {count}" for reason, count in skipped.items())
     if not problems:
         raise OptionError("file", f"{path} has no row of {format} that can be used ({reasons or 'it is empty'})")
-    if skipped:
-        _log.warning("%s: skipped %d of %d rows (%s)", path, skipped.total(), len(rows), reasons)
-    return LoadedFile(problems, skipped)
+    notes = [f"{path}: skipped {skipped.total()} of {len(rows)} rows ({reasons})"] if skipped else []
+    for line in notes:
+        _log.warning(line)
+    return LoadedFile(problems, skipped, notes)
 
 
 def _text(path: str) -> str:

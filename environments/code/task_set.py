@@ -9,7 +9,17 @@ from typing import Literal
 from envkit.errors import OptionError
 from envkit.types import JSON, Options, SandboxSpec, Task
 
-from ..options import check_boolean, check_choice, check_integer, check_number, check_path, check_range, override_known
+from ..options import (
+    check_boolean,
+    check_choice,
+    check_image,
+    check_integer,
+    check_number,
+    check_path,
+    check_range,
+    check_split,
+    override_known,
+)
 from ..split import SPLITS, Split, split_of
 from .loaders import FORMATS, load_problems
 from .tasks import MAX_LEVEL, Problem, draw_problem
@@ -26,10 +36,9 @@ class CodeOptions:
         file: File of problems to use instead of generated ones: one JSON object per line.
         format: Format of the file: ``"kodcode"`` or ``"livecodebench"``.
         timeout_s: Maximum seconds in which a submission must complete all tests.
-        adaptive_timeout: Whether submissions get a shorter timeout, learnt from the times of successful ones.
         partial: Whether the reward is the share of tests that pass, instead of 1.0 only if all pass.
         max_turns: Maximum number of actions in the mode ``"tools"``, 1 to 1,000.
-        image: Image of the sandboxes, with Python 3.7 or later; None means the default of the backend.
+        image: Image of the sandboxes, with Python 3.8 or later; None means the default of the backend.
         logs: Folder for a file with reward and log of each grading; None for none.
     """
 
@@ -39,7 +48,6 @@ class CodeOptions:
     file: str | None = None
     format: str = "kodcode"
     timeout_s: float = 10.0
-    adaptive_timeout: bool = False
     partial: bool = False
     max_turns: int = 20
     image: str | None = None
@@ -51,18 +59,14 @@ class CodeOptions:
         else:
             check_range("level", self.level, low=1, high=MAX_LEVEL)
         check_choice("mode", self.mode, ("answer", "tools"))
-        if self.split is not None:
-            check_choice("split", self.split, SPLITS)
-        for name, value in (("file", self.file), ("logs", self.logs)):
-            if value is not None:
-                check_path(name, value)
+        check_split(self.split)
+        check_path("file", self.file)
+        check_path("logs", self.logs)
         check_choice("format", self.format, FORMATS)
         check_number("timeout_s", self.timeout_s, low=0.1, high=3600)
-        check_boolean("adaptive_timeout", self.adaptive_timeout)
         check_boolean("partial", self.partial)
         check_integer("max_turns", self.max_turns, low=1, high=1000)
-        if self.image is not None and not isinstance(self.image, str):
-            raise OptionError("image", f"must be the name of an image, got {self.image!r}")
+        check_image(self.image)
 
     @property
     def spec(self) -> SandboxSpec:
@@ -117,6 +121,10 @@ class CodeTasks:
 
     def task(self, split: str, index: int) -> Task:
         return Task("Code-v0", index, self._with(split))
+
+    def notes(self) -> Sequence[str]:
+        options = options_of(self._options)
+        return () if options.file is None else load_problems(options.file, options.format).notes
 
     def _with(self, split: str) -> Options:
         return {**self._options, "split": None if split == "any" else split}

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import ClassVar
-
-import numpy as np
-from numpy.typing import NDArray
 
 from envkit.errors import OptionError
 
@@ -18,7 +16,6 @@ from ..boards.physics import Physics
 from ..boards.vector import BoardVectorEnv
 from ..options import check_choice, check_integer, check_number
 from .lakes import MAPS, SYMBOLS, Lake, draw_lake, read_map
-from .pictures import STYLES, draw_tiles
 
 _RULES = """\
 You are on a frozen lake. Walk to the goal and do not fall into a hole.
@@ -28,6 +25,14 @@ The moves are up, down, left and right, each one cell; the edge of the map stops
 You have {max_moves} moves. {how}"""
 _SLIP = " The ice is slippery: with chance {slip:.2g} you go to one of the two sides of your move instead."
 _ARRIVALS = {"_": "P", "O": "X", "G": "√"}
+_STYLES = {
+    "_": "38;5;67;48;5;195",
+    "O": "1;38;5;195;48;5;18",
+    "G": "1;38;5;16;48;5;220",
+    "P": "1;38;5;231;48;5;125",
+    "X": "1;38;5;231;48;5;124",
+    "√": "1;38;5;231;48;5;29",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +105,8 @@ class LakeGame(BoardGame[LakeOptions]):
     """The frozen lake as a `BoardGame`. The object holds no state of an episode."""
 
     physics = Physics(SYMBOLS, {"P": "_", "X": "_", "√": "_"}, _rule, wanted="G", done="√", fatal="X")
+    tiles = Path(__file__).with_name("tiles.npy")
+    styles = _STYLES
     defaults = LakeOptions()
 
     def rules(self, options: LakeOptions) -> str:
@@ -121,13 +128,6 @@ class LakeGame(BoardGame[LakeOptions]):
 
     def slip(self, options: LakeOptions) -> float:
         return options.slip
-
-    def tiles(self) -> NDArray[np.uint8]:
-        return draw_tiles()
-
-    @property
-    def styles(self) -> Mapping[str, str]:
-        return STYLES
 
 
 class FrozenLake(BoardEnv):

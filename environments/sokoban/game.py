@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import ClassVar, Literal
-
-import numpy as np
-from numpy.typing import NDArray
 
 from envkit.errors import OptionError
 
@@ -18,7 +16,6 @@ from ..boards.vector import BoardVectorEnv
 from ..options import check_choice, check_integer, check_path, check_range
 from .files import read_levels
 from .levels import draw_level
-from .pictures import STYLES, draw_tiles
 from .rules import PHYSICS, SYMBOLS
 
 _RULES = """\
@@ -30,6 +27,15 @@ boxes cannot be pulled.
 You have {max_moves} moves. {how}"""
 _FILE_MOVES = 120
 """Move limit in a room from a file, as in gym-sokoban."""
+_STYLES = {
+    "#": "38;5;250;48;5;240",
+    "_": "38;5;137;48;5;230",
+    "O": "1;38;5;25;48;5;230",
+    "√": "1;38;5;231;48;5;29",
+    "X": "1;38;5;16;48;5;214",
+    "P": "1;38;5;231;48;5;125",
+    "S": "1;4;38;5;231;48;5;25",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +140,8 @@ class SokobanGame(BoardGame[SokobanOptions]):
     """Sokoban as a `BoardGame`. The object holds no state of an episode."""
 
     physics = PHYSICS
+    tiles = Path(__file__).with_name("tiles.npy")
+    styles = _STYLES
     defaults = SokobanOptions()
 
     def rules(self, options: SokobanOptions) -> str:
@@ -155,13 +163,6 @@ class SokobanGame(BoardGame[SokobanOptions]):
         if options.reward == "sparse":
             return Rewards(won=1.0, unfinished=1.0)
         return Rewards(move=-0.1, progress=1.0, won=10.0)
-
-    def tiles(self) -> NDArray[np.uint8]:
-        return draw_tiles()
-
-    @property
-    def styles(self) -> Mapping[str, str]:
-        return STYLES
 
 
 class Sokoban(BoardEnv):

@@ -4,7 +4,7 @@ A bug is accepted if at least one and at most 30 % of the stable tests fail with
 with another hash seed fails in the same tests, and the fix restores every byte and passes all tests. Every function
 gets at most one bug, and every operator at most a quarter of all.
 
-What was tried is recorded in the folder of the tasks as soon as it is decided, so an interrupted build can continue.
+The verdict on each bug is recorded in the folder of the tasks at once, so an interrupted build can continue.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class BuildSettings:
         seed: Chooses the bugs.
         combine: Largest number of bugs of a task. The tasks of a package have 1, 2, ... `combine` bugs in turn.
         jobs: Number of sandboxes at once.
-        more: Requirements of the tests' environment, for packages that are not in `packages.NAMED`.
+        more: Requirements of the tests' environment, for packages that are not in `packages.TESTED_PACKAGES`.
         command: The command to record in the lock file.
     """
 
@@ -102,16 +102,16 @@ class BuildSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Yield:
-    """How many bugs of a package were tried, and what became of them.
+class BuildReport:
+    """Count of the tried bugs of a package.
 
     Attributes:
         package: File name of the source distribution, without its suffix.
         tasks: Number of tasks.
-        tried: Number of bugs and combinations of bugs by what was found out: ``accepted``; ``survived``: no test fails;
+        tried: Count of tried bugs and combinations of bugs by verdict: ``accepted``; ``survived``: no test fails;
             ``broad``: too many fail; ``hung``: a test took too long, or the run did not end; ``lost``: the sandbox was
-            lost; ``masked``: together, bugs do not fail in all tests in which each one does; ``unstable``: the next
-            run differs.
+            lost; ``masked``: the combination no longer fails every test that its single bugs fail; ``unstable``: the
+            next run differs.
         seconds: Seconds that the verification of all bugs took, summed up.
         reason: Why the first ``unstable`` one was not accepted.
     """
@@ -148,7 +148,7 @@ class _Trial(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
 
     Attributes:
         bug: The edits as text.
-        verdict: See `Yield.tried`; ``found``: tests fail, and nothing else was tried.
+        verdict: See `BuildReport.tried`; ``found``: tests fail, and nothing else was tried.
         failing: Tests that fail.
         messages: Why some of them do.
         seconds: Seconds that it took.
@@ -176,7 +176,7 @@ async def build(
     settings: BuildSettings,
     announce: Callable[[str], None] = lambda line: None,
     on_task: Callable[[str, int], None] = lambda package, tasks: None,
-) -> list[Yield]:
+) -> list[BuildReport]:
     """Make a folder with tasks; continue if an earlier call was interrupted.
 
     Args:
@@ -195,7 +195,7 @@ async def build(
     environment = await clock.to_thread(packages.environment, needed, data / "environments", announce)
     tasks: list[SweTask] = []
     locked: list[LockedPackage] = []
-    yields: list[Yield] = []
+    reports: list[BuildReport] = []
     for requirement in requirements:
         base = await clock.to_thread(packages.fetch, requirement, data / "sdists")
         tree = await clock.to_thread(packages.unpack, base, data / "trees")
@@ -206,11 +206,11 @@ async def build(
         announce(f"{name}: {len(baseline.stable)} stable tests, {baseline.suite_s:.1f} s")
         made = await builder.tasks(base.name, lambda count, name=name: on_task(name, count))  # type: ignore[misc]
         tasks += made
-        yields.append(builder.result(name, len(made)))
+        reports.append(builder.result(name, len(made)))
         if len(made) < settings.want:
             announce(f"{name}: only {len(made)} of {settings.want} tasks; no more bugs were accepted")
-            if yields[-1].reason:
-                announce(f"{name}: why grading rejected one: {yields[-1].reason}")
+            if reports[-1].reason:
+                announce(f"{name}: why grading rejected one: {reports[-1].reason}")
         locked.append(
             LockedPackage(
                 requirement="" if requirement == packages.OWN else requirement,
@@ -222,7 +222,7 @@ async def build(
             )
         )
         write_folder(folder, tasks, Lock(command=settings.command, environment=needed, packages=tuple(locked)))
-    return yields
+    return reports
 
 
 class _Journal:
@@ -312,9 +312,9 @@ class _Builder:
                 on_task(len(tasks))
         return tasks
 
-    def result(self, package: str, tasks: int) -> Yield:
+    def result(self, package: str, tasks: int) -> BuildReport:
         tried = Counter(trial.verdict for trial in self._used.values() if trial.verdict != "found")
-        return Yield(
+        return BuildReport(
             package=package,
             tasks=tasks,
             tried=tried,
@@ -407,7 +407,7 @@ class _Builder:
         return f"with the fix, {broken[0]} fails" if broken else ""
 
     async def _once(self, key: str, decide: Callable[[], Awaitable[_Trial]]) -> _Trial:
-        """Return what the journal has about a bug, or decide and record it."""
+        """Return the journal's entry of a bug; without one, try the bug and record it."""
         if key not in self._journal.trials:
             began = clock.stopwatch()
             made = await decide()

@@ -31,7 +31,7 @@ _WANT = re.compile(r" --want[= ]\d+")
 
 def list_packages() -> CommandResult:
     """List the packages that `build named` uses: their tests pass, and pip fetches them on demand."""
-    named = [(name, " ".join(needs)) for name, needs in packages.NAMED.items()]
+    named = [(name, " ".join(needs)) for name, needs in packages.TESTED_PACKAGES.items()]
     return CommandResult([[("PACKAGE", "TESTS NEED"), (packages.OWN, "(part of envkit)"), *named]])
 
 
@@ -72,7 +72,7 @@ async def build(
         done[name] = count
         progress(sum(done.values()), want * len(chosen))
 
-    yields = await building.build(
+    reports = await building.build(
         sandboxes,
         chosen,
         out,
@@ -90,10 +90,10 @@ async def build(
             f"{one.seconds / max(1, one.tasks):.1f}",
             ", ".join(f"{count} {verdict}" for verdict, count in sorted(one.tried.items())),
         )
-        for one in yields
+        for one in reports
     ]
     table = [("PACKAGE", "TASKS", "S/TASK", "TRIED"), *rows]
-    return CommandResult([table, f"{sum(one.tasks for one in yields)} tasks in {out}"])
+    return CommandResult([table, f"{sum(one.tasks for one in reports)} tasks in {out}"])
 
 
 async def grade(
@@ -126,7 +126,7 @@ async def grade(
     verdict = await grade_changes(sandboxes, chosen, tree, taken, environment=environment, timeout_s=timeout_s)
     rows = [(one.kind, one.outcome, test) for test, one in verdict.tests.items()]
     refused = {**verdict.refused, **dict.fromkeys(sorted(changes.keys() - taken.keys()), "a deletion")}
-    lines = [f"not taken over: {path}: {why}" for path, why in refused.items()]
+    lines = [f"refused: {path}: {why}" for path, why in refused.items()]
     lines += [f"to review: {flag}" for flag in verdict.flags]
     lines += [f"the run is not valid: {verdict.problem}"] if verdict.problem else []
     passed = sum(one.is_ok for one in verdict.tests.values())
@@ -173,7 +173,9 @@ def _packages_of(words: Sequence[str]) -> list[str]:
     """Return the packages that arguments name; ``named`` and ``own`` stand for lists."""
     found: dict[str, None] = {}
     for word in words:
-        found.update(dict.fromkeys(packages.NAMED if word == "named" else [packages.OWN if word == "own" else word]))
+        found.update(
+            dict.fromkeys(packages.TESTED_PACKAGES if word == "named" else [packages.OWN if word == "own" else word])
+        )
     return list(found)
 
 
@@ -184,7 +186,7 @@ def _claim(folder: Path, command: str) -> None:
     except OSError as error:
         raise UsageError(f"{folder}: {error.strerror}; choose a folder that can be written") from None
     if (folder / LOCK).is_file():
-        # `read_folder` would keep what it read
+        # `read_folder` would cache the rows
         before = msgspec.json.decode((folder / LOCK).read_bytes(), type=Lock).command
         if before and _build_arguments(before) != _build_arguments(command):
             raise UsageError(f"{folder} has the tasks of another command, `{before}`; choose another folder")

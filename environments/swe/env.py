@@ -7,8 +7,8 @@ Reward       from the grader, after the last step: 1.0 if all tests pass that pa
 Ends         terminated after submit; truncated after ``max_turns`` actions
 Tasks        the tasks of a folder that ``envkit tasks SWE-v0 build`` made
 Options      see `SweOptions`, and the limits of `ToolEnv`
-Info         ``folder`` and ``issue`` of a reset: the package's folder, and the text of the issue alone.
-             ``action_is_valid``: whether the action is a valid call
+Info         ``task``, ``folder`` and ``issue`` of a reset: the task's id, the package's folder, and the text of the
+             issue alone. ``action_is_valid``: whether the action is a valid call
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from envkit.errors import MissingFileError, OptionError, RefusedFileError, TooLa
 from envkit.protocols import Sandbox
 from envkit.types import JSON, Options, Reset, Task, stable_hash
 
-from ..options import check_boolean, check_choice, check_integer, check_path, override_known
+from ..options import check_boolean, check_image, check_integer, check_path, check_split, override_known
 from ..split import SPLITS, Split
 from ..tasks import Plan, SandboxTask, TaskEnv
 from .checkout import MAX_FILE, content_of, deleted_by, diff_of, source_of
@@ -77,15 +77,13 @@ class SweOptions:
     logs: str | None = None
 
     def __post_init__(self) -> None:
-        if self.split is not None:
-            check_choice("split", self.split, SPLITS)
+        check_split(self.split)
         check_integer("statement", self.statement, low=1, high=3)
         check_boolean("in_image", self.in_image)
-        if self.image is not None and not isinstance(self.image, str):
-            raise OptionError("image", f"must be the name of an image, got {self.image!r}")
-        for name, value in (("tasks", self.tasks), ("review", self.review), ("logs", self.logs)):
-            if value is not None:
-                check_path(name, value)
+        check_image(self.image)
+        check_path("tasks", self.tasks)
+        check_path("review", self.review)
+        check_path("logs", self.logs)
 
     @property
     def lock(self) -> Lock:
@@ -220,7 +218,7 @@ class SweBug(SandboxTask[Mapping[str, bytes]]):
         await sandbox.exec(["sh", "-c", _COMMIT])
 
     async def collect(self, sandbox: Sandbox) -> Mapping[str, bytes]:
-        """Return the changed files of the package, if grading takes them over. Others are not read.
+        """Return the changed files of the package that count. Others are not read.
 
         Links are never followed out of the sandbox.
         """
@@ -318,7 +316,7 @@ def keep(folder: Path, task: SweTask, tree: Path, changes: Mapping[str, bytes], 
 
 
 def _sources(tree: Path, task: SweTask) -> Mapping[str, bytes]:
-    """Return the files of a tree, by path, whose changes grading takes over."""
+    """Return the files of a tree, by path, whose changes count."""
     files = {file.relative_to(tree).as_posix(): file for file in sorted(tree.rglob("*.py")) if file.is_file()}
     taken, _ = sort_out(task, tree, dict.fromkeys([*files, *deleted_by(task.bug_patch)], b"changed"))
     return {path: content_of(tree, path) for path in taken}

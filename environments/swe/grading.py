@@ -1,9 +1,9 @@
-"""Grading: the changed source files of an agent are written into a fresh tree, whose own tests then decide.
+"""Grading: the changed source files of an agent are written into a fresh tree, and the package's own tests decide.
 
 The tests run in a fresh sandbox, as the user ``grader``, who cannot change the tree. They share a process with the
 changed source; so four more tests check the run: three must fail, and one must pass. Source that makes failed tests
-look passed also changes these. What the package's own tests replace in pytest is found out by a run without changes.
-See docs/swe.md for what this does not protect against.
+look passed also changes these, or still passes with one more bug. See docs/swe.md for what this does not protect
+against.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ class TestResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict(AnyVerdict):
-    """What grading found out.
+    """The result of grading.
 
     Attributes:
         tests: Results by the id of the test.
-        refused: Why changed files were not taken over, by path.
+        refused: Why changed files were refused, by path.
         flags: Why a person should look at the changes, such as ``os._exit in src/a.py``; not part of the verdict.
         problem: Why the run is not valid; empty if it is.
         seconds: Seconds that the tests took, with the start of pytest.
@@ -105,14 +105,14 @@ async def grade_changes(
 ) -> Verdict:
     """Return the verdict on changed files.
 
-    A run that crashed is repeated once, and so is one that took too long, with three times the limit. If something was
-    replaced or tests failed as expected, the tests also run without the changes, once per task and process; what is the
-    same there does not count.
+    A run that crashed is repeated once, and so is one that took too long, with three times the limit. If the run has
+    signs of tampering or tests that failed as expected, the tests also run without the changes, once per task and
+    process; what that run has, too, does not count.
 
     Args:
         sandboxes: Leases the sandboxes.
         task: The task.
-        tree: Folder with the task's source; see `source_of`. It decides about all files that are not taken over.
+        tree: Folder with the task's source; see `source_of`. It has the other files.
         changes: Changed files with their new content, by path relative to the tree.
         environment: Folder of the tests' environment on this machine; None if `image` contains it.
         image: The image; None means the backend's default.
@@ -199,7 +199,7 @@ def grade_limit_s(timeout_s: float) -> float:
 
 
 class _Known(NamedTuple):
-    """What a run without changes has replaced, and which tests failed as expected there."""
+    """The signs of tampering and the tests that failed as expected in a run without changes."""
 
     tampering: frozenset[str] = frozenset()
     xfailed: frozenset[str] = frozenset()
@@ -210,14 +210,14 @@ _KNOWN: dict[_Key, _Known] = {}
 
 
 def _remember(key: _Key, run: TestRun) -> None:
-    """Remember what a run without changes has found, if it came to its end."""
+    """Remember a run without changes, if it came to its end."""
     if run.exit_code is not None and not run.result.timed_out:
         xfailed = frozenset(test for test, outcome in run.outcomes.items() if outcome == "xfailed")
         _KNOWN[key] = _Known(frozenset(run.tampering), xfailed)
 
 
 def sort_out(task: SweTask, tree: Path, changes: Mapping[str, bytes]) -> tuple[Mapping[str, bytes], Mapping[str, str]]:
-    """Return the changed files that grading takes over, and for each other one why it does not."""
+    """Return the changed files that count, and why the others are refused."""
     taken: dict[str, bytes] = {}
     refused: dict[str, str] = {}
     total = 0
@@ -240,7 +240,7 @@ def _why_refused(task: SweTask, tree: Path, path: str, content: bytes) -> str | 
         return why
     pure = PurePosixPath(path)
     if pure.suffix != ".py":
-        return "only Python source is taken over"
+        return "only Python source counts"
     is_test = TEST_PATH.search(path) and path != task.file
     if is_test or _CONFIGURATION.fullmatch(pure.name) or path in _files(task):
         return "it is a test, or configures tests"

@@ -34,7 +34,7 @@ _DATE = 1_705_320_000
 
 _FREEZE = ("freezegun==1.5.5", "python-dateutil==2.9.0.post0", "six==1.17.0")
 
-NAMED: Mapping[str, Sequence[str]] = {
+TESTED_PACKAGES: Mapping[str, Sequence[str]] = {
     "boltons==26.2.0": (),
     "cachetools==8.0.0": (),
     "h11==0.16.0": (),
@@ -150,7 +150,7 @@ def environment_of(requirements: Sequence[str], more: Sequence[str] = ()) -> tup
 
     Args:
         requirements: The packages, such as ``semver==3.1.1``.
-        more: What their tests import besides pytest, unless the package is in `NAMED`.
+        more: What their tests import besides pytest, unless the package is in `TESTED_PACKAGES`.
 
     Raises:
         UsageError: A requirement is malformed; or the environment would contain one of the packages, or two versions
@@ -158,7 +158,7 @@ def environment_of(requirements: Sequence[str], more: Sequence[str] = ()) -> tup
     """
     for requirement in (*requirements, *more):
         _check(requirement)
-    named = {_normal(requirement): needs for requirement, needs in NAMED.items()}
+    named = {_normal(requirement): needs for requirement, needs in TESTED_PACKAGES.items()}
     needed = sorted({*PYTEST, *more, *(one for each in requirements for one in named.get(_normal(each), ()))})
     names = [_name_of(one) for one in needed]
     if twice := [one for one in needed if names.count(_name_of(one)) > 1]:

@@ -61,7 +61,7 @@ class TestRun:
         messages: Why tests did not pass, by their ids, and why files could not be collected.
         seconds: Seconds of each test.
         exit_code: Exit code that pytest reported; None if it did not come to its end.
-        tampering: What a test or the source has replaced or forged, such as ``_pytest.reports.TestReport.outcome``.
+        tampering: Signs that the source deceives the grader: forged rows, and classes that are equal to everything.
         result: Result of the command. Its standard output is the report, and its standard error all other output.
     """
 
@@ -103,7 +103,7 @@ class RunSettings:
 async def run_tests(sandbox: Sandbox, tests: Sequence[str] = (), settings: RunSettings = RunSettings()) -> TestRun:
     """Run tests of the package in `REPO`; all tests if `tests` is empty.
 
-    Files that cannot be collected, for example because they import what is missing, are left out.
+    Files that cannot be collected, for example because an import fails, are left out.
 
     Raises:
         SandboxLostError: The sandbox was lost, for example because a test used up its memory.
@@ -139,8 +139,7 @@ async def run_tests(sandbox: Sandbox, tests: Sequence[str] = (), settings: RunSe
 def read_report(result: ExecResult, key: str) -> TestRun:
     """Return the run that the plugin's report in the output of a command describes.
 
-    Lines that are no valid rows are skipped, and so are rows without the key of the run; those that do not begin like a
-    row are not even read. The first row about a test
+    Lines that are no valid rows are skipped, and so are rows without the key of the run. The first row about a test
     counts, because code in the sandbox can add rows, but cannot change earlier ones.
     """
     outcomes: dict[str, str] = {}

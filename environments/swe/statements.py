@@ -50,7 +50,7 @@ class Symptom:
 
 @dataclass(frozen=True, slots=True)
 class _Example:
-    """Code that shows a bug, and the expression of its result and of what it must be equal to, if it has these."""
+    """Code that shows a bug, with the expressions of its result and of the expected value, if known."""
 
     text: str
     sides: tuple[ast.expr, ast.expr] | None

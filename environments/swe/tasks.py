@@ -91,7 +91,7 @@ class LockedPackage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lock(msgspec.Struct, frozen=True, kw_only=True):
-    """What the tasks of a folder need, and how they were made.
+    """The requirements of a folder of tasks, and the command that made it.
 
     Attributes:
         format: Version of this format.

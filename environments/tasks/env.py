@@ -9,10 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from envkit import clock
 from envkit.errors import UsageError
 from envkit.protocols import Player, Sandbox, SandboxPool
-from envkit.types import Options
+from envkit.types import Options, Reset
 
 from ..tools import ToolEnv
 from ..tools.limits import LEASE_S
@@ -21,6 +23,9 @@ from .judge_sandbox import in_fresh_sandbox
 from .players import Cheat, OwnCheats, PlanPlayer, solution_of
 from .prepared import lease_prepared
 from .task import Plan, SandboxTask, Verdict
+
+_MAX_OUTPUT = 4000
+"""Maximum characters of `grader_output`."""
 
 
 class TaskEnv(ToolEnv):
@@ -99,6 +104,12 @@ class TaskEnv(ToolEnv):
                 await prepare(sandbox)
                 yield sandbox
 
+    async def reset(self, *, seed: int, options: Options) -> Reset:
+        """Start an episode; see `ToolEnv.reset`. If the task has a name, it is ``info["task"]``."""
+        start = await super().reset(seed=seed, options=options)
+        name = self.task.name
+        return msgspec.structs.replace(start, info={**start.info, "task": name}) if name else start
+
     async def start(self, seed: int, options: Options) -> str:
         return self.task.statement
 
@@ -128,8 +139,9 @@ class TaskEnv(ToolEnv):
         return await self.judge_work(verdict)
 
     async def verdict(self, *, is_last: bool = True) -> Verdict:
-        """Return what `judged` returns, and keep the log in the task's folder `logs`, if it has one."""
+        """Return what `judged` returns, and keep the log in `grader_output` and in the task's folder `logs`."""
         verdict = await self.judged(is_last=is_last)
+        self.grader_output = f"{self.grader_output}\n{verdict.log}".strip("\n")[-_MAX_OUTPUT:]
         if self.task.logs is not None:
             name = f"{(self.task.name or 'task').replace('/', '-')}-{secrets.token_hex(4)}.txt"
             await clock.to_thread(_write, Path(self.task.logs, name), f"reward {verdict.reward:g}\n{verdict.log}\n")

@@ -1,4 +1,4 @@
-"""A second sandbox that decides: what happens if it is lost or does not start."""
+"""The sandbox of a judge, which is replaced once if it is lost or does not start."""
 
 from __future__ import annotations
 

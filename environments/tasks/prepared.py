@@ -15,7 +15,6 @@ from envkit.errors import (
     SandboxLostError,
     SandboxNotFoundError,
     SandboxRefusedError,
-    SnapshotLimitError,
 )
 from envkit.protocols import Sandbox, SandboxPool
 from envkit.types import SandboxSpec
@@ -67,8 +66,7 @@ async def lease_prepared(
             if full_key not in known.names:
                 sandbox = await stack.enter_async_context(sandboxes.lease(spec, wait_s=LEASE_S))
                 await prepare(sandbox)
-                with suppress(SnapshotLimitError):  # there may be room for the next one
-                    known.names[full_key] = await _snapshot(sandbox)
+                known.names[full_key] = await _snapshot(sandbox)
         name = known.names.get(full_key)
         if sandbox is None and name is not None:
             known.names.move_to_end(full_key)
@@ -90,7 +88,7 @@ async def lease_prepared(
 async def _snapshot(sandbox: Sandbox) -> str | None:
     try:
         return await sandbox.snapshot()
-    except (SandboxLostError, SnapshotLimitError):
+    except SandboxLostError:
         raise
     except EnvkitError:  # not supported, or too large
         return None

@@ -29,7 +29,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a player that does not read observations does: it writes files, then runs commands.
+    """The actions of a player that does not read observations: it writes files, then runs commands.
 
     Attributes:
         commands: Commands of bash, in one shell.
@@ -84,7 +84,7 @@ class SandboxTask(Generic[WorkT]):
 
     @property
     def words(self) -> Mapping[str, str]:
-        """What words in the texts of cheats stand for. They are replaced in this order."""
+        """Values of placeholders in the texts of cheats, replaced in this order."""
         return {}
 
     async def prepare(self, sandbox: Sandbox) -> None:

@@ -1,7 +1,7 @@
-"""Artifacts: what the agent leaves is read from an archive of its sandbox, and written anew for that of the tests.
+"""Artifacts: files of the agent, read from an archive of its sandbox, and written as a new one for that of the tests.
 
-An agent that is root can replace the program that packs. So the archive that the other sandbox unpacks is written here,
-of the members that were read and accepted here; programs that read one archive differently make no difference.
+An agent that is root can replace the program that packs. So its archive is parsed here, and the tests' sandbox unpacks
+a new one of the accepted members: two programs that parse an archive differently cannot be played off.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _KINDS = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, t
 async def pack(sandbox: Sandbox, task: TerminalTask, step: TaskStep) -> Sequence[tuple[Artifact, bytes]] | str:
     """Return the artifacts of a step as tar archives; or why they cannot be taken, which is the agent's fault.
 
-    What does not exist or cannot be read is missing in the archives. The tests decide what that means.
+    Artifacts that do not exist or cannot be read are missing in the archives, which the tests have to notice.
 
     Raises:
         ValueError: An artifact lies in another one with excluded names.
     """
     every = [*task.artifacts, *step.artifacts] or [Artifact(source=task.workdir or WORK)]
-    # One inside of another is packed with it. By itself, it could be unpacked below a link of the other.
+    # Skip an artifact inside another: the outer archive has it, and a link in the outer one could redirect it.
     whole = tuple(one.source.rstrip("/") + "/" for one in every if not one.exclude)
     wanted = [one for one in every if not one.source.rstrip("/").startswith(whole)]
     for one, outer in itertools.permutations(wanted, 2):

@@ -12,18 +12,19 @@ import typer
 
 from envkit import clock
 from envkit.errors import ConfigError, UsageError, did_you_mean
+from envkit.runs.printable import counted
 from envkit.types import CommandResult, Table
 
 from . import images
 from .families import FAMILIES, HELD_OUT, write_drawn
-from .formats import network_uses, read_tasks, task_folders
+from .formats import read_tasks, task_folders
 from .formats.writing import add_harness
 from .options import OWN_TASKS, TerminalOptions
 from .tasks import TIMEOUT_S, TerminalTask
 
 
 class FoundImage(Protocol):
-    """What is known about an image of this machine."""
+    """Settings of an image of this machine."""
 
     @property
     def user(self) -> str: ...
@@ -45,7 +46,7 @@ async def ls(
     find_image: Callable[[str], Awaitable[FoundImage | None]],
 ) -> CommandResult:
     """List tasks, and the families of generated ones. For your own folder, of Harbor or Terminal-Bench 1, also print
-    what envkit does not support, and which tests need the network. Exit with 1 if a task cannot be read.
+    what envkit does not support. Exit with 1 if a task cannot be read.
     """
     rows, lines = list[Sequence[str]](), list[str]()
     folders, unreadable = task_folders(folder or OWN_TASKS), 0
@@ -57,16 +58,9 @@ async def ls(
             lines += [f"{one.name}: cannot be read: {problem}" for problem in error.problems]
             continue
         rows.append((one.name, task.difficulty or "-", task.profile, " ".join(task.programs) or "-"))
-        uses = [
-            f"{use.file.name}:{use.line}: needs the network at grading: {use.command[:80]}"
-            for use in network_uses(task)
-        ]
         image = None if task.is_portable else await find_image(images.image_of(task))
-        stage = (
-            images.Stage() if image is None else images.Stage(user=image.user, has_entrypoint=bool(image.entrypoint))
-        )
-        notes = dict.fromkeys([*task.notes, *images.ignored(stage), *uses])
-        lines += [f"{one.name}: {note}" for note in notes]
+        notes = [] if image is None else images.ignored(image.user, image.entrypoint)
+        lines += [f"{one.name}: {note}" for note in (*task.notes, *notes)]
     parts: list[str | Table] = [[("TASK", "DIFFICULTY", "PROFILE", "PROGRAMS"), *rows], *lines]
     if folder is None:
         families = [(one.name, "yes" if one.name in HELD_OUT else "no", one.summary) for one in FAMILIES.values()]
@@ -137,7 +131,7 @@ def export(
         if name:
             raise UsageError(f"{name[0]!r} is refused, since --family writes generated tasks")
         count = len(export_family(family, _range(seeds or "0:10"), difficulty or 1, folder))
-    return CommandResult([f"{count} tasks in {folder}"])
+    return CommandResult([f"{counted(count, 'task')} in {folder}"])
 
 
 def family_tasks() -> list[TerminalTask]:
@@ -161,7 +155,11 @@ def export_family(family: str, seeds: range, difficulty: int, folder: Path) -> l
 
 
 def _tasks_of(names: Sequence[str] = (), folder: Path | None = None) -> list[TerminalTask]:
-    """Return tasks of a folder, by default of envkit's own one. `names` are those of tasks or folders; empty for all.
+    """Return tasks of a folder, by default of envkit's own.
+
+    Args:
+        names: Names of tasks, or of their folders; empty for all tasks.
+        folder: The folder.
 
     Raises:
         UsageError: There is no task of this name, or there are no tasks.

@@ -37,7 +37,7 @@ from ..answer import code_block
 from ..tasks import TaskEnv, Verdict, in_fresh_sandbox
 from ..tools import ToolEnv, ToolFunction, bash, cut_middle, edit_file, submit, view_file, write_call
 from .options import OF_TASK, TerminalOptions, options_of
-from .screen import ScreenTools
+from .screen import Screen
 from .stage import ScratchFolder, TerminalStage, how_to_build, run_setup
 from .tasks import Healthcheck, TerminalTask
 from .verifier import VerifierError
@@ -65,7 +65,7 @@ class Terminal(TaskEnv):
 
     def __init__(self, *, sandboxes: SandboxPool, **arguments: Any) -> None:
         super().__init__(sandboxes=sandboxes, **arguments)
-        self._screen = ScreenTools()
+        self._screen = Screen()
         self._use(options_of(self._defaults).mode)
         self._episode_s = math.inf
         self._verdicts: list[Verdict] = []
@@ -106,7 +106,7 @@ class Terminal(TaskEnv):
         self._verdicts = []
         start = await super().reset(seed=seed, options=options)
         task = self.task.task
-        info: Info = {**start.info, "task": task.name, "category": task.category, "level": _level(task)}
+        info: Info = {**start.info, "category": task.category, "level": _level(task)}
         return msgspec.structs.replace(start, info=info, tools=() if self._mode == "script" else start.tools)
 
     async def start(self, seed: int, options: Options) -> str:
@@ -143,7 +143,7 @@ class Terminal(TaskEnv):
             await self._begin()
         except SandboxLostError:
             raise
-        except SandboxError as error:  # what the agent left behind is in the way
+        except SandboxError as error:  # because of the agent's earlier work
             self.task = task
             text = f"The step was submitted. The next one cannot begin: {error}"
             return msgspec.structs.replace(step, observation=Observation(text, role=step.observation.role))
@@ -198,7 +198,7 @@ class Terminal(TaskEnv):
             await super().close()
 
     def _use(self, mode: str) -> None:
-        """Have the tools and the metrics of a mode."""
+        """Set the tools and the metrics of a mode."""
         if mode == "screen":
             load("pyte")  # an error of the first step would be too late
         tools: Mapping[str, Sequence[ToolFunction]] = {
@@ -230,7 +230,7 @@ def _level(task: TerminalTask) -> dict[str, JSON]:
 
 
 async def _wait_until_healthy(sandbox: Sandbox, task: TerminalTask, check: Healthcheck) -> None:
-    """Run a healthcheck until it succeeds; what it starts in the background goes on.
+    """Run a healthcheck until it succeeds. Programs that it starts in the background keep running.
 
     Raises:
         SandboxError: It did not succeed, or did not do so within `_HEALTHY_S`.

@@ -14,11 +14,20 @@ from envkit.errors import OptionError, did_you_mean
 from envkit.runs.owners import owner_name
 from envkit.types import JSON, Options, Task, stable_hash
 
-from ..options import check_boolean, check_choice, check_integer, check_path, check_range, override_known
+from ..options import (
+    check_boolean,
+    check_choice,
+    check_image,
+    check_integer,
+    check_path,
+    check_range,
+    check_split,
+    override_known,
+)
 from ..split import SPLITS, Split, split_of
 from .families import FAMILIES, HELD_OUT, write_drawn
 from .families.family import MAX_DIFFICULTY
-from .formats import read_task, read_tasks
+from .formats import left_out, read_task, read_tasks
 from .tasks import TerminalTask
 
 OWN_TASKS = Path(__file__).with_name("own")
@@ -38,7 +47,7 @@ class TerminalOptions:
     Attributes:
         tasks: Folder of one task, or of several; ``"own"`` means the tasks that envkit contains. None means generated
             tasks.
-        strict: Whether to refuse a folder in which a task cannot be used, instead of leaving that task out.
+        strict: Whether to refuse a folder with a subfolder that cannot be used as a task, instead of leaving it out.
         variables: Environment variables of this process that the tasks of a folder may read as ``${NAME}``, as a list
             of names or one name.
         families: Families of generated tasks: ``"train"``, ``"held_out"``, ``"all"``, or a list of names.
@@ -67,19 +76,16 @@ class TerminalOptions:
     keep_processes: bool = False
 
     def __post_init__(self) -> None:
-        for name, value in (("tasks", self.tasks), ("logs", self.logs)):
-            if value is not None:
-                check_path(name, value)
-        if self.split is not None:
-            check_choice("split", self.split, SPLITS)
+        check_path("tasks", self.tasks)
+        check_path("logs", self.logs)
+        check_split(self.split)
         if isinstance(self.difficulty, int):
             check_integer("difficulty", self.difficulty, low=1, high=MAX_DIFFICULTY)
         else:
             check_range("difficulty", self.difficulty, low=1, high=MAX_DIFFICULTY)
         check_choice("mode", self.mode, ("bash", "screen", "script"))
         check_choice("network", self.network, ("none", "task"))
-        if self.image is not None and not isinstance(self.image, str):
-            raise OptionError("image", f"must be 'task' or the name of an image, got {self.image!r}")
+        check_image(self.image)
         check_boolean("keep_processes", self.keep_processes)
         check_boolean("strict", self.strict)
         if not all(isinstance(name, str) for name in self.variables):
@@ -203,6 +209,10 @@ class TerminalTasks:
     def names(self, split: str) -> Sequence[str]:
         chosen = options_of(self._with(split))
         return [] if chosen.folder is None else [task.folder.name for task in chosen.all()]
+
+    def notes(self) -> Sequence[str]:
+        chosen = options_of(self._with(ANY))
+        return [] if chosen.folder is None else left_out(chosen.folder, chosen.all())
 
     def _with(self, split: str) -> Mapping[str, JSON]:
         return {**self._options, "split": None if split == ANY else split}

@@ -1,7 +1,7 @@
 """A terminal in a sandbox that is used by typing keys and reading its screen.
 
-The terminal runs bash. Its prompt contains two invisible marks, by which `Screen.type` notices that the typed commands
-have ended. The screen of a full-screen program counts as complete when it has printed nothing for a moment.
+The terminal runs bash. Its prompt contains two invisible marks, by which `Screen` notices that the typed commands have
+ended. The screen of a full-screen program counts as complete when it has printed nothing for a moment.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import anyio
 import anyio.lowlevel
 
 from envkit import clock
-from envkit.installation import load
 from envkit.protocols import Program, Sandbox
 
 from ..tools.shell_tools import submit
@@ -57,7 +56,7 @@ _ENTERING = frozenset(b"\r\n\x03\x04\x0f")
 """Bytes after which bash shows a new prompt: Enter, Ctrl-C, Ctrl-D and Ctrl-O."""
 
 _IDLE, _PROMPT = b"\x1b]133;A\a", b"\x1b]133;B\a"
-"""What bash prints before a prompt if no typed line is left to run, and at the end of each prompt."""
+"""Marks that bash prints: before a prompt if no typed line is left to run, and at the end of each prompt."""
 _ENV = {
     "PROMPT_COMMAND": r"builtin read -t 0 || builtin printf '\033]133;A\a' >/dev/tty",
     "PS1": r"\w\$ \[\e]133;B\a\]",
@@ -123,47 +122,41 @@ def _sequence(part: str, application: bool, quotes_tabs: bool) -> str:
 
 
 class Screen:
-    """A terminal with bash in a sandbox. Its shell starts with the first call, and again after the shell has ended.
+    """A terminal with bash in the sandbox of an episode. A shell starts with the first keys, and after one has ended.
 
     Output is read only during calls. While more than about 1 MiB of it is unread, the programs in the terminal wait,
     and so do all other calls to the sandbox, so close the screen before you use the sandbox otherwise.
 
-    Args:
-        sandbox: The sandbox.
+    Attributes:
+        tools: Functions that become the tools of an agent: `type_keys` and ``submit``.
         cwd: Folder in which shells start; None for the default of the sandbox.
-
-    Raises:
-        UsageError: The package pyte is not installed.
     """
 
-    def __init__(self, sandbox: Sandbox, *, cwd: str | None = None) -> None:
-        load("pyte")
-        self._sandbox, self._cwd = sandbox, cwd
+    def __init__(self) -> None:
+        self.tools: Sequence[ToolFunction] = (self.type_keys, submit)
+        self.cwd: str | None = None
         self._shell: _Shell | None = None
 
-    async def type(self, keys: str | Sequence[str], wait_s: float) -> str:
-        """Type keys and return the text of the screen.
+    async def type_keys(self, keys: str | list[str], sandbox: Sandbox, timeout_s: float, wait_s: float = 10.0) -> str:
+        """Type keys in a terminal with bash, and return its screen of 40 lines. The result comes as soon as the
+        shell's prompt is back, or after wait_s seconds. Programs keep running; type nothing to wait for them longer.
 
         Args:
-            keys: The keys; see `encode_keys`. Empty to only wait.
-            wait_s: Maximum seconds to wait for the prompt of the shell.
-
-        Raises:
-            ValueError: There are too many keys.
-            SandboxLostError: The sandbox was lost.
+            keys: Text to type, in which a line end is the Enter key; or the name of a key, such as Escape, Up,
+                PageDown, C-c or F1. A list types several of these in order, such as ["Escape", ":wq", "Enter"].
+            wait_s: Maximum seconds to wait.
         """
         if keys and self._shell is not None:
             # An older prompt must not count as the answer to these keys.
             await self._shell.receive(0 if self._shell.is_idle else _SETTLE_S)
             if self._shell.has_ended:
-                text = await self._ended()
-                return f"{text}\n{_NOT_SENT}"
+                return f"{await self._ended()}\n{_NOT_SENT}"
         if self._shell is None:
             shell = _Shell()
-            await shell.start(self._sandbox, self._cwd)
+            await shell.start(sandbox, self.cwd)
             self._shell = shell
             await shell.receive(_START_S)
-        shell = self._shell
+        shell, wait_s = self._shell, min(max(wait_s, 0.0), timeout_s)
         application = shell.emulator.has_application_keys
         await shell.send(encode_keys(keys, application=application, quotes_tabs=shell.is_idle))
         await shell.receive(wait_s, quiet_s=_QUIET_S if keys else None)
@@ -175,7 +168,7 @@ class Screen:
         return text
 
     async def close(self) -> None:
-        """End the shell and all programs that were started in it; idempotent."""
+        """End the shell and all programs that were started in it, before the sandbox is used otherwise; idempotent."""
         if self._shell is not None:
             shell, self._shell = self._shell, None
             await shell.close()
@@ -284,36 +277,3 @@ class _Shell:
             self.emulator.feed(content[start : start + _PIECE_BYTES])
             self._drawing_s += clock.stopwatch() - began
             await anyio.lowlevel.checkpoint()
-
-
-class ScreenTools:
-    """The tools of an episode with a terminal.
-
-    Attributes:
-        tools: Functions that become the tools: `type_keys` and ``submit``.
-        cwd: Working directory of the shell; None for the default.
-    """
-
-    def __init__(self) -> None:
-        self.tools: Sequence[ToolFunction] = (self.type_keys, submit)
-        self.cwd: str | None = None
-        self._screen: Screen | None = None
-
-    async def type_keys(self, keys: str | list[str], sandbox: Sandbox, timeout_s: float, wait_s: float = 10.0) -> str:
-        """Type keys in a terminal with bash, and return its screen of 40 lines. The result comes as soon as the
-        shell's prompt is back, or after wait_s seconds. Programs keep running; type nothing to wait for them longer.
-
-        Args:
-            keys: Text to type, in which a line end is the Enter key; or the name of a key, such as Escape, Up,
-                PageDown, C-c or F1. A list types several of these in order, such as ["Escape", ":wq", "Enter"].
-            wait_s: Maximum seconds to wait.
-        """
-        if self._screen is None:
-            self._screen = Screen(sandbox, cwd=self.cwd)
-        return await self._screen.type(keys, min(max(wait_s, 0.0), timeout_s))
-
-    async def close(self) -> None:
-        """Close the terminal, before the sandbox is used for something else or released."""
-        if self._screen is not None:
-            screen, self._screen = self._screen, None
-            await screen.close()

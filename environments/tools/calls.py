@@ -32,7 +32,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 
 
 class CallStatus(StrEnum):
-    """What the text of an action turned out to be."""
+    """Result of parsing the text of an action."""
 
     OK = "ok"
     INVALID_JSON = "invalid_json"
@@ -130,7 +130,7 @@ def _why_invalid(arguments: Mapping[str, JSON], schema: Mapping[str, Any]) -> st
 
 
 def _why_invalid_value(value: JSON, schema: Mapping[str, Any]) -> str | None:
-    """Return what a value must be, and what it is; None if it matches the schema."""
+    """Return the expected type or values, and the value; None if it matches the schema."""
     choices = schema.get("anyOf")
     if choices:
         problems = [_why_invalid_value(value, choice) for choice in choices]

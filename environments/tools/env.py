@@ -43,14 +43,14 @@ _MAX_FILE = 16 << 20
 _FOR_THE_MODEL = (MissingFileError, RefusedFileError, RequestError, OSError, ValueError)
 """Exceptions of a tool that are a result for the model. Others are errors of the environment.
 
-`RequestError` is how the client of a pool on a server refuses what only the arguments of a tool can have caused: a path
-with NUL, or a text that is too long.
+The client of a pool on a server raises `RequestError` for a request that only a tool's arguments can have made invalid,
+such as a path with NUL or a text that is too long.
 """
 
 _LIMITS = [field.name for field in fields(ToolLimits)]
 
 _CALLS = frozenset({CallStatus.OK, CallStatus.UNKNOWN_TOOL, CallStatus.BAD_ARGUMENTS})
-"""What counts as a call, whose result has the role ``tool``. Other text is answered as ``user``."""
+"""Statuses of a call, whose result has the role ``tool``. Other text is answered as ``user``."""
 
 
 class ToolEnv(AsyncEnv):

@@ -1,8 +1,8 @@
 """The compact mode: short pages of numbered choices, in which a policy that is trained from scratch can learn to shop.
 
-Each word of the instruction that says something about the product has a letter. A page lists what a product lacks: the
-letters of the words that do not occur in its texts, a ``V`` for each option without the wanted value, and a ``$`` if it
-costs too much. A customer could find all that in the shop; the page knows only the instruction of a goal.
+Content words of the instruction get letters. A product's line lists the letters of the words missing from its texts, a
+``V`` for each option without the wanted value, and a ``$`` if it costs too much. A customer could find all that in the
+shop: the page is made from the instruction of a goal alone.
 
 First page  ``A desk B lamp; color red; under 40``, and the searches that can be made
 Results     a line for each product: ``AV=3`` lacks a word and a value, ``ok=4`` nothing; and ``next=11``
@@ -153,7 +153,7 @@ class CompactPage:
         return "; ".join([words, *map(" ".join, request.options.items()), *price])
 
     def _lacks(self, product: Product) -> str:
-        """Return what a product lacks of what is asked for."""
+        """Return the letters of the words, values and price that a product lacks; ``ok`` if it lacks nothing."""
         request, rules = self._request, self._session.rules
         values = (value for values in product.options.values() for value in values)
         texts = " ".join([product.title, *product.attributes, *product.bullets, product.description, *values])

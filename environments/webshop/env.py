@@ -33,8 +33,8 @@ from envkit.spaces import Utf8Text
 from envkit.types import JSON, Info, Options, stable_hash
 
 from ..answer import answer_text
-from ..options import check_boolean, check_choice, check_integer, override
-from ..split import SPLITS, Split, split_of
+from ..options import check_boolean, check_choice, check_integer, check_split, override
+from ..split import Split, split_of
 from . import pages
 from .catalogue.store import open_catalogue
 from .compact import CompactPage, queries
@@ -85,8 +85,7 @@ class WebShopOptions:
         check_choice("rules", self.rules, ("strict", "parity"))
         check_choice("observation", self.observation, ("text", "text_rich", "compact"))
         check_choice("goals", self.goals, ("synthetic", "human"))
-        if self.split is not None:
-            check_choice("split", self.split, SPLITS)
+        check_split(self.split)
         if self.goal is not None:
             check_integer("goal", self.goal, low=0, high=1 << 31)
         if self.max_turns is not None:

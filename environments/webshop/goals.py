@@ -47,7 +47,7 @@ class Goal(msgspec.Struct, frozen=True):
 
 
 class GoalCatalogue(Protocol):
-    """What drawing a goal needs of a catalogue."""
+    """The part of a catalogue that drawing a goal needs."""
 
     def product(self, number: int) -> Product: ...
     def goals(self, split: Split | None) -> Sequence[int]: ...

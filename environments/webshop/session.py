@@ -15,13 +15,13 @@ PageName: TypeAlias = Literal["search", "results", "item", "detail", "done"]
 MAX_RESULTS = 50
 PER_PAGE = 10
 MAX_QUERY = 500
-"""Characters of a query under the strict rules. What is longer is cut off."""
+"""Maximum characters of a query under the strict rules; a longer one is cut."""
 
 _STRICT_ACTION = re.compile(r"(search|click)\s*\[((?:(?!\]\s*(?:search|click)\s*\[)[^\n])*)\]", re.IGNORECASE)
 
 
 class Catalogue(Protocol):
-    """What a session needs of a catalogue."""
+    """The part of a catalogue that a session needs."""
 
     @property
     def digest(self) -> str: ...

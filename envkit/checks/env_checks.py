@@ -22,14 +22,15 @@ from envkit.checks.recorded import (
     shown,
     unless_void,
 )
-from envkit.env import loop_thread
+from envkit.env import attributed
 from envkit.errors import EnvkitError, OptionError
 from envkit.metrics import Fold
 from envkit.protocols import EpisodePlayer, Player
 from envkit.trainer_bridge.rollout import RolloutLimits, play
 from envkit.trainer_bridge.rollout.players import ScriptedPlayer
 from envkit.types import JSON, Observation, Options, Reset, RolloutRequest, Task, Trajectory
-from envkit.wiring.environments import attributed, open_resources, slots
+from envkit.wiring.blocking_env import loop_thread
+from envkit.wiring.environments import open_resources, slots
 
 BAD_ACTIONS = (
     "",
@@ -84,7 +85,7 @@ def success_is_reported(env: EnvUnderTest) -> str:
     known = [success for success in ended if success is not None]
     if not known:
         raise SkippedCheckError(NO_SUCCESS if ended else "no recorded episode ended")
-    return f"{sum(known)} of {len(known)} episodes"
+    return f"in {len(known)} of {len(ended)} episodes that ended; {sum(known)} succeeded"
 
 
 def bad_actions_are_answered(env: EnvUnderTest) -> str:

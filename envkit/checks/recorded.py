@@ -15,7 +15,9 @@ from typing import Any, NamedTuple
 import gymnasium
 
 from envkit import clock
+from envkit.env import attributed
 from envkit.errors import EnvkitError, PlayerStoppedError
+from envkit.local_host import SlotHost
 from envkit.protocols import EpisodePlayer, Expert, Player, expert_for
 from envkit.trainer_bridge.rollout import RolloutLimits, play
 from envkit.trainer_bridge.rollout.players import Chooser, ScriptedPlayer
@@ -31,8 +33,7 @@ from envkit.types import (
     Trajectory,
     stable_hash,
 )
-from envkit.vector import SlotHost
-from envkit.wiring.environments import attributed, find, make_here, open_expert
+from envkit.wiring.environments import find, make_here, open_expert
 
 MAX_STEPS = 200
 """Limit on the steps of a recorded episode."""

@@ -17,11 +17,10 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
 from threading import Event
-from types import MappingProxyType
 from typing import Any
 
 from envkit import clock, registry
@@ -71,11 +70,8 @@ def _play_apart(env: EnvUnderTest) -> dict[str, Any]:
         SkippedCheckError: The new process cannot import the environment.
         FailedCheckError: The new process failed.
     """
-    values: dict[str, Any] = {one.name: getattr(env.spec, one.name) for one in fields(env.spec)}
-    plain: dict[str, Any] = {name: dict(value) for name, value in values.items() if isinstance(value, MappingProxyType)}
-    spec = replace(env.spec, **plain)  # proxies cannot be pickled
     try:
-        request = pickle.dumps((spec, env.options, [(played.seed, played.actions) for played in env.episodes]))
+        request = pickle.dumps((env.spec, env.options, [(played.seed, played.actions) for played in env.episodes]))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise SkippedCheckError(f"another process cannot import the environment ({error}); {_IMPORTABLE}") from None
     with tempfile.TemporaryDirectory(prefix="check-env-") as folder:

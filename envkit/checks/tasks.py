@@ -5,26 +5,22 @@ The nop must not succeed, the oracle must always succeed, and cheats must earn n
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
-from tempfile import TemporaryDirectory, mkdtemp
 from typing import Annotated
 
 import typer
 
-from envkit import clock, registry
+from envkit import clock
 from envkit.checks.recorded import NO_SUCCESS
 from envkit.environments.tasks import OwnCheats
 from envkit.errors import EnvError, UsageError, did_you_mean
 from envkit.protocols import EnvHost, Episode, EpisodePlayer, Player
 from envkit.registry import EnvSpec
 from envkit.runs.display import Display, SilentDisplay
-from envkit.runs.owners import owner_name
 from envkit.trainer_bridge.rollout import Rollout, RolloutLimits
 from envkit.types import JSON, CommandResult, Options, Outcome, Reset, RolloutRequest, Task, stable_hash
 from envkit.wiring import tasks as task_sets
@@ -47,7 +43,6 @@ class TaskEpisode:
         outcome: How it ended.
         cheat: Name of the cheat, if it is one of the task's own.
         printed: Last lines that the player saw, such as those that the solution printed.
-        log: Last lines of the grader's output, if the environment has the option ``logs`` and it was not set.
         is_playable: Whether the task can be played here: whether any player could begin an episode of it.
     """
 
@@ -55,7 +50,6 @@ class TaskEpisode:
     outcome: Outcome
     cheat: str = ""
     printed: str = ""
-    log: str = ""
     is_playable: bool = True
 
 
@@ -102,7 +96,8 @@ class PlayerResult:
             count = f"{len(bad)} of {len(played)}{one.cheat and f', such as {one.cheat}'}"
             lines = [f"{self.player} {must}: task {task}: {count}: {_shown(one.outcome)}"]
             printed = one.printed if kind == "oracle" and not one.outcome.is_void else ""
-            for title, end in (("the solution printed", printed), ("the grader printed", one.log)):
+            log = _last_lines([one.outcome.grader_output])
+            for title, end in (("the solution printed", printed), ("the grader printed", log)):
                 lines += [f"  {title}:", *(f"    {line}" for line in end.splitlines())] if end else []
             texts.append("\n".join(lines))
         return texts
@@ -141,14 +136,9 @@ def check(
         list[str] | None,
         typer.Argument(metavar="[TASK...]", help="Names of tasks, or their indices; by default the first ones."),
     ] = None,
-    tasks: Annotated[
+    count: Annotated[
         int,
-        typer.Option(
-            min=0,
-            metavar="COUNT",
-            help="Number of tasks, if no TASK is given; 0 for all of the split. The option of a folder is --option "
-            "tasks=DIR.",
-        ),
+        typer.Option(min=0, metavar="COUNT", help="Number of tasks, if no TASK is given; 0 for all of the split."),
     ] = 5,
     split: Annotated[str, typer.Option(metavar="SPLIT", help="Split of the tasks.")] = "eval",
     player: Annotated[
@@ -160,6 +150,7 @@ def check(
         bool, typer.Option("--retry", help="Play an oracle that failed once more: its tests may measure time.")
     ] = False,
     jobs: Annotated[int, typer.Option(min=1, metavar="COUNT", help="Number of episodes at once.")] = 4,
+    tasks: Annotated[int | None, typer.Option(hidden=True, min=0, help="Earlier name of --count.")] = None,
     *,
     spec: EnvSpec,
     options: Options,
@@ -172,6 +163,9 @@ def check(
     Prints one line per player, and one for each task in which a player did not do what it must, with the end of what
     the solution and the grader printed. A task that cannot be played here is void. In both cases, it exits with 1.
     """
+    if tasks is not None:
+        display.announce(f"--tasks is now --count {tasks}; the folder of the tasks is --option tasks=DIR")
+        count = tasks
     play = partial(
         check_tasks,
         spec.id,
@@ -182,7 +176,7 @@ def check(
         judge=judge,
         display=display,
     )
-    results, missing = play(task or tasks, players=player or (), repeat=repeat)
+    results, missing = play(task or count, players=player or (), repeat=repeat)
     flaky: list[str] = []
     for place, one in enumerate(results if retry else ()):
         if one.player == "oracle" and one.failed:
@@ -264,34 +258,26 @@ def check_tasks(
         for cheat, player in _players(opened[name], found[task], repeat if name == "oracle" else 1)
     ]
     display.phase(f"check {env_id}", len(queue))
-    defaults = getattr(registry.load(spec.entry_point), "options", {})
-    has_logs = "logs" in defaults and isinstance(defaults["logs"], str | None)
-
-    def with_logs(task: Task, folder: Path) -> Task:
-        is_kept = has_logs and not {**chosen, **task.options}.get("logs")
-        return replace(task, options={**task.options, "logs": str(folder)}) if is_kept else task
 
     async def main() -> list[PlayerResult]:
-        with TemporaryDirectory(prefix=f"{owner_name(os.getpid())}-logs-") as folder:
-            logs = [Path(mkdtemp(dir=folder)) for _ in queue]
-            async with (
-                open_resources(spec.needs, backend=backend, judge=judge, announce=display.announce) as resources,
-                slots(jobs, chosen, resources) as host,
-            ):
-                resources.arguments(spec)  # raises what is missing here, for any task
-                rollout = Rollout(_VoidHost(host), _Queue([player for *_, player in queue]), _LIMITS, jobs)
-                result = await rollout.groups(
-                    [with_logs(found[task], log) for (task, *_), log in zip(queue, logs, strict=True)],
-                    phase="check",
-                    seed=stable_hash("check task"),
-                    on_episode=lambda played: display.advance(),
-                )
-            begun = {task for (task, *_), one in zip(queue, result.trajectories, strict=True) if one.start is not None}
-            episodes: dict[str, list[TaskEpisode]] = {name: [] for name in names}
-            for (task, name, cheat, _), one, log in zip(queue, result.trajectories, logs, strict=True):
-                end = _last_lines(turn.step.observation.text for turn in one.turns if turn.step is not None)
-                episodes[name].append(TaskEpisode(task, one.outcome, cheat, end, _end_of(log), task in begun))
-            return [PlayerResult(name, some) for name, some in episodes.items() if some]
+        async with (
+            open_resources(spec.needs, backend=backend, judge=judge, announce=display.announce) as resources,
+            slots(jobs, chosen, resources) as host,
+        ):
+            resources.arguments(spec)  # raises what is missing here, for any task
+            rollout = Rollout(_VoidHost(host), _Queue([player for *_, player in queue]), _LIMITS, jobs)
+            result = await rollout.groups(
+                [found[task] for task, *_ in queue],
+                phase="check",
+                seed=stable_hash("check task"),
+                on_episode=lambda played: display.advance(),
+            )
+        begun = {task for (task, *_), one in zip(queue, result.trajectories, strict=True) if one.start is not None}
+        episodes: dict[str, list[TaskEpisode]] = {name: [] for name in names}
+        for (task, name, cheat, _), one in zip(queue, result.trajectories, strict=True):
+            end = _last_lines(turn.step.observation.text for turn in one.turns if turn.step is not None)
+            episodes[name].append(TaskEpisode(task, one.outcome, cheat, end, task in begun))
+        return [PlayerResult(name, some) for name, some in episodes.items() if some]
 
     return clock.run_blocking(main), missing
 
@@ -328,12 +314,6 @@ class _VoidHost(EnvHost):
                 yield episode
         except UsageError as error:
             raise EnvError(task.env_id, f"UsageError: {error}") from error
-
-
-def _end_of(logs: Path) -> str:
-    """Return the last lines of the regular files in a folder, the newest file last."""
-    files = sorted(filter(Path.is_file, logs.iterdir()), key=lambda path: path.stat().st_mtime_ns)
-    return _last_lines(path.read_text(encoding="utf-8", errors="replace") for path in files)
 
 
 def _last_lines(texts: Iterable[str]) -> str:

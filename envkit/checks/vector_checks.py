@@ -19,7 +19,8 @@ from envkit.checks.recorded import (
     shown_apart,
     step_name,
 )
-from envkit.wiring.environments import VectorMode, attributed, make_vec
+from envkit.env import attributed
+from envkit.wiring.environments import VectorMode, make_vec
 
 _COPIES = 3
 _CAUSES: dict[VectorMode, str] = {

@@ -101,7 +101,7 @@ def _renamed(words: Sequence[str]) -> list[str] | None:
             return ["tasks", env_id, "check", *others] if env_id else ["tasks", *others]
         case ["swe", "verify", path, *rest]:
             only = ["--player=oracle", "--player=nop", "--repeat=1", "--retry"]
-            return ["tasks", "SWE-v0", "check", f"--option=tasks={path}", "--split=any", "--tasks=0", *only, *rest]
+            return ["tasks", "SWE-v0", "check", f"--option=tasks={path}", "--split=any", "--count=0", *only, *rest]
         case ["terminal", "check", *rest]:
             return ["tasks", "Terminal-v0", "ls", *rest]
         case [("swe" | "terminal") as name, *rest]:

@@ -24,6 +24,11 @@ def echo(text: object = "", *, err: bool = False, end: str = "\n") -> None:
         print(printable(str(text)), end=end, file=stream, flush=True)
 
 
+def note(line: object) -> None:
+    """Print a line on standard error."""
+    echo(line, err=True)
+
+
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print rows below their headings, each column as wide as its widest cell."""
     lines = [[printable(cell).replace("\n", "\\n") for cell in line] for line in [headings, *rows]]

@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, SerializeAsAny
 
 from envkit.config import grammar
-from envkit.config.grammar import Seconds, Section
+from envkit.config.grammar import Count, Seconds, Section
 from envkit.config.kinds import ByKind
 from envkit.config.parts import (
     AutoRendererSection,
@@ -27,7 +27,7 @@ from envkit.config.parts import (
 )
 from envkit.config.training import EnvSection, EvaluationSection, RolloutSection, RunConfig
 from envkit.errors import ConfigError, UsageError, did_you_mean
-from envkit.shorthands import RENAMED, SHORTHANDS
+from envkit.shorthands import SHORTHANDS
 
 TRAINING_KEYS: Mapping[str, str] = {
     **dict.fromkeys(("env.weight", "env.outage_timeout_s", "evaluation.every"), "leave it out"),
@@ -42,6 +42,9 @@ class EvalRolloutSection(RolloutSection):
 
     temperature: Annotated[float, Field(ge=0)] = 1.0
     """Sampling temperature of a language model; 0 always takes the most likely token."""
+    turn_tokens: Count | None = None
+    """Maximum number of tokens of a completion. null: 4096 for an endpoint, that of the run for a checkpoint, otherwise
+    128."""
     step_timeout_s: Seconds = 600.0
     """Maximum seconds that a step may take. If one takes longer, the episode is void."""
     retries: Annotated[int, Field(ge=0)] = 0
@@ -79,16 +82,12 @@ _IN_PYTHON = {
     "options": "env.options",
     "ca": "env.ca",
     "parameters": "rollout.parameters",
-    **{name: RENAMED[name] for name in ("max_tokens", "history", "thinking", "device")},
+    "max_tokens": "rollout.max_tokens",
+    "history": "renderer.history",
+    "thinking": "renderer.thinking",
+    "device": "engine.device",
 }
 """Further short names that only `envkit.evaluate` has."""
-_OLD = {**RENAMED, "token": "env.token_file"}
-"""Names of earlier versions, with the keys that have replaced them."""
-_SECTIONS: Mapping[str, type[Section]] = {
-    "env": EnvSection,
-    "evaluation": EvaluationSection,
-    "rollout": EvalRolloutSection,
-}
 
 
 def parse(content: Mapping[str, Any], overrides: Sequence[str] = (), **settings: Any) -> EvalConfig:
@@ -111,10 +110,7 @@ def parse(content: Mapping[str, Any], overrides: Sequence[str] = (), **settings:
         settings["temperature"] = 0.0
     for name, value in settings.items():
         if name not in known:
-            found = (f"{part}.{name}" for part, one in _SECTIONS.items() if name in one.model_fields)
-            key = _OLD.get(name) or next(found, None)
-            hint = f"; the key is {key}, in overrides or in the file" if key else did_you_mean(name, known)
-            raise UsageError(f"there is no setting {name!r}{hint}")
+            raise UsageError(f"there is no setting {name!r}{did_you_mean(name, known)}; for other keys, use overrides")
         if value is not None:
             if isinstance(value, Mapping):
                 for key, one in value.items():

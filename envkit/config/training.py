@@ -153,8 +153,10 @@ class TrackingSection(Section):
     that tracker. tensorboard: event files in the folder tensorboard of the run. wandb: a run of Weights & Biases.
     []: no trackers."""
     trajectories_every: Annotated[int, Field(ge=0)] = 10
-    """Train steps between two trajectory files, which contain up to 8 episodes of a train step, of different tasks if
-    possible. The first and the last train step always write one. 0: no files."""
+    """Train steps between two trajectory files, which contain some episodes of a train step. The first and the last
+    train step always write one. 0: no files."""
+    trajectories: Count = 8
+    """Number of episodes per trajectory file, of different tasks where possible."""
 
 
 FindingName: TypeAlias = Literal[
@@ -204,7 +206,6 @@ _REMOVED: Mapping[str, str] = {
             "engine": ("batch_tokens", "start_timeout_s", "stall_timeout_s", "max_restarts", "transfer", "sleep"),
             "rollout": ("num_graders",),
             "trainer": ("shard_mib",),
-            "tracking": ("trajectories",),
             "diagnostics": ("invalid_steps",),
         }.items()
         for key in keys

@@ -110,7 +110,6 @@ class FleetEpisode(Episode):
         return self._episode.turn
 
     async def reset(self) -> Reset:
-        """Start the episode; see `envkit.protocols.Episode.reset`."""
         while True:
             episode = self._played()
             try:
@@ -127,7 +126,6 @@ class FleetEpisode(Episode):
                 return replace(reset, info=self._with_rebuilt(reset.info))
 
     async def step(self, action: str) -> Step:
-        """Play one action; see `envkit.protocols.Episode.step`."""
         loss, self._step_loss = self._step_loss, None
         self._suspected = loss.worker if isinstance(loss, LostDuringCallError) else None
         while True:
@@ -160,14 +158,12 @@ class FleetEpisode(Episode):
             raise lost from None
 
     def start_step(self, action: str) -> Future[Raw] | None:
-        """Start a step without waiting for its answer; see `envkit.protocols.Episode`."""
         if self._rebuilt_cause or self._loss is not None:
             return None
         self._pending_action = action
         return self._worker.start_step(self._episode, action)
 
     def finish_step(self, answer: Future[Raw]) -> Step:
-        """Return the result of the step that `start_step` started; see `envkit.protocols.Episode`."""
         try:
             step = self._episode.finish_step(answer)
         except WorkerLostError as loss:
@@ -180,7 +176,6 @@ class FleetEpisode(Episode):
         return step
 
     async def repeat_step(self, action: str) -> Step:
-        """Return the result of the last step again; see `envkit.protocols.Episode.repeat_step`."""
         try:
             return await self._worker.call(self._played().repeat_step, action)
         except LostDuringCallError as loss:
@@ -309,9 +304,8 @@ class FleetEpisode(Episode):
             self._is_alone = False
             if self._suspected is not None:
                 self._is_alone = True
-                with suppress(
-                    CapacityError, SandboxStartError
-                ):  # without such a worker, the suspect call is repeated in a shared worker
+                # Without such a worker, repeat the suspect call in a shared worker.
+                with suppress(CapacityError, SandboxStartError):
                     await self._take_slot(self._open_alone)
                     return
                 self._is_alone = False

@@ -23,8 +23,8 @@ from envkit.fleet.env_worker import (
     connect_when_serving,
 )
 from envkit.fleet.episode import REBUILDS, EpisodeTally, FleetEpisode
-from envkit.fleet.offenders import Offenders
-from envkit.fleet.session_store import SessionRecord, SessionStore
+from envkit.fleet.ledger import SessionRecord, SessionStore
+from envkit.fleet.routing import Offenders
 from envkit.fleet.worker_health import HeartbeatTimes
 from envkit.protocols import EnvHost, Sandbox, ServerPool
 from envkit.restarts import Failures, RestartBudget
@@ -302,7 +302,7 @@ class FleetHost(EnvHost):
         self._wake()
 
     async def _wait_for_demand(self) -> None:
-        """Wait until more episodes wait for a slot than workers are being started."""
+        """Wait until the episodes that wait for a slot outnumber the workers that are starting."""
         while len(self._waiting) <= len(self._untried):
             await self._demand.wait()
 

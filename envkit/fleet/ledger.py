@@ -14,14 +14,13 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import anyio
 import msgspec
 
 from envkit import clock
 from envkit.errors import LeaseNotPersistedError, UsageError
-from envkit.fleet.session_store import SessionRecord
 from envkit.types import Phase, SandboxSpec, SandboxState, SandboxView, Task, TenantKey
 
 _FORMAT = 4
@@ -45,6 +44,41 @@ commit;
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class SessionRecord:
+    """The place where an episode runs.
+
+    Attributes:
+        sandbox_id: Id of the sandbox.
+        session: Id that the env server in that sandbox uses for the episode.
+        task: Task of the episode.
+    """
+
+    sandbox_id: str
+    session: str
+    task: Task
+
+
+class SessionStore(Protocol):
+    """Stores where each episode runs; the records survive a restart of the server."""
+
+    def keys(self) -> Sequence[TenantKey]:
+        """Return the keys of all recorded episodes."""
+        ...
+
+    def get(self, key: TenantKey) -> SessionRecord | None:
+        """Return where the episode `key` runs; None if it is not recorded."""
+        ...
+
+    async def record(self, key: TenantKey, record: SessionRecord) -> None:
+        """Record where the episode `key` runs; return when the record is written."""
+        ...
+
+    async def forget(self, *keys: TenantKey) -> None:
+        """Delete the records of the episodes `keys`. A cancelled call still completes the deletion."""
+        ...
+
+
 @dataclass(slots=True, eq=False)
 class _WriteBatch:
     """Records that are written in one transaction. When `done` is set, `is_written` is whether the write succeeded."""
@@ -56,7 +90,7 @@ class _WriteBatch:
     is_written: bool = False
 
 
-class Ledger:
+class LeaseLedger:
     """The ledger of one fleet. Use it with ``async with``. Only one server can use the file at a time.
 
     Args:

@@ -5,6 +5,7 @@ from envkit.protocols.environments import (
     Episode,
     Judge,
     NamedTaskSet,
+    NotedTaskSet,
     TaskSet,
 )
 from envkit.protocols.players import EpisodePlayer, Expert, Player, TaskExpert, expert_for
@@ -27,6 +28,7 @@ __all__ = [
     "Gate",
     "Judge",
     "NamedTaskSet",
+    "NotedTaskSet",
     "PhasedTrainer",
     "Player",
     "PolicyEngine",

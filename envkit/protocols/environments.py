@@ -19,6 +19,10 @@ class Episode(Protocol):
     """An episode of a task. The interface is the same whether it runs in this process, on a server or in a sandbox.
 
     Inherit from it to get the defaults.
+
+    Raises:
+        EnvError: From reset, step and grade: the environment raised an exception.
+        SandboxLostError: The same: the environment's sandbox was lost.
     """
 
     async def reset(self) -> Reset:
@@ -26,8 +30,6 @@ class Episode(Protocol):
 
         Raises:
             OptionError: The environment rejects an option of the task.
-            EnvError: The environment raised an exception.
-            SandboxLostError: The environment's sandbox was lost.
         """
         ...
 
@@ -36,8 +38,6 @@ class Episode(Protocol):
 
         Raises:
             StepOrderError: `step` was called before `reset`, or after the end of the episode.
-            EnvError: The environment raised an exception.
-            SandboxLostError: The environment's sandbox was lost.
         """
         ...
 
@@ -49,10 +49,14 @@ class Episode(Protocol):
         is void and is played again.
 
         Raises:
-            EnvError: The environment raised an exception, or its host cannot grade episodes.
-            SandboxLostError: The environment's sandbox was lost.
+            EnvError: The host of the environment cannot grade episodes.
         """
         raise EnvError("the environment", "no grade: its host cannot grade episodes")
+
+    @property
+    def grader_output(self) -> str:
+        """The end of what the grader printed; empty if that is unknown, as for episodes on a server."""
+        return ""
 
     computes: bool = False
     """Whether `step_now` plays steps, so that they need no task."""
@@ -176,6 +180,15 @@ class NamedTaskSet(TaskSet, Protocol):
 
     def names(self, split: str) -> Sequence[str]:
         """Return the names of the tasks of `split` in order; empty if there are arbitrarily many tasks."""
+        ...
+
+
+@runtime_checkable
+class NotedTaskSet(TaskSet, Protocol):
+    """A task set about which users should know something."""
+
+    def notes(self) -> Sequence[str]:
+        """Return lines for the result of an evaluation, such as one about tasks that cannot be read."""
         ...
 
 

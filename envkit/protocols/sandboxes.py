@@ -71,7 +71,12 @@ class Program(Protocol):
 
 
 class Sandbox(Protocol):
-    """A running sandbox, in which to run programs and read and write files. String paths are paths inside it."""
+    """A running sandbox, in which to run programs and read and write files. String paths are paths inside it.
+
+    Raises:
+        SandboxLostError: From every call: the sandbox was lost.
+        UnsupportedError: From a call with `user`: this sandbox has no such user.
+    """
 
     @property
     def id(self) -> str: ...
@@ -111,10 +116,6 @@ class Sandbox(Protocol):
             user: User that runs the program. A grader can read the agent's files. The agent cannot read the files that
                 a grader writes (umask 077), unless the grader changes their mode.
             max_output_bytes: Only this number of bytes is returned of stdout and of stderr, from the end.
-
-        Raises:
-            SandboxLostError: The sandbox was lost.
-            UnsupportedError: This sandbox has no such user.
         """
         ...
 
@@ -139,8 +140,7 @@ class Sandbox(Protocol):
             terminal: Rows and columns of the program's terminal; None for pipes.
 
         Raises:
-            SandboxLostError: The sandbox was lost.
-            UnsupportedError: This sandbox has no such user, or cannot open terminals.
+            UnsupportedError: This sandbox cannot open terminals.
         """
         ...
 
@@ -154,8 +154,6 @@ class Sandbox(Protocol):
         Raises:
             MissingFileError: The file does not exist or cannot be read.
             TooLargeError: The file is larger than `max_bytes`.
-            SandboxLostError: The sandbox was lost.
-            UnsupportedError: This sandbox has no such user.
         """
         ...
 
@@ -172,8 +170,6 @@ class Sandbox(Protocol):
 
         Raises:
             RefusedFileError: The file cannot be written.
-            SandboxLostError: The sandbox was lost.
-            UnsupportedError: This sandbox has no such user.
         """
         ...
 
@@ -199,8 +195,6 @@ class Sandbox(Protocol):
             MissingFileError: `source` does not exist or cannot be read.
             TooLargeError: The files are larger than `max_bytes`.
             RefusedFileError: `source` is or contains a device, a link that leads outside of it, or an absolute name.
-            SandboxLostError: The sandbox was lost.
-            UnsupportedError: This sandbox has no such user.
         """
         ...
 
@@ -210,7 +204,6 @@ class Sandbox(Protocol):
         `address` is the name of a socket in ``$ENVKIT_SOCKETS``, or a TCP port.
 
         Raises:
-            SandboxLostError: The sandbox was lost.
             UnreachableError: No server listens at `address`.
         """
         ...
@@ -220,7 +213,6 @@ class Sandbox(Protocol):
 
         Raises:
             DeadlineError: The sandbox did not answer within `timeout_s` seconds.
-            SandboxLostError: The sandbox was lost.
         """
         ...
 
@@ -301,16 +293,14 @@ class SandboxBackend(Protocol):
 class SandboxPool(Protocol):
     """Starts sandboxes and leases them to callers.
 
-    Calls to a leased sandbox never hang: they raise `SandboxLostError` when the sandbox ends or becomes unresponsive.
+    Calls to a leased sandbox never hang: they raise `SandboxLostError` when the sandbox ends or becomes unresponsive. A
+    sandbox can start with the files of a snapshot, whose name `Sandbox.snapshot` returned for a sandbox of this pool.
     """
 
     def lease(
         self, spec: SandboxSpec, *, tenant: str = "", wait_s: float = 60.0, snapshot: str | None = None
     ) -> AbstractAsyncContextManager[Sandbox]:
         """Lease a sandbox for the duration of the block, and stop it afterwards. Warm sandboxes are preferred.
-
-        `snapshot` is a name that `Sandbox.snapshot` returned for a sandbox of this pool; the new sandbox starts with
-        its files.
 
         Raises:
             ImpossibleSandboxError: `spec` is too large for every node, even an empty one. Raised without waiting.
@@ -334,9 +324,8 @@ class SandboxPool(Protocol):
         """Lease a sandbox under the id `id` until it is stopped, or was not used for `ttl_s` seconds.
 
         If the id is in use, the call returns the view of the existing sandbox, even if that sandbox has ended by
-        itself. After a call of `stop`, or if the start failed, the id is free again. `snapshot` is a name that
-        `Sandbox.snapshot` returned for a sandbox of this pool; the new sandbox starts with its files. The call waits up
-        to `wait_s` seconds for room on a node. With None, it waits only if the pool stops warm sandboxes to make room.
+        itself. After a call of `stop`, or if the start failed, the id is free again. The call waits up to `wait_s`
+        seconds for room on a node. With None, it waits only if the pool stops warm sandboxes to make room.
 
         Raises:
             SandboxConflictError: The id belongs to a sandbox with another spec or snapshot.

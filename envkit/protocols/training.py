@@ -220,10 +220,6 @@ class Tracker(Protocol):
         """Record an evaluation of the policy after train step `step`; step 0 is the policy before training."""
         ...
 
-    def durations(self, step: int, values: Mapping[str, Sequence[float]]) -> None:
-        """Record the durations (s) of what happened often in a train step, by name."""
-        ...
-
     def close(self) -> None:
         """Finish recording, at the end of the run."""
         ...

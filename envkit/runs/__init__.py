@@ -1,1 +1,1 @@
-"""What every program that reads or writes results shares: folders, files, recorded episodes, progress, the cache."""
+"""Shared by all programs that read or write results: folders, files, recorded episodes, progress, the cache."""

@@ -49,77 +49,57 @@ class SilentDisplay(Display):
     """A display that shows nothing."""
 
 
-class LineDisplay:
-    """Writes a line at intervals of at least `every_s` seconds, and a line at the end of each part."""
+class StreamDisplay(Display):
+    """Shows a live bar if the stream is a terminal, and otherwise lines at intervals of at least `every_s` seconds.
+
+    Each finished part of the run leaves one line. On a terminal, the numbers of `advance` are on separate lines, so
+    that the bar keeps its width.
+    """
 
     def __init__(
         self, stream: TextIO, *, every_s: float = LINE_EVERY_S, now: Callable[[], float] = clock.stopwatch
     ) -> None:
-        self._stream = stream
+        from rich.console import Console
+
+        self._console = Console(file=stream, highlight=False, markup=False, emoji=False)
+        self._is_live = stream.isatty()
+        self._live: Live | None = None
         self._every_s = every_s
         self._now = now
-        self._parts = _Parts()
+        self._part: _Part | None = None
+        self._ended: dict[str, _Part] = {}
         self._written = (0, 0.0)  # Progress and time (s) at the last line of output.
 
     def announce(self, line: str) -> None:
-        self._stream.write(f"{printable(line)}\n")
-        self._stream.flush()
+        self._console.print(printable(line), soft_wrap=True)
 
     def phase(self, name: str, total: int) -> None:
         self.close()
-        now = self._now()
-        self._parts.begin(name, total, now)
-        self._written = (0, now)
+        name, now = printable(name), self._now()
+        self._part, self._written = _Part(name, total, now, self._ended.get(name)), (0, now)
+        if self._is_live:
+            from rich.live import Live
+
+            self._live = Live(get_renderable=self._drawn, console=self._console, refresh_per_second=4, transient=True)
+            self._live.start()
 
     def advance(self, count: int = 1, **shown: float | str) -> None:
-        part, now = self._parts.current, self._now()
+        part, now = self._part, self._now()
         if part is not None:
             part.count(count, figures(shown), now)
-            if now - self._written[1] >= self._every_s:
+            if not self._is_live and now - self._written[1] >= self._every_s:
                 self._written = (part.done, now)
                 self.announce(part.line(now, part.eta(now)))
-
-    def close(self) -> None:
-        part, now = self._parts.end(), self._now()
-        if part is not None and part.done > self._written[0]:
-            self.announce(part.line(now))
-
-
-class RichDisplay:
-    """A live bar on a terminal. The numbers of `advance` are on separate lines, so that the bar keeps its width.
-
-    Each finished part of the run leaves one line on the terminal.
-    """
-
-    def __init__(self, stream: TextIO) -> None:
-        from rich.console import Console
-
-        self._console = Console(file=stream, highlight=False)
-        self._parts = _Parts()
-        self._live: Live | None = None
-
-    def announce(self, line: str) -> None:
-        self._console.print(printable(line), markup=False, soft_wrap=True)
-
-    def phase(self, name: str, total: int) -> None:
-        from rich.live import Live
-
-        self.close()
-        self._parts.begin(name, total, clock.stopwatch())
-        self._live = Live(get_renderable=self._drawn, console=self._console, refresh_per_second=4, transient=True)
-        self._live.start()
-
-    def advance(self, count: int = 1, **shown: float | str) -> None:
-        if self._parts.current is not None:
-            self._parts.current.count(count, figures(shown), clock.stopwatch())
 
     def close(self) -> None:
         live, self._live = self._live, None
         if live is not None:
             live.stop()
-        part = self._parts.end()
-        if part is not None and part.done:
-            self.announce(part.line(clock.stopwatch()))
+        part, self._part = self._part, None
+        if part is not None:
+            self._ended[part.name] = part
+            if part.done > self._written[0]:
+                self.announce(part.line(self._now()))
 
     def _drawn(self) -> RenderableType:
         from rich.console import Group
@@ -127,7 +107,7 @@ class RichDisplay:
         from rich.table import Table
         from rich.text import Text
 
-        part, now = self._parts.current, clock.stopwatch()
+        part, now = self._part, self._now()
         if part is None:
             return Text()
         line = Table.grid(padding=(0, 2), expand=True)
@@ -145,11 +125,6 @@ class RichDisplay:
         whole = [figure.replace(" ", _STICKY) for figure in part.figures]
         lines = textwrap.wrap("  ".join(whole), max(20, self._console.width - 2))
         return Group(line, *(Text(f"  {text.replace(_STICKY, ' ')}", style="dim", no_wrap=True) for text in lines))
-
-
-def display_on(stream: TextIO) -> Display:
-    """Return the display for `stream`: a live bar on a terminal, otherwise lines."""
-    return RichDisplay(stream) if stream.isatty() else LineDisplay(stream)
 
 
 class _Part:
@@ -189,23 +164,6 @@ class _Part:
         until = self._last_s if self.done >= self.total else now
         words = [f"{self.name} {self.done}/{self.total}", duration(until - self.began_s), eta, *self.figures]
         return "  ".join(word for word in words if word)
-
-
-class _Parts:
-    """The current part of the run, and the last finished part of each name."""
-
-    def __init__(self) -> None:
-        self.current: _Part | None = None
-        self._ended: dict[str, _Part] = {}
-
-    def begin(self, name: str, total: int, now: float) -> None:
-        self.current = _Part(printable(name), total, now, self._ended.get(name))
-
-    def end(self) -> _Part | None:
-        part, self.current = self.current, None
-        if part is not None:
-            self._ended[part.name] = part
-        return part
 
 
 def figures(shown: Mapping[str, float | str]) -> list[str]:

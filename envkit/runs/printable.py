@@ -1,4 +1,4 @@
-"""Text of agents, endpoints, servers and files, made safe for a terminal."""
+"""Text for a terminal: that of agents, endpoints, servers and files made safe, and numbers of things."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ def printable(text: str) -> str:
     Characters of text direction and other invisible ones are escaped, too.
     """
     return text if text.isprintable() else "".join(map(_visible, text))
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number of things, such as ``1 episode`` or ``4,096 episodes``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _visible(character: str) -> str:

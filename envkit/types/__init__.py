@@ -1,7 +1,6 @@
 """Data types that the parts of envkit exchange. They are frozen, can be pickled, and can be converted to JSON."""
 
 from envkit.types.arrays import Bools, Floats, Hashes, Ints, bools, floats, hashes, ints
-from envkit.types.commands import CommandResult, Table
 from envkit.types.environments import (
     DEADLINE_GRACE_S,
     Observation,
@@ -15,7 +14,7 @@ from envkit.types.environments import (
 )
 from envkit.types.episodes import EpisodeRecord, TurnRecord
 from envkit.types.outcomes import Outcome, StopReason
-from envkit.types.plain import JSON, Info, Options, TenantKey, stable_hash
+from envkit.types.plain import JSON, CommandResult, Info, Options, Table, TenantKey, stable_hash
 from envkit.types.sandboxes import (
     EXEC_TIMEOUT_S,
     GRADER_HOME,

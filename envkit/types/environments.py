@@ -41,7 +41,7 @@ class Task:
 
 # A msgspec struct is created eight times as fast as a dataclass. This matters because every step creates observations.
 class Observation(msgspec.Struct, frozen=True):
-    """What an environment shows to the player before its next action.
+    """An observation: the environment's message to the player before its next action.
 
     Attributes:
         text: Text for a language model.
@@ -61,10 +61,10 @@ DEADLINE_GRACE_S = 30.0
 
 
 def deadline_s(timeout_s: float, limit_s: float | None) -> float:
-    """Return after how many seconds to give up waiting for an environment.
+    """Return the seconds after which to give up waiting for an environment.
 
-    A deadline that passes makes the episode void, a limit of the environment is a result. So a deadline is never
-    shorter than the limit that it encloses: command < step < grader < episode, for a run, a server and a client alike.
+    A missed deadline makes the episode void, but reaching a limit of the environment is a result. A deadline is
+    therefore longer than the limits inside it (command < step < grader < episode), in runs, servers and clients alike.
 
     Args:
         timeout_s: Seconds that the caller is configured with.
@@ -120,7 +120,7 @@ class Step(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """What a player submits to a grader.
+    """A submission of a player to a grader.
 
     Attributes:
         text: The answer, or an empty text.

@@ -80,3 +80,9 @@ class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     turns: tuple[TurnRecord, ...]
     system: str | None = None
     tools: tuple[ToolSchema, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """The task, for people: its number, with its name or else its seed."""
+        name = self.start_info.get("task")
+        return f"task {self.index} ({name if isinstance(name, str) else f'seed {self.seed}'})"

@@ -70,6 +70,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         grade: Reward that the grader gave after the last turn, included in `reward`; None if there was no grader.
         error: Why the episode is void, in one line; None for a score.
         cause: Why the episode's sandbox was lost; None if no sandbox was lost, or if the cause is unknown.
+        grader_output: The end of what the grader printed; see `envkit.protocols.Episode.grader_output`.
     """
 
     stop: StopReason
@@ -79,6 +80,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     grade: float | None = None
     error: str | None = None
     cause: Cause | None = None
+    grader_output: str = ""
 
     @classmethod
     def score(
@@ -89,6 +91,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         *,
         grade: float | None = None,
         success_return: float | None = None,
+        grader_output: str = "",
     ) -> Self:
         """Return the outcome of an episode that measures the policy; `reward` includes `grade`.
 
@@ -98,7 +101,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
             return cls.void(StopReason.ENV_ERROR, f"the environment returned rewards whose sum is {reward}")
         known = {name: value for name, value in metrics.items() if value is not None and math.isfinite(value)}
         success = is_success(known.pop("success", None), grade, reward, success_return)
-        return cls(stop=stop, reward=reward, success=success, metrics=known, grade=grade)
+        return cls(stop=stop, reward=reward, success=success, metrics=known, grade=grade, grader_output=grader_output)
 
     @classmethod
     def void(cls, stop: StopReason, error: str, cause: Cause | None = None) -> Self:

@@ -1,15 +1,26 @@
-"""JSON types, a stable hash of JSON values, and the key of a tenant's sandbox or session."""
+"""JSON types, a stable hash of JSON values, the key of a tenant's sandbox or session, and results of commands."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 JSON: TypeAlias = bool | int | float | str | list["JSON"] | dict[str, "JSON"] | None
 Info: TypeAlias = dict[str, JSON]
 Options: TypeAlias = Mapping[str, JSON]
+Table: TypeAlias = Sequence[Sequence[str]]
+"""The headings of columns, and below them rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    """Lines and tables that a command prints, and whether it exits with 0 or 1."""
+
+    parts: Sequence[str | Table]
+    is_ok: bool = True
 
 
 class TenantKey(NamedTuple):

@@ -129,7 +129,7 @@ class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Action:
-    """What a player plays: a text and, from a policy, the tokens of which it is the text; see `Turn` for the fields."""
+    """An action of a player: its text and, from a policy, the tokens of this text; see `Turn` for the fields."""
 
     text: str
     new_ids: Sequence[int] = ()
@@ -377,7 +377,7 @@ class EngineHealth:
 
 
 class PauseMode(StrEnum):
-    """What `Engine.pause` does with the completions that are being generated."""
+    """Treatment of the completions in progress by `Engine.pause`."""
 
     KEEP = "keep"
     """Stop at the current token; `resume` continues them, with the weights of that moment."""

@@ -15,7 +15,7 @@ from envkit import clock, config
 from envkit.config import EvalConfig, RunConfig
 from envkit.config.evaluation import read as config_of_evaluation
 from envkit.errors import ConfigError, UnknownEnvError, UsageError
-from envkit.runs.display import display_on
+from envkit.runs.display import StreamDisplay
 from envkit.types import JSON, EpisodeRecord, Options
 from envkit.wiring.environments import find
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from envkit.trainer_bridge.evaluation.result import Evaluation
     from envkit.wiring.training.run import OnStep
 
-__all__ = ["TrainSummary", "display_on", "evaluate", "train"]
+__all__ = ["TrainSummary", "evaluate", "train"]
 
 
 _REPEATED_AT_ONCE = 8
@@ -117,7 +117,7 @@ def train(
 
     from envkit.wiring.training import run  # Import this slow module only if the file is valid.
 
-    with closing(display_on(sys.stdout)) as display:
+    with closing(StreamDisplay(sys.stdout)) as display:
         content = clock.run_blocking(
             partial(run.train, settings, folder, resume=resume, force=force, display=display, on_step=on_step)
         )
@@ -182,7 +182,7 @@ def evaluate(
             dialogue_of(episode)  # an environment with tools is refused here, and not after the last episode
             succeeded.append(episode)
 
-    with closing(display_on(sys.stderr)) as display:
+    with closing(StreamDisplay(sys.stderr)) as display:
         kept = None if folder is None else folder.begin
         found = clock.run_blocking(partial(evaluation.evaluate, chosen, display=display, kept=kept, on_episode=add))
     if folder is not None:
@@ -220,7 +220,7 @@ def rescore(
     from envkit.trainer_bridge.evaluation.recordings import open_recording
     from envkit.wiring.environments import find, open_resources, refuse_foreign, slots
 
-    display, chosen = display_on(sys.stderr), options or {}
+    display, chosen = StreamDisplay(sys.stderr), options or {}
     path, recorded = open_recording(run, display.announce, step=step)
     episodes = rescoring.repeatable(recorded)
     for one in episodes:

@@ -1,4 +1,4 @@
-"""What the function `open` of a kind receives, by family; see `envkit.config.kinds` and `docs/extend.md`.
+"""Arguments of the function `open` of a kind, one class per family; see `envkit.config.kinds` and `docs/extend.md`.
 
 This module does not import torch.
 """

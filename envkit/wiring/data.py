@@ -57,7 +57,7 @@ class DataFolders(Mapping[str, Path]):
         if needs_source(builder):
             raise UsageError(f"{problem}; run: {command}")
         if not self._builds:
-            raise UsageError(f"{problem}, a server; run `{command}` there")
+            raise UsageError(f"{self._id} needs the data {name}, which its server does not have; run `{command}` there")
         print(f"{problem}; building it once in {folder}", file=sys.stderr)
         _build(folder, builder, None, lambda line: print(line, file=sys.stderr))
         return folder

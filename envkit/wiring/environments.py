@@ -19,15 +19,15 @@ from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from envkit import registry
-from envkit.env import AsyncEnv, BlockingEnv, env_error, loop_thread
+from envkit.env import AsyncEnv, attributed
 from envkit.errors import ConfigError, EnvkitError, OptionError, UnknownEnvError, UsageError, did_you_mean
 from envkit.http.client.outages import OUTAGE_TIMEOUT_S, Outages
-from envkit.installation import explain
+from envkit.local_host import AnyEnv, SlotHost, close_env
 from envkit.protocols import EnvHost, Expert, Judge, SandboxPool
 from envkit.registry import EnvSpec
 from envkit.types import JSON, Options
-from envkit.vector import AnyEnv, SlotHost, close_env
 from envkit.wiring import data
+from envkit.wiring.blocking_env import BlockingEnv, loop_thread
 from envkit.wiring.catalogue import NAMESPACE, load_catalogue
 
 VectorMode = Literal["native", "sync", "async"]
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What this process can give to environments that need it; see `envkit.registry.EnvSpec.needs`.
+    """Sandboxes and a judge for the environments that need them; see `envkit.registry.EnvSpec.needs`.
 
     Attributes:
         sandboxes: Leases sandboxes; None if there are no sandboxes.
@@ -197,7 +197,7 @@ async def open_resources(
     judge: Judge | str | None = None,
     announce: Callable[[str], None] | None = None,
 ) -> AsyncIterator[Resources]:
-    """Open what environments with these `needs` get from this process.
+    """Open the resources that environments with these `needs` get from this process.
 
     Args:
         needs: As in `envkit.registry.EnvSpec`.
@@ -468,19 +468,3 @@ def slots(capacity: int, options: Options | None = None, resources: Resources = 
             return open_env(env_id, resources, **(options or {}))
 
     return SlotHost(open_attributed, capacity)
-
-
-@contextmanager
-def attributed(env_id: str, call: str) -> Iterator[None]:
-    """Convert an exception in a ``with`` block to an `EnvError` of the environment; see `env_error`.
-
-    An `ImportError` for a missing package of an envkit extra is not converted, so that the command line can print how
-    to install the extra.
-    """
-    try:
-        yield
-    except (Exception, SystemExit) as error:
-        if isinstance(error, ImportError) and explain(error) is not None:
-            raise
-        raised = error if isinstance(error, EnvkitError) else env_error(error, env_id, call)
-        raise raised from (None if raised is error else error)

@@ -34,8 +34,6 @@ from envkit.protocols import EpisodePlayer, Player
 from envkit.types import Action, Observation, Reset, RolloutRequest
 from envkit.wiring.evaluation.endpoint import Endpoint
 
-TURN_TOKENS = 4096
-
 _CONFIGS = ("benchmarks/swebench_backticks.yaml", "extra/swebench.yaml")
 """Configurations of mini-swe-agent 2 and 1 whose answers are blocks of code, below its folder ``config``."""
 

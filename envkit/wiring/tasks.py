@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -9,9 +10,9 @@ from random import Random
 
 from envkit import registry
 from envkit.errors import UsageError, did_you_mean
-from envkit.protocols import NamedTaskSet, TaskSet
+from envkit.protocols import NamedTaskSet, NotedTaskSet, TaskSet
 from envkit.registry import EnvSpec
-from envkit.types import Options, Task, stable_hash
+from envkit.types import JSON, Options, Task, stable_hash
 
 ANY_SPLIT = "any"
 """Selects the levels or tasks of all splits."""
@@ -69,6 +70,9 @@ class _WithAny:
         if not isinstance(self._tasks, NamedTaskSet):
             return ()
         return [name for one in (self._own if split == ANY_SPLIT else (split,)) for name in self._tasks.names(one)]
+
+    def notes(self) -> Sequence[str]:
+        return self._tasks.notes() if isinstance(self._tasks, NotedTaskSet) else ()
 
 
 def _version(file: object) -> tuple[int, int]:
@@ -130,6 +134,25 @@ def names(spec: EnvSpec, options: Options, split: str) -> Sequence[str]:
     """Return the names of the tasks of a split, in order; empty if they have no names."""
     found = task_set(spec, options)
     return found.names(split) if isinstance(found, NamedTaskSet) else ()
+
+
+def notes(spec: EnvSpec, options: Options) -> Sequence[str]:
+    """Return what users should know about the tasks of an environment, one line each."""
+    found = task_set(spec, options)
+    return found.notes() if isinstance(found, NotedTaskSet) else ()
+
+
+def content_of(options: Options) -> list[JSON]:
+    """Return the paths and hashes of all files in the folder that the option ``tasks`` names; empty without one."""
+    found: list[JSON] = []
+    if isinstance(name := options.get("tasks"), str):
+        folder = Path(name).expanduser()
+        for path in sorted(folder.rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                with path.open("rb") as file:
+                    digest = hashlib.file_digest(file, "sha256").hexdigest()
+                found.append([path.relative_to(folder).as_posix(), digest])
+    return found
 
 
 def select(spec: EnvSpec, options: Options, split: str, wanted: int | Sequence[int | str]) -> dict[str, Task]:

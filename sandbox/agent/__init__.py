@@ -1,6 +1,6 @@
 """The agent: the program inside each sandbox that runs commands and shells, and transfers files to and from the host.
 
-The sandbox's own Python runs the agent, so the agent's modules use only Python 3.7 and the standard library. The host
+The sandbox's own Python runs the agent, so the agent's modules use only Python 3.8 and the standard library. The host
 sends these modules when the sandbox starts, so envkit need not be installed in the sandbox.
 
 To start the agent, run the argv from `command` in the sandbox and write the bytes from `opening` to the standard input
@@ -38,7 +38,7 @@ preceded by its length in nine digits. The program does not import `os`, which i
 
 
 def command(python: str) -> list[str]:
-    """Return the argv that starts the agent; `python` is the path of a Python (3.7 or newer) inside the sandbox."""
+    """Return the argv that starts the agent; `python` is the path of a Python (3.8 or newer) inside the sandbox."""
     return [python, "-I", "-S", "-E", "-c", BOOT]
 
 

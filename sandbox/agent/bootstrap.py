@@ -2,7 +2,7 @@
 
 `envkit.sandbox.agent.BOOT` runs this file as a script, and defines ``take(fd, count)``, which reads `count` bytes. The
 bootstrap does not import ``os`` and ``__future__``, because they are slow to load. Without ``__future__``, annotations
-that Python 3.7 cannot evaluate must be strings.
+that Python 3.8 cannot evaluate must be strings.
 """
 
 import marshal
@@ -74,10 +74,9 @@ def take_channel() -> "tuple[int, int]":
 
 
 def hello() -> bytes:
-    """Return the frame that the agent sends first on each channel: its pid, Python version and user id."""
-    facts = (posix.getpid(), *sys.version_info[:2], posix.getuid())
-    text = '{"hello": 3, "pid": %d, "python": "%d.%d", "uid": %d}' % facts
-    return len(text).to_bytes(4, "big") + bytes(4) + text.encode()
+    """Return the frame that the agent sends first on each channel; it contains the version of the protocol."""
+    text = b'{"hello": 3}'
+    return len(text).to_bytes(4, "big") + bytes(4) + text
 
 
 def require_json() -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 else:
     import _signal as signal  # The module `signal` takes longer to load than the whole agent.
 
-# `poll` and `epoll` use the same values for these events.
+# Values of epoll's events.
 _READ = 1
 _WRITE = 4
 _CLOSED = 8 | 16
@@ -116,8 +116,7 @@ class Loop:
     def __init__(self, on_crash: Callable[[object, Exception], None], on_signal: Callable[[int], None]) -> None:
         self.turn = 0
         self.watches: dict[int, FdWatch] = {}
-        self.poller = select.epoll() if hasattr(select, "epoll") else select.poll()
-        self._unit = 1 if hasattr(select, "epoll") else 1000
+        self.poller = select.epoll()
         self._on_crash = on_crash
         self._on_signal = on_signal
         self._soon: list[tuple[Callable[[], None], object]] = []
@@ -168,7 +167,7 @@ class Loop:
                 soon, self._soon = self._soon, []
                 for callback, owner in soon:
                     self._guard(callback, owner)
-            events = self.poller.poll(self._wait_s() * self._unit)
+            events = self.poller.poll(self._wait_s())
             self.turn += 1
             for fd, mask in events:
                 watch = self.watches.get(fd)

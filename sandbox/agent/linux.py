@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-_LINUX = sys.platform.startswith("linux")
-_FIONREAD = 0x541B if _LINUX else 0x4004667F
+_FIONREAD = 0x541B
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
 _PR_CAPBSET_DROP = 24
@@ -170,18 +169,20 @@ def adopt_orphans() -> bool:
 def hide_memory() -> None:
     """Prevent other processes with the same uid as this process from tracing and limiting it, and reading its memory.
 
-    Only root can prevent that its resource limits are set.
+    Only root can protect its resource limits.
     """
-    if not _prctl(_library(), _PR_SET_DUMPABLE, 0) and _LINUX and os.geteuid() == 0:
+    if os.geteuid() != 0:
+        _prctl(_library(), _PR_SET_DUMPABLE, 0)
+        return
+    if not _prctl(_library(), _PR_SET_DUMPABLE, 0):
         # This Python cannot call prctl. A change of the group id makes the process undumpable as well.
         os.setegid(_HIDDEN_UID)
         os.setegid(0)
-    if _LINUX and os.geteuid() == 0:
-        # Programs of root could set our resource limits if all our user and group ids equalled theirs.
-        try:
-            os.setresgid(0, 0, _HIDDEN_UID)
-        except OSError:  # a user namespace without this id
-            pass
+    # Programs of root could set our resource limits if all our user and group ids equalled theirs.
+    try:
+        os.setresgid(0, 0, _HIDDEN_UID)
+    except OSError:  # a user namespace without this id
+        pass
 
 
 def die_with_parent(number: int) -> None:
@@ -231,10 +232,11 @@ def limit_resources() -> None:
     A new limit is at most half of the old hard limit, because the agent process and graders need the other half.
     """
     if resource is not None:
-        bounds = [(resource.RLIMIT_CORE, 0)]
-        if _LINUX:
-            bounds += [(resource.RLIMIT_SIGPENDING, _PENDING_SIGNALS), (resource.RLIMIT_MSGQUEUE, _QUEUE_BYTES)]
-        for kind, most in bounds:
+        for kind, most in (
+            (resource.RLIMIT_CORE, 0),
+            (resource.RLIMIT_SIGPENDING, _PENDING_SIGNALS),
+            (resource.RLIMIT_MSGQUEUE, _QUEUE_BYTES),
+        ):
             hard = resource.getrlimit(kind)[1]
             bound = most if hard == resource.RLIM_INFINITY else min(most, hard // 2)
             resource.setrlimit(kind, (bound, bound))
@@ -273,8 +275,7 @@ def process_count() -> int | None:
 
 def close_others(*kept: int) -> None:
     """Close all file descriptors except 0, 1, 2 and `kept`."""
-    folder = "/proc/self/fd" if _LINUX else "/dev/fd"
-    for name in os.listdir(folder):
+    for name in os.listdir("/proc/self/fd"):
         fd = int(name)
         if fd > 2 and fd not in kept:
             try:
@@ -311,8 +312,6 @@ def _library() -> CDLL | None:
 
     Imports ctypes only when called, because the import would take a fifth of the time until the agent's first reply.
     """
-    if not _LINUX:
-        return None
     try:
         from ctypes import CDLL
 

@@ -29,7 +29,6 @@ from .call import (
     MalformedReplyError,
     RefusedCallError,
     Reply,
-    one_line,
 )
 from .socket_stream import SocketStream
 
@@ -37,7 +36,6 @@ __all__ = [
     "AgentChannel",
     "Call",
     "ChannelEndedError",
-    "Hello",
     "RefusedCallError",
     "Reply",
     "SocketStream",
@@ -71,21 +69,6 @@ class Stream(Protocol):
     def close(self) -> None:
         """Close the stream and wake a waiting `receive`; a repeated call does nothing."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Hello:
-    """The content of the first frame that an agent sends (the hello).
-
-    Attributes:
-        pid: Process id of the agent inside the sandbox.
-        python: Version of the agent's Python, such as ``"3.11"``, or the name of the program that runs as the agent.
-        uid: User id of the agent inside the sandbox.
-    """
-
-    pid: int
-    python: str
-    uid: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +109,7 @@ class AgentChannel:
         self._needed = _HEAD.size
         self._calls: dict[int, Call] = {}
         self._last_id = 0
-        self._hello: asyncio.Future[Hello] = self.loop.create_future()
+        self._hello: asyncio.Future[None] = self.loop.create_future()
         self._stalled: set[Call] = set()
         self._room: asyncio.Future[None] | None = None
         self._is_ended = False
@@ -143,8 +126,8 @@ class AgentChannel:
         """Whether reading is paused because a caller does not read the reply to its call."""
         return bool(self._stalled)
 
-    async def open(self, config: Fields, timeout_s: float) -> Hello:
-        """Wait for the agent's hello, send the configuration `config` and return the hello.
+    async def open(self, config: Fields, timeout_s: float) -> None:
+        """Wait for the hello, the first frame that an agent sends, and send the configuration `config`.
 
         Raises:
             ChannelEndedError: The agent is gone, or sent no valid hello within `timeout_s` seconds.
@@ -158,7 +141,6 @@ class AgentChannel:
         if self._is_ended:
             raise ChannelEndedError(self.reason)
         await self.send({"config": dict(config)})
-        return self._hello.result()
 
     async def call(
         self, do: str, /, *, feed: bytes | AsyncIterator[bytes] | None = None, queue_s: float = 0.0, **fields: JSON
@@ -312,7 +294,8 @@ class AgentChannel:
         if type(header) is not dict:
             raise MalformedReplyError("a header that is not an object")
         if not self._hello.done():
-            self._hello.set_result(_hello(header))
+            _check_hello(header)
+            self._hello.set_result(None)
             return
         if "id" not in header and ("ending" in header or "oom_kills" in header):
             self._handle_notice(header, body)
@@ -340,8 +323,8 @@ def _protocol_error(what: str) -> Cause:
     return Cause(CauseKind.PROTOCOL_ERROR, f"broken frame: {what}")
 
 
-def _hello(header: Mapping[str, JSON]) -> Hello:
-    version, pid, python, uid = (header.get(name) for name in ("hello", "pid", "python", "uid"))
+def _check_hello(header: Mapping[str, JSON]) -> None:
+    version = header.get("hello")
     if type(version) is not int:
         raise MalformedReplyError(f"a first frame that is not hello {_VERSION}")
     if version != _VERSION:
@@ -349,9 +332,6 @@ def _hello(header: Mapping[str, JSON]) -> Hello:
             f"hello {version} instead of hello {_VERSION}: another version of envkit started this sandbox; "
             "use that version, or start a new sandbox"
         )
-    if type(pid) is not int or type(uid) is not int or not isinstance(python, str):
-        raise MalformedReplyError("a hello without pid, python and uid")
-    return Hello(pid, one_line(python), uid)
 
 
 def _frame(header: Fields, body: bytes = b"") -> bytes:

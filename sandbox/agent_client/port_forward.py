@@ -48,7 +48,7 @@ async def connected(
 
 async def _pump(call: Call, ours: socket.socket) -> None:
     """Copy bytes between the call and the socket `ours` until both directions have ended or one side is gone."""
-    stream = SocketStream(ours)
+    stream = await SocketStream.open(ours)
     try:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_carry_in, call, stream)

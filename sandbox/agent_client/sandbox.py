@@ -27,6 +27,7 @@ from envkit.errors import (
     UnsupportedError,
     UsageError,
 )
+from envkit.protocols import Sandbox
 from envkit.types import EXEC_TIMEOUT_S, JSON, Cause, CauseKind, ExecResult, FileUser, SandboxUser
 from envkit.types.sandboxes import Blocked
 
@@ -37,9 +38,8 @@ from ..transfer import tar_stream
 from . import port_forward
 from .channel import AgentChannel, ChannelEndedError, RefusedCallError, Reply
 from .exec_result import fields_of, result_of
-from .process import Program
+from .programs import AgentShell, Program
 from .resources import HostResources
-from .shell import AgentShell
 from .teardown import Teardown
 
 _LOG_BYTES = 64 << 10
@@ -53,7 +53,7 @@ _ERRORS: Mapping[str, type[EnvkitError]] = {
 }
 
 
-class AgentSandbox:
+class AgentSandbox(Sandbox):
     """One sandbox; implements `envkit.protocols.Sandbox`. Must be created in a running event loop.
 
     If the agent ends or violates the protocol, the sandbox is ended and its resources are released immediately, even
@@ -68,7 +68,6 @@ class AgentSandbox:
 
     Attributes:
         work: Path of the programs' working directory inside the sandbox.
-        grader_home: Path of the graders' home inside the sandbox; it is private if graders run as their own user.
         unenforced: Limits that this sandbox does not enforce although its backend usually does.
     """
 
@@ -82,7 +81,6 @@ class AgentSandbox:
         forget: Callable[[AgentSandbox], None],
     ) -> None:
         self.work = work
-        self.grader_home = resources.grader_home
         self.unenforced = resources.unenforced
         self._id = sandbox_id
         self._channel = channel
@@ -93,6 +91,10 @@ class AgentSandbox:
     @property
     def id(self) -> str:
         return self._id
+
+    @property
+    def grader_home(self) -> str:
+        return self._resources.grader_home
 
     async def started(self, config: Mapping[str, JSON], timeout_s: float) -> None:
         """Configure the agent, and wait until the sandbox's command runs and its control socket is open.
@@ -202,11 +204,9 @@ class AgentSandbox:
         return self._shells[key]
 
     async def read(self, path: str, *, max_bytes: int = 64 << 20, user: FileUser = "agent") -> bytes:
-        """Return the content of a file; see `envkit.protocols.Sandbox.read`."""
         return (await self.call("read", path=path, max_bytes=max_bytes, user=user)).data
 
     async def write(self, path: str, content: bytes, *, mode: int | None = None, user: FileUser = "agent") -> None:
-        """Write a file; see `envkit.protocols.Sandbox.write`."""
         await self.call("write", feed=content, path=path, mode=mode, user=user)
 
     async def upload(self, source: Path, target: str, *, user: FileUser = "agent") -> None:
@@ -236,7 +236,6 @@ class AgentSandbox:
             await tar_stream.unpacked(pieces, target, max_bytes=max_bytes)
 
     async def connect(self, address: str | int) -> socket:
-        """Connect to a port or Unix socket inside the sandbox; see `envkit.protocols.Sandbox.connect`."""
         await self._require_alive()
         if isinstance(address, str):
             if self._resources.sockets is not None:
@@ -249,7 +248,6 @@ class AgentSandbox:
         return await self._forward(port=address)
 
     async def probe(self, timeout_s: float) -> float:
-        """Return the round-trip time to the agent in seconds; see `envkit.protocols.Sandbox.probe`."""
         began = clock.precise()
         with anyio.move_on_after(timeout_s):
             await self.call("ping")
@@ -257,18 +255,15 @@ class AgentSandbox:
         raise DeadlineError(f"the sandbox did not answer within {timeout_s:g} s")
 
     async def snapshot(self) -> str:
-        """Save the current files; see `envkit.protocols.Sandbox.snapshot`."""
         await self._require_alive()
         if self._resources.snapshot is None:
             raise UnsupportedError("sandboxes of this kind do not support snapshots")
         return await self._resources.snapshot()
 
     async def log(self) -> str:
-        """Return the end of the command's standard error; see `envkit.protocols.Sandbox.log`."""
         return (await self.call("log", max_bytes=_LOG_BYTES)).data.decode(errors="replace")
 
     async def stats(self) -> dict[str, JSON]:
-        """Return the resource use of the sandbox; see `envkit.protocols.Sandbox.stats`."""
         end = (await self.call("stats")).end
         found = {name: value for name, value in end.items() if name not in ("id", "end")}
         if self._resources.disk_percent is not None:

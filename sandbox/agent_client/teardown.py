@@ -29,11 +29,7 @@ _FAREWELLS = {
 class Teardown:
     """Tears one sandbox down. The teardown starts when the channel to the agent ends.
 
-    Args:
-        sandbox_id: Id of the sandbox.
-        channel: The channel to its agent.
-        resources: Resources of the sandbox on the host.
-        forget: Called when the teardown is complete.
+    The arguments are those of `envkit.sandbox.agent_client.sandbox.AgentSandbox`.
 
     Attributes:
         is_released: If True, the teardown leaves the sandbox running and only closes the host's handles of it.

@@ -70,8 +70,6 @@ def why_unavailable(user_namespace: int | None = None) -> str | None:
     Args:
         user_namespace: File descriptor of the user namespace to run bubblewrap in; None for the current one.
     """
-    if sys.platform != "linux":
-        return "bubblewrap exists only on Linux"
     program = shutil.which("bwrap")
     if program is None:
         return "bubblewrap is not installed (apt install bubblewrap)"

@@ -18,7 +18,6 @@ import asyncio
 import os
 import shutil
 import socket
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -30,6 +29,7 @@ import anyio
 
 from envkit import clock
 from envkit.errors import SandboxError, SandboxRefusedError, SandboxStartError
+from envkit.protocols import SandboxBackend
 from envkit.types import GRADER_HOME, Cause, CauseKind, SandboxSpec
 from envkit.types.sandboxes import SandboxLimits
 
@@ -53,7 +53,7 @@ _ENV = {"ENVKIT_SOCKETS": SOCKETS, "HOME": WORK, "PATH": PATH, "LANG": "C.UTF-8"
 _ATTACH_S = 10.0
 
 
-class LocalBackend:
+class LocalBackend(SandboxBackend):
     """Starts bubblewrap sandboxes; implements `envkit.protocols.SandboxBackend`.
 
     Use it as ``async with LocalBackend() as backend``. Leaving the block removes the snapshots, and stops all sandboxes
@@ -72,9 +72,7 @@ class LocalBackend:
         self._may_lack = may_lack
         self._sandboxes = LiveSandboxes("bwrap")
         self._readable = None if readable is None else list(readable)
-        self._cgroup_parents = (
-            cgroups.find() if sys.platform == "linux" else cgroups.CgroupFolders(is_unified=False, parents={})
-        )
+        self._cgroup_parents = cgroups.find()
         self._modules: Sequence[str] = ()
         self._importable: Sequence[str] = ()
         self._filter = seccomp.program()
@@ -118,11 +116,9 @@ class LocalBackend:
         return sandbox
 
     async def snapshot_bytes(self, snapshot: str) -> int:
-        """Return the size of a snapshot on disk; see `envkit.protocols.SandboxBackend.snapshot_bytes`."""
         return await self._snapshots.size(snapshot)
 
     async def remove_snapshot(self, snapshot: str) -> None:
-        """Remove a snapshot; see `envkit.protocols.SandboxBackend.remove_snapshot`."""
         await self._snapshots.remove(snapshot)
 
     async def list_detached(self, ledger: str | None = None) -> list[str]:
@@ -156,7 +152,9 @@ class LocalBackend:
         except BaseException:
             supervised.release()
             raise
-        sandbox = self._sandbox(sandbox_id, ours, supervised, sockets, SandboxSpec(detached=True), disk_mib)
+        sandbox = self._sandbox(
+            sandbox_id, await SocketStream.open(ours), supervised, sockets, SandboxSpec(detached=True), disk_mib
+        )
         await sandbox.reached(_ATTACH_S, as_observer=as_observer)
         return sandbox
 
@@ -231,7 +229,9 @@ class LocalBackend:
             sockets, has_inode_limit = self._prepare(supervised, spec), _limit_inodes(supervised, options.disk_mib)
             if spec.untrusted and not has_inode_limit and "inodes" not in self._may_lack:
                 raise SandboxRefusedError(sandbox_id, "untrusted programs are refused: this host cannot limit inodes")
-            sandbox = self._sandbox(sandbox_id, ours, supervised, sockets, spec, options.disk_mib)
+            sandbox = self._sandbox(
+                sandbox_id, await SocketStream.open(ours), supervised, sockets, spec, options.disk_mib
+            )
             sandbox.unenforced = (*sandbox.unenforced, *(() if has_inode_limit else ("inodes",)))
         except OSError as error:
             ours.close()
@@ -281,7 +281,7 @@ class LocalBackend:
     def _sandbox(
         self,
         sandbox_id: str,
-        stream: socket.socket,
+        stream: SocketStream,
         supervised: Supervisor,
         sockets: Path,
         spec: SandboxSpec,
@@ -302,9 +302,7 @@ class LocalBackend:
             diagnose=supervised.diagnose,
             on_survived=supervised.group.survived,
         )
-        sandbox = AgentSandbox(
-            sandbox_id, AgentChannel(SocketStream(stream)), resources, work=WORK, forget=self._sandboxes.forget
-        )
+        sandbox = AgentSandbox(sandbox_id, AgentChannel(stream), resources, work=WORK, forget=self._sandboxes.forget)
         self._sandboxes.add(sandbox)
         return sandbox
 
@@ -356,8 +354,7 @@ class LocalBackend:
         self._modules, self._importable = host_python.standard_library(), host_python.readable()
         for group in cgroups.gone(self._cgroup_parents):
             await supervisor.empty(group)
-        if sys.platform == "linux":
-            orphans.reap()
+        orphans.reap()
         await clock.to_thread(self._ranges.open)
         return self
 

@@ -318,9 +318,6 @@ def _connect() -> Daemon:
         )
     except (docker.errors.DockerException, OSError) as error:
         raise DaemonError(f"no Docker daemon answers: {_innermost(error)}") from None
-    if isinstance(address, str):
-        for client in (api, quick):
-            api_patches.close_refused_sockets(client, address)
     return Daemon(api, quick, address, _translated(api.info, (), {}))
 
 

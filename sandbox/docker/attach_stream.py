@@ -89,7 +89,7 @@ async def attach(address: Address, path: str) -> AttachStream:
         ConnectionError: The daemon does not answer, or refuses the request; the message says why.
     """
     try:
-        stream = SocketStream(await clock.to_thread(connected, address, _CONNECT_S))
+        stream = await SocketStream.open(await clock.to_thread(connected, address, _CONNECT_S))
     except OSError as error:
         raise ConnectionError(f"the Docker daemon does not answer: {error.strerror or error}") from None
     headers = "Host: docker\r\nConnection: Upgrade\r\nUpgrade: tcp\r\nContent-Length: 0\r\n\r\n"

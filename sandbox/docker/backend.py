@@ -1,7 +1,7 @@
 """The Docker backend: each sandbox is a container of a Docker daemon.
 
 Process 1 of a container is envkit's agent. The backend sends the agent's code over the container's standard input, so
-an image needs only ``python3``, version 3.7 or newer, on its PATH. The agent exits when its standard streams close, so
+an image needs only ``python3``, version 3.8 or newer, on its PATH. The agent exits when its standard streams close, so
 a sandbox that is not detached ends with the process that started it. `envkit.sandbox.docker.container_config` makes the
 container's options. The backend pulls images only if ``pull`` is set, because a pull may take minutes. A label of each
 container names the process that created it; when a backend is opened, it removes containers whose process has ended.
@@ -21,6 +21,7 @@ from typing import Self
 import anyio
 
 from envkit.errors import SandboxError, SandboxRefusedError, SandboxStartError, UsageError
+from envkit.protocols import SandboxBackend
 from envkit.types import Cause, CauseKind, SandboxSpec
 from envkit.types.sandboxes import SandboxLimits
 
@@ -48,7 +49,7 @@ _STARTS_AT_ONCE = 8
 _PYTHON = "python3"
 _NO_PYTHON = Cause(
     CauseKind.IMAGE_UNUSABLE,
-    f"the image has no {_PYTHON} on its PATH, which the agent needs; add Python 3.7 or newer, such as python3",
+    f"the image has no {_PYTHON} on its PATH, which the agent needs; add Python 3.8 or newer, such as python3",
 )
 _ATTACH_S = 10.0
 
@@ -78,7 +79,7 @@ async def default_image() -> str:
         await daemon.close()
 
 
-class DockerBackend:
+class DockerBackend(SandboxBackend):
     """Starts sandboxes as Docker containers; implements `envkit.protocols.SandboxBackend`.
 
     Use it as ``async with DockerBackend() as backend``. Leaving the block stops all sandboxes except detached ones. The
@@ -147,11 +148,9 @@ class DockerBackend:
         return await self._start(spec, None)
 
     async def restore(self, snapshot: str, spec: SandboxSpec) -> AgentSandbox:
-        """Start a sandbox with the files of `snapshot`; see `envkit.protocols.SandboxBackend.restore`."""
         return await self._start(spec, snapshot)
 
     async def snapshot_bytes(self, snapshot: str) -> int:
-        """Return the size in bytes of a snapshot on disk; see `envkit.protocols.SandboxBackend.snapshot_bytes`."""
         if snapshot in self._images:
             return self._images[snapshot]
         return await self._snapshots.size(snapshot)
@@ -166,22 +165,12 @@ class DockerBackend:
         await self._snapshots.remove(snapshot)
 
     async def list_detached(self, ledger: str | None = None) -> list[str]:
-        """Return the sorted ids of the detached sandboxes that the ledger with the id `ledger` records.
-
-        If `ledger` is empty, return those that no ledger records; if it is None, return all detached sandboxes.
-        """
+        """Return the ids of detached sandboxes, sorted; see `LocalBackend.list_detached`."""
         label = DETACHED_LABEL if ledger is None else f"{LEDGER_LABEL}={ledger}"
         return sorted(container["Labels"][SANDBOX_LABEL] for container in await self._daemon.containers(label))
 
     async def attach(self, sandbox_id: str, *, as_observer: bool = False) -> AgentSandbox:
-        """Connect to a detached sandbox, which any process may have started. Closing this backend does not stop it.
-
-        With `as_observer`, the connection does not count as a client, so the sandbox's orphan timeout keeps running.
-
-        Raises:
-            SandboxError: No detached sandbox on this machine has this id.
-            UnreachableError: The sandbox refuses the connection.
-        """
+        """Connect to a detached sandbox; see `LocalBackend.attach`."""
         found = await orphans.find_detached(self._daemon, sandbox_id)
         container_id, labels = str(found["Id"]), found["Labels"]
         stream = await self._daemon.attach(container_id, has_input=False)
@@ -190,25 +179,21 @@ class DockerBackend:
             spec = SandboxSpec(detached=True, profile=labels[PROFILE_LABEL], disk_mib=int(labels[DISK_LABEL]))
             volumes, paths = await attached.volumes(), await attached.disk_paths(spec)
             await attached.find_agent_group(volumes)
-            control = container.connect(volumes)
+            control = await SocketStream.open(container.connect(volumes))
         except BaseException:
             attached.stream.close()
             raise
-        sandbox = self._sandbox(sandbox_id, attached, volumes.get(SOCKETS), spec, SocketStream(control), paths)
+        sandbox = self._sandbox(sandbox_id, attached, volumes.get(SOCKETS), spec, control, paths)
         await sandbox.reached(_ATTACH_S, as_observer=as_observer)
         return sandbox
 
     async def open_channel(self, sandbox_id: str) -> socket.socket:
-        """Return a non-blocking socket connected to the agent of a detached sandbox, for an `AgentChannel`.
-
-        The caller must close the socket. The sandbox's orphan timeout does not run while the socket is open. Raises the
-        same errors as `attach`.
-        """
+        """Return a socket connected to the agent of a detached sandbox; see `LocalBackend.open_channel`."""
         found = await orphans.find_detached(self._daemon, sandbox_id)
         return container.connect(await container.volumes(self._daemon, str(found["Id"])))
 
     async def remove(self, sandbox_id: str) -> None:
-        """Kill a detached sandbox, even if it does not respond; raises `SandboxError` if the id is unknown."""
+        """Kill a detached sandbox; see `LocalBackend.remove`."""
         await self._daemon.remove(str((await orphans.find_detached(self._daemon, sandbox_id))["Id"]))
 
     async def __aenter__(self) -> Self:

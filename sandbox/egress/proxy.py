@@ -171,7 +171,7 @@ class Proxy:
             async def serve_connection() -> None:
                 async with self._limit:
                     try:
-                        client = SocketStream(await _connected(sandbox))
+                        client = await SocketStream.open(await _connected(sandbox))
                     except SandboxLostError:
                         tasks.cancel_scope.cancel()
                         return
@@ -193,7 +193,7 @@ class Proxy:
             try:
                 head, rest = await _head(client, first)
                 request = ProxyRequest.parse(head)
-                upstream = SocketStream(await self._allowlist.connect(request.host, request.port))
+                upstream = await SocketStream.open(await self._allowlist.connect(request.host, request.port))
             except RefusedError as refusal:
                 await client.send(_refusal(refusal))
             else:

@@ -181,7 +181,7 @@ class Cgroup:
 
     def kill(self) -> None:
         """Kill all processes in the cgroup and its children."""
-        for folder in (*self._below(), *self._each()):
+        for folder in (*(() if self.of_agent is None else self.of_agent.folders), *self._each()):
             with suppress(OSError):
                 for pid in (folder / "cgroup.procs").read_text().split():
                     with suppress(ProcessLookupError):
@@ -199,9 +199,6 @@ class Cgroup:
 
     def _each(self) -> list[Path]:
         return list(dict.fromkeys(self._folders.values()))
-
-    def _below(self) -> list[Path]:
-        return [] if self.of_agent is None else self.of_agent.folders
 
     def _limit_memory(self, size: int) -> None:
         if self._is_unified:

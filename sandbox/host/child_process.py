@@ -10,7 +10,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -75,9 +74,8 @@ class Child:
         self._stderr = self._process.stderr
         self.pid = self._process.pid
         self._loop = asyncio.get_running_loop()
-        self._pidfd = os.pidfd_open(self.pid) if sys.platform == "linux" else None
-        if self._pidfd is not None:
-            self._loop.add_reader(self._pidfd, self._on_end)
+        self._pidfd: int | None = os.pidfd_open(self.pid)
+        self._loop.add_reader(self._pidfd, self._on_end)
         os.set_blocking(self._stderr.fileno(), False)
         self._loop.add_reader(self._stderr.fileno(), self._on_output)
 
@@ -124,8 +122,6 @@ class Child:
             return True
         self._loop.remove_reader(self._stderr.fileno())
         self._stderr.close()
-        if sys.platform != "linux":  # without a pidfd, the end of stderr is taken for the end of the child
-            self._on_end()
         return False
 
     def _on_end(self) -> None:

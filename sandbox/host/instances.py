@@ -15,8 +15,7 @@ from envkit.errors import SandboxEndedError, SandboxError, SandboxRefusedError, 
 from envkit.types import Cause, CauseKind, SandboxSpec
 
 from . import run_dirs
-from .validation import fault_of_variables, fault_of_words
-from .views import fault_of_views
+from .validation import fault_of_variables, fault_of_views, fault_of_words
 
 _OWN_ENDS = frozenset({CauseKind.EXITED, CauseKind.KILLED, CauseKind.EXPIRED, CauseKind.ORPHANED})
 """Kinds of causes that lie in the sandbox, not in its node or backend. `OUT_OF_MEMORY` can lie in either."""
@@ -82,21 +81,10 @@ class LiveSandboxes:
         return {f"the disk of {self.folder.parent}": (free_mib, run_dirs.LEAST_FREE_MIB)}
 
     def new_id(self) -> str:
-        """Return the id for a new sandbox, such as ``"bwrap-1"``.
-
-        Raises:
-            SandboxError: The backend is not open.
-        """
-        if self._folder is None:
-            raise SandboxError("the backend is not open; use 'async with'")
+        """Return the id for a new sandbox, such as ``"bwrap-1"``; raises the same error as `folder`."""
+        _ = self.folder
         self._started += 1
         return f"{self._kind}-{self._started}"
-
-    def new_folder(self, sandbox_id: str) -> Path:
-        """Create a directory with mode 0700 for the files of a sandbox, and return its path."""
-        made = self.folder / sandbox_id
-        made.mkdir(mode=0o700)
-        return made
 
     def add(self, sandbox: Stoppable) -> None:
         """Add a sandbox, which `close` will stop."""

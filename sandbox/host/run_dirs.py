@@ -6,7 +6,7 @@
 
 The pid and start time in the name identify the owner: the process that opened the backend or, for a detached sandbox,
 the process that supervises the sandbox. A later process can thus remove the directories whose owner has ended. The
-paths are short because the path of a Unix socket is limited to 107 bytes (103 on macOS).
+paths are short because the path of a Unix socket is limited to 107 bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import shutil
 import socket
 import stat
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
@@ -97,27 +96,23 @@ def connect(folder: Path, name: str) -> socket.socket:
     """Return a non-blocking socket that is connected to the Unix socket `name` in `folder`.
 
     Symbolic links are refused: programs in the sandbox can write to the folder, and could link to any socket of the
-    host. On Linux, the connection goes to the inode that was checked, so that a later replacement has no effect.
+    host. The connection goes to the inode that was checked, so that a later replacement has no effect.
 
     Raises:
         UnreachableError: There is no such socket, or no process listens on it.
     """
     if name in ("", ".", "..") or "/" in name or "\0" in name:
         raise UnreachableError(f"{name!r} is not the name of a socket")
-    path = folder / name
     stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     stream.setblocking(False)
     try:
-        if sys.platform == "linux":
-            handle = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                _require_socket(os.fstat(handle), name)
-                stream.connect(f"/proc/self/fd/{handle}")
-            finally:
-                os.close(handle)
-        else:
-            _require_socket(path.lstat(), name)
-            stream.connect(str(path))
+        handle = os.open(folder / name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            if not stat.S_ISSOCK(os.fstat(handle).st_mode):
+                raise UnreachableError(f"{name} is not a socket")
+            stream.connect(f"/proc/self/fd/{handle}")
+        finally:
+            os.close(handle)
     except BlockingIOError:
         stream.close()
         raise UnreachableError(f"{name}: the listen queue is full; retry later") from None
@@ -142,11 +137,6 @@ def roots() -> Iterator[Path]:
 def common_first() -> list[Path]:
     """Return the `roots` with ``/tmp`` first, because processes with other environment variables search there, too."""
     return sorted(roots(), key=lambda root: root != _COMMON)
-
-
-def _require_socket(found: os.stat_result, name: str) -> None:
-    if not stat.S_ISSOCK(found.st_mode):
-        raise UnreachableError(f"{name} is not a socket")
 
 
 def _is_ours(folder: Path) -> bool:

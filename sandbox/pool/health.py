@@ -28,8 +28,6 @@ CLOSED = Cause(CauseKind.STOPPED, "the pool was closed")
 SLOW_PROBE_S = 1.0
 MEMORY_SHARE = 0.9
 DISK_PERCENT = 90
-MANY = 500
-"""Number of sandboxes in a pool above which the probe interval increases."""
 
 _DIAGNOSIS_S = 0.5
 """Timeout in seconds for the diagnosis of a sandbox that does not answer."""
@@ -58,17 +56,6 @@ class LivenessTimes:
     def __post_init__(self) -> None:
         if not 0 < self.interval_s < self.suspect_s < self.lost_s:
             raise ValueError(f"{self} violates 0 < interval_s < suspect_s < lost_s")
-
-    def among(self, sandboxes: int) -> LivenessTimes:
-        """Return the settings for a pool with this number of sandboxes.
-
-        Above 500 sandboxes, the probe interval increases by up to a quarter to save CPU time. The other times increase
-        by the same number of seconds, so that a sandbox has as much time to answer a probe as before.
-        """
-        later_s = self.interval_s * min(max(sandboxes / MANY - 1, 0.0), 0.25)
-        if not later_s:
-            return self
-        return LivenessTimes(self.interval_s + later_s, self.suspect_s + later_s, self.lost_s + later_s)
 
     @property
     def tick_s(self) -> float:
@@ -101,7 +88,6 @@ async def monitor(instance: Instance, times: LivenessTimes, alert: Alert) -> Non
     The stop is shielded from cancellation and takes at most 15 s.
     """
     assert instance.sandbox is not None
-    instance.interval_s = times.interval_s
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_await_loss, instance, instance.sandbox.wait)
         tasks.start_soon(_probe, instance, times, alert)
@@ -119,7 +105,6 @@ def is_silent(instance: Instance, times: LivenessTimes, *, now: float, late_s: f
 
     `late_s` is how many seconds the event loop lagged since the last call: they do not count as time without an answer.
     """
-    instance.interval_s = times.interval_s
     instance.answered_at = compensate_loop_lag(instance.answered_at, late_s, now=now)
     silent_s = now - instance.answered_at
     if silent_s < times.suspect_s:
@@ -185,7 +170,7 @@ async def _probe(instance: Instance, times: LivenessTimes, alert: Alert) -> None
     assert sandbox is not None
     stats_at = clock.now() + _STATS_S
     while True:
-        if (rest_s := instance.answered_at + instance.interval_s - clock.now()) > 0:
+        if (rest_s := instance.answered_at + times.interval_s - clock.now()) > 0:
             await anyio.sleep(rest_s)
             continue
         asked_at, began = clock.now(), clock.precise()

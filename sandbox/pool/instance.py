@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import ParamSpec, TypeVar
@@ -26,26 +26,6 @@ KEPT_PHASES = 100
 """Maximum number of phases in a history: the first and the last 99. A sandbox may become suspect very often."""
 
 _REST = frozenset({SandboxState.LOST, SandboxState.STOPPED})
-_NEXT: Mapping[SandboxState, frozenset[SandboxState]] = {
-    SandboxState.STARTING: frozenset({SandboxState.READY, SandboxState.LEASED, SandboxState.STOPPED}),
-    SandboxState.READY: frozenset({SandboxState.LEASED, SandboxState.SUSPECT}) | _REST,
-    SandboxState.LEASED: frozenset({SandboxState.SUSPECT}) | _REST,
-    SandboxState.SUSPECT: frozenset({SandboxState.READY, SandboxState.LEASED}) | _REST,
-    SandboxState.LOST: frozenset(),
-    SandboxState.STOPPED: frozenset(),
-}
-
-
-def entered(phases: Sequence[Phase], state: SandboxState, reason: Cause | str) -> tuple[Phase, ...]:
-    """Return `phases` followed by a new phase that begins now. Beyond `KEPT_PHASES`, drop the second-oldest phase.
-
-    Raises:
-        ValueError: `state` cannot follow the state of the last phase. Nothing can follow lost and stopped.
-    """
-    if phases and state not in _NEXT[phases[-1].state]:
-        raise ValueError(f"invalid transition from {phases[-1].state} to {state}")
-    kept = phases if len(phases) < KEPT_PHASES else [phases[0], *phases[2:]]
-    return (*kept, phase(state, reason))
 
 
 def phase(state: SandboxState, reason: Cause | str) -> Phase:
@@ -89,7 +69,6 @@ class Instance:
         cleared: Set when the sandbox has been fully removed.
         starting: Cancel scope of the start.
         answered_at: Event-loop time of the sandbox's last answer.
-        interval_s: Seconds from an answer to the next probe.
         used_at: Event-loop time of the sandbox's last use.
         latency_s: Duration of the last probe in seconds; None before the first probe.
         is_diagnosing: Whether the pool is finding out why the sandbox does not answer.
@@ -116,7 +95,6 @@ class Instance:
         self.cleared = anyio.Event()
         self.starting = anyio.CancelScope()
         self.answered_at = self.used_at = clock.now()
-        self.interval_s = 0.0
         self.latency_s: float | None = None
         self.is_diagnosing = False
         self.on_end: Callable[[Cause], None] = _ignore
@@ -162,7 +140,8 @@ class Instance:
 
     def enter(self, state: SandboxState, reason: Cause | str) -> None:
         """Change the state to `state`, and call `notify`."""
-        self.phases = entered(self.phases, state, reason)
+        kept = self.phases if len(self.phases) < KEPT_PHASES else (self.phases[0], *self.phases[2:])
+        self.phases = (*kept, phase(state, reason))
         if state is not SandboxState.STARTING:
             self.settled.set()
         self._notify(self)

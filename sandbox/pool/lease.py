@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
@@ -22,9 +21,9 @@ P = ParamSpec("P")
 def _watched(
     method: Callable[Concatenate[Any, P], T], *, is_answer: bool = True
 ) -> Callable[Concatenate[Lease | WatchedShell | WatchedProgram, P], T]:
-    """Return the method that calls the asynchronous `method` of what is watched.
+    """Return a method that calls `method` of the leased sandbox, shell or program.
 
-    The call is cancelled when the sandbox ends. If `is_answer`, its end shows that the sandbox answers.
+    The call is cancelled when the sandbox ends. If `is_answer`, its result shows that the sandbox answers.
     """
 
     @wraps(method)
@@ -35,6 +34,19 @@ def _watched(
         return result
 
     return cast("Callable[Concatenate[Lease | WatchedShell | WatchedProgram, P], T]", call)
+
+
+def _in_use(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Lease, P], T]:
+    """Return the method that runs a program in the leased sandbox, which it counts as a use of the sandbox."""
+
+    @wraps(method)
+    @asynccontextmanager
+    async def program(self: Lease, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[WatchedProgram]:
+        with self._instance.in_use():
+            async with getattr(self._watched, method.__name__)(*args, **kwargs) as program:
+                yield WatchedProgram(self._instance, program)
+
+    return cast("Callable[Concatenate[Lease, P], T]", program)
 
 
 class Lease:
@@ -65,32 +77,12 @@ class Lease:
     probe = _watched(Sandbox.probe)
     log = _watched(Sandbox.log)
     stats = _watched(Sandbox.stats)
-
-    @asynccontextmanager
-    async def program(
-        self,
-        argv: Sequence[str],
-        *,
-        timeout_s: float,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        user: SandboxUser = "agent",
-        terminal: tuple[int, int] | None = None,
-    ) -> AsyncIterator[WatchedProgram]:
-        """Run a program with streamed input and output; see `envkit.protocols.Sandbox.program`."""
-        with self._instance.in_use():
-            async with self._watched.program(
-                argv, timeout_s=timeout_s, env=env, cwd=cwd, user=user, terminal=terminal
-            ) as program:
-                yield WatchedProgram(self._instance, program)
+    connect = _watched(Sandbox.connect, is_answer=False)
+    program = _in_use(Sandbox.program)
 
     def shell(self, name: str = "main", *, user: SandboxUser = "agent") -> WatchedShell:
         """Return the shell `name`, which starts when it runs its first command."""
         return WatchedShell(self._instance, self._watched.shell(name, user=user))
-
-    async def connect(self, address: str | int) -> socket.socket:
-        """Connect to a socket in the sandbox; see `envkit.protocols.Sandbox.connect`."""
-        return await self._instance.call(self._watched.connect, address)
 
     async def snapshot(self) -> str:
         """Take a snapshot and return its name in the pool, ``NODE/NAME``; see `envkit.protocols.Sandbox.snapshot`."""

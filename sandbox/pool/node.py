@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import sys
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -54,22 +55,10 @@ class ResourceRequest(NamedTuple):
         return cls(1, limits.cpus or 0.0, limits.memory_mib, limits.disk_mib, limits.pids)
 
     def with_other(self, other: ResourceRequest) -> ResourceRequest:
-        return ResourceRequest(
-            self.sandboxes + other.sandboxes,
-            self.cpus + other.cpus,
-            self.memory_mib + other.memory_mib,
-            self.disk_mib + other.disk_mib,
-            self.pids + other.pids,
-        )
+        return ResourceRequest._make(map(operator.add, self, other))
 
     def without(self, other: ResourceRequest) -> ResourceRequest:
-        return ResourceRequest(
-            self.sandboxes - other.sandboxes,
-            self.cpus - other.cpus,
-            self.memory_mib - other.memory_mib,
-            self.disk_mib - other.disk_mib,
-            self.pids - other.pids,
-        )
+        return ResourceRequest._make(map(operator.sub, self, other))
 
 
 class Node:

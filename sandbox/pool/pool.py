@@ -24,16 +24,15 @@ from envkit.errors import (
     SandboxLostError,
     SandboxNotFoundError,
 )
-from envkit.protocols import Sandbox
+from envkit.protocols import Sandbox, ServerPool
 from envkit.restarts import RestartBudget
 from envkit.types import Cause, CauseKind, PoolEvent, SandboxSpec, SandboxState, SandboxView, TenantKey
 
 from . import reattach
-from .events import EventLog, LedgerStore, LedgerWriter
+from .event_log import EventLog, LedgerStore, LedgerWriter, PoolCounts
 from .health import CLOSED, LivenessTimes, declare_lost, is_silent, watch
 from .instance import GIVEN_UP, STOPPED, Instance, ended, is_over, time_to_live
 from .lease import Lease
-from .metrics import PoolCounts
 from .node import Node, ResourceRequest, usable, why_impossible
 from .queue import LeaseRequest
 from .scheduler import Scheduler
@@ -45,7 +44,7 @@ _OWN_NAME = re.compile(r"pool-(\d+)")
 _LAST_WRITES_S = 10.0
 
 
-class Pool:
+class Pool(ServerPool):
     """Leases sandboxes; implements `envkit.protocols.ServerPool`. Use it with ``async with``.
 
     Entering the block re-attaches to the running sandboxes that the ledger records, and begins to start warm sandboxes.
@@ -96,7 +95,6 @@ class Pool:
     async def lease(
         self, spec: SandboxSpec, *, tenant: str = "", wait_s: float = 60.0, snapshot: str | None = None
     ) -> AsyncIterator[Sandbox]:
-        """Lease a sandbox for the ``with`` block, then remove it; see `envkit.protocols.SandboxPool.lease`."""
         request = LeaseRequest[Instance](spec, ResourceRequest.of(spec), tenant, snapshot=_parsed(snapshot))
         instance = await self._scheduler.take(request, wait_s)
         try:
@@ -116,7 +114,6 @@ class Pool:
         snapshot: str | None = None,
         wait_s: float | None = None,
     ) -> SandboxView:
-        """Lease a sandbox with an id that the caller chooses; see `envkit.protocols.SandboxPool.create`."""
         if not id or _OWN_NAME.fullmatch(id):
             raise SandboxConflictError(f"{id!r} is not a valid id: it is empty or reserved (pool-N); choose another id")
         key = TenantKey(tenant, id)
@@ -175,7 +172,6 @@ class Pool:
         return Lease(instance)
 
     def watch(self, id: str, check: Callable[[], Awaitable[Cause]], on_end: Callable[[Cause], None]) -> None:
-        """Run `check` for a leased sandbox, and `on_end` when it ends; see `envkit.protocols.ServerPool.watch`."""
         instance = self._scheduler.instances[TenantKey("", id)]
         instance.on_end = on_end
         self._tasks.start_soon(watch, instance, check)
@@ -194,7 +190,6 @@ class Pool:
         return sorted(seen, key=lambda view: view.phases[0].at_s)
 
     async def stop(self, id: str, *, tenant: str = "") -> None:
-        """Stop a sandbox and wait until it is fully removed; see `envkit.protocols.SandboxPool.stop`."""
         key = TenantKey(tenant, id)
         if (instance := self._scheduler.instances.get(key)) is not None:
             instance.end(STOPPED)
@@ -307,13 +302,12 @@ class Pool:
 
     async def _sweep(self) -> None:
         """Check at intervals, for each sandbox, whether it still answers and whether its lease has expired."""
-        tick_s = self._liveness_times.tick_s
+        liveness_times, tick_s = self._liveness_times, self._liveness_times.tick_s
         due = clock.now() + tick_s
         while True:
             await anyio.sleep(max(0.0, due - clock.now()))
             now = clock.now()
             late_s, due = now - due, now + tick_s
-            liveness_times = self._liveness_times.among(len(self._scheduler.instances))
             for instance in list(self._scheduler.instances.values()):
                 if instance.is_over or not instance.settled.is_set():
                     continue
@@ -354,9 +348,8 @@ class Pool:
                 self._scheduler.last_number = max(self._scheduler.last_number, int(own[1]))
             if is_over(view.state):
                 continue
-            if (
-                view.key in found and self._scheduler.nodes.get(view.node) is nodes[view.node]
-            ):  # its node was not removed during the re-attachment
+            # Skip a sandbox whose node was removed during the re-attachment.
+            if view.key in found and self._scheduler.nodes.get(view.node) is nodes[view.node]:
                 self._scheduler.reattach(
                     self._tasks,
                     view,

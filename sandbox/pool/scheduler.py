@@ -16,7 +16,7 @@ from envkit.restarts import RestartBudget
 from envkit.types import Cause, CauseKind, SandboxSpec, SandboxState, SandboxView, TenantKey
 
 from . import starting
-from .events import EventLog
+from .event_log import EventLog
 from .health import CLOSED, LivenessTimes, monitor
 from .instance import GIVEN_UP, Instance
 from .node import Node, ResourceRequest, beyond_share, cheapest_room, place, usable, why_impossible
@@ -30,12 +30,10 @@ _ROOM_S = 20.0
 class Scheduler:
     """Schedules the sandboxes of one pool. The pool creates, opens and closes the scheduler.
 
+    The arguments that are not described here are those of `envkit.sandbox.pool.Pool`.
+
     Args:
-        stocks: Which warm sandboxes to keep ready, and how many.
         history: Event log of the pool.
-        max_per_tenant: Maximum number of concurrent sandboxes per tenant; None means no limit.
-        share: Fraction of all nodes' capacity that one tenant may use; each tenant may always have one sandbox.
-        liveness_times: Intervals and timeouts of liveness probes.
         budget: Limit on the replacements of failed sandboxes in each warm stock.
         ledger_id: Id of the ledger that records the sandboxes, so that they can outlive this process; else None.
 

@@ -18,6 +18,7 @@ import anyio
 
 from envkit import clock
 from envkit.errors import SandboxRefusedError
+from envkit.protocols import SandboxBackend
 from envkit.types import Cause, SandboxSpec
 
 from .. import agent
@@ -35,7 +36,7 @@ _GRACE_S = 2.0
 _CAPABILITIES = ("isolation", "network", "memory", "pids", "cpu", "disk", "uid", "seccomp")
 
 
-class ProcessBackend:
+class ProcessBackend(SandboxBackend):
     """Starts sandboxes as plain child processes; implements `envkit.protocols.SandboxBackend`.
 
     Use it as ``async with ProcessBackend() as backend``; leaving the block stops all sandboxes. Programs get the
@@ -70,13 +71,13 @@ class ProcessBackend:
         for field, value in asked.items():
             if value is not None:
                 raise SandboxRefusedError(sandbox_id, f"the backend `process` does not support {field}={value}")
-        folder = self._sandboxes.new_folder(sandbox_id)
+        folder = self._sandboxes.folder / sandbox_id
         home, sockets, grader_home = folder / "home", folder / "s", folder / "grader"
-        for part in (home, sockets, grader_home):
+        for part in (folder, home, sockets, grader_home):
             part.mkdir(mode=0o700)
         ours, theirs = socket.socketpair()
         child = Child(agent.command(sys.executable), env={}, stream=theirs, folder=home)
-        stream = SocketStream(ours)
+        stream = await SocketStream.open(ours)
         resources = HostResources(
             cause=partial(_cause, child),
             kill=partial(_kill, child, folder),

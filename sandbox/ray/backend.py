@@ -211,7 +211,7 @@ class RayNodeBackend:
                 await self._actor.ask("stop", request_id)
             del self._channels[request_id]
             raise
-        channel = self._channels[request_id] = AgentChannel(SocketStream(connected))
+        channel = self._channels[request_id] = AgentChannel(await SocketStream.open(connected))
         exits: list[Cause] = []
         resources = HostResources(
             cause=partial(self._cause, request_id, exits),

@@ -273,7 +273,7 @@ class NodeActor:
             tasks.start_soon(self._receive, connected)
 
     async def _receive(self, connected: socket.socket) -> None:
-        stream = SocketStream(connected)
+        stream = await SocketStream.open(connected)
         try:
             tune(connected)
             line_bytes = b""
@@ -294,7 +294,7 @@ class NodeActor:
             stream.close()
 
     async def _relay(self, client: SocketStream, hosted: _Hosted, first: bytes) -> None:
-        control = SocketStream(await self._backend.open_channel(hosted.sandbox.id))
+        control = await SocketStream.open(await self._backend.open_channel(hosted.sandbox.id))
         hosted.clients += 1
         try:
             await control.send(first)

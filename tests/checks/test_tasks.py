@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import ClassVar
 
 import anyio
 import pytest
 
 import envkit
-from envkit import clock
 from envkit.checks.recorded import NO_SUCCESS
-from envkit.checks.tasks import PlayerResult, TaskEpisode, check_tasks, unplayable
+from envkit.checks.tasks import check_tasks, unplayable
 from envkit.environments.tasks import OwnCheats, Plan, SandboxTask
 from envkit.errors import SandboxRefusedError, UsageError
-from envkit.types import Observation, Options, Outcome, Reset, Step, StopReason, Task
+from envkit.types import Observation, Options, Reset, Step, Task
 from tests.checks.guessing import Guess, Says
 from tests.cli.commands import called
 
@@ -59,7 +56,7 @@ def test_a_player_that_does_not_is_named_with_its_task(name: str, player: Says, 
             0,
             ["oracle   2         2        ok", "nop      1         0        ok"],
         ),
-        (["GuessBad-v0", "--tasks", "1"], 1, ["nop     1         1        fail", "GuessBad-v0 has no player oracle"]),
+        (["GuessBad-v0", "--count", "1"], 1, ["nop     1         1        fail", "GuessBad-v0 has no player oracle"]),
         (["FrozenLake-v0"], 2, []),
     ],
 )
@@ -128,72 +125,20 @@ def test_an_environment_without_a_nop_is_checked_with_empty_actions() -> None:
 
 
 class LoggedGuess(Guess):
-    """The grader keeps the answer that it got, as Terminal-v0 keeps what its tests print."""
-
-    options: ClassVar[Options] = {"logs": ""}
-
-    def __init__(self, logs: str = "") -> None:
-        self.logs = logs
-
-    async def reset(self, *, seed: int, options: Options) -> Reset:
-        self.logs = str(options.get("logs") or self.logs)
-        return await super().reset(seed=seed, options=options)
+    """The grader prints the answer that it got, as the tests of Terminal-v0 do."""
 
     async def grade(self) -> float | None:
-        await clock.to_thread(self.write)
+        self.grader_output += "cut off\n" + "line\n" * 9 + f"got {self.action}"
         return await super().grade()
 
-    def write(self) -> None:
-        content = "cut off\n" + "line\n" * 9 + f"got {self.action}"
-        Path(self.logs, f"{self.seed}.txt").write_bytes(content.encode() + b"\xff\n")
-        Path(self.logs, f"{self.seed}.files").mkdir(exist_ok=True)
 
-
-def test_the_end_of_the_log_tells_why_a_player_did_not_do_what_it_must(tmp_path: Path) -> None:
+def test_the_end_of_the_graders_output_shows_why_a_player_did_not_do_what_it_must() -> None:
     envkit.register("GuessLogged-v0", LoggedGuess, players={"oracle": Says("seed", task_1="2"), "nop": Says("")})
-    results, _ = check_tasks("GuessLogged-v0", tasks=2, repeat=1)
-    problem = "oracle must succeed: task 1: 1 of 1: reward 0, success False"
-    assert [one.problems() for one in results] == [
-        [problem + "\n  the grader printed:" + "\n    line" * 9 + "\n    got 2\N{REPLACEMENT CHARACTER}"],
-        [],
-    ]
-
-    results, _ = check_tasks("GuessLogged-v0", tasks=2, repeat=1, options={"logs": str(tmp_path)})
-    assert [one.problems() for one in results] == [[problem], []]
-    assert len(list(tmp_path.glob("*.txt"))) == 2
-
-
-def test_the_cause_and_the_log_are_those_of_the_same_episode() -> None:
-    wrong = TaskEpisode("0", Outcome.score(StopReason.TERMINATED, 0.0, {}, grade=0.0), log="got wrong")
-    void = TaskEpisode("0", Outcome.void(StopReason.NO_GRADE, "the grader could not run"), log="out of memory")
-    result = PlayerResult("oracle", [wrong, void])
-    line = "oracle must succeed: task 0: 2 of 2: void: the grader could not run"
-    assert result.problems() == [f"{line}\n  the grader printed:\n    out of memory"]
-
-
-class OneTask:
-    """A task set whose only task has a folder for logs of its own."""
-
-    splits = ("eval",)
-
-    def __init__(self, folder: str, env_id: str) -> None:
-        self.folder, self.env_id = folder, env_id
-
-    def __call__(self) -> OneTask:
-        return self
-
-    def count(self, split: str) -> int:
-        return 1
-
-    def task(self, split: str, index: int) -> Task:
-        return Task(self.env_id, index, {"logs": self.folder})
-
-
-def test_the_option_logs_is_set_only_if_the_task_has_none(tmp_path: Path) -> None:
-    env_id = "GuessOwnLogs-v0"
-    envkit.register(env_id, LoggedGuess, players={"oracle": Says("seed")}, task_set=OneTask(str(tmp_path), env_id))
-    check_tasks(env_id, tasks=1, repeat=1)
-    assert (tmp_path / "0.txt").is_file()
+    results, _ = check_tasks("GuessLogged-v0", tasks=2, repeat=2)
+    problem = "oracle must succeed: task 1: 2 of 2: reward 0, success False"
+    printed = "\n  the grader printed:" + "\n    line" * 9 + "\n    got 2"
+    assert [one.problems() for one in results] == [[problem + printed], []]
+    assert [one.outcome.grader_output.count("got") for one in results[0].episodes] == [1, 1, 1, 1]
 
 
 class NamedGuess(Guess):

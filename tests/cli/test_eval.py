@@ -168,12 +168,6 @@ def test_what_cannot_be_done_is_one_line_before_anything_is_played(tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_former_option_works_and_names_the_new_one(tmp_path: Path) -> None:
-    code, out, err = envkit([*LAKE, "--episodes", "2", "--concurrency", "1"], tmp_path)
-    assert (code, err.splitlines()[0]) == (0, "--concurrency is now --set env.num_envs=1")
-    assert "2 episodes" in out
-
-
 def test_an_unknown_environment_is_named_beside_a_missing_policy(tmp_path: Path) -> None:
     code, _, err = envkit(["eval", "FrozenLak-v0"], tmp_path)
     assert (code, err.splitlines()) == (
@@ -218,6 +212,6 @@ def test_control_c_saves_finished_episodes_and_prints_the_command_that_resumes(t
     assert 0 < count < 100_000
     assert err.splitlines()[-2:] == [
         f"stopped after {count} of 100000 episodes",
-        f"{count} finished episodes are saved in found; continue with: envkit {' '.join(words)}",
+        f"{count} finished episodes saved in found; continue with: envkit {' '.join(words)}",
     ]
     assert not (tmp_path / "found/evaluation.json").exists()

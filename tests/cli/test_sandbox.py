@@ -139,7 +139,7 @@ def test_a_detached_sandbox_is_used_from_other_processes_until_it_is_removed(det
     assert re.fullmatch(r"\d+ s", row[1])
     assert int(row[2]) >= 1
     (listed,) = [one for one in json.loads(called_sandbox("ls", "--json")[1]) if one["id"] == detached]
-    assert (listed["problem"], listed["owner"]) == ("", [])
+    assert (listed["problem"], listed["of_server"]) == ("", False)
     missing = "there is no detached sandbox 'bwrap-nothere1' on this machine\n"
     assert called_sandbox("rm", "bwrap-nothere1", detached) == (1, "", missing)
     assert detached not in called_sandbox("ls")[1]
@@ -155,7 +155,7 @@ def test_a_sandbox_of_a_server_is_listed_only_with_all() -> None:
                 every = await clock.to_thread(called_sandbox, "ls", "--all")
                 assert served.id not in left[1]
                 (line,) = [one for one in every[1].splitlines() if served.id in one]
-                assert line.endswith("  of an unknown server")
+                assert line.endswith("  of a server")
             finally:
                 await served.stop()
 

@@ -186,6 +186,18 @@ def test_prompts_are_shown_as_the_model_had_them(tmp_path: Path) -> None:
     ]
 
 
+def test_a_task_is_shown_with_its_name_and_a_failed_one_with_what_its_tests_printed(tmp_path: Path) -> None:
+    output = "\n".join(f"line {number}" for number in range(30))
+    failed = Outcome.score(StopReason.TERMINATED, 0.0, {}, grade=0.0, grader_output=output)
+    solved = Outcome.score(StopReason.TERMINATED, 1.0, {}, grade=1.0, grader_output=output)
+    a_run(tmp_path, {1: [episode(outcome=failed, start_info={"task": "fix-json"}), episode(outcome=solved, index=1)]})
+    page = shown(["run"], tmp_path)
+    assert "episode 1  task 0 (fix-json), attempt 1  failed" in page
+    assert "episode 2  task 1 (seed 5), attempt 1  succeeded" in page
+    assert page.count("the grader printed\n  line 10\n") == 1
+    assert page.count("  line 29\n") == 1
+
+
 def test_a_lost_episode_says_why(tmp_path: Path) -> None:
     lost = episode(turn("up", "_PG"), stop=StopReason.SANDBOX_LOST, error="sandbox a1 lost: oom-killed")
     a_run(tmp_path, {1: [lost, episode(metrics={})]})

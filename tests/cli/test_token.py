@@ -35,8 +35,7 @@ def call(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Call:
 def test_a_token_is_printed_alone_and_works(call: Call, tmp_path: Path) -> None:
     code, out, err = call("create", "--tenant", "acme", "--name", "bob", "--scopes", "play, metrics")
     assert (code, err) == (0, "")
-    with open_tokens(tmp_path / "state") as tokens:
-        caller = tokens.check(out.removesuffix("\n"))
+    caller = open_tokens(tmp_path / "state").check(out.removesuffix("\n"))
     assert caller is not None
     assert (caller.tenant, caller.scopes) == ("acme", frozenset({"play", "metrics"}))
 

@@ -92,9 +92,11 @@ def test_a_policy_of_another_environment_is_played_with_a_warning_and_the_limits
 ) -> None:
     folder, _ = trained
     words = ["eval", "Sokoban-v0", "--policy", "checkpoint:runs/lake", "--episodes", "4", "--json"]
-    code, _, errors = called(*words, cwd=folder)
+    code, output, errors = called(*words, cwd=folder)
     assert code == 0
-    mismatch, *_, cut_off = [line for line in errors.splitlines() if line.startswith(("warning", "cut off"))]
+    notes = orjson.loads(output)["notes"]
+    mismatch, *_, cut_off = [line for line in notes if line.startswith(("warning", "cut off"))]
+    assert mismatch in errors.splitlines()
     assert mismatch.startswith(
         "warning: the policy was trained on FrozenLake-v0 and plays Sokoban-v0 with rollout.max_turns "
     )

@@ -58,11 +58,8 @@ def test_what_is_unknown_is_refused_with_the_nearest_name() -> None:
         evaluation.read(CONTENT, episode=3)
     with pytest.raises(ConfigError, match=r"rollout.max_turn: no such key; did you mean 'max_turns'"):
         evaluation.read(CONTENT, ["rollout.max_turn=3"])
-    with pytest.raises(UsageError, match=r"there is no setting 'num_envs'; the key is env.num_envs, in overrides or"):
+    with pytest.raises(UsageError, match=r"there is no setting 'num_envs'; .*; for other keys, use overrides"):
         evaluation.read(CONTENT, num_envs=3)
-    for name, key in (("batch", "env.num_envs"), ("concurrency", "env.num_envs"), ("token", "env.token_file")):
-        with pytest.raises(UsageError, match=f"there is no setting '{name}'; the key is {key}, in overrides or"):
-            evaluation.read(CONTENT, (), **{name: 3})
     with pytest.raises(ConfigError, match="env: is a list, but an evaluation plays one environment; write one file"):
         evaluation.read({**CONTENT, "env": [CONTENT["env"]]})
     with pytest.raises(ConfigError, match="policy: missing; name one"):

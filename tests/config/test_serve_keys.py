@@ -125,8 +125,7 @@ class Servers:
                 assert isinstance(config, ServeConfig)
                 token = ""
                 if how.scopes:
-                    with open_tokens(config.state) as tokens:
-                        token = tokens.create("tenant", how.scopes)
+                    token = open_tokens(config.state).create("tenant", how.scopes)
                 main = partial(serve_fleet, config, announce=announced.append, on_ready=answered)
                 clock.run(main, virtual=not how.is_real)
             except EnvkitError as refusal:

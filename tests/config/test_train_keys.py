@@ -532,6 +532,7 @@ TRAIN: Mapping[str, How] = {
     "tracking.to[tensorboard].kind": How(more={"tracking.to": [{"kind": "tensorboard"}]}),
     "tracking.to[wandb].kind": How(more={"tracking.to": [{"kind": "tensorboard"}]}),
     "tracking.trajectories_every": How(2, more=THREE),
+    "tracking.trajectories": How(1),
     "diagnostics.stop_on": How(
         ["ratio_always_1"], more={"trainer.learning_rate": 1e-30, "algorithm.old_logprobs": "recomputed"}
     ),

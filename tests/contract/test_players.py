@@ -25,6 +25,7 @@ from envkit.config.parts import AutoRendererSection
 from envkit.environments.tasks import Nop
 from envkit.errors import EnvkitError, PlayerStoppedError
 from envkit.http.client.chat import Address
+from envkit.local_host import SlotHost
 from envkit.protocols import EpisodePlayer, Expert, Player
 from envkit.spaces import Utf8Text
 from envkit.trainer_bridge.evaluation import rescore
@@ -32,7 +33,6 @@ from envkit.trainer_bridge.rollout import PolicyPlayer, Rollout, RolloutLimits, 
 from envkit.trainer_bridge.rollout.players import ExpertPlayer, RandomPlayer, ScriptedPlayer
 from envkit.trainer_bridge.sources.demonstrations import Teacher, demonstrations
 from envkit.types import Action, Info, Observation, Outcome, Reset, RolloutRequest, StopReason, Task, Trajectory
-from envkit.vector import SlotHost
 from envkit.wiring.evaluation.endpoint import open_endpoint
 from envkit.wiring.evaluation.policies import find_policy
 from envkit.wiring.training.resolve import limits_of, resolve

@@ -130,6 +130,13 @@ def test_the_splits_follow_the_file_or_a_hash_with_at_least_one_question_in_eval
     assert (by_file.splits, by_file.count("train"), by_file.count("eval")) == (["train", "eval"], 3, 1)
 
 
+def test_the_samples_are_announced(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    line = "Questions-v0 asks its 18 built-in examples; for questions of your own: --option file=FILE"
+    assert QuestionTasks().notes() == caplog.messages == [line]
+    (tmp_path / "q").write_text('{"prompt": "?", "answer": "2"}')
+    assert QuestionTasks(file=str(tmp_path / "q")).notes() == []
+
+
 def test_without_a_prompt_the_seed_chooses_a_question_of_the_file_or_of_the_samples(tmp_path: Path) -> None:
     file = file_of(tmp_path, *many(5))
     with envkit.make("Questions-v0", file=file) as env:

@@ -13,7 +13,7 @@ import anyio.lowlevel
 from envkit import clock
 from envkit.errors import EnvkitError, SandboxLostError, SandboxStartError, UnreachableError
 from envkit.fleet import FleetHost, HeartbeatTimes, WorkerClient
-from envkit.fleet.session_store import SessionRecord
+from envkit.fleet.ledger import SessionRecord
 from envkit.protocols import Episode, Sandbox, SandboxBackend
 from envkit.restarts import RestartBudget
 from envkit.sandbox.pool import Pool

@@ -11,8 +11,8 @@ import pytest
 from envkit import clock
 from envkit.errors import RequestError, SandboxLostError, SandboxStartError
 from envkit.fleet import FleetHost, HeartbeatTimes, RoutedHosts
-from envkit.fleet.offenders import Offenders
-from envkit.http.api.operations import Operations
+from envkit.fleet.routing import Offenders
+from envkit.http.api.session_operations import SessionOperations
 from envkit.http.auth.caller import EVERYBODY
 from envkit.http.protocol.messages import NoBody
 from envkit.http.sessions.table import SessionTable
@@ -176,7 +176,7 @@ def test_a_server_is_ready_only_while_a_shared_worker_is_healthy() -> None:
     async def main() -> None:
         starter = WorkerStarter(start_s=3)
         async with starter.fleet(workers=2, slots_per_sandbox=1) as host, SessionTable(host) as table:
-            calls = Operations(table, tuple)
+            calls = SessionOperations(table, tuple)
 
             async def ready() -> tuple[bool, str]:
                 answer = await calls.ready(NoBody(), EVERYBODY)

@@ -13,8 +13,7 @@ import pytest
 
 from envkit import clock
 from envkit.errors import LeaseNotPersistedError, UsageError
-from envkit.fleet.ledger import Ledger
-from envkit.fleet.session_store import SessionRecord
+from envkit.fleet.ledger import LeaseLedger, SessionRecord
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.node import Node
 from envkit.types import Phase, SandboxSpec, SandboxState, SandboxView, Task
@@ -33,7 +32,7 @@ def leased(id: str, state: SandboxState = SandboxState.LEASED, at_s: float = 2.0
 
 def kept_in(path: Path) -> Sequence[SandboxView]:
     async def main() -> Sequence[SandboxView]:
-        async with Ledger(path) as ledger:
+        async with LeaseLedger(path) as ledger:
             return ledger.load()
 
     return clock.run(main)
@@ -41,7 +40,7 @@ def kept_in(path: Path) -> Sequence[SandboxView]:
 
 def save(path: Path, *views: SandboxView) -> None:
     async def main() -> None:
-        async with Ledger(path) as ledger, anyio.create_task_group() as tasks:
+        async with LeaseLedger(path) as ledger, anyio.create_task_group() as tasks:
             for view in views:
                 tasks.start_soon(ledger.save, view)
 
@@ -70,14 +69,14 @@ def test_the_location_of_an_episode_is_recorded_until_it_is_forgotten(tmp_path: 
     }
 
     async def main() -> None:
-        async with Ledger(path) as ledger:
+        async with LeaseLedger(path) as ledger:
             for name, record in records.items():
                 await ledger.record(key(name), record)
             await ledger.record(key("a", "ann"), records["b"])
             await ledger.forget(key("b", "ann"))
             await ledger.forget(key("b"))
             await ledger.record(key("c"), records["a"])
-        async with Ledger(path) as ledger:
+        async with LeaseLedger(path) as ledger:
             assert [ledger.get(key(name)) for name in "abcd"] == [records["a"], None, records["a"], None]
             assert [ledger.get(key("a", tenant)) for tenant in ("ann", "bob")] == [records["b"], None]
 
@@ -102,7 +101,7 @@ def test_a_failed_write_raises_for_all_its_callers_and_later_writes_succeed(
     outcomes: dict[str, str] = {}
 
     async def main() -> None:
-        async with Ledger(faulty) as ledger:
+        async with LeaseLedger(faulty) as ledger:
 
             async def record(name: str) -> None:
                 try:
@@ -121,7 +120,7 @@ def test_a_failed_write_raises_for_all_its_callers_and_later_writes_succeed(
                 with pytest.raises(LeaseNotPersistedError):
                     await ledger.save(leased("bad"))
                 await ledger.save(leased("good"))
-        async with Ledger(faulty) as ledger:
+        async with LeaseLedger(faulty) as ledger:
             assert set(ledger.keys()) == {key("first"), key("later")}
 
     clock.run(main)
@@ -136,7 +135,7 @@ def test_a_failed_write_raises_for_all_its_callers_and_later_writes_succeed(
 def test_a_pool_continues_when_its_ledger_cannot_write(faulty: Path) -> None:
     async def main() -> None:
         async with (
-            Ledger(faulty) as ledger,
+            LeaseLedger(faulty) as ledger,
             FakeBackend() as backend,
             Pool([Node("n", backend)], ledger=ledger) as pool,
         ):
@@ -154,11 +153,11 @@ def test_leaving_the_ledger_waits_for_its_write(tmp_path: Path) -> None:
     path = tmp_path / "fleet.sqlite"
 
     async def main() -> None:
-        async with anyio.create_task_group() as tasks, Ledger(path) as ledger:
+        async with anyio.create_task_group() as tasks, LeaseLedger(path) as ledger:
             for name in "abc":
                 tasks.start_soon(ledger.record, key(name), RECORD)
                 await anyio.lowlevel.checkpoint()
-        async with Ledger(path) as ledger:
+        async with LeaseLedger(path) as ledger:
             assert set(ledger.keys()) == {key(name) for name in "abc"}
 
     clock.run(main)
@@ -197,7 +196,7 @@ def test_the_error_about_a_damaged_ledger_names_the_file_and_the_remedy(statemen
     path = tmp_path / "fleet.sqlite"
 
     async def main() -> None:
-        async with Ledger(path) as ledger:
+        async with LeaseLedger(path) as ledger:
             await ledger.save(leased("a"))
             await ledger.record(key("key"), SessionRecord("a", "1", Task("Game-v0", 7)))
 
@@ -222,7 +221,7 @@ def test_a_file_of_another_version_and_an_unwritable_folder_are_rejected(tmp_pat
 
 def test_the_id_of_a_ledger_is_unique_and_stable(tmp_path: Path) -> None:
     async def name(path: Path) -> str:
-        async with Ledger(path) as ledger:
+        async with LeaseLedger(path) as ledger:
             return ledger.id
 
     names = [clock.run(name, tmp_path / file) for file in ("a", "b", "a", "b")]

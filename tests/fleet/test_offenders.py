@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from envkit.errors import EnvRejectedError, SandboxLostError
-from envkit.fleet.offenders import FREE_LOSSES, Offenders
+from envkit.fleet.routing import FREE_LOSSES, Offenders
 from envkit.restarts import RestartBudget
 from envkit.types import Task
 from tests.causes import cause

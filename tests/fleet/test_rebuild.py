@@ -13,7 +13,7 @@ from msgspec import Raw
 
 from envkit.errors import DeadlineError, EnvError, EnvkitError, EnvRejectedError, ForbiddenError, SandboxLostError
 from envkit.fleet import RoutedHosts
-from envkit.fleet.offenders import Offenders
+from envkit.fleet.routing import Offenders
 from envkit.protocols import Episode
 from envkit.restarts import RestartBudget
 from envkit.types import Observation, Reset, Step, Task

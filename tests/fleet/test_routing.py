@@ -8,7 +8,7 @@ import pytest
 from envkit import clock
 from envkit.errors import EnvkitError, SandboxStartError
 from envkit.fleet.host import WorkerKind
-from envkit.fleet.session_store import SessionStore
+from envkit.fleet.ledger import SessionStore
 from envkit.restarts import RestartBudget
 from tests.causes import cause
 from tests.fleet.fleets import TASK, FakeSessionStore, ScriptedFleet, ScriptedPool, WorkerStarter, play, run

@@ -12,7 +12,7 @@ from msgspec import Raw
 
 from envkit import clock
 from envkit.errors import SandboxLostError, UnreachableError
-from envkit.fleet.session_store import SessionRecord
+from envkit.fleet.ledger import SessionRecord
 from envkit.protocols import Episode
 from envkit.types import Reset, Step, Task
 from tests.echoes import Echo, EchoFleet, Worker, fleet_of

@@ -16,10 +16,10 @@ from envkit.errors import CapacityError, OptionError, UnknownEnvError
 from envkit.http.api.app import create_app
 from envkit.http.server.middleware import Served
 from envkit.http.server.server import serve
+from envkit.local_host import SlotHost
 from envkit.protocols import EnvHost, Episode
 from envkit.spaces import Utf8Text
 from envkit.types import Info, Observation, Options, Reset, Step, Task
-from envkit.vector import SlotHost
 
 
 class Count(gymnasium.Env[str, str]):

@@ -57,17 +57,17 @@ async def guarded(
     **settings: Any,
 ) -> AsyncIterator[Stage]:
     """Serve for the duration of the block, with scripted sandboxes; `settings` are those of the middleware."""
-    with TokenStore(folder / "tokens.sqlite", fresh_s=fresh_s) as tokens:
-        async with slots(8) as host, scripted() as backend, pool_of(backend) as lent:
-            if has_tokens:
-                tokens.create("first", ["metrics"])  # from now on every caller needs one
-            app = create_app(host, ttl_s=ttl_s, tenant_share=tenant_share, pool=lent if has_sandboxes else None)
-            guard = AuthMiddleware(app, tokens, errors=app.errors, **settings)
-            async with (
-                listening(guard) as address,
-                httpx.AsyncClient(base_url=address, trust_env=False) as client,
-            ):
-                yield Stage(address, tokens, client)
+    tokens = TokenStore(folder / "tokens.sqlite", fresh_s=fresh_s)
+    async with slots(8) as host, scripted() as backend, pool_of(backend) as lent:
+        if has_tokens:
+            tokens.create("first", ["metrics"])  # from now on every caller needs one
+        app = create_app(host, ttl_s=ttl_s, tenant_share=tenant_share, pool=lent if has_sandboxes else None)
+        guard = AuthMiddleware(app, tokens, errors=app.errors, **settings)
+        async with (
+            listening(guard) as address,
+            httpx.AsyncClient(base_url=address, trust_env=False) as client,
+        ):
+            yield Stage(address, tokens, client)
 
 
 def on_stage(main: OnStage, folder: Path, **settings: Any) -> None:

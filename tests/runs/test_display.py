@@ -13,9 +13,7 @@ import pytest
 
 from envkit.runs.display import (
     Display,
-    LineDisplay,
-    RichDisplay,
-    display_on,
+    StreamDisplay,
     duration,
     figure,
 )
@@ -31,9 +29,9 @@ class Hands:
         return self.seconds
 
 
-def line_display() -> tuple[LineDisplay, io.StringIO, Hands]:
+def line_display() -> tuple[StreamDisplay, io.StringIO, Hands]:
     stream, hands = io.StringIO(), Hands()
-    return LineDisplay(stream, every_s=10, now=hands.now), stream, hands
+    return StreamDisplay(stream, every_s=10, now=hands.now), stream, hands
 
 
 def play(display: Display, hands: Hands, count: int, step_s: float) -> None:
@@ -129,25 +127,17 @@ def test_durations() -> None:
     assert [duration(seconds) for seconds in (0, 59.6, 3599, 3723)] == ["0:00", "1:00", "59:59", "1:02:03"]
 
 
-def test_the_stream_decides_which_display_it_gets() -> None:
-    assert isinstance(display_on(io.StringIO()), LineDisplay)
-    leader, follower = pty.openpty()
-    with os.fdopen(follower, "w") as terminal:
-        assert isinstance(display_on(terminal), RichDisplay)
-    os.close(leader)
-
-
 @pytest.fixture
-def terminal() -> Iterator[tuple[RichDisplay, int]]:
+def terminal() -> Iterator[tuple[StreamDisplay, int]]:
     """A display on a real terminal, and the terminal's other end."""
     leader, follower = pty.openpty()
     with os.fdopen(follower, "w") as stream:
-        yield RichDisplay(stream), leader
+        yield StreamDisplay(stream), leader
     os.close(leader)
 
 
 def test_on_a_terminal_an_ended_part_leaves_one_line_and_the_cursor_comes_back(
-    terminal: tuple[RichDisplay, int],
+    terminal: tuple[StreamDisplay, int],
 ) -> None:
     display, leader = terminal
     display.phase("train", 20)

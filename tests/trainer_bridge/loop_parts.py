@@ -44,7 +44,6 @@ class Notes:
     steps: dict[int, dict[str, float]] = field(default_factory=dict)
     evaluations: dict[int, dict[str, float]] = field(default_factory=dict)
     shown: dict[int, list[EpisodeRecord]] = field(default_factory=dict)
-    seconds: dict[int, dict[str, list[float]]] = field(default_factory=dict)
     timelines: dict[int, list[Mapping[str, JSON]]] = field(default_factory=dict)
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
@@ -57,9 +56,6 @@ class Notes:
 
     def trajectories(self, step: int, episodes: Sequence[EpisodeRecord]) -> None:
         self.shown[step] = list(episodes)
-
-    def durations(self, step: int, values: Mapping[str, Sequence[float]]) -> None:
-        self.seconds[step] = {name: list(some) for name, some in values.items()}
 
     def timeline(self, step: int, events: Sequence[Mapping[str, JSON]]) -> None:
         self.timelines[step] = list(events)

@@ -106,7 +106,7 @@ def test_a_server_builds_no_data_in_a_call_of_a_client(tmp_path: Path) -> None:
         ):
             await episode.reset()
 
-    with pytest.raises(UsageError, match=r"the data wordy, which is not on this machine, a server; run `envkit data w"):
+    with pytest.raises(UsageError, match=r"the data wordy, which its server does not have; run `envkit data w"):
         clock.run(reset)
     assert not (tmp_path / "cache").exists()
 

@@ -22,6 +22,7 @@ from envkit.trainer_bridge.rollout import RolloutLimits
 from envkit.types import JSON, EpisodeRecord, Info, Observation, Reset, RolloutRequest, StopReason, Task, ToolSchema
 from envkit.wiring import mini_swe
 from envkit.wiring.evaluation.evaluate import evaluate
+from envkit.wiring.evaluation.policies import ENDPOINT_TOKENS
 from tests.wiring.evaluation.chat_servers import Answer, Served, completion, failure
 from tests.wiring.evaluation.test_endpoint import opened, text_of
 
@@ -58,7 +59,7 @@ def acted(
     """Let the player answer the observations of one episode, and return its actions."""
 
     async def main() -> list[str]:
-        limits = RolloutLimits(max_turns=6, turn_tokens=mini_swe.TURN_TOKENS)
+        limits = RolloutLimits(max_turns=6, turn_tokens=ENDPOINT_TOKENS)
         async with served.run(), opened(served.url, limits) as endpoint:
             start = Reset(observations[0], info or {}, tools=tools)
             request = RolloutRequest("eval/0/0", Task("SWE-v0", 0), 0)
@@ -78,7 +79,7 @@ def test_a_chat_has_the_prompts_the_commands_and_their_results() -> None:
     system, instance, answer, result = served.asked[1]["messages"]
     assert served.asked[0]["messages"] == [system, instance]
     assert "tools" not in served.asked[0]
-    assert served.asked[0]["max_tokens"] == mini_swe.TURN_TOKENS
+    assert served.asked[0]["max_tokens"] == ENDPOINT_TOKENS
     assert (system["role"], system["content"]) == ("system", OWN_PROMPTS.system.removesuffix("\n"))
     assert "\nAdd one. Call submit when you are done.\n" in instance["content"]
     assert answer == {"role": "assistant", "content": "Next.\n```bash\nls\n```"}

@@ -17,6 +17,8 @@ from .events import Finding, PushProbe, Row, Rows, TrainStep
 
 STEPS = 5
 """Number of consecutive train steps in which a problem must occur, unless another number is given."""
+INVALID_STEPS = 10
+"""Number of consecutive train steps without a valid action that is a problem."""
 MIN_VOID, VOID_SHARE = 8, 0.05
 """Minimum number, and share, of episodes that are void after the same kind of action, that is a problem."""
 CUT_SHARE = 0.5
@@ -105,15 +107,12 @@ def _distance(one: float, other: float) -> float:
 # --- Metrics ---------------------------------------------------------------------------------------------------------
 
 
-def of_metrics(
-    first: Row | None, rows: Rows, *, invalid_steps: int, tolerance_nats: float, is_over: bool = False
-) -> list[Finding]:
+def of_metrics(first: Row | None, rows: Rows, *, tolerance_nats: float, is_over: bool = False) -> list[Finding]:
     """Run all checks of metrics.
 
     Args:
         first: First row of the run whose entropy is known; None if there is no such row.
         rows: The last rows of the run.
-        invalid_steps: Number of train steps without a valid action that is a problem.
         tolerance_nats: See `engine_disagrees`.
         is_over: Whether the run is over. If so, a run with too few train steps is judged by all of them.
     """
@@ -122,7 +121,7 @@ def of_metrics(
         return rows[-count:] if len(rows) >= count or is_over else ()
 
     window = last(STEPS)
-    invalid, collapse = no_valid_action(last(invalid_steps)), entropy_collapse(first, window)
+    invalid, collapse = no_valid_action(last(INVALID_STEPS)), entropy_collapse(first, window)
     has_other_cause = bool(invalid or collapse) or (not is_over and _all(window, _has_no_valid_action))
     found = [
         completions_cut_off(window),

@@ -1,4 +1,4 @@
-"""What diagnostics look at: events of a training run; and what they return: findings."""
+"""Input and output of diagnostics: events of a training run, and findings."""
 
 from __future__ import annotations
 

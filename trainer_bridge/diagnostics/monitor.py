@@ -18,13 +18,11 @@ class DiagnosticSettings:
 
     Attributes:
         stop_on: Names of the findings that stop the run.
-        invalid_steps: Number of consecutive train steps without a valid action that is a finding.
         dtype: The coarser number format of engine and trainer, a key of `checks.TOLERANCE_NATS`; an unknown one counts
             as bfloat16.
     """
 
     stop_on: frozenset[str] = frozenset({checks.WEIGHTS_NOT_APPLIED})
-    invalid_steps: int = 10
     dtype: str = "float32"
 
 
@@ -53,7 +51,7 @@ class Diagnostics:
         self._step = 0
         self._first: Row | None = None
         self._steps: deque[TrainStep] = deque(maxlen=checks.STEPS)
-        self._rows: deque[Row] = deque(maxlen=max(checks.STEPS, self.settings.invalid_steps))
+        self._rows: deque[Row] = deque(maxlen=checks.INVALID_STEPS)
         self._before: dict[int, PushProbe] = {}
         self._is_changed: dict[int, bool] = {}
         for row in rows:
@@ -101,13 +99,7 @@ class Diagnostics:
         return checks.TOLERANCE_NATS.get(self.settings.dtype, checks.TOLERANCE_NATS["bfloat16"])
 
     def _of_metrics(self, *, is_over: bool = False) -> list[Finding]:
-        return checks.of_metrics(
-            self._first,
-            list(self._rows),
-            invalid_steps=self.settings.invalid_steps,
-            tolerance_nats=self._tolerance_nats,
-            is_over=is_over,
-        )
+        return checks.of_metrics(self._first, list(self._rows), tolerance_nats=self._tolerance_nats, is_over=is_over)
 
     def _add(self, row: Row) -> None:
         self._rows.append(row)

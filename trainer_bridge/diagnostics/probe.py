@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import anyio
@@ -27,10 +28,11 @@ class Replica(Protocol):
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Completion: ...
 
 
+@dataclass(frozen=True, slots=True)
 class Probe:
     """Probes an engine. The request has no session, so it neither uses nor leaves anything in the engine's cache.
 
-    Args:
+    Attributes:
         engine: The engine, which must not be generating for others at the time. If it has the attribute `replicas`, a
             sequence of `Replica`, each of them is probed.
         trainer: The trainer, whose current weights are those of the last push.
@@ -39,30 +41,27 @@ class Probe:
         timeout_s: Maximum seconds of the completion.
     """
 
-    def __init__(
-        self, engine: Engine, trainer: Trainer, *, temperature: float, max_tokens: int, timeout_s: float = 600.0
-    ) -> None:
-        self._engine = engine
-        self._trainer = trainer
-        self._temperature = temperature
-        self._max_tokens = max_tokens
-        self._timeout_s = timeout_s
+    engine: Engine
+    trainer: Trainer
+    temperature: float
+    max_tokens: int
+    timeout_s: float = 600.0
 
     async def measure(self, prompt: Sequence[int], push: Push) -> list[PushProbe]:
         """Return the completion of `prompt` after `push` by each replica.
 
         A replica that misses the deadline or is aborted, because it was lost, is left out.
         """
-        count = max(1, min(TOKENS, self._max_tokens - len(prompt)))
-        params = SamplingParams(temperature=self._temperature, max_tokens=count, seed=_SEED)
+        count = max(1, min(TOKENS, self.max_tokens - len(prompt)))
+        params = SamplingParams(temperature=self.temperature, max_tokens=count, seed=_SEED)
         probes: list[PushProbe] = []
-        replicas: Sequence[Replica] | None = getattr(self._engine, "replicas", None)
-        for index, engine in [(0, self._engine)] if replicas is None else [(one.index, one) for one in replicas]:
-            with anyio.move_on_after(self._timeout_s) as scope:
+        replicas: Sequence[Replica] | None = getattr(self.engine, "replicas", None)
+        for index, engine in [(0, self.engine)] if replicas is None else [(one.index, one) for one in replicas]:
+            with anyio.move_on_after(self.timeout_s) as scope:
                 completion: Completion = await engine.generate(prompt, params)
             if scope.cancelled_caught or completion.finish is FinishReason.ABORTED:
                 continue
-            (scored,) = await self._trainer.score([_sample(prompt, completion)])
+            (scored,) = await self.trainer.score([_sample(prompt, completion)])
             probes.append(
                 PushProbe(
                     version=push.weights.version,

@@ -191,7 +191,7 @@ def _windows(config: Any) -> dict[str, int | None]:
 
 @dataclass(slots=True)
 class _Shape:
-    """What the layers of a cache share: their size, and the rows of the current forward pass."""
+    """Shared state of the layers of a cache: their size, and the rows of the current forward pass."""
 
     slots: int = 0
     capacity: int = 0

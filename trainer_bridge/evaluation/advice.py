@@ -44,7 +44,8 @@ def advice(tasks: Sequence[Sequence[EvaluatedEpisode]], limits: RolloutLimits) -
         return lines
     if usage.cut and usage.cut >= usage.completions * _MANY_CUT:
         lines.append("most answers were cut off: raise --turn-tokens, or ask for shorter answers with --system")
-    forms = [one.outcome.metrics[VALID] for one in valid if VALID in one.outcome.metrics]
+    # An answer that was cut off says nothing about the format that the model uses.
+    forms = [one.outcome.metrics[VALID] for one in valid if VALID in one.outcome.metrics and not one.usage.cut]
     if forms and (share_valid := math.fsum(forms) / len(forms)) < _FEW_VALID:
         valid_answers = f"only {share_valid:.1%} of the answers were" if share_valid else "no answer was"
         lines.append(

@@ -11,6 +11,7 @@ import orjson
 
 from envkit.errors import UsageError
 from envkit.runs.episodes import EPISODES, read_episodes
+from envkit.runs.printable import counted
 from envkit.types import JSON, EpisodeRecord, Task
 
 from .result import FORMAT
@@ -53,14 +54,14 @@ def compare(one: Path, other: Path) -> Iterator[str]:
         if name == "success":
             flipped = [(before[key][0], x, y) for key, x, y in known if x != y]
             flips = sorted(flipped, key=lambda one: one[0].index)
-    yield from [f"{len(common)} tasks, paired", *table([("", "mean", "95 % interval"), *rows])]
+    yield from [f"{counted(len(common), 'task')}, paired", *table([("", "mean", "95 % interval"), *rows])]
     if a["attempts"] != b["attempts"]:
         yield "the numbers of attempts differ, so no flips are listed"
     elif not flips:
         yield "no task flipped"
     else:
-        yield f"{len(flips)} tasks flipped (success of A -> B):"
-        yield from (f"  task {one.index} (seed {one.seed}): {x:.0%} -> {y:.0%}" for one, x, y in flips[:_MAX_FLIPS])
+        yield f"{counted(len(flips), 'task')} flipped (success of A -> B):"
+        yield from (f"  {one.label}: {x:.0%} -> {y:.0%}" for one, x, y in flips[:_MAX_FLIPS])
         if len(flips) > _MAX_FLIPS:
             yield f"  and {len(flips) - _MAX_FLIPS} more"
 

@@ -44,7 +44,10 @@ class Evaluation:
         error: Why one of the void episodes was lost; None without void episodes.
         resumed: Number of episodes that were finished before the evaluation was interrupted and resumed.
         usage: Token counts of a language model, with those of the `resumed` episodes; zeros for other players.
-        notes: Warnings of `advice`, one line each.
+        notes: What users should know, one line each: tasks that were left out, parameters that an endpoint refused,
+            requests that were repeated, and the warnings of `advice`.
+        retries: Number of requests to an endpoint that repeated one that had failed temporarily; as `seconds`, only
+            since the evaluation was resumed.
         versions: Versions of the environment's rules and data that its resets report as ``info["versions"]``.
         task_set: Hash of the tasks and `versions`. Results are comparable only if it is equal.
         settings: The configuration of the evaluation, and the versions of what ran it.
@@ -69,6 +72,7 @@ class Evaluation:
     resumed: int
     usage: TokenUsage
     notes: Sequence[str]
+    retries: int
     versions: Mapping[str, JSON]
     task_set: str
     settings: Mapping[str, JSON]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from envkit.runs.printable import counted
+
 from .result import MAX_STRATA, Evaluation
 from .statistics import CUT, Estimate, Stratum, is_share
 
@@ -21,10 +23,11 @@ _CALLS = "tool_call_"
 
 
 def lines(found: Evaluation) -> Iterator[str]:
-    """Yield the lines of a result: the metrics with their intervals, how the episodes ended, tokens and difficulty."""
+    """Yield the lines of a result: metrics with intervals, how the episodes ended, tokens, difficulty and notes."""
     times = f" ({found.attempts} attempts at each task)" if found.attempts > 1 else ""
     earlier = f", {found.resumed} of them earlier" if found.resumed else ""
-    yield f"{found.policy} on {found.env_id}: {found.episodes} episodes{times} in {found.seconds:.1f} s{earlier}"
+    episodes = counted(found.episodes, "episode")
+    yield f"{found.policy} on {found.env_id}: {episodes}{times} in {found.seconds:.1f} s{earlier}"
     if found.void:
         causes = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in found.void_by_cause.items())
         by_agent = f"; {found.void_by_agent} of them by programs in their sandbox" if found.void_by_agent else ""
@@ -39,7 +42,7 @@ def lines(found: Evaluation) -> Iterator[str]:
     if count := found.usage.completions:
         used = found.usage
         yield (
-            f"{count:,} answers: {used.prompt_tokens:,} tokens read, {used.completion_tokens:,} written, "
+            f"{counted(count, 'answer')}: {used.prompt_tokens:,} tokens read, {used.completion_tokens:,} written, "
             f"{used.seconds / count:.2f} s per answer"
         )
         player_s, env_s = found.player_seconds_per_episode, found.env_seconds_per_episode
@@ -48,6 +51,9 @@ def lines(found: Evaluation) -> Iterator[str]:
         yield "success by shortest solution"
         head = ("moves", "mean", "95 % interval", "episodes")
         yield from table([head, *(_stratum(one) for one in found.by_difficulty(most=MAX_STRATA))])
+    if found.notes:
+        yield "notes"
+        yield from (f"  {line}" for line in found.notes)
 
 
 def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:

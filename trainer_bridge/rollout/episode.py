@@ -231,7 +231,7 @@ async def _grade(running: _RunningEpisode, episode: Episode, timeout_s: float | 
     running.grade_s = clock.now() - began
     if grade is None:
         raise _VoidError(StopReason.NO_GRADE, "the grader could not run")
-    running.grade = grade
+    running.grade, running.grader_output = grade, episode.grader_output
 
 
 class _VoidError(Exception):
@@ -307,6 +307,7 @@ class _RunningEpisode:
     turns: list[Turn] = field(default_factory=list)
     stop: StopReason | None = None
     grade: float | None = None
+    grader_output: str = ""
     grade_s: float = 0.0
     failure: Outcome | None = None
 
@@ -347,4 +348,5 @@ class _RunningEpisode:
             metrics,
             grade=self.grade,
             success_return=success_return if isinstance(success_return, (int, float)) else None,
+            grader_output=self.grader_output,
         )

@@ -131,7 +131,7 @@ def _link_equal(draft: Path, newest: Sequence[Path], source: Path | None) -> Non
 
 
 def _finish(draft: Path, target: Path, state: RunState, policy: SavedPolicy | None) -> None:
-    """Write what is left of a checkpoint, and give it its name."""
+    """Write the remaining files of a checkpoint, and rename it to its final name."""
     if policy is not None:
         policy.write(draft / "policy")
     (draft / _STATE).write_bytes(orjson.dumps(dataclasses.asdict(state), option=orjson.OPT_INDENT_2))

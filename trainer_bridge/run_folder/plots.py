@@ -106,26 +106,22 @@ def learning_curve(metrics: Rows, evaluations: Rows) -> Figure | None:
     axes.set_ylabel("episodes that succeed", color=INK)
     axes.set_ylim(-0.02, 1.02)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    notes: list[tuple[float, str, str]] = []
     if training.steps:
         # Draw a constant curve or a single point with a wider line, because other curves may cover a thin line.
         width = 1.2 if len(set(training.values)) > 1 else 6
         marker = "o" if len(training.steps) == 1 else ""
-        axes.plot(*training, color=FAINT, linewidth=width, marker=marker, markersize=12, zorder=1, clip_on=False)
-        notes.append((training.values[-1], "in training,\nsampled", _NOTE))
+        axes.plot(*training, color=FAINT, linewidth=width, marker=marker, markersize=12, zorder=1, clip_on=False,
+                  label="in training,\nsampled")  # fmt: skip
     # If both held-out curves coincide, the greedy curve shows as dashes, and as rings around the dots of the other.
     styles = {"sampled": (BLUE, "-", 5, BLUE), "greedy": (_ORANGE, (0, (3, 2)), 8, "none")}
     for name, curve in held_out.items():
         color, dashes, size, face = styles[name]
         every = max(1, len(curve.steps) // _MAX_MARKERS)
-        axes.plot(*curve, color=color, linewidth=2, linestyle=dashes, zorder=2, clip_on=False,
-                  marker="o", markersize=size, markerfacecolor=face, markevery=every)  # fmt: skip
         change = f"{curve.values[0]:.1%} → {curve.values[-1]:.1%}" if len(curve.steps) > 1 else f"{curve.values[0]:.1%}"
-        notes.append((curve.values[-1], f"{name}\n{change}", color))
-    _widen(axes, [step for curve in (training, *held_out.values()) for step in curve.steps])
-    heights = spread([height for height, _, _ in notes], gap=0.115, low=0.0, high=1.0)
-    for height, (_, text, color) in zip(heights, notes, strict=True):
-        axes.text(1.02, height, text, color=color, va="center", fontsize=11, transform=axes.get_yaxis_transform())
+        axes.plot(*curve, color=color, linewidth=2, linestyle=dashes, zorder=2, clip_on=False,
+                  marker="o", markersize=size, markerfacecolor=face, markevery=every,
+                  label=f"{name}\n{change}")  # fmt: skip
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, labelcolor=INK, fontsize=11)
     return figure
 
 
@@ -142,23 +138,18 @@ def training_panels(metrics: Rows) -> Figure | None:
     window = _window(max(len(curve.steps) for _, curve in panels))
     for number, (axes, (panel, curve)) in enumerate(zip(subplots, panels, strict=False)):
         frame(axes, panel.title, size=11)
-        _curve(axes, curve, window)
+        if window == 1:
+            axes.plot(*curve, color=BLUE, linewidth=1.6, marker="o", markersize=4, clip_on=False, zorder=3)
+        else:
+            axes.plot(*curve, color=BLUE, linewidth=0.8, alpha=0.3)
+            axes.plot(curve.steps, means(curve.values, window), color=BLUE, linewidth=1.8)
         _scale(axes, panel, curve)
         axes.tick_params(labelbottom=number + columns >= len(panels))
-    _widen(subplots[0], [step for _, curve in panels for step in curve.steps])
     for axes in subplots[len(panels) :]:
         axes.set_visible(False)
     note = "" if window == 1 else f" (faint: each; strong: mean of {window})"
     figure.supxlabel(f"train step{note}", fontsize=10, color=INK)
     return figure
-
-
-def _curve(axes: Axes, curve: Curve, window: int) -> None:
-    if window == 1:
-        axes.plot(*curve, color=BLUE, linewidth=1.6, marker="o", markersize=4, clip_on=False, zorder=3)
-        return
-    axes.plot(*curve, color=BLUE, linewidth=0.8, alpha=0.3)
-    axes.plot(curve.steps, means(curve.values, window), color=BLUE, linewidth=1.8)
 
 
 def _scale(axes: Axes, panel: _Panel, curve: Curve) -> None:
@@ -175,13 +166,6 @@ def _scale(axes: Axes, panel: _Panel, curve: Curve) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(4))
 
 
-def _widen(axes: Axes, steps: Sequence[int]) -> None:
-    """Widen the x axis if there is a single train step, so that the axis shows no fractions of a step."""
-    if min(steps) == max(steps):
-        axes.set_xlim(steps[0] - 0.5, steps[0] + 0.5)
-        axes.set_xticks([steps[0]])
-
-
 def _window(steps: int) -> int:
     """Return the odd number of train steps over which smoothed curves average; 1 if the run is too short for that."""
     return 1 if steps < 40 else min(_MAX_WINDOW, steps // 20) | 1
@@ -192,31 +176,6 @@ def means(values: Sequence[float], window: int) -> list[float]:
     half = window // 2
     near = (values[max(0, index - half) : index + half + 1] for index in range(len(values)))
     return [math.fsum(some) / len(some) for some in near]
-
-
-def spread(heights: Sequence[float], *, gap: float, low: float, high: float) -> list[float]:
-    """Return new heights, at least `gap` apart and between `low` and `high`, that move the labels as little as needed.
-
-    Labels that are too close form a stack around the mean of their heights, and stacks that touch are merged.
-    """
-    order = sorted(range(len(heights)), key=lambda index: heights[index])
-    # A stack is a list with one number per label: the height of the stack's bottom at which this label would not move.
-    stacks: list[list[float]] = []
-    for index in order:
-        stacks.append([heights[index]])
-        while len(stacks) > 1 and _bottom(stacks[-1]) < _bottom(stacks[-2]) + gap * len(stacks[-2]):
-            above, height = stacks.pop(), gap * len(stacks[-1])
-            stacks[-1] += [bottom - height for bottom in above]
-    moved = [_bottom(stack) + gap * number for stack in stacks for number in range(len(stack))]
-    if moved:
-        shift = min(0.0, high - moved[-1])
-        moved = [max(low + gap * number, height + shift) for number, height in enumerate(moved)]
-    result = dict(zip(order, moved, strict=True))
-    return [result[index] for index in range(len(heights))]
-
-
-def _bottom(stack: Sequence[float]) -> float:
-    return math.fsum(stack) / len(stack)
 
 
 def new_figure(width: float, height: float) -> Figure:

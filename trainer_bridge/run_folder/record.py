@@ -205,11 +205,6 @@ class RunRecord:
             path.parent.mkdir(exist_ok=True)
         replace(path, encoded_timeline(events))
 
-    def durations(self, step: int, values: Mapping[str, Sequence[float]]) -> None:
-        """Send the durations (s) in a train step to the trackers, by name."""
-        for tracker in self._trackers:
-            tracker.durations(step, values)
-
     def summary(self, values: Mapping[str, JSON]) -> None:
         """Write ``summary.json`` atomically."""
         replace(self.folder / SUMMARY, encoded(values, indented=True) + b"\n")

@@ -1,21 +1,25 @@
-"""Timelines of train steps, as Chrome trace event files, which https://ui.perfetto.dev opens.
+"""Durations of the parts of episodes, their quantiles for metrics, and timelines.
 
-The process ``episodes`` has a track for each slot, that is, for each episode that ran at the same time. The spans of an
-episode are queue, reset, and for each turn wait, generate and step. The process ``trainer`` has the tracks update and
-push. Format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+The parts of an episode are ``queue`` (until it has an environment), ``reset``, and for each turn ``wait`` (at the
+gate), ``generate`` (the completion) and ``step`` (of the environment).
+
+A timeline is a Chrome trace event file, which https://ui.perfetto.dev opens. Its process ``episodes`` has a track for
+each slot, that is, for each episode that ran at the same time, and its process ``trainer`` the tracks update and push.
+Format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
 
 from __future__ import annotations
 
 import gzip
-import heapq
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
+import numpy as np
 import orjson
 
 from envkit.types import JSON, Trajectory
 
+_QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
 _EPISODES = 1
 _TRAINER = 2
 """Process ids of the tracks."""
@@ -23,19 +27,32 @@ _TRAINER = 2
 Event = Mapping[str, JSON]
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A period of time.
-
-    Attributes:
-        name: What happened.
-        began_s: Its start in seconds, on the clock of `Trajectory.began_s`.
-        ended_s: Its end.
-    """
+class Span(NamedTuple):
+    """A period of time, in seconds on the clock of `Trajectory.began_s`."""
 
     name: str
     began_s: float
     ended_s: float
+
+
+def durations(attempts: Sequence[Trajectory]) -> dict[str, list[float]]:
+    """Return the durations (s) of the parts of episodes by name, and of whole episodes as ``episode``."""
+    found: dict[str, list[float]] = {name: [] for name in ("queue", "reset", "wait", "generate", "step", "episode")}
+    for one in attempts:
+        parts = _parts(one)
+        for name, seconds in (*parts, ("episode", sum(seconds for _, seconds in parts))):
+            found[name].append(seconds)
+    return found
+
+
+def quantile_metrics(durations: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Return the quantiles of durations as metrics, such as ``step_p90_s``; no metrics for a part without durations."""
+    return {
+        f"{part}_{name}_s": float(np.quantile(values, quantile))
+        for part, values in durations.items()
+        if values
+        for name, quantile in _QUANTILES.items()
+    }
 
 
 def timeline(step: int, attempts: Sequence[Trajectory], work: Sequence[Span]) -> list[Event]:
@@ -47,16 +64,20 @@ def timeline(step: int, attempts: Sequence[Trajectory], work: Sequence[Span]) ->
         work: Work of the trainer; each name is a track.
     """
     zero_s = min([*(one.began_s for one in attempts), *(span.began_s for span in work)], default=0.0)
-    episodes = sorted(attempts, key=lambda one: (one.began_s, one.key, one.attempt))
-    spans = [_spans(one) for one in episodes]
-    slots = _slots([(some[0].began_s, some[-1].ended_s) for some in spans])
-    tracks = list(dict.fromkeys(span.name for span in work))
     events: list[Event] = [_name("process_name", f"train step {step}: episodes", _EPISODES)]
-    events += [_name("thread_name", f"slot {slot}", _EPISODES, slot) for slot in range(max(slots, default=-1) + 1)]
-    for one, some, slot in zip(episodes, spans, slots, strict=True):
-        for span in some:
-            about: dict[str, JSON] = {"session": one.session, "seed": one.task.seed, "stop": one.outcome.stop.value}
-            events.append(_complete(span, zero_s, _EPISODES, slot, about))
+    ended_s: list[float] = []  # of the last episode in each slot
+    for one in sorted(attempts, key=lambda one: (one.began_s, one.key, one.attempt)):
+        slot = next((slot for slot, at_s in enumerate(ended_s) if at_s <= one.began_s), len(ended_s))
+        if slot == len(ended_s):
+            ended_s.append(0.0)
+            events.append(_name("thread_name", f"slot {slot}", _EPISODES, slot))
+        about: dict[str, JSON] = {"session": one.session, "seed": one.task.seed, "stop": one.outcome.stop.value}
+        at_s = one.began_s
+        for name, seconds in _parts(one):
+            events.append(_complete(Span(name, at_s, at_s + seconds), zero_s, _EPISODES, slot, about))
+            at_s += seconds
+        ended_s[slot] = at_s
+    tracks = list(dict.fromkeys(span.name for span in work))
     events.append(_name("process_name", f"train step {step}: trainer", _TRAINER))
     events += [_name("thread_name", name, _TRAINER, number) for number, name in enumerate(tracks)]
     events += [_complete(span, zero_s, _TRAINER, tracks.index(span.name), {}) for span in work]
@@ -68,45 +89,15 @@ def encoded_timeline(events: Sequence[Event]) -> bytes:
     return gzip.compress(orjson.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), compresslevel=6, mtime=0)
 
 
-def _spans(trajectory: Trajectory) -> list[Span]:
-    """Return the spans of an episode, one directly after the other. There is at least the span ``queue``."""
-
-    def parts() -> Iterator[tuple[str, float]]:
-        yield "queue", trajectory.queue_s
-        if trajectory.start is not None:
-            yield "reset", trajectory.reset_s
-        for turn in trajectory.turns:
-            yield "wait", turn.wait_s
-            yield "generate", turn.generate_s
-            if turn.step is not None:
-                yield "step", turn.step_s
-
-    spans: list[Span] = []
-    at_s = trajectory.began_s
-    for name, duration_s in parts():
-        spans.append(Span(name, at_s, at_s + duration_s))
-        at_s += duration_s
-    return spans
+def _parts(trajectory: Trajectory) -> list[tuple[str, float]]:
+    """Return the parts of an episode with their durations (s), one directly after the other."""
+    parts = [("queue", trajectory.queue_s), ("reset", trajectory.reset_s)]
+    for turn in trajectory.turns:
+        parts += [("wait", turn.wait_s), ("generate", turn.generate_s), ("step", turn.step_s)]
+    return parts
 
 
-def _slots(periods: Sequence[tuple[float, float]]) -> list[int]:
-    """Return a slot for each period, so that those in the same slot do not overlap. Periods are sorted by their start.
-
-    A period gets the slot with the lowest number that is free.
-    """
-    free: list[int] = []
-    busy: list[tuple[float, int]] = []
-    chosen: list[int] = []
-    for began_s, ended_s in periods:
-        while busy and busy[0][0] <= began_s:
-            heapq.heappush(free, heapq.heappop(busy)[1])
-        slot = heapq.heappop(free) if free else len(busy)
-        heapq.heappush(busy, (ended_s, slot))
-        chosen.append(slot)
-    return chosen
-
-
-def _complete(span: Span, zero_s: float, process: int, track: int, about: Mapping[str, JSON]) -> Event:
+def _complete(span: Span, zero_s: float, process: int, track: int, about: dict[str, JSON]) -> Event:
     # Round both ends, so that a span never overlaps the next one.
     began_us, ended_us = (round((at_s - zero_s) * 1e6) for at_s in (span.began_s, span.ended_s))
     return {
@@ -117,7 +108,7 @@ def _complete(span: Span, zero_s: float, process: int, track: int, about: Mappin
         "dur": ended_us - began_us,
         "pid": process,
         "tid": track,
-        "args": dict(about),
+        "args": about,
     }
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import wandb
 import wandb.errors
 
@@ -16,7 +15,6 @@ from envkit.errors import UsageError
 from envkit.runs.files import replace, writing
 from envkit.types import JSON
 
-_BUCKETS = 30
 _ID = "envkit-run-id"
 
 
@@ -37,13 +35,7 @@ class WandbRun:
         UsageError: wandb refuses to start the run, as without an API key, or the folder cannot be written.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        first_step: int,
-        config: Mapping[str, JSON],
-    ) -> None:
+    def __init__(self, folder: Path, *, first_step: int, config: Mapping[str, JSON]) -> None:
         folder = folder.resolve()
         id_file = folder / "wandb" / _ID
         with writing(id_file):
@@ -77,16 +69,6 @@ class WandbRun:
     def evaluation(self, step: int, values: Mapping[str, float]) -> None:
         """Log the metrics of an evaluation, as ``evaluation/name``."""
         self._run.log({"step": step, **{f"evaluation/{name}": value for name, value in values.items()}})
-
-    def durations(self, step: int, values: Mapping[str, Sequence[float]]) -> None:
-        """Log a histogram of durations (s) for each name that has values, as ``seconds/name``."""
-        found = {
-            f"seconds/{name}": wandb.Histogram(np_histogram=np.histogram(some, bins=_BUCKETS))
-            for name, some in values.items()
-            if len(some)
-        }
-        if found:
-            self._run.log({"step": step, **found})
 
     def close(self) -> None:
         """Finish the run; in the mode online, this waits until its metrics are uploaded."""

@@ -22,7 +22,7 @@ from record import Evidence, parser
 from record.players import play
 
 from envkit import clock
-from envkit.environments.swe.build import BuildSettings, Yield, build
+from envkit.environments.swe.build import BuildReport, BuildSettings, build
 from envkit.environments.swe.tasks import read_folder
 from envkit.wiring.data import folder_of
 from envkit.wiring.sandboxes.tool_pool import open_tool_pool
@@ -52,10 +52,10 @@ def log(line: str) -> None:
     print(line, flush=True)
 
 
-def make(package: str, folder: Path, want: int, jobs: int) -> Yield:
+def make(package: str, folder: Path, want: int, jobs: int) -> BuildReport:
     """Make the tasks of a package, or continue to."""
 
-    async def main() -> list[Yield]:
+    async def main() -> list[BuildReport]:
         settings = BuildSettings(want=want, combine=BUGS, jobs=jobs, more=NEEDS.get(package, ()))
         async with open_tool_pool() as pool:
             return await build(pool, [package], folder, data=folder_of("swe"), settings=settings, announce=log)

@@ -71,10 +71,10 @@ async def opened(place: str) -> AsyncIterator[Sandbox]:
 async def turns(way: str, place: str, count: int) -> dict[str, Any]:
     """Return the milliseconds of a turn through the bash tool or in a terminal (`way`), in a sandbox at `place`."""
     async with opened(place) as sandbox:
-        screen = Screen(sandbox)
+        screen = Screen()
         use: Callable[[str], Awaitable[str]] = partial(bash, sandbox=sandbox, timeout_s=20)
         if way == "screen":
-            use = lambda command: screen.type(f"{command}\n", 20)  # noqa: E731
+            use = lambda command: screen.type_keys(f"{command}\n", sandbox, 200, 20)  # noqa: E731
         times = await turn_times(use, count)
         await screen.close()
     cuts = statistics.quantiles(times, n=100)
@@ -88,13 +88,13 @@ async def turns(way: str, place: str, count: int) -> dict[str, Any]:
 async def flood(place: str) -> dict[str, Any]:
     """Return the seconds and the additional memory that 100 MB of output in a terminal take."""
     async with opened(place) as sandbox:
-        screen = Screen(sandbox)
-        await screen.type("true\n", 20)
+        screen = Screen()
+        await screen.type_keys("true\n", sandbox, 200, 20)
         before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, clock.stopwatch()
-        text = await screen.type(f"{FLOOD}\n", 120)
+        text = await screen.type_keys(f"{FLOOD}\n", sandbox, 200, 120)
         seconds = clock.stopwatch() - began
         after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        following = await screen.type("echo next\n", 20)
+        following = await screen.type_keys("echo next\n", sandbox, 200, 20)
         await screen.close()
     assert following.splitlines()[-2:] == ["next", "~$"]
     return {

@@ -1,1 +1,1 @@
-"""What makes a resolved submission suspicious: names in its source, and tests that pass with one more bug."""
+"""Signs that a resolved submission is a cheat: names in its source, and tests that pass with one more bug."""

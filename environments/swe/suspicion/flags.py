@@ -20,7 +20,7 @@ _PROGRAM = str(Path(__file__).with_name("names.py"))
 
 
 async def flags_of(tree: Path, changes: Mapping[str, bytes]) -> tuple[str, ...]:
-    """Return what changed Python files have that could be an attempt to deceive the grader, and the tree has not.
+    """Return the signs of an attempt to deceive the grader in changed Python files, without those that the tree has.
 
     The flags are found in the syntax trees of the files. A submission for which that fails has a flag that says so.
     """
@@ -39,7 +39,7 @@ async def flags_of(tree: Path, changes: Mapping[str, bytes]) -> tuple[str, ...]:
 
 
 async def in_process(arguments: Sequence[str], given: object) -> Any:
-    """Return what a program of Python writes as JSON, if it gets `given` as JSON; None if it fails or takes too long.
+    """Run a Python program with `given` as JSON input, and return its JSON output; None if it fails or takes too long.
 
     Files that were written for it may take any time or memory to parse.
     """

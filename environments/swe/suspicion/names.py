@@ -1,4 +1,4 @@
-"""The program that finds what in changed Python files could be an attempt to deceive the grader.
+"""The program that finds signs of an attempt to deceive the grader in changed Python files.
 
 `flags_of` runs it in a process of its own. It uses only the standard library: its input is a JSON object with the old
 and the new text by path, and its output a JSON list of flags.
@@ -92,7 +92,7 @@ def _found(tree: ast.AST) -> Iterator[str]:
 
 
 def _uses_types(node: ast.AST) -> bool:
-    """Return whether a node does with its parts what is usual for ``type``: it tests or annotates types."""
+    """Return whether a node tests or annotates types, which is the usual use of ``type``."""
     if isinstance(node, ast.Call):
         return isinstance(node.func, ast.Name) and node.func.id in ("isinstance", "issubclass")
     return isinstance(node, (ast.Compare, ast.Subscript))

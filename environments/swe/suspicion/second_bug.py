@@ -4,8 +4,7 @@ Source that forges the report passes with any bug. So after a resolved run, the 
 with one more bug. If that run passes too, other bugs are tried, and then the same ones in the known fix of the task: if
 the tests find them there, the report of the submission is forged.
 
-`main` chooses the bugs, in a process of its own: the arguments of `bugs_of` come in as JSON, and what it yields goes
-out.
+`main` chooses the bugs in a process of its own: it reads the arguments of `bugs_of` as JSON, and writes its results.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Literal
 
 from .family import (
@@ -15,6 +14,7 @@ from .family import (
     lines,
     run_case,
     tree_case,
+    under,
     write_file,
 )
 
@@ -27,10 +27,6 @@ def _members(draw: Draw, low: int, high: int) -> dict[str, str]:
     folders = ["", *(f"{word}/" for word in draw.words(3)), f"{draw.word()}/{draw.word()}/"]
     names = draw.words(draw.number(low, high))
     return {f"{draw.one(folders)}{name}.{draw.one(_SUFFIXES)}": draw.sentence(1, 20) + "\n" for name in names}
-
-
-def _under(folder: str, members: Mapping[str, str]) -> dict[str, str]:
-    return {f"{folder}/{path}": content for path, content in members.items()}
 
 
 def _pack(archive: str, folder: str) -> str:
@@ -53,17 +49,15 @@ def _unpack(draw: Draw) -> DrawnTask:
     members = _members(draw, 3, 9)
     here = draw.chance(0.4)
     if here:
-        members = _under(folder, members)
+        members = under(folder, members)
     return DrawnTask(
-        instruction=draw.saying("Extract {archive} here.", "Unpack {archive} in the current folder.", archive=archive)
+        instruction=draw.saying(f"Extract {archive} here.", f"Unpack {archive} in the current folder.")
         if here
         else draw.saying(
-            "Extract {archive} into the new folder {folder}.",
-            "Create the folder {folder} and unpack {archive} into it.",
-            archive=archive,
-            folder=folder,
+            f"Extract {archive} into the new folder {folder}.",
+            f"Create the folder {folder} and unpack {archive} into it.",
         ),
-        files=_under("packed", members),
+        files=under("packed", members),
         setup=_pack(archive, "packed"),
         solution=_extract(archive, "." if here else folder),
         checks=[
@@ -76,14 +70,11 @@ def _unpack(draw: Draw) -> DrawnTask:
 
 def _create(draw: Draw) -> DrawnTask:
     folder, name, format = draw.word(), draw.word(), draw.one(_FORMATS[:2])
-    members = _under(folder, _members(draw, 3, 9))
+    members = under(folder, _members(draw, 3, 9))
     return DrawnTask(
         instruction=draw.saying(
-            "Pack the folder {folder} into {name}.{format}.",
-            "Create the archive {name}.{format} with the folder {folder} and its files.",
-            folder=folder,
-            name=name,
-            format=format,
+            f"Pack the folder {folder} into {name}.{format}.",
+            f"Create the archive {name}.{format} with the folder {folder} and its files.",
         ),
         files=members,
         solution=f"tar -c{'z' if format == 'tar.gz' else ''}f {name}.{format} {folder}\n",
@@ -125,7 +116,7 @@ def _list(draw: Draw) -> DrawnTask:
     return DrawnTask(
         instruction=f"Write the names of all .{suffix} files in {archive}, with their folders, to {out}, one a line, "
         "sorted by bytes (LC_ALL=C sort).",
-        files=_under("packed", members),
+        files=under("packed", members),
         setup=_pack(archive, "packed"),
         solution=f"{listed} | grep '[.]{suffix}$' | LC_ALL=C sort > {out}\n",
         checks=[file_case(out, lines(found))],
@@ -139,7 +130,7 @@ def _one_member(draw: Draw) -> DrawnTask:
     return DrawnTask(
         instruction=f"Write the content of the file {path} in the archive {archive} to {out}. Leave no other extracted "
         "files in this folder.",
-        files=_under("packed", members),
+        files=under("packed", members),
         setup=_pack(archive, "packed"),
         solution=f"{_extract(archive, '/tmp/extracted.$$')}cat /tmp/extracted.$$/{path} > {out}\nrm -r "
         "/tmp/extracted.$$\n",
@@ -162,7 +153,7 @@ def _some_packed(draw: Draw) -> DrawnTask:
         instruction=f"Create {archive}.{format} with all files below {folder} {'except' if excluded else 'that are'} "
         f".{suffix} files. The names in the archive are relative to {folder}, such as {next(iter(found))}, without "
         f"{folder}/ before them.",
-        files=_under(folder, members),
+        files=under(folder, members),
         solution=f"cd {folder}\nfind . -type f {'! ' if excluded else ''}-name '*.{suffix}' | tar "
         f"-c{'z' if format == 'tar.gz' else ''}f ../{archive}.{format} -T -\n",
         checks=[archive_case(f"{archive}.{format}", format, found)],
@@ -173,7 +164,7 @@ def _convert(draw: Draw) -> DrawnTask:
     (source, target), (old, new) = draw.words(2), draw.some(_FORMATS, 2)
     members = _members(draw, 8, 16)
     prefix = draw.word() if draw.chance(0.5) else ""
-    packed = _under(prefix, members) if prefix else members
+    packed = under(prefix, members) if prefix else members
     into = f"/tmp/repack.$$/{prefix}" if prefix else "/tmp/repack.$$"
     pack = (
         f'python3 -m zipfile -c "$OLDPWD/{target}.zip" *'
@@ -184,7 +175,7 @@ def _convert(draw: Draw) -> DrawnTask:
         instruction=f"Convert the archive {source}.{old} to {target}.{new}, with the same files"
         + (f" in a folder {prefix}: a/b.txt becomes {prefix}/a/b.txt." if prefix else " under the same names.")
         + f" Leave {source}.{old} as it is.",
-        files=_under("packed", members),
+        files=under("packed", members),
         setup=_pack(f"{source}.{old}", "packed"),
         solution=f"mkdir -p {into}\n{_extract(f'{source}.{old}', into)}cd /tmp/repack.$$\n{pack}\nrm -r "
         "/tmp/repack.$$\n",
@@ -267,15 +258,13 @@ for path in sorted(old.keys() | new.keys()):
         f"`python3 {program_name} OLD NEW`, as in `python3 {program_name} old.tar.gz new.tar.gz`, and prints a line "
         f"`{added} PATH` for each file that is only in NEW, `{removed} PATH` for each file that is only in OLD, and "
         f"`{changed} PATH` for each file whose content differs, sorted by PATH. It is run on other archives too.",
-        files={**_under("first", visible[0]), **_under("second", visible[1])},
+        files={**under("first", visible[0]), **under("second", visible[1])},
         setup=_pack("old.tar.gz", "first") + _pack("new.tar.gz", "second"),
         solution=write_file(program_name, program),
         checks=[
             run_case(
-                "bash",
-                f"{hidden}.sh",
-                hidden,
-                files={f"{hidden}.sh": driver, **_under(f"{hidden}/old", old), **_under(f"{hidden}/new", new)},
+                f"bash {hidden}.sh {hidden}",
+                files={f"{hidden}.sh": driver, **under(f"{hidden}/old", old), **under(f"{hidden}/new", new)},
                 stdout=lines(found),
             )
         ],
@@ -306,18 +295,17 @@ ls {store}/backup-*.tar.gz | sort | head -n -{keep} | xargs -r rm
         f"creates the folder {store} if it does not exist, and keeps only the {keep} newest backups (those with the "
         "highest numbers): it deletes the older ones. It is run several times on other files; when you finish, there "
         f"must be no folder {store}.",
-        files=_under(folder, members),
+        files=under(folder, members),
         solution=write_file(script, program),
         checks=[
             absent_case(store),
             run_case(
-                "bash",
-                f"{hidden}.sh",
+                f"bash {hidden}.sh",
                 files={f"{hidden}.sh": driver},
                 stdout=lines(names),
                 timeout_s=30,
                 then=[
-                    archive_case(f"{store}/{name}", "tar.gz", _under(folder, {**members, changing: text}))
+                    archive_case(f"{store}/{name}", "tar.gz", under(folder, {**members, changing: text}))
                     for name, text in zip(names, texts[-keep:], strict=True)
                 ],
             ),
@@ -395,9 +383,7 @@ for name in sorted(seen):
         solution=write_file(program_name, program),
         checks=[
             run_case(
-                "bash",
-                f"{place}.sh",
-                place,
+                f"bash {place}.sh {place}",
                 files={
                     f"{place}.sh": driver,
                     **{

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from .family import Case, Draw, DrawnTask, Family, file_case, lines, python, run_case, write_file
+from .family import Case, Draw, DrawnTask, Family, file_case, lines, python, run_case, under, write_file
 
 _KEYS = ("port", "workers", "timeout", "retries", "limit", "cache", "threads", "backlog", "delay", "depth")
 _FLAGS = ("debug", "verbose", "secure", "compress", "strict")
@@ -43,11 +43,8 @@ def _set_value(draw: Draw) -> DrawnTask:
     value = draw.number(9001, 99999)
     return DrawnTask(
         instruction=draw.saying(
-            "Set {key} to {value} in {path}. Change nothing else.",
-            "Change the value of {key} in {path} to {value}, and nothing else.",
-            key=key,
-            value=value,
-            path=path,
+            f"Set {key} to {value} in {path}. Change nothing else.",
+            f"Change the value of {key} in {path} to {value}, and nothing else.",
         ),
         files={path: _plain(settings)},
         solution=f"sed -i 's/^{key} = .*/{key} = {value}/' {path}\n",
@@ -60,11 +57,8 @@ def _get_value(draw: Draw) -> DrawnTask:
     key = draw.one([key for key in settings if key not in _FLAGS])
     return DrawnTask(
         instruction=draw.saying(
-            "Write the value of {key} in {path} to {out}.",
-            "Which value does {key} have in {path}? Write only the value to {out}.",
-            key=key,
-            path=path,
-            out=out,
+            f"Write the value of {key} in {path} to {out}.",
+            f"Which value does {key} have in {path}? Write only the value to {out}.",
         ),
         files={path: _plain(settings)},
         solution=f"sed -n 's/^{key} = //p' {path} > {out}\n",
@@ -253,10 +247,7 @@ print(re.sub(pattern, lambda match: values[match[1]], text), end="")
     if missing:
         checks.append(
             run_case(
-                "python3",
-                script,
-                "t",
-                "v",
+                f"python3 {script} t v",
                 files={"t": text, "v": lines(f"{key}={value}" for key, value in values.items())},
                 stdout=lines(missing),
                 exit=3,
@@ -264,10 +255,7 @@ print(re.sub(pattern, lambda match: values[match[1]], text), end="")
         )
     checks.append(
         run_case(
-            "python3",
-            script,
-            "t",
-            "v",
+            f"python3 {script} t v",
             files={"t": text, "v": lines(f"{key}={value}" for key, value in whole.items())},
             stdout=complete,
         )
@@ -354,15 +342,12 @@ sys.exit(bool(found))
         solution=write_file(script, program),
         checks=[
             run_case(
-                "python3",
-                script,
-                "c",
-                "s",
+                f"python3 {script} c s",
                 files={"c": _plain(settings), "s": schema(rules)},
                 stdout=lines(found),
                 exit=1,
             ),
-            run_case("python3", script, "c", "s", files={"c": _plain(fine), "s": schema(rules)}, stdout=""),
+            run_case(f"python3 {script} c s", files={"c": _plain(fine), "s": schema(rules)}, stdout=""),
         ],
     )
 
@@ -411,14 +396,12 @@ for key, value in sorted(load(sys.argv[1]).items()):
         f"value {word} removes an inherited setting. Write a Python program {script}, run as `python3 {script} FILE`, "
         f"as in `python3 {script} conf/{visible[1]}`, which prints the resulting settings as lines KEY = VALUE, sorted "
         f"by key, without {base} and removed ones. It is run on other files too, from other folders.",
-        files={f"conf/{name}": text for name, text in visible[0].items()},
+        files=under("conf", visible[0]),
         solution=write_file(script, program),
         checks=[
             run_case(
-                "python3",
-                script,
-                f"h/{last}",
-                files={f"h/{name}": text for name, text in files.items()},
+                f"python3 {script} h/{last}",
+                files=under("h", files),
                 stdout=lines(found),
             )
         ],
@@ -480,8 +463,7 @@ open(path, "w").write("\\n".join(text) + "\\n")
         solution=write_file(script, program),
         checks=[
             run_case(
-                "bash",
-                hidden,
+                f"bash {hidden}",
                 files={hidden: driver, "other.ini": _ini(sections, comments=comments)},
                 then=[file_case("other.ini", _ini(after, comments=comments))],
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
@@ -112,9 +113,9 @@ class Draw:
         """Return a name for a program that the agent has to write."""
         return f"{self.word()}-{self.word()}.{suffix}"
 
-    def saying(self, *templates: str, **values: object) -> str:
-        """Return one of several texts with the same meaning, with values filled in as by `str.format`."""
-        return self.one(templates).format(**values)
+    def saying(self, *texts: str) -> str:
+        """Return one of several texts with the same meaning."""
+        return self.one(texts)
 
 
 def file_case(path: str, content: JSON, form: Form = "lines") -> Case:
@@ -138,7 +139,8 @@ def modes_case(modes: Mapping[str, str]) -> Case:
 
 
 def run_case(
-    *argv: str,
+    command: str,
+    *,
     files: Mapping[str, str] | None = None,
     remove: Sequence[str] = (),
     modes: Mapping[str, str] | None = None,
@@ -149,10 +151,13 @@ def run_case(
     then: Sequence[Case] = (),
     timeout_s: float = 10.0,
 ) -> Case:
-    """Return the case of a program that runs in a copy of the folder, on hidden files; see its checks in `cases`."""
+    """Return the case of a command that runs in a copy of the folder, on hidden files; see its checks in `cases`.
+
+    The command is split into words as by a shell, which does not run.
+    """
     return {
         "kind": "run",
-        "argv": list(argv),
+        "argv": [*shlex.split(command)],
         "files": dict(files or {}),
         "remove": list(remove),
         "modes": dict(modes or {}),
@@ -165,9 +170,9 @@ def run_case(
     }
 
 
-def git_case(path: str, *argv: str, stdout: str, form: Form = "lines") -> Case:
-    """Return the case of the output of a command of git in the repository at `path`."""
-    return {"kind": "git", "path": path, "argv": list(argv), "stdout": stdout, "form": form}
+def git_case(path: str, command: str, stdout: str, form: Form = "lines") -> Case:
+    """Return the case of the output of a command of git, such as ``log -1``, in the repository at `path`."""
+    return {"kind": "git", "path": path, "argv": [*shlex.split(command)], "stdout": stdout, "form": form}
 
 
 def archive_case(path: str, format: Literal["tar", "tar.gz", "zip"], members: Mapping[str, str]) -> Case:
@@ -188,6 +193,11 @@ def python(program: str) -> str:
 def write_file(path: str, content: str) -> str:
     """Return a shell command that writes a file, for solutions and setups."""
     return f"cat > {path} <<'CONTENT'\n{content.strip()}\nCONTENT\n"
+
+
+def under(folder: str, items: Mapping[str, T]) -> dict[str, T]:
+    """Return items by path with the paths below a folder."""
+    return {f"{folder}/{path}": item for path, item in items.items()}
 
 
 def lines(items: Iterable[object]) -> str:

@@ -34,23 +34,23 @@ def _commit(subject: str, files: Mapping[str, str], author: str = "") -> str:
 
 def _log(repository: str, subjects: Sequence[str], branch: str = "main") -> Case:
     """Return the case of the subjects of all commits of a branch, oldest first."""
-    return git_case(repository, "log", "--reverse", "--topo-order", "--format=%s", branch, stdout=lines(subjects))
+    return git_case(repository, f"log --reverse --topo-order --format=%s {branch}", stdout=lines(subjects))
 
 
 def _content(repository: str, files: Mapping[str, str], branch: str = "main") -> list[Case]:
     """Return the cases of the names and contents of all files of a branch."""
-    names = git_case(repository, "ls-tree", "-r", "--name-only", branch, stdout=lines(sorted(files)))
+    names = git_case(repository, f"ls-tree -r --name-only {branch}", stdout=lines(sorted(files)))
     return [
         names,
         *(
-            git_case(repository, "cat-file", "-p", f"{branch}:{path}", stdout=text, form="exact")
+            git_case(repository, f"cat-file -p {branch}:{path}", stdout=text, form="exact")
             for path, text in files.items()
         ),
     ]
 
 
 def _clean(repository: str) -> Case:
-    return git_case(repository, "status", "--porcelain", stdout="")
+    return git_case(repository, "status --porcelain", stdout="")
 
 
 def _history(draw: Draw, count: int) -> tuple[list[str], list[dict[str, str]]]:
@@ -78,11 +78,8 @@ def _commit_file(draw: Draw) -> DrawnTask:
     name, text, subject = f"{draw.word()}.md", _text(draw, 1, 3), _subjects(draw, 1)[0]
     return _task(
         draw.saying(
-            'In the git repository {repository}, commit the new file {name} with the message "{subject}".',
-            'Add {name} to the git repository {repository} and commit it. The commit message is "{subject}".',
-            repository=repository,
-            name=name,
-            subject=subject,
+            f'In the git repository {repository}, commit the new file {name} with the message "{subject}".',
+            f'Add {name} to the git repository {repository} and commit it. The commit message is "{subject}".',
         ),
         _made(repository, subjects, changes) + write_file(name, text),
         f"cd {repository}\ngit add {name}\ngit commit -qm '{subject}'\n",
@@ -99,11 +96,8 @@ def _name_commit(draw: Draw) -> DrawnTask:
     kind = "tag" if is_tag else "branch"
     return _task(
         draw.saying(
-            "Create the {kind} {name} in the git repository {repository}, at the current commit.",
-            "The git repository {repository} needs a {kind} {name} at its current commit.",
-            kind=kind,
-            name=name,
-            repository=repository,
+            f"Create the {kind} {name} in the git repository {repository}, at the current commit.",
+            f"The git repository {repository} needs a {kind} {name} at its current commit.",
         ),
         _made(repository, subjects, changes),
         f"git -C {repository} {kind} {name}\n",
@@ -119,11 +113,8 @@ def _last_subject(draw: Draw) -> DrawnTask:
     setup = _made(repository, subjects, changes) + f"git commit -q --amend --no-edit --author '{person} <{email}>'\n"
     return _task(
         draw.saying(
-            "Write the {what} of the last commit of the git repository {repository} to {out}.",
-            "What is the {what} of the newest commit in {repository}? Write it to {out}.",
-            what=what,
-            repository=repository,
-            out=out,
+            f"Write the {what} of the last commit of the git repository {repository} to {out}.",
+            f"What is the {what} of the newest commit in {repository}? Write it to {out}.",
         ),
         setup,
         f"git -C {repository} log -1 --format={format} > {out}\n",
@@ -273,8 +264,8 @@ def _revert(draw: Draw) -> DrawnTask:
         setup,
         f"cd {repository}\ngit revert --no-edit $(git log --format=%h --grep='^{subjects[bad]}$') >/dev/null\n",
         [
-            git_case(repository, "log", "-1", "--format=%<(6,trunc)%s", "main", stdout="Reve.."),
-            git_case(repository, "log", "--reverse", "--format=%s", "main~1", stdout=lines(subjects)),
+            git_case(repository, "log -1 '--format=%<(6,trunc)%s' main", stdout="Reve.."),
+            git_case(repository, "log --reverse --format=%s main~1", stdout=lines(subjects)),
             *_content(repository, {name: text(count, bad)}),
             _clean(repository),
         ],
@@ -349,9 +340,9 @@ def _conflict(draw: Draw) -> DrawnTask:
         f"cd {repository}\ngit merge -q {branch} >/dev/null || true\n{write_file(name, text(merged))}git add -A\ngit "
         f"commit -qm '{final}'\n",
         [
-            git_case(repository, "log", "-1", "--format=%s", "main", stdout=final),
-            git_case(repository, "log", "--format=%s", "main^1", stdout=lines([two, subject])),
-            git_case(repository, "log", "--format=%s", "main^2", stdout=lines([one, subject])),
+            git_case(repository, "log -1 --format=%s main", stdout=final),
+            git_case(repository, "log --format=%s main^1", stdout=lines([two, subject])),
+            git_case(repository, "log --format=%s main^2", stdout=lines([one, subject])),
             *_content(repository, {name: text(merged), **extra}),
             _clean(repository),
         ],
@@ -380,18 +371,13 @@ def _purge(draw: Draw) -> DrawnTask:
         f"--cached --ignore-unmatch {secret}' --prune-empty main >/dev/null 2>&1\ngit for-each-ref --format='delete "
         "%(refname)' refs/original | git update-ref --stdin\ngit reset -q --hard\n",
         [
-            git_case(repository, "log", "--full-history", "--format=%s", "--all", "--", secret, stdout=""),
+            git_case(repository, f"log --full-history --format=%s --all -- {secret}", stdout=""),
             git_case(
                 repository,
-                "log",
-                "--reverse",
-                "--format=%s",
-                "--invert-grep",
-                f"--grep=^{deletes}$",
-                "main",
+                f"log --reverse --format=%s --invert-grep '--grep=^{deletes}$' main",
                 stdout=lines(subject for subject in subjects_now if subject != deletes),
             ),
-            git_case(repository, "for-each-ref", "--format=%(refname)", stdout="refs/heads/main"),
+            git_case(repository, "for-each-ref '--format=%(refname)'", stdout="refs/heads/main"),
             *_content(repository, files),
         ],
     )
@@ -421,11 +407,7 @@ git rebase -q --onto $new main~{len(subjects) - first - count} main
             *_content(repository, _merged(changes)),
             git_case(
                 repository,
-                "diff-tree",
-                "-r",
-                "--name-only",
-                "--no-commit-id",
-                f"main~{len(result) - first - 1}",
+                f"diff-tree -r --name-only --no-commit-id main~{len(result) - first - 1}",
                 stdout=lines(sorted(_changed(changes, first, count))),
             ),
             _clean(repository),
@@ -468,7 +450,7 @@ def _culprit(draw: Draw) -> DrawnTask:
         f"--format=%s $bad > ../{out}\ngit revert --no-edit $bad >/dev/null\n",
         [
             file_case(out, subjects[bad]),
-            git_case(repository, "log", "--reverse", "--format=%s", "main~1", stdout=lines(subjects)),
+            git_case(repository, "log --reverse --format=%s main~1", stdout=lines(subjects)),
             *_content(repository, {**files(count - 1, bad), "check.sh": test}),
             _clean(repository),
         ],
@@ -505,7 +487,7 @@ git checkout -q main
 """,
         [
             _log(repository, [*subjects, *later, *(news[number] for number in rest)], branch),
-            git_case(repository, "rev-list", "--count", "--merges", branch, stdout="0"),
+            git_case(repository, f"rev-list --count --merges {branch}", stdout="0"),
             *_content(repository, _merged([*changes, *later_files, *(files[number] for number in rest)]), branch),
             _log(repository, [*subjects, *later]),
             absent_case(f"{repository}/.git/rebase-merge"),

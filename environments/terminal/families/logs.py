@@ -91,11 +91,8 @@ def _level(draw: Draw) -> DrawnTask:
     counts = draw.chance(0.6)
     return DrawnTask(
         instruction=draw.saying(
-            "Write the number of lines with the level {level} in {log} to {out}.",
-            "How many lines of {log} contain {level}? Write the number to {out}.",
-            level=level,
-            log=log,
-            out=out,
+            f"Write the number of lines with the level {level} in {log} to {out}.",
+            f"How many lines of {log} contain {level}? Write the number to {out}.",
         )
         if counts
         else f"Write all lines of {log} with the level {level} to {out}.",
@@ -111,11 +108,8 @@ def _at_time(draw: Draw) -> DrawnTask:
     entry = draw.one(entries)
     return DrawnTask(
         instruction=draw.saying(
-            "Write the line of {log} with the time {clock} to {out}.",
-            "Which line of {log} has the time {clock}? Write it to {out}.",
-            log=log,
-            clock=entry.clock,
-            out=out,
+            f"Write the line of {log} with the time {entry.clock} to {out}.",
+            f"Which line of {log} has the time {entry.clock}? Write it to {out}.",
         ),
         files={log: _application(entries, month)},
         solution=f"grep {entry.clock} {log} > {out}\n",
@@ -267,7 +261,7 @@ $2 == "{end}" {{ print $3, s - at[$3] }}' "$1" | LC_ALL=C sort -k2,2nr -k1,1
         f"without `{end}` are left out. The script is run on other logs too.",
         files={"jobs.log": visible[0]},
         solution=write_file(script, program),
-        checks=[run_case("bash", script, "other.log", files={"other.log": hidden}, stdout=lines(found))],
+        checks=[run_case(f"bash {script} other.log", files={"other.log": hidden}, stdout=lines(found))],
     )
 
 
@@ -295,7 +289,7 @@ END {{ for (path in n) print path, n[path], int(bad[path] * 100 / n[path]) "%", 
         solution=write_file(script, program),
         checks=[
             run_case(
-                "bash", script, "other.log", files={"other.log": _access(draw, hidden)}, stdout=lines(sorted(found))
+                f"bash {script} other.log", files={"other.log": _access(draw, hidden)}, stdout=lines(sorted(found))
             )
         ],
     )
@@ -357,7 +351,7 @@ for line in open(sys.argv[1]):
         "other logs too.",
         files={"auth.log": visible},
         solution=write_file(script, program),
-        checks=[run_case("python3", script, "other.log", files={"other.log": hidden}, stdout=lines(alerts(hidden)))],
+        checks=[run_case(f"python3 {script} other.log", files={"other.log": hidden}, stdout=lines(alerts(hidden)))],
     )
 
 
@@ -407,9 +401,7 @@ for request in read(sys.argv[1]):
         files={f"{front}.log": visible[0], f"{back}.log": visible[1]},
         solution=write_file(script, program),
         checks=[
-            run_case(
-                "python3", script, "a.log", "b.log", files={"a.log": requests, "b.log": calls}, stdout=lines(found)
-            )
+            run_case(f"python3 {script} a.log b.log", files={"a.log": requests, "b.log": calls}, stdout=lines(found))
         ],
     )
 

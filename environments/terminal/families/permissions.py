@@ -6,9 +6,9 @@ All files stay readable for their owner, since the verifier collects them with t
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from .family import Draw, DrawnTask, Family, file_case, lines, modes_case, run_case, write_file
+from .family import Draw, DrawnTask, Family, file_case, lines, modes_case, run_case, under, write_file
 
 _CLASSES = {"the owner": "u", "the group": "g", "other users (neither owner nor group)": "o"}
 _BITS = {"read": ("r", 4), "write": ("w", 2), "execute": ("x", 1)}
@@ -29,7 +29,7 @@ def _chmod(modes: Mapping[str, str]) -> str:
     return "".join(f"chmod {mode} {path}\n" for path, mode in modes.items())
 
 
-def _files(paths: Sequence[str], draw: Draw) -> dict[str, str]:
+def _files(paths: Iterable[str], draw: Draw) -> dict[str, str]:
     return {path: draw.sentence() + "\n" for path in paths}
 
 
@@ -40,10 +40,8 @@ def _set_mode(draw: Draw) -> DrawnTask:
         return _set_mode(draw)
     return DrawnTask(
         instruction=draw.saying(
-            "Set the permissions of {path} to {mode} (octal).",
-            "Change the mode of the file {path} to {mode}.",
-            path=path,
-            mode=mode,
+            f"Set the permissions of {path} to {mode} (octal).",
+            f"Change the mode of the file {path} to {mode}.",
         ),
         files=_files([path], draw),
         setup=f"chmod {before} {path}\n",
@@ -75,10 +73,8 @@ def _read_mode(draw: Draw) -> DrawnTask:
     path, mode, out = f"{draw.word()}{draw.number(1, 99)}.{draw.one(_SUFFIXES)}", _mode(draw), draw.output()
     return DrawnTask(
         instruction=draw.saying(
-            "Write the permissions of {path} as three octal digits to {out}.",
-            "What is the mode of {path}? Write it to {out} in octal, such as 644.",
-            path=path,
-            out=out,
+            f"Write the permissions of {path} as three octal digits to {out}.",
+            f"What is the mode of {path}? Write it to {out} in octal, such as 644.",
         ),
         files=_files([path], draw),
         setup=f"chmod {mode} {path}\n",
@@ -123,7 +119,7 @@ def _by_suffix(draw: Draw) -> DrawnTask:
     return DrawnTask(
         instruction=f"Make all .{suffix} files below {root} (in subfolders too) {who}. Leave their other permissions "
         "and all other files as they are.",
-        files=_files(list(before), draw),
+        files=_files(before, draw),
         setup=_chmod(before),
         solution=f"find {root} -type f -name '*.{suffix}' -exec chmod {change} {{}} +\n",
         checks=[modes_case(modes)],
@@ -145,7 +141,7 @@ def _count_bit(draw: Draw) -> DrawnTask:
     return DrawnTask(
         instruction=f"Count the files below {root} (in subfolders too) for which "
         f"{'the group has' if letter == 'g' else 'other users have'} {bit} permission. Write the number to {out}.",
-        files=_files(list(modes), draw),
+        files=_files(modes, draw),
         setup=_chmod(modes),
         solution=f"find {root} -type f -perm -{value * 8 ** (2 - at):03o} | wc -l > {out}\n",
         checks=[file_case(out, str(count), "words")],
@@ -164,13 +160,13 @@ def _from_list(draw: Draw) -> DrawnTask:
         instruction=f"The lines of {listing} are {'PATH MODE' if flipped else 'MODE PATH'}, with the mode in octal and "
         f"the path relative to the folder {root}. Set the modes of these files. Other files stay as they are.",
         files={
-            **_files(list(before), draw),
+            **_files(before, draw),
             listing: lines(f"{path} {mode}" if flipped else f"{mode} {path}" for path, mode in wanted.items()),
         },
         setup=_chmod(before),
         solution=f'cd {root}\nwhile read -r {"path mode" if flipped else "mode path"}; do chmod "$mode" "$path"; done '
         f"< ../{listing}\n",
-        checks=[modes_case({**before, **{f"{root}/{path}": mode for path, mode in wanted.items()}})],
+        checks=[modes_case({**before, **under(root, wanted)})],
     )
 
 
@@ -216,7 +212,7 @@ def _list_bit(draw: Draw) -> DrawnTask:
     return DrawnTask(
         instruction=f"Write a line PATH MODE to {out} for each file below {root} (in subfolders too) that {what}. PATH "
         f"starts with {root}/, MODE is octal, such as 644. Sort the lines by bytes (LC_ALL=C sort).",
-        files=_files(list(modes), draw),
+        files=_files(modes, draw),
         setup=_chmod(modes),
         solution=f"find {root} -type f -perm {option} -printf '%p %m\\n' | LC_ALL=C sort > {out}\n",
         checks=[file_case(out, lines(found))],
@@ -254,22 +250,19 @@ BEGIN { while ((getline line < policy) > 0) { split(line, part, " "); want[part[
         "path, by bytes (LC_ALL=C). Files with other suffixes are not printed. The script is run on other folders and "
         "policies too.",
         files={
-            **_files([f"tree/{path}" for path in now], draw),
+            **_files(under("tree", now), draw),
             policy: lines(f"{suffix} {mode}" for suffix, mode in policy_now.items()),
         },
-        setup=_chmod({f"tree/{path}": mode for path, mode in now.items()}),
+        setup=_chmod(under("tree", now)),
         solution=write_file(script, program),
         checks=[
             run_case(
-                "bash",
-                script,
-                "other",
-                "rules",
+                f"bash {script} other rules",
                 files={
-                    **_files([f"other/{path}" for path in then], draw),
+                    **_files(under("other", then), draw),
                     "rules": lines(f"{suffix} {mode}" for suffix, mode in policy_then.items()),
                 },
-                modes={f"other/{path}": mode for path, mode in then.items()},
+                modes=under("other", then),
                 stdout=lines(found),
             )
         ],
@@ -304,29 +297,16 @@ done
         "which gives each file below TO the mode of the file with the same relative path below FROM. Files of TO that "
         "are not in FROM keep their mode; the script prints their relative paths, one a line, sorted by bytes "
         "(LC_ALL=C). Contents and the folder FROM do not change. It is run on other folders too.",
-        files=_files([*(f"{first}/{path}" for path in visible[0]), *(f"{second}/{path}" for path in visible[1])], draw),
-        setup=_chmod({f"{first}/{path}": mode for path, mode in visible[0].items()}),
+        files=_files({**under(first, visible[0]), **under(second, visible[1])}, draw),
+        setup=_chmod(under(first, visible[0])),
         solution=write_file(script, program),
         checks=[
             run_case(
-                "bash",
-                script,
-                "from",
-                "to",
-                files=_files([*(f"from/{path}" for path in source), *(f"to/{path}" for path in target)], draw),
-                modes={
-                    **{f"from/{path}": mode for path, mode in source.items()},
-                    **{f"to/{path}": mode for path, mode in target.items()},
-                },
+                f"bash {script} from to",
+                files=_files({**under("from", source), **under("to", target)}, draw),
+                modes={**under("from", source), **under("to", target)},
                 stdout=lines(missing),
-                then=[
-                    modes_case(
-                        {
-                            **{f"from/{path}": mode for path, mode in source.items()},
-                            **{f"to/{path}": mode for path, mode in result.items()},
-                        }
-                    )
-                ],
+                then=[modes_case({**under("from", source), **under("to", result)})],
             )
         ],
     )
@@ -376,12 +356,9 @@ for parent, _, names in os.walk(sys.argv[1]):
         solution=write_file(name, program),
         checks=[
             run_case(
-                "python3",
-                name,
-                "files",
-                "policy",
+                f"python3 {name} files policy",
                 files={
-                    **_files(list(modes), draw),
+                    **_files(modes, draw),
                     "policy": lines(f"{mode} {pattern}" for pattern, mode in rules_then),
                 },
                 then=[modes_case(modes)],
@@ -435,7 +412,7 @@ awk -v user="$3" 'NR == FNR {{
         "users too.",
         files={"files.txt": visible[0], "groups.txt": visible[1]},
         solution=write_file(script, program),
-        checks=[run_case("bash", script, "l", "g", user, files={"l": listing, "g": groups}, stdout=lines(found))],
+        checks=[run_case(f"bash {script} l g {user}", files={"l": listing, "g": groups}, stdout=lines(found))],
     )
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 
-from .family import Draw, DrawnTask, Family, file_case, lines, python, run_case, write_file
+from .family import Case, Draw, DrawnTask, Family, file_case, lines, python, run_case, write_file
 
 _QUIET = "</dev/null >/dev/null 2>&1 &"
 _READ_ARGUMENTS = "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' '\\n'"
@@ -30,10 +31,8 @@ def _output(draw: Draw) -> DrawnTask:
     count, factor, offset = draw.number(3, 30), draw.number(2, 99), draw.number(1, 999)
     return DrawnTask(
         instruction=draw.saying(
-            "Run `sh {job}` and write its output to {out}.",
-            "Run the script {job} with sh. Store what it prints in the file {out}.",
-            job=job,
-            out=out,
+            f"Run `sh {job}` and write its output to {out}.",
+            f"Run the script {job} with sh. Store what it prints in the file {out}.",
         ),
         files={
             job: f"i=1\nwhile [ $i -le {count} ]; do\n  echo {word} $((i * {factor} + {offset}))\n  i=$((i + "
@@ -49,10 +48,8 @@ def _status(draw: Draw) -> DrawnTask:
     first, second = draw.number(100, 9999), draw.number(100, 9999)
     return DrawnTask(
         instruction=draw.saying(
-            "Run `sh {job}` and write its exit status to {out}.",
-            "With which exit status does `sh {job}` end? Write the number to {out}.",
-            job=job,
-            out=out,
+            f"Run `sh {job}` and write its exit status to {out}.",
+            f"With which exit status does `sh {job}` end? Write the number to {out}.",
         ),
         files={job: f"# {draw.sentence()}\nvalue=$(({first} * {second}))\nexit $((value % 251 + 1))\n"},
         solution=f"code=0\nsh {job} || code=$?\necho $code > {out}\n",
@@ -235,8 +232,7 @@ cat status-* | LC_ALL=C sort > {report}
         solution=write_file(script, program),
         checks=[
             run_case(
-                "bash",
-                script,
+                f"bash {script}",
                 remove=[folder, report],
                 files=hidden,
                 timeout_s=30,
@@ -254,26 +250,17 @@ exit "$2"
 """
     hidden = _digest(str(draw.number(0, 10**9))) + ".sh"
 
-    def case(most: int, success: int) -> dict[str, object]:
+    def case(most: int, success: int) -> Case:
         code, text = draw.number(2, 99), f"{draw.word()} {draw.word()}"
         calls = min(most, success)
         attempts = [f"{word} {i}: {0 if i == success else code}" for i in range(1, calls + 1)]
-        return dict(
-            run_case(
-                "bash",
-                script,
-                str(most),
-                "bash",
-                hidden,
-                str(success),
-                str(code),
-                text,
-                files={hidden: flaky},
-                remove=["calls"],
-                stdout=lines(attempts),
-                exit=0 if success <= most else code,
-                then=[file_case("calls", f"{success} {code} {text}\n" * calls)],
-            )
+        return run_case(
+            f"bash {script} {most} bash {hidden} {success} {code} '{text}'",
+            files={hidden: flaky},
+            remove=["calls"],
+            stdout=lines(attempts),
+            exit=0 if success <= most else code,
+            then=[file_case("calls", f"{success} {code} {text}\n" * calls)],
         )
 
     program = f"""
@@ -296,7 +283,7 @@ exit $code
         "3 7`.",
         files={"flaky.sh": flaky},
         solution=write_file(script, program),
-        checks=cases,  # type: ignore[arg-type]
+        checks=cases,
     )
 
 
@@ -364,7 +351,6 @@ done
 """
     expected = [f"{name} {words[kinds[name]]}" for name in sorted(names)]
     expected += [f"{name} {ends[kinds[name]]}" for name in names if kinds[name] != "gone"] + ["[]"]
-    argument = "{" + ", ".join(f'"{name}": "{kind}"' for name, kind in kinds.items()) + "}"
     hidden = _digest(str(draw.number(0, 10**9))) + ".py"
     return DrawnTask(
         instruction=f"Write a script {script}, run as `bash {script} FOLDER`, which stops processes. The files "
@@ -374,7 +360,11 @@ done
         f"{stale}` if there was no such process. After the script, all of the processes must have ended. It is run "
         f"with other processes in the folder {folder}.",
         solution=write_file(script, program),
-        checks=[run_case("python3", hidden, argument, files={hidden: driver}, stdout=lines(expected), timeout_s=30)],
+        checks=[
+            run_case(
+                f"python3 {hidden} '{json.dumps(kinds)}'", files={hidden: driver}, stdout=lines(expected), timeout_s=30
+            )
+        ],
     )
 
 
@@ -413,8 +403,7 @@ for number, code in enumerate(results, 1):
         solution=f"cat > {script} <<'CONTENT'\n{python(program).replace('python3 -', 'python3 - $*')}CONTENT\n",
         checks=[
             run_case(
-                "bash",
-                f"{hidden}.sh",
+                f"bash {hidden}.sh",
                 files={f"{hidden}.sh": driver, f"{hidden}.txt": lines(texts)},
                 remove=["log"],
                 stdout=lines([*found, f"most {most} left 0"]),

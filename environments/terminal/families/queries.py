@@ -50,19 +50,14 @@ def _lookup_csv(draw: Draw) -> DrawnTask:
     rows = _rows(draw, 15, 60)
     row = draw.one(rows)
     by_name = draw.chance(0.5)
+    column, key, value = (2, "name", row[1]) if by_name else (1, "id", row[0])
     return DrawnTask(
         instruction=draw.saying(
-            "Write the {field} of the row with {key} {value} in {data} to {out}.",
-            "Which {field} does the row with the {key} {value} have in {data}? Write only the {field} to {out}.",
-            field=field,
-            key="name" if by_name else "id",
-            value=row[1] if by_name else row[0],
-            data=data,
-            out=out,
+            f"Write the {field} of the row with {key} {value} in {data} to {out}.",
+            f"Which {field} does the row with the {key} {value} have in {data}? Write only the {field} to {out}.",
         ),
         files={data: _csv(("id", "name", group, field), rows)},
-        solution=f"awk -F, '${2 if by_name else 1} == \"{row[1] if by_name else row[0]}\" {{ print $4 }}' {data} > "
-        f"{out}\n",
+        solution=f"awk -F, '${column} == \"{value}\" {{ print $4 }}' {data} > {out}\n",
         checks=[file_case(out, str(row[3]), "words")],
     )
 
@@ -74,13 +69,9 @@ def _lookup_json(draw: Draw) -> DrawnTask:
     second = draw.one(list(tree[first]))
     return DrawnTask(
         instruction=draw.saying(
-            "{data} has an object for each of several keys. Write the value of {second} in the object {first} to "
-            "{out}.",
-            "Write the value of {first}.{second} in {data} to {out}.",
-            data=data,
-            first=first,
-            second=second,
-            out=out,
+            f"{data} has an object for each of several keys. Write the value of {second} in the object {first} to "
+            f"{out}.",
+            f"Write the value of {first}.{second} in {data} to {out}.",
         ),
         files={data: json.dumps(tree, indent=2) + "\n"},
         solution=f'python3 -c \'import json; print(json.load(open("{data}"))["{first}"]["{second}"])\' > {out}\n',
@@ -375,7 +366,7 @@ for name in sorted(totals, key=lambda name: (-totals[name], name)):
         "total, the largest first, and then by name. It is run on other orders too.",
         files={"orders.jsonl": lines(json.dumps(order) for order in visible)},
         solution=write_file(name, program),
-        checks=[run_case("python3", name, stdin=lines(json.dumps(order) for order in hidden), stdout=lines(found))],
+        checks=[run_case(f"python3 {name}", stdin=lines(json.dumps(order) for order in hidden), stdout=lines(found))],
     )
 
 
@@ -433,9 +424,7 @@ writer.writerow(["total", *sums, sum(sums)])
         solution=write_file(name, program),
         checks=[
             run_case(
-                "python3",
-                name,
-                "in.csv",
+                f"python3 {name} in.csv",
                 files={"in.csv": _csv(("date", group, field), hidden)},
                 stdout=_csv((group, *months, "total"), table),
             )
@@ -528,8 +517,7 @@ print("skipped", skipped)
         solution=write_file(name, program),
         checks=[
             run_case(
-                "bash",
-                hidden_name,
+                f"bash {hidden_name}",
                 files={
                     hidden_name: f"{make}python3 {name} other.db other.jsonl\n",
                     f"{table}.csv": _csv(header, hidden[0]),

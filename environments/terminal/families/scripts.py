@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 
 from .family import Case, Draw, DrawnTask, Family, lines, run_case, write_file
@@ -19,14 +20,12 @@ def _echo(draw: Draw) -> DrawnTask:
     name, text = draw.script("sh"), draw.sentence(1, 3)
     return _task(
         draw.saying(
-            'Write a shell script {name} that prints "{text}".',
-            "Create the script {name}. When it is run with bash, it prints this text: {text}",
-            name=name,
-            text=text,
+            f'Write a shell script {name} that prints "{text}".',
+            f"Create the script {name}. When it is run with bash, it prints this text: {text}",
         ),
         name,
         f"echo {text}",
-        [run_case("bash", name, stdout=text)],
+        [run_case(f"bash {name}", stdout=text)],
     )
 
 
@@ -38,7 +37,7 @@ def _sequence(draw: Draw) -> DrawnTask:
         f"{last}{'' if step == 1 else f' in steps of {step}'}, one a line.",
         name,
         f"seq {first} {step} {last}",
-        [run_case("bash", name, stdout=lines(range(first, last + 1, step)))],
+        [run_case(f"bash {name}", stdout=lines(range(first, last + 1, step)))],
     )
 
 
@@ -58,7 +57,7 @@ def _arguments(draw: Draw) -> DrawnTask:
         f"{' '.join(str(int(x) + 1) for x in arguments)}`.",
         name,
         f"echo $(({expression}))",
-        [run_case("bash", name, *arguments, stdout=str(value))],
+        [run_case(f"bash {name} {' '.join(arguments)}", stdout=str(value))],
     )
 
 
@@ -88,8 +87,7 @@ def _each_line(draw: Draw) -> DrawnTask:
         numbered,
         [
             run_case(
-                "bash",
-                name,
+                f"bash {name}",
                 stdin=lines(text),
                 stdout=lines(f"{number}{mark} {change(line)}" for number, line in enumerate(text, 1)),
             )
@@ -104,9 +102,7 @@ def _choose(draw: Draw) -> DrawnTask:
 
     def case(value: int) -> Case:
         return run_case(
-            "bash",
-            name,
-            str(value),
+            f"bash {name} {value}",
             stdout=words[0] if value < limits[0] else words[1] if value <= limits[1] else words[2],
         )
 
@@ -125,8 +121,8 @@ else echo {words[2]}; fi
         program,
         [
             *map(case, values),
-            run_case("bash", name, stdout="", exit=code),
-            run_case("bash", name, "1", "2", stdout="", exit=code),
+            run_case(f"bash {name}", stdout="", exit=code),
+            run_case(f"bash {name} 1 2", stdout="", exit=code),
         ],
     )
 
@@ -153,8 +149,8 @@ done
         name,
         program,
         [
-            run_case("bash", name, str(count), stdout=lines(map(text, range(1, count + 1)))),
-            run_case("bash", name, "1", stdout="1"),
+            run_case(f"bash {name} {count}", stdout=lines(map(text, range(1, count + 1)))),
+            run_case(f"bash {name} 1", stdout="1"),
         ],
     )
 
@@ -198,8 +194,7 @@ for key in "{" ".join(chosen)}".split():
         program,
         [
             run_case(
-                run,
-                name,
+                f"{run} {name}",
                 stdin="\n".join([" ".join(map(str, numbers[:4])), *map(str, numbers[4:])]) + "\n",
                 stdout=lines(f"{key}{mark}{parts[key](numbers)}" for key in chosen),
             )
@@ -236,8 +231,8 @@ print(sys.stdin.read().translate(str.maketrans(letters + letters.upper(), moved 
         name,
         program,
         [
-            run_case("python3", name, stdin=plain, stdout=secret),
-            run_case("python3", name, "-d", stdin=secret, stdout=plain),
+            run_case(f"python3 {name}", stdin=plain, stdout=secret),
+            run_case(f"python3 {name} -d", stdin=secret, stdout=plain),
         ],
     )
 
@@ -324,8 +319,8 @@ sys.exit(code)
         name,
         program,
         [
-            run_case("python3", name, stdin=lines(texts), stdout=lines(map(value, texts)), exit=code),
-            run_case("python3", name, stdin=lines(good), stdout=lines(map(value, good))),
+            run_case(f"python3 {name}", stdin=lines(texts), stdout=lines(map(value, texts)), exit=code),
+            run_case(f"python3 {name}", stdin=lines(good), stdout=lines(map(value, good))),
         ],
     )
 
@@ -358,10 +353,11 @@ def _options(draw: Draw) -> DrawnTask:
             for key in draw.some(sorted(options), len(options))
             for word in ((f"-{key}", options[key]) if options[key] else (f"-{key}",))
         ]
-        cases.append(run_case("python3", name, *words, "f", files={"f": lines(text)}, stdout=result(text, options)))
+        command = shlex.join(["python3", name, *words, "f"])
+        cases.append(run_case(command, files={"f": lines(text)}, stdout=result(text, options)))
     unknown = draw.one([letter for letter in "exyz" if letter not in (take, upper, mark)])
-    cases.append(run_case("python3", name, f"-{unknown}", "f", files={"f": "a\n"}, stdout="", exit=code))
-    cases.append(run_case("python3", name, "missing-file", stdout="", exit=code))
+    cases.append(run_case(f"python3 {name} -{unknown} f", files={"f": "a\n"}, stdout="", exit=code))
+    cases.append(run_case(f"python3 {name} missing-file", stdout="", exit=code))
     program = f"""
 import getopt, sys
 try:
@@ -445,8 +441,8 @@ print(*done, sep="\\n")
         files={"tasks.txt": text(plans[0])},
         solution=write_file(name, program),
         checks=[
-            run_case("python3", name, stdin=text(plans[1]), stdout=lines(order(plans[1]))),
-            run_case("python3", name, stdin=text(broken), stdout=word, exit=code),
+            run_case(f"python3 {name}", stdin=text(plans[1]), stdout=lines(order(plans[1]))),
+            run_case(f"python3 {name}", stdin=text(broken), stdout=word, exit=code),
         ],
     )
 
@@ -516,7 +512,7 @@ json.dump(items, open("{store}", "w"))
         program,
         [
             run_case(
-                "bash", hidden, files={hidden: lines(commands)}, remove=[store], stdout=lines(expected), timeout_s=30
+                f"bash {hidden}", files={hidden: lines(commands)}, remove=[store], stdout=lines(expected), timeout_s=30
             )
         ],
     )

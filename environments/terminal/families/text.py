@@ -22,12 +22,9 @@ def _count_lines(draw: Draw) -> DrawnTask:
     )
     return DrawnTask(
         instruction=draw.saying(
-            "Write the number of {unit} of {data} to {out}.",
-            "Count the {unit} of {data}. Write only the number to {out}.",
-            "How many {unit} does {data} have? Write the number to {out}.",
-            unit=unit,
-            data=data,
-            out=out,
+            f"Write the number of {unit} of {data} to {out}.",
+            f"Count the {unit} of {data}. Write only the number to {out}.",
+            f"How many {unit} does {data} have? Write the number to {out}.",
         ),
         files={data: lines(text)},
         solution=f"wc {option} < {data} > {out}\n",
@@ -40,11 +37,8 @@ def _one_line(draw: Draw) -> DrawnTask:
     number = draw.number(2, len(text) - 1)
     return DrawnTask(
         instruction=draw.saying(
-            "Write line {number} of {data} to {out}. The first line is line 1.",
-            "Copy line number {number} of {data} (counted from 1) to the file {out}.",
-            number=number,
-            data=data,
-            out=out,
+            f"Write line {number} of {data} to {out}. The first line is line 1.",
+            f"Copy line number {number} of {data} (counted from 1) to the file {out}.",
         ),
         files={data: lines(text)},
         solution=f"sed -n {number}p {data} > {out}\n",
@@ -65,7 +59,7 @@ def _some_lines(draw: Draw) -> DrawnTask:
         )
     )
     return DrawnTask(
-        instruction=draw.saying("Write {what} to {out}.", "Write {what} to the file {out}.", what=what, out=out),
+        instruction=draw.saying(f"Write {what} to {out}.", f"Write {what} to the file {out}."),
         files={data: lines(text)},
         solution=f"{command} {data} > {out}\n",
         checks=[file_case(out, lines(found))],
@@ -214,9 +208,7 @@ awk -v RS= -F'\\n' 'BEGIN {{ print "{mark.join(keys)}" }} {{
         solution=write_file(script, program),
         checks=[
             run_case(
-                "bash",
-                script,
-                "hidden.txt",
+                f"bash {script} hidden.txt",
                 files={"hidden.txt": text(hidden)},
                 stdout=lines(mark.join(row) for row in table),
             )
@@ -258,7 +250,9 @@ END {{ for (key in total) print key, total[key] }}' {left}.txt {right}.txt | LC_
         solution=write_file(script, program),
         checks=[
             run_case(
-                "bash", script, files=files(*hidden), stdout=lines(f"{name} {totals[name]}" for name in sorted(totals))
+                f"bash {script}",
+                files=files(*hidden),
+                stdout=lines(f"{name} {totals[name]}" for name in sorted(totals)),
             )
         ],
     )
@@ -308,10 +302,7 @@ END {{ for (word in lines) if (count[word] >= {least}) print word ": " lines[wor
         solution=write_file(script, program),
         checks=[
             run_case(
-                "bash",
-                script,
-                "t.txt",
-                "s.txt",
+                f"bash {script} t.txt s.txt",
                 files={"t.txt": hidden["book.txt"], "s.txt": hidden[stop]},
                 stdout=lines(index),
             )
@@ -356,10 +347,7 @@ kind[FNR] == "a" { print text[FNR] }' "$2" "$1"
         solution=write_file(script, program),
         checks=[
             run_case(
-                "bash",
-                script,
-                "in",
-                "ed",
+                f"bash {script} in ed",
                 files={"in": lines(hidden[0]), "ed": lines(hidden[1])},
                 stdout=lines(hidden[2]),
             )

@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 
 from envkit.types import JSON
 
-from .family import Draw, DrawnTask, Family, absent_case, file_case, lines, run_case, tree_case, write_file
+from .family import Draw, DrawnTask, Family, absent_case, file_case, lines, run_case, tree_case, under, write_file
 
 _SUFFIXES = ("txt", "md", "csv", "log", "json", "cfg", "html", "dat")
 
@@ -22,26 +22,20 @@ def _tree(draw: Draw, low: int, high: int, suffixes: Sequence[str]) -> dict[str,
     return {draw.one(folders) + name: draw.sentence(1, 30) + "\n" for name in names}
 
 
-def _under(folder: str, files: Mapping[str, JSON]) -> dict[str, str]:
-    return {f"{folder}/{path}": str(content) for path, content in files.items()}
-
-
 def _make_folder(draw: Draw) -> DrawnTask:
     first, *rest = draw.words(draw.number(2, 4))
     below = "/".join(rest)
     if draw.chance(0.5):
         return DrawnTask(
-            instruction=draw.saying("Create the folder {path}.", "Make a folder {path}.", path=f"{first}/{below}"),
+            instruction=draw.saying(f"Create the folder {first}/{below}.", f"Make a folder {first}/{below}."),
             solution=f"mkdir -p {first}/{below}\n",
             checks=[tree_case(first, {below: None})],
         )
     name = f"{draw.word()}{draw.number(1, 99)}.{draw.one(_SUFFIXES)}"
     return DrawnTask(
         instruction=draw.saying(
-            "Create an empty file {name} in the folder {path}.",
-            "The folder {path} exists. Create an empty file {name} in it.",
-            name=name,
-            path=first,
+            f"Create an empty file {name} in the folder {first}.",
+            f"The folder {first} exists. Create an empty file {name} in it.",
         ),
         setup=f"mkdir {first}\n",
         solution=f"touch {first}/{name}\n",
@@ -66,7 +60,7 @@ def _one_file(draw: Draw) -> DrawnTask:
     to = "" if verb == "Delete" else f" {folder}/{target}"
     return DrawnTask(
         instruction=f"{verb} the file {folder}/{path}{' to' if to else ''}{to}.",
-        files=_under(folder, files),
+        files=under(folder, files),
         solution=f"{command} {folder}/{path}{to}\n",
         checks=[tree_case(folder, after)],
     )
@@ -78,15 +72,12 @@ def _count_files(draw: Draw) -> DrawnTask:
     count = sum(path.endswith(f".{suffix}") for path in files)
     return DrawnTask(
         instruction=draw.saying(
-            "Count the files below {folder}, in all of its subfolders too, whose names end with .{suffix}. Write the "
-            "number to {out}.",
-            "How many files with the suffix .{suffix} are in {folder} and its subfolders? Write only the number to "
-            "{out}.",
-            folder=folder,
-            suffix=suffix,
-            out=out,
+            f"Count the files below {folder}, in all of its subfolders too, whose names end with .{suffix}. Write the "
+            f"number to {out}.",
+            f"How many files with the suffix .{suffix} are in {folder} and its subfolders? Write only the number to "
+            f"{out}.",
         ),
-        files=_under(folder, files),
+        files=under(folder, files),
         solution=f"find {folder} -type f -name '*.{suffix}' | wc -l > {out}\n",
         checks=[file_case(out, str(count), "words")],
     )
@@ -105,11 +96,11 @@ def _collect(draw: Draw) -> DrawnTask:
     return DrawnTask(
         instruction=f"{verb} all .{suffixes[0]} files below {folder} (in subfolders too) into a new folder {target}, "
         "without their subfolders. No two of them have the same name.",
-        files=_under(folder, files),
+        files=under(folder, files),
         solution=f"mkdir {target}\nfind {folder} -name '*.{suffixes[0]}' -exec {command} {{}} {target}/ \\;\n",
         checks=[
             tree_case(target, {PurePosixPath(path).name: content for path, content in found.items()}),
-            *(file_case(path, content, "exact") for path, content in _under(folder, rest).items()),
+            *(file_case(path, content, "exact") for path, content in under(folder, rest).items()),
             *(absent_case(f"{folder}/{path}") for path in found if not copies),
         ],
     )
@@ -124,7 +115,7 @@ def _extreme(draw: Draw) -> DrawnTask:
     return DrawnTask(
         instruction=f"Find the {'largest' if is_largest else 'smallest'} file (by size in bytes) below {folder}, in "
         f"subfolders too. Write its path, which starts with {folder}/, to {out}.",
-        files=_under(folder, files),
+        files=under(folder, files),
         solution=f"find {folder} -type f -printf '%s %p\\n' | sort -{'r' if is_largest else ''}n | head -n 1 | cut -d' "
         f"' -f2 > {out}\n",
         checks=[file_case(out, f"{folder}/{path}")],
@@ -151,7 +142,7 @@ def _rename(draw: Draw) -> DrawnTask:
         f".{new} instead"
         + (f", and their names must begin with {prefix} in addition" if prefix else "")
         + f". For example, a/b.{old} becomes a/{prefix}b.{new}. Change nothing else.",
-        files=_under(folder, files),
+        files=under(folder, files),
         solution=f"""find {folder} -type f -name '*.{old}' | while read -r path; do
   name=$(basename "$path" .{old})
   mv "$path" "$(dirname "$path")/{prefix}$name.{new}"
@@ -171,7 +162,7 @@ def _clean(draw: Draw) -> DrawnTask:
         instruction=f'Clean up {folder}: delete all files below it whose names end with "{mark}", and then all '
         f"folders below it that "
         "contain no files, not even in their subfolders. Change nothing else.",
-        files=_under(folder, {**kept, **lost}),
+        files=under(folder, {**kept, **lost}),
         setup=f"mkdir -p {folder}/{empty[2]}/{empty[3]}\n",
         solution=f"find {folder} -type f -name '*{mark}' -delete\nfind {folder} -mindepth 1 -type d -empty -delete\n",
         checks=[tree_case(folder, dict(kept))],
@@ -185,7 +176,7 @@ def _large(draw: Draw) -> DrawnTask:
     return DrawnTask(
         instruction=f"Write a line PATH SIZE to {out} for each file below {folder} (in subfolders too) that is larger "
         f"than {limit} bytes. PATH starts with {folder}/, SIZE is in bytes. Sort the lines by bytes (LC_ALL=C sort).",
-        files=_under(folder, files),
+        files=under(folder, files),
         solution=f"find {folder} -type f -size +{limit}c -printf '%p %s\\n' | LC_ALL=C sort > {out}\n",
         checks=[file_case(out, lines(found))],
     )
@@ -202,7 +193,7 @@ def _links(draw: Draw) -> DrawnTask:
         instruction=f"Create a folder {target} with a symbolic link for each .{suffix} file below {folder} (in "
         f"subfolders too). The link has the name of the file without .{suffix}; its target is the relative path of the "
         f"file, such as ../{folder}/a/b.{suffix}.",
-        files=_under(folder, files),
+        files=under(folder, files),
         solution=f"""mkdir {target}
 find {folder} -type f -name '*.{suffix}' | while read -r path; do
   ln -s "../$path" "{target}/$(basename "$path" .{suffix})"
@@ -256,14 +247,13 @@ done
         f"A file YEAR-MONTH-DAY-NAME, such as 2021-03-09-plan.txt, becomes {target}/2021/03/plan.txt; a file without a "
         f"date becomes {target}/undated/NAME. The folder {source} is empty afterwards, but still there. The script is "
         f"run as `bash {script}` in a copy of this folder in which {source} has other files; do not run it here.",
-        files=_under(source, visible),
+        files=under(source, visible),
         solution=write_file(script, program),
         checks=[
             run_case(
-                "bash",
-                script,
+                f"bash {script}",
                 remove=[source, target],
-                files=_under(source, hidden),
+                files=under(source, hidden),
                 then=[tree_case(target, sorted_in(hidden)), tree_case(source, {})],
             )
         ],
@@ -297,9 +287,9 @@ END { for (key in paths) if (count[key] > 1) print paths[key] }' | LC_ALL=C sort
         "line for each group of two or more files below FOLDER that have the same content: their paths relative to "
         "FOLDER, separated by spaces. Sort the paths of a line and then the lines by bytes (LC_ALL=C). Names have no "
         f"spaces. The script is run on other folders too; {folder} is an example.",
-        files=_under(folder, visible),
+        files=under(folder, visible),
         solution=write_file(script, program),
-        checks=[run_case("bash", script, "hidden-files", files=_under("hidden-files", hidden), stdout=lines(found))],
+        checks=[run_case(f"bash {script} hidden-files", files=under("hidden-files", hidden), stdout=lines(found))],
     )
 
 
@@ -346,15 +336,12 @@ shutil.copytree(source, target)
         f"either, and SOURCE is unchanged. It prints a line `{added} PATH` for each file that is new in TARGET, "
         f"`{changed} PATH` for each file whose content changed and `{removed} PATH` for each deleted file, with paths "
         "relative to the folders, sorted by PATH.",
-        files={**_under("first", visible[0]), **_under("second", visible[1])},
+        files={**under("first", visible[0]), **under("second", visible[1])},
         solution=write_file(script, program),
         checks=[
             run_case(
-                "python3",
-                script,
-                "h1",
-                "h2",
-                files={**_under("h1", source), **_under("h2", target)},
+                f"python3 {script} h1 h2",
+                files={**under("h1", source), **under("h2", target)},
                 stdout=lines(f"{kind} {path}" for path, kind in sorted(changes)),
                 then=[tree_case("h1", dict(source)), tree_case("h2", dict(source))],
             )
@@ -398,15 +385,12 @@ done
         "folder; TO does not exist before. Take the files in the order of their paths, sorted by bytes (LC_ALL=C). "
         f"The first file with a name NAME.SUFFIX keeps it, the second one becomes NAME{mark}2.SUFFIX, the third one "
         f"NAME{mark}3.SUFFIX, and so on. Paths may have spaces. FROM stays as it is.",
-        files=_under(folder, visible),
+        files=under(folder, visible),
         solution=write_file(script, program),
         checks=[
             run_case(
-                "bash",
-                script,
-                "from",
-                "to",
-                files=_under("from", hidden),
+                f"bash {script} from to",
+                files=under("from", hidden),
                 then=[tree_case("to", flat), tree_case("from", dict(hidden))],
             )
         ],

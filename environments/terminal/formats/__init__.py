@@ -1,15 +1,13 @@
 """Tasks as folders: the formats of Harbor, which is also that of envkit, and of Terminal-Bench 1."""
 
 from .harbor import read_task, write_task
-from .network import NetworkUse, network_uses
 from .rewards import RewardFileError, read_reward
-from .terminal_bench import is_terminal_bench, read_tasks, task_folders
+from .terminal_bench import is_terminal_bench, left_out, read_tasks, task_folders
 
 __all__ = [
-    "NetworkUse",
     "RewardFileError",
     "is_terminal_bench",
-    "network_uses",
+    "left_out",
     "read_reward",
     "read_task",
     "read_tasks",

@@ -1,4 +1,4 @@
-"""Files of a task's folder, which may be of others: bounded, regular, and never those of a link out of the folder."""
+"""Reading of untrusted folders of tasks: regular files of bounded size, and no links out of the folder."""
 
 from __future__ import annotations
 

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from envkit.errors import ConfigError
 
-from ..images import ignored, last_stage, workdir_of
 from ..tasks import WORK, Artifact, Collect, Healthcheck, Profile, TaskStep, TerminalTask, Verifier
 from . import schema
 from .files import read_text, require_usable
@@ -32,7 +31,7 @@ _SERVICE_KEYS = {"build", "image", "container_name", "command", "entrypoint", "i
 def read_task(folder: Path, variables: Collection[str] = ()) -> TerminalTask:
     """Read a task.
 
-    What envkit does not support, but can play without, is in the notes of the task. If a file with the table
+    Unsupported settings that envkit can ignore are in the notes of the task. If a file with the table
     ``[metadata.envkit]`` does not say where the tests run, they have a sandbox of their own.
 
     Args:
@@ -66,9 +65,6 @@ def read_task(folder: Path, variables: Collection[str] = ()) -> TerminalTask:
             raise ConfigError([f"{file}: metadata.envkit.setup: environment/{own.setup} is missing"])
     else:
         workdir = settings.workdir
-        if not settings.docker_image:
-            workdir = workdir or workdir_of(environment / "Dockerfile")
-            notes.extend(ignored(last_stage(environment / "Dockerfile")))
         _note_users(found, profile, notes)
     steps = tuple(_steps(folder, file, found, network, variables, notes))
     is_separate = any(step.verifier.is_separate for step in steps)
@@ -86,7 +82,6 @@ def read_task(folder: Path, variables: Collection[str] = ()) -> TerminalTask:
         packages=own.packages,
         profile=profile,
         workdir=workdir,
-        workdir_of_image=not settings.workdir and not own.portable,
         env=schema.resolved(f"{file}: environment.env", settings.env, variables),
         cpus=settings.cpus,
         memory_mib=_size(file, "memory", settings.memory_mb, settings.memory),
@@ -154,7 +149,7 @@ def _verifier(
     variables: Collection[str],
     notes: list[str],
 ) -> Verifier:
-    """Return the verifier of a table; that of a step takes what it does not say from the task's (the second of `step`).
+    """Return the verifier of a table. Keys that a step's table lacks come from the task's, the second of `step`.
 
     The tests of a step are in its own folder, or else in that of the task.
     """

@@ -11,7 +11,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
@@ -22,7 +22,6 @@ import yaml
 from envkit.errors import ConfigError, UsageError
 from envkit.runs.owners import owner_name
 
-from ..images import ignored, last_stage, workdir_of
 from ..tasks import TaskStep, TerminalTask, Verifier
 from .files import read_text, require_usable
 from .harbor import compose_notes, read_task
@@ -32,6 +31,8 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 TESTS = "/tests"
 """Folder of the tests in the sandbox, which they find in the variable ``TEST_DIR``."""
+_NAMED = 8
+"""Maximum number of folders that a warning names."""
 
 
 class _TaskFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,44 +61,55 @@ msgspec.json.Decoder(tuple[_TaskFile, _Command])
 def read_tasks(folder: Path, variables: Collection[str] = (), *, strict: bool = False) -> list[TerminalTask]:
     """Read a task of Harbor or Terminal-Bench 1, or all tasks in the subfolders of a folder, ordered by name.
 
-    Tasks that are malformed, or that envkit cannot play, are left out with a warning in the log.
+    Subfolders that are no tasks, or malformed, or that envkit cannot play, are left out with a warning in the log.
 
     Args:
         folder: The folder.
         variables: Names of the environment variables of this process that tasks may read; see `read_task`.
-        strict: Whether to raise an error instead of leaving out tasks.
+        strict: Whether to raise an error instead of leaving out subfolders.
 
     Raises:
         UsageError: There are no tasks.
         ConfigError: No task can be used, or one cannot and `strict` is true; with one line or more for each task.
     """
     tasks, problems = [], list[str]()
-    folders = task_folders(folder)
-    for one in folders:
+    for one in task_folders(folder):
         try:
             tasks.append(read_terminal_bench(one) if is_terminal_bench(one) else read_task(one, variables))
         except ConfigError as error:
             problems.extend(error.problems)
     if problems and (strict or not tasks):
         raise ConfigError(problems)
-    if problems:
-        left_out = f"left out {len(folders) - len(tasks):,} of {len(folders):,} tasks, which cannot be played"
-        _log.warning("%s; to list them: envkit tasks Terminal-v0 ls %s", left_out, folder)
+    for line in left_out(folder, tasks):
+        _log.warning(line)
     return tasks
 
 
+def left_out(folder: Path, tasks: Iterable[TerminalTask]) -> Sequence[str]:
+    """Return a line that names the subfolders of a folder that are none of its `tasks`, if there are any."""
+    folders, used = task_folders(folder), {task.folder for task in tasks}
+    names = [one.name for one in folders if one not in used]
+    if not names:
+        return []
+    shown = ", ".join([*names[:_NAMED], *(["..."] if len(names) > _NAMED else [])])
+    line = f"left out {len(names):,} of {len(folders):,} folders, which cannot be played ({shown})"
+    return [f"{line}; for the reasons: envkit tasks Terminal-v0 ls {folder}"]
+
+
 def task_folders(folder: Path) -> list[Path]:
-    """Return the folder itself if it is a task; otherwise its subfolders that are, ordered by name.
+    """Return the folder itself if it is a task; otherwise its subfolders, ordered by name, also if they are no tasks.
+
+    Hidden subfolders and ``__pycache__`` are ignored.
 
     Raises:
-        UsageError: There are none.
+        UsageError: None of them is a task.
     """
     if _is_task(folder):
         return [folder]
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}")
-    found = sorted(path for path in folder.iterdir() if _is_task(path))
-    if not found:
+    found = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith((".", "__")))
+    if not any(map(_is_task, found)):
         raise UsageError(
             f"{folder} has no tasks; choose a folder with task.toml or task.yaml, or one with such folders"
         )
@@ -126,7 +138,6 @@ def read_terminal_bench(folder: Path) -> TerminalTask:
     compose = folder / "docker-compose.yaml"
     notes = compose_notes(compose) if compose.is_file() else []
     notes = [note for note in notes if not note.endswith((": environment: is ignored", ": volumes: is ignored"))]
-    notes.extend(ignored(last_stage(folder / "Dockerfile")))
     if found.run_tests_in_same_shell:
         notes.append("run_tests_in_same_shell: the tests have a shell of their own")
     copies = Path(tempfile.mkdtemp(dir=_copies()))
@@ -152,8 +163,6 @@ def read_terminal_bench(folder: Path) -> TerminalTask:
         folder=folder,
         steps=(step,),
         environment=folder,
-        workdir=workdir_of(folder / "Dockerfile"),
-        workdir_of_image=True,
         network="open",
         difficulty=found.difficulty,
         category=found.category,

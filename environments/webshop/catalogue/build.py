@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from envkit.runs.printable import counted
+
 from .generate import generate
 from .loaders import read_products
 from .store import write_catalogue
@@ -38,7 +40,8 @@ def webshop_files(folder: Path, announce: Callable[[str], None], source: Path) -
     if left_out:
         (folder / "left-out.txt").write_text("\n".join(left_out) + "\n", encoding="utf-8")
         announce(
-            f"left out {len(left_out):,} products that cannot be read; left-out.txt in the data's folder lists them"
+            f"left out {counted(len(left_out), 'product')} that cannot be read; left-out.txt in the data's folder "
+            "lists them"
         )
 
 

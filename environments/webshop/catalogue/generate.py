@@ -84,7 +84,7 @@ class _Model(NamedTuple):
     """A product before it is written down. Near-duplicates are made from one model.
 
     Attributes:
-        features: The attributes, and after them what the texts mention although it is not among the attributes.
+        features: The attributes, followed by other features that the texts mention.
         attributes: Number of attributes.
         title: Words, and numbers of features.
     """

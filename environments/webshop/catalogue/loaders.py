@@ -3,9 +3,8 @@
     original  ``items_shuffle*.json``, with ``items_ins_v2*.json`` and ``items_human_ins.json`` if they are there. The
               files may be compressed (``.gz``) and have the prefix ``webshop_``.
     minimal   the same files in ``webshop_minimal/data``, some of them in its subfolder ``small``.
-    GEM       a table whose columns are the original loader's fields: ``webshop.db`` or ``resources/documents.jsonl``,
-              which GEM's setup writes into ``.cache/webshop``, or its data set of products as ``*.jsonl``, ``*.csv`` or
-              ``*.parquet``. Parquet needs the package pyarrow.
+    GEM       JSON lines with the original loader's fields: ``resources/documents.jsonl``, which GEM's setup writes into
+              ``.cache/webshop``, or its data set of products as ``*.jsonl``.
 
 Products are cleaned as the original loader does: ids longer than ten characters and repeated ids are dropped; values of
 options are in lower case, with " | " for "/". Products are streamed, the original's instructions are held in memory.
@@ -13,14 +12,11 @@ options are in lower case, with " | " for "/". Products are streamed, the origin
 
 from __future__ import annotations
 
-import csv
 import gzip
-import importlib
 import json
 import re
-import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -37,14 +33,14 @@ _CHUNK_CHARACTERS = 1 << 20
 _MAX_ITEM_CHARACTERS = 32 << 20
 _FOLDERS = (".", "data", "data/small", "webshop_minimal/data", "webshop_minimal/data/small", ".cache/webshop")
 _PRODUCTS = re.compile(r"(webshop_)?items_shuffle(.*)\.json(\.gz)?")
-_TABLES = ("webshop.db", "resources/documents.jsonl", "*.jsonl", "*.csv", "*.parquet")
+_JSON_LINES = ("resources/documents.jsonl", "*.jsonl")
 _LOOKED_FOR = (
     "expected the original's items_shuffle*.json (with items_ins_v2*.json and items_human_ins.json beside it or in the"
-    " folder above; .gz is fine), or GEM's webshop.db, resources/documents.jsonl, *.jsonl, *.csv or *.parquet, in the"
-    f" folder or in its subfolders {', '.join(_FOLDERS[1:])}"
+    " folder above; .gz is fine), or GEM's resources/documents.jsonl or *.jsonl, in the folder or in its subfolders"
+    f" {', '.join(_FOLDERS[1:])}"
 )
 _PLACEHOLDER = "DUMMY_ATTR"
-"""What the original stores for a product without attributes."""
+"""The attribute that the original gives to a product without attributes."""
 
 
 class _Choice(msgspec.Struct):
@@ -67,7 +63,7 @@ class _Original(msgspec.Struct):
 
 
 class _Labels(msgspec.Struct):
-    """What ``items_ins_v2*.json`` says about a product."""
+    """An entry of ``items_ins_v2*.json``."""
 
     attributes: tuple[str, ...] | None = None
     instruction: str | None = None
@@ -83,7 +79,7 @@ class _Human(msgspec.Struct):
 
 
 class _Gem(msgspec.Struct):
-    """A row of GEM's table; the names of its columns in lower case and without "_"."""
+    """A product of GEM; the names of its fields in lower case and without "_"."""
 
     asin: str
     title: str
@@ -100,9 +96,6 @@ class _Gem(msgspec.Struct):
     mainimage: str | None = None
 
 
-_JSON_COLUMNS = frozenset(("bulletpoints", "pricing", "options", "attributes", "instructionattributes"))
-
-
 def read_products(folder: Path, left_out: list[str] | None = None) -> Iterator[Product]:
     """Yield the products of `folder`, or of the file of products `folder`, in the order of the file.
 
@@ -114,38 +107,36 @@ def read_products(folder: Path, left_out: list[str] | None = None) -> Iterator[P
         UsageError: No file of a known layout is there, several files of products are, a file is malformed, or no
             product can be read.
     """
-    files = _product_files(folder)
-    read = _original_products if _PRODUCTS.fullmatch(files[0].name) else _gem_products
+    file = _product_file(folder)
+    read = _original_products if _PRODUCTS.fullmatch(file.name) else _gem_products
     seen: set[str] = set()
-    for file in files:
-        try:
-            for product in read(file, left_out):
-                if product.asin != "nan" and len(product.asin) <= 10 and product.asin not in seen:
-                    seen.add(product.asin)
-                    yield product
-        except (OSError, EOFError, UnicodeDecodeError, csv.Error, sqlite3.Error) as error:
-            raise UsageError(f"{file}: cannot be read: {error}") from error
+    try:
+        for product in read(file, left_out):
+            if product.asin != "nan" and len(product.asin) <= 10 and product.asin not in seen:
+                seen.add(product.asin)
+                yield product
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file}: cannot be read: {error}") from error
     if not seen:
-        raise UsageError(left_out[0] if left_out else f"{files[0]}: has no products")
+        raise UsageError(left_out[0] if left_out else f"{file}: has no products")
 
 
-def _product_files(folder: Path) -> list[Path]:
-    """Return the file of products; more than one only if they are the parts of a table in Parquet."""
+def _product_file(folder: Path) -> Path:
     if folder.is_file():
-        if not _PRODUCTS.fullmatch(folder.name) and folder.suffix not in {".db", ".jsonl", ".csv", ".parquet"}:
+        if not _PRODUCTS.fullmatch(folder.name) and folder.suffix != ".jsonl":
             raise UsageError(f"{folder}: not a file of products; {_LOOKED_FOR}")
-        return [folder]
+        return folder
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such file or folder; {_LOOKED_FOR}")
     places = [place for name in _FOLDERS if (place := folder / name).is_dir()]
     found = [file for place in places for file in sorted(place.iterdir()) if _PRODUCTS.fullmatch(file.name)]
-    for pattern in _TABLES:
+    for pattern in _JSON_LINES:
         found = found or [file for place in places for file in sorted(place.glob(pattern))]
     if not found:
         raise UsageError(f"{folder}: no file of products; {_LOOKED_FOR}")
-    if len(found) > 1 and found[0].suffix != ".parquet":
+    if len(found) > 1:
         raise UsageError(f"{folder}: several files of products; name one of {', '.join(map(str, found))}")
-    return found
+    return found[0]
 
 
 def _original_products(file: Path, left_out: list[str] | None) -> Iterator[Product]:
@@ -246,14 +237,12 @@ def _open(file: Path) -> IO[str]:
 
 
 def _gem_products(file: Path, left_out: list[str] | None) -> Iterator[Product]:
-    rows = {".db": _database_rows, ".csv": _csv_rows, ".parquet": _parquet_rows}.get(file.suffix, _json_rows)
-    for number, row in enumerate(rows(file)):
-        columns: dict[str, object] = {}
-        for name, value in row.items():
-            column = name.lower().replace("_", "")
-            is_json = column in _JSON_COLUMNS and isinstance(value, str)
-            columns[column] = _json_value(value) if is_json else value
-        raw = _typed(columns, _Gem, f"{file}: row {number}", left_out)
+    for number, row in enumerate(_json_rows(file)):
+        fields = {name.lower().replace("_", ""): value for name, value in row.items()}
+        if isinstance(options := fields.get("options"), str):
+            with suppress(ValueError):  # `_typed` reports other text
+                fields["options"] = json.loads(options or "null")
+        raw = _typed(fields, _Gem, f"{file}: row {number}", left_out)
         if raw is None:
             continue
         bullets = raw.bulletpoints
@@ -278,43 +267,16 @@ def _gem_products(file: Path, left_out: list[str] | None) -> Iterator[Product]:
         )
 
 
-def _json_value(text: str) -> object:
-    """Return the value of a column: JSON, text that is not JSON, or None for an empty one."""
-    try:
-        return json.loads(text) if text else None
-    except ValueError:
-        return text
-
-
 def _json_rows(file: Path) -> Iterator[Mapping[str, Any]]:
-    """Yield the rows of a table, or the products of GEM's documents, which are in their field ``product``."""
+    """Yield the objects of JSON lines, or the products of GEM's documents, which are in their field ``product``."""
     with _open(file) as stream:
         for line in stream:
             if line.strip():
-                row = _json_value(line)
+                try:
+                    row = json.loads(line)
+                except ValueError:
+                    row = None
                 yield row.get("product", row) if isinstance(row, dict) else {}
-
-
-def _csv_rows(file: Path) -> Iterator[Mapping[str, Any]]:
-    csv.field_size_limit(_MAX_ITEM_CHARACTERS)
-    with _open(file) as stream:
-        yield from csv.DictReader(stream, restkey="", restval="")
-
-
-def _database_rows(file: Path) -> Iterator[Mapping[str, Any]]:
-    with closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True)) as connection:
-        connection.row_factory = sqlite3.Row
-        for row in connection.execute("SELECT * FROM all_products"):
-            yield dict(row)
-
-
-def _parquet_rows(file: Path) -> Iterator[Mapping[str, Any]]:
-    try:
-        parquet = importlib.import_module("pyarrow.parquet")
-    except ImportError:
-        raise UsageError(f"{file}: Parquet needs pyarrow: pip install pyarrow, or convert it to JSON lines") from None
-    for batch in parquet.ParquetFile(file).iter_batches(batch_size=1000):
-        yield from batch.to_pylist()
 
 
 def _typed(value: object, kind: type[_T], place: str, left_out: list[str] | None) -> _T | None:

@@ -21,8 +21,8 @@ def data(
 ) -> None:
     """List the data that environments need, or build it and print its folder. Needed only once per machine."""
     from envkit.errors import UsageError
+    from envkit.runs.display import StreamDisplay
     from envkit.wiring import data as of_envs
-    from envkit.wiring.api import display_on
 
     if name is None:
         if source is not None:
@@ -36,7 +36,7 @@ def data(
             return
         print_table(("NAME", "ENVIRONMENT", "BUILT", "FOLDER"), rows)
         return
-    with closing(display_on(sys.stderr)) as display:
+    with closing(StreamDisplay(sys.stderr)) as display:
         if not of_envs.build(name, display.announce, source):
             display.announce(f"{name} is already on this machine")
     echo(of_envs.folder_of(name))

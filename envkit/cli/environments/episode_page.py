@@ -11,12 +11,13 @@ import orjson
 from rich.console import Console
 from rich.text import Text
 
-from envkit.runs.printable import printable
+from envkit.runs.printable import counted, printable
 from envkit.trainer_bridge.evaluation.outcomes import shortest_of
 from envkit.types import EpisodeRecord, FinishReason, TurnRecord
 
 _NARROW = 36
 """Maximum width in columns of a turn that is printed beside other turns."""
+_GRADER_LINES = 20
 _GAP = "   "
 _INDENT = "  "
 _ANSWER = re.compile("<answer>([^<>]*)</answer>")
@@ -51,7 +52,7 @@ class EpisodePage:
     def episode(self, episode: EpisodeRecord, number: int) -> None:
         """Write one episode; `number` is the number of its line in the file, counted from 1."""
         verdict = _verdict(episode)
-        task = f"  task {episode.index} (seed {episode.seed}), attempt {episode.member + 1}  "
+        task = f"  {episode.label}, attempt {episode.member + 1}  "
         self._console.print()
         self._write(Text.assemble((f"episode {number}", "bold"), task, (verdict, _STYLES[verdict])))
         self._write(_line(", ".join(_facts(episode)), "dim"))
@@ -59,6 +60,9 @@ class EpisodePage:
             self._write(_line(episode.outcome.error, "red"))
         for is_narrow, some in groupby(self._blocks(episode), key=lambda block: _width(block) <= _NARROW):
             self._rows(list(some), side_by_side=is_narrow)
+        if episode.outcome.success is False and (output := episode.outcome.grader_output):
+            lines = _text(output)[-_GRADER_LINES:]
+            self._rows([[Text("the grader printed", style="bold"), *lines]], side_by_side=False)
 
     def _blocks(self, episode: EpisodeRecord) -> Iterator[_Block]:
         if episode.start is not None and not self._prompts:
@@ -116,7 +120,7 @@ def summary(episodes: Sequence[EpisodeRecord]) -> str:
     verdicts = [_verdict(one) for one in episodes]
     counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in _STYLES if verdict in verdicts)
     tasks = len({one.index for one in episodes})
-    return f"{step}{_count(len(episodes), 'episode')} of {_count(tasks, 'task')}: {counts}"
+    return f"{step}{counted(len(episodes), 'episode')} of {counted(tasks, 'task')}: {counts}"
 
 
 def _verdict(episode: EpisodeRecord) -> str:
@@ -134,10 +138,10 @@ def _env(episode: EpisodeRecord) -> str:
 def _facts(episode: EpisodeRecord) -> Iterator[str]:
     if not episode.outcome.is_void:
         yield f"reward {_number(episode.outcome.reward)}"
-    yield _count(len(episode.turns), "turn")
+    yield counted(len(episode.turns), "turn")
     yield f"ended: {episode.outcome.stop.value}"
     if (shortest := shortest_of(episode.start_info)) is not None:
-        yield f"shortest solution: {_count(shortest, 'move')}"
+        yield f"shortest solution: {counted(shortest, 'move')}"
     yield from (f"{name} {_number(value)}" for name, value in episode.outcome.metrics.items())
 
 
@@ -166,10 +170,6 @@ def _notes(turn: TurnRecord) -> Iterator[str]:
 
 def _number(value: float | None) -> str:
     return "not finite" if value is None else f"{value:.4g}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _text(text: str, style: str = "") -> list[Text]:

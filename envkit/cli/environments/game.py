@@ -14,11 +14,12 @@ import gymnasium
 from anyio.from_thread import start_blocking_portal
 
 from envkit.checks.recorded import Recorder, play_in
+from envkit.env import attributed
 from envkit.errors import StepOrderError, UsageError
 from envkit.protocols import EpisodePlayer, Expert, Player, expert_for
 from envkit.trainer_bridge.evaluation.outcomes import shortest_of
 from envkit.types import Info, Observation, Options, Outcome, Reset, RolloutRequest, StopReason, Task, Trajectory
-from envkit.wiring.environments import attributed, make, make_here, open_expert
+from envkit.wiring.environments import make, make_here, open_expert
 from envkit.wiring.evaluation.policies import spec_of
 from envkit.wiring.tasks import ANY_SPLIT, with_split
 
@@ -178,7 +179,7 @@ class Game:
         if self._playing is None:
             return ()
         last = len(self._episode.seen) - 1
-        # An expert of a task needs every observation.
+        # A task expert tracks the episode: pass it every observation since the last hint.
         asked = self._episode.seen[self._hinted if self._playing is not self.expert else last :]
         self._hinted = last
         return [self._playing.moves(Observation(seen.observation, seen.legal_moves)) for seen in asked][-1]

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from envkit.cli.tables import echo, print_table
+
 if TYPE_CHECKING:
     from envkit.checks.doctor import DoctorReport
 
@@ -40,47 +42,30 @@ def _show_progress(what: str) -> None:
 
 
 def _print(found: DoctorReport) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     from envkit.checks.doctor import CAPABILITIES
-    from envkit.runs.printable import printable
 
     if sys.stderr.isatty():
         print(end="\x1b[K", file=sys.stderr, flush=True)
-    table = Table("sandboxes", *(backend.name for backend in found.backends), box=None, pad_edge=False)
-    works = [backend.problem is None for backend in found.backends]
-    table.add_row("works", *(_mark(one) for one in works))
-    for name in CAPABILITIES:
-        marks = [_mark(backend.capabilities.get(name)) for backend in found.backends]
-        table.add_row(f"  {name}", *marks)
-    for label, times in (
-        ("start", [backend.start_ms for backend in found.backends]),
-        ("exec", [backend.exec_ms for backend in found.backends]),
-    ):
-        table.add_row(label, *("" if time is None else f"{time:g} ms" for time in times))
-    console = Console(highlight=False)
-    console.print(table)
-    for backend in found.backends:
-        if backend.problem is not None:
-            console.print(printable(f"\n{backend.name}: {backend.problem}"), markup=False, soft_wrap=True)
-        if backend.shared:
-            console.print(
-                f"\n{backend.name}: sandboxes of this kind compete for: {', '.join(backend.shared)}",
-                markup=False,
-                soft_wrap=True,
-            )
-        if backend.unenforced:
-            line = f"\n{backend.name}: not enforced (docs/sandboxes.md): {', '.join(backend.unenforced)}"
-            console.print(line, markup=False, soft_wrap=True)
-        for remedy in backend.remedies:
-            console.print(printable(f"  {backend.name}: {remedy}"), markup=False, soft_wrap=True)
-    rest = Table(box=None, show_header=False, pad_edge=False)
+    backends = found.backends
+    rows = [["works", *(_mark(one.problem is None) for one in backends)]]
+    rows += [[f"  {name}", *(_mark(one.capabilities.get(name)) for one in backends)] for name in CAPABILITIES]
+    for label, times in (("start", [one.start_ms for one in backends]), ("exec", [one.exec_ms for one in backends])):
+        rows.append([label, *("" if time is None else f"{time:g} ms" for time in times)])
+    print_table(("sandboxes", *(one.name for one in backends)), rows)
+    for one in backends:
+        if one.problem is not None:
+            echo(f"\n{one.name}: {one.problem}")
+        if one.shared:
+            echo(f"\n{one.name}: sandboxes of this kind compete for: {', '.join(one.shared)}")
+        if one.unenforced:
+            echo(f"\n{one.name}: not enforced (docs/sandboxes.md): {', '.join(one.unenforced)}")
+        for remedy in one.remedies:
+            echo(f"  {one.name}: {remedy}")
+    echo()
+    width = max(map(len, found.machine))
     for name, value in found.machine.items():
-        rest.add_row(name, value)
-    console.print()
-    console.print(rest)
+        echo(f"{name:<{width}}  {value}")
 
 
 def _mark(holds: bool | None) -> str:
-    return "" if holds is None else "yes" if holds else "[red]no[/]"
+    return "" if holds is None else "yes" if holds else "no"

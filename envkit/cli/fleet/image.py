@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from envkit.cli.tables import echo
+from envkit.cli.tables import echo, note
 
 app = typer.Typer(no_args_is_help=True, help="Build Docker images for sandboxes.", rich_markup_mode=None)
 
@@ -43,7 +43,7 @@ def build(
     from envkit.wiring.sandboxes import images
 
     for one in data or ():
-        of_envs.build(one, _log)
+        of_envs.build(one, note)
     build_it = partial(
         images.build,
         name,
@@ -51,7 +51,7 @@ def build(
         offline=offline,
         packages=packages or [],
         tag=tag,
-        announce=_log,
+        announce=note,
         data={one: of_envs.folder_of(one) for one in data or ()},
     )
     echo(clock.run(build_it))
@@ -64,7 +64,3 @@ def list_images() -> None:
 
     for name in names():
         echo(name)
-
-
-def _log(line: str) -> None:
-    echo(line, err=True)

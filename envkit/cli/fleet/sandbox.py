@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn, TypeAlias
 
 import typer
 
-from envkit.cli.tables import AsJson, duration, echo, moment, print_json, print_table
+from envkit.cli.tables import AsJson, duration, echo, moment, note, print_json, print_table
 from envkit.errors import UsageError
 from envkit.types import JSON, SandboxState, SandboxView
 
@@ -175,7 +175,7 @@ def remove(
 @app.command("ls")
 def list_sandboxes(
     with_servers: Annotated[
-        bool, typer.Option("--all", help="Also list sandboxes of servers on this machine, with their server.")
+        bool, typer.Option("--all", help="Also list sandboxes of servers on this machine.")
     ] = False,
     as_json: AsJson = False,
     url: Url = None,
@@ -184,9 +184,8 @@ def list_sandboxes(
 ) -> None:
     """List detached sandboxes, or all sandboxes of a server (--url).
 
-    With --all, sandboxes of servers on this machine are listed too, with the process id, address and ledger (lease
-    database) of their server. A server stops its sandboxes when it ends. If it is killed, the sandboxes stop by
-    themselves. With --json, times are in seconds.
+    With --all, sandboxes of servers on this machine are listed too. A server stops its sandboxes when it ends. If it is
+    killed, the sandboxes stop by themselves. With --json, times are in seconds.
     """
     service = _service(url, token_file, ca)
     from envkit import clock
@@ -198,13 +197,13 @@ def list_sandboxes(
         return
     from envkit.wiring.sandboxes.service import list_detached_sandboxes
 
-    found = clock.run(partial(list_detached_sandboxes, with_servers=with_servers, warn=_warn))
+    found = clock.run(partial(list_detached_sandboxes, with_servers=with_servers, warn=note))
     if as_json:
-        print_json({"id": one.id, **one.stats, "problem": one.problem, "owner": [*one.owner]} for one in found)
+        print_json({"id": one.id, **one.stats, "problem": one.problem, "of_server": one.of_server} for one in found)
         return
-    headings = ("ID", "AGE", "PROCESSES", "MEMORY", "SERVER" if with_servers else "NOTE")
-    notes = (", ".join(filter(None, (one.problem, *one.owner))) for one in found)
-    print_table(headings, [(one.id, *_figures(one.stats), note) for one, note in zip(found, notes, strict=True)])
+    notes = (", ".join(filter(None, (one.problem, "of a server" if one.of_server else ""))) for one in found)
+    rows = [(one.id, *_figures(one.stats), note) for one, note in zip(found, notes, strict=True)]
+    print_table(("ID", "AGE", "PROCESSES", "MEMORY", "NOTE"), rows)
 
 
 @app.command("prune")
@@ -215,7 +214,7 @@ def prune(
     from envkit import clock
     from envkit.wiring.sandboxes.prune import prune as prune_all
 
-    for line in clock.run(partial(prune_all, dry_run=dry_run, warn=_warn)):
+    for line in clock.run(partial(prune_all, dry_run=dry_run, warn=note)):
         echo(line)
 
 
@@ -323,10 +322,6 @@ def _figures(stats: Mapping[str, JSON]) -> tuple[str, str, str]:
         "" if processes is None else str(processes),
         f"{memory >> 20} MiB" if isinstance(memory, int) else "",
     )
-
-
-def _warn(line: str) -> None:
-    echo(line, err=True)
 
 
 def _setting(text: str) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from envkit.cli.tables import echo
+from envkit.cli.tables import echo, note
 
 
 def serve(
@@ -36,19 +36,6 @@ def serve(
         int | None,
         typer.Option(
             min=0, max=65535, metavar="PORT", help="Port; 0 picks a free one.  [default: 8000]", show_default=False
-        ),
-    ] = None,
-    capacity: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="COUNT", help="Maximum concurrent episodes.  [default: 1024]", show_default=False),
-    ] = None,
-    ttl_s: Annotated[
-        float | None,
-        typer.Option(
-            min=1,
-            metavar="SECONDS",
-            help="Expire sessions that are idle for this time.  [default: 600]",
-            show_default=False,
         ),
     ] = None,
     drain_s: Annotated[
@@ -85,20 +72,14 @@ def serve(
         "listen.host": host,
         "listen.port": port,
         "listen.socket": None if socket is None else str(socket),
-        "envs.capacity": capacity,
-        "limits.session_ttl_s": ttl_s,
         "drain_s": drain_s,
         "state": None if state is None else str(state),
     }
     merged = serving.read(config, settings or [], {key: value for key, value in options.items() if value is not None})
     with events_on_standard_error():
-        clock.run(partial(serve_fleet, merged, announce=_announce, on_ready=_ready), fast=True)
+        clock.run(partial(serve_fleet, merged, announce=note, on_ready=_ready), fast=True)
     for number in (signal.SIGTERM, signal.SIGINT):  # a signal that arrives after the end must not change the exit code
         signal.signal(number, signal.SIG_IGN)
-
-
-def _announce(line: str) -> None:
-    echo(line, err=True)
 
 
 def _ready(address: str) -> None:

@@ -40,8 +40,7 @@ def create(
     from envkit.wiring.gateway.token_store import open_tokens
 
     ttl_s = None if ttl is None else _seconds(ttl)
-    with open_tokens(state) as tokens:
-        echo(tokens.create(tenant, filter(None, map(str.strip, scopes.split(","))), name, ttl_s))
+    echo(open_tokens(state).create(tenant, filter(None, map(str.strip, scopes.split(","))), name, ttl_s))
 
 
 @app.command("revoke")
@@ -52,8 +51,7 @@ def revoke(
     """Revoke a token permanently. Running servers reject it within a second."""
     from envkit.wiring.gateway.token_store import open_tokens
 
-    with open_tokens(state) as tokens:
-        tokens.revoke(token)
+    open_tokens(state).revoke(token)
     echo(f"revoked {token}")
 
 
@@ -64,20 +62,19 @@ def list_tokens(state: State = None, as_json: AsJson = False) -> None:
     from envkit.wiring.gateway.token_store import open_tokens
 
     now = clock.wall()
-    with open_tokens(state) as tokens:
-        listed = [
-            {
-                "id": one.id,
-                "name": one.name,
-                "tenant": one.tenant,
-                "scopes": ",".join(sorted(one.scopes)),
-                "state": "revoked" if one.revoked is not None else "valid" if one.is_live(now) else "expired",
-                "created_s": one.created,
-                "expires_s": one.expires,
-                "used_s": one.used,
-            }
-            for one in tokens.list()
-        ]
+    listed = [
+        {
+            "id": one.id,
+            "name": one.name,
+            "tenant": one.tenant,
+            "scopes": ",".join(sorted(one.scopes)),
+            "state": "revoked" if one.revoked is not None else "valid" if one.is_live(now) else "expired",
+            "created_s": one.created,
+            "expires_s": one.expires,
+            "used_s": one.used,
+        }
+        for one in open_tokens(state).list()
+    ]
     if as_json:
         print_json(listed)
         return

@@ -51,18 +51,26 @@ class _Environments(typer.core.TyperGroup):
         return [spec for spec in registered() if spec.commands or spec.task_set or "oracle" in spec.players]
 
 
+class _Commands(typer.core.TyperGroup):
+    """The commands of an environment, whose options may also come before the name of the command."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        at = next((place for place, word in enumerate(args) if word in self.commands), 0)
+        return super().parse_args(ctx, [*args[at : at + 1], *args[:at], *args[at + 1 :]])
+
+
 def _commands_of(spec: EnvSpec) -> typer.core.TyperGroup:
     """Return the commands of one environment; its own ones replace those that every environment has."""
     from envkit.registry import load
-    from envkit.runs.display import display_on
+    from envkit.runs.display import StreamDisplay
     from envkit.wiring.commands import run
 
-    app = typer.Typer(no_args_is_help=True, help=spec.summary, rich_markup_mode=None)
+    app = typer.Typer(cls=_Commands, no_args_is_help=True, help=spec.summary, rich_markup_mode=None)
 
     def call(name: str, function: Callable[..., Any], arguments: dict[str, Any]) -> CommandResult:
         if "option" in arguments:
             arguments["options"] = read_options(arguments.pop("option") or ())
-        with closing(display_on(sys.stderr)) as display:
+        with closing(StreamDisplay(sys.stderr)) as display:
             return run(spec, name, function, arguments, display=display)
 
     for name, entry_point in {**_GENERIC, **spec.commands}.items():

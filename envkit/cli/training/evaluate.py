@@ -16,7 +16,8 @@ import typer
 from envkit.cli.environments.options import EnvOptions, complete_env, read_options
 from envkit.cli.tables import echo
 from envkit.errors import OptionError, UsageError
-from envkit.shorthands import RENAMED, SHORTHANDS
+from envkit.runs.printable import counted
+from envkit.shorthands import SHORTHANDS
 
 if TYPE_CHECKING:
     from envkit.trainer_bridge.evaluation.report import EvaluationFolder
@@ -82,7 +83,6 @@ _PARAMETERS: dict[str, Any] = {
         Path | None,
         typer.Option(metavar="FILE", help="Write successful episodes here, for imitation.kind: dialogues."),
     ],
-    **{name: Annotated[str | None, typer.Option(hidden=True)] for name in RENAMED},
 }
 """The argument and the options, the most used ones first."""
 _SPELLED = {"target": "ENV|FILE", "overrides": "--set", "as_json": "--json"}
@@ -109,9 +109,6 @@ def evaluate(**chosen: Any) -> None:
         return
     if chosen["target"] is None:
         raise UsageError("name an environment or an evaluation file")
-    old = [(name, f"{key}={chosen[name]}") for name, key in RENAMED.items() if chosen[name] is not None]
-    for name, override in old:
-        echo(f"--{name.replace('_', '-')} is now --set {override}", err=True)
     if chosen["force"] and chosen["output"] is None:
         raise UsageError("--force replaces the evaluation in the folder --output; add --output, or leave out --force")
     settings = {name: chosen[name] for name in SHORTHANDS}
@@ -123,7 +120,6 @@ def evaluate(**chosen: Any) -> None:
         settings["split"] = settings["split"] or "any"
     chosen["overrides"] = [
         *(chosen["overrides"] or ()),
-        *(override for _, override in old),
         *(f"rollout.parameters.{one}" for one in chosen["param"] or ()),
     ]
     _run(chosen, {**settings, "options": options or None, "greedy": chosen["greedy"]})
@@ -176,7 +172,8 @@ def _resume_hint(folder: EvaluationFolder | None) -> Iterator[None]:
     except BaseException:
         if folder is not None and folder.count:
             words = shlex.join(["envkit", *(word for word in sys.argv[1:] if word != "--force")])
-            echo(f"{folder.count} finished episodes are saved in {folder.path}; continue with: {words}", err=True)
+            finished = counted(folder.count, "finished episode")
+            echo(f"{finished} saved in {folder.path}; continue with: {words}", err=True)
         raise
 
 

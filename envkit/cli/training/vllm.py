@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from envkit.cli.tables import echo
+from envkit.cli.tables import echo, note
 
 
 def vllm(
@@ -56,7 +56,7 @@ def vllm(
             port=port,
             max_tokens=max_tokens,
             lora_rank=lora_rank,
-            announce=partial(echo, err=True),
+            announce=note,
             on_ready=_ready,
         )
     )

@@ -16,8 +16,8 @@ import anyio
 import msgspec
 
 from envkit.errors import UnreachableError
-from envkit.http.api.calls import Calls
-from envkit.http.api.operations import Operations
+from envkit.http.api.dispatcher import Dispatcher
+from envkit.http.api.session_operations import SessionOperations
 from envkit.http.api.websocket import Sockets
 from envkit.http.auth.caller import caller_of
 from envkit.http.auth.sandbox_policy import SandboxPolicy
@@ -25,8 +25,8 @@ from envkit.http.protocol import messages
 from envkit.http.protocol.asgi import CallOutcome, Receive, Scope, Send, read_body, respond_outcome
 from envkit.http.protocol.operations import CONNECT, EXEC, POOL_EVENTS, PROGRAM, STEP, STEPS
 from envkit.http.sandboxes.access import MAX_TIMEOUT_S, SandboxAccess
-from envkit.http.sandboxes.http_only import HttpOnlyOperations
-from envkit.http.sandboxes.operations import SandboxOperations
+from envkit.http.sandboxes.files_and_events import FilesAndEvents
+from envkit.http.sandboxes.lifecycle import SandboxLifecycle
 from envkit.http.sandboxes.streams import SandboxStreams
 from envkit.http.sandboxes.transfers import FolderTransfers, FolderTransport
 from envkit.http.sessions.counters import step_metrics_of
@@ -85,7 +85,8 @@ def create_app(
         step_timeout_s: Timeout of a step, in seconds. A step that exceeds it is cancelled, and its session breaks.
         reset_timeout_s: Timeout of a reset, in seconds.
         grade_timeout_s: Timeout of the grader of an episode, in seconds.
-        tenant_share: Maximum fraction of the episode slots that one tenant may use.
+        tenant_share: Maximum fraction of the episode slots, and of those of each part of the host, that one tenant may
+            use; one slot is always allowed.
         slow_reset_s: Seconds after which an HTTP request that creates a session or a sandbox, or grades an episode,
             gets an answer with status 202, if the reset, the start or the grader is still running.
         max_request_bytes: Maximum size of a request body or WebSocket frame, in bytes. File transfers to sandboxes have
@@ -108,7 +109,7 @@ def create_app(
         grade_timeout_s=grade_timeout_s,
         tenant_share=tenant_share,
     )
-    operations = Operations(
+    operations = SessionOperations(
         sessions,
         envs,
         check_task=check_task,
@@ -116,29 +117,29 @@ def create_app(
         max_request_bytes=max_request_bytes,
         sends_traces=sends_traces,
     )
-    calls = Calls(operations, slow_s=slow_reset_s, max_request_bytes=max_request_bytes)
+    dispatcher = Dispatcher(operations, slow_s=slow_reset_s, max_request_bytes=max_request_bytes)
     sandboxes = None
     if pool is not None:
         folders = None if folder_transport is None else FolderTransfers(folder_transport)
         operations.sandboxes = access = SandboxAccess(pool, max_timeout_s=max_timeout_s)
-        sandboxes = SandboxOperations(access, calls.keyed, ttl_s=sandbox_ttl_s, policy=policy)
+        sandboxes = SandboxLifecycle(access, dispatcher.keyed, ttl_s=sandbox_ttl_s, policy=policy)
         for owner in (
             access,
             sandboxes,
-            HttpOnlyOperations(access, calls.outcome, operations.failure, folders),
+            FilesAndEvents(access, dispatcher.outcome, folders),
         ):
-            calls.bind(owner)
-    return App(calls, sandboxes, max_request_bytes=max_request_bytes, lazy=lazy)
+            dispatcher.bind(owner)
+    return App(dispatcher, sandboxes, max_request_bytes=max_request_bytes, lazy=lazy)
 
 
 class App:
     """The ASGI application that `create_app` returns. When its ASGI lifespan ends, all its sessions end."""
 
     def __init__(
-        self, calls: Calls, sandboxes: SandboxOperations | None, *, max_request_bytes: int, lazy: bool
+        self, dispatcher: Dispatcher, sandboxes: SandboxLifecycle | None, *, max_request_bytes: int, lazy: bool
     ) -> None:
-        self._calls = calls
-        self._operations = calls.operations
+        self._dispatcher = dispatcher
+        self._operations = dispatcher.operations
         self._sandboxes = sandboxes
         self._streams = None if sandboxes is None else SandboxStreams(sandboxes.access, self._operations.failure)
         self._max_request_bytes = max_request_bytes
@@ -186,14 +187,14 @@ class App:
         if self._api is None:
             from envkit.http.api.openapi import describe
 
-            self._api = describe(self._calls)
+            self._api = describe(self._dispatcher)
         return self._api
 
     def refuse_new(self) -> None:
         """Refuse new sessions and sandboxes from now on; calls to those that exist still work."""
         self._operations.sessions.is_draining = True
         if self._sandboxes is not None:
-            self._sandboxes.refuse_new()
+            self._sandboxes.starts.is_draining = True
 
     def in_use(self, *, with_sandboxes: bool) -> int:
         """Return the number of episodes that run, and, `with_sandboxes`, of sandboxes that clients use."""
@@ -236,11 +237,11 @@ class App:
                 await self._step(path[len(_SESSION) : -len(_AFTER_ID)], scope, receive, send)
                 return
             if path == STEPS.path:
-                await self._calls.respond(STEPS, {}, scope, receive, send)
+                await self._dispatcher.respond(STEPS, {}, scope, receive, send)
                 return
             if path.startswith(_SANDBOX) and path.endswith(_AFTER_SANDBOX):
                 values = {"sandbox_id": path[len(_SANDBOX) : -len(_AFTER_SANDBOX)]}
-                await self._calls.respond(EXEC, values, scope, receive, send)
+                await self._dispatcher.respond(EXEC, values, scope, receive, send)
                 return
         await self.api()(scope, receive, send)
 
@@ -272,10 +273,10 @@ class App:
         if not self._lazy:
             self.api()
         async with self._operations.sessions, anyio.create_task_group() as tasks:
-            self._sockets = Sockets(self._calls, tasks, self._max_request_bytes, self._sandboxes)
-            self._calls.keyed.tasks = tasks
+            self._sockets = Sockets(self._dispatcher, tasks, self._max_request_bytes, self._sandboxes)
+            self._dispatcher.keyed.tasks = tasks
             if self._sandboxes is not None:
-                self._sandboxes.run_in(tasks)
+                self._sandboxes.starts.tasks = tasks
             await send({"type": "lifespan.startup.complete"})
             await receive()
             tasks.cancel_scope.cancel()

@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from envkit import __version__
 from envkit.errors import RequestError, UnknownPathError, to_problem
-from envkit.http.api.calls import Calls
+from envkit.http.api.dispatcher import Dispatcher
 from envkit.http.protocol import messages
 from envkit.http.protocol.operations import (
     HEALTH,
@@ -48,7 +48,7 @@ _KEY = {
 }
 
 
-def describe(calls: Calls) -> FastAPI:
+def describe(dispatcher: Dispatcher) -> FastAPI:
     """Return a FastAPI application with all HTTP routes. Its document lists only operations that have a handler."""
     api = FastAPI(
         title="envkit",
@@ -61,14 +61,14 @@ def describe(calls: Calls) -> FastAPI:
         exception_handlers={HTTPException: _unrouted},
     )
     operations = [one for one in OPERATIONS if one.path and one.verb != "WEBSOCKET"]
-    described = [one for one in operations if calls.handler(one) is not None]
+    described = [one for one in operations if dispatcher.handler(one) is not None]
     types = {str(kind): kind for one in described for kind in (one.json_body, one.reply, *one.replies.values())}
     types = {name: kind for name, kind in types.items() if kind not in (None, str, bytes)}
     types[str(messages.Problem)] = messages.Problem
     schemas, components = msgspec.json.schema_components(types.values(), ref_template=_REF)
     schema_of = dict(zip(types, schemas, strict=True))
     for operation in operations:
-        _add(api, calls, operation, schema_of)
+        _add(api, dispatcher, operation, schema_of)
 
     def document() -> dict[str, Any]:
         if api.openapi_schema is None:
@@ -81,13 +81,13 @@ def describe(calls: Calls) -> FastAPI:
     return api
 
 
-def _add(api: FastAPI, calls: Calls, operation: Operation[Any, Any], schema_of: dict[str, Any]) -> None:
+def _add(api: FastAPI, dispatcher: Dispatcher, operation: Operation[Any, Any], schema_of: dict[str, Any]) -> None:
     """Add the HTTP route of an operation to `api`. `schema_of` contains the JSON schema of each message type."""
-    handler = calls.handler(operation)
+    handler = dispatcher.handler(operation)
     is_described = handler is not None and operation is not PAGE
 
     async def respond(scope: Scope, receive: Receive, send: Send) -> None:
-        await calls.respond(operation, scope["path_params"], scope, receive, send)
+        await dispatcher.respond(operation, scope["path_params"], scope, receive, send)
 
     def add(verb: str, **description: Any) -> None:
         api.add_api_route(operation.path, _unused, methods=[verb], response_class=Response, **description)

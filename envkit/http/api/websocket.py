@@ -21,12 +21,12 @@ import msgspec
 from anyio.abc import TaskGroup
 
 from envkit.errors import EnvkitError, RequestError, TooLargeError, did_you_mean
-from envkit.http.api.calls import Calls
+from envkit.http.api.dispatcher import Dispatcher
 from envkit.http.auth.caller import PLAY, SANDBOX, Caller
 from envkit.http.protocol.asgi import CallOutcome, Receive, Send
 from envkit.http.protocol.messages import MAX_FRAMES, UNREADABLE, Frame, StepFrame, batches, read, read_each
 from envkit.http.protocol.operations import CREATE, METHODS, STEP, STOP, VIEW
-from envkit.http.sandboxes.operations import SandboxOperations
+from envkit.http.sandboxes.lifecycle import SandboxLifecycle
 from envkit.http.sessions.counters import StepMetrics
 from envkit.types import TenantKey
 
@@ -130,17 +130,17 @@ class Sockets:
     """All open WebSockets of a server.
 
     Args:
-        calls: Runs the calls that the frames contain.
+        dispatcher: Runs the calls that the frames contain.
         tasks: Task group for the calls that continue after their socket closes.
         max_frame_bytes: Maximum size of a frame's parameters, in bytes.
         sandboxes: Renews the leases of sandboxes that are used over the sockets; None if the server lends no sandboxes.
     """
 
     def __init__(
-        self, calls: Calls, tasks: TaskGroup, max_frame_bytes: int, sandboxes: SandboxOperations | None = None
+        self, dispatcher: Dispatcher, tasks: TaskGroup, max_frame_bytes: int, sandboxes: SandboxLifecycle | None = None
     ) -> None:
-        self._calls = calls
-        self._operations = calls.operations
+        self._dispatcher = dispatcher
+        self._operations = dispatcher.operations
         self._tasks = tasks
         self._max_frame_bytes = max_frame_bytes
         self._sandboxes = sandboxes
@@ -195,7 +195,7 @@ class Sockets:
             if isinstance(frame, bytes):
                 outbox.put(frame)
                 continue
-            # Calls about sandboxes are cancelled when the socket closes, unless they have an idempotency key.
+            # Dispatcher about sandboxes are cancelled when the socket closes, unless they have an idempotency key.
             tasks = socket.tasks if METHODS[frame.method].scope == SANDBOX else self._tasks
             tasks.start_soon(self._answer, socket, frame)
         return count
@@ -255,7 +255,7 @@ class Sockets:
 
     async def _answer(self, socket: _Socket, frame: Frame | StepFrame) -> None:
         if isinstance(frame, StepFrame):
-            outcome = await self._calls.outcome(STEP, frame.params, socket.caller)
+            outcome = await self._dispatcher.outcome(STEP, frame.params, socket.caller)
         else:
             outcome = await self._call(socket, frame)
         socket.outbox.put(outcome.answer(frame.id))
@@ -273,13 +273,13 @@ class Sockets:
             socket.sandboxes.discard(body.sandbox_id)
         elif operation is not VIEW and hasattr(body, "sandbox_id"):
             socket.sandboxes.add(body.sandbox_id)
-        outcome = await self._calls.outcome(operation, body, caller)
+        outcome = await self._dispatcher.outcome(operation, body, caller)
         if operation is CREATE and not outcome.is_error:
             socket.metrics.envs[body.env_id] += 1
         return outcome
 
 
-async def _renew(operations: SandboxOperations, socket: _Socket) -> None:
+async def _renew(operations: SandboxLifecycle, socket: _Socket) -> None:
     while True:
         await anyio.sleep(_RENEW_S)
         if socket.sandboxes:

@@ -14,11 +14,10 @@ import os
 import re
 import secrets
 import sqlite3
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple
 
 from envkit import clock
 from envkit.errors import EnvkitError, UsageError, did_you_mean
@@ -37,11 +36,13 @@ _MAX_TTL_S = 100 * 365 * 86400.0
 _TOKEN = re.compile(r"ek_([0-9a-f]{12})_([A-Za-z0-9_-]{43})")
 _WORD = re.compile(r"[A-Za-z0-9._-]{1,32}")
 _TABLE = """
-CREATE TABLE tokens (
+BEGIN IMMEDIATE;
+CREATE TABLE IF NOT EXISTS tokens (
     id TEXT PRIMARY KEY, name TEXT NOT NULL, tenant TEXT NOT NULL, scopes TEXT NOT NULL, secret_sha256 BLOB NOT NULL,
     created REAL NOT NULL, expires REAL, used REAL, revoked REAL
 );
-CREATE UNIQUE INDEX live_names ON tokens (name) WHERE revoked IS NULL;
+CREATE UNIQUE INDEX IF NOT EXISTS live_names ON tokens (name) WHERE revoked IS NULL;
+COMMIT;
 """
 _NOT_A_TOKEN_FILE = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CANTOPEN)
 """SQLite's error codes if the path is a folder, or if the file is damaged, not a database, or lacks the table."""
@@ -68,7 +69,7 @@ class TokenView(NamedTuple):
 
 
 class TokenStore:
-    """The tokens in one file. Many processes may use the file at the same time. Only one thread may use this object.
+    """The tokens in one file, which many processes may use at the same time.
 
     Args:
         path: Path of the file. If the file or its folder is missing, it is created, and only its owner gets access.
@@ -84,7 +85,7 @@ class TokenStore:
         self._cached: dict[bytes, tuple[Caller, float]] = {}
         self._is_needed = False
         self._checked_at = -math.inf
-        self._opened, self._file = _open(path)
+        _open(path).close()
 
     def create(self, tenant: str, scopes: Iterable[str], name: str | None = None, ttl_s: float | None = None) -> str:
         """Create a token and return its text. The text is not stored, so it cannot be read later.
@@ -114,7 +115,7 @@ class TokenStore:
         row = (id, name or id, tenant, ",".join(sorted(given)), _digest(secret), now, expires)
         try:
             with self._translated_errors(UsageError):
-                self._database().execute(
+                self._execute(
                     "INSERT INTO tokens (id, name, tenant, scopes, secret_sha256, created, expires)"
                     " VALUES (?, ?, ?, ?, ?, ?, ?)",
                     row,
@@ -130,16 +131,12 @@ class TokenStore:
             UsageError: The token does not exist or is already revoked.
         """
         with self._translated_errors(UsageError):
-            found = (
-                self._database()
-                .execute(
-                    # If the text is the id of one token and the name of another, revoke the token with the id.
-                    "UPDATE tokens SET revoked = ? WHERE revoked IS NULL AND id ="
-                    " (SELECT id FROM tokens WHERE revoked IS NULL AND (id = ?2 OR name = ?2) ORDER BY id <> ?2)"
-                    " RETURNING id",
-                    (clock.wall(), id_or_name),
-                )
-                .fetchall()
+            found = self._execute(
+                # If the text is the id of one token and the name of another, revoke the token with the id.
+                "UPDATE tokens SET revoked = ? WHERE revoked IS NULL AND id ="
+                " (SELECT id FROM tokens WHERE revoked IS NULL AND (id = ?2 OR name = ?2) ORDER BY id <> ?2)"
+                " RETURNING id",
+                (clock.wall(), id_or_name),
             )
         if not found:
             live = [word for one in self.list() if one.revoked is None for word in {one.id, one.name}]
@@ -150,7 +147,7 @@ class TokenStore:
     def list(self) -> Sequence[TokenView]:
         """Return all tokens, including revoked and expired ones, oldest first."""
         with self._translated_errors(UsageError):
-            rows = self._database().execute(f"SELECT {_VIEW} FROM tokens ORDER BY created, id").fetchall()
+            rows = self._execute(f"SELECT {_VIEW} FROM tokens ORDER BY created, id")
         return [_view(row) for row in rows]
 
     def is_needed(self) -> bool:
@@ -163,7 +160,7 @@ class TokenStore:
         """
         if not self._is_needed and (now := clock.stopwatch()) >= self._checked_at + self._fresh_s:
             with self._translated_errors(EnvkitError):
-                self._is_needed = self._database().execute("SELECT 1 FROM tokens LIMIT 1").fetchone() is not None
+                self._is_needed = bool(self._execute("SELECT 1 FROM tokens LIMIT 1"))
             self._checked_at = now
         return self._is_needed
 
@@ -186,54 +183,29 @@ class TokenStore:
             del self._cached[digest]
         return caller
 
-    def close(self) -> None:
-        self._opened.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _look_up(self, text: str) -> Caller | None:
         parts = _TOKEN.fullmatch(text)
         if parts is None:
             return None
         with self._translated_errors(EnvkitError):
-            database = self._database()
-            row = database.execute(f"SELECT secret_sha256, {_VIEW} FROM tokens WHERE id = ?", (parts[1],)).fetchone()
-            if row is None or not hmac.compare_digest(row[0], _digest(parts[2])):
+            rows = self._execute(f"SELECT secret_sha256, {_VIEW} FROM tokens WHERE id = ?", (parts[1],))
+            if not rows or not hmac.compare_digest(rows[0][0], _digest(parts[2])):
                 return None
-            view, now = _view(row[1:]), clock.wall()
+            view, now = _view(rows[0][1:]), clock.wall()
             if not view.is_live(now):
                 return None
             if view.used is None or now - view.used >= _TOUCH_S:
-                self._touch(view.id, now)
+                with suppress(sqlite3.OperationalError, UsageError):  # do not wait for another process that writes
+                    self._execute("UPDATE tokens SET used = ? WHERE id = ?", (now, view.id), busy_s=0.0)
         return Caller(view.tenant, view.scopes, view.id)
 
-    def _touch(self, id: str, now: float) -> None:
-        """Record that a token is used now. Skip this while another process writes to the file, so that no request
-        has to wait.
-        """
-        database = self._database()
-        database.execute("PRAGMA busy_timeout = 0")
-        with suppress(sqlite3.OperationalError):
-            database.execute("UPDATE tokens SET used = ? WHERE id = ?", (now, id))
-        database.execute(f"PRAGMA busy_timeout = {_BUSY_S * 1000:.0f}")
-
-    def _database(self) -> sqlite3.Connection:
-        """Return the connection to the file. If the file was removed or replaced, open or create the file at the path.
+    def _execute(self, statement: str, values: Sequence[object] = (), busy_s: float = _BUSY_S) -> Sequence[Any]:
+        """Execute a statement and return its rows. The file is opened each time, since it may have been replaced.
 
         Tokens that only the old file contained are then no longer valid.
         """
-        try:
-            is_same = _identity(self._path) == self._file
-        except FileNotFoundError:
-            is_same = False
-        if not is_same:
-            self._opened.close()
-            self._opened, self._file = _open(self._path)
-        return self._opened
+        with closing(_open(self._path, busy_s)) as database:
+            return database.execute(statement, values).fetchall()
 
     @contextmanager
     def _translated_errors(self, kind: type[EnvkitError]) -> Iterator[None]:
@@ -245,8 +217,8 @@ class TokenStore:
             raise kind(f"cannot use the tokens in {self._path}: {error}") from None
 
 
-def _open(path: Path) -> tuple[sqlite3.Connection, tuple[int, int]]:
-    """Open the token file, and create it if missing; return the connection and the file's device and inode numbers."""
+def _open(path: Path, busy_s: float = _BUSY_S) -> sqlite3.Connection:
+    """Open the token file, and create it if missing. Wait up to `busy_s` seconds for other processes that write."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = path.parent.stat()
@@ -255,17 +227,17 @@ def _open(path: Path) -> tuple[sqlite3.Connection, tuple[int, int]]:
                 f"tokens are not safe in {path.parent}: other users may write there; run chmod go-w {path.parent}, or "
                 "choose another folder (--state)"
             )
-        if not path.exists():
-            _create(path)
-        if path.stat().st_mode & 0o077:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        file = path.stat()
+        if file.st_mode & 0o077:
             path.chmod(0o600)
             _log.warning(
                 "%s was accessible to other users; changed its mode to 600. It contains hashes, not tokens", path
             )
-        file = _identity(path)
-        database = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+        database = sqlite3.connect(path, timeout=busy_s, isolation_level=None)
         try:
-            database.execute("PRAGMA synchronous = NORMAL")
+            if not file.st_size:
+                database.executescript(_TABLE)
             database.execute(f"SELECT {_VIEW} FROM tokens LIMIT 0")
         except BaseException:
             database.close()
@@ -280,27 +252,7 @@ def _open(path: Path) -> tuple[sqlite3.Connection, tuple[int, int]]:
         raise UsageError(
             f"{path} is not a token file: {error}; move it away, or choose another folder (--state)"
         ) from None
-    return database, file
-
-
-def _create(path: Path) -> None:
-    """Create the token file atomically, so that another process never finds it incomplete."""
-    # `mkstemp` creates the file with mode 0600. SQLite creates its journal files with the same mode.
-    handle, draft = tempfile.mkstemp(dir=path.parent, prefix=".tokens-")
-    os.close(handle)
-    try:
-        with closing(sqlite3.connect(draft, isolation_level=None)) as database:
-            database.execute("PRAGMA journal_mode = WAL")
-            database.executescript(_TABLE)
-        with suppress(FileExistsError):
-            os.link(draft, path)
-    finally:
-        Path(draft).unlink()
-
-
-def _identity(path: Path) -> tuple[int, int]:
-    status = path.stat()
-    return status.st_dev, status.st_ino
+    return database
 
 
 def _digest(text: str) -> bytes:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import re
-import zlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -147,6 +146,9 @@ class ChatClient:
         delay_s: Seconds before the first retry; doubles with each retry, up to `_MAX_DELAY_S`.
         parameters: Further parameters of each request; None leaves a parameter out.
         uses_proxy: Whether the environment variables name a proxy, for errors.
+        retries: Number of requests that repeated one that had failed temporarily.
+        retry_cause: Why the last one of them had failed; empty without retries.
+        notes: What users should know about the requests: parameters that were replaced, for example.
     """
 
     http: httpx.AsyncClient
@@ -157,6 +159,9 @@ class ChatClient:
     delay_s: float = 1.0
     parameters: Mapping[str, JSON] = field(default_factory=dict)
     uses_proxy: bool = False
+    retries: int = field(default=0, init=False)
+    retry_cause: str = field(default="", init=False)
+    notes: list[str] = field(default_factory=list, init=False)
     _has_asked: bool = field(default=False, init=False)
     _has_answered: bool = field(default=False, init=False)
     _has_completed: bool = field(default=False, init=False)
@@ -189,9 +194,12 @@ class ChatClient:
             "tools": tools or None,
         }
         replaced, is_first, self._has_asked = self._replaced, not self._has_asked, True
-        failure, delay_s = "", 0.0
+        failure, delay_s, is_retry = "", 0.0, False
         for number in range(self.tries):
             await anyio.sleep(delay_s)
+            if is_retry:
+                self.retries, self.retry_cause = self.retries + 1, failure
+            is_retry = True
             delay_s = min(self.delay_s * 2**number, _MAX_DELAY_S)
             sent = {replaced.get(name, name): value for name, value in own.items()}
             sent.update(self.parameters)
@@ -207,7 +215,7 @@ class ChatClient:
                     raise UnreachableError(
                         f"no server answers at {self.address.url} ({failure}); start one, or check the URL{remedy}"
                     ) from None
-            except (httpx.RequestError, msgspec.MsgspecError, zlib.error) as error:
+            except (httpx.RequestError, msgspec.MsgspecError) as error:
                 failure = self._hidden(_reason(error))
             else:
                 message, named = _error_of(response)
@@ -216,12 +224,18 @@ class ChatClient:
                 found = _PARAMETER.findall(named) if response.status_code in (400, 422) else ()
                 name = next((one for one in found if one not in {**replaced, **self.parameters}), None)
                 if name is not None:
-                    replaced, delay_s = {**replaced, name: _REPLACEMENTS[name]}, 0.0
+                    replaced, delay_s, is_retry = {**replaced, name: _REPLACEMENTS[name]}, 0.0, False
                 elif response.status_code in _RETRYABLE or response.status_code >= 500:
                     delay_s = _retry_after(response, otherwise=delay_s)
                 else:
                     raise self._refusal(response.status_code, failure, is_first=is_first)
         raise NoReplyError(f"no completion from {self.address.url} in {self.tries} tries: {failure}")
+
+    def note(self, line: str) -> None:
+        """Add a line to `notes`, and warn of it in the log, if it is not there yet."""
+        if line not in self.notes:
+            self.notes.append(line)
+            _log.warning(line)
 
     async def _post(self, body: Mapping[str, Any]) -> httpx.Response:
         """Send a request and return the whole response, of at most `MAX_BYTES`, without the API key in its content."""
@@ -244,7 +258,7 @@ class ChatClient:
         """Note that the server has completed a request in which parameters were replaced as `replaced` says."""
         for name in replaced.keys() - self._replaced.keys():
             what = f"sent as {replaced[name]}" if replaced[name] else "left out"
-            _log.warning("%s refuses the parameter %s, which is %s", self.address.model, name, what)
+            self.note(f"{self.address.model} refuses the parameter {name}, which is {what}")
         self._replaced = {**self._replaced, **replaced}
         self._has_completed, self._refusals = True, 0
         if completion.choices[0].finish_reason == "content_filter":
@@ -304,19 +318,13 @@ async def _content(response: httpx.Response) -> bytes:
     """Return the body of a response, decompressed.
 
     Raises:
-        httpx.DecodingError: It is larger than `MAX_BYTES`.
-        zlib.error: It is not gzip, as its header says.
+        httpx.DecodingError: It is larger than `MAX_BYTES`, or not compressed as its header says.
     """
     content = bytearray()
-    async for chunk in response.aiter_raw():
+    async for chunk in response.aiter_bytes():
         content += chunk
         if len(content) > MAX_BYTES:
-            break
-    coding = response.headers.get("Content-Encoding", "identity").strip().lower()
-    if coding == "gzip":
-        content = bytearray(zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(content, MAX_BYTES + 1))
-    if len(content) > MAX_BYTES:
-        raise httpx.DecodingError(f"the response is larger than {MAX_BYTES} bytes")
+            raise httpx.DecodingError(f"the response is larger than {MAX_BYTES} bytes")
     return bytes(content)
 
 

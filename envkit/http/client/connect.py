@@ -52,7 +52,7 @@ def url_connector(
     except ValueError:
         raise invalid from None
     if parts.scheme == "unix" and parts.path:
-        return lambda: _wait_open(unix_connect(parts.path, _PLACEHOLDER_HOST + path, **settings))
+        return lambda: unix_connect(parts.path, _PLACEHOLDER_HOST + path, **settings)
     if parts.scheme not in _SCHEMES or not parts.netloc:
         raise invalid
     if ca is not None:
@@ -60,7 +60,7 @@ def url_connector(
             raise UsageError(f"ca={ca} needs an https:// address, got {url}")
         settings["ssl"] = trusted_context(ca)
     target = f"{_SCHEMES[parts.scheme]}://{parts.netloc}{parts.path}{path}"
-    return lambda: _wait_open(connect(target, **settings))
+    return lambda: connect(target, **settings)
 
 
 def socket_connector(open_socket: OpenSocket, timeout_s: float) -> Connector:
@@ -77,10 +77,6 @@ def socket_connector(open_socket: OpenSocket, timeout_s: float) -> Connector:
             raise
 
     return connect_socket
-
-
-async def _wait_open(connecting: connect) -> ClientConnection:
-    return await connecting
 
 
 def authorization_headers(token: str | None) -> dict[str, str]:

@@ -40,6 +40,7 @@ from envkit.http.protocol.bytes_encoding import encode_argument
 from envkit.http.protocol.messages import write
 from envkit.http.protocol.operations import KEY_HEADER, Operation, Q, R
 from envkit.http.sandboxes.transfers import FolderTransport
+from envkit.protocols import Sandbox, Shell
 from envkit.types import EXEC_TIMEOUT_S, GRADER_HOME, JSON, Cause, CauseKind, ExecResult, FileUser, SandboxUser
 
 CALL_S = 60.0
@@ -53,6 +54,9 @@ _SHELL_S = 3600.0 + SLACK_S
 
 _RETRY_S = 60.0
 """Seconds for which a call is retried while the server lacks capacity for it, or a rate limit rejects it."""
+
+_FIRST_DELAY_S, _MAX_DELAY_S = 0.02, 1.0
+"""Backoff: seconds before the first of these retries, and the maximum before a later one."""
 
 _FILE_S = 180.0
 _TREE_S = 3600.0
@@ -73,12 +77,7 @@ K = TypeVar("K", wire.ExecFrame, wire.ShellFrame, files.WriteFrame, wire.Snapsho
 class SandboxTransport:
     """The connections of a client to a server: one WebSocket that all calls share, and HTTP for large transfers.
 
-    Args:
-        url: Address of the server.
-        token: Token for the server; None sends no token.
-        ca: PEM file with the certificates to trust; None: those of the system.
-        folder_transport: Packs and unpacks folders; None: this client cannot copy folders.
-        outages: Repeats calls during outages of the server.
+    The arguments are those of `envkit.http.client.sandbox_client.SandboxClient`.
     """
 
     def __init__(
@@ -144,20 +143,21 @@ class SandboxTransport:
         connector = url_connector(self.address, CALL_S, token=self._token, ca=self._ca, path=path)
         return await self._outages.call(partial(connect_once, connector, self.address))
 
-    async def with_retries(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Make a call. Repeat it for up to `_RETRY_S` seconds while it exceeds the server's capacity or rate limit.
+    async def with_retries(self, call: Callable[[], Awaitable[T]], retry_s: float = _RETRY_S) -> T:
+        """Make a call. Repeat it for up to `retry_s` seconds while it exceeds the server's capacity or rate limit.
 
         A rejected call has not started, so repeating it is safe.
         """
-        until = clock.now() + _RETRY_S
+        until, delay_s = clock.now() + retry_s, _FIRST_DELAY_S
         while True:
             try:
                 return await call()
             except (CapacityError, RateLimitError) as error:
                 wait_s = error.wait_s if isinstance(error, RateLimitError) else 0.0
-                if clock.now() + wait_s > until:
+                if clock.now() + max(wait_s, delay_s) > until:
                     raise
-                await anyio.sleep(max(wait_s, self._rng.uniform(0.5, 1.0)))  # jitter
+                await anyio.sleep(max(wait_s, delay_s * self._rng.uniform(0.5, 1.0)))  # jitter
+                delay_s = min(2 * delay_s, _MAX_DELAY_S)
 
     async def stop(self, id: str) -> None:
         """Stop a sandbox, and wait at most 75 s until it is removed. The call is safe to repeat.
@@ -168,7 +168,7 @@ class SandboxTransport:
             await self.websocket.call(table.STOP, wire.SandboxFrame(id), _STOP_S)
 
 
-class RemoteSandbox:
+class RemoteSandbox(Sandbox):
     """A sandbox on a server, returned by `SandboxClient`; implements `envkit.protocols.Sandbox`."""
 
     def __init__(self, id: str, transport: SandboxTransport) -> None:
@@ -190,7 +190,6 @@ class RemoteSandbox:
         user: SandboxUser = "agent",
         max_output_bytes: int = 1 << 20,
     ) -> ExecResult:
-        """Run a program to its end; see `envkit.protocols.Sandbox.exec`."""
         frame = wire.ExecFrame(
             tuple(map(encode_argument, argv)),
             timeout_s,
@@ -215,7 +214,6 @@ class RemoteSandbox:
         return GRADER_HOME
 
     async def read(self, path: str, *, max_bytes: int = 64 << 20, user: FileUser = "agent") -> bytes:
-        """Return the content of a file; see `envkit.protocols.Sandbox.read`."""
         if _is_text(path):
             limit = min(max_bytes, files.MAX_FRAME_FILE_BYTES)
             try:
@@ -229,7 +227,6 @@ class RemoteSandbox:
             return await self._transport.with_retries(read)
 
     async def write(self, path: str, content: bytes, *, mode: int | None = None, user: FileUser = "agent") -> None:
-        """Write a file atomically: if writing fails, the file is unchanged. See `envkit.protocols.Sandbox.write`."""
         key = uuid.uuid4().hex
         if len(content) <= _FRAME_BYTES and _is_text(path):
             await self._keyed(table.WRITE, files.WriteFrame(self._id, path, content, mode, key, user), _FILE_S)
@@ -286,7 +283,6 @@ class RemoteSandbox:
         user: SandboxUser = "agent",
         terminal: tuple[int, int] | None = None,
     ) -> AsyncIterator[RemoteProgram]:
-        """Run a program with streamed input and output; see `envkit.protocols.Sandbox.program`."""
         arguments = tuple(map(encode_argument, argv))
         body = wire.ProgramBody(arguments, timeout_s, dict(env or {}), cwd, user, terminal)
         async with await self._transport.open_stream(table.PROGRAM, wire.ProgramQuery(self._id)) as connection:
@@ -312,11 +308,9 @@ class RemoteSandbox:
         return (await self._keyed(table.SNAPSHOT, frame, _SHELL_S)).snapshot
 
     async def log(self) -> str:
-        """Return the end of the command's standard error; see `envkit.protocols.Sandbox.log`."""
         return (await self.call(table.LOG, wire.SandboxFrame(self._id))).log
 
     async def stats(self) -> Mapping[str, JSON]:
-        """Return the resource use of the sandbox; see `envkit.protocols.Sandbox.stats`."""
         return (await self.call(table.STATS, wire.SandboxFrame(self._id))).stats
 
     async def wait(self) -> Cause:
@@ -353,18 +347,12 @@ class RemoteSandbox:
     async def _with_key(self, key: str, call: Callable[[], Awaitable[T]]) -> T:
         """Make a call with an idempotency key, with retries. If this task is cancelled, cancel it on the server too."""
         with self._unknown_is_lost():
-            async with self._cancelled_with_us(key):
+            try:
                 return await self._transport.with_retries(call)
-
-    @asynccontextmanager
-    async def _cancelled_with_us(self, key: str) -> AsyncIterator[None]:
-        """If the block is cancelled, cancel the call with the idempotency key `key` on the server as well."""
-        try:
-            yield
-        except anyio.get_cancelled_exc_class():
-            with anyio.CancelScope(shield=True), suppress(EnvkitError):
-                await self._transport.websocket.call(table.CANCEL, wire.CancelFrame(self._id, key), _CANCEL_S)
-            raise
+            except anyio.get_cancelled_exc_class():
+                with anyio.CancelScope(shield=True), suppress(EnvkitError):
+                    await self._transport.websocket.call(table.CANCEL, wire.CancelFrame(self._id, key), _CANCEL_S)
+                raise
 
     @contextmanager
     def _unknown_is_lost(self) -> Iterator[None]:
@@ -375,7 +363,7 @@ class RemoteSandbox:
             raise SandboxLostError(self._id, Cause(CauseKind.BACKEND_LOST, str(error))) from None
 
 
-class RemoteShell:
+class RemoteShell(Shell):
     """A persistent shell in a remote sandbox; implements `envkit.protocols.Shell`."""
 
     def __init__(self, sandbox: RemoteSandbox, name: str, user: SandboxUser) -> None:
@@ -386,7 +374,6 @@ class RemoteShell:
     async def run(
         self, command: str, *, timeout_s: float = EXEC_TIMEOUT_S, max_output_bytes: int = 1 << 20
     ) -> ExecResult:
-        """Run `command`; see `envkit.protocols.Shell.run`."""
         key = uuid.uuid4().hex
         frame = wire.ShellFrame(
             command, timeout_s, self._user, max_output_bytes, sandbox_id=self._sandbox.id, name=self._name, key=key

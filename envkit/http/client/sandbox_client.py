@@ -8,7 +8,6 @@ the task that makes such a call is cancelled, the client cancels the call on the
 from __future__ import annotations
 
 import os
-import random
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -16,11 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import anyio
-
 from envkit import clock
 from envkit.errors import (
-    CapacityError,
     EnvkitError,
     UsageError,
 )
@@ -33,7 +29,6 @@ from envkit.http.protocol.messages import NoBody
 from envkit.http.sandboxes.transfers import FolderTransport
 from envkit.types import SandboxSpec, SandboxView
 
-_RETRY_DELAYS_S = (0.02, 1.0)
 _LEASE_S = 60.0
 """Seconds after a client has disconnected until the server stops the sandboxes that the client leased."""
 
@@ -60,7 +55,6 @@ class SandboxClient:
     ) -> None:
         token = token or os.environ.get(TOKEN_VARIABLE) or None
         self._transport = SandboxTransport(url, token, ca, folder_transport, outages or Outages(0.0, print))
-        self._rng = random.Random()
         self._resources: AsyncExitStack  # created in `__aenter__`
 
     @asynccontextmanager
@@ -88,11 +82,16 @@ class SandboxClient:
         """Lease a sandbox until the caller stops it, or until a minute after this client disconnects.
 
         Raises:
-            EnvkitError: See `create`. A `CapacityError` is raised only after retries for `wait_s` seconds.
+            EnvkitError: See `create`. A call above the server's capacity or rate limit is retried for `wait_s` seconds.
         """
-        id = f"lease-{uuid.uuid4().hex}"
+        id, until = f"lease-{uuid.uuid4().hex}", clock.now() + wait_s
+
+        async def create() -> None:
+            left_s = min(max(until - clock.now(), 0.0), wire.MAX_WAIT_S)
+            await self.create(id, spec, ttl_s=_LEASE_S, snapshot=snapshot, wait_s=left_s)
+
         try:
-            await self._create_with_retries(id, spec, snapshot, wait_s)
+            await self._transport.with_retries(create, wait_s)
         except BaseException:
             with suppress(EnvkitError):
                 await self.stop(id)
@@ -177,19 +176,3 @@ class SandboxClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._resources.__aexit__(kind, error, trace)
-
-    async def _create_with_retries(self, id: str, spec: SandboxSpec, snapshot: str | None, wait_s: float) -> None:
-        """Create a sandbox; if the server has no capacity, retry for `wait_s` seconds."""
-        until = clock.now() + wait_s
-        delay_s, max_s = _RETRY_DELAYS_S
-        while True:
-            try:
-                left_s = min(max(until - clock.now(), 0.0), wire.MAX_WAIT_S)
-                await self.create(id, spec, ttl_s=_LEASE_S, snapshot=snapshot, wait_s=left_s)
-            except CapacityError:
-                if clock.now() + delay_s > until:
-                    raise
-                await anyio.sleep(delay_s * self._rng.uniform(0.5, 1.0))  # jitter
-                delay_s = min(2 * delay_s, max_s)
-            else:
-                return

@@ -14,6 +14,7 @@ from websockets.exceptions import ConnectionClosed
 from envkit.errors import EnvkitError, UnreachableError, from_problem
 from envkit.http.protocol import sandbox_messages as wire
 from envkit.http.protocol.messages import write
+from envkit.protocols import Program
 from envkit.types import ExecResult
 
 _END = msgspec.json.Decoder(wire.StreamEnd)
@@ -22,7 +23,7 @@ _PIECE_BYTES = 1 << 16
 _CLOSE_S = 2.0
 
 
-class RemoteProgram:
+class RemoteProgram(Program):
     """A running program in a sandbox of a server; implements `envkit.protocols.Program`.
 
     Args:
@@ -36,7 +37,6 @@ class RemoteProgram:
         self._end: wire.StreamEnd | None = None
 
     async def receive(self) -> tuple[str, bytes] | None:
-        """Wait for output; see `envkit.protocols.Program.receive`."""
         if self._end is not None:
             return None
         try:
@@ -49,13 +49,11 @@ class RemoteProgram:
         return None
 
     async def send(self, content: bytes) -> None:
-        """Send input; see `envkit.protocols.Program.send`."""
         with suppress(ConnectionClosed):
             for start in range(0, len(content), _PIECE_BYTES):
                 await self._connection.send(content[start : start + _PIECE_BYTES])
 
     async def send_eof(self) -> None:
-        """Send the end of input; see `envkit.protocols.Program.send_eof`."""
         with suppress(ConnectionClosed):
             await self._connection.send(write(wire.ProgramInput(eof=True)).decode())
 
@@ -65,7 +63,6 @@ class RemoteProgram:
             await self._connection.send(write(wire.ProgramInput(rows=rows, columns=columns)).decode())
 
     async def result(self) -> ExecResult:
-        """Return the result; see `envkit.protocols.Program.result`."""
         if self._end is None or self._end.result is None:
             raise RuntimeError("the program has not ended; call receive until it returns None")
         return self._end.result.result()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
-from types import TracebackType
 from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import parse_qs
 
@@ -27,8 +25,6 @@ Header: TypeAlias = tuple[bytes, bytes]
 
 RETRY_AFTER_S = 1
 """Default value of the ``Retry-After`` header, in seconds."""
-
-_WATCH_DELAY_S = 0.05
 
 JSON = b"application/json"
 PROBLEM = b"application/problem+json"
@@ -170,36 +166,10 @@ _DISCONNECTED = CallOutcome(b"{}", 499)
 
 
 async def until_disconnect(receive: Receive, work: Callable[[], Awaitable[CallOutcome]]) -> CallOutcome:
-    """Run `work` and return its result. If the caller disconnects, cancel `work`."""
-    with _CancelOnDisconnect(receive):
-        return await work()
-    return _DISCONNECTED
-
-
-class _CancelOnDisconnect:
-    """A context manager that cancels its block when the caller disconnects.
-
-    It starts to watch the connection only after `_WATCH_DELAY_S` seconds. Most calls have ended by then, so they need
-    no task for this, which would cost as much time as a call.
-    """
-
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self._scope = anyio.CancelScope()
-        self._loop = asyncio.get_running_loop()
-        self._task: asyncio.Task[None] | None = None
-
-    def __enter__(self) -> None:
-        self._timer = self._loop.call_later(_WATCH_DELAY_S, self._start_watching)
-        self._scope.__enter__()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        self._timer.cancel()
-        if self._task is not None:
-            self._task.cancel()
-        return self._scope.__exit__(kind, error, trace)
-
-    def _start_watching(self) -> None:
-        self._task = self._loop.create_task(cancel_on_disconnect(self._receive, self._scope))
+    """Run `work`, which must not raise, and return its result. If the caller disconnects, cancel `work`."""
+    outcome = _DISCONNECTED
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(cancel_on_disconnect, receive, tasks.cancel_scope)
+        outcome = await work()
+        tasks.cancel_scope.cancel()
+    return outcome

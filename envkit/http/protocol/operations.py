@@ -180,14 +180,6 @@ CREATE_SANDBOX = Operation(
 VIEW = Operation("sandbox.view", wire.SandboxFrame, wire.SandboxReply, SANDBOX, f"GET {_ONE}")
 VIEWS = Operation("sandbox.list", messages.NoBody, wire.SandboxesReply, SANDBOX, f"GET {_SANDBOXES}", title="views")
 EXEC = Operation("sandbox.exec", wire.ExecFrame, wire.ExecReply, SANDBOX, f"POST {_ONE}/exec", runs_program=True)
-EXECS = Operation(
-    "sandbox.execs",
-    messages.NoBody,
-    list[wire.ExecOutcome],
-    SANDBOX,
-    f"POST {_SANDBOXES}:exec",
-    body=list[wire.ExecFrame],
-)
 SHELL = Operation(
     "sandbox.shell", wire.ShellFrame, wire.ExecReply, SANDBOX, f"POST {_ONE}/shells/{{name}}", runs_program=True
 )

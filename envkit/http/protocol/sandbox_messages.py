@@ -243,13 +243,6 @@ class ExecReply(msgspec.Struct, frozen=True):
         )
 
 
-class ExecOutcome(msgspec.Struct, frozen=True):
-    """The outcome of one program in a list. It has the field `result` if the program has run, and otherwise `error`."""
-
-    result: ExecReply | None = None
-    error: Problem | None = None
-
-
 class PhaseReply(msgspec.Struct, frozen=True):
     """A phase in the life of a sandbox: its state, its start `at_s` (seconds since 1970), and its reason.
 

@@ -49,7 +49,7 @@ class SandboxStreams:
 
     Args:
         access: Finds sandboxes.
-        failure: Converts an error to the outcome of a call; see `envkit.http.api.operations.Operations.failure`.
+        failure: Converts an error to the outcome of a call, as `SessionOperations.failure` does.
     """
 
     def __init__(self, access: SandboxAccess, failure: Callable[[Exception], CallOutcome]) -> None:

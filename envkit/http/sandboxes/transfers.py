@@ -11,9 +11,9 @@ the limit wait in a queue; if the queue is full, a transfer is rejected.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -38,32 +38,15 @@ _NAME = "tree"
 
 
 class FolderTransport(Protocol):
-    """Packs and unpacks tar streams of files, links and folders, as `envkit.sandbox.transfer.tar_stream` does."""
+    """Packs and unpacks tar streams of files, links and folders; see `envkit.sandbox.transfer.tar_stream`."""
 
-    def packed(self, source: Path, name: str) -> AsyncGenerator[bytes, None]:
-        """Yield a tar stream of `source` in pieces. If `source` is a file or link, its path in the stream is `name`.
-
-        Raises:
-            UsageError: `source` is missing, cannot be read, or contains something other than files, folders and links.
-        """
-        ...
+    def packed(self, source: Path, name: str) -> AsyncGenerator[bytes, None]: ...
 
     async def unpacked(
         self, pieces: AsyncIterator[bytes], target: Path, *, max_bytes: int, allows_any_link: bool = False
-    ) -> None:
-        """Unpack a tar stream to `target`. If unpacking fails, nothing is left at `target`.
+    ) -> None: ...
 
-        Raises:
-            UsageError: `target` exists already, or the folder that should contain it is missing.
-            TooLargeError: The contents exceed `max_bytes`.
-            RefusedFileError: The stream contains an entry that must not be copied, such as a device. A link that leads
-                out of the folder is such an entry too, unless `allows_any_link` is set.
-        """
-        ...
-
-    def staging_folder(self) -> AbstractAsyncContextManager[Path]:
-        """Return a context manager that creates a private folder, and removes it at the end of the block."""
-        ...
+    def staging_folder(self) -> AbstractAsyncContextManager[Path]: ...
 
 
 class FolderTransfers:
@@ -78,7 +61,7 @@ class FolderTransfers:
         self._folder_transport = folder_transport
         self._max_bytes = max_bytes
         self._limiter = anyio.CapacityLimiter(_SERVER_AT_ONCE)
-        self._tenants: dict[str, _TenantTransfers] = {}
+        self._tenants = defaultdict[str, anyio.CapacityLimiter](lambda: anyio.CapacityLimiter(AT_ONCE))
 
     async def upload(self, sandbox: Sandbox, path: str, user: FileUser, receive: Receive, *, tenant: str) -> None:
         """Unpack the tar stream in the body of a request, and copy the contents to `path` in a sandbox.
@@ -119,23 +102,12 @@ class FolderTransfers:
 
     @asynccontextmanager
     async def _staging_folder(self, tenant: str) -> AsyncIterator[Path]:
-        transfers = self._tenants.setdefault(tenant, _TenantTransfers())
-        if transfers.count >= AT_ONCE + MAX_WAITING:
-            raise RateLimitError(f"too many transfers of this tenant (limit {transfers.count}); retry later", 1.0)
-        transfers.count += 1
-        try:
-            async with transfers.limiter, self._limiter, self._folder_transport.staging_folder() as folder:
-                yield folder
-        finally:
-            transfers.count -= 1
-            if not transfers.count:
-                del self._tenants[tenant]
-
-
-@dataclass(slots=True)
-class _TenantTransfers:
-    count: int = 0
-    limiter: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(AT_ONCE))
+        limiter = self._tenants[tenant]
+        if limiter.statistics().tasks_waiting >= MAX_WAITING:
+            most = AT_ONCE + MAX_WAITING
+            raise RateLimitError(f"too many transfers of this tenant (limit {most}); retry later", 1.0)
+        async with limiter, self._limiter, self._folder_transport.staging_folder() as folder:
+            yield folder
 
 
 async def _pieces(receive: Receive, most: int) -> AsyncGenerator[bytes, None]:

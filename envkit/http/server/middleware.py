@@ -1,10 +1,10 @@
 """Authorization middleware: checks the token, the scope and the rate limit before the application gets a request.
 
 A request sends its token in the header ``Authorization: Bearer ek_...``; a browser that opens the status page may send
-it as the password of HTTP Basic. The application calls
-`envkit.http.auth.caller.caller_of` to find out who sent the request. Until the first token is created, all programs on
-the machine may do everything; only web pages of other sites in a browser are rejected. Every answer has the header
-``X-Request-Id``. Its value is copied from the request if the request has a valid one; otherwise it is new.
+it as the password of HTTP Basic. `envkit.http.auth.caller.caller_of` returns the caller of a request to the
+application. Until the first token is created, all programs on the machine may do everything; only web pages of other
+sites in a browser are rejected. Every answer has the header ``X-Request-Id``. Its value is copied from the request if
+the request has a valid one; otherwise it is new.
 
 When a token is revoked, its open connections end: a WebSocket within a second, a stream at its next chunk. When the
 first token is created, the open connections of callers without a token end in the same way.
@@ -112,7 +112,6 @@ class AuthMiddleware:
         self._limits = {"requests": max_requests, "sockets": max_sockets}
         self._log = log
         self._tenants: dict[str, _Tenant] = {}
-        self._callers_with_bucket: dict[str, tuple[Caller, Caller]] = {}
         self._id_start = secrets.token_hex(4).encode()
         self._numbers = count(1)
 
@@ -198,7 +197,10 @@ class AuthMiddleware:
                 if needed:
                     caller.require(needed)
         if self._rate is not None and caller is not NOBODY:
-            caller = self._with_bucket(caller, self._rate)
+            tenant = self._tenant(caller.tenant)
+            if tenant.bucket is None:
+                tenant.bucket = Bucket(self._rate, clock.stopwatch())
+            caller = dataclasses.replace(caller, bucket=tenant.bucket)
             caller.take()
         context.caller = caller
         context.scope.setdefault("state", {})["caller"] = caller
@@ -212,16 +214,6 @@ class AuthMiddleware:
         if caller is None:
             raise UnauthorizedError("the token is not valid: it is unknown, revoked or expired; create a new one")
         return caller
-
-    def _with_bucket(self, caller: Caller, rate: Rate) -> Caller:
-        known = self._callers_with_bucket.get(caller.token_id)
-        if known is None or known[0] is not caller:
-            tenant = self._tenant(caller.tenant)
-            if tenant.bucket is None:
-                tenant.bucket = Bucket(rate, clock.stopwatch())
-            known = caller, dataclasses.replace(caller, bucket=tenant.bucket)
-            self._callers_with_bucket[caller.token_id] = known
-        return known[1]
 
     def _tenant(self, name: str) -> _Tenant:
         return self._tenants.setdefault(name, _Tenant())

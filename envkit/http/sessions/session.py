@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from asyncio import Future
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -35,57 +34,6 @@ class SessionState(StrEnum):
     """The episode has ended; its last answer can still be requested."""
     BROKEN = "broken"
     """A reset, step or grader failed, and the episode cannot continue."""
-
-
-class SessionEvent(StrEnum):
-    """An event that changes the state of a session."""
-
-    OPENED = "opened"
-    STEP = "step"
-    ANSWERED = "answered"
-    ENDED = "ended"
-    PLAYED = "played"
-    GRADE = "grade"
-    FAILED = "failed"
-
-
-_NEXT: Mapping[SessionState, Mapping[SessionEvent, SessionState]] = {
-    SessionState.OPENING: {
-        SessionEvent.OPENED: SessionState.READY,
-        SessionEvent.FAILED: SessionState.BROKEN,
-    },
-    SessionState.READY: {
-        SessionEvent.STEP: SessionState.STEPPING,
-        SessionEvent.GRADE: SessionState.GRADING,
-        SessionEvent.FAILED: SessionState.BROKEN,
-    },
-    SessionState.STEPPING: {
-        SessionEvent.ANSWERED: SessionState.READY,
-        SessionEvent.ENDED: SessionState.FINISHED,
-        SessionEvent.PLAYED: SessionState.UNGRADED,
-        SessionEvent.FAILED: SessionState.BROKEN,
-    },
-    SessionState.UNGRADED: {
-        SessionEvent.GRADE: SessionState.GRADING,
-        SessionEvent.FAILED: SessionState.BROKEN,
-    },
-    SessionState.GRADING: {
-        SessionEvent.ENDED: SessionState.FINISHED,
-        SessionEvent.FAILED: SessionState.BROKEN,
-    },
-}
-
-
-def after(state: SessionState, event: SessionEvent) -> SessionState:
-    """Return the state of a session after `event`, if the session was in `state` before.
-
-    Raises:
-        ValueError: `event` is not possible in `state`.
-    """
-    try:
-        return _NEXT[state][event]
-    except KeyError:
-        raise ValueError(f"event {event} is not possible for a session in state {state}") from None
 
 
 class Opened(NamedTuple):
@@ -186,9 +134,6 @@ class Session:
             return None
         return self.start.grade_limit_s if self.state is SessionState.GRADING else self.start.step_limit_s
 
-    def apply(self, event: SessionEvent) -> None:
-        self.state = after(self.state, event)
-
     def is_previous(self, turn: int) -> bool:
         """Return whether `turn` is the last turn that an earlier server process played. Its answer is not stored."""
         return self.move is None and turn == self.turn - 1
@@ -222,7 +167,7 @@ class Session:
     def begin(self, turn: int, action: str) -> Move:
         self.move = move = Move(turn, action)
         self.began_at = self.used_at
-        self.state = after(self.state, SessionEvent.STEP)
+        self.state = SessionState.STEPPING
         return move
 
     def play(self, turn: int, action: str, answer: Step | EnvkitError) -> Step:
@@ -238,16 +183,17 @@ class Session:
 
     def settle(self, move: Move, answer: Step | EnvkitError) -> None:
         if isinstance(answer, EnvkitError):
-            self.apply(SessionEvent.FAILED)
+            self.state = SessionState.BROKEN
             self.error = answer
             if not isinstance(answer, SessionBrokenError):
                 why = answer.for_callers() if isinstance(answer, EnvError) else answer
                 self.error = SessionBrokenError(f"session {self.id} broke at turn {move.turn}: {why}")
         else:
             self.turn += 1
-            is_over = answer.terminated or answer.truncated
-            ended = SessionEvent.PLAYED if self.is_graded else SessionEvent.ENDED
-            self.apply(ended if is_over else SessionEvent.ANSWERED)
+            if not (answer.terminated or answer.truncated):
+                self.state = SessionState.READY
+            else:
+                self.state = SessionState.UNGRADED if self.is_graded else SessionState.FINISHED
         if self.is_over:
             self.released.set()
         move.settle(answer)
@@ -266,7 +212,7 @@ class Session:
             raise StepOrderError(f"session {self.id}: grade must wait until the call in progress has returned")
         if not self.is_graded:
             raise StepOrderError(f"session {self.id}: its episode has no grader, because its reset is not is_graded")
-        self.apply(SessionEvent.GRADE)
+        self.state = SessionState.GRADING
         self.began_at = self.used_at
         self.stepping = anyio.CancelScope()
         self.released.set()
@@ -274,10 +220,10 @@ class Session:
     def settle_grade(self, answer: float | EnvkitError | None) -> None:
         self.stepping = None
         if isinstance(answer, EnvkitError):
-            self.apply(SessionEvent.FAILED)
+            self.state = SessionState.BROKEN
             self.error = self.grade_error = answer
         else:
-            self.apply(SessionEvent.ENDED)
+            self.state = SessionState.FINISHED
             self.grade = answer
         self.graded.set()
 

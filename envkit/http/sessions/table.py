@@ -42,7 +42,6 @@ from envkit.http.sessions.session import (
     Move,
     Opened,
     Session,
-    SessionEvent,
     SessionState,
     SessionView,
 )
@@ -75,14 +74,7 @@ class _VoidError(EnvkitError):
 class SessionTable:
     """All sessions of a server. Use it with ``async with``: leaving the block ends all sessions.
 
-    Args:
-        host: Plays the episodes.
-        ttl_s: Seconds without a call after which a session expires.
-        step_timeout_s: Timeout of a step in seconds. A longer step raises `DeadlineError`, and its session breaks.
-        reset_timeout_s: Timeout of a reset in seconds, including the wait for its slot in the host.
-        grade_timeout_s: Timeout of a grader in seconds.
-        tenant_share: Share of the slots, and of those of each part of the host, that one tenant may use; one slot is
-            always allowed.
+    The arguments are those of `envkit.http.api.app.create_app`. The timeout of a reset includes the wait for its slot.
 
     Attributes:
         host: Plays the episodes.
@@ -379,7 +371,7 @@ class SessionTable:
                     session.used_at = self.now()
                     if episode.turn:
                         session.turn, session.is_resumed = episode.turn, True
-                    session.apply(SessionEvent.OPENED)
+                    session.state = SessionState.READY
                     session.opened.set()
                     await session.released.wait()
                     if session.state is SessionState.GRADING:
@@ -453,7 +445,7 @@ class SessionTable:
             session.settle_grade(failure)
         elif session.state in (SessionState.OPENING, SessionState.READY, SessionState.UNGRADED):
             session.error = failure
-            session.apply(SessionEvent.FAILED)
+            session.state = SessionState.BROKEN
 
     async def _sweep(self) -> None:
         shortest_s = min(self._ttl_s, *(timeout_s for _, timeout_s in self._timeouts_s.values()))

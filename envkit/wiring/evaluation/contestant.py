@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from envkit.config import EvalConfig
 from envkit.protocols import Player
@@ -12,17 +13,23 @@ from envkit.runs.episodes import Decode
 from envkit.trainer_bridge.rollout import RolloutLimits
 from envkit.types import JSON, Options
 
+if TYPE_CHECKING:
+    from envkit.http.client.chat import ChatClient
+
 AT_ONCE = 16
 """Default number of concurrent episodes of a language model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """A player that was opened, what converts its tokens to text, and facts about it for the result file."""
+    """A player that was opened, what converts its tokens to text, facts about it for the result file, and the client of
+    its endpoint if it has one.
+    """
 
     player: Player
     decode: Decode = lambda ids: ""
     facts: Mapping[str, JSON] = field(default_factory=dict)
+    client: ChatClient | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,11 @@ tool call of a reply is the action, as canonical JSON.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, Literal
 
 import msgspec
@@ -46,7 +44,6 @@ from envkit.types import (
     ToolSchema,
 )
 
-_log = logging.getLogger(__name__)
 _CALL_ID = "call_0"
 """Id of a tool call that the server gave none."""
 
@@ -169,7 +166,10 @@ class _Chat(EpisodePlayer):
         spoken = without_thoughts(completion)
         call = calls[0] if calls and self.tools else None
         if call is not None and len(calls or ()) > 1:
-            _warn_of_several(self.endpoint.client.address.model)
+            self.endpoint.client.note(
+                f"{self.endpoint.client.address.model} calls several tools in one answer; only the first one runs (for "
+                "one: --param parallel_tool_calls=false)"
+            )
         if call is not None:
             action = _action(call)
             generation = msgspec.structs.replace(generation, completion=completion + action)
@@ -188,15 +188,6 @@ class _Chat(EpisodePlayer):
         for turn, after in zip(kept, seen[1:], strict=True):
             messages += turn.messages(after)
         return messages
-
-
-@cache
-def _warn_of_several(model: str) -> None:
-    """Warn once that calls are dropped: an action is one call."""
-    _log.warning(
-        "%s calls several tools in one answer; only the first one runs (for one: --param parallel_tool_calls=false)",
-        model,
-    )
 
 
 def _action(call: ToolCallReply) -> str:

@@ -19,6 +19,7 @@ from envkit.protocols import EnvHost
 from envkit.registry import EnvSpec
 from envkit.runs.display import Display
 from envkit.runs.episodes import episode_of
+from envkit.runs.printable import counted
 from envkit.trainer_bridge.evaluation.advice import advice
 from envkit.trainer_bridge.evaluation.outcomes import Tally
 from envkit.trainer_bridge.evaluation.result import Evaluation
@@ -71,18 +72,20 @@ async def evaluate(
     tasks = list(task_sets.all_tasks(played, options, section.split, section.seed, wanted))
     if spec is None or spec.task_set is None:
         options = tasks[0].options
+    notes = list(task_sets.notes(played, options))
+
+    def note(line: str) -> None:
+        notes.append(line)
+        display.announce(line)
+
     if "episodes" in section.model_fields_set and len(tasks) < wanted:
-        display.announce(
-            f"{env.id} has only {len(tasks)} tasks in the split {section.split}; each is played once per attempt"
-        )
+        note(f"{env.id} has only {len(tasks)} tasks in the split {section.split}; each is played once per attempt")
     if "split" not in section.model_fields_set and task_sets.splits(played, options):
         every = task_sets.count(played, options, task_sets.ANY_SPLIT, wanted)
         if len(tasks) < every:
-            display.announce(
-                f"{env.id}: {len(tasks)} of {every} tasks are in the split {section.split}; --split any plays all"
-            )
+            note(f"{env.id}: {len(tasks)} of {every} tasks are in the split {section.split}; --split any plays all")
     if found.warning:
-        display.announce(found.warning)
+        note(found.warning)
     description = _description(config, found, options, tasks)
     if spec is None or spec.task_set is None:  # then the tasks follow from the arguments
         del description["tasks"]
@@ -126,9 +129,14 @@ async def evaluate(
             raise
         seconds = clock.now() - began
         display.close()
-    notes = [] if found.temperature is None else advice(tally.by_task, found.limits)
-    for line in notes:
-        display.announce(line)
+    if found.temperature is not None:
+        notes += advice(tally.by_task, found.limits)
+    client = contestant.client
+    if client is not None:
+        notes += client.notes
+        if client.retries:
+            requests = counted(client.retries, "request")
+            notes.append(f"repeated {requests} that had failed temporarily; the last failure: {client.retry_cause}")
     return Evaluation.of(
         tally,
         tasks,
@@ -140,6 +148,7 @@ async def evaluate(
         seconds=seconds,
         resumed=resumed,
         notes=notes,
+        retries=0 if client is None else client.retries,
         settings={
             **description,
             "limits": _limits(found),
@@ -180,6 +189,7 @@ def _is_set(config: EvalConfig, section: str, key: str) -> bool:
 
 def _description(config: EvalConfig, found: FoundPolicy, options: Options, tasks: Sequence[Task]) -> dict[str, JSON]:
     """Return the values that must not change when an evaluation is resumed."""
+    files = task_sets.content_of(options)
     return {
         "policy": config.policy,
         "weights": found.identity,
@@ -189,8 +199,8 @@ def _description(config: EvalConfig, found: FoundPolicy, options: Options, tasks
         "renderer": config.set_keys("renderer"),
         "engine": {key: value for key, value in config.set_keys("engine").items() if key != "device"},
         "sandbox": config.set_keys("sandbox"),
-        # The options of a task contain what its file says, such as the question and its answer.
-        "tasks": f"those with the hash {stable_hash('tasks', *(task.key for task in tasks)):x}",
+        # The options of a task contain what its file says, such as the question and its answer, but not a folder.
+        "tasks": f"those with the hash {stable_hash('tasks', *files, *(task.key for task in tasks)):x}",
     }
 
 

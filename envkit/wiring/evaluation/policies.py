@@ -32,6 +32,9 @@ SLOTS = 256
 MAX_TURNS = 10_000
 """Default number of turns of a player without a language model, because an environment may set no limit itself."""
 
+ENDPOINT_TOKENS = 4096
+"""Default maximum number of tokens in an answer of an endpoint: room for thoughts, and for a tool call with a file."""
+
 NOP = "nop"
 """The player that plays an empty action in each turn, unless the environment has a player of this name."""
 
@@ -97,6 +100,7 @@ def _find_endpoint(config: EvalConfig, kind: str, name: str, limits: RolloutLimi
     from envkit.wiring.evaluation.endpoint import open_endpoint
 
     address, chosen, identity, warning = Address.of(name, prefix=f"{kind}:"), config.rollout, "", ""
+    limits = replace(limits, turn_tokens=chosen.turn_tokens or ENDPOINT_TOKENS)
     at_once = num_envs(config) or AT_ONCE
 
     def player_on(endpoint: Endpoint) -> Player:
@@ -108,7 +112,7 @@ def _find_endpoint(config: EvalConfig, kind: str, name: str, limits: RolloutLimi
         prompts = mini_swe.installed_prompts()
         identity, warning = mini_swe.identity_of(prompts), mini_swe.announcement(prompts)
         max_turns = chosen.max_turns if "max_turns" in chosen.model_fields_set else prompts.max_steps
-        limits = replace(limits, turn_tokens=chosen.turn_tokens or mini_swe.TURN_TOKENS, max_turns=max_turns)
+        limits = replace(limits, max_turns=max_turns)
 
         def player_on(endpoint: Endpoint) -> Player:
             return mini_swe.MiniSwe(endpoint, prompts)
@@ -117,7 +121,7 @@ def _find_endpoint(config: EvalConfig, kind: str, name: str, limits: RolloutLimi
     async def opened(options: Options) -> AsyncIterator[Contestant]:
         async with open_endpoint(address, limits, config.renderer, at_once=at_once) as endpoint:
             endpoint.client.parameters = chosen.parameters
-            yield Contestant(player_on(endpoint))
+            yield Contestant(player_on(endpoint), client=endpoint.client)
 
     return FoundPolicy(opened, limits, at_once, temperature=chosen.temperature, identity=identity, warning=warning)
 

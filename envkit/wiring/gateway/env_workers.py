@@ -15,8 +15,8 @@ from envkit.errors import EnvkitError, UsageError
 from envkit.fleet import FleetHost, HeartbeatTimes
 from envkit.fleet.env_worker import connect_when_serving
 from envkit.fleet.host import WorkerKind
-from envkit.fleet.ledger import Ledger
-from envkit.fleet.offenders import Offenders
+from envkit.fleet.ledger import LeaseLedger
+from envkit.fleet.routing import Offenders
 from envkit.protocols import Sandbox
 from envkit.sandbox.machine import describe, env_sandbox_count
 from envkit.sandbox.pool import Pool
@@ -32,11 +32,6 @@ _OWN_SANDBOXES = 4
 NO_WORKER_TIMEOUT_S = 45.0
 """Seconds that episodes wait while no sandbox is running; should be below the timeout of a reset."""
 _BOOT_CALL_S = 5.0
-
-
-def dedicated_env_ids() -> set[str]:
-    """Return the ids of the environments that need a separate sandbox for each episode."""
-    return {spec.id for spec in environments.registered() if not spec.is_shareable}
 
 
 def sandbox_counts(config: ServeConfig, fleet_nodes: FleetNodes) -> tuple[int, int]:
@@ -114,7 +109,7 @@ async def env_hosts(
         yield EnvHosts(shared, own, suspects)
 
 
-async def forget_lost_sessions(ledger: Ledger | None, pool: Pool, *hosts: FleetHost) -> None:
+async def forget_lost_sessions(ledger: LeaseLedger | None, pool: Pool, *hosts: FleetHost) -> None:
     """Delete from the ledger, after a restart of the server, the sessions whose sandboxes no longer exist."""
     if ledger is None:
         return

@@ -25,11 +25,11 @@ import anyio
 from anyio.abc import TaskGroup
 
 from envkit import clock
-from envkit.config.serving import ServeConfig, WarmSection
+from envkit.config.serving import ServeConfig
 from envkit.errors import SandboxStartError, UsageError
 from envkit.fleet import FleetHost, RoutedHosts
 from envkit.fleet.alerts import log_events, log_rebuilds, send_alerts, warn_if_unreachable, watch_disks
-from envkit.fleet.offenders import Offenders
+from envkit.fleet.routing import Offenders
 from envkit.http.api.app import App, create_app
 from envkit.http.auth.localhost_only import is_loopback
 from envkit.http.auth.rate_limit import Rate
@@ -50,17 +50,15 @@ from envkit.types import Cause, CauseKind, SandboxSpec, SandboxState
 from envkit.wiring import environments
 from envkit.wiring.gateway import metrics
 from envkit.wiring.gateway.env_workers import (
-    dedicated_env_ids,
     env_hosts,
     env_sandbox_spec,
     forget_lost_sessions,
     sandbox_counts,
     wait_until_serving,
 )
-from envkit.wiring.gateway.guard import refuse_operator_options
 from envkit.wiring.gateway.nodes import image_lacks, keeps_ledger, open_nodes
 from envkit.wiring.gateway.token_store import lock_state, open_tokens
-from envkit.wiring.gateway.trusted import TrustedEnvs, trusted_host
+from envkit.wiring.gateway.trusted import TrustedEnvs, refuse_operator_options, trusted_host
 from envkit.wiring.sandboxes.env_sandboxes import liveness_times
 
 if TYPE_CHECKING:
@@ -126,7 +124,7 @@ async def serve_fleet(
     rate = None if limits.calls_per_s is None else Rate(limits.calls_per_s, burst=max(limits.calls_per_s, 1.0))
     signals = _ShutdownSignals()
     signals.install()
-    with tokens, _state(config), _access_log(config) as log, signals.cancel_on_signal():
+    with _state(config), _access_log(config) as log, signals.cancel_on_signal():
         async with open_fleet(config, announce) as fleet, _background(config, fleet, announce) as tasks:
             app = create_app(
                 fleet.host,
@@ -275,7 +273,10 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
         spec = env_sandbox_spec(config, fleet_nodes, math.ceil(config.envs.capacity / count))
         pool = Pool(
             fleet_nodes.nodes,
-            stocks=[WarmSpec(spec, config.envs.warm, wait_until_serving), *map(_warm_spec, config.warm)],
+            stocks=[
+                WarmSpec(spec, config.envs.warm, wait_until_serving),
+                *(WarmSpec(SandboxSpec(**one.model_dump(exclude={"count"})), one.count) for one in config.warm),
+            ],
             max_per_tenant=config.limits.sandboxes_per_tenant,
             share=config.limits.tenant_share,
             liveness_times=liveness_times(config.liveness),
@@ -302,7 +303,7 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
             share = f"{config.limits.tenant_share:.0%}".removesuffix("%")
             announce(f"capacity: {machine.describe(node.capacity)}; one tenant may use {share} % of each of these")
         await forget_lost_sessions(fleet_nodes.ledger, pool, *hosts)
-        dedicated = dedicated_env_ids()
+        dedicated = {one.id for one in environments.registered() if not one.is_shareable}
         trusted = None
         if trusted_envs.allowed:
             trusted = await stack.enter_async_context(trusted_host(config, pool, offenders))
@@ -336,11 +337,6 @@ def _lacks_envkit(cause: Cause) -> bool:
     return "No module named 'envkit" in cause.detail  # library's message: CPython
 
 
-def _warm_spec(section: WarmSection) -> WarmSpec:
-    spec = section.model_dump(exclude={"count"})
-    return WarmSpec(SandboxSpec(**spec), section.count)
-
-
 def _metrics(fleet: Fleet, log: BackgroundHandler | None) -> Iterator[Metric]:
     if fleet.pool is not None:
         yield from metrics.collect(fleet.pool, fleet.hosts)
@@ -356,7 +352,6 @@ def _tokens(config: ServeConfig) -> TokenStore:
     """
     store = open_tokens(config.state)
     if not store.is_needed() and config.listen.socket is None and not is_loopback(config.listen.host):
-        store.close()
         raise UsageError(
             f"{config.listen.host} is reachable from other machines, and there are no tokens; create one with "
             f"'{_create_token(config)}', or listen on 127.0.0.1"

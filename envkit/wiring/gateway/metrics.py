@@ -15,40 +15,31 @@ if TYPE_CHECKING:
 
 def collect(pool: Pool, hosts: Sequence[FleetHost]) -> Iterator[Metric]:
     """Yield the metrics of a pool and of the hosts that play in its sandboxes."""
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+    from prometheus_client.core import CounterMetricFamily as Counter
+    from prometheus_client.core import GaugeMetricFamily as Gauge
 
     counts = pool.counts()
-    yield by_label(
-        GaugeMetricFamily("envkit_sandboxes", "Existing sandboxes, by state.", labels=["state"]), counts.states
-    )
-    yield by_label(
-        GaugeMetricFamily("envkit_sandboxes_waiting", "Queued sandbox requests, by tenant.", labels=["tenant"]),
-        counts.waiting,
-    )
-    yield GaugeMetricFamily("envkit_sandboxes_warm", "Warm sandboxes: ready and not leased.", counts.warm)
-    yield GaugeMetricFamily("envkit_sandboxes_wanted", "Sandboxes to add; below 0: to remove.", pool.wanted())
     slowest = max(counts.probe_s.values(), default=0.0)
-    yield GaugeMetricFamily("envkit_probe_seconds_max", "Slowest of the latest probes, one per sandbox.", slowest)
-    yield CounterMetricFamily("envkit_sandbox_starts", "Sandbox starts.", counts.starts)
-    yield CounterMetricFamily(
-        "envkit_sandbox_failed_starts", "Failed starts, except for invalid requests.", counts.failed_starts
-    )
-    yield CounterMetricFamily("envkit_warm_sandboxes_replaced", "Warm sandboxes that were replaced.", counts.restarts)
-    yield CounterMetricFamily("envkit_sandboxes_finished", "Sandboxes whose command exited.", counts.finished)
-    yield by_label(
-        CounterMetricFamily("envkit_sandboxes_lost", "Lost sandboxes, by cause.", labels=["cause"]), counts.losses
-    )
-    yield by_label(CounterMetricFamily("envkit_alerts", "Alerts, by kind.", labels=["kind"]), counts.alerts)
     counted = [(host.lost, host.failed_starts, host.episodes.rebuilt, host.episodes.void) for host in hosts]
     lost, failed, rebuilt, void = (sum(each) for each in zip(*counted, strict=True))
-    yield CounterMetricFamily("envkit_env_sandboxes_lost", "Lost sandboxes that served environments.", lost)
-    yield CounterMetricFamily(
-        "envkit_env_sandbox_failed_starts", "Sandboxes lost before they served environments.", failed
-    )
-    yield CounterMetricFamily("envkit_episodes_rebuilt", "Episodes rebuilt in another sandbox.", rebuilt)
-    yield CounterMetricFamily("envkit_episodes_void", "Episodes lost with their sandbox.", void)
     waits = sum(host.waiting for host in hosts)
-    yield GaugeMetricFamily("envkit_env_sandboxes_waiting", "Environment sandboxes waiting for a restart.", waits)
+    yield by_label(Gauge("envkit_sandboxes", "Existing sandboxes, by state.", labels=["state"]), counts.states)
+    queued = Gauge("envkit_sandboxes_waiting", "Queued sandbox requests, by tenant.", labels=["tenant"])
+    yield by_label(queued, counts.waiting)
+    yield Gauge("envkit_sandboxes_warm", "Warm sandboxes: ready and not leased.", counts.warm)
+    yield Gauge("envkit_sandboxes_wanted", "Sandboxes to add; below 0: to remove.", pool.wanted())
+    yield Gauge("envkit_probe_seconds_max", "Slowest of the latest probes, one per sandbox.", slowest)
+    yield Counter("envkit_sandbox_starts", "Sandbox starts.", counts.starts)
+    yield Counter("envkit_sandbox_failed_starts", "Failed starts, except for invalid requests.", counts.failed_starts)
+    yield Counter("envkit_warm_sandboxes_replaced", "Warm sandboxes that were replaced.", counts.restarts)
+    yield Counter("envkit_sandboxes_finished", "Sandboxes whose command exited.", counts.finished)
+    yield by_label(Counter("envkit_sandboxes_lost", "Lost sandboxes, by cause.", labels=["cause"]), counts.losses)
+    yield by_label(Counter("envkit_alerts", "Alerts, by kind.", labels=["kind"]), counts.alerts)
+    yield Counter("envkit_env_sandboxes_lost", "Lost sandboxes that served environments.", lost)
+    yield Counter("envkit_env_sandbox_failed_starts", "Sandboxes lost before they served environments.", failed)
+    yield Counter("envkit_episodes_rebuilt", "Episodes rebuilt in another sandbox.", rebuilt)
+    yield Counter("envkit_episodes_void", "Episodes lost with their sandbox.", void)
+    yield Gauge("envkit_env_sandboxes_waiting", "Environment sandboxes waiting for a restart.", waits)
 
 
 def of_log(dropped: int) -> Iterator[Metric]:

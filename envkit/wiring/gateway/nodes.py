@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from envkit import clock
-from envkit.config.serving import ListenSection, ServeConfig
+from envkit.config.serving import ServeConfig
 from envkit.errors import UsageError
-from envkit.fleet.ledger import Ledger
+from envkit.fleet.ledger import LeaseLedger
 from envkit.installation import command
 from envkit.sandbox import machine
 from envkit.sandbox.docker.backend import GAMES_IMAGE, DockerBackend
@@ -19,7 +19,6 @@ from envkit.sandbox.pool.node import Capacity, Node
 from envkit.sandbox.process.backend import ProcessBackend
 from envkit.types import Cause
 from envkit.wiring.gateway.token_store import LEDGER, state_folder
-from envkit.wiring.sandboxes import running_servers
 from envkit.wiring.sandboxes.backends import choose
 
 _HERE = "here"
@@ -42,7 +41,7 @@ class FleetNodes:
     what: str
     in_image: bool
     isolates: bool
-    ledger: Ledger | None
+    ledger: LeaseLedger | None
     disks: Callable[[], Mapping[str, tuple[int, int]]] | None = None
 
 
@@ -87,7 +86,7 @@ def keeps_ledger(config: ServeConfig) -> bool:
 
 
 @asynccontextmanager
-async def _ledger(config: ServeConfig, *, can_detach: bool = True) -> AsyncIterator[Ledger | None]:
+async def _ledger(config: ServeConfig, *, can_detach: bool = True) -> AsyncIterator[LeaseLedger | None]:
     """Open the ledger that belongs to this server's address; yield None if this server persists no leases."""
     listen = config.listen
     if not keeps_ledger(config) or not can_detach:
@@ -95,14 +94,5 @@ async def _ledger(config: ServeConfig, *, can_detach: bool = True) -> AsyncItera
         return
     address = f"{listen.host}-{listen.port}" if listen.socket is None else listen.socket
     name = re.sub(r"[^A-Za-z0-9.-]+", "_", address).strip("_")
-    path = state_folder(config.state) / LEDGER.format(name)
-    async with Ledger(path) as ledger:
-        with running_servers.noted(ledger.id, path, _address(listen)):
-            yield ledger
-
-
-def _address(listen: ListenSection) -> str:
-    if listen.socket is not None:
-        return f"unix:{listen.socket}"
-    host = f"[{listen.host}]" if ":" in listen.host else listen.host
-    return f"{'http' if listen.certificate is None else 'https'}://{host}:{listen.port}"
+    async with LeaseLedger(state_folder(config.state) / LEDGER.format(name)) as ledger:
+        yield ledger

@@ -5,8 +5,7 @@ its environments from the gateway's pool, through a Unix socket in a private fol
 and end with the worker.
 
 The code of the environments is the operator's, so the policies for clients, such as `limits.images`, do not apply to
-its sandboxes. Clients cannot choose files or images: the worker rejects their options ``file`` and ``image``, except
-for the values with which the operator has registered an environment.
+its sandboxes. Clients cannot choose files or images; see `refuse_operator_options`.
 """
 
 from __future__ import annotations
@@ -23,16 +22,17 @@ import anyio
 
 from envkit import clock
 from envkit.config.serving import ServeConfig
-from envkit.errors import ForbiddenError, UnknownEnvError, UsageError
+from envkit.errors import ForbiddenError, OptionError, UnknownEnvError, UsageError
 from envkit.fleet import FleetHost, HeartbeatTimes, WorkerClient
 from envkit.fleet.host import WorkerKind
-from envkit.fleet.offenders import Offenders
+from envkit.fleet.routing import Offenders
 from envkit.http.api.app import App, create_app
 from envkit.http.auth.caller import Caller
 from envkit.http.auth.sandbox_policy import SandboxPolicy
 from envkit.http.protocol.asgi import Receive, Scope, Send
 from envkit.http.server.server import serve
 from envkit.protocols import EnvHost, Episode, Sandbox
+from envkit.registry import foreign_choices
 from envkit.sandbox.host import run_dirs
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.node import Node
@@ -84,6 +84,24 @@ class TrustedEnvs:
         if env_id in self.refused:
             raise ForbiddenError(f"{env_id} may not use the sandboxes of this server; add it to envs.trusted there")
         return env_id in self.allowed
+
+
+def refuse_operator_options(task: Task) -> None:
+    """Reject a task of a client that has options which only the operator sets.
+
+    See `envkit.registry.EnvSpec.operator_options`. Environments open such files with the rights of the server or of a
+    sandbox that tenants share, and the policy for clients does not apply to the images of their sandboxes.
+
+    Raises:
+        OptionError: The task has an option of the operator with which its environment is not registered.
+    """
+    try:
+        names = foreign_choices(environments.find(task.env_id), task.options)
+    except UnknownEnvError:  # only the image of the sandboxes may have it
+        return
+    for name in names:
+        remedy = "register an environment with this option there"
+        raise OptionError(name, f"only the operator of the server may set it; {remedy}, or leave it out")
 
 
 @asynccontextmanager
@@ -185,20 +203,20 @@ async def _serve_pool(pool: Pool, prefix: str) -> AsyncIterator[str]:
         run_dirs.remove(folder)
 
 
+@dataclass(frozen=True, slots=True)
 class _PoolApp:
     """Serves `app` to one caller, without tokens."""
 
-    def __init__(self, app: App, caller: Caller) -> None:
-        self._app = app
-        self._caller = caller
+    app: App
+    caller: Caller
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "lifespan":
-            scope = {**scope, "state": {"caller": self._caller}}
-        await self._app(scope, receive, send)
+            scope = {**scope, "state": {"caller": self.caller}}
+        await self.app(scope, receive, send)
 
     async def drain(self, timeout_s: float) -> None:
-        await self._app.drain(timeout_s)
+        await self.app.drain(timeout_s)
 
 
 class _NoEnvironments(EnvHost):

@@ -18,13 +18,13 @@ import anyio
 from anyio.from_thread import BlockingPortal
 from pydantic import TypeAdapter, ValidationError
 
-from envkit.env import close_here, loop_thread
 from envkit.errors import SandboxLostError, SandboxNotFoundError, UnsupportedError, UsageError, did_you_mean
 from envkit.http.client.outages import OUTAGE_TIMEOUT_S, Outages
 from envkit.protocols import Sandbox, Shell
 from envkit.sandbox.agent_client.sandbox import AgentSandbox
 from envkit.sandbox.transfer import tar_stream
 from envkit.types import EXEC_TIMEOUT_S, Cause, CauseKind, ExecResult, FileUser, SandboxSpec, SandboxUser
+from envkit.wiring.blocking_env import close_here, loop_thread
 from envkit.wiring.sandboxes.backends import Backend, BackendKind, choose
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ from functools import partial
 
 import anyio
 
-from envkit import registry
 from envkit.config import LivenessSection
 from envkit.config.parts import BuiltInSandboxSection, SandboxSection
 from envkit.errors import UnknownEnvError, UnreachableError
@@ -37,12 +36,9 @@ _HEARTBEAT = "env.heartbeat"
 _SERVE = f'exec "$0" -m envkit.wiring.env_server --socket "$ENVKIT_SOCKETS/{_SOCKET}" --capacity "$@"'
 _HINT = (
     "it is registered only in this process, not in the sandbox; register it through the entry point group "
-    f"{ENTRY_POINT_GROUP!r} of an installed package, or play without sandboxes (sandbox.kind: none)"
-)
-_PACKAGE_HINT = (
-    "it comes from the package {package!r}, which the sandbox does not contain; without docker, install the package by "
-    "pip, not by PYTHONPATH; for docker, build an image with it: envkit image build games --with ./{package} "
-    "(to keep the present image, add --tag NAME:1 and set envs.image: NAME:1 in the server's file)"
+    f"{ENTRY_POINT_GROUP!r} of a package that is installed by pip, not by PYTHONPATH; for docker, build an image with "
+    "the package: envkit image build games --with ./PACKAGE (with --tag NAME:1, name it in envs.image); or play "
+    "without sandboxes (sandbox.kind: none)"
 )
 
 
@@ -274,34 +270,32 @@ async def connect(
         yield _SandboxedEnvClient(client, sandbox)
 
 
+@dataclass(frozen=True, slots=True)
 class _SandboxedEnvClient:
     """Client of an env server. If only this process knows an environment, the error says how to add it to sandboxes."""
 
-    def __init__(self, client: EnvClient, sandbox: Sandbox) -> None:
-        self._client = client
-        self._sandbox = sandbox
+    client: EnvClient
+    sandbox: Sandbox
 
     @property
     def capacity(self) -> int:
-        return self._client.capacity
+        return self.client.capacity
 
     async def health(self) -> object:
-        return await self._client.health()
+        return await self.client.health()
 
     async def heartbeat(self) -> None:
-        with await self._sandbox.connect(_HEARTBEAT) as stream:
+        with await self.sandbox.connect(_HEARTBEAT) as stream:
             await anyio.wait_readable(stream)
             if not stream.recv(1):
-                raise UnreachableError(f"the env server of sandbox {self._sandbox.id} does not answer")
+                raise UnreachableError(f"the env server of sandbox {self.sandbox.id} does not answer")
 
     @asynccontextmanager
     async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[Episode]:
         try:
-            async with self._client.lease(task, id=id) as episode:
+            async with self.client.lease(task, id=id) as episode:
                 yield episode
         except UnknownEnvError as error:
             if all(spec.id != error.env_id for spec in environments.registered()):
                 raise
-            package = registry.package_of(error.env_id)
-            hint = _HINT if package is None else _PACKAGE_HINT.format(package=package)
-            raise UnknownEnvError(error.env_id, error.known, hint) from None
+            raise UnknownEnvError(error.env_id, error.known, _HINT) from None

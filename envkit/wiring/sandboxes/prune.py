@@ -6,13 +6,11 @@ import sys
 from collections.abc import Callable, Sequence
 
 from envkit import clock
-from envkit.sandbox.bubblewrap import detached
 from envkit.sandbox.bubblewrap import orphans as bubblewrap_orphans
 from envkit.sandbox.docker import backend as docker
 from envkit.sandbox.docker import orphans as docker_orphans
 from envkit.sandbox.docker.api import Daemon
 from envkit.sandbox.host import cgroups, run_dirs
-from envkit.wiring.sandboxes import running_servers
 
 
 async def prune(*, dry_run: bool, warn: Callable[[str], None]) -> Sequence[str]:
@@ -25,22 +23,15 @@ async def prune(*, dry_run: bool, warn: Callable[[str], None]) -> Sequence[str]:
         warn: Called with one line about each backend that is skipped.
     """
     done = await clock.to_thread(_prune_here, dry_run)
-    unused_notes = [note for note in running_servers.known() if note.is_gone() and not detached.ids(note.ledger_id)]
     if (why := await docker.why_unavailable()) is None:
         daemon = await Daemon.connect()
         try:
             found = await docker_orphans.gone(daemon) if dry_run else await docker_orphans.reap(daemon)
-            labels = {note: f"{docker_orphans.LEDGER_LABEL}={note.ledger_id}" for note in unused_notes}
-            unused_notes = [note for note, label in labels.items() if not await daemon.containers(label)]
         finally:
             await daemon.close()
         done += [f"{kind} {id}" for kind, id in found]
     else:
         warn(f"docker was left out: {why}")
-    for note in unused_notes:
-        done.append(f"note of server {note.pid} ({note.ledger})")
-        if not dry_run:
-            running_servers.forget(note)
     return done
 
 

@@ -1,11 +1,11 @@
-"""What ``envkit sandbox`` does with the sandboxes of this machine or of a server."""
+"""The operations of ``envkit sandbox`` on sandboxes of this machine or of a server."""
 
 from __future__ import annotations
 
 import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,10 +18,8 @@ from envkit.sandbox.docker import backend as docker
 from envkit.sandbox.docker.backend import DockerBackend
 from envkit.sandbox.transfer import tar_stream
 from envkit.types import JSON, SandboxSpec, SandboxView
-from envkit.wiring.sandboxes import running_servers
 from envkit.wiring.sandboxes.backends import BackendKind
 from envkit.wiring.sandboxes.blocking import AnySandbox, kind_of, opened, running, spec_of
-from envkit.wiring.sandboxes.running_servers import ServerNote
 
 if TYPE_CHECKING:
     from envkit.http.client.sandbox_client import SandboxClient
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
 
 _LONGEST_S = 10 * 365 * 86400.0
 """Default timeout of a program in a sandbox of this machine, in seconds."""
-_NO_OWNER: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +120,10 @@ class SandboxService:
 
         return MAX_TIMEOUT_S
 
-    def running(self, options: Mapping[str, Any]) -> AbstractAsyncContextManager[AnySandbox]:
-        """Return a context manager that runs a new sandbox."""
-        return self._running(spec_of(options))
-
     @asynccontextmanager
-    async def _running(self, spec: SandboxSpec) -> AsyncIterator[AnySandbox]:
+    async def running(self, options: Mapping[str, Any]) -> AsyncIterator[AnySandbox]:
+        """Run a new sandbox for the duration of an ``async with`` block."""
+        spec = spec_of(options)
         if self.url is not None:
             async with self._client() as client, client.lease(spec) as sandbox:
                 yield sandbox
@@ -198,13 +193,13 @@ class DetachedSandbox:
         id: Id of the sandbox.
         stats: See `envkit.sandbox.agent_client.sandbox.AgentSandbox.stats`; empty if the sandbox does not answer.
         problem: Why the sandbox does not answer, in one line; empty if it answers.
-        owner: Process, address and ledger of the server that started the sandbox; empty if no server started it.
+        of_server: Whether a server on this machine started the sandbox.
     """
 
     id: str
     stats: Mapping[str, JSON]
     problem: str = ""
-    owner: Sequence[str] = ()
+    of_server: bool = False
 
 
 async def list_detached_sandboxes(*, with_servers: bool, warn: Callable[[str], None]) -> Sequence[DetachedSandbox]:
@@ -227,23 +222,16 @@ async def list_detached_sandboxes(*, with_servers: bool, warn: Callable[[str], N
 
 
 async def _detached(backend: LocalBackend | DockerBackend, with_servers: bool) -> Sequence[DetachedSandbox]:
-    owners = dict.fromkeys(await backend.list_detached(""), _NO_OWNER)
-    if with_servers:
-        for note in running_servers.known():
-            owners |= dict.fromkeys(await backend.list_detached(note.ledger_id), _owner(note))
-        owners = dict.fromkeys(await backend.list_detached(), ("of an unknown server",)) | owners
-    return [await _inspect(backend, sandbox_id, owner) for sandbox_id, owner in sorted(owners.items())]
+    own = await backend.list_detached("")
+    listed = await backend.list_detached() if with_servers else own
+    return [await _inspect(backend, sandbox_id, of_server=sandbox_id not in own) for sandbox_id in sorted(listed)]
 
 
-def _owner(note: ServerNote) -> Sequence[str]:
-    return f"of server {note.pid}{', which has ended' if note.is_gone() else ''}", note.address, note.ledger
-
-
-async def _inspect(backend: LocalBackend | DockerBackend, sandbox_id: str, owner: Sequence[str]) -> DetachedSandbox:
+async def _inspect(backend: LocalBackend | DockerBackend, sandbox_id: str, *, of_server: bool) -> DetachedSandbox:
     try:
         sandbox = await backend.attach(sandbox_id, as_observer=True)
         stats = await sandbox.stats()
         await sandbox.release()
     except EnvkitError as error:
-        return DetachedSandbox(sandbox_id, {}, str(error), owner)
-    return DetachedSandbox(sandbox_id, stats, owner=owner)
+        return DetachedSandbox(sandbox_id, {}, str(error), of_server)
+    return DetachedSandbox(sandbox_id, stats, of_server=of_server)

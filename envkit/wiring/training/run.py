@@ -15,6 +15,7 @@ from envkit import clock, config
 from envkit.config import RunConfig
 from envkit.config.parts import TorchTrainerSection
 from envkit.errors import ConfigError, EnvkitError, leaves
+from envkit.local_host import SlotHost
 from envkit.protocols import EnvHost, PhasedTrainer
 from envkit.runs.display import Display
 from envkit.runs.files import read_rows
@@ -29,7 +30,6 @@ from envkit.trainer_bridge.run_folder.record import METRICS, RunRecord, refuse_o
 from envkit.trainer_bridge.stopping import ONE_S, Stop, stop_on_signals
 from envkit.trainer_bridge.weights.channel import WeightChannel, weights_folder
 from envkit.types import JSON, stable_hash
-from envkit.vector import SlotHost
 from envkit.wiring import environments
 from envkit.wiring import tasks as task_sets
 from envkit.wiring.sandboxes.env_sandboxes import ToolSettings, sandbox_host
@@ -279,6 +279,7 @@ class _Run:
             checkpoint_every=run.trainer.checkpoint_every,
             keep_checkpoints=run.trainer.keep_checkpoints,
             trajectories_every=run.tracking.trajectories_every,
+            trajectories=run.tracking.trajectories,
         )
         evaluator = Evaluator(
             rollout,

@@ -105,11 +105,20 @@ class TreeKill:
 def kill_descendants() -> None:
     """Kill all descendants of this process. Returns when no descendant is left, or after 200 attempts."""
     us = os.getpid()
-    for _ in range(_ROUNDS):
-        if not kill_once(lambda processes: alive_below([us], processes) - {us}):
-            return
+    kill_all(lambda processes: alive_below([us], processes) - {us}, reap)
+
+
+def kill_all(choose: Callable[[Table], set[int]], reap_ended: Callable[[], object]) -> bool:
+    """Kill the processes that `choose` selects, and wait until they are gone; return whether there were any.
+
+    Calls `reap_ended` after each attempt, and gives up after 200 attempts.
+    """
+    for count in range(_ROUNDS):
+        if not kill_once(choose):
+            return count > 0
         time.sleep(0.001)
-        reap()
+        reap_ended()
+    return True
 
 
 def reap() -> dict[int, int]:

@@ -42,7 +42,6 @@ _RETRY_S = 0.005
 _FIRST_FREE = 10
 # Signals to reset to their defaults before a program starts. Python ignores some signals, and programs inherit that.
 _RESET = tuple(number for number in range(1, 32) if number not in (signal.SIGKILL, signal.SIGSTOP))
-_HAS_SPAWN = hasattr(os, "posix_spawn")
 
 
 class WorkerRequest:
@@ -167,47 +166,14 @@ def _start(request: WorkerRequest, files: list[int]) -> int:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), b"")
     os.chdir(request.folder)
     program = _find(request.argv[0], request.env.get(b"PATH", PATH))
-    if not _HAS_SPAWN:
-        return _fork(program, request, files)
     if request.terminal:
         actions: list[Any] = [(os.POSIX_SPAWN_OPEN, 0, request.terminal, os.O_RDWR, 0)]
         actions += [(os.POSIX_SPAWN_DUP2, 0, number) for number in (1, 2)]
     else:
         actions = [(os.POSIX_SPAWN_DUP2, fd, number) for fd, number in zip(files, request.targets)]
-    try:
-        return os.posix_spawn(
-            program, request.argv, request.env, file_actions=actions, setsid=True, setsigmask=(), setsigdef=_RESET
-        )
-    except NotImplementedError:  # The C library has no POSIX_SPAWN_SETSID, so start the program with fork and exec.
-        return _fork(program, request, files)
-
-
-def _fork(program: bytes, request: WorkerRequest, files: list[int]) -> int:
-    """Start `program` with fork and exec, for systems without a suitable posix_spawn; return its pid."""
-    # A successful exec closes the child's end of the pipe. If exec fails, the child writes the error number to it.
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if not pid:
-        try:
-            os.setsid()
-            if request.terminal:
-                files, request.targets = [os.open(request.terminal, os.O_RDWR)] * 3, [0, 1, 2]
-            for fd, number in zip(files, request.targets):
-                os.dup2(fd, number)
-            for number in _RESET:
-                signal.signal(number, signal.SIG_DFL)
-            os.execve(program, request.argv, request.env)
-        except OSError as error:
-            os.write(writer, str(error.errno).encode())
-        finally:
-            os._exit(127)
-    os.close(writer)
-    problem = os.read(reader, 16)
-    os.close(reader)
-    if problem:
-        os.waitpid(pid, 0)
-        raise OSError(int(problem), os.strerror(int(problem)), program)
-    return pid
+    return os.posix_spawn(
+        program, request.argv, request.env, file_actions=actions, setsid=True, setsigmask=(), setsigdef=_RESET
+    )
 
 
 def _find(name: bytes, path: bytes) -> bytes:

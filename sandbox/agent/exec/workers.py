@@ -1,6 +1,6 @@
 """Pre-forked workers: processes with a user's rights that each run commands one after another.
 
-Forking is most of a command's cost. Workers are therefore forked in advance, and one idle worker per user is kept.
+Forking is most of a command's cost. Workers are therefore forked in advance, and some are kept.
 
 Graders and file transfers must start even if the programs of the agent user have used up the sandbox's limits. The
 agent user's programs are therefore killed if fewer than 32 pids are free when a grader or a transfer needs one. The
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import struct
-import time
 from _socket import SCM_RIGHTS, SOL_SOCKET, socketpair
 
 from .. import linux
@@ -24,8 +23,8 @@ if TYPE_CHECKING:
     from ..event_loop import Loop
     from .process_tree import Table
 
-_SURPLUS_S = 2.0
-"""Seconds between two checks that close surplus idle workers."""
+_MAX_IDLE = 2
+"""Maximum number of idle workers that are kept for each user."""
 _RESERVE = 32
 """Number of pids kept free for graders, root and file transfers; at most a quarter of the sandbox's process limit."""
 _NICENESS = 5
@@ -33,7 +32,6 @@ _NICENESS = 5
 _CHECK_S = 0.01
 _RETRY_S = 0.5
 """Seconds until the next check of free pids, if the last check found no process to kill."""
-_ROUNDS = 200
 LOST = -9
 """Exit code of a command whose worker was killed."""
 
@@ -160,12 +158,9 @@ class Workers:
         self._adopts: bool | None = None
         self._all: set[Worker] = set()
         self._idle: dict[linux.User, list[Worker]] = {}  # `take` pops the last one
-        # Number of idle workers of each user that were not used since the last call of `_trim`.
-        self._surplus: dict[linux.User, int] = {}
         self._children: dict[int, Callable[[int], None] | None] = {}
         # Pids of the children that may be killed, together with their descendants, to free pids.
         self._preemptible: set[int] = set()
-        self._trims = False
         self._is_checking = False
         self._bound = linux.process_bound()
         lent = linux.lent_files()
@@ -185,7 +180,6 @@ class Workers:
         idle = self._idle.get(user)
         while idle:
             exec_worker = idle.pop()
-            self._surplus[user] = min(self._surplus.get(user, 0), len(idle))
             # Skip a worker that was killed to free pids, and is therefore no longer a child.
             if exec_worker.pid in self._children:
                 return exec_worker
@@ -194,11 +188,12 @@ class Workers:
         return exec_worker
 
     def give_back(self, exec_worker: Worker) -> None:
-        """Keep a worker whose command has ended for a later `take`."""
+        """Keep a worker whose command has ended for a later `take`, or close it if `_MAX_IDLE` are idle already."""
         idle = self._idle.setdefault(exec_worker.user, [])
-        idle.append(exec_worker)
-        if len(idle) > 1 and not self._trims:
-            self._trim_later()
+        if len(idle) < _MAX_IDLE:
+            idle.append(exec_worker)
+        else:
+            exec_worker.close()
 
     def discard(self, exec_worker: Worker) -> None:
         self._all.discard(exec_worker)
@@ -317,23 +312,4 @@ class Workers:
             protected = process_tree.alive_below(self._children.keys() - self._preemptible, running)
             return process_tree.alive_below([us], running) - protected - {us}
 
-        for count in range(_ROUNDS):
-            if not process_tree.kill_once(victims):
-                self.reap()
-                return count > 0
-            time.sleep(0.001)
-            self.reap()
-        return True
-
-    def _trim_later(self) -> None:
-        self._trims = True
-        self.loop.after(_SURPLUS_S, self._trim)
-
-    def _trim(self) -> None:
-        self._trims = False
-        for user, idle in self._idle.items():
-            for exec_worker in idle[1 : self._surplus.get(user, 0)]:
-                exec_worker.close()
-            self._surplus[user] = len(idle)
-        if any(len(idle) > 1 for idle in self._idle.values()):
-            self._trim_later()
+        return process_tree.kill_all(victims, self.reap)

@@ -39,7 +39,6 @@ class Read(IncomingCall):
             if stat.S_ISREG(about.st_mode):
                 raise CallError("too_large", "the file has %d bytes, more than `max_bytes`" % about.st_size)
             raise CallError("missing", "is a folder" if stat.S_ISDIR(about.st_mode) else "is not a regular file")
-        self._mode = stat.S_IMODE(about.st_mode)
         self._stopped = False
         connection.feed(self._frames())
 
@@ -65,7 +64,7 @@ class Read(IncomingCall):
         finally:
             os.close(self._fd)
         if problem is None:
-            self.finish(size=size, mode=self._mode)
+            self.finish()
         else:
             self.fail(problem.code, str(problem))
 

@@ -11,12 +11,13 @@ import gymnasium
 import pytest
 
 from envkit.cli.environments.game import Game, Scene, open_game
-from envkit.env import AsyncEnv, BlockingEnv
+from envkit.env import AsyncEnv
 from envkit.errors import StepOrderError
+from envkit.local_host import SlotHost
 from envkit.protocols import EnvHost
 from envkit.spaces import Utf8Text
 from envkit.types import Info, Observation, Options, Reset, Step, Task
-from envkit.vector import SlotHost
+from envkit.wiring.blocking_env import BlockingEnv
 
 ANSWER = "<answer>{}</answer>"
 

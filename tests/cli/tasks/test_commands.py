@@ -73,11 +73,11 @@ FIX_AND_NOP = "--player=oracle --player=nop --repeat=1 --retry"
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("check-task --tasks 1 Words-v0", "tasks Words-v0 check --tasks 1"),
+        ("check-task --count 1 Words-v0", "tasks Words-v0 check --count 1"),
         ("swe packages", "tasks SWE-v0 packages"),
         (
             "swe verify DIR",
-            f"tasks SWE-v0 check --option=tasks=DIR --split=any --tasks=0 {FIX_AND_NOP}",
+            f"tasks SWE-v0 check --option=tasks=DIR --split=any --count=0 {FIX_AND_NOP}",
         ),
         ("terminal check DIR", "tasks Terminal-v0 ls DIR"),
         ("terminal export --family none DIR", "tasks Terminal-v0 export --family none DIR"),
@@ -88,6 +88,18 @@ def test_an_old_spelling_does_the_same_and_names_the_new_one(old: str, new: str)
     first, _, rest = errors.partition("\n")
     assert first.endswith(f" is now: envkit {new}")
     assert (code, output, rest) == called(*new.split())
+
+
+def test_a_former_option_of_check_works_and_names_the_new_one() -> None:
+    _, output, errors = called("tasks", "Words-v0", "check", "--tasks", "2")
+    assert errors.splitlines()[0] == "--tasks is now --count 2; the folder of the tasks is --option tasks=DIR"
+    assert output == called("tasks", "Words-v0", "check", "--count", "2")[1]
+
+
+def test_options_may_come_before_the_command() -> None:
+    after = called("tasks", "Questions-v0", "show", "0", "--split", "train", "--option", "match=exact")
+    assert after[0] == 0
+    assert called("tasks", "Questions-v0", "--split", "train", "--option", "match=exact", "show", "0") == after
 
 
 def test_a_task_is_shown_as_its_players_get_it() -> None:

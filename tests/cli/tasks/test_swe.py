@@ -85,7 +85,7 @@ def test_grade_prints_each_test_and_the_verdict() -> None:
     code, output, _ = envkit("tasks", "SWE-v0", "grade", TASK.id, "-", stdin=TASK.patch + deletion)
     assert code == 0
     assert output.splitlines()[-2:] == [
-        "not taken over: README.md: a deletion",
+        "refused: README.md: a deletion",
         f"resolved: {tests} of {tests} tests pass",
     ]
     assert f"F2P   passed   {TASK.fail_to_pass[0]}" in output

@@ -8,8 +8,8 @@ import pytest
 
 from envkit.http.client.remote_sandbox import RemoteSandbox, RemoteShell
 from envkit.protocols import Sandbox, Shell
+from envkit.sandbox.agent_client.programs import AgentShell
 from envkit.sandbox.agent_client.sandbox import AgentSandbox
-from envkit.sandbox.agent_client.shell import AgentShell
 from envkit.sandbox.pool.lease import Lease, WatchedShell
 from envkit.wiring.sandboxes.blocking import BlockingSandbox, BlockingShell
 

@@ -26,12 +26,11 @@ import httpx
 import pytest
 
 from envkit import clock
-from envkit.fleet.ledger import Ledger
+from envkit.fleet.ledger import LeaseLedger
 from envkit.runs import owners
 from envkit.sandbox.bubblewrap import detached
 from envkit.sandbox.host import cgroups, run_dirs
 from envkit.types import SandboxSpec
-from envkit.wiring.sandboxes import running_servers
 from tests.contract.kinds import arguments, containers, processes, volumes
 from tests.keys import key
 from tests.sandbox.containers import docker, image, missing
@@ -138,7 +137,7 @@ class Gateway:
         with tempfile.TemporaryDirectory() as folder:
             copy = Path(folder) / self.ledger.name
             await clock.to_thread(self._copy_ledger, copy)
-            async with Ledger(copy) as ledger:
+            async with LeaseLedger(copy) as ledger:
                 found = ledger.get(key(session_id))
         return None if found is None else found.sandbox_id
 
@@ -226,9 +225,6 @@ class Gateway:
                 group.rmdir()
         for container in containers(self.process.pid) if self.kind == "docker" else ():
             docker("rm", "--force", "--volumes", container)
-        for note in running_servers.known():
-            if note.process == self.name:
-                running_servers.forget(note)
 
     def _groups(self) -> set[Path]:
         return {folder for parent in cgroups.find().parents.values() for folder in parent.glob(f"{self.name}-*")}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from contextlib import suppress
@@ -11,13 +10,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from envkit import clock
 from envkit.errors import EnvkitError, UnreachableError
 from envkit.http.client.env_client import EnvClient
 from envkit.http.client.sandbox_client import SandboxClient
 from envkit.types import Task
-from envkit.wiring.sandboxes import running_servers
-from tests.cli.commands import called
 from tests.contract.kinds import new_marker, sleepers, until
 from tests.e2e.fleet.fleet import DOCKER, LOCAL, NOTHING, Gateway, free_port, run, serving
 
@@ -84,44 +80,6 @@ def test_named_sandboxes_survive_a_killed_server(kind: str, tmp_path: Path) -> N
         assert second.left() == NOTHING
         assert first.left() == NOTHING
     assert sleepers(marker) == []
-
-
-@both
-def test_listed_sandboxes_name_their_server_even_when_it_was_killed(kind: str, tmp_path: Path) -> None:
-    port = free_port()
-
-    async def envkit(*words: str) -> str:
-        code, output, errors = await clock.to_thread(called, "sandbox", *words)
-        assert code == 0, errors
-        return output
-
-    async def owners(gateway: Gateway, sandbox_ids: dict[str, str]) -> set[tuple[str, ...]]:
-        listed = json.loads(await envkit("ls", "--all", "--json"))
-        found = [tuple(one["owner"]) for one in listed if one["id"] in sandbox_ids.values()]
-        assert len(found) == len(sandbox_ids)
-        mine = [one for one in running_servers.known() if one.ledger == str(gateway.ledger)]
-        assert [note.pid for note in mine] == [gateway.process.pid]
-        return set(found)
-
-    async def leave(gateway: Gateway) -> None:
-        sandbox_ids = await gateway.env_sandboxes()
-        server = gateway.url, str(gateway.ledger)
-        assert await owners(gateway, sandbox_ids) == {(f"of server {gateway.process.pid}", *server)}
-        gateway.process.kill()
-        await gateway.exit_code()
-        assert str(gateway.ledger) not in await envkit("prune", "--dry-run")
-        assert await owners(gateway, sandbox_ids) == {(f"of server {gateway.process.pid}, which has ended", *server)}
-
-    async def come_back(gateway: Gateway) -> None:
-        sandbox_ids = await gateway.env_sandboxes()
-        server = gateway.url, str(gateway.ledger)
-        assert await owners(gateway, sandbox_ids) == {(f"of server {gateway.process.pid}", *server)}
-
-    with serving(kind, tmp_path, "envs.sandboxes=1", "envs.warm=0", port=port) as first:
-        run(lambda: leave(first), 60)
-        with serving(kind, tmp_path, "envs.sandboxes=1", "envs.warm=0", port=port) as second:
-            run(lambda: come_back(second), 40)
-        assert str(second.ledger) not in [note.ledger for note in running_servers.known()]
 
 
 async def until_not_ready(client: EnvClient) -> None:

@@ -7,22 +7,23 @@ import subprocess
 import sys
 from itertools import combinations
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from envkit.environments.boards.pictures import colour, paint
-from envkit.environments.frozen_lake import pictures as frozen_lake
-from envkit.environments.sokoban import pictures as sokoban
+from envkit.environments.boards.game import BoardGame
+from envkit.environments.boards.pictures import colour, paint, read_tiles
+from envkit.environments.frozen_lake import LakeGame
+from envkit.environments.sokoban import SokobanGame
 
 ROOT = Path(__file__).parents[3]
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 ROOM = "#####\n#P_O#\n#_X√#\n#__S#\n#####"
 GAMES = pytest.mark.parametrize(
     ("game", "symbols"),
-    [pytest.param(sokoban, "#_O√XPS", id="sokoban"), pytest.param(frozen_lake, "_OGPX√", id="frozen_lake")],
+    [pytest.param(SokobanGame, "#_O√XPS", id="sokoban"), pytest.param(LakeGame, "_OGPX√", id="frozen_lake")],
 )
 
 
@@ -63,9 +64,9 @@ def test_a_code_without_a_tile_is_refused() -> None:
 
 @GAMES
 def test_there_is_one_tile_for_each_symbol_and_each_differs_clearly_from_the_others(
-    game: ModuleType, symbols: str
+    game: type[BoardGame[Any]], symbols: str
 ) -> None:
-    tiles = game.draw_tiles()
+    tiles = read_tiles(game.tiles)
     assert tiles.dtype == np.uint8
     assert tiles.shape == (len(symbols), 32, 32, 3)
     grey = tiles @ np.array([0.299, 0.587, 0.114])  # without hue, too
@@ -75,10 +76,12 @@ def test_there_is_one_tile_for_each_symbol_and_each_differs_clearly_from_the_oth
 
 
 @GAMES
-def test_every_symbol_has_a_style_of_its_own_that_can_be_read_in_any_terminal(game: ModuleType, symbols: str) -> None:
-    assert "".join(game.STYLES) == symbols
-    assert len(set(game.STYLES.values())) == len(symbols)
-    for style in game.STYLES.values():
+def test_every_symbol_has_a_style_of_its_own_that_can_be_read_in_any_terminal(
+    game: type[BoardGame[Any]], symbols: str
+) -> None:
+    assert "".join(game.styles) == symbols
+    assert len(set(game.styles.values())) == len(symbols)
+    for style in game.styles.values():
         front, ground = re.findall("[34]8;5;([0-9]+)", style)
         dark, light = sorted((brightness(int(front)), brightness(int(ground))))
         assert (light + 0.05) / (dark + 0.05) > 3  # what WCAG 2 asks of large text
@@ -95,16 +98,16 @@ def brightness(number: int) -> float:
 
 
 def test_without_its_escapes_a_coloured_board_is_the_board() -> None:
-    coloured = colour(ROOM, sokoban.STYLES, {})
+    coloured = colour(ROOM, SokobanGame.styles, {})
     assert coloured != ROOM
     assert ESCAPE.sub("", coloured) == ROOM
 
 
 def test_colours_follow_the_meaning_and_characters_the_vocabulary() -> None:
     shown = dict(zip("#_O√XPS", "W.GCBA@", strict=True))
-    coloured = colour(ROOM, sokoban.STYLES, shown)
+    coloured = colour(ROOM, SokobanGame.styles, shown)
     assert ESCAPE.sub("", coloured) == "WWWWW\nWA.GW\nW.BCW\nW..@W\nWWWWW"
-    assert ESCAPE.findall(coloured) == ESCAPE.findall(colour(ROOM, sokoban.STYLES, {}))
+    assert ESCAPE.findall(coloured) == ESCAPE.findall(colour(ROOM, SokobanGame.styles, {}))
 
 
 def test_the_pictures_in_the_documents_are_up_to_date() -> None:

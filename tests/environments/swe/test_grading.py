@@ -250,21 +250,18 @@ def test_source(): double(1)
 @pytest.mark.parametrize(
     "files",
     [
-        {"conftest.py": "pytest_plugins = ['tests.fixtures']\n", "tests/__init__.py": "", "tests/fixtures.py": ""},
-        {"conftest.py": "class A: pass\ndef pytest_configure(config):\n    config.pluginmanager.register(A())\n"},
-        {"tests/test_core.py": f"{TESTS}\nunittest.TestCase.assertSame = unittest.TestCase.assertIs\n"},
         {"tests/test_core.py": f"{TESTS}\nclass Any(int):\n    def __eq__(self, other): return True\n"},
         {"pytest.ini": "[pytest]\npython_functions = check_* test_names test_double\n"},
     ],
-    ids=["plugin", "object", "unittest", "equal", "names"],
+    ids=["equal", "names"],
 )
-def test_what_the_tests_themselves_replace_does_not_make_a_run_invalid(files: dict[str, str], tmp_path: Path) -> None:
+def test_what_the_tests_themselves_do_does_not_make_a_run_invalid(files: dict[str, str], tmp_path: Path) -> None:
     sdist(tmp_path, {**FILES, **files})
     found = graded(task(), tmp_path)
     assert (found.problem, found.resolved) == ("", True)
     assert not graded(task(), tmp_path, BUGGY + b"\n").resolved
     cheat = b"import unittest\nunittest.TestCase.assertEqual = lambda *args: None\n"
-    assert "tampered" in graded(task(), tmp_path, BUGGY + cheat).problem
+    assert "a control test must be failed, and was passed" in graded(task(), tmp_path, BUGGY + cheat).problem
 
 
 @pytest.mark.bwrap

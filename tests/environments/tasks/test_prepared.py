@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
-from typing import Any
 
 import anyio
 import pytest
@@ -11,13 +10,12 @@ import pytest
 from envkit import clock
 from envkit.environments.tasks import prepared
 from envkit.environments.tasks.prepared import lease_prepared, remove_prepared
-from envkit.errors import SnapshotLimitError
 from envkit.protocols import Sandbox
 from envkit.sandbox import Pool
 from envkit.sandbox.pool.node import Capacity, Node
 from envkit.types import SandboxSpec
 from tests.environments.tools.pools import pool_of
-from tests.sandbox.fake.backend import FakeBackend, FakeSandbox, Fate
+from tests.sandbox.fake.backend import FakeBackend, Fate
 
 PATH = "/workspace/a"
 
@@ -88,31 +86,6 @@ def test_if_the_node_of_the_snapshot_is_full_another_node_prepares(monkeypatch: 
 
     clock.run(main)
     assert 2 <= len(prepared_on) <= 3
-
-
-def test_a_limit_on_snapshots_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    is_full = True
-    prepared_keys: list[str] = []
-
-    async def snapshot(self: FakeSandbox, take: Any = FakeSandbox.snapshot) -> Any:
-        if is_full:
-            raise SnapshotLimitError("the limit is 100 snapshots")
-        return await take(self)
-
-    async def prepare(sandbox: Sandbox) -> None:
-        prepared_keys.append("a")
-
-    async def main() -> None:
-        nonlocal is_full
-        async with pool_of(Fate()) as (pool, _):
-            for number in range(3):
-                is_full = number == 0
-                async with lease_prepared(pool, SandboxSpec(), "a", prepare):
-                    pass
-
-    monkeypatch.setattr(FakeSandbox, "snapshot", snapshot)
-    clock.run(main)
-    assert len(prepared_keys) == 2
 
 
 def test_the_snapshots_of_a_pool_can_be_removed() -> None:

@@ -353,7 +353,7 @@ def test_families_are_split_too() -> None:
         ({"families": []}, "at least one"),
         ({"difficulty": 6}, "from 1 to 5"),
         ({"mode": "key"}, "'key' is not a known value"),
-        ({"image": 3}, "must be 'task' or the name of an image"),
+        ({"image": 3}, "must be the name of an image"),
         ({"tasks": 3}, "must be the path"),
     ],
 )

@@ -13,7 +13,7 @@ import pytest
 from envkit import clock
 from envkit.environments.terminal import Terminal
 from envkit.environments.terminal.emulator import Emulator
-from envkit.environments.terminal.screen import MAX_KEYS, Screen, ScreenTools, encode_keys
+from envkit.environments.terminal.screen import MAX_KEYS, Screen, encode_keys
 from envkit.environments.tools.tool import tool_of
 from envkit.errors import UsageError
 from envkit.protocols import Sandbox
@@ -31,7 +31,7 @@ def on_screen(main: Main, kind: str = "local") -> None:
     async def run() -> None:
         with anyio.fail_after(60):
             async with sandbox_of(kind) as sandbox:
-                screen = Screen(sandbox)
+                screen = Screen()
                 await main(screen, sandbox)
                 await screen.close()
 
@@ -93,7 +93,7 @@ def test_garbage_never_raises_and_leaves_a_usable_terminal() -> None:
 
 
 def test_type_keys_is_a_tool_of_which_the_model_sees_keys_and_time() -> None:
-    schema = tool_of(ScreenTools().tools[0]).schema["function"]
+    schema = tool_of(Screen().tools[0]).schema["function"]
     assert schema["name"] == "type_keys"
     assert list(schema["parameters"]["properties"]) == ["keys", "wait_s"]
     assert schema["parameters"]["required"] == ["keys"]
@@ -103,19 +103,21 @@ def test_type_keys_is_a_tool_of_which_the_model_sees_keys_and_time() -> None:
 @pytest.mark.parametrize("kind", ["local", "served"])
 def test_commands_return_as_soon_as_the_prompt_is_back_and_show_the_screen(kind: str) -> None:
     async def main(screen: Screen, sandbox: Sandbox) -> None:
-        assert await screen.type("cd /tmp; x=5\n", 20) == "~$ cd /tmp; x=5\n/tmp$"
-        assert await screen.type("echo $x\n", 20) == "~$ cd /tmp; x=5\n/tmp$ echo $x\n5\n/tmp$"
-        assert await screen.type("clear\nsleep 0.2\necho 1\nsleep 0.2\necho 2\n", 20) == (
+        assert await screen.type_keys("cd /tmp; x=5\n", sandbox, 200, 20) == "~$ cd /tmp; x=5\n/tmp$"
+        assert await screen.type_keys("echo $x\n", sandbox, 200, 20) == "~$ cd /tmp; x=5\n/tmp$ echo $x\n5\n/tmp$"
+        assert await screen.type_keys("clear\nsleep 0.2\necho 1\nsleep 0.2\necho 2\n", sandbox, 200, 20) == (
             "/tmp$ sleep 0.2\n/tmp$ echo 1\n1\n/tmp$ sleep 0.2\n/tmp$ echo 2\n2\n/tmp$"
         )
-        assert await screen.type("clear\ncat <<END\n\u6f22\u5b57\nEND\n", 20) == (
+        assert await screen.type_keys("clear\ncat <<END\n\u6f22\u5b57\nEND\n", sandbox, 200, 20) == (
             "/tmp$ cat <<END\n> \u6f22\u5b57\n> END\n\u6f22\u5b57\n/tmp$"
         )
-        await screen.type("cat > m <<'END'\nall:\n\techo\nEND\n", 20)
-        await screen.type("cat > n\n", 0.5)
-        await screen.type(["\tx\n", "C-d"], 20)
-        assert (await screen.type("clear; cat -A m n\n", 20)) == "all:$\n^Iecho$\n^Ix$\n/tmp$"
-        assert (await screen.type("seq 2000\n", 20)) == "\n".join([*map(str, range(1962, 2001)), "/tmp$"])
+        await screen.type_keys("cat > m <<'END'\nall:\n\techo\nEND\n", sandbox, 200, 20)
+        await screen.type_keys("cat > n\n", sandbox, 200, 0.5)
+        await screen.type_keys(["\tx\n", "C-d"], sandbox, 200, 20)
+        assert (await screen.type_keys("clear; cat -A m n\n", sandbox, 200, 20)) == "all:$\n^Iecho$\n^Ix$\n/tmp$"
+        assert (await screen.type_keys("seq 2000\n", sandbox, 200, 20)) == "\n".join(
+            [*map(str, range(1962, 2001)), "/tmp$"]
+        )
 
     on_screen(main, kind)
 
@@ -124,7 +126,7 @@ def test_commands_return_as_soon_as_the_prompt_is_back_and_show_the_screen(kind:
 @pytest.mark.parametrize("kind", ["local", "served"])
 def test_a_turn_in_a_terminal_takes_at_most_some_milliseconds_beside_the_command(kind: str) -> None:
     async def main(screen: Screen, sandbox: Sandbox) -> None:
-        times = await turn_times(lambda command: screen.type(f"{command}\n", 20), 30)
+        times = await turn_times(lambda command: screen.type_keys(f"{command}\n", sandbox, 200, 20), 30)
         assert statistics.median(times) < TARGET_S * MARGIN
 
     on_screen(main, kind)
@@ -134,15 +136,15 @@ def test_a_turn_in_a_terminal_takes_at_most_some_milliseconds_beside_the_command
 def test_a_command_that_is_only_edited_and_a_full_screen_program_need_no_prompt() -> None:
     async def main(screen: Screen, sandbox: Sandbox) -> None:
         began = clock.now()
-        assert await screen.type("ech", 20) == "~$ ech"
-        assert await screen.type(["Tab", "Left", "C-e", "a"], 20) == "~$ echo a"
-        assert await screen.type("\n", 20) == "~$ echo a\na\n~$"
+        assert await screen.type_keys("ech", sandbox, 200, 20) == "~$ ech"
+        assert await screen.type_keys(["Tab", "Left", "C-e", "a"], sandbox, 200, 20) == "~$ echo a"
+        assert await screen.type_keys("\n", sandbox, 200, 20) == "~$ echo a\na\n~$"
         await sandbox.write("page", b"\x1b[?1049h\x1b[H\x1b[2J\x1b[3;3Hpage")
-        assert await screen.type("cat page; read -n1; printf '\\e[?1049l'\n", 20) == "\n\n  page"
-        assert (await screen.type("q", 20)).endswith("~$")
+        assert await screen.type_keys("cat page; read -n1; printf '\\e[?1049l'\n", sandbox, 200, 20) == "\n\n  page"
+        assert (await screen.type_keys("q", sandbox, 200, 20)).endswith("~$")
         assert clock.now() - began < 10
-        await screen.type("clear\n", 20)
-        assert await screen.type("read\n", 0.2) == f"~$ read{NO_PROMPT.format('0.2')}"
+        await screen.type_keys("clear\n", sandbox, 200, 20)
+        assert await screen.type_keys("read\n", sandbox, 200, 0.2) == f"~$ read{NO_PROMPT.format('0.2')}"
 
     on_screen(main)
 
@@ -159,13 +161,13 @@ def test_hostile_output_is_drawn_for_some_seconds_and_to_some_bytes_and_the_rest
     output: str, skipped: str
 ) -> None:
     async def main(screen: Screen, sandbox: Sandbox) -> None:
-        await screen.type("true\n", 20)
+        await screen.type_keys("true\n", sandbox, 200, 20)
         before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, clock.now()
-        text = await screen.type(f"{output}\n", 30)
+        text = await screen.type_keys(f"{output}\n", sandbox, 200, 30)
         assert re.match(rf"\.\.\. {skipped} bytes of output were skipped \.\.\.\n", text), text[:200]
         assert clock.now() - began < 5 * MARGIN
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32 << 10
-        assert (await screen.type("reset\n", 20)).endswith("~$")
+        assert (await screen.type_keys("reset\n", sandbox, 200, 20)).endswith("~$")
 
     on_screen(main)
 
@@ -173,14 +175,14 @@ def test_hostile_output_is_drawn_for_some_seconds_and_to_some_bytes_and_the_rest
 @pytest.mark.bwrap
 def test_keys_for_a_shell_that_has_ended_meanwhile_are_not_sent_to_another_one() -> None:
     async def main(screen: Screen, sandbox: Sandbox) -> None:
-        assert (await screen.type("exit\n", 20)) == f"~$ exit\nexit{ENDED}"
-        await screen.type("sleep 0.3; echo bye; exit\n", 0)
+        assert (await screen.type_keys("exit\n", sandbox, 200, 20)) == f"~$ exit\nexit{ENDED}"
+        await screen.type_keys("sleep 0.3; echo bye; exit\n", sandbox, 200, 0)
         await anyio.sleep(1)
-        assert await screen.type("rm -r important\n", 20) == (
+        assert await screen.type_keys("rm -r important\n", sandbox, 200, 20) == (
             "~$ sleep 0.3; echo bye; exit\nbye\nexit\n"
             "[the shell had ended, so the keys were not sent; the next keys go to a new one]"
         )
-        assert await screen.type("echo new\n", 20) == "~$ echo new\nnew\n~$"
+        assert await screen.type_keys("echo new\n", sandbox, 200, 20) == "~$ echo new\nnew\n~$"
 
     on_screen(main)
 
@@ -189,11 +191,11 @@ def test_keys_for_a_shell_that_has_ended_meanwhile_are_not_sent_to_another_one()
 def test_calls_may_come_from_different_tasks() -> None:
     async def main(screen: Screen, sandbox: Sandbox) -> None:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(screen.type, "x=1\n", 20)
-        assert await screen.type("echo $x\n", 20) == "~$ x=1\n~$ echo $x\n1\n~$"
+            tasks.start_soon(screen.type_keys, "x=1\n", sandbox, 200, 20)
+        assert await screen.type_keys("echo $x\n", sandbox, 200, 20) == "~$ x=1\n~$ echo $x\n1\n~$"
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(screen.close)
-        assert await screen.type("echo $x\n", 20) == "~$ echo $x\n\n~$"
+        assert await screen.type_keys("echo $x\n", sandbox, 200, 20) == "~$ echo $x\n\n~$"
 
     on_screen(main)
 

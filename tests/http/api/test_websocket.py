@@ -13,8 +13,8 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus
 
 from envkit import clock
-from envkit.http.api.calls import Calls
-from envkit.http.api.operations import Operations
+from envkit.http.api.dispatcher import Dispatcher
+from envkit.http.api.session_operations import SessionOperations
 from envkit.http.api.websocket import MAX_OWED, MAX_UNREAD_BYTES, Outbox, Sockets
 from envkit.http.auth.caller import Caller
 from envkit.http.auth.rate_limit import Bucket, Rate
@@ -199,8 +199,8 @@ def test_a_paused_socket_loses_no_message() -> None:
                 sender.send_nowait({"type": "websocket.disconnect", "code": 1000})
 
         async with SessionTable(slots()) as sessions, anyio.create_task_group() as tasks, sender, receiver:
-            calls = Calls(Operations(sessions, tuple), slow_s=1, max_request_bytes=1 << 20)
-            sockets = Sockets(calls, tasks, 1 << 20)
+            dispatcher = Dispatcher(SessionOperations(sessions, tuple), slow_s=1, max_request_bytes=1 << 20)
+            sockets = Sockets(dispatcher, tasks, 1 << 20)
             began = clock.now()
             await sockets.serve(Caller("acme", bucket=bucket), receiver.receive, send)
         return clock.now() - began, answered

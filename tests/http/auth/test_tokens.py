@@ -7,7 +7,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -25,9 +25,8 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def tokens(path: Path) -> Iterator[TokenStore]:
-    with TokenStore(path, fresh_s=0) as store:
-        yield store
+def tokens(path: Path) -> TokenStore:
+    return TokenStore(path, fresh_s=0)
 
 
 def test_a_token_has_a_tenant_and_scopes(tokens: TokenStore) -> None:
@@ -120,12 +119,12 @@ def test_two_tokens_cannot_share_a_name(tokens: TokenStore) -> None:
 
 
 def test_a_valid_token_is_cached_for_fresh_s(path: Path) -> None:
-    with TokenStore(path, fresh_s=3600) as server, TokenStore(path) as command, TokenStore(path, fresh_s=0) as strict:
-        text = command.create("acme", ["play"])
-        assert server.check(text) is not None
-        command.revoke(text.split("_")[1])
-        assert server.check(text) is not None
-        assert strict.check(text) is None
+    server, command, strict = TokenStore(path, fresh_s=3600), TokenStore(path), TokenStore(path, fresh_s=0)
+    text = command.create("acme", ["play"])
+    assert server.check(text) is not None
+    command.revoke(text.split("_")[1])
+    assert server.check(text) is not None
+    assert strict.check(text) is None
 
 
 def test_the_last_use_is_recorded_unless_another_process_writes(tokens: TokenStore, path: Path) -> None:
@@ -155,12 +154,11 @@ def test_removing_the_file_revokes_its_tokens(tokens: TokenStore, path: Path) ->
 
 def test_tokens_are_needed_from_the_first_on_even_after_its_removal(tokens: TokenStore, path: Path) -> None:
     assert not tokens.is_needed()
-    with TokenStore(path) as other:
-        other.create("acme", ["play"], "bob")
-        assert tokens.is_needed()
-        other.revoke("bob")
-    with TokenStore(path) as later:
-        assert later.is_needed()
+    other = TokenStore(path)
+    other.create("acme", ["play"], "bob")
+    assert tokens.is_needed()
+    other.revoke("bob")
+    assert TokenStore(path).is_needed()
     for file in path.parent.iterdir():
         file.unlink()
     assert tokens.is_needed()
@@ -183,7 +181,7 @@ def test_another_kind_of_file_is_refused(path: Path) -> None:
 
 def test_the_error_for_a_locked_file_does_not_suggest_moving_it(tmp_path: Path) -> None:
     path = tmp_path / "tokens.sqlite"
-    TokenStore(path).close()
+    TokenStore(path)
     with closing(sqlite3.connect(path, isolation_level=None)) as another:
         another.execute("PRAGMA locking_mode = EXCLUSIVE")
         another.execute("BEGIN EXCLUSIVE")
@@ -201,11 +199,9 @@ def test_a_folder_that_others_can_write_to_is_refused(path: Path) -> None:
 def test_a_file_that_others_can_read_is_made_private_with_a_warning(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with TokenStore(path) as tokens:
-        text = tokens.create("acme", ["play"])
+    text = TokenStore(path).create("acme", ["play"])
     path.chmod(0o644)
-    with TokenStore(path) as tokens:
-        assert tokens.check(text) is not None
+    assert TokenStore(path).check(text) is not None
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [record.getMessage() for record in caplog.records] == [
         f"{path} was accessible to other users; changed its mode to 600. It contains hashes, not tokens"
@@ -223,7 +219,7 @@ def test_processes_that_open_and_write_a_new_file_at_once_lose_nothing(path: Pat
         "import sys; from pathlib import Path; from envkit.http.auth.tokens import TokenStore\n"
         "sys.stdin.readline()\n"
         "for n in range(20):\n"
-        "    with TokenStore(Path(sys.argv[1])) as tokens: tokens.create('acme', ['play'])\n"
+        "    TokenStore(Path(sys.argv[1])).create('acme', ['play'])\n"
     )
     running = [
         subprocess.Popen(
@@ -239,6 +235,5 @@ def test_processes_that_open_and_write_a_new_file_at_once_lose_nothing(path: Pat
         one.stdin.write("\n")
         one.stdin.flush()
     assert [(one.communicate(timeout=60)[1], one.returncode) for one in running] == [("", 0)] * 4
-    with TokenStore(path) as tokens:
-        assert len(tokens.list()) == 80
+    assert len(TokenStore(path).list()) == 80
     assert [file.name for file in path.parent.iterdir()] == ["tokens.sqlite"]

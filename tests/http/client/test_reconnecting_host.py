@@ -13,7 +13,6 @@ import pytest
 
 import envkit
 from envkit import clock
-from envkit.env import BlockingEnv
 from envkit.errors import (
     CapacityError,
     EnvkitError,
@@ -27,6 +26,7 @@ from envkit.http.client.outages import Outages
 from envkit.http.client.reconnecting_host import ReconnectingHost
 from envkit.protocols import Episode
 from envkit.types import Observation, Reset, Step, Task
+from envkit.wiring.blocking_env import BlockingEnv
 from envkit.wiring.training.remote import outages_of_run
 from tests.http.envs import serving, slots
 

@@ -9,7 +9,6 @@ import anyio
 import httpx
 import pytest
 
-from envkit import clock
 from envkit.errors import UnsupportedError
 from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.sandbox.pool import Pool
@@ -215,28 +214,6 @@ def test_an_unsupported_operation_is_501() -> None:
         assert (asked.status_code, asked.json()["type"]) == (501, "unsupported")
 
     over_http(main, scripted(answer=refuse))
-
-
-def test_programs_of_one_request_return_outcomes_in_order() -> None:
-    async def main(client: httpx.AsyncClient, pool: Pool) -> None:
-        for id in "ab":
-            await client.put(f"/v1/sandboxes/{id}", json={})
-        began = clock.now()
-        programs = [
-            {**run("sleep", "3"), "sandbox_id": "a"},
-            {**run("echo", "x"), "sandbox_id": "nobody"},
-            {"sandbox_id": "b"},
-            {**run("echo", "two"), "sandbox_id": "b", "key": "k"},
-            {**run("sleep", "3"), "sandbox_id": "b"},
-        ]
-        got = (await client.post("/v1/sandboxes:exec", json=programs)).json()
-        assert clock.now() - began < 6
-        assert [one.get("error", {}).get("type", "") for one in got] == ["", "sandbox_not_found", "bad_request", "", ""]
-        assert got[3]["result"]["stdout"] == "echo two"
-        assert (await client.post("/v1/sandboxes:exec", json={})).status_code == 400
-        assert (await client.post("/v1/sandboxes:exec", json=[{}] * 1001)).status_code == 400
-
-    over_http(main)
 
 
 def test_every_call_has_a_timeout() -> None:

@@ -32,7 +32,6 @@ from tests.http.guarded import COUNT, LONG, Stage, Stream, on_stage
         ("/v1/envs", "play"),
         ("/v1/sandboxes", "sandbox"),
         ("/v1/sandboxes/a/exec", "sandbox"),
-        ("/v1/sandboxes:exec", "sandbox"),
         ("/v1/events", "admin"),
         ("/v1/health/", "admin"),
         ("/v1/what-comes-next-year", "admin"),

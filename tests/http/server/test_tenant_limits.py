@@ -40,18 +40,6 @@ def test_a_batch_counts_as_many_calls_as_it_has_steps(tmp_path: Path) -> None:
     on_stage(main, tmp_path, rate=Rate(per_s=0.1, burst=10))
 
 
-def test_a_list_of_programs_above_the_rate_limit_gets_retry_after(tmp_path: Path) -> None:
-    async def main(stage: Stage) -> None:
-        token = stage.token(scopes="sandbox")
-        await stage.ask("PUT", "/v1/sandboxes/a", token, json={})
-        programs = [{"sandbox_id": "a", "argv": ["true"], "timeout_s": 5}] * 8
-        assert (await stage.ask("POST", "/v1/sandboxes:exec", token, json=programs)).status_code == 200
-        refused = await stage.ask("POST", "/v1/sandboxes:exec", token, json=programs[:3])
-        assert (refused.status_code, int(refused.headers["retry-after"]) > 5) == (429, True)
-
-    on_stage(main, tmp_path, has_sandboxes=True, rate=Rate(per_s=0.1, burst=10))
-
-
 def test_a_socket_above_the_rate_limit_is_slowed_and_not_refused(tmp_path: Path) -> None:
     async def main(stage: Stage) -> None:
         async with EnvClient(stage.address, token=stage.token()) as client, client.lease(LONG) as episode:

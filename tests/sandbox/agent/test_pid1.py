@@ -27,7 +27,6 @@ pytestmark = [
 def sandbox() -> Iterator[Client]:
     # The sandbox's users cannot read root's home, so a Python that is installed there does not run.
     with started(Path("/tmp"), python="/usr/bin/python3", prefix=BUBBLEWRAP, agent_uid=1000, grader_uid=1001) as client:
-        assert client.hello["pid"] == 1
         yield client
 
 

@@ -14,7 +14,7 @@ import anyio
 from envkit import clock
 from envkit.sandbox.agent_client.channel import AgentChannel
 
-HELLO: Mapping[str, object] = {"hello": 3, "pid": 1, "python": "3.11", "uid": 0}
+HELLO: Mapping[str, object] = {"hello": 3}
 Header = dict[str, Any]
 
 

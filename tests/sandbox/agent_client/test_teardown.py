@@ -273,7 +273,6 @@ def test_leaving_a_backend_stops_its_sandboxes_concurrently_and_names_those_that
         await sandboxes.open()
         folder = sandboxes.folder
         assert [sandboxes.new_id(), sandboxes.new_id()] == ["case-1", "case-2"]
-        assert sandboxes.new_folder("case-1") == folder / "case-1"
         gone = Stopping(1000)
         for sandbox in (gone, Stopping(3), Stopping(5, "case-3 could not be ended"), Stopping(4)):
             sandboxes.add(sandbox)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,7 +21,6 @@ from tests.contract.kinds import arguments, until
 pytestmark = [
     pytest.mark.alone,  # every backend of the machine reaps
     pytest.mark.bwrap,
-    pytest.mark.skipif(sys.platform != "linux", reason="bubblewrap is Linux's"),
 ]
 
 

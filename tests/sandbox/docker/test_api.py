@@ -13,7 +13,6 @@ import pytest
 from anyio.abc import SocketStream
 
 from envkit import clock
-from envkit.sandbox.docker import api_patches
 from envkit.sandbox.docker.api import Daemon, DaemonError
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -46,20 +45,7 @@ async def answering(folder: Path, answer: bytes, *, hangs_up: bool) -> AsyncIter
 
 def daemon_at(path: str, timeout_s: float) -> Daemon:
     api = importlib.import_module("docker").APIClient(base_url=f"unix://{path}", version="1.43", timeout=timeout_s)
-    api_patches.close_refused_sockets(api, path)
     return Daemon(api, api, path, {})
-
-
-def test_a_daemon_that_is_gone_leaves_no_socket_open(tmp_path: Path) -> None:
-    async def main() -> None:
-        daemon = daemon_at(str(tmp_path / "docker.sock"), 20)
-        for _ in range(3):
-            with pytest.raises(DaemonError, match="does not answer: No such file"):
-                await daemon.inspect("sandbox")
-        await daemon.close()
-        gc.collect()  # what is still open, and nobody's, warns now
-
-    clock.run(main)
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ def test_an_image_without_python_is_refused_with_what_to_add(tmp_path: Path, tag
 
     async def main() -> None:
         async with DockerBackend() as backend:
-            with pytest.raises(SandboxRefusedError, match=r"no python3 on its PATH.*add Python 3.7") as refused:
+            with pytest.raises(SandboxRefusedError, match=r"no python3 on its PATH.*add Python 3.8") as refused:
                 await backend.start(SandboxSpec(image=tag))
             assert refused.value.cause.kind is CauseKind.IMAGE_UNUSABLE
 

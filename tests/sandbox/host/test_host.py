@@ -205,17 +205,12 @@ def test_an_environment_that_only_a_script_registers_is_refused_with_a_remedy(ki
     assert reported.startswith(
         "no environment is called 'Outside-v0'; it is registered only in this process, not in the sandbox"
     )
-    assert "entry point group 'envkit.envs'" in reported
-    assert "sandbox.kind: none" in reported
-
-
-def test_a_package_that_the_sandbox_does_not_see_is_named_with_the_image_to_build(kind: Kind, tmp_path: Path) -> None:
-    install(tmp_path)  # in the home, of which a sandbox sees nothing
-    (reported,) = script(tmp_path, kind, "Outside-v0", imports=str(tmp_path))[1:]
-    message = "no environment is called 'Outside-v0'; it comes from the package 'outside', which the sandbox "
-    assert reported.startswith(message)
-    assert "envkit image build games --with ./outside" in reported
-    assert "envs.image" in reported
+    for remedy in (
+        "entry point group 'envkit.envs'",
+        "envkit image build games --with ./PACKAGE",
+        "sandbox.kind: none",
+    ):
+        assert remedy in reported
 
 
 @pytest.mark.bwrap

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
 from envkit.sandbox.host.remount import reconfigure
-
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has mounts like these")
 
 
 @pytest.mark.parametrize("options", [{"nr_inodes": "16384"}, {"no-such-option": ""}])

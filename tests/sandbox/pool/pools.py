@@ -10,7 +10,7 @@ import anyio
 from envkit import clock
 from envkit.restarts import RestartBudget
 from envkit.sandbox.pool import Pool
-from envkit.sandbox.pool.events import LedgerStore
+from envkit.sandbox.pool.event_log import LedgerStore
 from envkit.sandbox.pool.health import LivenessTimes
 from envkit.sandbox.pool.node import Capacity, Node
 from envkit.sandbox.pool.warm_stock import WarmSpec

@@ -44,25 +44,6 @@ def test_a_sandbox_that_hangs_is_suspect_first_and_lost_within_five_seconds() ->
     run(main)
 
 
-def test_many_sandboxes_are_probed_less_often_with_the_same_time_to_answer() -> None:
-    assert WATCH.among(500) == WATCH
-    assert WATCH.among(625) == WATCH.among(10_000) == LivenessTimes(1.25, 1.75, 4.25)
-
-    async def main() -> None:
-        async with opened() as (pool, backend):
-            for number in range(625):
-                await pool.create(f"sandbox-{number}", SPEC)
-            await anyio.sleep(10)
-            backend.sandboxes[0].pause()
-            await anyio.sleep(4.9)
-            lost = pool.view("sandbox-0").phases[-1]
-            assert lost.reason == "paused, no answer for 4.25 s"
-            assert pool.counts().losses == {"unresponsive": 1}
-            assert {states(view)[-1] for view in pool.views()} == {LEASED, LOST}
-
-    run(main)
-
-
 @pytest.mark.parametrize("is_warm", [True, False])
 def test_a_suspect_that_answers_again_returns_to_its_state(is_warm: bool) -> None:
     async def main() -> None:

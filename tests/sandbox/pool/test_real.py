@@ -14,7 +14,7 @@ from envkit import clock
 from envkit.errors import EnvkitError
 from envkit.protocols import Sandbox, SandboxBackend
 from envkit.sandbox.pool import Pool
-from envkit.sandbox.pool.events import LedgerStore
+from envkit.sandbox.pool.event_log import LedgerStore
 from envkit.sandbox.pool.lease import Lease
 from envkit.sandbox.pool.node import Capacity, Node
 from envkit.sandbox.pool.reattach import Attaches

@@ -52,7 +52,7 @@ async def visited(opened: Answer, request_id: int) -> AgentSandbox:
     stream = await dialled(opened, greeting(opened["secret"], request_id))
     sandbox = AgentSandbox(
         "far",
-        AgentChannel(SocketStream(stream)),
+        AgentChannel(await SocketStream.open(stream)),
         HostResources(broke, nothing),
         work="/workspace",
         forget=lambda sandbox: None,

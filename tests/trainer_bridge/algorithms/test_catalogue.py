@@ -8,11 +8,11 @@ from dataclasses import fields, replace
 from typing import Any
 
 import pytest
+from envkit.trainer_bridge.algorithms.catalogue import PRESETS, Algorithm, Part
 from pydantic import BaseModel, ConfigDict
 
 from envkit.errors import ConfigError
 from envkit.trainer_bridge.algorithms import catalogue
-from envkit.trainer_bridge.algorithms.catalogue import PRESETS, Algorithm, Part
 
 
 def test_a_preset_without_changes_is_the_preset() -> None:

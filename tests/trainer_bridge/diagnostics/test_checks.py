@@ -10,7 +10,7 @@ import pytest
 
 from envkit.config.training import FindingName
 from envkit.trainer_bridge.diagnostics import checks
-from envkit.trainer_bridge.diagnostics.checks import STEPS, of_metrics
+from envkit.trainer_bridge.diagnostics.checks import INVALID_STEPS, STEPS, of_metrics
 from envkit.trainer_bridge.diagnostics.events import Finding, PushProbe, TrainStep
 
 Row = dict[str, float | None]
@@ -33,9 +33,9 @@ def rows(changes: Mapping[str, float | None] = FINE, count: int = STEPS) -> list
     return [{**FINE, **changes} for _ in range(count)]
 
 
-def found(some: list[Row], *, invalid_steps: int = STEPS, is_over: bool = False) -> dict[str, str]:
+def found(some: list[Row], *, is_over: bool = False) -> dict[str, str]:
     first = next(iter(some), None)
-    findings = of_metrics(first, some, invalid_steps=invalid_steps, tolerance_nats=1e-3, is_over=is_over)
+    findings = of_metrics(first, some, tolerance_nats=1e-3, is_over=is_over)
     assert len({one.name for one in findings}) == len(findings)
     return {one.name: one.line for one in findings}
 
@@ -53,7 +53,7 @@ def test_the_configuration_knows_every_finding() -> None:
     [
         ("every_group_filtered", {"advantage_abs": 0.0}, ["nothing to learn in the last 5", "rollout.group_size"]),
         ("every_group_filtered", {"advantage_abs": 0.0, "success": 1.0}, ["every episode succeeded", "env.options"]),
-        ("no_valid_action", {"action_is_valid": 0.0}, ["no action of the last 5 train steps was valid"]),
+        ("no_valid_action", {"action_is_valid": 0.0}, ["no action of the last 10 train steps was valid"]),
         ("no_valid_action", {"action_is_valid": None, "empty_actions": 1.0}, ["every action", "check-template"]),
         ("completions_cut_off", {"cut_completions": 0.75}, ["75% of the completions", "rollout.turn_tokens; raise it"]),
         ("ratio_always_1", {"approx_kl": 0.0}, ["ratio was 1 for every token in all 2 updates", "old_logprobs"]),
@@ -63,7 +63,7 @@ def test_the_configuration_knows_every_finding() -> None:
 def test_each_finding_says_what_was_seen_and_what_to_try(
     name: str, changes: dict[str, float | None], words: list[str]
 ) -> None:
-    seen = found(rows(changes))
+    seen = found(rows(changes, INVALID_STEPS))
     assert list(seen) == [name]
     assert all(word in seen[name] for word in words)
 
@@ -71,7 +71,7 @@ def test_each_finding_says_what_was_seen_and_what_to_try(
 @pytest.mark.parametrize("changes", [{"advantage_abs": 0.0}, {"action_is_valid": 0.0}, {"cut_completions": 1.0}])
 def test_one_good_step_among_the_last_is_no_finding_and_earlier_steps_do_not_count(changes: dict[str, float]) -> None:
     assert found([*rows(changes, STEPS - 1), FINE]) == {}
-    assert len(found([FINE, *rows(changes)])) == 1
+    assert len(found([FINE, *rows(changes, INVALID_STEPS)])) == 1
 
 
 def test_a_short_run_is_judged_by_all_of_its_steps_when_it_is_over() -> None:
@@ -84,11 +84,11 @@ def test_a_short_run_is_judged_by_all_of_its_steps_when_it_is_over() -> None:
 def test_steps_without_a_valid_action_are_reported_as_soon_as_there_are_that_many_and_as_nothing_else() -> None:
     bad = {"action_is_valid": 0.0, "advantage_abs": 0.0, "success": 0.0}  # all fail alike
     for count in (STEPS, 9):
-        assert found(rows(bad, count), invalid_steps=10) == {}
-    assert list(found(rows(bad, 10), invalid_steps=10)) == ["no_valid_action"]
+        assert found(rows(bad, count)) == {}
+    assert list(found(rows(bad, 10))) == ["no_valid_action"]
     # A run that ends before reports it if there never was a valid action, and otherwise what is certain.
-    assert list(found(rows(bad, 9), invalid_steps=10, is_over=True)) == ["no_valid_action"]
-    assert list(found([FINE, *rows(bad, 6)], invalid_steps=10, is_over=True)) == ["every_group_filtered"]
+    assert list(found(rows(bad, 9), is_over=True)) == ["no_valid_action"]
+    assert list(found([FINE, *rows(bad, 6)], is_over=True)) == ["every_group_filtered"]
 
 
 def test_entropy_collapses_if_it_falls_and_the_tasks_are_not_solved() -> None:

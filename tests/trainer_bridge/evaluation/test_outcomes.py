@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,10 @@ def test_a_comparison_names_settings_differences_and_flips(tmp_path: Path) -> No
     flips = [line for line in lines if line.endswith("0% -> 100%")]
     assert difference.split()[4] == f"{len(flips) / 12:.1%}"
     assert f"{len(flips)} tasks flipped (success of A -> B):" in lines
+    file = tmp_path / "a" / "episodes.jsonl"
+    file.write_text(file.read_text().replace('"start_info":{', '"start_info":{"task":"thin-ice",'))
+    named = [line.replace("thin-ice", "seed") for line in compare(tmp_path / "a", tmp_path / "b") if "thin-ice" in line]
+    assert named == [re.sub(r"seed \d+", "seed", line) for line in flips]
     same = list(compare(tmp_path / "a", tmp_path / "a"))
     assert "the settings are equal" in same
     assert same[-1] == "no task flipped"

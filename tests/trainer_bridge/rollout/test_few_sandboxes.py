@@ -9,10 +9,10 @@ import pytest
 from envkit import clock
 from envkit.environments.tasks import in_fresh_sandbox
 from envkit.environments.tools import ToolEnv
+from envkit.local_host import SlotHost
 from envkit.protocols import Sandbox
 from envkit.trainer_bridge.rollout import PolicyPlayer, Rollout, RolloutResult
 from envkit.types import ExecResult, Options, SandboxSpec, SandboxState, Task
-from envkit.vector import SlotHost
 from envkit.wiring.sandboxes.env_sandboxes import ToolHost
 from tests.environments.tools.pools import pool_of
 from tests.sandbox.fake.backend import Fate

@@ -14,8 +14,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from envkit.errors import ConfigError, UsageError
 from envkit.runs.files import read_rows
-from envkit.trainer_bridge.run_folder.events import EventFile
 from envkit.trainer_bridge.run_folder.record import RunRecord
+from envkit.trainer_bridge.run_folder.tensorboard import EventFile
 from tests.trainer_bridge.run_folder.disk import FULL, full_disk
 
 CONFIG = "seed: 7\nenv:\n  id: Sokoban-v0\n  options: {}\ntrainer:\n  steps: 10\n  learning_rate: 0.0003\n"
@@ -249,19 +249,6 @@ def test_a_resumed_run_may_be_asked_for_more_steps(tmp_path: Path) -> None:
     longer = CONFIG.replace("steps: 10", "steps: 20")
     resume(tmp_path, longer, step=1).close()
     assert (tmp_path / "config.yaml").read_text() == longer
-
-
-def test_tensorboard_sees_the_distribution_of_durations(tmp_path: Path) -> None:
-    record = create(tmp_path)
-    record.add(EventFile(tmp_path / "tensorboard", first_step=0))
-    record.durations(1, {"step": [0.5, 1.5, 1.5, 2.5], "wait": []})
-    record.close()
-    found = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    assert found.Tags()["histograms"] == ["seconds/step"]
-    (event,) = found.Histograms("seconds/step")
-    value = event.histogram_value
-    assert (event.step, value.min, value.max, value.num, value.sum) == (1, 0.5, 2.5, 4, 6.0)
-    assert sum(value.bucket) == 4
 
 
 def test_a_timeline_is_a_compressed_file_that_a_resume_from_an_earlier_step_removes(tmp_path: Path) -> None:

@@ -12,8 +12,13 @@ from typing import Any
 import orjson
 import pytest
 
-from envkit.trainer_bridge.run_folder.timeline import Span, encoded_timeline, timeline
-from envkit.trainer_bridge.run_folder.timings import durations, quantile_metrics
+from envkit.trainer_bridge.run_folder.timeline import (
+    Span,
+    durations,
+    encoded_timeline,
+    quantile_metrics,
+    timeline,
+)
 from envkit.types import (
     Completion,
     FinishReason,
@@ -105,7 +110,7 @@ def test_a_timeline_has_a_track_for_each_slot_and_for_the_work_of_the_trainer() 
         (1, 1): [
             *[(name, 500 * ms, 500 * ms) for name in ("queue", "reset", "wait")],
             ("generate", 500 * ms, 2000 * ms),
-            *[(name, 2000 * ms, 2000 * ms) for name in ("queue", "reset", "wait")],
+            *[(name, 2000 * ms, 2000 * ms) for name in ("step", "queue", "reset", "wait")],
             ("generate", 2000 * ms, 3000 * ms),
             ("step", 3000 * ms, 3500 * ms),
         ],
@@ -114,7 +119,7 @@ def test_a_timeline_has_a_track_for_each_slot_and_for_the_work_of_the_trainer() 
     }
     names = [one["args"]["name"] for one in events if one["ph"] == "M"]
     assert names == ["train step 7: episodes", "slot 0", "slot 1", "train step 7: trainer", "update", "push"]
-    assert events[3]["args"] == {"session": "a.0", "seed": 3, "stop": "terminated"}
+    assert events[2]["args"] == {"session": "a.0", "seed": 3, "stop": "terminated"}
 
 
 def test_times_that_are_no_whole_microseconds_do_not_overlap() -> None:
@@ -152,9 +157,8 @@ def test_metrics_are_quantiles_and_their_names_end_in_seconds() -> None:
 # --- In a run --------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_records_durations_of_every_step_and_timelines_of_the_recorded_ones(tmp_path: Path) -> None:
+def test_a_run_records_timelines_of_the_recorded_steps(tmp_path: Path) -> None:
     part = Part(tmp_path, replace(SETTINGS, steps=3, trajectories_every=3), eval_tasks=0).run()
-    assert {step: len(one["generate"]) for step, one in part.notes.seconds.items()} == {1: 8, 2: 8, 3: 8}
     assert list(part.notes.timelines) == [1, 3]
     tracks = spans(part.notes.timelines[3])
     assert {process for process, _ in tracks} == {1, 2}

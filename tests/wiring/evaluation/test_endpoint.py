@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import traceback
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
@@ -23,6 +24,7 @@ from envkit.runs.episodes import episode_of
 from envkit.trainer_bridge.evaluation.advice import advice
 from envkit.trainer_bridge.evaluation.outcomes import EvaluatedEpisode, measure
 from envkit.trainer_bridge.evaluation.result import Evaluation
+from envkit.trainer_bridge.evaluation.table import lines
 from envkit.trainer_bridge.rollout import Rollout, RolloutLimits, RolloutResult
 from envkit.types import (
     Action,
@@ -535,37 +537,56 @@ def test_an_address_may_be_written_in_several_ways(text: str, model: str, url: s
     assert Address.of(text) == Address(model, url)
 
 
-def test_a_model_without_the_answer_format_gets_a_warning() -> None:
-    served = Served(lambda body: completion("I would rather talk.", finish="length"))
-    notes_shown: list[str] = []
-
-    class Display(SilentDisplay):
-        def announce(self, line: str) -> None:
-            notes_shown.append(line)
+def measured(served: Served, *, at_once: int = 16, **changes: Any) -> Evaluation:
+    """Evaluate an endpoint on four lakes, or the same lake four times."""
 
     async def main() -> Evaluation:
         async with served.run():
-            settings: dict[str, Any] = {
-                "episodes": 4,
-                "seed": 0,
-                "options": LAKE,
-                "split": "any",
-                "max_turns": 3,
-                "turn_tokens": 7,
-            }
-            described = evaluation.read("FrozenLake-v0", policy=f"openai:m@{served.url}", **settings)
-            return await evaluate(described, display=Display())
+            settings = {"episodes": 4, "seed": 0, "options": LAKE, "split": "any", "max_turns": 3, **changes}
+            policy, overrides = f"openai:m@{served.url}", [f"env.num_envs={at_once}"]
+            described = evaluation.read("FrozenLake-v0", overrides, policy=policy, **settings)
+            return await evaluate(described, display=SilentDisplay())
 
-    found = clock.run(main)
-    assert (found.metrics["action_is_valid"].mean, found.metrics["answers_cut_off"].mean) == (0.0, 1.0)
+    return clock.run(main)
+
+
+def test_a_model_without_the_answer_format_gets_a_warning() -> None:
+    found = measured(Served(lambda body: completion("I would rather talk.")))
+    assert (found.metrics["action_is_valid"].mean, found.metrics["answers_cut_off"].mean) == (0.0, 0.0)
     assert (found.usage.completions, found.usage.prompt_tokens, found.usage.completion_tokens) == (12, 360, 60)
-    cut, many, form = found.notes
+    cut, form = found.notes
+    assert cut == "cut off: 4 of 4 episodes reached rollout.max_turns (3)"
+    assert form.startswith("no answer was valid: the model does not use the answer format of the environment")
+    assert found.as_json()["notes"] == found.notes
+    assert list(lines(found))[-3:] == ["notes", f"  {cut}", f"  {form}"]
+
+
+def test_answers_that_were_cut_off_say_nothing_about_the_format() -> None:
+    found = measured(Served(lambda body: completion("I would rather", finish="length")), turn_tokens=7)
+    cut, many = found.notes
     assert cut == (
         "cut off: 4 of 4 episodes reached rollout.max_turns (3), 100.0% of the answers reached rollout.turn_tokens (7)"
     )
     assert many.startswith("most answers were cut off: raise --turn-tokens")
-    assert form.startswith("no answer was valid: the model does not use the answer format of the environment")
-    assert notes_shown == found.notes == found.as_json()["notes"]
+
+
+def test_an_endpoint_may_write_4096_tokens_by_default() -> None:
+    served = Served(on_the_way)
+    assert '"turn_tokens": 4096' in json.dumps(measured(served).settings["limits"])
+    assert {body["max_tokens"] for body in served.asked} == {4096}
+
+
+def test_what_an_endpoint_refused_and_failed_stands_in_the_result() -> None:
+    busy = refusing("temperature", {"error": "temperature: unknown"})
+    found = measured(
+        Served(busy, [busy, lambda body: failure(429, "slow down", **{"Retry-After": "0"})]), max_turns=6, at_once=1
+    )
+    assert (found.metrics["success"].mean, found.retries) == (1.0, 1)
+    assert found.notes == [
+        "m refuses the parameter temperature, which is left out",
+        "repeated 1 request that had failed temporarily; the last failure: 429 Too Many Requests: slow down",
+    ]
+    assert found.as_json()["retries"] == 1
 
 
 # --- Tools -----------------------------------------------------------------------------------------------------------

@@ -17,11 +17,13 @@ from envkit import clock
 from envkit.config import evaluation
 from envkit.errors import UsageError
 from envkit.runs.display import SilentDisplay
+from envkit.runs.episodes import read_episodes
 from envkit.spaces import Utf8Text
 from envkit.trainer_bridge.evaluation.report import EvaluationFolder
 from envkit.trainer_bridge.evaluation.result import Evaluation
 from envkit.types import EpisodeRecord, Info
 from envkit.wiring.evaluation.evaluate import evaluate
+from tests.environments.terminal.formats.folders import portable
 from tests.trainer_bridge.models import write_chat
 
 EPISODES = 12
@@ -123,6 +125,26 @@ def test_questions_that_changed_are_noticed(tmp_path: Path) -> None:
             evaluated(tmp_path / "found", "nop", **how)
     file.write_text("\n".join(rows))
     assert evaluated(tmp_path / "found", "nop", **how)[0].resumed >= 2
+
+
+@pytest.mark.bwrap
+def test_a_test_of_a_task_that_changed_is_noticed(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        portable(tmp_path / "tasks" / name)
+    check = tmp_path / "tasks/b/tests/check.py"
+    before = check.read_text()
+    how: dict[str, Any] = {"env_id": "Terminal-v0", "options": {"tasks": str(tmp_path / "tasks")}, "split": "any"}
+    how |= {"attempts": 1, "overrides": ["env.num_envs=1", "sandbox.kind=local"]}
+    stopped(tmp_path / "found", "nop", after=1, **how)
+    check.write_text(before.replace("42", "41"))
+    with pytest.raises(UsageError, match=r"holds an evaluation with other arguments: tasks was .*, now "):
+        evaluated(tmp_path / "found", "nop", **how)
+    check.write_text(before)
+    found, played = evaluated(tmp_path / "found", "nop", **how)
+    assert (found.resumed, len(played)) == (1, 1)
+    first = read_episodes(tmp_path / "found/episodes.jsonl")[0]
+    assert first.label == "task 0 (envkit/sum)"
+    assert first.outcome.grader_output.startswith("not solved: /workspace/sum.txt cannot be read")
 
 
 def test_a_last_line_that_was_cut_short_is_played_again(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from envkit import clock, registry
 from envkit.config.serving import ServeConfig
 from envkit.environments.tasks.prepared import lease_prepared
 from envkit.errors import ForbiddenError, UsageError
-from envkit.fleet.offenders import Offenders
+from envkit.fleet.routing import Offenders
 from envkit.protocols import Sandbox
 from envkit.registry import register
 from envkit.restarts import RestartBudget

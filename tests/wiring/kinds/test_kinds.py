@@ -82,8 +82,8 @@ def test_a_run_with_the_parts_of_a_package_trains_and_does_not_import_torch(
 
     lines = (tmp_path / "run" / "lines.txt").read_text().splitlines()
     assert lines == [
-        *("from 0, seed 3", "evaluation 0 eval_episodes", "step 1 16.0", "durations 1", "step 2 16.0", "durations 2"),
-        *("evaluation 2 eval_episodes", "step 3 16.0", "durations 3", "evaluation 3 eval_episodes"),
+        *("from 0, seed 3", "evaluation 0 eval_episodes", "step 1 16.0", "step 2 16.0"),
+        *("evaluation 2 eval_episodes", "step 3 16.0", "evaluation 3 eval_episodes"),
     ]
 
 

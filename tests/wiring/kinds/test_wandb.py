@@ -114,8 +114,6 @@ def test_a_run_is_stopped_by_ctrl_c_and_resumed_as_the_same_run_of_wandb(
     evaluated = [(row["step"], row["evaluation/eval_return"]) for row in rows if "evaluation/eval_return" in row]
     rows_of_evaluations = read_rows(work / "run" / "evaluations.jsonl")
     assert evaluated == [(row["step"], row["eval_return"]) for row in rows_of_evaluations]
-    durations = [(row["step"], sum(row["seconds/episode/values"])) for row in rows if "seconds/episode/values" in row]
-    assert durations == [(row["step"], 16) for row in expected]
 
     RunRecord.create(work / "run", FILE, force=True).close()
     assert not (work / "run" / "wandb").exists()

@@ -51,7 +51,7 @@ class ServerLostError(Exception):
 
 @dataclass(slots=True)
 class Part:
-    """What a server has generated so far for one request.
+    """The output of a server so far for one request.
 
     Attributes:
         tokens: Sampled tokens.

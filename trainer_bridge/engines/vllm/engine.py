@@ -16,6 +16,7 @@ from typing import Self
 
 import anyio
 
+from envkit import clock
 from envkit.errors import EnvkitError, SessionConflictError, UsageError
 from envkit.types import Completion, EngineHealth, PauseMode, SamplingParams, Weights
 
@@ -90,21 +91,16 @@ class VllmEngine:
         Raises:
             UsageError: A server cannot be started, does not answer, or was not started for envkit.
         """
-        try:
-            async with anyio.create_task_group() as tasks:
-                try:
-                    await self._start()
-                    for replica in self._replicas:
-                        tasks.start_soon(self._keep, replica)
-                    yield self
-                finally:
-                    tasks.cancel_scope.cancel()
-                    with anyio.CancelScope(shield=True):
-                        await self._stop()
-        except BaseExceptionGroup as group:
-            if len(group.exceptions) == 1:
-                raise group.exceptions[0] from None
-            raise
+        async with clock.background_tasks() as tasks:
+            try:
+                await self._start()
+                for replica in self._replicas:
+                    tasks.start_soon(self._keep, replica)
+                yield self
+            finally:
+                tasks.cancel_scope.cancel()
+                with anyio.CancelScope(shield=True):
+                    await self._stop()
 
     async def generate(
         self,
@@ -315,8 +311,6 @@ class VllmEngine:
         async with anyio.create_task_group() as tasks:
             for replica in self._replicas:
                 tasks.start_soon(replica.stop)
-
-    # --- Requests ----------------------------------------------------------------------------------------------------
 
     def _new_id(self) -> str:
         # Other engines may use the same server, so the id has the process id.

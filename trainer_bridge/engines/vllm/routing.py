@@ -1,4 +1,4 @@
-"""Which replica completes a prompt: the one that likely has most of it in its prefix cache, unless it is too busy."""
+"""Routing: a prompt goes to the replica that likely has most of it in its prefix cache, unless it is too busy."""
 
 from __future__ import annotations
 

@@ -21,7 +21,6 @@ from envkit.errors import UsageError
 from .interpreter import is_built_for_cpus
 from .launch import PLUGIN, ServerSettings, command, environment
 from .plugin.envkit_processes import TERM_S, end_group
-from .processes import ServerRecord, end_orphans, servers_folder
 from .startup_errors import why_not_started
 
 HOST = "127.0.0.1"
@@ -38,8 +37,8 @@ class VllmServer:
     """A vLLM server in a session of its own. After it has ended, `start` starts it again.
 
     Its first process is a supervisor (`plugin/supervise.py`), which ends the others when the server or this process is
-    killed, or when the thread ends whose event loop called `start`. If supervisor and this process are killed at the
-    same time, what still runs is ended when this user starts a server the next time.
+    killed, or when the thread ends whose event loop called `start`. If the supervisor is killed too, the server itself
+    gets SIGTERM.
 
     Args:
         settings: Its settings.
@@ -48,6 +47,7 @@ class VllmServer:
 
     Attributes:
         url: Address of the server; empty before `start`.
+        pid: Pid of the supervisor, which is also the id of its session and process group; 0 before `start`.
         log: The server's output. The file is deleted by `stop`, but not if the server ended by itself.
     """
 
@@ -59,13 +59,13 @@ class VllmServer:
         announce: Callable[[str], object] = lambda line: None,
     ) -> None:
         self.url = ""
+        self.pid = 0
         self.log = Path(os.devnull)
         self._settings = settings
         self._port = port
         self._announce = announce
-        self._folder = Path()
         self._process: subprocess.Popen[bytes] | None = None
-        self._record: ServerRecord | None = None
+        self._is_cleared = True
         self._pidfd = -1
         self._leader_ended = anyio.Event()
         self._clearing = anyio.Lock()
@@ -81,8 +81,6 @@ class VllmServer:
         if sys.platform != "linux":
             raise UsageError("vLLM servers can be started only on Linux; start one elsewhere, and set engine.url")
         on_cpu = await clock.to_thread(is_built_for_cpus, self._settings.python)
-        self._folder = await clock.to_thread(servers_folder)
-        await end_orphans(self._folder, self._announce)
         port = _usable_port(self._port)
         self.url = f"http://{HOST}:{port}"
         began_s = clock.now()
@@ -135,7 +133,7 @@ class VllmServer:
                 await self._clear(term_s=_KILL_TERM_S)
 
     def _launch(self, words: list[str], variables: dict[str, str]) -> None:
-        handle, name = tempfile.mkstemp(prefix="server-", suffix=".log", dir=self._folder)
+        handle, name = tempfile.mkstemp(prefix="envkit-vllm-", suffix=".log")
         self.log = Path(name)
         # The kernel sends the parent-death signal when the thread ends that started the child. So this is not done in
         # another thread than the event loop's; it takes some milliseconds.
@@ -148,9 +146,8 @@ class VllmServer:
                 env=variables,
                 start_new_session=True,
             )
-        self._record = ServerRecord.of(self._process.pid)
-        self._record.save(self._folder)
-        self._pidfd = os.pidfd_open(self._process.pid)
+        self.pid, self._is_cleared = self._process.pid, False
+        self._pidfd = os.pidfd_open(self.pid)
         asyncio.get_running_loop().add_reader(self._pidfd, self._on_leader_end)
 
     def _on_leader_end(self) -> None:
@@ -184,17 +181,16 @@ class VllmServer:
         raise UsageError(f"the vLLM server did not start: {why}; its log is {self.log}")
 
     async def _clear(self, *, term_s: float = TERM_S) -> None:
-        """End what runs of the server, wait for its first process, and delete the record; idempotent."""
+        """End what runs of the server, and wait for its first process; idempotent."""
         assert self._process is not None
         async with self._clearing:
-            if self._record is None:
+            if self._is_cleared:
                 return
-            await clock.to_thread(end_group, self._process.pid, term_s=term_s)
+            await clock.to_thread(end_group, self.pid, term_s=term_s)
             with anyio.move_on_after(_KILL_TERM_S):  # a process that is blocked in I/O does not end
                 await self._leader_ended.wait()
             self._reason = _reason(self._process.poll())
-            self._record.delete(self._folder)
-            self._record = None
+            self._is_cleared = True
 
 
 def _usable_port(port: int | None) -> int:

@@ -21,7 +21,7 @@ _CAUSES: Mapping[str, str] = {
 }
 """Causes by the regular expression that finds them in a log, the most specific first."""
 _PREFIX = r"^(?:\([^)]*\) )?(?:[A-Z]+ [^\]]*\] )?"
-"""What vLLM writes before the text of a line: process, level, time and source."""
+"""The prefix of a line of vLLM's log: process, level, time and source."""
 _ERROR = re.compile(_PREFIX + r"((?:\w+\.)*\w*(?:Error|Exception|error)\b: .+)$")
 _FOLLOWED = "Engine core initialization failed"
 """Part of the error that follows the cause, which an earlier line contains."""

@@ -24,7 +24,7 @@ async def open_trackers(parts: AsyncExitStack, run: RunConfig, record: RunRecord
 
 def open_tensorboard(context: TrackerContext) -> Tracker:
     """Create an event file for TensorBoard in the folder ``tensorboard`` of the run."""
-    from envkit.trainer_bridge.run_folder.events import EventFile  # imported late: loads tensorboard, if installed
+    from envkit.trainer_bridge.run_folder.tensorboard import EventFile  # imported late: loads tensorboard, if installed
 
     return EventFile(context.folder / "tensorboard", first_step=context.first_step)
 

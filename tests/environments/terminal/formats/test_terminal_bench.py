@@ -9,7 +9,7 @@ import pytest
 
 from envkit.environments.split import SPLITS
 from envkit.environments.terminal.formats import read_tasks
-from envkit.environments.terminal.options import TerminalOptions
+from envkit.environments.terminal.options import TerminalOptions, TerminalTasks
 from envkit.errors import ConfigError, UsageError
 from tests.environments.terminal.formats.folders import harbor, terminal_bench, write_files
 
@@ -74,7 +74,7 @@ def test_options_of_the_container_that_envkit_ignores_are_notes(tmp_path: Path) 
 def test_a_folder_of_tasks_is_read_in_the_order_of_names(tmp_path: Path) -> None:
     harbor(tmp_path / "b")
     terminal_bench(tmp_path / "a")
-    write_files(tmp_path, {"notes/x.txt": "", "README.md": ""})
+    write_files(tmp_path, {".git/x.txt": "", "README.md": ""})
 
     assert [task.name for task in read_tasks(tmp_path)] == ["a", "b"]
 
@@ -84,13 +84,16 @@ def test_tasks_that_cannot_be_used_are_left_out_and_counted(tmp_path: Path, capl
         harbor(tmp_path / name)
     harbor(tmp_path / "d", "[environment]\ncpus = true\n")
     terminal_bench(tmp_path / "e", "difficulty: easy\n")
+    write_files(tmp_path, {"f/instruction.md": "", ".git/x": "", "__pycache__/x": "", "README.md": ""})
 
     assert [task.name for task in read_tasks(tmp_path)] == ["a", "b", "c"]
     (line,) = caplog.messages
     assert line == (
-        f"left out 2 of 5 tasks, which cannot be played; to list them: envkit tasks Terminal-v0 ls {tmp_path}"
+        "left out 3 of 6 folders, which cannot be played (d, e, f); for the reasons: "
+        f"envkit tasks Terminal-v0 ls {tmp_path}"
     )
-    with pytest.raises(ConfigError, match=r"d/task.toml: environment.cpus"):
+    assert TerminalTasks(tasks=str(tmp_path)).notes() == [line]
+    with pytest.raises(ConfigError, match=r"d/task.toml: environment.cpus[^$]*f/task.toml: cannot be read"):
         TerminalOptions(tasks=str(tmp_path), strict=True).all()
 
 

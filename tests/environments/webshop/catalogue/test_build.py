@@ -39,6 +39,6 @@ def test_products_that_cannot_be_read_are_counted_and_listed(tmp_path: Path) -> 
     lines: list[str] = []
     build.webshop_files(tmp_path / "built", lines.append, tmp_path / "train.jsonl")
 
-    assert lines[-1] == "left out 1 products that cannot be read; left-out.txt in the data's folder lists them"
+    assert lines[-1] == "left out 1 product that cannot be read; left-out.txt in the data's folder lists them"
     assert (tmp_path / "built/left-out.txt").read_text().startswith(f"{tmp_path}/train.jsonl: row 1: Object missing")
     assert len(open_catalogue(tmp_path / "built")) == 1

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
 import json
-import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -176,36 +174,9 @@ def gem_json_lines(folder: Path) -> None:
     write(folder / "train.jsonl", GEM_ROW)
 
 
-def gem_csv(folder: Path) -> None:
-    with (folder / "products.csv").open("w", newline="", encoding="utf-8") as stream:
-        rows = csv.writer(stream)
-        rows.writerow(GEM_ROW)
-        rows.writerow([value if isinstance(value, str | int) else json.dumps(value) for value in GEM_ROW.values()])
-
-
-def gem_database(folder: Path) -> None:
-    names = ["bullet_points" if name == "BulletPoints" else name.lower() for name in GEM_ROW]
-    names = ["main_image" if name == "mainimage" else name for name in names]
-    values = [value if isinstance(value, str | int) else json.dumps(value) for value in GEM_ROW.values()]
-    (folder / ".cache/webshop").mkdir(parents=True)
-    connection = sqlite3.connect(folder / ".cache/webshop/webshop.db")
-    connection.execute(f"CREATE TABLE all_products ({', '.join(names)})")
-    connection.execute(f"INSERT INTO all_products VALUES ({', '.join('?' * len(names))})", values)
-    connection.commit()
-    connection.close()
-
-
-@pytest.mark.parametrize("layout", [gem_documents, gem_json_lines, gem_csv, gem_database])
-def test_tables_of_gem_are_found_and_read(tmp_path: Path, layout: Any) -> None:
+@pytest.mark.parametrize("layout", [gem_documents, gem_json_lines])
+def test_files_of_gem_are_found_and_read(tmp_path: Path, layout: Any) -> None:
     layout(tmp_path)
-
-    assert list(read_products(tmp_path)) == [GEM_LOADED]
-
-
-def test_a_parquet_table_of_gem_is_read(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    table = pyarrow.Table.from_pylist([GEM_ROW])
-    pytest.importorskip("pyarrow.parquet").write_table(table, tmp_path / "train-00000-of-00001.parquet")
 
     assert list(read_products(tmp_path)) == [GEM_LOADED]
 
@@ -219,7 +190,7 @@ def test_the_placeholder_for_no_attributes_is_dropped(tmp_path: Path) -> None:
 def test_an_unknown_folder_lists_the_files_that_are_looked_for(tmp_path: Path) -> None:
     (tmp_path / "readme.txt").write_text("nothing")
 
-    with pytest.raises(UsageError, match=r"no file of products; expected .*items_shuffle.*webshop\.db.*parquet"):
+    with pytest.raises(UsageError, match=r"no file of products; expected .*items_shuffle.*documents\.jsonl"):
         list(read_products(tmp_path))
     with pytest.raises(UsageError, match="no such file or folder"):
         list(read_products(tmp_path / "absent"))

@@ -17,8 +17,7 @@ import pytest
 from envkit import clock
 from envkit.errors import UsageError
 from envkit.trainer_bridge.engines.vllm.launch import PLUGIN
-from envkit.trainer_bridge.engines.vllm.plugin.envkit_processes import end_group, members, started_at
-from envkit.trainer_bridge.engines.vllm.processes import ServerRecord, end_orphans, servers_folder
+from envkit.trainer_bridge.engines.vllm.plugin.envkit_processes import end_group, members
 from envkit.trainer_bridge.engines.vllm.server import VllmServer
 
 from . import fake_vllm
@@ -41,7 +40,7 @@ async def main():
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(server.start, 60)
         await fake_vllm.until_signals_are_set(Path(sys.argv[1]), sys.argv[2])
-        print("started", flush=True)
+        print(server.pid, flush=True)
         await anyio.sleep(600)
 
 clock.run(main)
@@ -62,9 +61,11 @@ time.sleep(600)
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of records and logs, apart from those of other tests."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return servers_folder()
+    """The folder of logs, apart from those of other tests."""
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
@@ -73,11 +74,6 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
             await test()
 
     clock.run(main)
-
-
-def group_of(folder: Path) -> int:
-    (record,) = folder.glob("*.json")
-    return int(record.stem)
 
 
 def server_pid(group: int) -> int:
@@ -92,11 +88,11 @@ def test_a_started_server_answers_and_leaves_nothing_when_it_is_stopped(tmp_path
         await server.start(START_S)
         async with httpx.AsyncClient() as client:
             assert (await client.get(f"{server.url}/health")).status_code == 200
-        group = group_of(folder)
+        group = server.pid
         assert len(members(group)) == 3  # supervisor, server, and its child
         await server.stop()
         assert members(group) == []
-        assert files(folder) == []  # neither record nor log
+        assert files(folder) == []
         assert await server.wait_ended() == "exited with code 0"
 
     run(test)
@@ -109,12 +105,12 @@ def test_a_killed_server_is_reported_when_its_children_have_ended_and_can_be_sta
     async def test() -> None:
         server = VllmServer(fake_vllm.settings(tmp_path))
         await server.start(START_S)
-        group = group_of(folder)
+        group = server.pid
         os.kill(server_pid(group), signal.SIGKILL)
         assert await server.wait_ended() == "killed by signal 9"
         assert members(group) == []
         await server.start(START_S)
-        assert len(members(group_of(folder))) == 3
+        assert len(members(server.pid)) == 3
         await server.stop()
         assert len(files(folder)) == 1  # the log of the server that was killed
 
@@ -122,11 +118,11 @@ def test_a_killed_server_is_reported_when_its_children_have_ended_and_can_be_sta
 
 
 @pytest.mark.slow
-def test_a_killed_supervisor_leaves_nothing_though_the_server_ignores_sigterm(tmp_path: Path, folder: Path) -> None:
+def test_a_killed_supervisor_leaves_nothing_though_the_server_ignores_sigterm(tmp_path: Path) -> None:
     async def test() -> None:
         server = VllmServer(fake_vllm.settings(tmp_path, "deaf"))
         await server.start(START_S)
-        group = group_of(folder)
+        group = server.pid
         os.kill(group, signal.SIGKILL)
         assert await server.wait_ended() == "killed by signal 9"
         assert members(group) == []
@@ -135,11 +131,11 @@ def test_a_killed_supervisor_leaves_nothing_though_the_server_ignores_sigterm(tm
 
 
 @pytest.mark.slow
-def test_kill_ends_a_server_whose_processes_are_stopped(tmp_path: Path, folder: Path) -> None:
+def test_kill_ends_a_server_whose_processes_are_stopped(tmp_path: Path) -> None:
     async def test() -> None:
         server = VllmServer(fake_vllm.settings(tmp_path, "deaf"))
         await server.start(START_S)
-        group = group_of(folder)
+        group = server.pid
         for pid in members(group):
             os.kill(pid, signal.SIGSTOP)
         await server.kill()
@@ -171,58 +167,21 @@ def test_the_supervisor_also_ends_what_has_left_its_session() -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as supervisor:
         assert supervisor.stdout is not None
         left = int(supervisor.stdout.readline())
-        assert started_at(left)
+        assert Path(f"/proc/{left}").exists()
         supervisor.terminate()
         supervisor.wait(60)
-    assert started_at(left) is None
+    assert not Path(f"/proc/{left}").exists()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["good", "never-ready"])
-def test_a_killed_owner_leaves_no_process_behind_even_while_the_server_starts(
-    model: str, tmp_path: Path, folder: Path
-) -> None:
+def test_a_killed_owner_leaves_no_process_behind_even_while_the_server_starts(model: str, tmp_path: Path) -> None:
     async def test() -> None:
-        group = await owned_and_left(tmp_path, model, folder)
+        group = await owned_and_left(tmp_path, model)
         while members(group):  # noqa: ASYNC110 - the kernel sets no event
             await anyio.sleep(0.05)
 
     run(test)
-
-
-def test_the_next_start_ends_what_is_left_of_a_dead_owner_and_nothing_else(tmp_path: Path, folder: Path) -> None:
-    async def test() -> None:
-        group = await owned_and_left(tmp_path, "deaf", folder, supervisor_dies=True)
-        assert len(members(group)) == 2
-        foreign = subprocess.Popen(["sleep", "600"], start_new_session=True)  # noqa: ASYNC220
-        try:
-            # Records of a pid that now belongs to another process, and of an owner that still runs.
-            ServerRecord(foreign.pid, 1, group, 1).save(folder)
-            living = ServerRecord.of(os.getpid())
-            living.save(folder)
-            lines: list[str] = []
-            server = VllmServer(fake_vllm.settings(tmp_path), announce=lines.append)
-            await server.start(START_S)
-            assert lines[0].startswith(f"ending 2 processes of a vLLM server (pid {group})")
-            assert members(group) == []
-            assert foreign.poll() is None
-            assert not (folder / f"{foreign.pid}.json").exists()
-            assert (folder / f"{living.pid}.json").exists()
-            await server.stop()
-        finally:
-            foreign.kill()
-            foreign.wait()
-
-    run(test)
-
-
-def test_logs_are_deleted_a_week_after_their_last_line(folder: Path) -> None:
-    for days in (6, 8):
-        log = folder / f"server-{days}.log"
-        log.touch()
-        os.utime(log, times=(0, clock.wall() - days * 24 * 3600))
-    clock.run(end_orphans, folder, print)
-    assert files(folder) == ["server-6.log"]
 
 
 @pytest.mark.parametrize(
@@ -243,12 +202,12 @@ def test_the_error_of_a_server_that_does_not_start_contains_the_reason(model: st
     run(test)
 
 
-def test_a_server_that_does_not_answer_in_time_is_ended(tmp_path: Path, folder: Path) -> None:
+def test_a_server_that_does_not_answer_in_time_is_ended(tmp_path: Path) -> None:
     async def test() -> None:
         server = VllmServer(fake_vllm.settings(tmp_path, "never-ready"))
         with pytest.raises(UsageError, match="did not answer within 1 s"):
             await server.start(1)
-        assert not any(name.endswith(".json") for name in files(folder))
+        assert members(server.pid) == []
 
     run(test)
 
@@ -263,28 +222,14 @@ def test_a_port_in_use_is_refused_before_the_server_starts(tmp_path: Path) -> No
     run(test)
 
 
-def test_a_folder_that_others_may_write_to_is_refused(folder: Path) -> None:
-    folder.chmod(0o777)
-    with pytest.raises(UsageError, match="is not a private folder"):
-        servers_folder()
-
-
-async def owned_and_left(tmp_path: Path, model: str, folder: Path, *, supervisor_dies: bool = False) -> int:
+async def owned_and_left(tmp_path: Path, model: str) -> int:
     """Start a server in another process, kill that process, and return the server's group."""
     words = [sys.executable, "-c", OWNER, str(tmp_path), model]
-    environ = {**os.environ, "TMPDIR": str(folder.parent)}
-    async with await anyio.open_process(words, cwd=ROOT, env=environ) as owner:
+    async with await anyio.open_process(words, cwd=ROOT) as owner:
         assert owner.stdout is not None
-        assert (await owner.stdout.receive()).startswith(b"started")
-        group = group_of(folder)
-        if supervisor_dies:
-            os.kill(group, signal.SIGSTOP)  # so that it cannot act when its parent is killed
+        group = int(await owner.stdout.receive())
         owner.kill()
         await owner.wait()
-    if supervisor_dies:
-        os.kill(group, signal.SIGKILL)
-        while group in members(group):  # noqa: ASYNC110 - a signal takes effect a moment later
-            await anyio.sleep(0.01)
     return group
 
 

@@ -53,12 +53,6 @@ def members(group: int) -> list[int]:
     return [pid for pid in pids if pid != os.getpid() and _is_member(pid, group)]
 
 
-def started_at(pid: int) -> int | None:
-    """Return when a process started, in clock ticks since boot; None if there is no such process, or it is a zombie."""
-    fields = _stat(pid)
-    return None if fields is None else int(fields[19])
-
-
 def _signal(pids: list[int], *numbers: signal.Signals) -> None:
     for pid in pids:
         for number in numbers:

@@ -245,9 +245,6 @@ class Lines:
     def evaluation(self, step: int, values: Mapping[str, float]) -> None:
         print("evaluation", step, sorted(values)[0], file=self._file)
 
-    def durations(self, step: int, values: Mapping[str, Sequence[float]]) -> None:
-        print("durations", step, file=self._file)
-
     def close(self) -> None:
         self._file.close()
 

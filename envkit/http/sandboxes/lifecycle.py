@@ -8,7 +8,6 @@ from __future__ import annotations
 from functools import partial
 
 import anyio
-from anyio.abc import TaskGroup
 
 from envkit.errors import EnvkitError, OptionError, TooLargeError
 from envkit.http.auth.caller import Caller
@@ -30,7 +29,7 @@ _STOP_S = 60.0
 _WAIT_S = 25.0
 
 
-class SandboxOperations:
+class SandboxLifecycle:
     """The operations on whole sandboxes and snapshots.
 
     Args:
@@ -38,6 +37,9 @@ class SandboxOperations:
         keyed: Runs and stores the calls that have an idempotency key.
         ttl_s: Maximum seconds without use after which a sandbox is stopped; None for no maximum.
         policy: Which sandboxes callers may request.
+
+    Attributes:
+        starts: The starts of sandboxes that are in progress.
     """
 
     def __init__(
@@ -51,16 +53,8 @@ class SandboxOperations:
         self.access = access
         self._policy = policy or SandboxPolicy()
         self._keyed = keyed
-        self._starts = PendingStarts(access.pool, keyed.drop, ttl_s=ttl_s)
+        self.starts = PendingStarts(access.pool, keyed.drop, ttl_s=ttl_s)
         self._snapshots = Snapshots(access.pool)
-
-    def run_in(self, tasks: TaskGroup) -> None:
-        """Set the task group in which sandboxes start, so that a start continues after its caller disconnects."""
-        self._starts.tasks = tasks
-
-    def refuse_new(self) -> None:
-        """Refuse new sandboxes from now on."""
-        self._starts.is_draining = True
 
     def keep(self, used: set[str], caller: Caller) -> None:
         """Renew the leases of all sandboxes whose ids are in `used`, and remove the ids of ended sandboxes from
@@ -68,7 +62,7 @@ class SandboxOperations:
         """
         for id in list(used):
             key = caller.key(id)
-            if key not in self._starts:
+            if key not in self.starts:
                 try:
                     self.access.pool.get(key.id, tenant=key.tenant)
                 except EnvkitError:
@@ -95,9 +89,9 @@ class SandboxOperations:
         self._policy.require(spec, caller)
         request = StartRequest(caller.key(body.sandbox_id), spec, body.lease_s, snapshot, body.wait_s)
         if body.wait_s:
-            await self.access.unless_closing(partial(self._starts.run, request))
+            await self.access.unless_closing(partial(self.starts.run, request))
         else:
-            await self._starts.run(request)
+            await self.starts.run(request)
         return self.access.reply(self.access.view(body.sandbox_id, caller), caller)
 
     @handles(table.VIEW)
@@ -174,7 +168,7 @@ class SandboxOperations:
         """
         key = self.access.usable_key(body.sandbox_id, caller)
         with anyio.CancelScope(shield=True):
-            await self._starts.cancel(key)
+            await self.starts.cancel(key)
             self._keyed.drop(key)
             await within(_STOP_S, partial(self.access.pool.stop, key.id, tenant=key.tenant))
         return DoneReply()

@@ -55,16 +55,10 @@ _STEP = msgspec.json.Decoder(SessionStepBody)
 _STEPS = msgspec.json.Decoder(list[SessionStepBody])
 
 
-class Operations:
+class SessionOperations:
     """The operations on sessions in version 1 of the protocol.
 
-    Args:
-        sessions: All sessions of the server.
-        envs: Returns the environments that callers can play.
-        metrics: Returns metrics that ``GET /metrics`` shows in addition to those of sessions.
-        check_task: Raises an error for a task that callers may not play; None allows all tasks.
-        max_request_bytes: Maximum size of a request body that contains a list of steps, in bytes.
-        sends_traces: Whether callers get the traceback and the full file names of an environment's error.
+    The arguments are those of `envkit.http.api.app.create_app`, and all sessions of the server.
 
     Attributes:
         sandboxes: Finds the sandboxes that callers have leased; None if the server lends no sandboxes.

@@ -1,4 +1,4 @@
-"""The operations on sandboxes that exist only over HTTP: files, folders, lists of programs, and the event stream."""
+"""The operations on sandboxes that exist only over HTTP: files, folders, and the event stream."""
 
 from __future__ import annotations
 
@@ -7,39 +7,32 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import anyio
-import msgspec
 
-from envkit.errors import RequestError, UnsupportedError
+from envkit.errors import UnsupportedError
 from envkit.http.auth.caller import Caller
 from envkit.http.protocol import file_messages as files
 from envkit.http.protocol import operations as table
 from envkit.http.protocol import sandbox_messages as wire
-from envkit.http.protocol.asgi import CallOutcome, Send, cancel_on_disconnect, respond, until_disconnect
+from envkit.http.protocol.asgi import CallOutcome, Send, cancel_on_disconnect, respond
 from envkit.http.protocol.handlers import HttpCall, handles_http
-from envkit.http.protocol.messages import DoneReply, NoBody, read_each, write
+from envkit.http.protocol.messages import DoneReply, write
 from envkit.http.protocol.operations import Operation
-from envkit.http.sandboxes.access import FILE_S, MAX_EXEC_BYTES, SandboxAccess, within
+from envkit.http.sandboxes.access import FILE_S, SandboxAccess, within
 from envkit.http.sandboxes.transfers import FolderTransfers
 from envkit.types import PoolEvent, TenantKey
 
 HEARTBEAT_S = 15.0
 """Seconds between the heartbeats of an event stream."""
 
-_MAX_EXECS = 1000
-
-_EXEC = msgspec.json.Decoder(wire.ExecFrame)
-_EXECS = msgspec.json.Decoder(list[wire.ExecFrame])
-
 RunCall: TypeAlias = Callable[[Operation[Any, Any], Any, Caller], Awaitable[CallOutcome]]
 
 
-class HttpOnlyOperations:
+class FilesAndEvents:
     """The operations on sandboxes that exist only over HTTP.
 
     Args:
         access: Finds sandboxes.
-        outcome: Runs a call of an operation that another class handles; see `envkit.http.api.calls.Calls.outcome`.
-        failure: Converts the error of a call to the call's outcome.
+        outcome: Runs a call of an operation that another class handles, as `Dispatcher.outcome` does.
         folders: Uploads and downloads folders; None if this server does not support that.
     """
 
@@ -47,38 +40,11 @@ class HttpOnlyOperations:
         self,
         access: SandboxAccess,
         outcome: RunCall,
-        failure: Callable[[Exception], CallOutcome],
         folders: FolderTransfers | None,
     ) -> None:
         self._access = access
         self._outcome = outcome
-        self._failure = failure
         self._folders = folders
-
-    @handles_http(table.EXECS)
-    async def execs(self, query: NoBody, call: HttpCall) -> CallOutcome:
-        """Run a list of programs concurrently, in any sandboxes. Return a list with the result or error of each, in the
-        same order.
-        """
-        bodies = read_each(await call.body(MAX_EXEC_BYTES), _EXECS, _EXEC)
-        if len(bodies) > _MAX_EXECS:
-            raise RequestError(f"too many programs in one list (limit {_MAX_EXECS}, got {len(bodies)}); split the list")
-        call.caller.take(max(0, len(bodies) - 1))  # `AuthMiddleware` has counted the request as one call
-        outcomes = [b""] * len(bodies)
-
-        async def run(index: int, body: wire.ExecFrame | RequestError) -> None:
-            if isinstance(body, RequestError):
-                outcomes[index] = self._failure(body).framed
-            else:
-                outcomes[index] = (await self._outcome(table.EXEC, body, call.caller)).framed
-
-        async def run_all() -> CallOutcome:
-            async with anyio.create_task_group() as tasks:
-                for index, body in enumerate(bodies):
-                    tasks.start_soon(run, index, body)
-            return CallOutcome(b"[%b]" % b",".join(outcomes))
-
-        return await until_disconnect(call.receive, run_all)
 
     @handles_http(table.READ_FILE)
     async def read_file(self, query: files.ReadFile, call: HttpCall) -> None:

@@ -1,18 +1,21 @@
-"""A persistent shell in a sandbox."""
+"""Persistent shells in a sandbox, and running programs with streamed input and output."""
 
 from __future__ import annotations
 
-from envkit import clock
+from contextlib import suppress
+
+from envkit import clock, protocols
+from envkit.errors import SandboxLostError
 from envkit.types import EXEC_TIMEOUT_S, ExecResult, SandboxUser
 
 from ..host.validation import check_bounds
-from .call import AgentCalls
+from .call import MAX_BODY_BYTES, AgentCalls, Call, ChannelEndedError, Reply
 
 _CHANGE_S = 5.0
 """Maximum number of seconds that a shell takes to end a timed-out command and start the next one."""
 
 
-class AgentShell:
+class AgentShell(protocols.Shell):
     """A persistent shell; implements `envkit.protocols.Shell`. `AgentSandbox.shell` creates it.
 
     Args:
@@ -62,3 +65,43 @@ class AgentShell:
     async def close(self) -> None:
         """End the shell and every process that it started; a repeated call does nothing."""
         await self._sandbox.call("close_shell", name=self._name)
+
+
+class Program(protocols.Program):
+    """A running program with streamed input and output; `AgentSandbox.program` creates it."""
+
+    def __init__(self, sandbox: AgentCalls, call: Call, *, has_terminal: bool) -> None:
+        self._sandbox = sandbox
+        self._call = call
+        self._has_terminal = has_terminal
+
+    async def receive(self) -> tuple[str, bytes] | None:
+        try:
+            return await self._call.receive()
+        except ChannelEndedError:
+            raise SandboxLostError(self._sandbox.id, await self._sandbox.wait()) from None
+
+    async def send(self, content: bytes) -> None:
+        """Send input; do nothing if the program or the sandbox has ended."""
+        with suppress(ChannelEndedError):
+            if not self._has_terminal:
+                await self._call.send_within_window(content)
+                return
+            for start in range(0, len(content), MAX_BODY_BYTES):
+                if not self._call.is_over:
+                    await self._call.send({"more": True}, content[start : start + MAX_BODY_BYTES])
+
+    async def send_eof(self) -> None:
+        if not self._call.is_over:
+            with suppress(ChannelEndedError):
+                await self._call.send({"eof": True})
+
+    async def resize(self, rows: int, columns: int) -> None:
+        if not self._call.is_over:
+            await self._sandbox.call("resize", of=self._call.id, rows=rows, cols=columns)
+
+    async def result(self) -> ExecResult:
+        end = self._call.end
+        if end is None:
+            raise RuntimeError("the program has not ended; call receive until it returns None")
+        return await self._sandbox.result(Reply(end))

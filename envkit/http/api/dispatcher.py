@@ -15,7 +15,7 @@ import anyio
 import msgspec
 
 from envkit.errors import EnvkitError, SandboxConflictError, SandboxNotFoundError
-from envkit.http.api.operations import Operations
+from envkit.http.api.session_operations import SessionOperations
 from envkit.http.auth.caller import Caller, caller_of
 from envkit.http.protocol.asgi import (
     RETRY_AFTER_S,
@@ -38,20 +38,19 @@ from envkit.http.sessions.counters import step_metrics_of
 from envkit.types import SandboxState
 
 
-class Calls:
+class Dispatcher:
     """Runs the calls of all operations.
 
     Args:
         operations: The operations on sessions.
-        slow_s: Seconds after which an HTTP request that creates a session or a sandbox, or grades an episode, gets an
-            answer with status 202, if the reset, the start or the grader is still running.
+        slow_s: See `slow_reset_s` of `envkit.http.api.app.create_app`.
         max_request_bytes: Maximum size of a JSON body in bytes. Requests that run programs have a separate limit.
 
     Attributes:
         keyed: Runs the calls that have an idempotency key, and stores their answers.
     """
 
-    def __init__(self, operations: Operations, *, slow_s: float, max_request_bytes: int) -> None:
+    def __init__(self, operations: SessionOperations, *, slow_s: float, max_request_bytes: int) -> None:
         self.operations = operations
         self.keyed = IdempotentCalls(operations.failure)
         self._slow_s = slow_s

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections import Counter, OrderedDict, deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import anyio
@@ -13,7 +14,6 @@ from envkit.errors import EnvkitError, SandboxEndedError, SandboxRefusedError
 from envkit.types import Cause, CauseKind, PoolEvent, SandboxState, SandboxView, TenantKey
 
 from .instance import Instance, ended, is_over
-from .metrics import PoolTally
 
 KEPT_EVENTS = 10_000
 KEPT_VIEWS = 1_000
@@ -34,7 +34,7 @@ class Events:
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        self._ring: list[PoolEvent] = []
+        self._kept: deque[PoolEvent] = deque(maxlen=KEPT_EVENTS)
         self._last = 0
         self._arrived = anyio.Event()
         self._readers = 0
@@ -51,12 +51,8 @@ class Events:
         cause: Cause | None = None,
     ) -> None:
         self.counts[kind] += 1
-        event = PoolEvent(self._last + 1, clock.wall(), kind, sandbox_id, tenant, text, state, cause)
-        if len(self._ring) < KEPT_EVENTS:
-            self._ring.append(event)
-        else:
-            self._ring[self._last % KEPT_EVENTS] = event
         self._last += 1
+        self._kept.append(PoolEvent(self._last, clock.wall(), kind, sandbox_id, tenant, text, state, cause))
         self._wake()
 
     async def since(self, number: int) -> AsyncIterator[PoolEvent]:
@@ -66,9 +62,9 @@ class Events:
         """
         number = number if 0 <= number <= self._last else 0
         while True:
-            number = max(number, self._last - KEPT_EVENTS)
+            number = max(number, self._last - len(self._kept))
             if number < self._last:
-                yield self._ring[number % KEPT_EVENTS]
+                yield self._kept[number - self._last]
                 number += 1
             elif self._is_closed:
                 return
@@ -200,6 +196,53 @@ class RecentlyEnded:
     def _drop_oldest(self) -> None:
         key, _ = self._views.popitem(last=False)
         self._freed.discard(key)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolCounts:
+    """Numbers of a pool's current sandboxes and requests, and totals since the pool was opened.
+
+    Attributes:
+        states: Number of live sandboxes by state.
+        warm: Number of warm sandboxes that are ready.
+        starts: Total number of starts.
+        failed_starts: Total number of failed starts, except those that failed because of the sandbox's spec.
+        finished: Total number of tenants' sandboxes that ended because their command exited.
+        losses: Total number of lost sandboxes by kind of cause.
+        restarts: Total number of warm sandboxes that were replaced because their start failed or they were lost.
+        waiting: Number of waiting requests by tenant.
+        alerts: Total number of alerts by kind.
+        probe_s: Duration of the last probe in seconds, by sandbox.
+    """
+
+    states: Mapping[SandboxState, int]
+    warm: int
+    starts: int
+    failed_starts: int
+    finished: int
+    losses: Mapping[CauseKind, int]
+    restarts: int
+    waiting: Mapping[str, int]
+    alerts: Mapping[str, int]
+    probe_s: Mapping[TenantKey, float]
+
+
+@dataclass(slots=True)
+class PoolTally:
+    """Totals since a pool was opened; see `PoolCounts` for the fields."""
+
+    starts: int = 0
+    failed_starts: int = 0
+    restarts: int = 0
+    finished: int = 0
+    losses: dict[CauseKind, int] = field(default_factory=dict)
+
+    def over(self, kind: CauseKind, *, may_exit: bool) -> None:
+        """Count a sandbox that ended by itself as finished if `kind` is an exit and `may_exit` is set, else as lost."""
+        if may_exit and kind is CauseKind.EXITED:
+            self.finished += 1
+        else:
+            self.losses[kind] = self.losses.get(kind, 0) + 1
 
 
 class EventLog:
