@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
@@ -13,8 +13,10 @@ import anyio
 import numpy as np
 import torch
 
-from envkit.trainer_bridge.algorithms import catalogue
-from envkit.trainer_bridge.algorithms.critic import Critic, critic_and_reference
+from envkit.config.algorithm import AlgorithmSection
+from envkit.trainer_bridge.algorithms.algorithm import Algorithm
+from envkit.trainer_bridge.algorithms.critic import Critic
+from envkit.trainer_bridge.trainers.token_logps import TokenScorer
 from envkit.trainer_bridge.trainers.torch_local import TorchTrainer, TrainerSettings
 from envkit.trainer_bridge.weights.lora import LoraSettings, add_adapter
 from envkit.types import Floats, Sample, Weights
@@ -35,11 +37,12 @@ class Trainee:
     Args:
         folder: Of the policy that it starts from.
         weights: Where it publishes; None for a copy in memory.
+        algorithm: The algorithm; None for that of a section with the keys in `how`.
         engine_dtype: Number format of the published weights.
         adapter: Train a LoRA adapter with these settings, from a policy that is its reference and its critic's start.
-        base_dtype: Number format of the weights beside the adapter.
+        dtype: Number format of the weights beside the adapter, if there is one.
         publishes_adapter: As in `TorchTrainer`.
-        how: Preset and changes, as for `catalogue.resolve`; the rest are settings of the trainer.
+        how: Keys of `TrainerSettings` and of the section ``algorithm``.
     """
 
     def __init__(
@@ -47,10 +50,10 @@ class Trainee:
         folder: Path,
         weights: Path | None,
         *,
-        preset: str,
+        algorithm: Algorithm | None = None,
         engine_dtype: str = "float32",
         adapter: LoraSettings | None = None,
-        base_dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype = torch.float32,
         publishes_adapter: bool = False,
         **how: Any,
     ) -> None:
@@ -62,41 +65,58 @@ class Trainee:
             "seed": 3,
         }
         of_settings = {field.name for field in fields(TrainerSettings)}
-        changes = {name: value for name, value in how.items() if name not in of_settings}
         settings |= {name: value for name, value in how.items() if name in of_settings}
-        self.algorithm = catalogue.resolve(preset, changes)
-        self.model = open_model(folder)
-        self.critic: Critic | None = None
-        self.reference: Any = None
+        keys = {name: value for name, value in how.items() if name not in of_settings}
+        self.algorithm = algorithm or algorithm_of(**keys)
+        self.model = open_model(folder).to(dtype)
+        critics, reference = None, None
         if adapter is not None:
-            self.model.to(base_dtype)
             add_adapter(self.model, adapter, base=str(folder), seed=settings["seed"])
-            self.critic, self.reference = critic_and_reference(self.model, self.algorithm, seed=3)
-        elif self.algorithm.has_critic:
-            self.critic = Critic(self.model)
-            shake(self.critic, seed=11)
-        if self.algorithm.kl_coefficient > 0 and adapter is None:
-            self.reference = open_model(folder)
-            shake(self.reference, seed=12)
+        else:
+            critics = [Critic(self.model).to(dtype) for _ in range(self.algorithm.critics)]
+            for number, critic in enumerate(critics):
+                shake(critic, seed=11 + 2 * number)
+            if self.algorithm.needs_reference:
+                reference = open_model(folder).to(dtype)
+                shake(reference, seed=12)
         self.trainer = TorchTrainer(
             self.model,
             self.algorithm,
             TrainerSettings(**settings),
             weights,
             engine_dtype=engine_dtype,
-            critic=self.critic,
-            reference=self.reference,
+            critics=critics,
+            reference=reference,
             publishes_adapter=publishes_adapter,
         )
 
+    @property
+    def critics(self) -> Sequence[Critic]:
+        return self.trainer._learner.critics
+
+    @property
+    def reference(self) -> Any:
+        return self.trainer._learner.reference
+
+    @property
+    def scorer(self) -> TokenScorer:
+        return self.trainer._learner.scorer
+
+    def imitate(self, batches: Sequence[Sequence[Sample]]) -> list[dict[str, float]]:
+        """Imitate each of the batches in a phase of that many updates; return the metrics of the updates."""
+        self.trainer.begin("imitation", len(batches))
+        return [self.update(batch) for batch in batches]
+
     def update(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """Train on the samples and return the metrics of the update."""
+        """Train on the samples and return the metrics of the update, without the memory, which no run repeats."""
 
         async def main() -> dict[str, float]:
             await self.trainer.accumulate(samples)
             return await self.trainer.update()
 
-        return anyio.run(main)
+        report = anyio.run(main)
+        assert report.pop("peak_memory_mib") > 0
+        return report
 
     def score(self, samples: Sequence[Sample]) -> list[list[float]]:
         return [logps.tolist() for logps in anyio.run(self.trainer.score, samples)]
@@ -111,23 +131,21 @@ class Trainee:
         anyio.run(self.trainer.restore, str(folder))
 
     def gradients(self) -> dict[str, list[float]]:
-        """The gradient of the last minibatch, of policy and critic."""
-        modules = {"policy": self.model, **({"critic": self.critic} if self.critic is not None else {})}
-        return {
-            f"{kind}.{name}": weight.grad.flatten().tolist()
-            for kind, module in modules.items()
-            for name, weight in module.named_parameters()
-            if weight.grad is not None
-        }
+        """The gradient of the last minibatch, of policy and critics."""
+        return {name: one.grad.flatten().tolist() for name, one in self._parameters() if one.grad is not None}
 
     def weights(self) -> dict[str, list[float]]:
-        """All weights of policy and critic."""
-        modules = {"policy": self.model, **({"critic": self.critic} if self.critic is not None else {})}
-        return {
-            f"{kind}.{name}": weight.flatten().tolist()
-            for kind, module in modules.items()
-            for name, weight in module.named_parameters()
-        }
+        """All weights of policy and critics."""
+        return {name: one.flatten().tolist() for name, one in self._parameters()}
+
+    def _parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        for kind, module in [("policy", self.model), *(("critic", critic) for critic in self.critics)]:
+            yield from ((f"{kind}.{name}", one) for name, one in module.named_parameters())
+
+
+def algorithm_of(**keys: Any) -> Algorithm:
+    """The algorithm of a section."""
+    return Algorithm.of(AlgorithmSection.model_validate(keys))
 
 
 def draw_samples(seed: int, count: int, folder: Path, *, temperature: float = 1.0) -> list[Sample]:

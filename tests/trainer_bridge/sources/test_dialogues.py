@@ -90,7 +90,7 @@ def test_dialogues_that_are_too_long_are_skipped_and_counted(tmp_path: Path) -> 
     ],
 )
 def test_a_line_that_is_no_dialogue_is_named_by_its_number(line: str | bytes, reason: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=f"^warmup.file: {tmp_path}/dialogues.jsonl, {reason}"):
+    with pytest.raises(UsageError, match=f"^imitation.file: {tmp_path}/dialogues.jsonl, {reason}"):
         read(tmp_path, dialogue("a", "b"), line)
 
 
@@ -103,7 +103,7 @@ def test_a_file_without_a_dialogue_to_learn_from_is_refused(tmp_path: Path) -> N
 
 def test_an_unreadable_file_is_reported_with_the_reason(tmp_path: Path) -> None:
     for path, reason in ((tmp_path / "no.jsonl", "No such file or directory"), (tmp_path, "Is a directory")):
-        with pytest.raises(UsageError, match=f"^warmup.file: {path}: {reason}$"):
+        with pytest.raises(UsageError, match=f"^imitation.file: {path}: {reason}$"):
             read_dialogues(path, RENDERER, max_tokens=10)
 
 
