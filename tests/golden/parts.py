@@ -39,8 +39,8 @@ def part(family: str, settings: str | Mapping[str, Any], *inputs: Any, **more: A
 
     advantages: rewards of each episode; values of each critic, groups, stops. A turn has one token. Returns `Worth`.
     losses: lists of log-probabilities, old ones and advantages. Returns `Loss`.
-    aggregations: the rollout of each token; its sample. corrections: lists of old and sampled log-probabilities, and the
-    rollout of each token. Both return a list.
+    aggregations: the rollout of each token; its sample. Returns a list.
+    corrections: lists of old and sampled log-probabilities, and the rollout of each token. Returns a list.
     """
     content = {"kind": settings} if isinstance(settings, str) else settings
     section = kinds.find(family, content["kind"]).section.model_validate(content)
