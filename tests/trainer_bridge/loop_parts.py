@@ -49,7 +49,7 @@ class Notes:
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
         assert step not in self.steps
-        self.steps[step] = {name: value for name, value in values.items() if not name.endswith("_s")}
+        self.steps[step] = {name: value for name, value in values.items() if not name.endswith(("_s", "_mib"))}
 
     def evaluation(self, step: int, values: Mapping[str, float]) -> None:
         assert step not in self.evaluations
