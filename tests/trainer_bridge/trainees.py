@@ -27,8 +27,16 @@ KINDS: dict[str, dict[str, Any]] = {
     "grpo with kl": {"preset": "grpo", "kl_coefficient": 0.1, "entropy_coefficient": 0.02},
     "reinforce": {"preset": "reinforce", "entropy_coefficient": 0.01},
     "ppo": {"preset": "ppo", "epochs": 2},
+    "grpo with tis": {
+        "preset": "grpo",
+        "aggregation": "rollout_mean",
+        "correction": {"kind": "tis", "cap": 1.2},
+        "old_logprobs": "recomputed",
+    },
 }
-"""Every part of a loss is in one of them."""
+"""Every part is in one of them."""
+ONE_UPDATE: dict[str, Any] = {"epochs": 1, "minibatches": 1, "learning_rate": 1e-30, "critic_learning_rate": 1e-30}
+"""Keys with which the gradient and the report of an update are those for the weights that it started with."""
 
 
 class Trainee:
@@ -172,6 +180,25 @@ def _drawn(seed: int, count: int, folder: Path, temperature: float) -> list[Samp
         bare = sample(prompt, *turns, rewards=rewards, group=f"task-{number // 4}")
         logprobs = [logp + rng.uniform(-0.5, 0.5) for logp in completion_logps(model, bare, temperature=temperature)]
         drawn.append(with_logprobs(bare, logprobs))
+    return drawn
+
+
+def groups(seed: int, *, count: int = 3, members: int = 4) -> list[Sample]:
+    """Ragged episodes of one to three turns whose groups share the first prompt."""
+    rng = random.Random(seed)
+
+    def some(low: int, high: int) -> list[int]:
+        return [rng.randrange(1, 19) for _ in range(rng.randint(low, high))]
+
+    drawn = []
+    for group in range(count):
+        prompt = some(8, 14)
+        for member in range(members):
+            turns = [(some(1, 4), some(1, 3)) for _ in range(rng.randint(1, 3))]
+            rewards = [float(member % 2), *(0.5 * turn for turn in range(1, len(turns)))]
+            generated = sum(len(one) for one, _ in turns)
+            logprobs = [-rng.uniform(1.0, 4.0) for _ in range(generated)]
+            drawn.append(sample(prompt, *turns, rewards=rewards, logprobs=logprobs, group=str(group)))
     return drawn
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from envkit.trainer_bridge.warmup.warmup import Stage
 from peft import PeftModel
 from safetensors.torch import load_file
 from torch import Tensor
@@ -20,7 +21,6 @@ from envkit.errors import UsageError
 from envkit.trainer_bridge.engines.transformers import TransformersEngine
 from envkit.trainer_bridge.stopping import Stop
 from envkit.trainer_bridge.trainers.token_logps import TokenScorer
-from envkit.trainer_bridge.warmup.warmup import Stage
 from envkit.trainer_bridge.weights.files import checksum, copy_weights, is_of_adapter
 from envkit.trainer_bridge.weights.lora import LoraSettings, merge_adapter
 from tests.trainer_bridge.models import open_model

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from envkit.trainer_bridge.warmup.warmup import Imitator, Stage
 
 from envkit import clock, config
 from envkit.trainer_bridge.engines.transformers import TransformersEngine
 from envkit.trainer_bridge.engines.vllm import launch
 from envkit.trainer_bridge.threads import torch_threads
-from envkit.trainer_bridge.warmup.warmup import Imitator, Stage
 from envkit.wiring.training.policy import playing_threads
 from tests.trainer_bridge.models import open_model, sample
 from tests.trainer_bridge.trainees import KINDS, Trainee, draw_samples
