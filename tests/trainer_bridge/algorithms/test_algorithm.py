@@ -139,8 +139,10 @@ REFUSED = [
         algorithm_of(correction="tis"),
         {},
         [
-            "algorithm.old_logprobs: the correction tis compares the trainer's log-probabilities with the sampler's; "
-            "use recomputed, got sampled"
+            (
+                "algorithm.old_logprobs: the correction tis compares the trainer's log-probabilities with the "
+                "sampler's; use recomputed, got sampled"
+            )
         ],
     ),
     (

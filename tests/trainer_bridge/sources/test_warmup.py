@@ -12,6 +12,8 @@ from typing import Any
 
 import anyio
 import pytest
+from envkit.trainer_bridge.warmup.warmup import Imitator, LessonBook, Stage
+from envkit.wiring.training.warmup import warm_up
 from safetensors.torch import load_model, save_model
 
 from envkit import clock, config
@@ -20,10 +22,8 @@ from envkit.errors import UsageError
 from envkit.runs.display import SilentDisplay
 from envkit.trainer_bridge.render import ChatRenderer
 from envkit.trainer_bridge.sources.demonstrations import Lesson, unscored_sample
-from envkit.trainer_bridge.warmup.warmup import Imitator, LessonBook, Stage
 from envkit.types import JSON, Observation, Sample, SamplingParams, Weights
 from envkit.wiring.training import resolve
-from envkit.wiring.training.warmup import warm_up
 from tests.trainer_bridge.models import open_model
 from tests.trainer_bridge.plain import plain
 from tests.trainer_bridge.policies import LocalPolicy, load_policy, open_policy

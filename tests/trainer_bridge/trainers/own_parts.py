@@ -27,12 +27,11 @@ def _two_critics(rollouts: Rollouts, section: AdvantageSection) -> Advantages:
 
 
 def _rollout_ratio(tokens: Tokens, section: LossSection) -> PolicyLoss:
-    """The ratio of a whole rollout: the geometric mean of those of its tokens (Zheng et al. 2025, GSPO, without clip)."""
+    """The ratio of a whole rollout: the geometric mean of those of its tokens (GSPO, without its clip)."""
     rollout_N = tokens.segments.rollout_N.unique(return_inverse=True)[1]
     size_E = rollout_N.bincount()
-    total_E = torch.zeros(len(size_E), dtype=tokens.logp_N.dtype).index_add(
-        0, rollout_N, tokens.logp_N - tokens.old_logp_N
-    )
+    difference_N = tokens.logp_N - tokens.old_logp_N
+    total_E = difference_N.new_zeros(len(size_E)).index_add(0, rollout_N, difference_N)
     return PolicyLoss(-(total_E / size_E).exp()[rollout_N] * tokens.advantage_N)
 
 

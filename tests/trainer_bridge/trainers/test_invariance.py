@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ def cuts(draw: st.DrawFn) -> list[Sample]:
         turns = len(one.rewards)
         inner = sorted(draw(st.sets(st.integers(1, turns - 1)))) if turns > 1 else []
         ends = [0, *inner, turns]
-        found += [piece(one, first, end) for first, end in zip(ends, ends[1:], strict=False)]
+        found += [piece(one, first, end) for first, end in pairwise(ends)]
         for _ in range(draw(st.integers(0, 2))):
             first = draw(st.integers(0, turns - 1))
             found.append(piece(one, first, draw(st.integers(first + 1, turns))))

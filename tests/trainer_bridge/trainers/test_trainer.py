@@ -83,23 +83,20 @@ def test_two_critics_learn_each_its_own_target(micro_tokens: int, tiny_folder: P
     samples = draw_samples(0, 8, tiny_folder)
     how = {"learning_rate": 1e-30, "critic_learning_rate": 1e-30, "micro_tokens": micro_tokens}
     trainee, report = updated(tiny_folder, tmp_path, samples, algorithm=TWO_CRITICS, **how)
-    errors: list[list[float]] = []
-    worth: list[float] = []
-    estimates = [[slow_values(critic, one) for one in samples] for critic in trainee.critics]
-    for factor, of_critic in zip((1, 2), estimates, strict=True):
-        rewards = [factor * reward for one in samples for reward in one.rewards.tolist()]
-        errors.append([reward - value for reward, value in zip(rewards, sum(of_critic, []), strict=True)])
-    for one, first, second in zip(samples, *estimates, strict=True):
-        turns = zip(one.rewards.tolist(), first, second, strict=True)
-        worth += [reward - (value + other) / 2 for reward, value, other in turns]
+    rewards = [reward for one in samples for reward in one.rewards.tolist()]
+    first, second = ([value for one in samples for value in slow_values(critic, one)] for critic in trainee.critics)
+    worth = [reward - (one + other) / 2 for reward, one, other in zip(rewards, first, second, strict=True)]
     tokens = [int((one.turn_ids[one.mask] == turn).sum()) for one in samples for turn in range(len(one.rewards))]
     expected = math.fsum(abs(one) * count for one, count in zip(worth, tokens, strict=True)) / sum(tokens)
     assert report["advantage_abs"] == pytest.approx(expected, rel=1e-4)
-    for critic, of_critic in zip(trainee.critics, errors, strict=True):
-        slope = -VALUE_WEIGHT * math.fsum(of_critic) / len(of_critic)
+    squares = []
+    for factor, critic, values in zip((1, 2), trainee.critics, (first, second), strict=True):
+        errors = [factor * reward - value for reward, value in zip(rewards, values, strict=True)]
+        squares += [0.5 * error**2 for error in errors]
         assert critic.head.bias.grad is not None
-        assert critic.head.bias.grad.tolist() == [pytest.approx(slope, abs=1e-5)]
-    squares = [0.5 * error**2 for of_critic in errors for error in of_critic]
+        assert critic.head.bias.grad.tolist() == [
+            pytest.approx(-VALUE_WEIGHT * math.fsum(errors) / len(errors), abs=1e-5)
+        ]
     assert report["value_loss"] == pytest.approx(math.fsum(squares) / len(squares), rel=1e-4)
 
 
