@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 import anyio
+import anyio.lowlevel
 
 from envkit import clock
 from envkit.errors import EnvkitError
@@ -229,6 +230,7 @@ class TrainLoop:
                 state.imitated += 1
                 self._learning = False
             display.advance(1, **{"imitation loss": f"{report['policy_loss']:.3f}", **shown})
+            await anyio.lowlevel.checkpoint()  # Ctrl-C works here: an update is shielded
         state.facts["imitation"] = {
             **source.facts,
             "updates": state.imitated,
