@@ -122,7 +122,7 @@ class TrainLoop:
         probe: Probes the engine after each push, for the diagnostics; None makes no probes.
         name_of: Returns the name of the environment of the training task with a given index, for metrics per
             environment; None for no such metrics.
-        imitation: The phase of imitation before the first train step; None if there is none, or it has ended.
+        imitation: The phase of imitation before the first train step; None without one, or after its end.
         source: Folder of the model from which the run started, if it has one.
     """
 

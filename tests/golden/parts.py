@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -118,7 +118,7 @@ def _segments(rollouts: Sequence[int], samples: Sequence[int] | None = None) -> 
     return Segments(rollout_N, sample_N, torch.zeros_like(rollout_N))
 
 
-_CALLS = {
+_CALLS: Mapping[str, Callable[..., Any]] = {
     "advantages": _advantages,
     "losses": _losses,
     "aggregations": _aggregations,

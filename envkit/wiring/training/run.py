@@ -204,7 +204,7 @@ class _Run:
         return record
 
     def _imitation(self, policy: Policy, slots: SlotHost) -> Imitation | None:
-        """Return the phase of imitation; None if there is none, or it has ended."""
+        """Return the phase of imitation; None without one, or after its end."""
         run, section = self._run, self._run.imitation
         if section.kind == "none" or "imitation" in self._state.facts:
             return None

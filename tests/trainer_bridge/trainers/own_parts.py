@@ -28,7 +28,7 @@ def _two_critics(rollouts: Rollouts, section: AdvantageSection) -> Advantages:
 
 def _rollout_ratio(tokens: Tokens, section: LossSection) -> PolicyLoss:
     """The ratio of a whole rollout: the geometric mean of those of its tokens (GSPO, without its clip)."""
-    rollout_N = tokens.segments.rollout_N.unique(return_inverse=True)[1]
+    rollout_N = torch.unique(tokens.segments.rollout_N, return_inverse=True)[1]
     size_E = rollout_N.bincount()
     difference_N = tokens.logp_N - tokens.old_logp_N
     total_E = difference_N.new_zeros(len(size_E)).index_add(0, rollout_N, difference_N)
