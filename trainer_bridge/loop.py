@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 import anyio
+import anyio.lowlevel
 
 from envkit import clock
 from envkit.errors import EnvkitError
@@ -119,7 +120,7 @@ class TrainLoop:
         probe: Probes the engine after each push, for the diagnostics; None makes no probes.
         name_of: Returns the name of the environment of the training task with a given index, for metrics per
             environment; None for no such metrics.
-        imitation: The phase of imitation before the first train step; None if it has ended, or the file has none.
+        imitation: The phase of imitation before the first train step; None without one, or after its end.
         source: Folder of the model from which the run started, if it has one.
     """
 
@@ -227,6 +228,7 @@ class TrainLoop:
                 state.imitated += 1
                 self._learning = False
             display.advance(1, **{"imitation loss": f"{report['policy_loss']:.3f}", **shown})
+            await anyio.lowlevel.checkpoint()  # Ctrl-C works here: an update is shielded
         state.facts["imitation"] = {
             **source.facts,
             "updates": state.imitated,

@@ -23,7 +23,7 @@ def kl_estimate(logp_N: Tensor, reference_logp_N: Tensor) -> Tensor:
     matter: as a loss on such samples it descends, in expectation, KL(reference, policy).
     """
     difference_N = (reference_logp_N - logp_N).clamp(-10.0, 10.0)
-    return difference_N.exp() - difference_N - 1
+    return difference_N.expm1() - difference_N  # exp() - 1 would lose all digits of a small difference
 
 
 def entropy(logp_NV: Tensor) -> Tensor:

@@ -37,6 +37,9 @@ tokens were between 0.007 and 0.11 nats."""
 RESOLUTION_NATS: Mapping[str, float] = {"float32": 1e-5, "bfloat16": 1e-3}
 """Change of a log-probability that is certainly visible in an engine of this number format."""
 
+_ROUNDING_KL = 1e-11
+"""KL divergence (nats) from rounding alone: float32 log-probabilities of engine and trainer differ by about 1e-6."""
+
 WEIGHTS_NOT_APPLIED = "weights_not_applied"
 ENGINE_DISAGREES = "engine_disagrees"
 NO_VALID_ACTION = "no_valid_action"
@@ -204,8 +207,9 @@ def entropy_nats(row: Row) -> float | None:
 
 def ratio_always_1(row: Row) -> Finding | None:
     """Check whether the probability ratio never moved, although several updates with a gradient were made."""
-    updates, advantage, rate = (_number(row, name) for name in ("updates", "advantage_abs", "learning_rate"))
-    if not updates or updates < 2 or not advantage or not rate or _number(row, "approx_kl") != 0:
+    names = ("updates", "advantage_abs", "learning_rate", "approx_kl")
+    updates, advantage, rate, kl = (_number(row, name) for name in names)
+    if not updates or updates < 2 or not advantage or not rate or kl is None or abs(kl) > _ROUNDING_KL:
         return None
     return Finding(
         RATIO_ALWAYS_1,

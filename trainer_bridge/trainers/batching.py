@@ -31,7 +31,7 @@ but the gain only with the prefix's length.
 SHARED_TIMES = 4
 
 _WORTH_SHARING = 0.25
-"""Share of tokens that common prefixes must save, because attention with a mask is slower than plain causal attention."""
+"""Share of tokens that common prefixes must save: attention with a mask is slower than plain causal attention."""
 
 PACKED_ROW_TOKENS = 1024
 """Maximum number of tokens in a row of samples without a common prefix."""

@@ -331,6 +331,9 @@ class TorchTrainer:
         sizes = [rows.samples[row].num_policy_tokens for row in indices]
         weights = dict(zip(indices, np.split(weight_N, np.cumsum(sizes)[:-1]), strict=True))
         learned = [row for row in indices if self._has_gradient(rows, row)]
+        if "whole_rollouts" in algorithm.needs:  # the other samples of a rollout have a part in its loss
+            whole = {rows.rollouts[row] for row in learned}
+            learned = [row for row in indices if rows.rollouts[row] in whole]
         turns = sum(len(policy_turns(rows.samples[row])) for row in indices)
         sums = {**learner.learn(rows, learned, weights), **learner.learn_values(rows, indices, turns)}
         try:

@@ -204,7 +204,7 @@ class _Run:
         return record
 
     def _imitation(self, policy: Policy, slots: SlotHost) -> Imitation | None:
-        """Return the phase of imitation; None if it has ended, or the file has none."""
+        """Return the phase of imitation; None without one, or after its end."""
         run, section = self._run, self._run.imitation
         if section.kind == "none" or "imitation" in self._state.facts:
             return None
@@ -326,7 +326,7 @@ class _Run:
         if number == 1 and sampling and learning and sampling != learning:
             self._display.announce(
                 f"the engine computes in {sampling} and the trainer in {learning}: log-probabilities differ by "
-                f"{values.get('sampler_gap_nats', math.nan):.4f} nats on average; algorithm.correction makes up for this"
+                f"{values.get('sampler_gap_nats', math.nan):.4f} nats on average; algorithm.correction makes up for it"
             )
         if self._on_step is not None:
             self._on_step(number, values)
