@@ -190,8 +190,8 @@ def test_a_summary_of_several_environments_names_the_first_and_prints_each(tmp_p
     assert summary.env_id == "A-v0"
     names = [name for name, value in _rows(summary) if value == "25.0% → 50.0%"]
     assert names == [f"held-out success, sampled{suffix}" for suffix in ("", ", A-v0", ", B-v0")]
-    after_a_warm_up_alone = TrainSummary.of(tmp_path, {**content, "train_steps": 0})
-    assert [name for name, value in _rows(after_a_warm_up_alone) if value == "25.0%"] == names
+    after_imitation_alone = TrainSummary.of(tmp_path, {**content, "train_steps": 0})
+    assert [name for name, value in _rows(after_imitation_alone) if value == "50.0%"] == names
 
 
 # --- A run -----------------------------------------------------------------------------------------------------------
