@@ -12,18 +12,14 @@ import math
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from settings import parsed, parser
 
-from envkit.config import WarmupSection
-
 QUICKSTART = Path(__file__).parents[1] / "examples" / "quickstart.yaml"
-STAGES = ("single_turn_updates", "multi_turn_updates", "episode_updates")
 SMALLEST = ["trainer.steps=1", "trainer.groups_per_step=1", "env.num_envs=8", "evaluation.episodes=8"]
-SMALLEST += ["warmup.single_turn_states=100", "warmup.check_episodes=8", "threads=1"]
+SMALLEST += ["imitation.states=100", "imitation.updates=12", "imitation.check_episodes=8", "threads=1"]
 
 
 def run(folder: Path, seed: int, *changes: str) -> dict[str, Any]:
@@ -35,31 +31,26 @@ def run(folder: Path, seed: int, *changes: str) -> dict[str, Any]:
     return summary
 
 
-def warmup_updates(updates: Mapping[str, float]) -> list[str]:
-    return [f"warmup.{name}={round(number)}" for name, number in updates.items()]
-
-
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--seeds", type=int, nargs="+", default=[7], help="seeds; each one is a row of the output")
     settings = parsed(arguments)
-    updates = {name: 1 if settings.quick else getattr(WarmupSection(), name) for name in STAGES}
     changes = SMALLEST if settings.quick else []
     rows = []
     with tempfile.TemporaryDirectory() as name:
         for seed in settings.seeds:
-            whole = run(Path(name) / f"whole-{seed}", seed, *changes, *warmup_updates(updates))
-            factor = whole["wall_s"] / whole["warmup"]["wall_s"]  # imitation alone takes the same time
-            longer = warmup_updates({stage: number * factor for stage, number in updates.items()})
-            imitation = ("trainer.steps=0", "warmup.greedy_goal=1.0", *longer)
-            alone = run(Path(name) / f"alone-{seed}", seed, *changes, *imitation)
+            whole = run(Path(name) / f"whole-{seed}", seed, *changes)
+            first = whole["imitation"]
+            updates = round(first["updates"] * whole["wall_s"] / first["wall_s"])  # imitation alone takes the same time
+            longer = ("trainer.steps=0", "imitation.goal=1.0", f"imitation.updates={updates}")
+            alone = run(Path(name) / f"alone-{seed}", seed, *changes, *longer)
             rows.append((seed, whole, alone))
-    print("seed  demonstrators  warm-up  whole run        imitation alone   ratio")
+    print("seed  demonstrators  imitation  whole run        imitation alone   ratio")
     for seed, whole, alone in rows:
-        teacher = whole["warmup"]["demonstrator_success"]
+        teacher = whole["imitation"]["demonstrator_success"]
         before, after, imitated = whole["eval_success_before"], whole["eval_success_after"], alone["eval_success_after"]
         print(
-            f"{seed:4}  {teacher:13.3f}  {before:7.3f}  {after:.3f} in {whole['wall_s']:4.0f} s  "
+            f"{seed:4}  {teacher:13.3f}  {before:9.3f}  {after:.3f} in {whole['wall_s']:4.0f} s  "
             f"{imitated:.3f} in {alone['wall_s']:4.0f} s  {after / imitated if imitated else math.inf:.2f}"
         )
 

@@ -114,8 +114,10 @@ def _values(key: Schema) -> str:
         return f"`{key['const']}`"
     if "enum" in key:
         return ", ".join(f"`{value}`" for value in key["enum"])
+    if "$ref" in key:
+        return "section"
     if "anyOf" in key:
-        return " or ".join(_values(choice) for choice in key["anyOf"])
+        return " or ".join(dict.fromkeys(_values(choice) for choice in key["anyOf"]))
     kind = {"null": "null", "object": "mapping", "array": "list", "string": "text"}.get(key["type"], key["type"])
     limits = [text.format(f"{key[name]:g}") for name, text in LIMITS.items() if name in key]
     if "multipleOf" in key:

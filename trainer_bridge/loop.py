@@ -1,4 +1,4 @@
-"""The training loop: plays groups, updates and publishes the weights, evaluates, saves checkpoints.
+"""The training loop: imitates, then plays groups, updates and publishes the weights; evaluates, saves checkpoints.
 
 This module does not import torch.
 """
@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
 import anyio
+import anyio.lowlevel
 
 from envkit import clock
 from envkit.errors import EnvkitError
 from envkit.metrics import pass_at_group
-from envkit.protocols import Trainer
+from envkit.protocols import PhasedTrainer, Trainer
 from envkit.runs.display import Display
 from envkit.runs.episodes import Decode, sample_episodes
 from envkit.types import JSON, EpisodeRecord, StopReason, Task, Trajectory, stable_hash
@@ -32,8 +33,14 @@ from .run_folder import checkpoint
 from .run_folder.checkpoint import RunState
 from .run_folder.timeline import Span, durations, quantile_metrics, timeline
 from .samples import samples_of
+from .sources.source import Source
 from .stopping import Stop
 from .weights.channel import Push, WeightChannel
+
+_SAVE_EVERY = 100
+"""Number of updates of imitation between two checkpoints."""
+_CHECK_EVERY = 25
+"""Maximum number of updates between two validations of a phase of imitation that may end early."""
 
 
 class Record(Protocol):
@@ -43,6 +50,23 @@ class Record(Protocol):
     def evaluation(self, step: int, values: Mapping[str, float]) -> None: ...
     def trajectories(self, step: int, episodes: Sequence[EpisodeRecord]) -> None: ...
     def timeline(self, step: int, events: Sequence[Mapping[str, JSON]]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Imitation:
+    """A phase of imitation before the first train step.
+
+    Attributes:
+        open: Opens the source of its samples.
+        trainer: The trainer of the loop.
+        greedy: Plays validation tasks greedily, after a push, and returns the success rate; None for no checks.
+        goal: Success rate at which the phase ends early.
+    """
+
+    open: Callable[[Display], Awaitable[Source]]
+    trainer: PhasedTrainer
+    greedy: Callable[[], Awaitable[float]] | None = None
+    goal: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +120,8 @@ class TrainLoop:
         probe: Probes the engine after each push, for the diagnostics; None makes no probes.
         name_of: Returns the name of the environment of the training task with a given index, for metrics per
             environment; None for no such metrics.
+        imitation: The phase of imitation before the first train step; None without one, or after its end.
+        source: Folder of the model from which the run started, if it has one.
     """
 
     def __init__(
@@ -117,6 +143,8 @@ class TrainLoop:
         diagnostics: Diagnostics | None = None,
         probe: Probe | None = None,
         name_of: Callable[[int], str] | None = None,
+        imitation: Imitation | None = None,
+        source: Path | None = None,
     ) -> None:
         self._rollout = rollout
         self._decode = decode
@@ -133,7 +161,10 @@ class TrainLoop:
         self._policy = policy
         self._on_step = on_step
         self._name_of = name_of
-        self._saved: int | None = state.step if (checkpoints / f"step-{state.step}").exists() else None
+        self._imitation = imitation
+        self._source = source
+        exists = (checkpoints / f"step-{state.step}").exists()
+        self._saved: tuple[int, int] | None = (state.step, state.imitated) if exists else None
         self._learning = False
         self._shown: dict[str, float | str] = {}
         self._latest: Mapping[str, float] = {}
@@ -142,12 +173,14 @@ class TrainLoop:
         self._probe_s = 0.0
 
     async def run(self, display: Display) -> None:
-        """Train until the last step. After a cancellation, call `save` for a checkpoint of the last finished step.
+        """Imitate, and train until the last step. After a cancellation, call `save` for a checkpoint of what is done.
 
         Raises:
             EnvkitError: All episodes of a train step are void, or the diagnostics have a finding that stops the run.
         """
         settings, state = self._settings, self.state
+        if self._imitation is not None:
+            await self._imitate(self._imitation, display)
         await self._report(self._diagnostics.begun(state.step), display)
         push = await self._channel.push()
         await self._report(await self._probed(push), display)
@@ -164,12 +197,54 @@ class TrainLoop:
             await self._report([*await self._probed(push), *found], display)
             shows_training = not await self._evaluate_and_save(display)
 
+    async def _imitate(self, phase: Imitation, display: Display) -> None:
+        """Imitate the samples of the phase's source, with an evaluation before. The next one is that of step 0."""
+        state, began = self.state, clock.stopwatch()
+        if "untrained" not in state.facts:
+            await self.save()
+            await self._channel.push()
+            state.facts["untrained"] = {**await self._evaluator.run(display, 0)}
+        source = await phase.open(display)
+        if not state.imitated:
+            phase.trainer.begin("imitation", source.updates)
+        display.phase("imitate", source.updates)
+        display.advance(state.imitated)
+        greedy: float | None = None
+        every, shown = min(_CHECK_EVERY, math.ceil(source.updates / 2)), dict[str, float | str]()
+        while True:
+            is_due = state.imitated > source.checks_from and state.imitated % every == 0
+            if phase.greedy is not None and (is_due or state.imitated == source.updates):
+                await self._channel.push()
+                greedy = await phase.greedy()
+                shown["greedy"] = f"{greedy:.3f}"
+            if state.imitated == source.updates or (greedy is not None and greedy >= phase.goal):
+                break
+            if state.imitated % _SAVE_EVERY == 0:
+                await self.save()
+            with anyio.CancelScope(shield=True), self._stop.waits_for("an update of the imitation"):
+                self._learning = True
+                await self._trainer.accumulate(source.batch(state.imitated))
+                report = await self._trainer.update()
+                state.imitated += 1
+                self._learning = False
+            display.advance(1, **{"imitation loss": f"{report['policy_loss']:.3f}", **shown})
+            await anyio.lowlevel.checkpoint()  # Ctrl-C works here: an update is shielded
+        state.facts["imitation"] = {
+            **source.facts,
+            "updates": state.imitated,
+            "greedy_validation": greedy,
+            "wall_s": round(clock.stopwatch() - began, 1),
+        }
+        phase.trainer.begin("reinforcement", self._settings.steps)
+        self._saved = None
+
     async def save(self) -> None:
-        """Write a checkpoint of the last finished train step.
+        """Write a checkpoint of the last finished train step or update of imitation.
 
         Do nothing if this checkpoint exists, or if an error interrupted an update, so that the weights may be newer.
         """
-        if self._saved != self.state.step and not self._learning:
+        done = (self.state.step, self.state.imitated)
+        if self._saved != done and not self._learning:
             saving = f"the checkpoint of train step {self.state.step}"
             with anyio.CancelScope(shield=True), self._stop.waits_for(saving):
                 self.state.wall_s = self._elapsed_s()
@@ -179,8 +254,9 @@ class TrainLoop:
                     self.state,
                     keep=self._settings.keep_checkpoints,
                     policy=self._policy,
+                    source=self._source,
                 )
-                self._saved = self.state.step
+                self._saved = done
 
     async def _evaluate_and_save(self, display: Display) -> bool:
         """Evaluate if that is due at this step, save if that is due, and return whether an evaluation was made."""

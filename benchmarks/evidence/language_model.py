@@ -50,10 +50,8 @@ STALE_AFTER = (
     "trainer_bridge/algorithms",
     "trainer_bridge/engines/transformers.py",
     "trainer_bridge/render/chat.py",
-    "trainer_bridge/trainers/batching.py",
-    "trainer_bridge/trainers/token_logps.py",
-    "trainer_bridge/trainers/torch_local.py",
-    "trainer_bridge/warmup/warmup.py",
+    "trainer_bridge/sources",
+    "trainer_bridge/trainers",
 )
 TWIN = "tests/e2e/training/test_language_model.py::test_a_language_model_imitates_and_then_learns_from_reward"
 SEEDS = (3, 7, 11)
@@ -134,17 +132,17 @@ def sums(evidence: Evidence, _: Path) -> None:
 
 def lake(evidence: Evidence, _: Path) -> None:
     whole = evidence.part("lake: imitation, then reward", partial(train, "llm-lake"))
-    factor = whole["curve"][-1]["training_s"] / whole["warmup_s"]
-    evidence.part("lake: imitation alone", partial(train, "llm-lake", "trainer.steps=0", *longer(factor)))
+    factor = whole["curve"][-1]["training_s"] / whole["imitation_s"]
+    evidence.part("lake: imitation alone", partial(train, "llm-lake", "trainer.steps=0", longer(factor)))
     evidence.part("lake: whole histories", partial(train, "llm-lake", "renderer.history=all", "trainer.steps=12"))
     claims = {"at least 0.75 within 20 minutes": success_within(whole["curve"], MINUTES * 60) >= 0.75}
     evidence.part("lake: claims", lambda: claims)
 
 
-def longer(factor: float) -> list[str]:
-    """Return configuration changes that make the lake's imitation `factor` times as long."""
-    content = yaml.safe_load((ROOT / "examples" / "llm-lake.yaml").read_text())["warmup"]
-    return [f"warmup.{key}={round(value * factor)}" for key, value in content.items() if key.endswith("_updates")]
+def longer(factor: float) -> str:
+    """Return the configuration change that makes the lake's imitation `factor` times as long."""
+    content = yaml.safe_load((ROOT / "examples" / "llm-lake.yaml").read_text())["imitation"]
+    return f"imitation.updates={round(content['updates'] * factor)}"
 
 
 def trl(evidence: Evidence, python: Path) -> None:

@@ -2,7 +2,7 @@
 
     python benchmarks/evidence/stopping.py
 
-Small runs are stopped by Ctrl-C (ten runs), by kill -9 (ten runs), and by ``timeout 20``: during the warm-up, a train
+Small runs are stopped by Ctrl-C (ten runs), by kill -9 (ten runs), and by ``timeout 20``: during imitation, a train
 step or an evaluation, and while the run writes a checkpoint. Each run is resumed and compared with an uninterrupted
 run: metrics and evaluations must be equal to the last digit. The processes that start the runs adopt orphans, so they
 detect processes that a run leaves behind.
@@ -28,6 +28,7 @@ from typing import Any
 from record import Evidence, parser
 
 from envkit import clock
+from envkit.trainer_bridge.run_folder import checkpoint
 
 CONFIG = """
 seed: 3
@@ -37,9 +38,7 @@ rollout: {group_size: 4, max_turns: 10, max_tokens: 256}
 threads: 1
 trainer: {steps: 6, groups_per_step: 32, checkpoint_every: 3}
 evaluation: {episodes: 64, every: 2}
-warmup:
-  {single_turn_states: 500, single_turn_updates: 60, multi_turn_updates: 60, batch: 64, episode_updates: 20,
-   check_episodes: 32}
+imitation: {states: 500, updates: 140, batch: 64, check_episodes: 32}
 tracking: {to: []}
 """
 CHECKPOINT_EVERY = 3
@@ -47,10 +46,10 @@ NAME = "stopping"
 STALE_AFTER = (
     "trainer_bridge",
     "envkit/wiring/training/run.py",
-    "envkit/wiring/training/warmup.py",
+    "envkit/wiring/training/sources.py",
 )
 TWIN = "tests/e2e/training/test_training.py::test_a_killed_run_loses_nothing_since_its_last_checkpoint"
-MOMENTS = ("warm-up", "train step", "evaluation", "checkpoint", "warm-up")
+MOMENTS = ("imitation", "train step", "evaluation", "checkpoint", "imitation")
 PATIENCE_S = 600.0
 """Seconds after which a run counts as hanging."""
 _SUBREAPER = 36
@@ -92,12 +91,16 @@ class Runs:
         path = self.folder(name) / file
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         whole = [json.loads(line) for line in lines if line.endswith("\n")]
-        return [{key: value for key, value in row.items() if not key.endswith("_s")} for row in whole]
+        return [{key: value for key, value in row.items() if not key.endswith(("_s", "_mib"))} for row in whole]
 
     def checkpoint(self, name: str) -> int | None:
         """Return the train step of the newest checkpoint."""
         steps = [int(path.name[5:]) for path in (self.folder(name) / "checkpoints").glob("step-*")]
         return max(steps, default=None)
+
+    def facts(self, name: str) -> Figures:
+        """Return the facts that the newest checkpoint records."""
+        return checkpoint.load_state(checkpoint.latest(self.folder(name) / "checkpoints")).facts
 
 
 def stopped(runs: Runs, name: str, send: signal.Signals, moment: str, chance: random.Random) -> Figures:
@@ -105,7 +108,7 @@ def stopped(runs: Runs, name: str, send: signal.Signals, moment: str, chance: ra
     process = runs.start(name)
     _wait(process, _reached(runs, name, moment, chance))
     if moment != "checkpoint":
-        _pause(chance.uniform(0, 1.5 if moment == "warm-up" else 0.3))
+        _pause(chance.uniform(0, 1.5 if moment == "imitation" else 0.3))
     has_ended = process.poll() is not None
     process.send_signal(send)
     began = clock.stopwatch()
@@ -113,7 +116,7 @@ def stopped(runs: Runs, name: str, send: signal.Signals, moment: str, chance: ra
     seconds = clock.stopwatch() - began
     left = _left_behind()
     recorded, kept = len(runs.rows(name, "metrics.jsonl")), runs.checkpoint(name)
-    in_warm_up = any((runs.folder(name) / "checkpoints").glob("step-0/warmup.pt"))
+    imitates = kept == 0 and "imitation" not in runs.facts(name)
     waited = [line.partition("for ")[2].partition(";")[0] for line in _lines(runs.log(name), "stopping: waiting")]
     runs.finish(name, "--resume")
     lost = recorded - (kept or 0)
@@ -126,7 +129,7 @@ def stopped(runs: Runs, name: str, send: signal.Signals, moment: str, chance: ra
         "waited_for": waited,
         "train_steps_recorded": recorded,
         "train_steps_lost": lost,
-        "resumed_in_warm_up": in_warm_up,
+        "resumed_in_imitation": imitates,
         "processes_left": left + _left_behind(),
         "same_as_unbroken": same,
         "holds": same and not left and kept is not None and lost <= bound and (code in (0, 130) or send.value == 9),
@@ -159,8 +162,8 @@ def _reached(runs: Runs, name: str, moment: str, chance: random.Random) -> Calla
     def count(file: str) -> int:
         return len(runs.rows(name, file))
 
-    if moment == "warm-up":
-        return (runs.folder(name) / "weights").exists if chance.random() < 0.2 else (checkpoints / "step-0").exists
+    if moment == "imitation":
+        return (checkpoints / "step-0").exists
     if moment == "train step":
         return lambda: count("evaluations.jsonl") > 0 and count("metrics.jsonl") >= steps
     if moment == "evaluation":

@@ -31,10 +31,7 @@ TWIN = "tests/trainer_bridge/trainers/test_threads.py::test_torch_starts_with_th
 
 WAITING = {"spinning": {"GOMP_SPINCOUNT": "300000"}, "passive": {}}
 FILES = {
-    "tiny policy": (
-        "quickstart.yaml",
-        ["warmup.single_turn_updates=0", "warmup.multi_turn_updates=0", "warmup.episode_updates=0"],
-    ),
+    "tiny policy": ("quickstart.yaml", ["imitation.updates=1"]),
     "SmolLM2-135M": ("llm-arithmetic.yaml", ["trainer.groups_per_step=8"]),
 }
 COMMON = ["trainer.steps=1", "evaluation.episodes=0", "tracking.to=[]"]

@@ -5,7 +5,7 @@
 The earlier commit is checked out beside this one, and both run in this Python environment with one thread.
 
 - ``seed N``: the first six train steps of the quickstart (a tiny policy that envkit made). Compared are token ids,
-  actions, rewards, success and turns of every episode, and all other metrics.
+  actions, rewards, success and turns of the recorded episodes, and all other metrics.
 - ``lake``: two train steps of ``llm-lake.yaml`` with a policy from ``--policy`` (SmolLM2-135M after some imitation),
   each commit in turn; tokens per second of the rollouts.
 - ``served N``: four train steps of the quickstart on an `envkit serve` and in the run's own sandbox; rounds alternate
@@ -63,16 +63,15 @@ TWIN = (
 SEEDS = (7, 3, 11)
 QUICKSTART = (
     "trainer.steps=6", "threads=1", "sandbox.kind=none", "evaluation.episodes=32",
-    "tracking.trajectories_every=1", "tracking.trajectories=256",
+    "tracking.trajectories_every=1",
 )  # fmt: skip
 LAKE = (
     "trainer.steps=2", "threads=1", "trainer.groups_per_step=4", "trainer.learning_rate=1e-9",
-    "trainer.precision=float32", "engine.dtype=float32", "sandbox.kind=none", "warmup.kind=none",
+    "trainer.precision=float32", "engine.dtype=float32", "sandbox.kind=none", "imitation.kind=none",
     "evaluation.episodes=0",
 )  # fmt: skip
 ROUNDS = 3
 SERVED_STEPS = 4
-SERVED_EPISODES = 256
 """Episodes per train step of the quickstart."""
 SERVED_MOST = 1.3
 """Maximum ratio of the times on a server and in a sandbox."""
@@ -164,8 +163,10 @@ def essence(episode: Figures) -> Any:
 
 
 def apart(old: Figures, new: Figures) -> list[str]:
-    """Return the metrics that differ by more than 1e-4 of their value and 1e-6; durations are left out."""
-    numbers = {name: value for name, value in old.items() if isinstance(value, float) and not name.endswith("_s")}
+    """Return the metrics that differ by more than 1e-4 of their value and 1e-6; durations and memory are left out."""
+    numbers = {
+        name: value for name, value in old.items() if isinstance(value, float) and not name.endswith(("_s", "_mib"))
+    }
     return [name for name, value in numbers.items() if not abs(value - new[name]) <= max(1e-4 * abs(value), 1e-6)]
 
 
@@ -258,7 +259,7 @@ def rows(folder: Path, name: str) -> list[dict[str, Any]]:
 
 
 def played_in(folder: Path) -> list[tuple[Any, ...]]:
-    """Return token ids, rewards and success of all training episodes of a run."""
+    """Return token ids, rewards and success of the recorded training episodes of a run."""
     return [
         (
             [(turn["generation"]["prompt_ids"], turn["generation"]["completion_ids"]) for turn in episode["turns"]],
@@ -279,9 +280,8 @@ def served(number: int, folder: Path) -> dict[str, Any]:
     common = (
         f"trainer.steps={SERVED_STEPS}",
         f"engine.model={model}",
-        "warmup.kind=none",
+        "imitation.kind=none",
         "tracking.trajectories_every=1",
-        f"tracking.trajectories={SERVED_EPISODES}",
     )
 
     def on_server(run: Path) -> None:

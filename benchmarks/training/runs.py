@@ -20,7 +20,7 @@ def train(example: str, *changes: str) -> Figures:
     """Run ``examples/EXAMPLE.yaml`` with changed keys; return the learning curve and the results of the last policy.
 
     The curve has one point per evaluation: the train step, the seconds of training until then, and the success on
-    held-out tasks, sampled and greedy. Training time includes the warm-up, rollouts and updates, but not evaluations
+    held-out tasks, sampled and greedy. Training time includes imitation, rollouts and updates, but not evaluations
     and checkpoints.
     """
     with TemporaryDirectory() as name:
@@ -35,20 +35,20 @@ def train(example: str, *changes: str) -> Figures:
 def figures(folder: Path) -> Figures:
     """Return the policy, the times and the learning curve (see `train`) that a run's folder records."""
     summary = json.loads((folder / "summary.json").read_text())
-    warmup_s = summary["warmup"]["wall_s"] if summary["warmup"] else 0.0
+    imitation_s = summary["imitation"]["wall_s"] if summary["imitation"] else 0.0
     seconds = [0.0]
     for step in rows(folder / "metrics.jsonl"):
         seconds.append(seconds[-1] + step["rollout_s"] + step["update_s"])
     curve = [
         {
             "train_step": point["step"],
-            "training_s": round(warmup_s + seconds[point["step"]], 1),
+            "training_s": round(imitation_s + seconds[point["step"]], 1),
             "sampled": round(point["eval_success"], 4),
             "greedy": round(point["eval_greedy"], 4),
         }
         for point in rows(folder / "evaluations.jsonl")
     ]
-    return {"policy": summary["policy"], "warmup_s": warmup_s, "wall_s": summary["wall_s"], "curve": curve}
+    return {"policy": summary["policy"], "imitation_s": imitation_s, "wall_s": summary["wall_s"], "curve": curve}
 
 
 def evaluate(policy: str, env_id: str, *words: str) -> Figures:

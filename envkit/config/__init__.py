@@ -3,15 +3,15 @@
 from envkit.config.evaluation import EvalConfig
 from envkit.config.restarts import LivenessSection, RestartSection
 from envkit.config.serving import ServeConfig
-from envkit.config.training import RunConfig, WarmupSection, complete, dump, load, parse
+from envkit.config.training import ImitationSection, RunConfig, complete, dump, load, parse
 
 __all__ = [
     "EvalConfig",
+    "ImitationSection",
     "LivenessSection",
     "RestartSection",
     "RunConfig",
     "ServeConfig",
-    "WarmupSection",
     "complete",
     "dump",
     "load",

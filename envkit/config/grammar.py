@@ -101,11 +101,17 @@ class Section(BaseModel):
     removed: ClassVar[Mapping[str, str]] = {}
     """Keys of earlier versions without the indexes of lists, such as ``a.b``, with what to do instead."""
 
+    @classmethod
+    def completed(cls, content: dict[str, Any]) -> dict[str, Any]:
+        """Return the content of a section with the values that it leaves to other keys, such as a preset's."""
+        return content
+
     @model_validator(mode="before")
     @classmethod
     def _without_empty_ones(cls, content: Any) -> Any:
         if not isinstance(content, dict):
             return content
+        content = cls.completed(content)
         fields = {name: field for name, field in cls.model_fields.items() if not field.is_required()}
         empty = {name for name in fields if content.get(name, "") is None and _holds_sections(fields[name].annotation)}
         return {name: value for name, value in content.items() if name not in empty}
@@ -260,11 +266,12 @@ def _keys(location: Sequence[str | int], root: type[BaseModel], content: Any) ->
     """Return the keys that exist in the section at `location` of `content`."""
     found: Any = root
     for part in location:
-        content = content[part]
         if isinstance(part, int):
+            content = content[part]
             (item,) = get_args(found)
             found = _section(item, (), content)
         else:
+            content = found.completed(content)[part]
             field = found.model_fields[part]
             found = _section(field.annotation, field.metadata, content)
     return list(found.model_fields) if _is_section(found) else []

@@ -12,7 +12,7 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Protocol
 
-from pydantic import GetCoreSchemaHandler, ValidationError
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError, core_schema
 
 from envkit.config.grammar import Section
@@ -51,6 +51,22 @@ class BuiltIn:
 
 
 @dataclass(frozen=True, slots=True)
+class BuiltInPart:
+    """A part of envkit's algorithms: the module that has it as `PART`."""
+
+    module: str
+
+    def load(self) -> Any:
+        """Return the `envkit.trainer_bridge.algorithms.parts.Part`."""
+        return import_module(self.module).PART
+
+    @property
+    def section(self) -> type[Section]:
+        found: type[Section] = self.load().section
+        return found
+
+
+@dataclass(frozen=True, slots=True)
 class Family:
     """A family of parts.
 
@@ -62,11 +78,19 @@ class Family:
 
     group: str
     noun: str
-    built_in: Mapping[str, Kind] = field(default_factory=dict)
+    built_in: Mapping[str, Kind | BuiltInPart] = field(default_factory=dict)
 
 
 _PARTS = "envkit.config.parts"
 _WIRING = "envkit.wiring.training"
+_ALGORITHMS = "envkit.trainer_bridge.algorithms"
+
+
+def _algorithm_parts(noun: str, folder: str, *names: str) -> Family:
+    parts = {name: BuiltInPart(f"{_ALGORITHMS}.{folder}.{name}") for name in names}
+    return Family(f"envkit.{folder}", noun, parts)
+
+
 _SANDBOX = BuiltIn(f"{_PARTS}:BuiltInSandboxSection", "envkit.wiring.sandboxes.env_sandboxes:open_backend")
 FAMILIES: Mapping[str, Family] = {
     "engines": Family(
@@ -101,10 +125,12 @@ FAMILIES: Mapping[str, Family] = {
         },
     ),
     "policies": Family("envkit.policies", "player"),
-    "algorithms": Family("envkit.algorithms", "advantage or loss"),
+    "advantages": _algorithm_parts("advantage", "advantages", "group_normalised", "batch_normalised", "gae"),
+    "losses": _algorithm_parts("loss", "losses", "clipped", "reinforce", "imitation"),
+    "aggregations": _algorithm_parts("aggregation", "aggregations", "token_mean", "rollout_mean"),
+    "corrections": _algorithm_parts("correction", "corrections", "tis"),
 }
-"""The families. The built-in players are in `envkit.wiring.evaluation.policies`, the built-in advantages and losses in
-`envkit.trainer_bridge.algorithms.catalogue`."""
+"""The families. The built-in players are in `envkit.wiring.evaluation.policies`."""
 
 
 def names(family: str) -> list[str]:
@@ -114,14 +140,14 @@ def names(family: str) -> list[str]:
 
 
 def find(family: str, name: str) -> Any:
-    """Return a kind of a family: a `Kind`, or for the algorithms a `Part`. A built-in kind takes precedence.
+    """Return a kind of a family: a `Kind`, or a `Part` of an algorithm. A built-in kind takes precedence.
 
     Raises:
         UsageError: There is no such kind, or its package cannot be imported.
     """
     row = FAMILIES[family]
-    if name in row.built_in:
-        return row.built_in[name]
+    if (built_in := row.built_in.get(name)) is not None:
+        return built_in.load() if isinstance(built_in, BuiltInPart) else built_in
     for point in entry_points(group=row.group, name=name):
         return _loaded(point, row.noun)
     raise UsageError(f"no {row.noun} is called {name!r}{did_you_mean(name, names(family))}")
@@ -185,12 +211,14 @@ class ByKind:
     def __get_pydantic_core_schema__(
         self, base: type[Section], handler: GetCoreSchemaHandler
     ) -> core_schema.CoreSchema:
-        # Only JSON schemas read these choices; `_read` validates.
+        return core_schema.no_info_plain_validator_function(lambda content: self._read(base, content))
+
+    def __get_pydantic_json_schema__(self, _: core_schema.CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        # Not before: a part of an algorithm imports this package, so that a model cannot contain its section.
         sections = dict.fromkeys(kind.section for kind in FAMILIES[self.family].built_in.values())
         choices: list[Any] = [core_schema.str_schema()] if self.may_be_name else []
-        choices += [handler.generate_schema(section) for section in sections]
-        schema = choices[0] if len(choices) == 1 else core_schema.union_schema(choices)
-        return core_schema.no_info_wrap_validator_function(lambda content, _: self._read(base, content), schema)
+        choices += [section.__pydantic_core_schema__ for section in sections]
+        return handler(core_schema.union_schema(choices))
 
 
 def _kind_error(message: str) -> ValidationError:

@@ -166,7 +166,7 @@ class TrainerSection(Section):
     kind: str
     """Kind of trainer."""
     steps: Annotated[int, Field(ge=0)] = 100
-    """Number of train steps; each plays groups_per_step groups and learns from them. 0: stop after the warm-up."""
+    """Number of train steps; each plays groups_per_step groups and learns from them. 0: stop after the imitation."""
     groups_per_step: Count = 32
     """Tasks per train step."""
     checkpoint_every: Count = 10
@@ -220,8 +220,7 @@ class TorchTrainerSection(TrainerSection):
     """Maximum number of tokens of one forward and backward pass, including padding. null: 16384 for a tiny policy, 4096
     for a pretrained model."""
     packing: bool = False
-    """Whether several short samples without a common prefix share a row of a pass, which avoids padding. Only for a
-    pretrained model."""
+    """Whether several short samples without a common prefix share a row of a pass, which avoids padding."""
     lora: LoraSection | None = None
     """The adapter; null: all weights are trained."""
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 from pydantic import Field, SerializeAsAny, TypeAdapter, field_validator
 
 from envkit.config import grammar
+from envkit.config.algorithm import AlgorithmSection, default_algorithm
 from envkit.config.grammar import Count, Rate, Seconds, Section, Share, UserPath
 from envkit.config.kinds import ByKind
 from envkit.config.parts import (
@@ -90,41 +91,6 @@ class RolloutSection(Section):
     """Maximum number of times that an episode is played again if a lost sandbox or a hung step has made it void."""
 
 
-class AlgorithmSection(Section):
-    """The learning algorithm. null means the value of the preset."""
-
-    preset: str = "grpo"
-    """grpo, reinforce or ppo."""
-    advantage: str | None = None
-    """group_normalised, batch_normalised or gae."""
-    loss: str | None = None
-    """clipped or reinforce."""
-    gamma: Share | None = None
-    """Discount factor per turn."""
-    gae_lambda: Share | None = None
-    """Lambda of the generalised advantage estimate (ppo)."""
-    clip: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Half-width of the clipping range around ratio 1."""
-    dual_clip: Annotated[float, Field(gt=1)] | None = None
-    """Maximum of the ratio in the clipped loss for negative advantages, so that a token which the sampler found
-    unlikely cannot dominate an update. null: 3; 1e9 is no maximum, since log-ratios are at most 20 nats."""
-    entropy_coefficient: Annotated[float, Field(ge=0)] | None = None
-    """Weight of the entropy bonus."""
-    kl_coefficient: Annotated[float, Field(ge=0)] | None = None
-    """Weight of the KL divergence from the policy before reinforcement learning. 0: no reference policy is loaded."""
-    advantage_clip: Annotated[float, Field(gt=0)] | None = None
-    """Maximum absolute value of an advantage. null: no maximum."""
-    epochs: Count | None = None
-    """Passes over the samples of one train step."""
-    minibatches: Count | None = None
-    """Optimiser updates per pass."""
-    old_logprobs: Literal["sampled", "recomputed"] | None = None
-    """Log-probabilities that the clipped ratio is relative to. sampled: those of the engine. recomputed: those that the
-    trainer computes before the first update of a train step, which takes one more pass."""
-    parameters: dict[str, Any] = Field(default_factory=dict)
-    """Parameters of an advantage or loss of another package."""
-
-
 class EvaluationSection(Section):
     """Evaluation on held-out tasks, which are never used for training. Evaluation files have this section too."""
 
@@ -143,50 +109,38 @@ class EvaluationSection(Section):
     """Seed of the tasks; it does not depend on the seed of the run, so that runs are comparable."""
 
 
-class WarmupSection(Section):
+class ImitationSection(Section):
     """Imitation learning before reinforcement learning, from the environment's expert or from dialogues in a file."""
 
     kind: Literal["auto", "demonstrations", "dialogues", "none"] = "auto"
-    """demonstrations: imitate the environment's expert. dialogues: supervised fine-tuning on `file`. none: no warm-up.
-    auto: demonstrations for a tiny policy, none for a pretrained model."""
+    """demonstrations: imitate the environment's expert. dialogues: supervised fine-tuning on `file`. none: no
+    imitation. auto: demonstrations for a tiny policy, none for a pretrained model."""
     file: UserPath | None = None
     """JSON-lines file with one dialogue per line: {"messages": [{"role": "user", "content": "..."}, ...]}. The policy
     learns the assistant's answers."""
+    updates: Count | None = None
+    """Number of updates. null: 600 for a tiny policy and 130 for a pretrained model with demonstrations; with
+    dialogues, one pass over the file, which is shuffled for each pass."""
     batch: Count | None = None
     """Samples per update: dialogues, or states with an answer. An update on whole episodes takes a quarter of this
     number. null: 16 dialogues; 256 states for a tiny policy, 32 for a pretrained model."""
-    dialogue_epochs: Count = 1
-    """Passes over the file, which is shuffled for each pass."""
     answers: Literal["expert", "bare"] = "expert"
     """Format of a demonstrated move. expert: <answer>up</answer>. bare: up, which can be a single token."""
-    single_turn_states: Count | None = None
-    """Number of distinct states for single-turn samples (one state and one answer each). null: 30000 for a tiny policy,
-    4096 for a pretrained model."""
+    states: Count | None = None
+    """Number of distinct demonstrated states. null: 30000 for a tiny policy, 4096 for a pretrained model."""
     random_share: Share = 0.5
-    """Share of random moves in the episodes from which the states of single-turn samples are taken. A tiny policy also
-    learns this share of random answers, so that reinforcement learning finds moves to compare. Must be 0 if the
-    environment lists no legal moves."""
-    single_turn_updates: Annotated[int, Field(ge=0)] | None = None
-    """Updates of the first stage, with one state per sequence. null: 250 for a tiny policy, 100 for a pretrained
-    model."""
-    multi_turn_states: Count = 4
-    """States per sequence in the second stage. Each state is followed by an answer that depends only on this state."""
-    multi_turn_updates: Annotated[int, Field(ge=0)] | None = None
-    """Updates of the second stage. null: 300 for a tiny policy, 0 for a pretrained model; 0 if renderer.history is a
-    number, because this stage needs the whole history."""
-    episode_updates: Annotated[int, Field(ge=0)] | None = None
-    """Maximum number of updates of the last stage. null: 50 for a tiny policy, 30 for a pretrained model; 0 if
-    renderer.history is a number, because every state is then a separate sample."""
+    """Share of random moves in the episodes from which demonstrated states are taken. A tiny policy also learns this
+    share of random answers, so that reinforcement learning finds moves to compare. Must be 0 if the environment lists
+    no legal moves."""
     learning_rate: Rate | None = None
-    """Learning rate of the first two stages and of dialogues, with a cosine schedule; the last stage of a tiny policy
-    has half of it. null: 4e-3 for a tiny policy (Muon and AdamW), 5e-5 for a pretrained model (AdamW), 2e-4 with
-    LoRA."""
-    greedy_goal: Share = 0.95
-    """The last stage that has updates ends early when greedy play reaches this success rate on validation levels. They
-    are played at half of the stage and at its end, and at least every 25 updates."""
+    """Learning rate, which falls to 0 along a cosine. null: 4e-3 for a tiny policy (Muon and AdamW), 5e-5 for a
+    pretrained model (AdamW), 2e-4 with LoRA."""
+    goal: Share = 0.95
+    """Imitation ends early when greedy play reaches this success rate on validation tasks."""
     check_episodes: Annotated[int, Field(ge=0)] | None = None
-    """Validation levels per check. 0: no checks. null: 256 for a tiny policy, 64 for a pretrained model, 0 for
-    dialogues."""
+    """Number of validation tasks, which are played at least every 25 updates. With demonstrations of whole episodes,
+    they are played only once these are imitated. 0: imitation does not end early. null: 256 for a tiny policy, 0 for a
+    pretrained model."""
 
 
 class TrackingSection(Section):
@@ -234,13 +188,13 @@ _REMOVED: Mapping[str, str] = {
     "rollout.timeout_s": "use rollout.step_timeout_s",
     "sandbox.health": "use sandbox.liveness.lost_s",
     "algorithm.value_coefficient": "use trainer.critic_learning_rate",
+    "algorithm.gamma": "use algorithm.advantage.gamma",
+    "algorithm.gae_lambda": "use algorithm.advantage.gae_lambda",
+    "algorithm.clip": "use algorithm.loss.clip",
+    "algorithm.dual_clip": "use algorithm.loss.dual_clip",
+    "algorithm.parameters": "use algorithm.advantage or algorithm.loss",
     "trainer.lora.base_dtype": "use trainer.precision",
-    "warmup.dialogue_batch": "use warmup.batch",
-    "warmup.single_turn_batch": "use warmup.batch",
-    "warmup.episode_batch": "use warmup.batch, of which it is a quarter",
-    "warmup.visit_random_share": "use warmup.random_share",
-    "warmup.single_turn_random_share": "use warmup.random_share",
-    "warmup.episode_learning_rate": "use warmup.learning_rate",
+    "warmup": "use imitation, which has fewer keys; docs/imitation.md lists them",
     "tracking.to.project": "set the environment variable WANDB_PROJECT",
     "tracking.to.name": "set the environment variable WANDB_NAME",
     "tracking.to.group": "set the environment variable WANDB_RUN_GROUP",
@@ -252,7 +206,6 @@ _REMOVED: Mapping[str, str] = {
             "engine": ("batch_tokens", "start_timeout_s", "stall_timeout_s", "max_restarts", "transfer", "sleep"),
             "rollout": ("num_graders",),
             "trainer": ("shard_mib",),
-            "warmup": ("hazard_share", "episode_random_share", "check_every"),
             "diagnostics": ("invalid_steps",),
         }.items()
         for key in keys
@@ -275,10 +228,10 @@ class RunConfig(Section):
     engine: SerializeAsAny[Annotated[EngineSection, ByKind("engines", "transformers")]] = TransformersEngineSection()
     renderer: SerializeAsAny[Annotated[RendererSection, ByKind("renderers", "auto")]] = AutoRendererSection()
     rollout: RolloutSection = RolloutSection()
-    algorithm: AlgorithmSection = AlgorithmSection()
+    algorithm: AlgorithmSection = Field(default_factory=default_algorithm)
     trainer: SerializeAsAny[Annotated[TrainerSection, ByKind("trainers", "torch_local")]] = TorchTrainerSection()
     evaluation: EvaluationSection = EvaluationSection()
-    warmup: WarmupSection = WarmupSection()
+    imitation: ImitationSection = ImitationSection()
     tracking: TrackingSection = TrackingSection()
     diagnostics: DiagnosticsSection = DiagnosticsSection()
 

@@ -17,7 +17,7 @@ from envkit.protocols.sandboxes import (
     ServerPool,
     Shell,
 )
-from envkit.protocols.training import Engine, Gate, PolicyEngine, Renderer, Tracker, Trainer, WeightSink
+from envkit.protocols.training import Engine, Gate, PhasedTrainer, PolicyEngine, Renderer, Tracker, Trainer, WeightSink
 
 __all__ = [
     "Engine",
@@ -29,6 +29,7 @@ __all__ = [
     "Judge",
     "NamedTaskSet",
     "NotedTaskSet",
+    "PhasedTrainer",
     "Player",
     "PolicyEngine",
     "Program",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from envkit.types import (
     Completion,
@@ -16,6 +16,7 @@ from envkit.types import (
     Reset,
     Sample,
     SamplingParams,
+    TrainPhase,
     Weights,
 )
 
@@ -191,6 +192,19 @@ class Trainer(Protocol):
 
         Raises:
             UsageError: The folder does not contain a checkpoint of this policy and algorithm.
+        """
+        ...
+
+
+@runtime_checkable
+class PhasedTrainer(Trainer, Protocol):
+    """A trainer that can also imitate. It begins with reinforcement."""
+
+    def begin(self, phase: TrainPhase, steps: int) -> None:
+        """Start a phase of `steps` updates from the present weights, whose version becomes 0.
+
+        Imitation raises the log-probabilities of the samples' policy tokens; rewards and recorded log-probabilities do
+        not matter. The critics and the reference policy of reinforcement start from the present weights.
         """
         ...
 

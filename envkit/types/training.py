@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -19,6 +20,9 @@ import numpy as np
 from envkit.types.arrays import Bools, Floats, Hashes, Ints, bools, floats, hashes, ints
 from envkit.types.environments import Observation, Reset, Step, Task
 from envkit.types.outcomes import Outcome, StopReason
+
+TrainPhase: TypeAlias = Literal["imitation", "reinforcement"]
+"""A phase of a training run: learning from given tokens, or from rewards."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,7 +142,7 @@ def evaluate(
         overrides: ``"a.b=value"`` strings, such as ``"rollout.max_turns=8"``.
         output: Folder in which the episodes, the results and a plot are saved, and from which an interrupted evaluation
             continues; None saves nothing.
-        dialogues: File for the successful episodes as dialogues, for ``warmup.kind: dialogues``; None writes no file.
+        dialogues: File for the successful episodes as dialogues, for ``imitation.kind: dialogues``; None: no file.
         force: Whether to replace the evaluation in the folder.
         settings: Values of keys by short names, such as ``episodes=64``, ``attempts=4``, ``seed=1``, ``split="any"``,
             ``options={"size": 6}``, ``url="http://host"``, ``temperature=0`` (greedy), ``max_turns=8``,

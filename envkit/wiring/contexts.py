@@ -9,14 +9,16 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from envkit import clock
 from envkit.config import kinds
 from envkit.config.parts import EngineSection, RendererSection, SandboxSection, TrackerSection, TrainerSection
 from envkit.protocols import PolicyEngine
-from envkit.trainer_bridge.algorithms.catalogue import Algorithm
+from envkit.trainer_bridge.algorithms.algorithm import Algorithm
 from envkit.types import JSON, Options
+
+PolicyKind: TypeAlias = Literal["tiny", "pretrained"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +29,13 @@ class Model:
         path: Model folder, or name of a model on the hub. The folder of a new tiny policy exists until the engine and
             the trainer are open.
         tokenizer: Its Hugging Face tokenizer.
-        is_tiny: Whether it is a tiny policy.
+        kind: Whether it is a tiny policy or a pretrained model.
         is_local: Whether to use only files on this machine, including cached models from the hub.
     """
 
     path: str
     tokenizer: Any
-    is_tiny: bool = False
+    kind: PolicyKind = "pretrained"
     is_local: bool = True
 
 
@@ -80,12 +82,13 @@ class TrainerContext:
     Attributes:
         section: The section ``trainer``.
         model: As in `RendererContext`.
-        algorithm: The algorithm, with its advantage function and loss.
+        algorithm: The algorithm.
         engine: The open engine, which the trainer's weights are for.
         folder: Folder for the files of `Trainer.publish`; it need not exist.
         temperature: Temperature at which the samples are drawn.
         threads: Number of threads for learning.
         seed: Seed of the run.
+        imitation_rate: Learning rate of a phase of imitation.
     """
 
     section: TrainerSection
@@ -96,6 +99,7 @@ class TrainerContext:
     temperature: float
     threads: int
     seed: int
+    imitation_rate: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

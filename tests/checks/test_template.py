@@ -10,7 +10,7 @@ import pytest
 from envkit import cli
 from envkit.checks.template import check_template
 from envkit.errors import UsageError
-from envkit.trainer_bridge.warmup.tiny_policy import make_tokenizer
+from envkit.trainer_bridge.models.tiny_policy import make_tokenizer
 from tests.trainer_bridge.render.templates import FAMILIES, tokenizer_of
 from tests.trainer_bridge.render.tool_templates import TOOL_TEMPLATES, tool_tokenizer
 

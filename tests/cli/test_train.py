@@ -24,9 +24,7 @@ rollout: {group_size: 2, max_turns: 8, max_tokens: 256}
 threads: 1
 trainer: {steps: 2, groups_per_step: 8, learning_rate: 0.001}
 evaluation: {episodes: 32, every: 1000}
-warmup:
-  {single_turn_states: 50, single_turn_updates: 2, batch: 16, multi_turn_updates: 2, episode_updates: 2,
-   check_episodes: 16}
+imitation: {states: 50, updates: 24, batch: 16, check_episodes: 16}
 """
 
 

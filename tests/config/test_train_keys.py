@@ -28,8 +28,8 @@ from torch import Tensor
 
 from envkit import clock, register, registry
 from envkit.config import RunConfig, grammar
+from envkit.config.algorithm import AlgorithmSection
 from envkit.config.grammar import Section
-from envkit.config.training import AlgorithmSection
 from envkit.env import AsyncEnv
 from envkit.errors import EnvkitError
 from envkit.fleet import WorkerClient
@@ -82,7 +82,7 @@ class Doors(AsyncEnv):
             raise RuntimeError("broken")
         await _take(1.0)
         is_right, self._room = action == f"<answer>{self._right}</answer>", self._room + 1
-        ended = self._room == self._options["rooms"]
+        ended = self._room == self._options["rooms"] or (is_right and bool(self._options.get("is_uneven")))
         info: Info = {"success": is_right, "action_is_valid": "answer" in action}
         reward = float(is_right) + len(action) % 3 / 10  # so that any two policies differ
         return Step(self._observe(), reward, ended, False, info)
@@ -142,12 +142,9 @@ FRESH: Content = {
     **TINY,
     "engine": {"hidden_size": 16, "layers": 1},
     "trainer": {"steps": 0},
-    "warmup": {
-        "single_turn_states": 12, "batch": 8, "single_turn_updates": 1, "multi_turn_updates": 1, "episode_updates": 2,
-        "check_episodes": 2,
-    },
-}  # fmt: skip
-"""A new policy, with a warm-up only."""
+    "imitation": {"states": 12, "batch": 8, "updates": 4, "check_episodes": 2},
+}
+"""A new policy, with imitation only."""
 CHAT: Content = {
     **TINY,
     "rollout": {"group_size": 2, "max_turns": 2, "max_tokens": 128, "turn_tokens": 4},
@@ -156,7 +153,7 @@ CHAT: Content = {
 }
 """Reinforcement learning of a random model with a chat template."""
 DIALOGUES: Content = {
-    **CHAT, "trainer": {"steps": 0}, "warmup": {"kind": "dialogues", "file": "DIALOGUES", "batch": 2},
+    **CHAT, "trainer": {"steps": 0}, "imitation": {"kind": "dialogues", "file": "DIALOGUES", "batch": 2},
 }  # fmt: skip
 
 
@@ -164,11 +161,8 @@ TAUGHT: Content = {
     **CHAT,
     "rollout": {"max_turns": 2, "max_tokens": 200, "turn_tokens": 40},
     "trainer": {"steps": 0},
-    "warmup": {
-        "kind": "demonstrations", "single_turn_states": 8, "batch": 4, "single_turn_updates": 1, "episode_updates": 0,
-        "check_episodes": 0,
-    },
-}  # fmt: skip
+    "imitation": {"kind": "demonstrations", "states": 8, "batch": 4, "updates": 1},
+}
 """Demonstrations for that model."""
 VLLM: Content = {**TINY, "engine": {"kind": "vllm", "model": "CHAT", "python": "PYTHON"}}
 """vLLM servers, whose interpreter is a script that writes its arguments to a file."""
@@ -229,7 +223,7 @@ class Runs:
         for key, value in how.more.items():
             base = put_leaf(base, key, value)
         if not {"model", "hidden_size"} & base.get("engine", {}).keys():
-            base = put_leaf({**base, "warmup": {"kind": "none"}}, "engine.model", self._tiny())
+            base = put_leaf({**base, "imitation": {"kind": "none"}}, "engine.model", self._tiny())
         value = leaf.other() if how.value is ... else how.value
         return self.effects(base, how) != self.effects(put_leaf(base, leaf.key, value), how)
 
@@ -421,6 +415,9 @@ SERVER = "https://127.0.0.1:9"
 JUDGED: Content = {**CHAT, "env": {**DOORS, "id": "JudgedDoors-v0"}}
 IN_SANDBOX = {"sandbox.kind": "process"}
 PPO = {"algorithm.preset": "ppo"}
+REINFORCE = {"algorithm.preset": "reinforce"}
+BF16 = {"engine.dtype": "bfloat16", "algorithm.old_logprobs": "recomputed"}
+UNEVEN = {"env.options": {"is_uneven": True}}
 FOUR = {"rollout.turn_tokens": 4}
 THREE = {"trainer.steps": 3}
 LONG = {"rollout.group_size": 6, "rollout.turn_tokens": 40, "algorithm.minibatches": 1}
@@ -473,19 +470,32 @@ TRAIN: Mapping[str, How] = {
     "rollout.grade_timeout_s": How(1.0, more={"env.options": {"is_graded": True}}),
     "rollout.retries": How(0, more={"env.options": {"is_broken": True}}),
     "algorithm.preset": How("reinforce"),
-    "algorithm.advantage": How("batch_normalised"),
-    "algorithm.loss": How("reinforce", more={"algorithm.minibatches": 1}),
-    "algorithm.gamma": How(0.5),
-    "algorithm.gae_lambda": How(0.5, more=PPO),
-    "algorithm.clip": How(0.01),
-    "algorithm.dual_clip": How(1.01),
+    "algorithm.advantage[group_normalised].kind": How("batch_normalised"),
+    "algorithm.advantage[group_normalised].gamma": How(0.5),
+    "algorithm.advantage[batch_normalised].kind": How("group_normalised", more=REINFORCE),
+    "algorithm.advantage[batch_normalised].gamma": How(0.5, more=REINFORCE),
+    "algorithm.advantage[gae].kind": How("batch_normalised", more=PPO),
+    "algorithm.advantage[gae].gamma": How(0.5, more=PPO),
+    "algorithm.advantage[gae].gae_lambda": How(0.5, more=PPO),
+    "algorithm.advantage[gae].bootstrap": How(more={**PPO, "rollout.max_turns": 2}),
+    "algorithm.loss[clipped].kind": How("reinforce", more={"algorithm.minibatches": 1}),
+    "algorithm.loss[clipped].clip": How(0.01),
+    "algorithm.loss[clipped].dual_clip": How(1.01),
+    "algorithm.loss[reinforce].kind": How("imitation", more=REINFORCE),
+    "algorithm.loss[imitation].kind": How("reinforce", more={**REINFORCE, "algorithm.loss": {"kind": "imitation"}}),
+    "algorithm.aggregation[token_mean].kind": How("rollout_mean", more=UNEVEN),
+    "algorithm.aggregation[rollout_mean].kind": How(
+        "token_mean", more={**UNEVEN, "algorithm.aggregation": {"kind": "rollout_mean"}}
+    ),
+    "algorithm.correction": How("tis", more=BF16),
+    "algorithm.correction.kind": How("tis", more=BF16),
+    "algorithm.correction.cap": How(0.5, more={**BF16, "algorithm.correction": {"kind": "tis"}}),
     "algorithm.entropy_coefficient": How(0.1),
     "algorithm.kl_coefficient": How(0.1),
     "algorithm.advantage_clip": How(0.1),
     "algorithm.epochs": How(2),
     "algorithm.minibatches": How(1),
     "algorithm.old_logprobs": How("recomputed", more={"engine.dtype": "bfloat16"}),
-    "algorithm.parameters": How({"unknown": 1}),
     "trainer.steps": How(3),
     "trainer.groups_per_step": How(3),
     "trainer.checkpoint_every": How(1),
@@ -508,20 +518,16 @@ TRAIN: Mapping[str, How] = {
     "evaluation.split": How("train", more={"evaluation.episodes": 1}),
     "evaluation.every": How(1, more={"evaluation.episodes": 1}),
     "evaluation.seed": How(more={"evaluation.episodes": 2}),
-    "warmup.kind": How("none", FRESH),
-    "warmup.file": How("/no/such/file", DIALOGUES),
-    "warmup.batch": How(4, FRESH),
-    "warmup.dialogue_epochs": How(base=DIALOGUES),
-    "warmup.answers": How("bare", TAUGHT),
-    "warmup.single_turn_states": How(5, FRESH),
-    "warmup.random_share": How(base=FRESH),
-    "warmup.single_turn_updates": How(2, FRESH),
-    "warmup.multi_turn_states": How(2, FRESH),
-    "warmup.multi_turn_updates": How(2, FRESH),
-    "warmup.episode_updates": How(1, FRESH),
-    "warmup.learning_rate": How(0.1, FRESH),
-    "warmup.greedy_goal": How(0.0, FRESH, {"warmup.learning_rate": 1e-6, "warmup.check_episodes": 4}),
-    "warmup.check_episodes": How(0, FRESH),
+    "imitation.kind": How("none", FRESH),
+    "imitation.file": How("/no/such/file", DIALOGUES),
+    "imitation.updates": How(3, FRESH),
+    "imitation.batch": How(4, FRESH),
+    "imitation.answers": How("bare", TAUGHT),
+    "imitation.states": How(5, FRESH),
+    "imitation.random_share": How(base=FRESH),
+    "imitation.learning_rate": How(0.1, FRESH),
+    "imitation.goal": How(0.0, FRESH, {"imitation.learning_rate": 1e-6, "imitation.check_episodes": 4}),
+    "imitation.check_episodes": How(0, FRESH),
     "tracking.to": How(["tensorboard"]),
     "tracking.to[tensorboard].kind": How(more={"tracking.to": [{"kind": "tensorboard"}]}),
     "tracking.to[wandb].kind": How(more={"tracking.to": [{"kind": "tensorboard"}]}),
@@ -566,7 +572,7 @@ class OldAlgorithm(AlgorithmSection):
 class OldConfig(RunConfig):
     """A training file with a key that nothing reads."""
 
-    algorithm: OldAlgorithm = OldAlgorithm()
+    algorithm: OldAlgorithm = Field(default_factory=lambda: OldAlgorithm.model_validate({}))
 
 
 def test_a_dead_key_is_found(runs: Runs, tmp_path: Path) -> None:
@@ -574,4 +580,4 @@ def test_a_dead_key_is_found(runs: Runs, tmp_path: Path) -> None:
     (dead,) = (leaf for leaf in leaves(OldConfig) if leaf.name not in LEAVES)
     assert dead.name == "algorithm.value_coefficient"
     assert not old.acts(dead, How(more=PPO))
-    assert old.acts(LEAVES["algorithm.gamma"], How(0.5, more=PPO))
+    assert old.acts(LEAVES["algorithm.advantage[gae].gamma"], How(0.5, more=PPO))

@@ -39,7 +39,8 @@ def test_only_the_environments_id_is_required(tmp_path: Path) -> None:
 
 
 def test_what_is_dumped_is_read_again_as_the_same(tmp_path: Path) -> None:
-    text = "env: {id: Sokoban-v0, options: {size: 6, boxes: 1, words: [ä, '✓']}}\nalgorithm: {preset: ppo, clip: 0.3}\n"
+    text = "env: {id: Sokoban-v0, options: {size: 6, boxes: 1, words: [ä, '✓']}}\n"
+    text += "algorithm: {preset: ppo, loss: {clip: 0.3}}\n"
     run = load(tmp_path, text)
     dumped = config.dump(run)
     assert load(tmp_path, dumped) == run
@@ -191,7 +192,7 @@ def test_a_section_with_nothing_in_it_is_as_if_it_were_not_there(tmp_path: Path)
     assert serving.read(path, [], {}) == serving.read(None, ["backend=local"], {})
     found = serving.read(path, ["node.max_sandboxes=3"], {"listen.port": 0})
     assert (found.listen.port, found.listen.host, found.node.max_sandboxes) == (0, "127.0.0.1", 3)
-    others = ("sandbox", "engine", "rollout", "algorithm", "trainer", "evaluation", "warmup", "tracking")
+    others = ("sandbox", "engine", "rollout", "algorithm", "trainer", "evaluation", "imitation", "tracking")
     assert load(tmp_path, MINIMAL + "".join(f"{name}:\n" for name in others)) == load(tmp_path, MINIMAL)
     nested = load(tmp_path, MINIMAL + "sandbox:\n  liveness:\n", "sandbox.restarts.budget=6")
     assert (nested.sandbox.liveness.lost_s, nested.sandbox.restarts.budget) == (4.0, 6)
@@ -237,7 +238,18 @@ def test_a_section_with_nothing_in_it_is_as_if_it_were_not_there(tmp_path: Path)
         ("env: {id: x}\ntrainer: {learning_rate: .inf}", "trainer.learning_rate: must be a finite number"),
         ("env: {id: x}\ntrainer: {learning_rate: .nan}", "trainer.learning_rate: must be a finite number"),
         ("env: {id: x}\nrollout: {temperature: 0}", "rollout.temperature: must be above 0, got 0"),
-        ("env: {id: x}\nalgorithm: {gamma: 1.1}", "algorithm.gamma: must be at most 1, got 1.1"),
+        ("env: {id: x}\nalgorithm: {advantage: {gamma: 1.1}}", "algorithm.advantage.gamma: must be at most 1, got 1.1"),
+        ("env: {id: x}\nalgorithm: {loss: {clipp: 1}}", "algorithm.loss.clipp: no such key; did you mean 'clip'?"),
+        (
+            "env: {id: x}\nalgorithm: {loss: {kind: reinforce, clip: 0.1}}",
+            "algorithm.loss.clip: no such key; there are: kind",
+        ),
+        ("env: {id: x}\nalgorithm: {loss: cliped}", "algorithm.loss.kind: no loss is called 'cliped'; did you mean"),
+        ("env: {id: x}\nalgorithm: {loss: 3}", "algorithm.loss: must hold keys and values, got 3"),
+        (
+            "env: {id: x}\nalgorithm: {preset: gpro}",
+            "algorithm.preset: no algorithm is called 'gpro'; there are: grpo, reinforce, ppo",
+        ),
         ("env: {id: x}\nengine: {kind: q}", "engine.kind: no engine is called 'q'; there are: transformers, vllm"),
         ("env: {id: x}\nengine: {kind: 3}", "engine.kind: must be text, got 3"),
         ("env: {id: x}\nseed: -1", "seed: must be at least 0, got -1"),
@@ -257,6 +269,68 @@ def test_a_section_with_nothing_in_it_is_as_if_it_were_not_there(tmp_path: Path)
 def test_a_problem_begins_with_its_key(text: str, problem: str, tmp_path: Path) -> None:
     (found,) = problems(tmp_path, text)
     assert found.startswith(problem)
+
+
+# --- Parts of the algorithm ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "advantage", "loss"),
+    [
+        ("{}", {"kind": "group_normalised", "gamma": 1.0}, {"kind": "clipped", "clip": 0.2, "dual_clip": 3.0}),
+        (
+            "{preset: ppo}",
+            {"kind": "gae", "gamma": 0.95, "gae_lambda": 0.95, "bootstrap": False},
+            {"kind": "clipped", "clip": 0.2, "dual_clip": 3.0},
+        ),
+        ("{preset: reinforce}", {"kind": "batch_normalised", "gamma": 0.9}, {"kind": "reinforce"}),
+        (
+            "{preset: reinforce, advantage: {gamma: 0.5}, loss: }",
+            {"kind": "batch_normalised", "gamma": 0.5},
+            {"kind": "reinforce"},
+        ),
+        (
+            "{preset: ppo, advantage: {kind: gae, gae_lambda: 0.5}, loss: {clip: 0.1}}",
+            {"kind": "gae", "gamma": 0.95, "gae_lambda": 0.5, "bootstrap": False},
+            {"kind": "clipped", "clip": 0.1, "dual_clip": 3.0},
+        ),
+        (
+            "{preset: ppo, advantage: batch_normalised, loss: {kind: imitation}}",
+            {"kind": "batch_normalised", "gamma": 1.0},
+            {"kind": "imitation"},
+        ),
+    ],
+)
+def test_a_part_is_that_of_the_preset_with_changes_or_another_kind_with_its_own_defaults(
+    text: str, advantage: dict[str, Any], loss: dict[str, Any], tmp_path: Path
+) -> None:
+    run = load(tmp_path, f"{MINIMAL}algorithm: {text}\n")
+    assert run.algorithm.advantage.model_dump() == advantage
+    assert run.algorithm.loss.model_dump() == loss
+    assert load(tmp_path, config.dump(run)) == run
+
+
+def test_there_is_no_correction_unless_one_is_chosen(tmp_path: Path) -> None:
+    for text in ("{}", "{correction: }", "{correction: null}"):
+        assert load(tmp_path, f"{MINIMAL}algorithm: {text}").algorithm.correction is None
+    for text, cap in (("tis", 2.0), ("{kind: tis, cap: 5}", 5.0)):
+        correction = load(tmp_path, f"{MINIMAL}algorithm: {{correction: {text}}}").algorithm.correction
+        assert correction is not None
+        assert correction.model_dump() == {"kind": "tis", "cap": cap}
+
+
+def test_a_key_of_a_part_is_overridden_beside_the_name_of_its_preset(tmp_path: Path) -> None:
+    run = load(
+        tmp_path, MINIMAL + "algorithm: {preset: ppo}", "algorithm.advantage.gamma=0.5", "algorithm.loss.clip=0.1"
+    )
+    assert run.algorithm.advantage.model_dump()["gamma"] == 0.5
+    assert run.algorithm.loss.model_dump()["clip"] == 0.1
+
+
+def test_an_editor_requires_no_part_and_offers_the_keys_of_each() -> None:
+    sections = RunConfig.model_json_schema()["$defs"]
+    assert "required" not in sections["AlgorithmSection"]
+    assert {"clip", "dual_clip"} < sections["Clipped"]["properties"].keys()
 
 
 # --- Overrides -------------------------------------------------------------------------------------------------------
@@ -348,7 +422,7 @@ def test_an_old_key_of_a_training_file_names_the_new_one(key: str) -> None:
     section, _, name = key.rpartition(".")
     where = f"{section}.0.{name}" if section == "tracking.to" else key
     content: dict[str, Any] = {"env": {"id": "x"}, "engine": {"kind": "vllm"}}
-    grammar.put(content, section, [{"kind": "wandb", name: 1}] if section == "tracking.to" else {name: 1})
+    grammar.put(content, section or name, [{"kind": "wandb", name: 1}] if section == "tracking.to" else {name: 1})
     if section == "engine":
         content["engine"]["kind"] = "vllm"
     with pytest.raises(ConfigError) as caught:

@@ -78,7 +78,7 @@ def test_a_training_run_goes_through_all_faults_and_says_that_no_episode_can_be_
         "rollout": {"group_size": 2, "max_turns": 2, "turn_tokens": 4, "max_tokens": 256},
         "trainer": {"steps": 1, "groups_per_step": groups},
         "threads": 1,
-        "warmup": {"kind": "none"},
+        "imitation": {"kind": "none"},
     }
     with pytest.raises(EnvkitError, match=rf"all {2 * groups} episodes are void; .*{env_id} raised .*faulty\.py:"):
         envkit.train(run, output=tmp_path / "run")

@@ -27,14 +27,7 @@ RUN: dict[str, Any] = {
     "trainer": {"steps": 1, "groups_per_step": 2},
     "threads": 1,
     "evaluation": {"episodes": 4, "every": 1000},
-    "warmup": {
-        "single_turn_states": 5,
-        "single_turn_updates": 1,
-        "batch": 4,
-        "multi_turn_updates": 1,
-        "episode_updates": 1,
-        "check_episodes": 4,
-    },
+    "imitation": {"states": 5, "updates": 4, "batch": 4, "check_episodes": 4},
 }
 STEPS = {one.step.__code__ for one in (GymEpisode, AsyncEpisode, SessionEpisode)}
 

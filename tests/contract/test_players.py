@@ -31,7 +31,7 @@ from envkit.spaces import Utf8Text
 from envkit.trainer_bridge.evaluation import rescore
 from envkit.trainer_bridge.rollout import PolicyPlayer, Rollout, RolloutLimits, play
 from envkit.trainer_bridge.rollout.players import ExpertPlayer, RandomPlayer, ScriptedPlayer
-from envkit.trainer_bridge.warmup.demonstrations import Teacher, demonstrations
+from envkit.trainer_bridge.sources.demonstrations import Teacher, demonstrations
 from envkit.types import Action, Info, Observation, Outcome, Reset, RolloutRequest, StopReason, Task, Trajectory
 from envkit.wiring.evaluation.endpoint import open_endpoint
 from envkit.wiring.evaluation.policies import find_policy

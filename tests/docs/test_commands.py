@@ -120,8 +120,8 @@ def test_the_training_file_of_the_shop_trains(tmp_path: Path) -> None:
     settings = (
         *("trainer.steps=1", "trainer.groups_per_step=4", "threads=1", "env.num_envs=32"),
         *("env.options.catalogue=webshop-1k", "engine.hidden_size=16", "engine.layers=1"),
-        *("warmup.single_turn_states=100", "warmup.single_turn_updates=5", "warmup.batch=16"),
-        *("warmup.check_episodes=16", "evaluation.episodes=16"),
+        *("imitation.states=100", "imitation.updates=5", "imitation.batch=16"),
+        *("imitation.check_episodes=16", "evaluation.episodes=16"),
     )
     words = [word for setting in settings for word in ("--set", setting)]
     code, _, errors = called("train", ROOT / "examples/webshop.yaml", "--output", "run", *words, cwd=tmp_path)

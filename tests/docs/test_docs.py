@@ -110,8 +110,8 @@ def test_the_package_of_the_page_about_kinds_is_checked_and_plays(
     assert "always:down on FrozenLake-v0: 8 episodes" in played
     small = (
         *("env.options.size=2", "sandbox.kind=none", "trainer.steps=1", "trainer.groups_per_step=2"),
-        *("warmup.single_turn_updates=1", "warmup.multi_turn_updates=0", "warmup.episode_updates=0"),
-        *("warmup.check_episodes=0", "evaluation.episodes=0", "warmup.single_turn_states=20", "threads=1"),
+        *("imitation.updates=1", "imitation.states=20", "imitation.check_episodes=0", "evaluation.episodes=0"),
+        "threads=1",
         *("engine.hidden_size=16", "engine.layers=1", "rollout.group_size=2", "env.num_envs=4"),
     )
     envkit_prints("train", "toolbox.yaml", "--output", "run", *(word for key in small for word in ("--set", key)))

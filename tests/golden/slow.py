@@ -82,6 +82,11 @@ def reinforce(logp: float, advantage: float) -> float:
     return -advantage * logp
 
 
+def tis(old_logp: float, sampled_logp: float, cap: float) -> float:
+    """Yao et al. 2025: the trainer's probability over the sampler's, cut at the cap."""
+    return min(math.exp(old_logp) / math.exp(sampled_logp), cap)
+
+
 def k3(logp: float, reference_logp: float) -> float:
     """Schulman 2020, "Approximating KL Divergence": (r - 1) - log r with r = reference / policy."""
     ratio = math.exp(reference_logp) / math.exp(logp)

@@ -4,37 +4,31 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
-from envkit.trainer_bridge.algorithms.advantages import (
-    batch_normalised,
-    discounted_returns,
-    gae,
-    group_normalised,
-    normalised,
-)
+from envkit.trainer_bridge.algorithms.returns import discounted_returns
+from envkit.types import StopReason
 from tests.golden import slow
+from tests.golden.parts import Worth, mask_of, padded, part
 
 SEEDS = range(12)
-JUNK = 99.0
-"""Stands where no turn exists; a result that depends on it is wrong."""
 
 Episodes = Sequence[Sequence[float]]
 
 
-def padded(episodes: Episodes) -> Tensor:
-    longest = max(len(episode) for episode in episodes)
-    return torch.tensor([[*episode, *[JUNK] * (longest - len(episode))] for episode in episodes])
+def worth(kind: str, rewards: Episodes, *groups: str, values: Episodes = (), **keys: Any) -> Worth:
+    """What an advantage makes of the rewards, in one group unless groups are named."""
+    inputs = {"groups": groups or None, "values": [values] if values else ()}
+    made: Worth = part("advantages", {"kind": kind, **keys}, rewards, **inputs)
+    return made
 
 
-def mask_of(episodes: Episodes) -> Tensor:
-    longest = max(len(episode) for episode in episodes)
-    return torch.tensor([[1.0] * len(episode) + [0.0] * (longest - len(episode)) for episode in episodes])
+def near(expected: Episodes) -> list[list[object]]:
+    return [[pytest.approx(value, abs=2e-5) for value in row] for row in expected]
 
 
 def close(expected: Episodes) -> list[object]:
@@ -60,8 +54,11 @@ def draw(seed: int, *, turns: int = 7) -> tuple[list[list[float]], list[list[flo
 @pytest.mark.parametrize("seed", SEEDS)
 def test_returns_agree_with_the_slow_ones(seed: int, gamma: float) -> None:
     rewards, _, _ = draw(seed)
-    got = discounted_returns(padded(rewards), mask_of(rewards), gamma=gamma)
-    assert got.tolist() == close([slow.returns(episode, gamma) for episode in rewards])
+    mask_ET = mask_of(rewards)
+    got = discounted_returns(padded(rewards), mask_ET, gamma=gamma)
+    expected = [value for episode in rewards for value in slow.returns(episode, gamma)]
+    assert got[mask_ET > 0].tolist() == pytest.approx(expected, abs=2e-5)
+    assert not got[mask_ET == 0].any()
 
 
 # --- GRPO ------------------------------------------------------------------------------------------------------------
@@ -71,17 +68,17 @@ def test_two_groups_are_compared_each_with_itself_although_their_rows_are_mixed(
     # a: returns 1 and 3, mean 2, deviation sqrt((1 + 1) / (2 - 1)) = sqrt(2), so -1/sqrt(2) and +1/sqrt(2).
     # b: returns 0, 1 and 2, mean 1, deviation sqrt((1 + 0 + 1) / (3 - 1)) = 1, so -1, 0 and 1.
     episodes = [[1.0], [0.0, 0.0], [1.0, 1.0, 1.0], [1.0, 0.0], [2.0]]
-    got = group_normalised(padded(episodes), mask_of(episodes), ["a", "b", "a", "b", "b"])
+    got = worth("group_normalised", episodes, *"ababb").advantages
     half = 0.5**0.5
-    assert got.tolist() == close([[-half], [-1.0, -1.0], [half, half, half], [0.0, 0.0], [1.0]])
+    assert got == near([[-half], [-1.0, -1.0], [half, half, half], [0.0, 0.0], [1.0]])
 
 
 @pytest.mark.parametrize("gamma", [0.5, 1.0])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_group_advantages_agree_with_the_slow_ones(seed: int, gamma: float) -> None:
     rewards, _, groups = draw(seed)
-    got = group_normalised(padded(rewards), mask_of(rewards), groups, gamma=gamma)
-    assert got.tolist() == close(slow.group_normalised(rewards, groups, gamma))
+    got = worth("group_normalised", rewards, *groups, gamma=gamma).advantages
+    assert got == near(slow.group_normalised(rewards, groups, gamma))
 
 
 # --- Return batch normalisation --------------------------------------------------------------------------------------
@@ -91,8 +88,8 @@ def test_group_advantages_agree_with_the_slow_ones(seed: int, gamma: float) -> N
 @pytest.mark.parametrize("seed", SEEDS)
 def test_batch_advantages_agree_with_the_slow_ones(seed: int, gamma: float) -> None:
     rewards, _, _ = draw(seed)
-    got = batch_normalised(padded(rewards), mask_of(rewards), gamma=gamma)
-    assert got.tolist() == close(slow.normalised([slow.returns(episode, gamma) for episode in rewards]))
+    got = worth("batch_normalised", rewards, gamma=gamma).advantages
+    assert got == near(slow.normalised([slow.returns(episode, gamma) for episode in rewards]))
 
 
 def test_normalised_values_have_mean_zero_and_deviation_one() -> None:
@@ -100,7 +97,7 @@ def test_normalised_values_have_mean_zero_and_deviation_one() -> None:
     values = [[1.0, 2.0], [3.0], [6.0]]
     root = 3.5**0.5
     expected = [[-2 / root, -1 / root], [0.0], [3 / root]]
-    assert normalised(padded(values), mask_of(values)).tolist() == close(expected)
+    assert worth("batch_normalised", values, gamma=0.0).advantages == near(expected)
 
 
 # --- Equal returns ---------------------------------------------------------------------------------------------------
@@ -109,12 +106,15 @@ scales = st.floats(-3.0, 6.0).map(lambda exponent: 10.0**exponent)
 unit_rewards = st.lists(st.floats(-1.0, 1.0), min_size=1, max_size=12)
 
 
+def is_flat(made: Worth) -> bool:
+    return not any(value for row in made.advantages for value in row)
+
+
 @pytest.mark.parametrize("moves", range(1, 17))
 def test_identical_sokoban_episodes_teach_nothing(moves: int) -> None:
     # -0.1 for each move and 10.9 for the last: the mean of eight such returns in float32 is often one ulp away.
     episodes = [[-0.1] * (moves - 1) + [10.9]] * 8
-    got = group_normalised(padded(episodes), mask_of(episodes), ["level"] * 8)
-    assert got.tolist() == [[0.0] * moves] * 8
+    assert worth("group_normalised", episodes).advantages == [[0.0] * moves] * 8
 
 
 @given(unit_rewards, scales, st.integers(2, 33), st.sampled_from([0.9, 1.0]))
@@ -122,8 +122,7 @@ def test_identical_episodes_of_any_scale_teach_nothing(
     rewards: list[float], scale: float, size: int, gamma: float
 ) -> None:
     episodes = [[reward * scale for reward in rewards]] * size
-    got = group_normalised(padded(episodes), mask_of(episodes), ["same"] * size, gamma=gamma)
-    assert not got.any()
+    assert is_flat(worth("group_normalised", episodes, gamma=gamma))
 
 
 @given(st.integers(2, 12), st.floats(-1.0, 1.0), scales, st.integers(2, 33))
@@ -132,15 +131,13 @@ def test_equal_returns_over_different_numbers_of_turns_teach_nothing(
 ) -> None:
     # In float32, the shares of a return do not add up to exactly the return.
     episodes = [[total * scale], [total * scale / turns] * turns] * size
-    got = group_normalised(padded(episodes), mask_of(episodes), ["same"] * len(episodes))
-    assert not got.any()
+    assert is_flat(worth("group_normalised", episodes))
 
 
 @given(st.floats(-1.0, 1.0), scales, st.lists(st.integers(1, 12), min_size=1, max_size=33))
 def test_equal_values_of_any_scale_are_normalised_to_zero(value: float, scale: float, turns: list[int]) -> None:
     episodes = [[value * scale] * count for count in turns]
-    assert not normalised(padded(episodes), mask_of(episodes)).any()
-    assert not batch_normalised(padded(episodes), mask_of(episodes), gamma=0.0).any()
+    assert is_flat(worth("batch_normalised", episodes, gamma=0.0))
 
 
 @given(st.floats(-1.0, 1.0), scales, st.sampled_from([-1.0, 1.0]), st.integers(2, 33))
@@ -148,10 +145,10 @@ def test_a_small_difference_of_any_scale_is_learned_from(mean: float, scale: flo
     # The last return differs by 1 %: its advantage is (size - 1) / sqrt(size), and the others are equal.
     values = [mean * scale] * (size - 1) + [mean * scale + sign * 0.01 * scale]
     episodes = [[value] for value in values]
-    got = group_normalised(padded(episodes), mask_of(episodes), ["same"] * size)[:, 0]
+    got = [value for (value,) in worth("group_normalised", episodes).advantages]
     share = 0.01 * scale / size**0.5 / (0.01 * scale / size**0.5 + 1e-6)
-    assert float(got[-1]) == pytest.approx(sign * share * (size - 1) / size**0.5, rel=1e-3)
-    assert got[:-1].tolist() == pytest.approx([-sign * share / size**0.5] * (size - 1), rel=1e-3)
+    assert got[-1] == pytest.approx(sign * share * (size - 1) / size**0.5, rel=1e-3)
+    assert got[:-1] == pytest.approx([-sign * share / size**0.5] * (size - 1), rel=1e-3)
 
 
 # --- Generalised advantage estimates ---------------------------------------------------------------------------------
@@ -160,25 +157,41 @@ REWARDS = [[1.0, 0.0, 2.0], [0.0, 1.0]]
 VALUES = [[0.5, 1.0, 1.0], [2.0, 0.0]]
 
 
-def both(gamma: float, gae_lambda: float) -> tuple[list[list[float]], list[list[float]]]:
-    advantage_BT, return_BT = gae(padded(REWARDS), padded(VALUES), mask_of(REWARDS), gamma=gamma, gae_lambda=gae_lambda)
-    return advantage_BT.tolist(), return_BT.tolist()
-
-
 def test_lambda_between_weighs_later_errors_less() -> None:
-    # Errors of one step 1, -0.5, 1 as above; gamma * lambda = 0.25.
+    # Errors of one step 1, -0.5, 1 and -2, 1; gamma * lambda = 0.25.
     # A2 = 1; A1 = -0.5 + 0.25 * 1 = -0.25; A0 = 1 + 0.25 * -0.25 = 0.9375.  B1 = 1; B0 = -2 + 0.25 * 1 = -1.75.
-    advantages, targets = both(gamma=0.5, gae_lambda=0.5)
-    assert advantages == [[0.9375, -0.25, 1.0], [-1.75, 1.0, 0.0]]
-    assert targets == [[1.4375, 0.75, 2.0], [0.25, 1.0, 0.0]]
+    made = worth("gae", REWARDS, values=VALUES, gamma=0.5, gae_lambda=0.5)
+    assert made.targets == [[[1.4375, 0.75, 2.0], [0.25, 1.0]]]  # A + V
+    assert made.advantages == near(slow.normalised([[0.9375, -0.25, 1.0], [-1.75, 1.0]]))
 
 
 @pytest.mark.parametrize(("gamma", "gae_lambda"), [(1.0, 1.0), (1.0, 0.0), (0.95, 0.95), (0.5, 0.3), (0.0, 0.5)])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_estimates_agree_with_the_slow_ones(seed: int, gamma: float, gae_lambda: float) -> None:
     rewards, values, _ = draw(seed)
-    advantage_BT, return_BT = gae(padded(rewards), padded(values), mask_of(rewards), gamma=gamma, gae_lambda=gae_lambda)
+    made = worth("gae", rewards, values=values, gamma=gamma, gae_lambda=gae_lambda)
     expected = [slow.gae(one, value, gamma, gae_lambda) for one, value in zip(rewards, values, strict=True)]
     targets = [[a + v for a, v in zip(*pair, strict=True)] for pair in zip(expected, values, strict=True)]
-    assert advantage_BT.tolist() == close(expected)
-    assert return_BT.tolist() == close(targets)
+    assert made.targets == [near(targets)]
+    assert made.advantages == near(slow.normalised(expected))
+
+
+@pytest.mark.parametrize(
+    ("stop", "targets"),
+    [
+        # The value of the last turn, 1, stands for that of the state after it: error 2 + 0.5 * 1 - 1 = 1.5.
+        # A2 = 1.5; A1 = -0.5 + 0.25 * 1.5 = -0.125; A0 = 1 + 0.25 * -0.125 = 0.96875; the targets are A + V.
+        *((stop, [1.46875, 0.875, 2.5]) for stop in ("truncated", "max_turns", "context_overflow", "player_timeout")),
+        *((stop, [1.4375, 0.75, 2.0]) for stop in ("terminated", None)),
+    ],
+)
+def test_the_state_after_a_limit_has_the_value_of_the_last_turn_if_asked(
+    stop: str | None, targets: list[float]
+) -> None:
+    stops = [None if stop is None else StopReason(stop), StopReason.TERMINATED]
+    settings = {"kind": "gae", "gamma": 0.5, "gae_lambda": 0.5}
+    made = part("advantages", {**settings, "bootstrap": True}, REWARDS, values=[VALUES], stops=stops)
+    assert made.targets == [[targets, [0.25, 1.0]]]
+    assert part("advantages", settings, REWARDS, values=[VALUES], stops=stops).targets == [
+        [[1.4375, 0.75, 2.0], [0.25, 1.0]]
+    ]

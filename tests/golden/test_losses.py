@@ -1,24 +1,22 @@
-"""Losses and their gradients against numbers worked out by hand, and against a slow implementation."""
+"""Losses with their gradients, aggregations and corrections: worked out by hand, and against slow implementations."""
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
-from envkit.trainer_bridge.algorithms.losses import (
-    clipped_policy_loss,
-    entropy,
-    kl_estimate,
-    reinforce_loss,
-    value_loss,
-)
+from envkit.config import kinds
+from envkit.trainer_bridge.algorithms.terms import entropy, kl_estimate, value_loss
 from tests.golden import slow
+from tests.golden.parts import Loss, part
 
 SEEDS = range(10)
 STEP = 1e-5
@@ -46,66 +44,71 @@ def near(*values: float) -> list[object]:
 # --- The clipped ratio -----------------------------------------------------------------------------------------------
 
 
+NO_BOUND = 1e9
+
+
+def clipped(logp: Sequence[float], old: Sequence[float], advantage: Sequence[float], **keys: float) -> Loss:
+    made: Loss = part("losses", {"kind": "clipped", "dual_clip": NO_BOUND, **keys}, logp, old, advantage)
+    return made
+
+
 def test_the_four_cases_of_the_trust_region() -> None:
     # ratios 2, 2, 0.5 and 0.5 at a clip of 0.2; A = +1, -1, +1, -1.
     # +1, 2:   min(2, 1.2) = 1.2, held back           -1, 2:   min(-2, -1.2) = -2, free
     # +1, 0.5: min(0.5, 0.8) = 0.5, free              -1, 0.5: min(-0.5, -0.8) = -0.8, held back
-    logp = tensor(math.log(0.2), math.log(0.2), math.log(0.05), math.log(0.05))
-    old = tensor(*[math.log(0.1)] * 4).detach()
-    result = clipped_policy_loss(logp, old, tensor(1, -1, 1, -1).detach(), clip=0.2)
-
-    assert result.loss_N.tolist() == near(-1.2, 2.0, -0.5, 0.8)
-    assert result.clipped_N.tolist() == [True, False, False, True]
+    logp = [math.log(0.2), math.log(0.2), math.log(0.05), math.log(0.05)]
+    made = clipped(logp, [math.log(0.1)] * 4, [1, -1, 1, -1])
+    assert made.losses == near(-1.2, 2.0, -0.5, 0.8)
+    assert made.metrics == {"clip_share": [True, False, False, True]}
     # The slope of -ratio * A is -ratio * A itself, since ratio = exp(logp - old).
-    assert gradient(result.loss_N, logp) == near(0.0, 2.0, -0.5, 0.0)
+    assert made.gradient == near(0.0, 2.0, -0.5, 0.0)
 
 
 def test_dual_clip_bounds_the_loss_of_negative_advantages() -> None:
     # ratios e**2 = 7.4, 2, e**2 and 0.5 at a bound of 3: A = -2 gives min(2 * 7.4, 2 * 3) = 6 without a gradient, and
     # 2 * 2 = 4 with one. A = +1 is held back at 1.2, and A = -1 at 0.8, as without the bound.
-    logp = tensor(-1.0, math.log(0.2), -1.0, math.log(0.05))
-    old = tensor(-3.0, math.log(0.1), -3.0, math.log(0.1)).detach()
-    result = clipped_policy_loss(logp, old, tensor(-2, -2, 1, -1).detach(), clip=0.2, dual_clip=3.0)
-    assert result.loss_N.tolist() == near(6.0, 4.0, -1.2, 0.8)
-    assert gradient(result.loss_N, logp) == near(0.0, 4.0, 0.0, 0.0)
-    assert result.clipped_N.tolist() == [True, False, True, True]
+    logp, old = [-1.0, math.log(0.2), -1.0, math.log(0.05)], [-3.0, math.log(0.1), -3.0, math.log(0.1)]
+    made = clipped(logp, old, [-2, -2, 1, -1], dual_clip=3.0)
+    assert made.losses == near(6.0, 4.0, -1.2, 0.8)
+    assert made.gradient == near(0.0, 4.0, 0.0, 0.0)
+    assert made.metrics["clip_share"] == [True, False, True, True]
 
 
-@pytest.mark.parametrize("dual_clip", [math.inf, 3.0])
+@pytest.mark.parametrize("dual_clip", [NO_BOUND, 3.0])
 @pytest.mark.parametrize("gap", [30.0, 200.0, math.inf])
 def test_a_token_that_the_sampler_found_almost_impossible_has_a_finite_loss(gap: float, dual_clip: float) -> None:
-    logp = torch.tensor([0.0, 0.0, -1.0], requires_grad=True)
-    old = torch.tensor([-gap, -gap, -1.0])
-    result = clipped_policy_loss(logp, old, torch.tensor([-1.0, 1.0, -1.0]), clip=0.2, dual_clip=dual_clip)
-    assert result.loss_N.tolist() == near(min(dual_clip, math.exp(20.0)), -1.2, 1.0)
-    assert gradient(result.loss_N, logp) == near(0.0, 0.0, 1.0)
-    assert result.clipped_N.tolist() == [True, True, False]
+    made = clipped([0.0, 0.0, -1.0], [-gap, -gap, -1.0], [-1.0, 1.0, -1.0], dual_clip=dual_clip)
+    assert made.losses == near(min(dual_clip, math.exp(20.0)), -1.2, 1.0)
+    assert made.gradient == near(0.0, 0.0, 1.0)
+    assert made.metrics["clip_share"] == [True, True, False]
 
 
-@pytest.mark.parametrize("dual_clip", [math.inf, 3.0])
+@pytest.mark.parametrize("dual_clip", [NO_BOUND, 3.0])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_clipped_loss_and_its_gradient_agree_with_the_slow_ones(seed: int, dual_clip: float) -> None:
     rng = random.Random(seed)
     rows = [(rng.uniform(-4, 0), rng.uniform(-4, 0), rng.gauss(0, 2)) for _ in range(50)]
     clip = rng.choice([0.1, 0.2, 0.3])
-    logp, old, advantage = (tensor(*column) for column in zip(*rows, strict=True))
-    result = clipped_policy_loss(logp, old.detach(), advantage.detach(), clip=clip, dual_clip=dual_clip)
-
-    assert result.loss_N.tolist() == near(*(slow.clipped(*row, clip, dual_clip) for row in rows))
+    made = clipped(*map(list, zip(*rows, strict=True)), clip=clip, dual_clip=dual_clip)
     slow_loss = partial(slow.clipped, clip=clip, dual_clip=dual_clip)
+    assert made.losses == near(*(slow_loss(*row) for row in rows))
     slopes = [slope(partial(slow_loss, old_logp=old, advantage=a), at) for at, old, a in rows]
-    assert gradient(result.loss_N, logp) == [pytest.approx(value, rel=1e-4, abs=1e-6) for value in slopes]
+    assert made.gradient == [pytest.approx(value, rel=1e-4, abs=1e-6) for value in slopes]
 
 
-# --- REINFORCE and the critic ----------------------------------------------------------------------------------------
+# --- Other losses ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_reinforce_agrees_with_the_slow_one(seed: int) -> None:
     rng = random.Random(seed)
-    rows = [(rng.uniform(-4, 0), rng.gauss(0, 2)) for _ in range(50)]
-    logp, advantage = (tensor(*column) for column in zip(*rows, strict=True))
-    assert reinforce_loss(logp, advantage.detach()).loss_N.tolist() == near(*(slow.reinforce(*row) for row in rows))
+    logp, advantage = [rng.uniform(-4, 0) for _ in range(50)], [rng.gauss(0, 2) for _ in range(50)]
+    made = part("losses", "reinforce", logp, [0.0] * 50, advantage)
+    assert made.losses == near(*map(slow.reinforce, logp, advantage))
+
+
+def test_imitation_pays_the_negative_log_probability_whatever_the_advantage() -> None:
+    assert part("losses", "imitation", [-0.5, -2.0], [-9.0, 0.0], [3.0, 0.0]) == Loss([0.5, 2.0], {}, [-1.0, -1.0])
 
 
 def test_the_critic_pays_half_the_squared_error() -> None:
@@ -159,3 +162,41 @@ def test_entropy_and_its_gradient_agree_with_the_slow_one(seed: int) -> None:
     assert entropy_1.item() == pytest.approx(slow_entropy(0, logits[0]), rel=1e-9)
     slopes = [slope(partial(slow_entropy, place), logits[place]) for place in range(7)]
     assert gradient(entropy_1, logit_V) == [pytest.approx(value, rel=1e-4, abs=1e-7) for value in slopes]
+
+
+# --- Aggregations and corrections ------------------------------------------------------------------------------------
+
+
+def test_tokens_or_rollouts_count_the_same() -> None:
+    # Rollouts of three, one and two tokens: all six tokens, or each rollout a third.
+    rollouts = [4, 4, 0, 4, 7, 7]
+    assert part("aggregations", "token_mean", rollouts) == near(*[1 / 6] * 6)
+    assert part("aggregations", "rollout_mean", rollouts) == near(1 / 9, 1 / 9, 1 / 3, 1 / 9, 1 / 6, 1 / 6)
+
+
+@pytest.mark.parametrize("kind", kinds.names("aggregations"))
+@given(data=st.data())
+def test_the_weights_of_a_mean_sum_to_one_and_do_not_depend_on_samples_or_order(kind: str, data: st.DataObject) -> None:
+    rollouts = data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=60))
+    samples = data.draw(st.permutations(range(len(rollouts))))
+    order = data.draw(st.permutations(range(len(rollouts))))
+    weights = part("aggregations", kind, rollouts)
+    assert math.fsum(weights) == pytest.approx(1.0, abs=1e-12)
+    assert part("aggregations", kind, rollouts, samples) == weights
+    assert part("aggregations", kind, [rollouts[place] for place in order]) == [weights[place] for place in order]
+    assert part("aggregations", kind, []) == []
+
+
+def test_truncated_importance_sampling_is_the_ratio_up_to_the_cap() -> None:
+    # Ratios e**0 = 1, 0.5, 3 and, for a token that the sampler found impossible, infinite; the cap is 2, or 4.
+    old, sampled = [-1.0, math.log(0.1), math.log(0.3), -1.0], [-1.0, math.log(0.2), math.log(0.1), -math.inf]
+    assert part("corrections", "tis", old, sampled) == near(1.0, 0.5, 2.0, 2.0)
+    assert part("corrections", {"kind": "tis", "cap": 4.0}, old, sampled) == near(1.0, 0.5, 3.0, 4.0)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_truncated_importance_sampling_agrees_with_the_slow_one(seed: int) -> None:
+    rng = random.Random(seed)
+    old, sampled = ([rng.uniform(-4, 0) for _ in range(50)] for _ in "os")
+    factors = part("corrections", {"kind": "tis", "cap": 1.5}, old, sampled)
+    assert factors == near(*(slow.tis(*pair, cap=1.5) for pair in zip(old, sampled, strict=True)))

@@ -17,7 +17,7 @@ def one_thread() -> None:
 
 @pytest.fixture(scope="module")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A policy of `envkit.trainer_bridge.warmup.tiny_policy`, with sharp distributions."""
+    """A policy of `envkit.trainer_bridge.models.tiny_policy`, with sharp distributions."""
     from tests.trainer_bridge.models import write_tiny
 
     return write_tiny(tmp_path_factory.mktemp("tiny") / "policy", seed=1)

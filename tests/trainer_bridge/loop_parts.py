@@ -10,16 +10,17 @@ from pathlib import Path
 import anyio
 
 from envkit import clock
-from envkit.runs.display import SilentDisplay
+from envkit.runs.display import Display, SilentDisplay
 from envkit.trainer_bridge.diagnostics import Diagnostics
 from envkit.trainer_bridge.evaluation.evaluator import Evaluator
-from envkit.trainer_bridge.loop import LoopSettings, TrainLoop
+from envkit.trainer_bridge.loop import Imitation, LoopSettings, TrainLoop
 from envkit.trainer_bridge.rollout import PolicyPlayer, Rollout, RolloutLimits
 from envkit.trainer_bridge.run_folder import checkpoint
 from envkit.trainer_bridge.run_folder.checkpoint import RunState
+from envkit.trainer_bridge.sources.source import Source
 from envkit.trainer_bridge.stopping import Stop
 from envkit.trainer_bridge.weights.channel import WeightChannel
-from envkit.types import JSON, EpisodeRecord, Info, Task, stable_hash
+from envkit.types import JSON, EpisodeRecord, Info, Task, TrainPhase, stable_hash
 from tests.trainer_bridge.fakes import Answer, Call, LetterRenderer, ScriptedEngine, ScriptedHost, ScriptedTrainer
 
 SETTINGS = LoopSettings(
@@ -48,7 +49,7 @@ class Notes:
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
         assert step not in self.steps
-        self.steps[step] = {name: value for name, value in values.items() if not name.endswith("_s")}
+        self.steps[step] = {name: value for name, value in values.items() if not name.endswith(("_s", "_mib"))}
 
     def evaluation(self, step: int, values: Mapping[str, float]) -> None:
         assert step not in self.evaluations
@@ -61,8 +62,30 @@ class Notes:
         self.timelines[step] = list(events)
 
 
+class PhasedScriptedTrainer(ScriptedTrainer):
+    """Its weights are a hash of its phases, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.phases: list[tuple[TrainPhase, int]] = []
+
+    def begin(self, phase: TrainPhase, steps: int) -> None:
+        self.version, self.weights = 0, stable_hash(self.weights, phase, steps) % 2**32
+        self.phases.append((phase, steps))
+
+
 class Part:
-    """One part of a run, from the newest checkpoint if there is one."""
+    """One part of a run, from the newest checkpoint if there is one.
+
+    Args:
+        folder: Of the checkpoints.
+        settings: Of the loop.
+        eval_tasks: Number of tasks in each evaluation.
+        name_of: The environment of a task.
+        source: What the run imitates first.
+        greedy: The success rate of a validation after a number of updates of imitation.
+        goal: The success rate at which imitation ends.
+    """
 
     def __init__(
         self,
@@ -71,8 +94,12 @@ class Part:
         *,
         eval_tasks: int = 3,
         name_of: Callable[[int], str] | None = None,
+        source: Source | None = None,
+        greedy: Callable[[int], float] | None = None,
+        goal: float = 1.0,
     ) -> None:
-        self.trainer = ScriptedTrainer()
+        self.trainer = PhasedScriptedTrainer()
+        self.checked: list[int] = []
         self.cut_at: int | None = None
         self.scope: anyio.CancelScope
         self.engine = ScriptedEngine(self._say)
@@ -108,7 +135,18 @@ class Part:
             stop=Stop(),
             name_of=name_of,
             diagnostics=Diagnostics(rows=[{"step": number + 1} for number in range(state.step)]),
+            imitation=None if source is None or "imitation" in state.facts else self._imitation(source, greedy, goal),
         )
+
+    def _imitation(self, source: Source, greedy: Callable[[int], float] | None, goal: float) -> Imitation:
+        async def open_source(display: Display) -> Source:
+            return source
+
+        async def check() -> float:
+            self.checked.append(self.engine.version)  # the newest weights are pushed before
+            return (greedy or float)(self.loop.state.imitated)
+
+        return Imitation(open_source, self.trainer, None if greedy is None else check, goal)
 
     def script(self, task: Task, time: int) -> Sequence[Answer]:
         """Two steps; the second one pays, and is a success, for even tasks."""

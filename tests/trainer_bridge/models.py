@@ -14,7 +14,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from envkit.trainer_bridge.warmup.tiny_policy import make_policy
+from envkit.trainer_bridge.models.tiny_policy import make_policy
 from envkit.types import Sample, SamplingParams, bools, floats, ints, stable_hash
 from envkit.wiring.training.resolve import has_fast_bfloat16
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +14,15 @@ from typing import Any
 from envkit import config
 from envkit.config import RunConfig
 from envkit.config.parts import AutoRendererSection, RendererSection, TransformersEngineSection
+from envkit.trainer_bridge.algorithms.algorithm import Algorithm
 from envkit.trainer_bridge.engines.transformers import TransformersEngine
 from envkit.trainer_bridge.trainers.torch_local import TorchTrainer
+from envkit.types import JSON
 from envkit.wiring.contexts import EngineContext, Model, RendererContext, TrainerContext
 from envkit.wiring.training.models import locate
 from envkit.wiring.training.policy import Policy, playing_threads
 from envkit.wiring.training.renderer import open_renderer
-from envkit.wiring.training.resolve import algorithm_of, is_tiny
+from envkit.wiring.training.resolve import policy_kind, resolve
 from envkit.wiring.training.torch_parts import find_model, new_tiny_policy, open_torch_local, open_transformers
 
 
@@ -45,7 +48,7 @@ def open_policy(run: RunConfig) -> LocalPolicy:
             with ThreadPoolExecutor(1) as thread:  # as in a run, whose event loop occupies the main thread
                 model = thread.submit(new_tiny_policy, run, section, Path(scratch)).result()
         else:
-            model = find_model(locate(section.model), is_tiny=is_tiny(run))
+            model = find_model(locate(section.model), policy_kind(run))
         return _opened(run, section, model, run.renderer, playing_threads(run))
 
 
@@ -58,13 +61,12 @@ def load_policy(
     renderer: RendererSection | None = None,
 ) -> LocalPolicy:
     """The policy of a model folder or a hub model."""
-    run = config.parse(
-        {
-            "env": {"id": "FrozenLake-v0"},
-            "engine": {"model": path, "device": device, "dtype": dtype},
-            "trainer": {"device": device},
-        }
-    )
+    content: Mapping[str, JSON] = {
+        "env": {"id": "FrozenLake-v0"},
+        "engine": {"model": path, "device": device, "dtype": dtype},
+        "trainer": {"device": device},
+    }
+    run = resolve(config.parse(content))
     assert isinstance(run.engine, TransformersEngineSection)
     return _opened(run, run.engine, find_model(path), renderer or AutoRendererSection(), threads)
 
@@ -79,7 +81,7 @@ def _opened(
         TrainerContext(
             section=run.trainer,
             model=model,
-            algorithm=algorithm_of(run),
+            algorithm=Algorithm.of(run.algorithm),
             engine=engine,
             folder=Path("unused"),
             temperature=run.rollout.temperature,

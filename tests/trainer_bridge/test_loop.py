@@ -16,6 +16,9 @@ from envkit.runs.display import SilentDisplay
 from envkit.trainer_bridge.loop import step_metrics, why_no_samples
 from envkit.trainer_bridge.rollout import RolloutResult
 from envkit.trainer_bridge.run_folder import checkpoint
+from envkit.trainer_bridge.run_folder.checkpoint import RunState
+from envkit.trainer_bridge.sources.demonstrations import unscored_sample
+from envkit.trainer_bridge.sources.source import Source
 from envkit.types import Group, Outcome, Sample, StopReason, Task, Trajectory
 from tests.causes import cause
 from tests.trainer_bridge.fakes import Answer
@@ -221,9 +224,17 @@ def test_a_step_without_a_first_answer_names_the_limits_that_ended_its_episodes(
 # --- Interruptions ---------------------------------------------------------------------------------------------------
 
 
-def same_as_unbroken(folder: Path, whole: Part, *parts: Part) -> None:
+def progress(part: Part) -> RunState:
+    """The state of a run, without the time that its imitation took."""
+    facts = dict(part.loop.state.facts)
+    if isinstance(imitation := facts.get("imitation"), dict):
+        facts["imitation"] = {**imitation, "wall_s": 0.0}
+    return replace(part.loop.state, facts=facts)
+
+
+def same_as_unbroken(folder: Path, whole: Part, *parts: Part, **how: Any) -> None:
     """Resume after `parts`, and compare all parts with an uninterrupted run."""
-    last = Part(folder).run()
+    last = Part(folder, **how).run()
     steps: list[tuple[int, dict[str, float]]] = []
     evaluations: list[tuple[int, dict[str, float]]] = []
     taught: list[tuple[int, list[Sample]]] = []
@@ -235,7 +246,7 @@ def same_as_unbroken(folder: Path, whole: Part, *parts: Part) -> None:
     assert evaluations == list(whole.notes.evaluations.items())
     assert plain(taught) == plain(whole.trainer.taught)
     assert (last.trainer.version, last.trainer.weights) == (whole.trainer.version, whole.trainer.weights)
-    assert last.loop.state == whole.loop.state
+    assert progress(last) == progress(whole)
     # An unfinished step is repeated; then all requests are the same as without the interruption.
     asked = [replace(call, at_s=0.0) for call in last.engine.calls]
     expected = [replace(call, at_s=0.0) for call in whole.engine.calls]
@@ -306,6 +317,115 @@ def test_an_error_while_learning_ends_the_run_at_the_last_finished_step(tmp_path
         part.run()
     assert list(part.notes.steps) == [1, 2]
     assert part.loop.state.step == 2
+
+
+# --- Imitation -------------------------------------------------------------------------------------------------------
+
+
+def source(updates: int, **how: Any) -> Source:
+    return Source(updates, lambda update: [unscored_sample((1, update, 5), (0, 0, 1), (0, 0, 0))], **how)
+
+
+def imitated(part: Part) -> list[int]:
+    """The numbers in the samples of imitation that were learned, in order."""
+    return [one.token_ids[1] for _, samples in part.trainer.taught for one in samples if one.group == ""]
+
+
+def test_a_run_imitates_before_its_first_train_step_and_is_evaluated_before_and_after(tmp_path: Path) -> None:
+    display: Any = Watching()
+    part = Part(tmp_path, source=source(5, facts={"demonstrator_success": 0.5}))
+    clock.run(lambda: part.loop.run(display), virtual=True)
+    look = ("evaluate", 6, 6)
+    assert display.parts[:4] == [look, ("imitate", 5, 5), look, ("train", 6, 2)]
+    assert part.trainer.phases == [("imitation", 5), ("reinforcement", 6)]
+    assert imitated(part) == [0, 1, 2, 3, 4]
+    assert [version for version, _ in part.trainer.taught] == [1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 6]
+    facts, state = part.loop.state.facts, part.loop.state
+    assert facts["untrained"] == part.notes.evaluations[0]  # the scripted tasks pay whatever the policy says
+    assert list(part.notes.evaluations) == [0, 2, 4, 6]  # those of reinforcement alone
+    made = {"demonstrator_success": 0.5, "updates": 5, "greedy_validation": None, "wall_s": 0.0}
+    assert progress(part).facts["imitation"] == made
+    assert (state.imitated, state.step) == (5, 6)
+
+
+@pytest.mark.parametrize(
+    ("updates", "checks_from", "goal", "checked"),
+    [
+        (80, 40, 0.5, [50]),  # the first check that is due after 40 is good enough
+        (80, 40, 0.75, [50, 75]),
+        (80, 40, 1.0, [50, 75, 80]),  # never good enough: there is a last check
+        (9, 0, 1.0, [5, 9]),  # a short phase is checked in the middle
+        (0, 0, 1.0, [0]),
+    ],
+)
+def test_imitation_ends_at_the_first_check_that_reaches_the_goal(
+    updates: int, checks_from: int, goal: float, checked: list[int], tmp_path: Path
+) -> None:
+    phase = source(updates, checks_from=checks_from)
+    part = Part(tmp_path, replace(SETTINGS, steps=0), source=phase, greedy=lambda one: one / 100, goal=goal).run()
+    assert part.checked == checked
+    assert part.loop.state.imitated == len(imitated(part)) == checked[-1]
+    facts: Any = part.loop.state.facts["imitation"]
+    assert (facts["updates"], facts["greedy_validation"]) == (checked[-1], checked[-1] / 100)
+
+
+def test_a_checkpoint_is_written_every_hundred_updates_of_imitation(tmp_path: Path) -> None:
+    part = Part(tmp_path, replace(SETTINGS, steps=0), source=source(250))
+    saved: list[tuple[int, str]] = []
+    save = part.trainer.save
+
+    async def note(folder: str) -> None:
+        saved.append((part.loop.state.imitated, part.trainer.phases[-1][0] if part.trainer.phases else ""))
+        await save(folder)
+
+    part.trainer.save = note  # type: ignore[method-assign]
+    part.run()
+    assert saved == [(0, ""), (100, "imitation"), (200, "imitation"), (250, "reinforcement")]
+    assert checkpoints(tmp_path) == ["step-0"]
+
+
+PHASE: dict[str, Any] = {"source": source(130), "greedy": lambda update: 0.5}
+
+
+@pytest.mark.parametrize("updates", [1, 2, 30, 100, 101, 129, 130, 131, 133])  # 130 of imitation, and 6 train steps
+def test_a_run_interrupted_in_imitation_continues_identically(updates: int, tmp_path: Path) -> None:
+    first = Part(tmp_path / "cut", **PHASE)
+
+    def cut() -> None:
+        if len(first.trainer.taught) == updates - 1:
+            first.scope.cancel()
+
+    first.trainer.during_update = cut
+    first.run()
+    assert first.scope.cancelled_caught
+    assert len(first.trainer.taught) == updates
+    same_as_unbroken(tmp_path / "cut", Part(tmp_path / "whole", **PHASE).run(), first, **PHASE)
+
+
+@pytest.mark.parametrize("cut_at", [1, 11, 12, 13, 24])  # of the evaluations before and after imitation
+def test_a_run_interrupted_in_the_evaluations_around_imitation_continues_identically(
+    cut_at: int, tmp_path: Path
+) -> None:
+    first = Part(tmp_path / "cut", **PHASE)
+    first.cut_at = cut_at
+    first.run()
+    same_as_unbroken(tmp_path / "cut", Part(tmp_path / "whole", **PHASE).run(), first, **PHASE)
+
+
+def test_an_error_in_an_update_of_imitation_leaves_the_last_checkpoint(tmp_path: Path) -> None:
+    first = Part(tmp_path / "cut", **PHASE)
+
+    def fail() -> None:
+        if first.trainer.version == 120:
+            raise RuntimeError("out of memory")
+
+    first.trainer.during_update = fail
+    with pytest.raises(RuntimeError, match="out of memory"):
+        first.run()
+    clock.run(first.loop.save, virtual=True)  # the weights may be half of an update: nothing is saved
+    whole, second = Part(tmp_path / "whole", **PHASE).run(), Part(tmp_path / "cut", **PHASE).run()
+    assert imitated(second) == list(range(100, 130))
+    assert second.trainer.weights == whole.trainer.weights
 
 
 # --- What is shown ---------------------------------------------------------------------------------------------------

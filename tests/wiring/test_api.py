@@ -28,10 +28,7 @@ LAKE: dict[str, Any] = {
     "rollout": {"group_size": 2, "max_turns": 8, "max_tokens": 256},
     "trainer": {"steps": 2, "groups_per_step": 2}, "threads": 1,
     "evaluation": {"episodes": 4},
-    "warmup": {
-        "single_turn_states": 20, "single_turn_updates": 1, "batch": 8, "multi_turn_updates": 0,
-        "episode_updates": 0, "check_episodes": 0,
-    },
+    "imitation": {"states": 20, "updates": 1, "batch": 8, "check_episodes": 0},
     "tracking": {"to": []},
 }  # fmt: skip
 

@@ -1,1 +1,1 @@
-"""Advantages, losses and the critic: pure functions of tensors, and the table of algorithms."""
+"""Algorithms: advantages, losses, aggregations and corrections, one part a file, and the models beside the policy."""

@@ -1,4 +1,4 @@
-"""The models beside the policy: the critic, which estimates the value of each turn, and the reference policy.
+"""The models beside the policy: the critics, which estimate the value of each turn, and the reference policy.
 
 Axes: B samples, L tokens, N turns of all samples.
 """
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from envkit.types import Sample
 
-from .catalogue import Algorithm
+from .algorithm import Algorithm
 
 
 def copy_of(module: Any) -> Any:
@@ -57,16 +57,16 @@ class Critic(nn.Module):
         return value
 
 
-def critic_and_reference(model: Any, algorithm: Algorithm, *, seed: int) -> tuple[Critic | None, Any]:
-    """Return a critic and a reference policy that start from the weights of `model`; None for what is not needed.
+def critics_and_reference(model: Any, algorithm: Algorithm, *, seed: int) -> tuple[list[Critic], Any]:
+    """Return the critics, and the reference policy or None, of an algorithm. They start from the weights of `model`.
 
-    `seed` is the seed of the critic's new weights.
+    `seed` is the seed of the critics' new weights.
     """
-    reference = copy_of(model).eval() if algorithm.kl_coefficient > 0 else None
+    reference = copy_of(model).eval() if algorithm.needs_reference else None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        critic = Critic(model) if algorithm.has_critic else None
-    return critic, reference
+        critics = [Critic(model) for _ in range(algorithm.critics)]
+    return critics, reference
 
 
 def policy_turns(sample: Sample) -> list[int]:

@@ -37,6 +37,9 @@ tokens were between 0.007 and 0.11 nats."""
 RESOLUTION_NATS: Mapping[str, float] = {"float32": 1e-5, "bfloat16": 1e-3}
 """Change of a log-probability that is certainly visible in an engine of this number format."""
 
+_ROUNDING_KL = 1e-11
+"""KL divergence (nats) from rounding alone: float32 log-probabilities of engine and trainer differ by about 1e-6."""
+
 WEIGHTS_NOT_APPLIED = "weights_not_applied"
 ENGINE_DISAGREES = "engine_disagrees"
 NO_VALID_ACTION = "no_valid_action"
@@ -159,7 +162,7 @@ def no_valid_action(rows: Rows) -> Finding | None:
         advice = "read trajectories/, check renderer.thinking, rollout.turn_tokens and `envkit check-template`"
     else:
         seen = f"no action of {_period(rows)} was valid: the policy does not use the answer format of the environment"
-        advice = "read trajectories/, then try a warm-up with demonstrations or a model that follows instructions"
+        advice = "read trajectories/, then try imitation of demonstrations or a model that follows instructions"
     return Finding(NO_VALID_ACTION, f"{seen}; {advice}")
 
 
@@ -172,7 +175,7 @@ def every_group_filtered(rows: Rows) -> Finding | None:
     else:
         why = (
             "all episodes of each group had the same return, so every advantage was 0; try easier levels "
-            "(env.options), a larger rollout.group_size, a higher rollout.temperature or a longer warm-up"
+            "(env.options), a larger rollout.group_size, a higher rollout.temperature or longer imitation"
         )
     return Finding(EVERY_GROUP_FILTERED, f"nothing to learn in {_period(rows)}: {why}")
 
@@ -204,8 +207,9 @@ def entropy_nats(row: Row) -> float | None:
 
 def ratio_always_1(row: Row) -> Finding | None:
     """Check whether the probability ratio never moved, although several updates with a gradient were made."""
-    updates, advantage, rate = (_number(row, name) for name in ("updates", "advantage_abs", "learning_rate"))
-    if not updates or updates < 2 or not advantage or not rate or _number(row, "approx_kl") != 0:
+    names = ("updates", "advantage_abs", "learning_rate", "approx_kl")
+    updates, advantage, rate, kl = (_number(row, name) for name in names)
+    if not updates or updates < 2 or not advantage or not rate or kl is None or abs(kl) > _ROUNDING_KL:
         return None
     return Finding(
         RATIO_ALWAYS_1,

@@ -60,7 +60,7 @@ def listed(numbers: Sequence[int]) -> str:
 
 
 def dialogue_of(episode: EpisodeRecord) -> dict[str, JSON]:
-    """Return an episode as a dialogue for ``warmup.kind: dialogues``.
+    """Return an episode as a dialogue for ``imitation.kind: dialogues``.
 
     Raises:
         UsageError: The environment has tools, whose calls a dialogue cannot contain.

@@ -31,6 +31,7 @@ class RunState:
 
     Attributes:
         step: Number of finished train steps.
+        imitated: Number of finished updates of imitation, before the first train step.
         episodes: Number of episodes played for training, including void episodes.
         lost_episodes: Number of void episodes, such as those whose sandbox was lost.
         wall_s: Duration of the run so far in seconds, including the parts before a resume.
@@ -45,6 +46,7 @@ class RunState:
     """
 
     step: int = 0
+    imitated: int = 0
     episodes: int = 0
     lost_episodes: int = 0
     wall_s: float = 0.0
@@ -70,7 +72,6 @@ async def save(
     *,
     keep: int,
     policy: SavedPolicy | None = None,
-    warmup: Savable | None = None,
     source: Path | None = None,
 ) -> Path:
     """Write the checkpoint of train step `state.step` into `folder`.
@@ -85,7 +86,6 @@ async def save(
         state: State of the run.
         keep: Number of checkpoints to keep.
         policy: Metadata to write into the checkpoint's ``policy/``.
-        warmup: Saves the state of an unfinished warm-up.
         source: Folder of the model from which the run started, if it has one.
 
     Raises:
@@ -97,8 +97,6 @@ async def save(
         await clock.to_thread(_begin, draft)
         try:
             await trainer.save(str(draft))
-            if warmup is not None:
-                await warmup.save(str(draft))
             await clock.to_thread(_link_equal, draft, _found(folder)[-1:], source)
             await clock.to_thread(_finish, draft, target, state, policy)
         except BaseException:

@@ -61,7 +61,7 @@ FOLDERS = {
     "tensorboard": ("events.out.tfevents.*",),
     "wandb": ("envkit-run-id", "run-*", "offline-run-*", "cache"),
     CHECKPOINTS: ("step-*", ".step-*"),
-    "weights": ("version-*", "warmup.safetensors"),
+    "weights": ("version-*",),
     "policy": ("*.json", "model.safetensors"),
 }
 _MAY_GROW = "trainer.steps"

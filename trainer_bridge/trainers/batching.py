@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from envkit.types import Floats, Ints, Sample, ints
+from envkit.types import Floats, Ints, Sample, floats, ints
+
+from ..algorithms.parts import Segments
 
 SHARED_ROW_TOKENS = 256
 """Maximum number of tokens in a row of several samples. If `SHARED_TIMES` the length of the common prefix is larger, it
@@ -28,28 +30,47 @@ but the gain only with the prefix's length.
 
 SHARED_TIMES = 4
 
+_WORTH_SHARING = 0.25
+"""Share of tokens that common prefixes must save: attention with a mask is slower than plain causal attention."""
+
 PACKED_ROW_TOKENS = 1024
 """Maximum number of tokens in a row of samples without a common prefix."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainRows:
-    """Samples and the inputs of their losses, before padding.
+    """Samples and the inputs of their losses, before padding; each list has an entry per sample.
 
     Attributes:
         samples: The samples.
-        advantages: For each sample, the advantages of its policy tokens.
-        old: For each sample, the old log-probabilities of its policy tokens.
-        targets: For each sample, the critic's targets for the turns of its episode; empty without a critic.
-        reference: For each sample, log-probabilities of its policy tokens under the reference policy; empty without a
-            KL term.
+        rollouts: The number of the sample's rollout.
+        advantages: The advantages of its policy tokens.
+        old: The old log-probabilities of its policy tokens.
+        factors: The correction's factors of its policy tokens; empty without a correction.
+        targets: The targets of each critic for the turns that it has [K, turns]; empty without a critic.
+        reference: The log-probabilities of its policy tokens under the reference policy; empty without one.
     """
 
     samples: Sequence[Sample]
+    rollouts: Sequence[int]
     advantages: Sequence[Floats]
     old: Sequence[Floats]
-    targets: Sequence[Floats]
+    factors: Sequence[Floats]
+    targets: Sequence[Tensor]
     reference: Sequence[Floats]
+
+    def segments(self, indices: Sequence[int], device: torch.device | None = None) -> Segments:
+        """Return what the policy tokens of the samples at `indices` belong to."""
+        sizes = [self.samples[row].num_policy_tokens for row in indices]
+        numbers = ([self.rollouts[row] for row in indices], indices)
+        rollout_N, sample_N = (torch.from_numpy(np.repeat(np.array(one, dtype=np.int64), sizes)) for one in numbers)
+        turn_N = flat([self.samples[row].turn_ids[self.samples[row].mask] for row in indices], None, torch.long)
+        return Segments(*(one.to(device) for one in (rollout_N, sample_N, turn_N)))
+
+    def split(self, value_N: Tensor) -> list[Floats]:
+        """Divide one value per policy token among the samples."""
+        ends = np.cumsum([sample.num_policy_tokens for sample in self.samples])[:-1]
+        return [floats(part) for part in np.split(value_N.numpy(), ends)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,29 +93,47 @@ class Layout:
 
 
 def minibatches(
-    groups: Sequence[str], parts: int, epochs: int, *, seed: int, keeps_groups: bool
+    groups: Sequence[str], tokens: Sequence[int], parts: int, epochs: int, *, seed: int
 ) -> Iterator[list[int]]:
-    """Yield the sample indices of each update. An epoch has each sample once.
+    """Yield the sample indices of each update. An epoch has each sample once, and the samples of a group together.
 
     Args:
         groups: Group of each sample.
-        parts: Number of updates in an epoch; fewer if there are fewer units.
+        tokens: Number of policy tokens of each sample. The updates of an epoch have similar numbers of tokens.
+        parts: Number of updates in an epoch; fewer if there are fewer groups.
         epochs: Number of epochs.
         seed: Seed of the order.
-        keeps_groups: Whether the samples of a group are one unit; otherwise each sample is one.
     """
     # Take the remainder, so that the seed is in torch's range.
     order = torch.Generator().manual_seed(seed % (1 << 63))
-    units = [[row] for row in range(len(groups))]
-    if keeps_groups:
-        rows_of: dict[str, list[int]] = {}
-        for row, group in enumerate(groups):
-            rows_of.setdefault(group, []).append(row)
-        units = list(rows_of.values())
+    rows_of: dict[str, list[int]] = {}
+    for row in sorted(range(len(groups)), key=lambda row: groups[row]):
+        rows_of.setdefault(groups[row], []).append(row)
+    units = [(sum(tokens[row] for row in rows), rows) for rows in rows_of.values()]
     for _ in range(epochs):
-        shuffled = torch.randperm(len(units), generator=order)
-        for part in shuffled.tensor_split(min(parts, len(units))):
-            yield sorted(row for unit in part.tolist() for row in units[unit])
+        shuffled = [units[number] for number in torch.randperm(len(units), generator=order).tolist()]
+        sizes, chosen = [0] * min(parts, len(units)), [list[int]() for _ in range(min(parts, len(units)))]
+        for size, rows in sorted(shuffled, key=lambda unit: -unit[0]):  # the longest first, each to the smallest part
+            smallest = sizes.index(min(sizes))
+            sizes[smallest] += size
+            chosen[smallest] += rows
+        yield from map(sorted, chosen)
+
+
+def without_repeats(samples: Sequence[Sample]) -> list[Sample]:
+    """Return the samples without turns that an earlier sample of the same episode has."""
+    seen: set[tuple[str, int]] = set()
+    kept = []
+    for sample in samples:
+        turns = np.unique(sample.turn_ids[sample.mask]).tolist()
+        repeated = [turn for turn in turns if (sample.episode, turn) in seen]
+        seen |= {(sample.episode, turn) for turn in turns}
+        if repeated:
+            mask = sample.mask & ~np.isin(sample.turn_ids, repeated)
+            sample = replace(sample, mask=mask, logprobs=np.where(mask, sample.logprobs, 0))
+        if sample.mask.any():
+            kept.append(sample)
+    return kept
 
 
 def turn_rewards(episodes: Sequence[Sample]) -> tuple[Tensor, Tensor]:
@@ -127,7 +166,12 @@ def passes(samples: Sequence[Sample], micro_tokens: int) -> list[list[int]]:
 
 
 def row_passes(
-    samples: Sequence[Sample], micro_tokens: int, *, shares_rows: bool, packs: bool = False
+    samples: Sequence[Sample],
+    micro_tokens: int,
+    *,
+    shares_rows: bool,
+    packs: bool = False,
+    together: Sequence[int] | None = None,
 ) -> list[list[list[int]]]:
     """Split samples into passes of rows; see `cut`. In the result, a row is a list of the indices of its samples.
 
@@ -136,18 +180,37 @@ def row_passes(
         micro_tokens: Maximum number of tokens in a pass, including padding.
         shares_rows: Whether samples with a common prefix share a row; if false, each sample has a separate row.
         packs: Whether samples without a common prefix share rows, too; only with `shares_rows`.
+        together: A number for each sample; samples with the same number are in the same pass, which may be longer than
+            `micro_tokens` for that reason alone. None: no such condition.
     """
-    rows = shared_rows(samples) if shares_rows else [[number] for number in range(len(samples))]
+    if together is not None:
+        rows_of: dict[int, list[int]] = {}
+        for number, one in enumerate(together):
+            rows_of.setdefault(one, []).append(number)
+        lengths = [sum(len(samples[number].token_ids) for number in unit) for unit in rows_of.values()]
+        units = [*rows_of.values()]
+        found: list[list[list[int]]] = []
+        for part in cut(lengths, micro_tokens):
+            chosen = [number for place in part for number in units[place]]
+            inner = row_passes([samples[number] for number in chosen], micro_tokens, shares_rows=shares_rows)
+            found.append([[chosen[place] for place in row] for rows in inner for row in rows])
+        return found
+    rows = [[number] for number in range(len(samples))]
+    if shares_rows:
+        shared, whole = shared_rows(samples, micro_tokens), sum(len(sample.token_ids) for sample in samples)
+        if sum(row_tokens([samples[number] for number in row]) for row in shared) <= (1 - _WORTH_SHARING) * whole:
+            rows = shared
     if packs and shares_rows:
         rows = packed_rows(rows, samples, min(PACKED_ROW_TOKENS, micro_tokens))
     lengths = [row_tokens([samples[number] for number in row]) for row in rows]
     return [[rows[place] for place in part] for part in cut(lengths, micro_tokens)]
 
 
-def shared_rows(samples: Sequence[Sample]) -> list[list[int]]:
+def shared_rows(samples: Sequence[Sample], micro_tokens: int) -> list[list[int]]:
     """Group samples with a common prefix into rows of limited length (see `SHARED_ROW_TOKENS`).
 
-    Return the indices of the samples of each row, sorted by the samples' token ids.
+    A row has at most `micro_tokens` tokens, unless one sample has more. Return the indices of the samples of each row,
+    sorted by the samples' token ids.
     """
     rows: list[list[int]] = []
     used = 0
@@ -157,7 +220,7 @@ def shared_rows(samples: Sequence[Sample]) -> list[list[int]]:
     for number in sorted(range(len(samples)), key=lambda number: (order[number], number)):
         ids = samples[number].token_ids
         common = _common(before, ids)
-        bound = max(SHARED_ROW_TOKENS, SHARED_TIMES * common)
+        bound = min(max(SHARED_ROW_TOKENS, SHARED_TIMES * common), micro_tokens)
         if not rows or not common or used + len(ids) - common > bound:
             rows.append([])
             used = common = 0
@@ -232,6 +295,6 @@ def _common(one: Ints, other: Ints) -> int:
     return int(different[0]) if len(different) else shorter
 
 
-def flat(rows: Sequence[NDArray[Any]], device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
+def flat(rows: Sequence[NDArray[Any]], device: torch.device | None, dtype: torch.dtype = torch.float32) -> Tensor:
     """Concatenate arrays into one tensor [N]."""
     return torch.from_numpy(np.concatenate(rows)).to(device, dtype)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from pickle import UnpicklingError
 from textwrap import shorten
@@ -16,11 +17,12 @@ from torch import nn
 
 from envkit.errors import UsageError
 from envkit.runs.files import share_weights
+from envkit.types import TrainPhase
 
 from ..weights import lora
 from ..weights.files import load_weights, save_weights
 
-UNREADABLE = (OSError, EOFError, KeyError, RuntimeError, TypeError, ValueError, SafetensorError, UnpicklingError)
+_UNREADABLE = (OSError, EOFError, KeyError, RuntimeError, TypeError, ValueError, SafetensorError, UnpicklingError)
 """The exceptions that reading a missing, truncated or unrelated checkpoint file may raise."""
 
 
@@ -47,6 +49,21 @@ class Models:
 
 
 @dataclass(frozen=True, slots=True)
+class About:
+    """Where the trainer is.
+
+    Attributes:
+        version: Version of the weights: the number of updates in the phase.
+        phase: The phase.
+        steps: Number of updates of the whole phase.
+    """
+
+    version: int
+    phase: TrainPhase
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
 class TrainedWeights:
     """The weights of `module` that are trained, as a part of a checkpoint."""
 
@@ -63,7 +80,7 @@ class TrainedWeights:
         return [(name, weight) for name, weight in self.module.named_parameters() if weight.requires_grad]
 
 
-def save(folder: Path, models: Models, parts: Mapping[str, Stateful], version: int, *, shard_bytes: int) -> None:
+def save(folder: Path, models: Models, parts: Mapping[str, Stateful], about: About, *, shard_bytes: int) -> None:
     """Write a trainer's checkpoint into the existing `folder`; files of weights have at most `shard_bytes`.
 
     The policy is saved as the model folder ``policy/``; if it has a LoRA adapter, the folder has only the adapter.
@@ -83,16 +100,26 @@ def save(folder: Path, models: Models, parts: Mapping[str, Stateful], version: i
     elif reference is not None:
         save_weights(reference, folder / "reference.safetensors", reference.dtype, shard_bytes=shard_bytes)
     share_weights(folder)
-    (folder / "trainer.json").write_text(json.dumps({"version": version}))
+    (folder / "trainer.json").write_text(json.dumps(asdict(about)))
 
 
-def restore(folder: Path, models: Models, parts: Mapping[str, Stateful]) -> int:
-    """Load a checkpoint that `save` wrote, and return the version of its weights.
+def about(folder: Path) -> About:
+    """Return what `save` got about the trainer.
+
+    Raises:
+        UsageError: The folder has no checkpoint.
+    """
+    with _reading(folder):
+        return About(**json.loads((folder / "trainer.json").read_text()))
+
+
+def restore(folder: Path, models: Models, parts: Mapping[str, Stateful]) -> None:
+    """Load a checkpoint that `save` wrote.
 
     Raises:
         UsageError: The folder has no checkpoint of this policy and algorithm.
     """
-    try:
+    with _reading(folder):
         _load(models.policy, folder / "policy")
         state = torch.load(folder / "optimizer.pt", weights_only=True, map_location="cpu")
         for name, part in parts.items():
@@ -100,8 +127,13 @@ def restore(folder: Path, models: Models, parts: Mapping[str, Stateful]) -> int:
         if models.reference is not None:
             place = folder / "reference"
             _load(models.reference, place if place.is_dir() else place.with_suffix(".safetensors"))
-        return int(json.loads((folder / "trainer.json").read_text())["version"])
-    except UNREADABLE as error:
+
+
+@contextmanager
+def _reading(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except _UNREADABLE as error:
         raise UsageError(f"{folder}: not a checkpoint of this policy and algorithm: {_reason(error)}") from error
 
 

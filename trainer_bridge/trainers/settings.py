@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TrainerSettings:
-    """Settings of the optimiser and of the passes over the samples.
+    """Settings of the optimisers and of the passes over the samples.
 
     Attributes:
         learning_rate: AdamW's learning rate for the policy.
@@ -25,12 +25,10 @@ class TrainerSettings:
         weight_decay: AdamW's weight decay, applied to matrices only.
         precision: Number format of matrix products: ``"float32"``, or ``"bfloat16"`` for autocast over float32 weights.
         gradient_checkpointing: Whether the backward pass recomputes the activations of each layer, to save memory.
-        is_large: Whether to save memory and time, as a language model requires. If true, log-probabilities are computed
-            in blocks, the samples of a group share their prompt, minibatches contain whole groups, and samples whose
-            advantages are 0 are skipped. The gradient differs only by rounding. This is false for tiny policies, so
-            that their runs are bitwise reproducible.
-        packing: Whether short samples without a common prefix share rows; only with `is_large`.
+        packing: Whether short samples without a common prefix share rows.
         shard_mib: Maximum size in MiB of a file of weights.
+        imitation_rate: Learning rate of a phase of imitation; it decays along a cosine to 0.
+        imitates_with_muon: Whether Muon trains the layers' matrices in a phase of imitation; see `optimizer.muon`.
     """
 
     learning_rate: float
@@ -46,6 +44,7 @@ class TrainerSettings:
     weight_decay: float = 0.0
     precision: str = "float32"
     gradient_checkpointing: bool = False
-    is_large: bool = False
     packing: bool = False
     shard_mib: int = 4096
+    imitation_rate: float = 0.0
+    imitates_with_muon: bool = False

@@ -4,9 +4,8 @@ Axes: B rows, L tokens, N tokens that contribute to the loss, V vocabulary, H hi
 and W a block of the vocabulary V.
 
 The plain computation stores V log-probabilities for each of N tokens. With a language model, they take most of the
-memory. `TokenScorer` can instead compute in blocks of tokens and vocabulary, and recompute each block in the backward
-pass. The backward pass then adds the gradients of the output layer and the embedding directly to ``weight.grad``,
-because a temporary tensor would be as large as these weights. `torch.autograd.grad` does not return these gradients.
+memory. `TokenScorer` instead computes in blocks of tokens and vocabulary, and recomputes each block in the backward
+pass, if the model allows it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from torch.nn import functional
 
 from envkit.types import Sample, bools, floats, ints
 
-from ..algorithms import losses
+from ..algorithms import terms
 from ..output_layer import logits_of
 from .batching import flat, lay_out
 
@@ -60,7 +59,6 @@ class TokenScorer:
         precision: ``"float32"``, or ``"bfloat16"`` for autocast. Log-softmax and entropy are always computed in
             float32. In blocks, so is the output layer on a CPU; on a GPU, its products are bfloat16, and its results
             float32.
-        in_blocks: Whether to compute in blocks, and to allow rows of several samples, as far as the model supports it.
 
     Attributes:
         in_blocks: Whether log-probabilities are computed in blocks. This is false if the model's logits are not the
@@ -69,13 +67,11 @@ class TokenScorer:
             ignores the mask that separates the samples.
     """
 
-    def __init__(
-        self, model: Any, *, temperature: float = 1.0, precision: str = "float32", in_blocks: bool = False
-    ) -> None:
+    def __init__(self, model: Any, *, temperature: float = 1.0, precision: str = "float32") -> None:
         self._model = model
         self._temperature = temperature
         self._precision = precision
-        self._logit_scale = _logit_scale(model) if in_blocks else None
+        self._logit_scale = _logit_scale(model)
         self.in_blocks = self._logit_scale is not None
         self.shares_rows = self.in_blocks and _shares_rows(model)
 
@@ -98,7 +94,7 @@ class TokenScorer:
             if self._logit_scale is None:
                 logp_NV = token_logps(self._model, samples, temperature=self._temperature)
                 logp_N = logp_NV.gather(1, token_N[:, None]).squeeze(1)
-                return Scored(logp_N, losses.entropy(logp_NV if entropy_has_gradient else logp_NV.detach()))
+                return Scored(logp_N, terms.entropy(logp_NV if entropy_has_gradient else logp_NV.detach()))
             hidden_NH = _hidden(self._model, rows)
         if hidden_NH.device.type == "cpu":
             # Rounding the logits to bfloat16 makes up a third of the error of the log-probabilities.
@@ -114,11 +110,7 @@ class TokenScorer:
 def _hidden(model: Any, rows: Sequence[Sequence[Sample]]) -> Tensor:
     """Return the input of the output layer for each token that contributes to the loss [N, H]."""
     layout = lay_out(rows, model.device)
-    embedding = model.get_input_embeddings()
     inputs: dict[str, Any] = {"input_ids": layout.ids_BL}
-    if type(embedding) is nn.Embedding and embedding.max_norm is None and not embedding.scale_grad_by_freq:
-        padding_id = -1 if embedding.padding_idx is None else embedding.padding_idx
-        inputs = {"inputs_embeds": _Embed.apply(layout.ids_BL, embedding.weight, padding_id)}  # type: ignore[no-untyped-call]
     if layout.sees_BLL is not None:
         mask: Tensor = layout.sees_BLL[:, None]  # the same mask for all heads
         if (
@@ -129,24 +121,6 @@ def _hidden(model: Any, rows: Sequence[Sequence[Sample]]) -> Tensor:
     hidden_BLH = model.base_model(**inputs, use_cache=False).last_hidden_state
     hidden_NH: Tensor = hidden_BLH[layout.row_N, layout.place_N]
     return hidden_NH
-
-
-class _Embed(torch.autograd.Function):
-    """Embedding lookup whose backward pass changes only the rows of ``weight.grad`` that the tokens use."""
-
-    @staticmethod
-    def forward(ctx: Any, ids_BL: Tensor, weight_VH: Tensor, padding_id: int) -> Tensor:
-        ctx.save_for_backward(ids_BL)
-        ctx.weight_VH, ctx.padding_id = weight_VH, padding_id
-        return functional.embedding(ids_BL, weight_VH)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[None, None, None]:
-        (gradient_BLH,), (ids_BL,) = grad_outputs, ctx.saved_tensors
-        taken_BL = ids_BL != ctx.padding_id  # the padding token gets no gradient, as in nn.Embedding
-        gradient_VH = _gradient_of(ctx.weight_VH)
-        gradient_VH.index_add_(0, ids_BL[taken_BL], gradient_BLH[taken_BL].to(gradient_VH.dtype))
-        return None, None, None
 
 
 def block_logps(
@@ -161,7 +135,7 @@ def block_logps(
     """Compute log-probabilities of `token_N` and entropies under ``softmax(factor * hidden @ weight.T)``, in blocks.
 
     Matrix products have the dtype of `hidden_NH` (for their results, see `logits_of`); all other operations have at
-    least float32. The backward pass adds the gradient of `weight_VH` to its ``grad`` in place.
+    least float32.
     """
     blocks = (tokens_block, vocabulary_block)
     return Scored(*_BlockLogps.apply(hidden_NH, weight_VH, token_N, factor, blocks))  # type: ignore[no-untyped-call]
@@ -193,21 +167,21 @@ class _BlockLogps(torch.autograd.Function):
                 mean_N[rows] = mean_N[rows] * shrunk_R + share_RW.mul_(logit_RW).sum(1)
         norm_N = highest_N + total_N.log()
         entropy_N = norm_N - mean_N / total_N
-        ctx.save_for_backward(hidden_NH, token_N, norm_N, entropy_N)
-        ctx.weight_VH, ctx.factor, ctx.blocks = weight_VH, factor, blocks
+        ctx.save_for_backward(hidden_NH, weight_VH, token_N, norm_N, entropy_N)
+        ctx.factor, ctx.blocks = factor, blocks
         ctx.set_materialize_grads(False)
         return chosen_N - norm_N, entropy_N
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor, Tensor | None, None, None, None]:
         slope_N, entropy_slope_N = grad_outputs
-        hidden_NH, token_N, norm_N, entropy_N = ctx.saved_tensors
+        hidden_NH, weight_VH, token_N, norm_N, entropy_N = ctx.saved_tensors
         wide = norm_N.dtype
         if slope_N is None:
             slope_N = torch.zeros_like(norm_N)
         gradient_NH = torch.zeros_like(hidden_NH, dtype=wide)
-        gradient_VH = _gradient_of(ctx.weight_VH) if ctx.weight_VH.requires_grad else None
-        for columns, block_WH in _vocabulary_in(ctx.weight_VH, hidden_NH.dtype, ctx.blocks[1]):
+        gradient_VH = torch.zeros_like(weight_VH) if ctx.needs_input_grad[1] else None
+        for columns, block_WH in _vocabulary_in(weight_VH, hidden_NH.dtype, ctx.blocks[1]):
             for rows in _blocks(len(token_N), ctx.blocks[0]):
                 # d logp / d logit = (is chosen) - p;  d entropy / d logit = -p * (log p + entropy)
                 logp_RW = logits_of(hidden_NH[rows], block_WH).mul_(ctx.factor).sub_(norm_N[rows][:, None])
@@ -225,13 +199,7 @@ class _BlockLogps(torch.autograd.Function):
                 gradient_NH[rows] += pull_RW @ block_WH
                 if gradient_VH is not None:
                     gradient_VH[columns] += pull_RW.T @ hidden_NH[rows]
-        return gradient_NH.to(hidden_NH.dtype), None, None, None, None
-
-
-def _gradient_of(weight: Tensor) -> Tensor:
-    if weight.grad is None:
-        weight.grad = torch.zeros_like(weight)
-    return weight.grad
+        return gradient_NH.to(hidden_NH.dtype), gradient_VH, None, None, None
 
 
 def _vocabulary_in(weight_VH: Tensor, dtype: torch.dtype, block: int) -> Iterator[tuple[slice, Tensor]]:

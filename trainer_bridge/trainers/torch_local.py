@@ -1,54 +1,46 @@
 """The trainer for one process and one device.
 
-A train step computes the advantages of all episodes, and then makes `epochs` * `minibatches` optimiser updates. The
-gradient of an update is summed over passes of at most `micro_tokens` tokens. The old log-probabilities, to which ratios
-are relative, are those recorded in the samples, or are recomputed before the first update.
+The trainer has the plan: a train step computes the advantages of all episodes, and then makes `epochs` * `minibatches`
+updates. Its `Learner` computes log-probabilities and gradients.
 
-Axes: E episodes, L tokens, T turns, N tokens that contribute to the loss.
+Axes: E episodes, T turns, K critics, N tokens that contribute to the loss.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import anyio
 import numpy as np
 import torch
-from torch import Tensor
 
 from envkit import clock
 from envkit.errors import UsageError
 from envkit.runs.files import writing
-from envkit.types import Floats, Sample, Weights, floats
+from envkit.types import Floats, Sample, TrainPhase, Weights
 
-from ..algorithms import losses
-from ..algorithms.advantages import Advantages, Rollouts
-from ..algorithms.catalogue import Algorithm
-from ..algorithms.critic import Critic, critic_and_reference, policy_turns
-from ..algorithms.losses import PolicyLoss, Tokens
-from ..stopping import Stop
+from ..algorithms.algorithm import Algorithm, imitation
+from ..algorithms.critic import Critic, critics_and_reference, policy_turns
+from ..algorithms.parts import Advantages, Rollouts
 from ..threads import torch_threads
-from ..warmup.warmup import Imitator
 from ..weights import files, lora
 from . import checkpoint
-from .batching import TrainRows, flat, minibatches, passes, row_passes, turn_rewards
-from .memory import checkpoint_layers, peak_memory_mib
-from .optimizer import adamw, clip_gradient, rate_factor, set_rate
+from .batching import TrainRows, flat, minibatches, turn_rewards, without_repeats
+from .learner import Learner, Sums
+from .memory import peak_memory_mib
+from .optimizer import rate_factor
 from .settings import TrainerSettings
-from .token_logps import TokenScorer
 
 __all__ = ["TorchTrainer", "TrainerSettings"]
 
-VALUE_WEIGHT = 0.5
-"""Weight of the critic's loss. AdamW ignores the scale of a gradient, except where the gradient is clipped."""
 MAX_NONFINITE_UPDATES = 3
 """Number of updates in a row without a finite gradient after which a run ends."""
 
-_PER_LEARNED_TOKEN = ("entropy_nats", "approx_kl", "clip_share")
-"""Metrics that are averaged over the tokens of all samples that are not skipped."""
+_PER_TOKEN = ("policy_loss", "advantage_abs", "reference_kl")
+"""Metrics that are averaged over the tokens of all samples, and not only of those that are not skipped."""
 
 
 class TorchTrainer:
@@ -58,12 +50,12 @@ class TorchTrainer:
 
     Args:
         model: The policy, on its device.
-        algorithm: The learning algorithm, with its advantage function and loss.
-        settings: Settings of the optimiser.
+        algorithm: The algorithm of reinforcement learning, with which the trainer begins.
+        settings: Settings of the optimisers.
         folder: Folder for `publish`; None if the engine copies the weights within this process.
         engine_dtype: Number format of the engine's weights, for the file and the checksum of `publish`.
-        critic: The critic; required for algorithms that have one.
-        reference: Reference policy of the KL term; required if the KL coefficient is above 0.
+        critics: The critics; None for new ones.
+        reference: The reference policy; None for a copy of the policy, if the algorithm needs one.
         tokenizer: Tokenizer to save with the policy, so that a checkpoint is a complete model folder.
         publishes_adapter: Whether `publish` writes only the model's LoRA adapter; otherwise, all weights with the
             adapter added.
@@ -77,53 +69,41 @@ class TorchTrainer:
         folder: Path | None,
         *,
         engine_dtype: str = "float32",
-        critic: Critic | None = None,
+        critics: Sequence[Critic] | None = None,
         reference: Any = None,
         tokenizer: Any = None,
         publishes_adapter: bool = False,
     ) -> None:
-        if algorithm.has_critic and critic is None:
-            raise ValueError(f"{algorithm.advantage.name} needs a critic")
-        if algorithm.kl_coefficient > 0 and reference is None:
-            raise ValueError("a KL coefficient above 0 needs a reference")
         self._model = model
         self._tokenizer = tokenizer
-        self._algorithm = algorithm
-        self._advantages: Callable[[Rollouts, Algorithm], Advantages] = algorithm.advantage.load()
-        self._loss: Callable[[Tokens, Algorithm], PolicyLoss] = algorithm.loss.load()
+        self._reinforcement = algorithm
         self._engine_dtype: torch.dtype = getattr(torch, engine_dtype)
         self._settings = settings
         self._folder = folder
         self._publishes_adapter = publishes_adapter
         self._lock = anyio.Lock()
-        self._begin(critic, reference)
+        self._begin("reinforcement", settings.steps, critics, reference)
 
-    def begin(self) -> None:
-        """Start over from the present weights, for example after imitation: with a new optimiser, critic, reference."""
-        self._begin(*critic_and_reference(self._model, self._algorithm, seed=self._settings.seed))
+    def begin(self, phase: TrainPhase, steps: int) -> None:
+        """See `envkit.protocols.PhasedTrainer.begin`."""
+        self._begin(phase, steps, None, None)
 
-    def _begin(self, critic: Critic | None, reference: Any) -> None:
+    def _begin(self, phase: TrainPhase, steps: int, critics: Sequence[Critic] | None, reference: Any) -> None:
         model, settings = self._model, self._settings
-        self._critic = critic
-        self._reference = reference
+        self._phase, self._steps = phase, steps
+        self._algorithm = imitation() if phase == "imitation" else self._reinforcement
+        new_critics, copy = critics_and_reference(model, self._algorithm, seed=settings.seed)
+        self._learner = Learner(
+            model,
+            self._algorithm,
+            settings,
+            critics=new_critics if critics is None else critics,
+            reference=copy if reference is None else reference,
+            imitates=phase == "imitation",
+        )
         self._samples: list[Sample] = []
         self._nonfinite = 0
         self.version = 0
-        self._scorer = self._score_with(model)
-        if settings.packing and not self._scorer.shares_rows:
-            kind = type(model).__name__
-            raise UsageError(f"trainer.packing: not supported by {kind}, which cannot separate samples; use false")
-        self._reference_scorer = None if reference is None else self._score_with(reference)
-        self._optimizer = adamw(
-            model, settings.learning_rate, weight_decay=settings.weight_decay, is_fused=settings.is_large
-        )
-        self._critic_optimizer: torch.optim.AdamW | None = None
-        if critic is not None:
-            rate, decay = settings.critic_learning_rate, settings.weight_decay
-            self._critic_optimizer = adamw(critic, rate, weight_decay=decay, is_fused=settings.is_large)
-        if settings.gradient_checkpointing:
-            for body in [model] if critic is None else [model, critic.body]:
-                checkpoint_layers(body)
 
     @property
     def description(self) -> str:
@@ -133,26 +113,8 @@ class TorchTrainer:
     @property
     def checkpoint_bytes(self) -> int:
         """Size of a checkpoint after the first update: the trained weights and two moments of each in the optimizer."""
-        models = [self._model] if self._critic is None else [self._model, self._critic]
+        models = [self._model, *self._learner.critics]
         return sum(12 * one.numel() for model in models for one in model.parameters() if one.requires_grad)
-
-    def imitator(self, stop: Stop) -> Imitator:
-        """Return an imitator, which trains the same weights on demonstrations; call `begin` after it has finished.
-
-        Args:
-            stop: Reports to the user that the run waits for the current update, after a stop was requested.
-        """
-        settings = self._settings
-        return Imitator(
-            self._model,
-            max_grad_norm=settings.max_grad_norm,
-            micro_tokens=settings.micro_tokens,
-            threads=settings.threads,
-            stop=stop,
-            is_pretrained=settings.is_large,
-            precision=settings.precision,
-            packing=settings.packing,
-        )
 
     async def accumulate(self, samples: Sequence[Sample]) -> None:
         """See `envkit.protocols.Trainer.accumulate`."""
@@ -166,11 +128,12 @@ class TorchTrainer:
             sampler_gap_nats (mean absolute difference between the log-probabilities of engine and trainer for the same
             weights, in the first update), samples (number of samples), updates (number of optimiser updates of the
             policy), skipped_updates (updates left out because the gradient is 0: the policy and its optimiser stay as
-            they are), nonfinite_updates (updates left out because a gradient is not finite), clip_share,
+            they are), nonfinite_updates (updates left out because a gradient is not finite), clip_share (`clipped`),
             grad_norm, advantage_abs, and value_loss with a critic. They are means over the tokens (for the critic,
-            turns) of all updates with finite gradients. With `is_large`, there are also skipped_samples (samples whose
-            advantages are 0), learned_tokens (tokens of all other samples, over which entropy_nats, approx_kl and
-            clip_share are averaged) and peak_memory_mib (see `peak_memory_mib`).
+            turns) of all updates with finite gradients. There are also skipped_samples (samples whose advantages are
+            0), learned_tokens (tokens of all other samples, over which entropy_nats, approx_kl and the loss's own
+            metrics are averaged), repeated_samples (left out, because another sample has all their turns) and
+            peak_memory_mib (see `peak_memory_mib`).
 
         Raises:
             UsageError: `MAX_NONFINITE_UPDATES` updates in a row had gradients that are not finite.
@@ -182,7 +145,7 @@ class TorchTrainer:
     async def score(self, samples: Sequence[Sample]) -> list[Floats]:
         """See `envkit.protocols.Trainer.score`."""
         async with self._lock:
-            return await clock.to_thread(self._logps, self._scorer, samples)
+            return await clock.to_thread(self._score, samples)
 
     async def publish(self) -> Weights:
         """See `envkit.protocols.Trainer.publish`. The caller removes the file or folder once no engine needs it.
@@ -211,45 +174,58 @@ class TorchTrainer:
         async with self._lock:
             await clock.to_thread(self._restore, Path(folder))
 
-    def _update(self, samples: Sequence[Sample]) -> dict[str, float]:
-        if not samples:
+    def _update(self, given: Sequence[Sample]) -> dict[str, float]:
+        if not given:
             raise ValueError("update() without samples; call accumulate() first")
-        settings = self._settings
-        sums = defaultdict[str, float](float)
-        factor = rate_factor(
-            settings.schedule, self.version, steps=settings.steps, warmup_steps=settings.schedule_warmup_steps
-        )
-        set_rate(self._optimizer, settings.learning_rate * factor)
-        if self._critic_optimizer is not None:
-            set_rate(self._critic_optimizer, settings.critic_learning_rate * factor)
+        settings, algorithm = self._settings, self._algorithm
+        samples = without_repeats(given) if algorithm.advantage is not None else given
+        sums: Sums = defaultdict(float)
+        factor = self._rate_factor()
+        rate = factor * (settings.imitation_rate if self._phase == "imitation" else settings.learning_rate)
+        critic_rate = settings.critic_learning_rate * factor
+        first_gap = 0.0
         with torch_threads(settings.threads):
             rows = self._prepare(samples)
             for indices in minibatches(
                 [sample.group for sample in samples],
-                self._algorithm.minibatches,
-                self._algorithm.epochs,
+                [sample.num_policy_tokens for sample in samples],
+                algorithm.minibatches,
+                algorithm.epochs,
                 seed=settings.seed * 1_000_003 + self.version,
-                keeps_groups=settings.is_large,
             ):
-                self._learn(rows, indices, sums)
-                if not sums["first_tokens"]:  # an update without advantages computes no log-probabilities
-                    sums["first_tokens"] = sums["learned_tokens"]
-                    sums["first_gap"] = sums["sampler_gap"]
+                has_learned = sums["learned_tokens"] > 0  # an update without advantages computes no log-probabilities
+                for key, value in self._learn(rows, indices, rate, critic_rate).items():
+                    sums[key] += value
+                if not has_learned:
+                    first_gap = sums["sampler_gap"] / max(sums["learned_tokens"], 1)
         self.version += 1
+        updates = sums["updates"] + sums["skipped_updates"]
         counts = {key: sums.pop(key, 0.0) for key in ("updates", "skipped_updates", "nonfinite_updates")}
         tokens, turns = max(sums.pop("tokens", 0.0), 1.0), max(sums.pop("turns", 0.0), 1.0)
         learned, skipped = sums.pop("learned_tokens", 0.0), sums.pop("skipped_samples", 0.0)
-        grad_norm = sums.pop("grad_norm", 0.0) / max(counts["updates"] + counts["skipped_updates"], 1.0)
-        gap = sums.pop("first_gap") / max(sums.pop("first_tokens"), 1.0)
+        grad_norm = sums.pop("grad_norm", 0.0) / max(updates, 1.0)
         sums.pop("sampler_gap", None)
-        count = {**dict.fromkeys(_PER_LEARNED_TOKEN, max(learned, 1.0)), "value_loss": turns}
-        report = {key: value / count.get(key, tokens) for key, value in sums.items()}
-        report |= {"samples": float(len(samples)), **counts}
-        report |= {"grad_norm": grad_norm, "sampler_gap_nats": gap, "learning_rate": settings.learning_rate * factor}
-        if settings.is_large:
-            report |= {"learned_tokens": learned, "skipped_samples": skipped}
-            report["peak_memory_mib"] = peak_memory_mib(self._model.device)
-        return report
+        divisor = {**dict.fromkeys(_PER_TOKEN, tokens), "value_loss": turns}
+        return {
+            **{key: value / divisor.get(key, max(learned, 1.0)) for key, value in sums.items()},
+            "samples": float(len(samples)),
+            **counts,
+            "grad_norm": grad_norm,
+            "sampler_gap_nats": first_gap,
+            "learning_rate": rate,
+            "learned_tokens": learned,
+            "skipped_samples": skipped,
+            "repeated_samples": float(len(given) - len(samples)),
+            "peak_memory_mib": peak_memory_mib(self._model.device),
+        }
+
+    def _rate_factor(self) -> float:
+        """Return the factor of the learning rates in this train step or update of imitation."""
+        settings = self._settings
+        if self._phase == "imitation":
+            return rate_factor("cosine", self.version, steps=self._steps, warmup_steps=0)
+        warmup = settings.schedule_warmup_steps
+        return rate_factor(settings.schedule, self.version, steps=self._steps, warmup_steps=warmup)
 
     def _publish(self) -> Weights:
         model, dtype = self._model, self._engine_dtype
@@ -269,171 +245,121 @@ class TorchTrainer:
         return Weights(self.version, str(path), checksum)
 
     def _save(self, folder: Path) -> None:
-        models = checkpoint.Models(self._model, self._tokenizer, self._reference)
-        checkpoint.save(folder, models, self._stateful(), self.version, shard_bytes=self._settings.shard_mib << 20)
+        learner = self._learner
+        models = checkpoint.Models(self._model, self._tokenizer, learner.reference)
+        about = checkpoint.About(self.version, self._phase, self._steps)
+        checkpoint.save(folder, models, learner.state(), about, shard_bytes=self._settings.shard_mib << 20)
 
     def _restore(self, folder: Path) -> None:
-        models = checkpoint.Models(self._model, self._tokenizer, self._reference)
-        self.version = checkpoint.restore(folder, models, self._stateful())
+        about = checkpoint.about(folder)
+        if about.phase != self._phase:
+            self.begin(about.phase, about.steps)
+        learner = self._learner
+        checkpoint.restore(folder, checkpoint.Models(self._model, self._tokenizer, learner.reference), learner.state())
+        self.version = about.version
 
-    def _stateful(self) -> dict[str, checkpoint.Stateful]:
-        parts: dict[str, checkpoint.Stateful] = {"policy_optimizer": self._optimizer}
-        if self._critic is not None and self._critic_optimizer is not None:
-            parts |= {"critic": checkpoint.TrainedWeights(self._critic), "critic_optimizer": self._critic_optimizer}
-        return parts
-
-    def _score_with(self, model: Any) -> TokenScorer:
-        settings = self._settings
-        return TokenScorer(
-            model, temperature=settings.temperature, precision=settings.precision, in_blocks=settings.is_large
-        )
+    def _score(self, samples: Sequence[Sample]) -> list[Floats]:
+        with torch_threads(self._settings.threads):
+            return self._learner.score(samples)
 
     def _prepare(self, samples: Sequence[Sample]) -> TrainRows:
-        """Compute advantages, critic targets and reference log-probabilities once per train step."""
-        algorithm = self._algorithm
+        """Compute what is the same in all updates of a train step: advantages, targets, old log-probabilities."""
+        algorithm, learner = self._algorithm, self._learner
         first: dict[str, Sample] = {}
-        for sample in samples:
-            first.setdefault(sample.episode, sample)
-        episodes = list(first.values())
+        if algorithm.advantage is not None:
+            for sample in samples:
+                first.setdefault(sample.episode, sample)
         place = {episode: number for number, episode in enumerate(first)}
-        number = [place[sample.episode] for sample in samples]
-        reward_ET, turn_mask_ET = turn_rewards(episodes)
-        value_KET = torch.zeros(int(algorithm.has_critic), *reward_ET.shape)
-        if algorithm.has_critic:
-            self._estimate(samples, number, value_KET[0])
-        groups = [episode.group for episode in episodes]
-        made = self._advantages(Rollouts(reward_ET, turn_mask_ET, value_KET, groups, samples, number), algorithm)
-        ends = np.cumsum([sample.num_policy_tokens for sample in samples])[:-1]
+        rollouts = [place.get(sample.episode, number) for number, sample in enumerate(samples)]
         sampled = [sample.logprobs[sample.mask] for sample in samples]
+        old = learner.score(samples) if algorithm.old_logprobs == "recomputed" else sampled
+        reference = learner.score(samples, of_reference=True) if algorithm.needs_reference else []
+        plain = TrainRows(samples, rollouts, [np.zeros_like(one) for one in sampled], old, [], [], reference)
+        if algorithm.advantage is None:
+            return plain
+        segments, sampled_N, old_N = plain.segments(range(len(samples))), flat(sampled, None), flat(old, None)
+        episodes = list(first.values())
+        reward_ET, turn_mask_ET = turn_rewards(episodes)
+        value_KET = torch.zeros(algorithm.critics, *reward_ET.shape)
+        turns = [policy_turns(sample) for sample in samples]
+        for row, of_sample, value_KN in zip(
+            rollouts, turns, learner.values(samples) if algorithm.critics else (), strict=False
+        ):
+            value_KET[:, row, of_sample] = value_KN
+        observation_ET = torch.zeros(reward_ET.shape, dtype=torch.int64)
+        for row, episode in enumerate(episodes):
+            hashes = episode.observations[: reward_ET.shape[1]].view(np.int64)
+            observation_ET[row, : len(hashes)] = torch.from_numpy(hashes.copy())
+        made: Advantages = algorithm.advantage(
+            Rollouts(
+                reward_ET,
+                turn_mask_ET,
+                value_KET,
+                observation_ET,
+                [episode.group for episode in episodes],
+                [episode.stop for episode in episodes],
+                segments,
+                sampled_N,
+                old_N,
+                flat(reference, None) if reference else None,
+            )
+        )
+        bound, advantage_N = algorithm.advantage_clip, made.advantage_N
+        targets = (
+            []
+            if made.target_KET is None
+            else [made.target_KET[:, row, of_sample] for row, of_sample in zip(rollouts, turns, strict=True)]
+        )
         return TrainRows(
             samples,
-            np.split(made.advantage_N.numpy(), ends),
-            self._logps(self._scorer, samples) if algorithm.old_logprobs == "recomputed" else sampled,
-            [] if made.target_BT is None else [made.target_BT[row].numpy() for row in number],
-            self._logps(self._reference_scorer, samples) if algorithm.kl_coefficient > 0 else [],
+            rollouts,
+            plain.split(advantage_N if bound is None else advantage_N.clamp(-bound, bound)),
+            old,
+            [] if algorithm.correction is None else plain.split(algorithm.correction(old_N, sampled_N, segments)),
+            targets,
+            reference,
         )
 
-    def _learn(self, rows: TrainRows, indices: Sequence[int], sums: defaultdict[str, float]) -> None:
-        """Make one optimiser update from the samples at `indices`, and add the metrics of the update to `sums`.
+    def _learn(self, rows: TrainRows, indices: Sequence[int], rate: float, critic_rate: float) -> Mapping[str, float]:
+        """Make one update from the samples at `indices`, and return its sums.
 
-        An update whose gradients are not finite changes nothing, and only its number is added.
+        An update whose gradients are not finite changes nothing, and only its number is returned.
         """
-        own = defaultdict[str, float](float, policy_loss=0.0, advantage_abs=0.0)  # also if every sample is skipped
-        tokens = sum(rows.samples[row].num_policy_tokens for row in indices)
+        algorithm, learner = self._algorithm, self._learner
+        segments = rows.segments(indices)
+        weight_N = algorithm.aggregation(segments).float().numpy()
+        sizes = [rows.samples[row].num_policy_tokens for row in indices]
+        weights = dict(zip(indices, np.split(weight_N, np.cumsum(sizes)[:-1]), strict=True))
+        learned = [row for row in indices if self._has_gradient(rows, row)]
+        if "whole_rollouts" in algorithm.needs:  # the other samples of a rollout have a part in its loss
+            whole = {rows.rollouts[row] for row in learned}
+            learned = [row for row in indices if rows.rollouts[row] in whole]
         turns = sum(len(policy_turns(rows.samples[row])) for row in indices)
-        self._optimizer.zero_grad()
-        skips = self._settings.is_large
-        learned = [row for row in indices if not skips or self._has_gradient(rows, row)]
-        for part in self._passes(rows.samples, learned):
-            loss = self._policy_pass(rows, part, own) / tokens
-            loss.backward()  # type: ignore[no-untyped-call]
-        if self._critic is not None and self._critic_optimizer is not None:
-            self._critic_optimizer.zero_grad()
-            for chosen in self._plain_passes(rows.samples, indices):
-                value_loss = self._critic_pass(rows, chosen, own) * VALUE_WEIGHT / turns
-                value_loss.backward()  # type: ignore[no-untyped-call]
-        bound, train_step = self._settings.max_grad_norm, self.version + 1
-        try:  # change nothing before both gradients were found to be finite
-            norm = clip_gradient(self._model, bound, train_step=train_step)
-            if self._critic is not None:
-                clip_gradient(self._critic, bound, train_step=train_step, key="trainer.critic_learning_rate")
+        sums = {**learner.learn(rows, learned, weights), **learner.learn_values(rows, indices, turns)}
+        try:
+            norm = learner.step(rate, critic_rate, train_step=self.version + 1)
         except UsageError:
             self._nonfinite += 1
             if self._nonfinite >= MAX_NONFINITE_UPDATES:
                 raise
-            sums["nonfinite_updates"] += 1
-            return
-        if self._critic_optimizer is not None:
-            self._critic_optimizer.step()
+            return {"nonfinite_updates": 1.0}
         if norm > 0:
-            self._optimizer.step()
             self._nonfinite = 0
-            own["updates"] = 1.0
-        else:  # momentum and weight decay would move the weights although there is nothing to learn
-            own["skipped_updates"] = 1.0
-        own["tokens"], own["turns"], own["grad_norm"] = tokens, turns, norm
-        own["learned_tokens"] = sum(rows.samples[row].num_policy_tokens for row in learned)
-        own["skipped_samples"] = len(indices) - len(learned)
-        for key, value in own.items():
-            sums[key] += value
+        return {
+            "policy_loss": 0.0,
+            "advantage_abs": 0.0,  # also if every sample is skipped
+            **sums,
+            "updates" if norm > 0 else "skipped_updates": 1.0,
+            "tokens": sum(sizes),
+            "turns": turns,
+            "grad_norm": norm,
+            "learned_tokens": sum(rows.samples[row].num_policy_tokens for row in learned),
+            "skipped_samples": len(indices) - len(learned),
+        }
 
     def _has_gradient(self, rows: TrainRows, row: int) -> bool:
         """Return whether the sample at index `row` may have a gradient."""
         algorithm = self._algorithm
         if algorithm.entropy_coefficient > 0 or algorithm.kl_coefficient > 0:
             return True
-        return bool(rows.advantages[row].any())
-
-    def _passes(self, samples: Sequence[Sample], indices: Sequence[int]) -> Iterator[list[list[int]]]:
-        """Split samples into passes of rows. A row is a list of sample indices."""
-        settings = self._settings
-        chosen = [samples[row] for row in indices]
-        shares_rows = self._scorer.shares_rows
-        for part in row_passes(chosen, settings.micro_tokens, shares_rows=shares_rows, packs=settings.packing):
-            yield [[indices[place] for place in row] for row in part]
-
-    def _plain_passes(self, samples: Sequence[Sample], indices: Sequence[int]) -> Iterator[list[int]]:
-        for part in passes([samples[row] for row in indices], self._settings.micro_tokens):
-            yield [indices[place] for place in part]
-
-    def _policy_pass(self, rows: TrainRows, part: Sequence[Sequence[int]], sums: defaultdict[str, float]) -> Tensor:
-        """Return the summed loss of all tokens of `part`, a list of rows of sample indices; add metrics to `sums`."""
-        algorithm, device = self._algorithm, self._model.device
-        chosen = [number for row in part for number in row]
-        samples = [rows.samples[number] for number in chosen]
-        scored = self._scorer.score(
-            [[rows.samples[number] for number in row] for row in part],
-            entropy_has_gradient=algorithm.entropy_coefficient > 0,
-        )
-        logp_N, entropy_N = scored
-        old_N = flat([rows.old[row] for row in chosen], device)
-        sampled_N = flat([sample.logprobs[sample.mask] for sample in samples], device)
-        advantage_N = flat([rows.advantages[row] for row in chosen], device)
-        policy = self._loss(Tokens(logp_N, old_N, sampled_N, advantage_N), algorithm)
-        total = policy.loss_N.sum() - algorithm.entropy_coefficient * entropy_N.sum()
-        if algorithm.kl_coefficient > 0:
-            reference_N = flat([rows.reference[row] for row in chosen], device)
-            kl_N = losses.kl_estimate(logp_N, reference_N)
-            total = total + algorithm.kl_coefficient * kl_N.sum()
-            sums["reference_kl"] += float(kl_N.detach().sum())
-        sums["policy_loss"] += float(policy.loss_N.detach().sum())
-        sums["entropy_nats"] += float(entropy_N.detach().sum())
-        sums["approx_kl"] += float(losses.kl_estimate(old_N, logp_N.detach()).sum())
-        sums["sampler_gap"] += float((logp_N.detach() - sampled_N).abs().sum())
-        sums["clip_share"] += float(policy.clipped_N.sum())
-        sums["advantage_abs"] += float(advantage_N.abs().sum())
-        return total
-
-    def _critic_pass(self, rows: TrainRows, chosen: Sequence[int], sums: defaultdict[str, float]) -> Tensor:
-        assert self._critic is not None
-        samples = [rows.samples[row] for row in chosen]
-        with self._scorer.autocast():
-            value_N = self._critic(samples)
-        target = [rows.targets[row][policy_turns(rows.samples[row])] for row in chosen]
-        loss = losses.value_loss(value_N, flat(target, value_N.device)).sum()
-        sums["value_loss"] += float(loss.detach())
-        return loss
-
-    @torch.no_grad()
-    def _estimate(self, samples: Sequence[Sample], episodes: Sequence[int], value_ET: Tensor) -> None:
-        """Write the critic's estimates for the start of each turn to `value_ET`; `episodes` has each sample's row."""
-        assert self._critic is not None
-        for part in passes(samples, self._settings.micro_tokens):
-            with self._scorer.autocast():
-                values = iter(self._critic([samples[row] for row in part]).tolist())
-            for row in part:
-                for turn in policy_turns(samples[row]):
-                    value_ET[episodes[row], turn] = next(values)
-
-    @torch.no_grad()
-    def _logps(self, scorer: TokenScorer | None, samples: Sequence[Sample]) -> list[Floats]:
-        """Return the log-probabilities of each sample's policy tokens."""
-        assert scorer is not None
-        found: dict[int, Floats] = {}
-        with torch_threads(self._settings.threads):
-            for part in self._passes(samples, range(len(samples))):
-                scored = scorer.score([[samples[number] for number in row] for row in part])
-                chosen = [number for row in part for number in row]
-                ends = np.cumsum([samples[number].num_policy_tokens for number in chosen])[:-1]
-                found |= zip(chosen, np.split(scored.logp_N.float().cpu().numpy(), ends), strict=True)
-        return [floats(found[number]) for number in range(len(samples))]
+        return "advantages" not in algorithm.loss.part.needs or bool(rows.advantages[row].any())

@@ -32,8 +32,8 @@ STALE_AFTER = (
     "environments/terminal/families",
     "examples/llm-terminal.yaml",
     "trainer_bridge/algorithms",
+    "trainer_bridge/sources",
     "trainer_bridge/trainers",
-    "trainer_bridge/warmup",
 )
 TWIN = "tests/environments/terminal/test_env.py::test_a_script_is_the_whole_episode"
 EXAMPLE = ROOT / "examples" / "llm-terminal.yaml"
@@ -67,7 +67,7 @@ def train(families: Any, folder: Path) -> dict[str, Any]:
         if run([*envkit, *words, *more, "--backend", "local", "--dialogues", dialogues], ROOT)["exit_code"]:
             raise SystemExit("the oracle did not play")
     resume = ["--resume"] if output.exists() else []
-    words = ["train", EXAMPLE, "--output", output, "--set", f"warmup.file={dialogues}", *resume]
+    words = ["train", EXAMPLE, "--output", output, "--set", f"imitation.file={dialogues}", *resume]
     if run([*envkit, *words], ROOT)["exit_code"]:
         raise SystemExit("the training failed")
     return figures(output)

@@ -37,8 +37,8 @@ STALE_AFTER = (
     "environments/webshop",
     "examples/webshop.yaml",
     "trainer_bridge/algorithms",
+    "trainer_bridge/sources",
     "trainer_bridge/trainers",
-    "trainer_bridge/warmup",
 )
 TWIN = (
     "tests/environments/webshop/test_players.py::test_the_rule_beats_the_first_hit_and_both_score_the_same_on_all_pages"

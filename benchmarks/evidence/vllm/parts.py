@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
-from envkit.trainer_bridge.algorithms import catalogue
+from envkit.config.algorithm import AlgorithmSection
+from envkit.trainer_bridge.algorithms.algorithm import Algorithm
 from envkit.trainer_bridge.engines.vllm.engine import VllmEngine, VllmSettings
 from envkit.trainer_bridge.engines.vllm.interpreter import find_python
 from envkit.trainer_bridge.engines.vllm.launch import ServerSettings
@@ -57,10 +58,8 @@ def trainer(
     model: Any, folder: Path | None, *, precision: str = "float32", temperature: float = 1.0, **others: Any
 ) -> TorchTrainer:
     """Return a trainer of `model` that publishes into `folder` and computes with one thread."""
-    settings = TrainerSettings(
-        1e-6, 1e-5, 1.0, 4096, seed=0, temperature=temperature, threads=1, precision=precision, is_large=True
-    )
-    grpo = catalogue.resolve("grpo", {"minibatches": 1})
+    settings = TrainerSettings(1e-6, 1e-5, 1.0, 4096, seed=0, temperature=temperature, threads=1, precision=precision)
+    grpo = Algorithm.of(AlgorithmSection.model_validate({"minibatches": 1}))
     return TorchTrainer(model, grpo, settings, folder, **others)
 
 

@@ -81,7 +81,7 @@ _PARAMETERS: dict[str, Any] = {
     "force": Annotated[bool, typer.Option("--force", help="Replace the evaluation that is already in the folder.")],
     "dialogues": Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write successful episodes here, for warmup.kind: dialogues."),
+        typer.Option(metavar="FILE", help="Write successful episodes here, for imitation.kind: dialogues."),
     ],
 }
 """The argument and the options, the most used ones first."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -41,8 +41,8 @@ def train(
         again += [word for override in overrides or () for word in ("--set", override)]
         if any((folder / "checkpoints").glob("step-*")):
             again.append("--resume")
-            in_warm_up = summary.content.get("phase") == "warm-up"
-            where = "in the warm-up" if in_warm_up else f"after train step {summary.train_steps}"
+            imitates = summary.content.get("phase") == "imitation"
+            where = "in the imitation" if imitates else f"after train step {summary.train_steps}"
             echo(f"stopped {where}; continue with: {command(*again)}")
         else:
             echo(f"stopped before the first checkpoint; start again with: {command(*again)}")
@@ -66,12 +66,12 @@ def _period(finding: Mapping[str, JSON]) -> str:
 
 def _rows(summary: TrainSummary) -> Iterator[tuple[str, str]]:
     """Yield the names and values of the main results."""
-    is_trained = summary.train_steps > 0
-    yield from _held_out(summary.content, is_trained=is_trained)
+    whens = ("untrained", "before", "after") if summary.train_steps else ("untrained", "after")
+    yield from _held_out(summary.content, whens)
     environments = summary.content.get("environments")
     for env, values in environments.items() if isinstance(environments, dict) else ():
         if isinstance(values, dict):
-            yield from _held_out(values, f", {env}", is_trained=is_trained)
+            yield from _held_out(values, whens, f", {env}")
     step = summary.content.get("best_step")
     if isinstance(best := summary.content.get("eval_success_best"), float):
         yield "best checkpoint", f"step-{step}, {best:.1%} sampled"
@@ -83,16 +83,14 @@ def _rows(summary: TrainSummary) -> Iterator[tuple[str, str]]:
     yield "time", f"{wall_s:.0f} s" if wall_s < 120 else f"{wall_s / 60:.1f} min"
 
 
-def _held_out(values: Mapping[str, JSON], suffix: str = "", *, is_trained: bool) -> Iterator[tuple[str, str]]:
-    """Yield the rows of an environment. A warm-up comes before both evaluations, so that alone it has one value."""
+def _held_out(values: Mapping[str, JSON], whens: Sequence[str], suffix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the held-out results of the evaluations `whens` that were made."""
+    found = {
+        key: [one for when in whens if isinstance(one := values.get(f"{key}_{when}"), float)]
+        for key in ("eval_success", "eval_greedy", "eval_return")
+    }
     for name, key in (("held-out success, sampled", "eval_success"), ("held-out success, greedy", "eval_greedy")):
-        before, after = values.get(f"{key}_before"), values.get(f"{key}_after")
-        if isinstance(before, float):
-            shown = f"{before:.1%} → {after:.1%}" if isinstance(after, float) else f"{before:.1%} before"
-            yield f"{name}{suffix}", shown if is_trained else f"{before:.1%}"
-    first, last = values.get("eval_return_before"), values.get("eval_return_after")
-    if values.get("eval_success_before") is None and isinstance(first, float):
-        yield (
-            f"held-out return, sampled{suffix}",
-            f"{first:.2f} → {last:.2f}" if isinstance(last, float) and is_trained else f"{first:.2f}",
-        )
+        if found[key]:
+            yield f"{name}{suffix}", " → ".join(f"{one:.1%}" for one in found[key])
+    if not found["eval_success"] and found["eval_return"]:
+        yield f"held-out return, sampled{suffix}", " → ".join(f"{one:.2f}" for one in found["eval_return"])

@@ -25,7 +25,7 @@ from envkit.wiring.contexts import Model
 from envkit.wiring.evaluation.contestant import AT_ONCE, Contestant, FoundPolicy, num_envs
 from envkit.wiring.training.models import check_length, check_room, locate
 from envkit.wiring.training.policy import open_engine, open_renderer
-from envkit.wiring.training.resolve import is_tiny, limits_of, resolve
+from envkit.wiring.training.resolve import limits_of, policy_kind, resolve
 
 _WEIGHTS = (".safetensors", ".gguf", ".bin", ".json", ".jinja")
 
@@ -52,9 +52,13 @@ def find_local(evaluation: EvalConfig, kind: str, name: str) -> FoundPolicy:
         at_once = run.num_envs
     options = next((section.options for section in run.envs if section.id == evaluation.env.id), {})
     limits = limits_of(run.rollout)
-    if "max_tokens" in evaluation.rollout.model_fields_set and run.engine.model is not None and not is_tiny(run):
+    if (
+        "max_tokens" in evaluation.rollout.model_fields_set
+        and run.engine.model is not None
+        and policy_kind(run) == "pretrained"
+    ):
         check_length(run.engine.model, limits.max_tokens)
-    if not is_tiny(run):
+    if policy_kind(run) == "pretrained":
         check_room(limits.max_tokens, limits.turn_tokens)
     is_set = "temperature" in evaluation.rollout.model_fields_set
     return FoundPolicy(
@@ -120,7 +124,7 @@ async def _open(run: RunConfig, path: str, options: Options) -> AsyncIterator[Co
     from envkit.wiring.training.torch_parts import find_model
 
     async with AsyncExitStack() as parts:
-        model = await clock.to_thread(partial(find_model, path, is_tiny=is_tiny(run)))
+        model = await clock.to_thread(partial(find_model, path, policy_kind(run)))
         renderer = await open_renderer(parts, run, model)
         engine = await open_engine(parts, run, model)
         player = PolicyPlayer(engine, renderer, limits_of(run.rollout))

@@ -21,15 +21,15 @@ from envkit.installation import EXTRAS, why_missing
 from envkit.registry import EnvSpec
 from envkit.sandbox.bubblewrap.backend import why_unavailable
 from envkit.sandbox.docker import backend as docker
-from envkit.trainer_bridge.algorithms import catalogue
-from envkit.trainer_bridge.warmup.dialogues import parse_dialogues
+from envkit.trainer_bridge.algorithms.algorithm import Algorithm
+from envkit.trainer_bridge.sources.dialogues import parse_dialogues
 from envkit.wiring import environments, tasks
 from envkit.wiring.contexts import Model, RendererContext
 from envkit.wiring.environments import Resources
 from envkit.wiring.training.kinds import vllm
 from envkit.wiring.training.models import CATALOGUE, check_length, check_room, folder_of, is_cached, is_path, verify
 from envkit.wiring.training.remote import check_served
-from envkit.wiring.training.resolve import TURN_TOKENS, algorithm_of, creates_policy, is_served_only, is_tiny, keys_of
+from envkit.wiring.training.resolve import TURN_TOKENS, creates_policy, is_served_only, keys_of, policy_kind
 
 _HIGHEST_RATE = 1e-4
 """Learning rate above which training may destroy a pretrained model."""
@@ -49,7 +49,7 @@ def check(run: RunConfig) -> list[str]:
         _check_renderer,
         _check_algorithm,
         _check_trainer,
-        _check_warmup,
+        _check_imitation,
     ):
         try:
             examine(run)
@@ -80,7 +80,11 @@ async def check_docker(run: RunConfig) -> list[str]:
 def unverified(run: RunConfig) -> list[str]:
     """Return a warning if training would download its model, and one if its learning rate is unusually high."""
     trainer, rate = run.trainer, None
-    if isinstance(trainer, TorchTrainerSection) and "learning_rate" in trainer.model_fields_set and not is_tiny(run):
+    if (
+        isinstance(trainer, TorchTrainerSection)
+        and "learning_rate" in trainer.model_fields_set
+        and policy_kind(run) == "pretrained"
+    ):
         rate = trainer.learning_rate
     return [*_uncached_model(run.engine.model), *_high_learning_rate(rate, has_lora=_has_lora(run))]
 
@@ -144,7 +148,7 @@ def _check_section(run: RunConfig, key: str, section: EnvSection) -> None:
             with environments.make(section.id) as env:
                 # Pass the options to `reset` too, because training does so for each episode.
                 _, info = env.reset(seed=0, options={**section.options})
-            if is_tiny(run) and not info.get("legal_moves"):
+            if policy_kind(run) == "tiny" and not info.get("legal_moves"):
                 reason = f"a tiny policy needs a list of legal moves, which {section.id} does not give; name a model"
                 raise ConfigError([f"engine.model: {reason}"])
     except UnknownEnvError as error:
@@ -179,7 +183,7 @@ def _check_needs(run: RunConfig, key: str, section: EnvSection, spec: EnvSpec) -
         problems.append(f"sandbox.kind: {section.id} needs sandboxes; use auto, local or docker")
     if section.url is None and "judge" in spec.needs and section.judge is None:
         problems.append(f"{key}.judge: {section.id} needs a judge; set MODEL@URL of an endpoint with OpenAI's API")
-    if is_tiny(run):
+    if policy_kind(run) == "tiny":
         problems.append(f"engine.model: a tiny policy cannot play {section.id}, since it lists no moves; name a model")
     if problems:
         raise ConfigError(problems)
@@ -201,9 +205,11 @@ def _check_engine(run: RunConfig) -> None:
     if section.model is not None:
         _check_model(section.model)
         try:
-            if "max_tokens" in run.rollout.model_fields_set and not is_tiny(run):  # the default is lowered
+            if (
+                "max_tokens" in run.rollout.model_fields_set and policy_kind(run) == "pretrained"
+            ):  # the default is lowered
                 check_length(section.model, run.rollout.max_tokens)
-            if not is_tiny(run):
+            if policy_kind(run) == "pretrained":
                 check_room(run.rollout.max_tokens, run.rollout.turn_tokens or TURN_TOKENS)
         except UsageError as error:
             raise ConfigError([error.detail]) from None
@@ -221,7 +227,7 @@ def _check_device(section: str, device: str) -> None:
 
 def _check_renderer(run: RunConfig) -> None:
     section = run.renderer
-    if is_tiny(run) and isinstance(section, AutoRendererSection) and (keys := section.needing_template):
+    if policy_kind(run) == "tiny" and isinstance(section, AutoRendererSection) and (keys := section.needing_template):
         raise ConfigError(f"{key}: needs a chat template, which a tiny policy does not have" for key in keys)
     folder = None if run.engine.model is None else folder_of(run.engine.model)
     files = (
@@ -255,7 +261,8 @@ def _check_model(name: str) -> None:
 
 
 def _check_algorithm(run: RunConfig) -> None:
-    if problems := catalogue.problems(algorithm_of(run), group_size=run.rollout.group_size):
+    algorithm, whole = Algorithm.of(run.algorithm), run.renderer.history == "all"
+    if problems := algorithm.problems(group_size=run.rollout.group_size, whole_history=whole):
         raise ConfigError(problems)
 
 
@@ -263,34 +270,30 @@ def _check_trainer(run: RunConfig) -> None:
     if isinstance(run.trainer, TorchTrainerSection):
         _check_device("trainer", run.trainer.device)
     problems = []
-    if is_tiny(run) and _has_lora(run):
+    if policy_kind(run) == "tiny" and _has_lora(run):
         problems.append("trainer.lora: a tiny policy is trained as a whole; use null, or name a model in engine.model")
-    if is_tiny(run) and getattr(run.trainer, "packing", False):
-        problems.append("trainer.packing: needs a pretrained model; use false, or name one in engine.model")
     if problems:
         raise ConfigError(problems)
 
 
-def _check_warmup(run: RunConfig) -> None:
-    section = run.warmup
+def _check_imitation(run: RunConfig) -> None:
+    section = run.imitation
     if section.kind == "dialogues":
-        if is_tiny(run):
-            raise ConfigError(["warmup.kind: dialogues need a model with a chat template; name one in engine.model"])
+        if policy_kind(run) == "tiny":
+            raise ConfigError(["imitation.kind: dialogues need a model with a chat template; name one in engine.model"])
         if section.file is None or not Path(section.file).is_file():
-            raise ConfigError([f"warmup.file: must name a file of dialogues as JSON lines, got {section.file}"])
+            raise ConfigError([f"imitation.file: must name a file of dialogues as JSON lines, got {section.file}"])
         try:
             parse_dialogues(Path(section.file))
         except UsageError as error:
             raise ConfigError([error.detail]) from None
-    elif section.multi_turn_updates and run.renderer.history != "all":
-        reason = "multi-turn samples need the whole history in the prompt; use 0, or renderer.history: all"
-        raise ConfigError([f"warmup.multi_turn_updates: {reason}"])
     elif section.file is not None:
-        raise ConfigError([f"warmup.file: needs warmup.kind: dialogues, got {section.kind}; or leave out warmup.file"])
-    if run.warmup.kind == "none" and creates_policy(run):
-        raise ConfigError(["warmup.kind: a new tiny policy needs demonstrations; use auto, or name an engine.model"])
-    demonstrates = run.warmup.kind == "demonstrations" or (run.warmup.kind == "auto" and is_tiny(run))
+        raise ConfigError([f"imitation.file: needs imitation.kind: dialogues, got {section.kind}; or leave it out"])
+    if section.kind == "none" and creates_policy(run):
+        raise ConfigError(["imitation.kind: a new tiny policy needs demonstrations; use auto, or name an engine.model"])
+    demonstrates = section.kind == "demonstrations" or (section.kind == "auto" and policy_kind(run) == "tiny")
     known = {spec.id: spec for spec in environments.registered()}
     lacking = [one.id for one in run.envs if one.id in known and known[one.id].expert is None]
     if demonstrates and lacking:
-        raise ConfigError([f"warmup.kind: {lacking[0]} has no expert to demonstrate; use none, and set engine.model"])
+        reason = f"{lacking[0]} has no expert to demonstrate; use none, and set engine.model"
+        raise ConfigError([f"imitation.kind: {reason}"])

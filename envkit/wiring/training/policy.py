@@ -10,33 +10,16 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from envkit import clock
 from envkit.config import RunConfig
 from envkit.config.parts import TransformersEngineSection
 from envkit.errors import UsageError
-from envkit.protocols import PolicyEngine, Renderer, Trainer
-from envkit.trainer_bridge.stopping import Stop
+from envkit.protocols import PhasedTrainer, PolicyEngine, Renderer, Trainer
+from envkit.trainer_bridge.algorithms.algorithm import Algorithm
 from envkit.wiring.contexts import EngineContext, Model, RendererContext, TrainerContext, open_part
 from envkit.wiring.training.models import locate
-from envkit.wiring.training.resolve import algorithm_of, is_tiny
-
-if TYPE_CHECKING:
-    from envkit.trainer_bridge.warmup.warmup import Imitator
-
-
-@runtime_checkable
-class ImitatingTrainer(Trainer, Protocol):
-    """A trainer that can warm up the policy by imitation."""
-
-    def imitator(self, stop: Stop) -> Imitator:
-        """Return an imitator, which trains the weights of this trainer and reports to `stop` what it waits for."""
-        ...
-
-    def begin(self) -> None:
-        """Start reinforcement learning from the imitator's weights."""
-        ...
+from envkit.wiring.training.resolve import policy_kind
 
 
 @dataclass(slots=True)
@@ -77,10 +60,12 @@ async def open_policy(
             renderer = await open_renderer(parts, run, model)
             engine = await open_engine(parts, run, model, announce)
             trainer = await open_trainer(parts, run, model, engine, folder=folder, threads=threads)
-        if run.warmup.kind != "none" and not isinstance(trainer, ImitatingTrainer):
-            raise UsageError(f"warmup.kind: the trainer {run.trainer.kind} cannot imitate; use none, and name a model")
+        if run.imitation.kind != "none" and not isinstance(trainer, PhasedTrainer):
+            raise UsageError(
+                f"imitation.kind: the trainer {run.trainer.kind} cannot imitate; use none, and name a model"
+            )
         about = getattr(engine, "description", f"engine {run.engine.kind}")
-        kind = "" if model is None else "tiny policy, " if model.is_tiny else "pretrained "
+        kind = "" if model is None else "tiny policy, " if model.kind == "tiny" else "pretrained "
         lines = [f"{kind}{about}", getattr(trainer, "description", "")]
         yield Policy(engine, trainer, renderer, ", ".join(filter(None, lines)))
 
@@ -94,7 +79,7 @@ def _model_of(run: RunConfig, scratch: Path) -> Model | None:
     if section.model is not None:
         from envkit.wiring.training.torch_parts import find_model
 
-        return find_model(locate(section.model), is_tiny=is_tiny(run))
+        return find_model(locate(section.model), policy_kind(run))
     if isinstance(section, TransformersEngineSection):
         from envkit.wiring.training.torch_parts import new_tiny_policy
 
@@ -134,12 +119,13 @@ async def open_trainer(
     context = TrainerContext(
         section=run.trainer,
         model=model,
-        algorithm=algorithm_of(run),
+        algorithm=Algorithm.of(run.algorithm),
         engine=engine,
         folder=folder,
         temperature=run.rollout.temperature,
         threads=threads,
         seed=run.seed,
+        imitation_rate=run.imitation.learning_rate or 0.0,
     )
     trainer: Trainer = await open_part(parts, "trainers", run.trainer.kind, context)
     return trainer
@@ -151,4 +137,4 @@ def playing_threads(run: RunConfig) -> int:
     The default for a tiny policy is one thread, because its matrices are small: on idle cores a second thread gains
     nothing, and on busy cores every forward pass waits for the second thread.
     """
-    return run.threads or (1 if is_tiny(run) else 0)
+    return run.threads or (1 if policy_kind(run) == "tiny" else 0)

@@ -17,7 +17,7 @@ from envkit.http.client.env_client import EnvClient
 from envkit.http.client.outages import Outages
 from envkit.http.protocol.messages import PROTOCOL
 from envkit.protocols import EnvHost
-from envkit.wiring.training.resolve import is_served_only, is_tiny, keys_of
+from envkit.wiring.training.resolve import is_served_only, keys_of, policy_kind
 
 _QUEUED_S = 10
 """Seconds that episodes wait for a slot of a full server before the run announces it."""
@@ -49,16 +49,16 @@ def check_served(run: RunConfig) -> None:
         return
     if "sandbox" in run.model_fields_set:
         raise ConfigError(["sandbox: the server of env.url plays the episodes in its own sandboxes; leave it out"])
-    kind = run.warmup.kind
+    kind = run.imitation.kind
     unknown = {key: section.id for key, section in sections.items() if is_served_only(section)}
     if unknown and (
         run.engine.model is None
         or kind == "demonstrations"
-        or (kind == "auto" and is_tiny(run))
-        or (kind == "dialogues" and run.warmup.check_episodes)
+        or (kind == "auto" and policy_kind(run) == "tiny")
+        or (kind == "dialogues" and run.imitation.check_episodes)
     ):
-        reason = "is not installed here, but a new tiny policy and the warm-up play it in this process"
-        remedy = "install its package here, or name engine.model and set warmup.kind: none"
+        reason = "is not installed here, but a new tiny policy and the imitation play it in this process"
+        remedy = "install its package here, or name engine.model and set imitation.kind: none"
         raise ConfigError(f"{key}.id: {env_id} {reason}; {remedy}" for key, env_id in unknown.items())
 
 

@@ -1,4 +1,4 @@
-"""Values derived from a training file: algorithm, episode limits, tasks, and defaults that depend on other keys."""
+"""Values derived from a training file: episode limits, tasks, and defaults that depend on other keys."""
 
 from __future__ import annotations
 
@@ -8,36 +8,35 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from envkit.config import RunConfig, WarmupSection, kinds
+from envkit.config import ImitationSection, RunConfig, kinds
 from envkit.config.grammar import Section
 from envkit.config.parts import RendererSection, TorchTrainerSection, TransformersEngineSection, VllmEngineSection
 from envkit.config.training import EnvSection, RolloutSection
 from envkit.errors import ConfigError, UsageError
 from envkit.registry import EnvSpec
-from envkit.trainer_bridge.algorithms import catalogue
-from envkit.trainer_bridge.algorithms.catalogue import PARTS, Algorithm, Part
 from envkit.trainer_bridge.models.catalogue import CATALOGUE
 from envkit.trainer_bridge.models.saved_policy import SavedPolicy
 from envkit.trainer_bridge.rollout import RolloutLimits
 from envkit.types import Task, stable_hash
 from envkit.wiring import environments, tasks
+from envkit.wiring.contexts import PolicyKind
 from envkit.wiring.environments import refuse_foreign
 from envkit.wiring.training import models
 
-_WARMUP: Mapping[str, tuple[float, float]] = {
+_IMITATION: Mapping[str, tuple[float, float]] = {
+    "updates": (600, 130),
     "batch": (256, 32),
-    "single_turn_states": (30_000, 4096),
-    "single_turn_updates": (250, 100),
-    "multi_turn_updates": (300, 0),
-    "episode_updates": (50, 30),
+    "states": (30_000, 4096),
     "learning_rate": (4e-3, 5e-5),
-    "check_episodes": (256, 64),
+    "check_episodes": (256, 0),
 }
-"""Defaults of the warm-up: of a tiny policy, and of a pretrained one."""
-_LORA_WARMUP_RATE = 2e-4
+"""Defaults of imitation: of a tiny policy, and of a pretrained one."""
+_LORA_IMITATION_RATE = 2e-4
 _DIALOGUE_BATCH = 16
+
+_T = TypeVar("_T")
 
 TURN_TOKENS = 128
 """Default maximum length of an answer of a pretrained model, in tokens."""
@@ -55,7 +54,8 @@ def resolve(run: RunConfig) -> RunConfig:
         ConfigError: The policy file in the folder `engine.model` is damaged or has an unknown format.
         UsageError: That file sets an option that only the user may set.
     """
-    tiny = is_tiny(run)
+    kind = policy_kind(run)
+    tiny = kind == "tiny"
     saved = _saved_policy(run)
     if saved is None or all(saved.options_for(section.id) is None for section in run.envs):
         saved = SavedPolicy(tiny, "", {})
@@ -76,7 +76,7 @@ def resolve(run: RunConfig) -> RunConfig:
         max_tokens = min(max_tokens, _positions(run.engine.model) or max_tokens)
     trainer, engine = run.trainer, run.engine
     if isinstance(trainer, TorchTrainerSection):
-        trainer = trainer_defaults(trainer, is_tiny=tiny)
+        trainer = _trainer_defaults(trainer, is_tiny=tiny)
     if isinstance(engine, (TransformersEngineSection, VllmEngineSection)) and engine.dtype == "auto":
         device = engine.device if isinstance(engine, TransformersEngineSection) else "auto"
         dtype = "float32" if tiny or not has_fast_bfloat16(device) else "bfloat16"
@@ -90,7 +90,7 @@ def resolve(run: RunConfig) -> RunConfig:
         "engine": engine,
         "rollout": run.rollout.model_copy(update=rollout),
     }
-    changed["warmup"] = _warmup(run.model_copy(update=changed), is_tiny=tiny)
+    changed["imitation"] = _imitation(run.model_copy(update=changed), kind)
     return run.model_copy(update=changed)
 
 
@@ -132,16 +132,14 @@ def creates_policy(run: RunConfig) -> bool:
     return run.engine.model is None and isinstance(run.engine, TransformersEngineSection)
 
 
-def is_tiny(run: RunConfig) -> bool:
-    """Whether the policy is tiny: the run creates it, or `engine.model` is the folder of a tiny policy of envkit.
+def policy_kind(run: RunConfig) -> PolicyKind:
+    """Return ``"tiny"`` if the run creates its policy, or `engine.model` is the folder of a tiny policy of envkit.
 
     Raises:
         ConfigError: The policy file in the folder is damaged or has an unknown format.
     """
-    if creates_policy(run):
-        return True
-    saved = _saved_policy(run)
-    return saved is not None and saved.tiny
+    saved = None if creates_policy(run) else _saved_policy(run)
+    return "tiny" if creates_policy(run) or (saved is not None and saved.tiny) else "pretrained"
 
 
 def _saved_policy(run: RunConfig) -> SavedPolicy | None:
@@ -155,19 +153,24 @@ def _saved_policy(run: RunConfig) -> SavedPolicy | None:
         raise ConfigError([f"engine.model: {error.detail}"]) from None
 
 
-def _warmup(run: RunConfig, *, is_tiny: bool) -> WarmupSection:
-    """Return the `warmup` section with the defaults that depend on other keys and on whether the policy is tiny."""
-    section = run.warmup
+def _imitation(run: RunConfig, policy: PolicyKind) -> ImitationSection:
+    """Return the section `imitation` with the defaults that depend on other keys and on the kind of policy."""
+    section, is_tiny = run.imitation, policy == "tiny"
     kind = section.kind if section.kind != "auto" else "demonstrations" if is_tiny else "none"
-    usual: dict[str, float] = {key: tiny if is_tiny else pretrained for key, (tiny, pretrained) in _WARMUP.items()}
+    usual: dict[str, float] = {key: tiny if is_tiny else pretrained for key, (tiny, pretrained) in _IMITATION.items()}
     if getattr(run.trainer, "lora", None) is not None:
-        usual["learning_rate"] = _LORA_WARMUP_RATE
-    if run.renderer.history != "all":
-        usual |= {"multi_turn_updates": 0, "episode_updates": 0}
+        usual["learning_rate"] = _LORA_IMITATION_RATE
     if kind == "dialogues":
-        usual |= {"batch": _DIALOGUE_BATCH, "check_episodes": 0}
-    filled = {key: value for key, value in usual.items() if getattr(section, key) is None}
-    return section.model_copy(update={"kind": kind, **filled})
+        usual["batch"] = _DIALOGUE_BATCH
+        del usual["updates"]  # one pass over the file
+    given = {key: value for key, value in usual.items() if getattr(section, key) is None}
+    return section.model_copy(update={"kind": kind, **given})
+
+
+def filled(value: _T | None) -> _T:
+    """Return `value`, the value of an optional key, for which `resolve` has set a default."""
+    assert value is not None, "resolve fills it in"
+    return value
 
 
 def uses_gpu(device: str, *, machine: Path = Path("/")) -> bool:
@@ -193,7 +196,7 @@ def has_fast_bfloat16(device: str, *, machine: Path = Path("/")) -> bool:
     return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags)
 
 
-def trainer_defaults(section: TorchTrainerSection, *, is_tiny: bool) -> TorchTrainerSection:
+def _trainer_defaults(section: TorchTrainerSection, *, is_tiny: bool) -> TorchTrainerSection:
     """Return the trainer's settings with the defaults that depend on whether the policy is tiny."""
     lora = section.lora
     precision = section.precision
@@ -208,32 +211,6 @@ def trainer_defaults(section: TorchTrainerSection, *, is_tiny: bool) -> TorchTra
     }
     open_keys = {key: value for key, value in defaults.items() if getattr(section, key) in (None, "auto")}
     return section.model_copy(update=open_keys)
-
-
-def algorithm_of(run: RunConfig) -> Algorithm:
-    """Return the algorithm that a training file selects.
-
-    Raises:
-        ConfigError: The algorithm is unknown, its package cannot be imported, or a value has no effect with it.
-    """
-    section = run.algorithm
-    parts = _parts({"advantage": section.advantage, "loss": section.loss})
-    return catalogue.resolve(section.preset, section.model_dump(exclude={"preset"}), parts)
-
-
-def _parts(chosen: Mapping[str, str | None]) -> Mapping[str, Part]:
-    """Return the built-in parts of algorithms and, if one of the `chosen` is not built in, those of other packages."""
-    parts = {part.name: part for part in PARTS}
-    if not {name for name in chosen.values() if name is not None} - parts.keys():
-        return parts
-    for name in kinds.names("algorithms"):
-        try:
-            parts.setdefault(name, kinds.find("algorithms", name))
-        except UsageError as error:
-            if name in chosen.values():
-                key = next(key for key, one in chosen.items() if one == name)
-                raise ConfigError([f"algorithm.{key}: {error.detail}"]) from None
-    return parts
 
 
 def limits_of(section: RolloutSection) -> RolloutLimits:

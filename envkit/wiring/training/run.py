@@ -15,12 +15,13 @@ from envkit import clock, config
 from envkit.config import RunConfig
 from envkit.config.parts import TorchTrainerSection
 from envkit.errors import ConfigError, EnvkitError, leaves
-from envkit.protocols import EnvHost
+from envkit.local_host import SlotHost
+from envkit.protocols import EnvHost, PhasedTrainer
 from envkit.runs.display import Display
 from envkit.runs.files import read_rows
 from envkit.trainer_bridge.diagnostics import Diagnostics, DiagnosticSettings, Probe
-from envkit.trainer_bridge.evaluation.evaluator import Evaluator
-from envkit.trainer_bridge.loop import LoopSettings, TrainLoop
+from envkit.trainer_bridge.evaluation.evaluator import Evaluator, success_of, valid
+from envkit.trainer_bridge.loop import Imitation, LoopSettings, TrainLoop
 from envkit.trainer_bridge.models.saved_policy import SavedPolicy
 from envkit.trainer_bridge.rollout import PolicyPlayer, Rollout
 from envkit.trainer_bridge.run_folder import checkpoint
@@ -28,23 +29,25 @@ from envkit.trainer_bridge.run_folder.checkpoint import RunState
 from envkit.trainer_bridge.run_folder.record import METRICS, RunRecord, refuse_other_format
 from envkit.trainer_bridge.stopping import ONE_S, Stop, stop_on_signals
 from envkit.trainer_bridge.weights.channel import WeightChannel, weights_folder
-from envkit.types import JSON
+from envkit.types import JSON, stable_hash
+from envkit.wiring import environments
 from envkit.wiring import tasks as task_sets
 from envkit.wiring.sandboxes.env_sandboxes import ToolSettings, sandbox_host
 from envkit.wiring.training.checks import check, check_docker
 from envkit.wiring.training.kinds.trackers import open_trackers
 from envkit.wiring.training.models import locate
-from envkit.wiring.training.policy import ImitatingTrainer, Policy, open_policy
+from envkit.wiring.training.policy import Policy, open_policy
 from envkit.wiring.training.remote import check_server, served_host
 from envkit.wiring.training.resolve import (
     env_index,
-    is_tiny,
     limits_of,
     names_of,
+    policy_kind,
     resolve,
     specs_of,
     task_of,
 )
+from envkit.wiring.training.sources import open_source
 
 OnStep: TypeAlias = Callable[[int, Mapping[str, float]], None]
 
@@ -55,8 +58,8 @@ async def train(
     """Train with the settings `run` and write all results into `folder`.
 
     If `folder` contains a run, `resume` continues it from its newest checkpoint and `force` replaces it. At the first
-    SIGINT or SIGTERM, training saves a checkpoint of the last finished train step or warm-up update, and ends. A signal
-    more than `ONE_S` seconds later ends the process immediately. `on_step` is called after each train step with
+    SIGINT or SIGTERM, training saves a checkpoint of the last finished train step or update of imitation, and ends. A
+    signal more than `ONE_S` seconds later ends the process immediately. `on_step` is called after each train step with
     its number and its metrics.
 
     Returns:
@@ -111,7 +114,7 @@ class _Run:
         self._specs = specs_of(run)
         first, *others = run.envs
         self._saved_policy = SavedPolicy(
-            is_tiny(run),
+            policy_kind(run) == "tiny",
             first.id,
             first.options,
             limits_of(run.rollout).turn_tokens,
@@ -142,7 +145,7 @@ class _Run:
         self._stop.request(f"; a signal more than {ONE_S:g} s from now ends the run at once, at its last checkpoint")
 
     async def _play_and_learn(self, opened: ExitStack) -> None:
-        """Load the policy, start the sandboxes, warm up and train.
+        """Load the policy, start the sandboxes, and train.
 
         With `force`, an existing run is deleted only after the steps that fail most often, such as loading the policy.
         """
@@ -161,8 +164,11 @@ class _Run:
                 self._display.announce(f"checkpoints: {size / 1e9:.1f} GB each, {kept} kept, and that of the best step")
             async with self._host() as host:
                 record = self._record or await self._open_record(opened, parts)
-                await self._warm_up(policy, record)
-                loop = self._loop(policy, host, record)
+                if self._newest is not None:
+                    await policy.trainer.restore(str(self._newest))
+                # No output of an expert is executed, and validations of imitation are as harmless: in this process.
+                slots = await parts.enter_async_context(environments.slots(self._run.num_envs))
+                loop = self._loop(policy, host, record, self._imitation(policy, slots))
                 try:
                     await loop.run(self._display)
                 finally:
@@ -197,46 +203,28 @@ class _Run:
         await open_trackers(parts, self._run, record, first_step=first_step)
         return record
 
-    async def _warm_up(self, policy: Policy, record: RunRecord) -> None:
-        """Run the warm-up before reinforcement learning, or restore its result from a checkpoint.
+    def _imitation(self, policy: Policy, slots: SlotHost) -> Imitation | None:
+        """Return the phase of imitation; None without one, or after its end."""
+        run, section = self._run, self._run.imitation
+        if section.kind == "none" or "imitation" in self._state.facts:
+            return None
+        assert isinstance(policy.trainer, PhasedTrainer), "open_policy refuses others"
+        limits, seed = limits_of(run.rollout), stable_hash(run.seed, "validation")
+        rollout = Rollout(slots, PolicyPlayer(policy.engine, policy.renderer, limits), limits, run.num_envs)
+        tasks = [task_of(run, self._specs, "validation", seed, number) for number in range(section.check_episodes or 0)]
 
-        A checkpoint is saved before the warm-up, at intervals during the warm-up, and at its end.
-        """
-        trainer, state = policy.trainer, self._state
-        model = getattr(self._run.engine, "model", None)
+        async def greedy() -> float:
+            """Play validation tasks, which training and evaluation never use."""
+            phase = f"validation-{self._state.imitated}"
+            result = await rollout.groups(tasks, 1, phase=phase, temperature=0.0, seed=0)
+            return success_of(valid(result.trajectories))
 
-        async def save(imitator: checkpoint.Savable | None = None) -> None:
-            state.wall_s = self._elapsed_s()
-            with anyio.CancelScope(shield=True), self._stop.waits_for("the checkpoint of train step 0"):
-                await checkpoint.save(
-                    record.checkpoints,
-                    trainer,
-                    state,
-                    keep=self._run.trainer.keep_checkpoints,
-                    policy=self._saved_policy,
-                    warmup=imitator,
-                    source=None if model is None else Path(locate(model)),
-                )
-
-        if self._newest is None:
-            await save()
-        else:
-            await trainer.restore(str(self._newest))
-        if self._run.warmup.kind == "none" or "warmup" in state.facts:
-            return
-        from envkit.trainer_bridge.warmup import warmup
-        from envkit.wiring.training.warmup import warm_up  # imported late: loads torch
-
-        assert isinstance(trainer, ImitatingTrainer), "open_policy refuses others"
-        imitator = trainer.imitator(self._stop)
-        if self._newest is not None and (self._newest / warmup.STATE).exists():
-            imitator.restore(self._newest)
-        state.facts["warmup"] = await warm_up(
-            self._run, self._specs, policy, imitator, self._display, save=partial(save, imitator)
+        return Imitation(
+            partial(open_source, run, self._specs, policy.renderer, slots),
+            policy.trainer,
+            greedy if tasks else None,
+            section.goal,
         )
-        # Start over, so that the critic and the reference model start from the weights after warm-up.
-        trainer.begin()
-        await save()
 
     @asynccontextmanager
     async def _host(self) -> AsyncIterator[EnvHost]:
@@ -269,7 +257,7 @@ class _Run:
             run.evaluation.episodes * run.evaluation.attempts * len(run.envs),
         )
 
-    def _loop(self, policy: Policy, host: EnvHost, record: RunRecord) -> TrainLoop:
+    def _loop(self, policy: Policy, host: EnvHost, record: RunRecord, imitation: Imitation | None) -> TrainLoop:
         run = self._run
         limits = limits_of(run.rollout)
         player = PolicyPlayer(policy.engine, policy.renderer, limits)
@@ -322,11 +310,26 @@ class _Run:
             elapsed_s=self._elapsed_s,
             stop=self._stop,
             policy=self._saved_policy,
-            on_step=self._on_step,
+            on_step=self._stepped,
             diagnostics=self._diagnostics,
             probe=probe,
             name_of=(lambda number: names[env_index(run, "train", run.seed, number)]) if names else None,
+            imitation=imitation,
+            source=None if (model := run.engine.model) is None else Path(locate(model)),
         )
+
+    def _stepped(self, number: int, values: Mapping[str, float]) -> None:
+        """Warn once if engine and trainer have different number formats, with the difference that this makes."""
+        sampling, learning = (
+            getattr(one, key, "") for one, key in ((self._run.engine, "dtype"), (self._run.trainer, "precision"))
+        )
+        if number == 1 and sampling and learning and sampling != learning:
+            self._display.announce(
+                f"the engine computes in {sampling} and the trainer in {learning}: log-probabilities differ by "
+                f"{values.get('sampler_gap_nats', math.nan):.4f} nats on average; algorithm.correction makes up for it"
+            )
+        if self._on_step is not None:
+            self._on_step(number, values)
 
     def _open_diagnostics(self) -> Diagnostics:
         """Return the diagnostics, with what a resumed run has recorded and found so far."""
@@ -348,11 +351,10 @@ class _Run:
 
     def _summary(self) -> dict[str, JSON]:
         facts = self._state.facts
-        is_warming = self._run.warmup.kind != "none" and "warmup" not in facts
-        before, after = facts.get("before"), facts.get("after")
-        before = before if isinstance(before, dict) else {}
-        after = after if isinstance(after, dict) else {}
-        evaluations = {"before": before, "after": after}
+        imitates = self._run.imitation.kind != "none" and "imitation" not in facts
+        names = (*(["untrained"] if "untrained" in facts else []), "before", "after")
+        evaluations = {name: found if isinstance(found := facts.get(name), dict) else {} for name in names}
+        before, after = evaluations["before"], evaluations["after"]
         is_known = _finite(before.get("eval_success")) is not None
         return {
             **self._of_environments(before, after),
@@ -368,10 +370,10 @@ class _Run:
             "wall_s": round(self._elapsed_s(), 1),
             "seed": self._run.seed,
             "threads": facts.get("threads"),
-            "warmup": facts.get("warmup"),
+            "imitation": facts.get("imitation"),
             "accounting": {**self._state.accounting},
             "diagnosis": self._diagnostics.summary(),
-            "phase": "warm-up" if is_warming else "training",
+            "phase": "imitation" if imitates else "reinforcement",
             "stopped": self._stop.is_requested,
         }
 

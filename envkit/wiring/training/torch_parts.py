@@ -15,24 +15,23 @@ from envkit.config import RunConfig
 from envkit.config.parts import TorchTrainerSection, TransformersEngineSection
 from envkit.errors import EnvkitError, UsageError
 from envkit.runs.files import writing
-from envkit.trainer_bridge.algorithms.critic import critic_and_reference
 from envkit.trainer_bridge.engines.transformers import TransformersEngine
 from envkit.trainer_bridge.models.adapters import base_of
 from envkit.trainer_bridge.models.conversion import silence_transformers
+from envkit.trainer_bridge.models.tiny_policy import make_policy
 from envkit.trainer_bridge.trainers.torch_local import TorchTrainer, TrainerSettings
-from envkit.trainer_bridge.warmup.tiny_policy import make_policy
 from envkit.trainer_bridge.weights.lora import LoraSettings, add_adapter, merge_adapter
 from envkit.types import Observation
-from envkit.wiring.contexts import EngineContext, Model, RendererContext, TrainerContext
+from envkit.wiring.contexts import EngineContext, Model, PolicyKind, RendererContext, TrainerContext
 from envkit.wiring.training.renderer import open_renderer
-from envkit.wiring.training.resolve import limits_of, trainer_defaults
+from envkit.wiring.training.resolve import filled, limits_of
 from envkit.wiring.training.vocabulary import collect_texts
 
 _HUB_TIMEOUT_S = 10.0
 """Timeout of the request that asks the hub whether it has a model."""
 
 
-def find_model(path: str, *, is_tiny: bool = False) -> Model:
+def find_model(path: str, kind: PolicyKind = "pretrained") -> Model:
     """Return the model in a folder or on the hub, with its tokenizer.
 
     Raises:
@@ -42,7 +41,7 @@ def find_model(path: str, *, is_tiny: bool = False) -> Model:
     is_local = Path(path).is_dir() or not _hub_has(path)
     with _loading(path, is_local=is_local):
         tokenizer: Any = transformers.AutoTokenizer.from_pretrained(path, local_files_only=is_local)
-    return Model(path, tokenizer, is_tiny, is_local)
+    return Model(path, tokenizer, kind, is_local)
 
 
 def new_tiny_policy(run: RunConfig, section: TransformersEngineSection, folder: Path) -> Model:
@@ -64,7 +63,7 @@ def new_tiny_policy(run: RunConfig, section: TransformersEngineSection, folder: 
             max_tokens=run.rollout.max_tokens,
             seed=run.seed,
         )
-    model = find_model(str(folder), is_tiny=True)
+    model = find_model(str(folder), "tiny")
     renderer = open_renderer(RendererContext(section=run.renderer, model=model))
     longest, env_id = max((len(renderer.open(Observation(text))), env_id) for env_id, text in texts.openings)
     needed = longest + limits_of(run.rollout).turn_tokens
@@ -102,15 +101,12 @@ def open_torch_local(context: TrainerContext) -> TorchTrainer:
     assert isinstance(context.section, TorchTrainerSection)
     if model is None:
         raise UsageError("trainer.kind: torch_local trains a model, and engine.model names none; name one")
-    section = trainer_defaults(context.section, is_tiny=model.is_tiny)
-    assert section.learning_rate is not None, "trainer_defaults fills it in"
-    assert section.critic_learning_rate is not None, "trainer_defaults fills it in"
-    assert section.micro_tokens is not None, "trainer_defaults fills it in"
+    section = context.section
     settings = TrainerSettings(
-        learning_rate=section.learning_rate,
-        critic_learning_rate=section.critic_learning_rate,
+        learning_rate=filled(section.learning_rate),
+        critic_learning_rate=filled(section.critic_learning_rate),
         max_grad_norm=section.max_grad_norm,
-        micro_tokens=section.micro_tokens,
+        micro_tokens=filled(section.micro_tokens),
         seed=context.seed,
         temperature=context.temperature,
         threads=context.threads,
@@ -120,8 +116,9 @@ def open_torch_local(context: TrainerContext) -> TorchTrainer:
         weight_decay=section.weight_decay,
         precision=section.precision,
         gradient_checkpointing=bool(section.gradient_checkpointing),
-        is_large=not model.is_tiny,
         packing=section.packing,
+        imitation_rate=context.imitation_rate,
+        imitates_with_muon=model.kind == "tiny",
     )
     lora = section.lora
     learning = _load(model, device=device_of(section.device), dtype="float32" if lora is None else section.precision)
@@ -129,15 +126,12 @@ def open_torch_local(context: TrainerContext) -> TorchTrainer:
         targets = () if lora.targets == "all-linear" else tuple(lora.targets)
         base = str(Path(model.path).resolve()) if Path(model.path).is_dir() else model.path
         add_adapter(learning, LoraSettings(lora.rank, lora.alpha, targets), base=base, seed=context.seed)
-    critic, reference = critic_and_reference(learning, context.algorithm, seed=context.seed)
     trainer = TorchTrainer(
         learning,
         context.algorithm,
         settings,
         None if isinstance(engine, TransformersEngine) else context.folder,
         engine_dtype=getattr(engine, "dtype", "float32"),
-        critic=critic,
-        reference=reference,
         tokenizer=model.tokenizer,
         publishes_adapter=lora is not None and getattr(engine, "takes_adapters", False),
     )

@@ -16,7 +16,6 @@ from envkit import clock, config
 from envkit.errors import EnvkitError
 from envkit.protocols import PolicyEngine
 from envkit.runs.display import SilentDisplay
-from envkit.trainer_bridge.algorithms import catalogue
 from envkit.trainer_bridge.trainers.torch_local import TorchTrainer, TrainerSettings
 from envkit.trainer_bridge.weights.channel import WeightChannel, weights_folder
 from envkit.trainer_bridge.weights.lora import LoraSettings, add_adapter
@@ -27,6 +26,7 @@ from tests.contract.engines.vllm_server import LORA_RANK
 from tests.trainer_bridge.diagnostics.runs import SETTINGS, Run, WordHost
 from tests.trainer_bridge.fakes import LetterRenderer
 from tests.trainer_bridge.models import open_model
+from tests.trainer_bridge.trainees import algorithm_of
 
 pytestmark = pytest.mark.vllm
 HOW = SamplingParams(max_tokens=12, seed=3)
@@ -36,7 +36,7 @@ def trainer_of(model: Any, folder: Path, **how: Any) -> TorchTrainer:
     settings = TrainerSettings(
         learning_rate=1e-4, critic_learning_rate=1e-4, max_grad_norm=1.0, micro_tokens=512, seed=7, threads=1
     )
-    return TorchTrainer(model, catalogue.resolve("grpo", {}), settings, folder, **how)
+    return TorchTrainer(model, algorithm_of(), settings, folder, **how)
 
 
 def test_the_log_probabilities_agree_after_each_of_three_updates(
@@ -166,7 +166,7 @@ def test_an_update_that_is_withheld_is_named_and_stops_the_run(
         )
         how = replace(SETTINGS, steps=2, groups_per_step=2)
         with weights_folder(tmp_path) as folder:
-            trainer = Unsaved(open_model(smollm2), catalogue.resolve("grpo", {}), settings, folder)
+            trainer = Unsaved(open_model(smollm2), algorithm_of(), settings, folder)
             async with vllm_rig.opened() as opened:
                 engine: PolicyEngine = Withholding(opened)
                 stop_on = frozenset({"weights_not_applied"})

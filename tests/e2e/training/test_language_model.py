@@ -20,7 +20,7 @@ EXAMPLES = [
 ]
 DIALOGUES = [{"messages": [{"role": role, "content": "up"} for role in ("user", "assistant")]}] * 40
 FILES: dict[str, tuple[str, list[dict[str, Any]]]] = {
-    **dict.fromkeys(SANDBOXED, ("warmup.file", DIALOGUES)),
+    **dict.fromkeys(SANDBOXED, ("imitation.file", DIALOGUES)),
     "llm-questions": ("env.options.file", [{"prompt": f"What is {n} * 3?", "answer": 3 * n} for n in range(40)]),
 }
 """Examples that read a file of JSON lines: the key that names it, and its lines."""
@@ -43,12 +43,12 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.model
 def test_a_language_model_imitates_and_then_learns_from_reward(tmp_path: Path, smollm2: Path) -> None:
-    lessons = ("warmup.single_turn_states=32", "warmup.single_turn_updates=3", "warmup.batch=8")
+    lessons = ("imitation.states=32", "imitation.updates=3", "imitation.batch=8")
     small = ("trainer.steps=2", "trainer.groups_per_step=2", "rollout.group_size=4", "evaluation.episodes=0")
     easy = ("env.options.size=2", "env.options.max_moves=4", "trainer.schedule=linear")
     summary = train("llm-lake", tmp_path / "run", f"engine.model={smollm2}", *lessons, *small, *easy)
 
-    assert summary["warmup"]["single_turn_updates"] == 3
+    assert summary["imitation"]["updates"] == 3
     assert summary["train_steps"] == 2
     assert summary["episodes"] == 2 * 2 * 4
     rows = metrics(tmp_path / "run")
@@ -69,7 +69,7 @@ def test_an_example_of_a_language_model_runs_with_any_model_that_chats(example: 
         (tmp_path / "lines.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
         changes.append(f"{key}={tmp_path / 'lines.jsonl'}")
     elif "arithmetic" not in example:
-        changes += ["warmup.single_turn_states=16", "warmup.single_turn_updates=1", "warmup.batch=4"]
+        changes += ["imitation.states=16", "imitation.updates=1", "imitation.batch=4"]
     if example in SANDBOXED:
         changes.append("sandbox.kind=local")
     summary = train(example, tmp_path / "run", *changes)

@@ -33,11 +33,8 @@ SMALL: dict[str, Any] = {
     "algorithm": {"preset": "grpo"},
     "trainer": {"steps": 6, "groups_per_step": 4, "checkpoint_every": 2}, "threads": 1,
     "evaluation": {"episodes": 4, "every": 3},
-    "warmup": {
-        "single_turn_states": 50, "single_turn_updates": 4, "multi_turn_updates": 4, "batch": 8,
-        "episode_updates": 10, "check_episodes": 4,
-    },
-    "tracking": {"trajectories_every": 3, "trajectories": 4},
+    "imitation": {"states": 50, "updates": 18, "batch": 8, "check_episodes": 4},
+    "tracking": {"trajectories_every": 3},
 }  # fmt: skip
 
 
@@ -53,9 +50,11 @@ def train(file: Path, folder: Path, *words: str) -> str:
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
-    """The metrics, without those that depend on the machine's speed."""
+    """The metrics, without times and memory."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [{key: value for key, value in json.loads(line).items() if not key.endswith("_s")} for line in lines]
+    return [
+        {key: value for key, value in json.loads(line).items() if not key.endswith(("_s", "_mib"))} for line in lines
+    ]
 
 
 def evaluations(folder: Path) -> list[dict[str, Any]]:

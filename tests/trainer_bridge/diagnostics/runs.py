@@ -15,7 +15,6 @@ from transformers import AutoTokenizer
 from envkit import clock
 from envkit.protocols import EnvHost, Episode, PolicyEngine, Renderer, Trainer
 from envkit.runs.display import SilentDisplay
-from envkit.trainer_bridge.algorithms import catalogue
 from envkit.trainer_bridge.diagnostics import Diagnostics, DiagnosticSettings, Probe
 from envkit.trainer_bridge.engines.transformers import TransformersEngine
 from envkit.trainer_bridge.evaluation.evaluator import Evaluator
@@ -30,6 +29,7 @@ from envkit.trainer_bridge.weights.channel import WeightChannel
 from envkit.types import Info, Observation, Reset, Step, Task, stable_hash
 from tests.trainer_bridge.loop_parts import Notes
 from tests.trainer_bridge.models import open_model
+from tests.trainer_bridge.trainees import algorithm_of
 
 SETTINGS = LoopSettings(
     steps=3,
@@ -172,6 +172,6 @@ def tiny_run(
     trainer_settings = TrainerSettings(
         learning_rate=learning_rate, critic_learning_rate=1e-3, max_grad_norm=1.0, micro_tokens=4096, seed=7, threads=1
     )
-    trainer = TorchTrainer(model, catalogue.resolve("grpo", {}), trainer_settings, None)
+    trainer = TorchTrainer(model, algorithm_of(), trainer_settings, None)
     playing = engine(deepcopy(model), pad_id=0, threads=1, source=trainer.copy_to)
     return Run(folder, playing, trainer, renderer(policy), WordHost(is_alike=is_alike), **how)

@@ -56,7 +56,7 @@ def test_the_configuration_knows_every_finding() -> None:
         ("no_valid_action", {"action_is_valid": 0.0}, ["no action of the last 10 train steps was valid"]),
         ("no_valid_action", {"action_is_valid": None, "empty_actions": 1.0}, ["every action", "check-template"]),
         ("completions_cut_off", {"cut_completions": 0.75}, ["75% of the completions", "rollout.turn_tokens; raise it"]),
-        ("ratio_always_1", {"approx_kl": 0.0}, ["ratio was 1 for every token in all 2 updates", "old_logprobs"]),
+        ("ratio_always_1", {"approx_kl": 1e-12}, ["ratio was 1 for every token in all 2 updates", "old_logprobs"]),
         ("engine_disagrees", {"sampler_gap_nats": 0.02}, ["differ by 0.02 nats per token (limit 0.001)"]),
     ],
 )

@@ -19,6 +19,7 @@ from envkit.config import RunConfig, evaluation
 from envkit.config.parts import AutoRendererSection
 from envkit.errors import UsageError
 from envkit.runs.episodes import episode_of
+from envkit.trainer_bridge.algorithms.algorithm import Algorithm
 from envkit.trainer_bridge.render import ChatRenderer, PlainRenderer
 from envkit.trainer_bridge.rollout import Rollout
 from envkit.trainer_bridge.weights.files import checksum
@@ -128,13 +129,13 @@ def test_an_episode_too_short_for_a_single_turn_is_refused() -> None:
 
 def test_a_critic_and_a_reference_are_made_where_the_algorithm_needs_them(tmp_path: Path) -> None:
     for preset, changes, kinds in (
-        ("grpo", {}, (False, False)),
-        ("ppo", {}, (True, False)),
-        ("reinforce", {"kl_coefficient": 0.1}, (False, True)),
+        ("grpo", {}, (0, False)),
+        ("ppo", {}, (1, False)),
+        ("reinforce", {"kl_coefficient": 0.1}, (0, True)),
     ):
         run = run_of(algorithm={"preset": preset, **changes})
-        policy = open_policy(run)
-        assert (policy.trainer._critic is not None, policy.trainer._reference is not None) == kinds
+        learner = open_policy(run).trainer._learner
+        assert (len(learner.critics), learner.reference is not None) == kinds
 
 
 def test_a_trainer_takes_the_temperature_that_episodes_are_sampled_at(tmp_path: Path) -> None:
@@ -247,7 +248,7 @@ def test_an_engine_that_cannot_copy_gets_the_weights_in_files(tiny_folder: Path,
     context = TrainerContext(
         section=run.trainer,
         model=find_model(str(tiny_folder)),
-        algorithm=resolve.algorithm_of(run),
+        algorithm=Algorithm.of(run.algorithm),
         engine=ScriptedEngine(),
         folder=tmp_path / "weights",
         temperature=1.0,

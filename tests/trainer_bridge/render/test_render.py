@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from envkit.protocols import Renderer
+from envkit.trainer_bridge.models.tiny_policy import make_tokenizer
 from envkit.trainer_bridge.render import ChatRenderer, PlainRenderer
-from envkit.trainer_bridge.warmup.tiny_policy import make_tokenizer
 from envkit.types import Exchange, Observation
 from tests.trainer_bridge.models import CHAT_TEMPLATE, WORDS, chat_tokenizer
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from envkit import clock
 from envkit.errors import UsageError
+from envkit.trainer_bridge.models.tiny_policy import make_tokenizer
 from envkit.trainer_bridge.render import ChatRenderer, PlainRenderer
 from envkit.trainer_bridge.rollout import PolicyPlayer, RolloutLimits, play
 from envkit.trainer_bridge.samples import samples_from
 from envkit.trainer_bridge.thoughts import without_thoughts
-from envkit.trainer_bridge.warmup.tiny_policy import make_tokenizer
 from envkit.types import (
     Completion,
     Exchange,

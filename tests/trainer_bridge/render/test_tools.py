@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from envkit import clock
 from envkit.checks.template import BASH
 from envkit.errors import UsageError
+from envkit.trainer_bridge.models.tiny_policy import make_tokenizer
 from envkit.trainer_bridge.render import ChatRenderer, PlainRenderer
 from envkit.trainer_bridge.rollout import PolicyPlayer, RolloutLimits, play
 from envkit.trainer_bridge.samples import samples_from
 from envkit.trainer_bridge.tool_calls import MARKUP_TOKENS, as_call
-from envkit.trainer_bridge.warmup.tiny_policy import make_tokenizer
 from envkit.types import Exchange, Observation, Reset, RolloutRequest, Task, ToolSchema
 from tests.trainer_bridge.fakes import Answer, ScriptedEngine, ScriptedHost
 from tests.trainer_bridge.models import WORDS

@@ -41,7 +41,7 @@ def names(folder: Path) -> list[str]:
 
 
 def test_the_state_comes_back_as_it_was(tmp_path: Path) -> None:
-    state = RunState(5, 640, 3, 12.25, {"before": {"eval_success": 0.5}, "evaluated": 4, "warmup": None})
+    state = RunState(5, 40, 640, 3, 12.25, {"before": {"eval_success": 0.5}, "evaluated": 4})
     place = save(tmp_path, taught(5), state, keep=2)
     assert place == tmp_path / "step-5"
     assert checkpoint.load_state(place) == state

@@ -17,9 +17,9 @@ import anyio
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from envkit.trainer_bridge.algorithms import catalogue
 from envkit.trainer_bridge.trainers.torch_local import TorchTrainer, TrainerSettings
 from tests.trainer_bridge.models import fast_format, sample
+from tests.trainer_bridge.trainees import algorithm_of
 
 ROW_TOKENS = 256
 
@@ -49,10 +49,9 @@ def update(model: Any, micro_tokens: int, *, is_checkpointing: bool) -> float:
         micro_tokens,
         seed=0,
         precision=fast_format(),
-        is_large=True,
         gradient_checkpointing=is_checkpointing,
     )
-    trainer = TorchTrainer(model, catalogue.resolve("grpo", {"minibatches": 1}), settings, None)
+    trainer = TorchTrainer(model, algorithm_of(minibatches=1), settings, None)
     rows = 2 * micro_tokens // ROW_TOKENS  # two passes, so that gradients are added to
     draw = torch.Generator().manual_seed(0)
     ids = torch.randint(3, model.config.vocab_size, (rows, ROW_TOKENS), generator=draw).tolist()

@@ -18,9 +18,7 @@ from transformers import AutoModelForCausalLM
 from envkit import clock
 from envkit.errors import UsageError
 from envkit.trainer_bridge.engines.transformers import TransformersEngine
-from envkit.trainer_bridge.stopping import Stop
 from envkit.trainer_bridge.trainers.token_logps import TokenScorer
-from envkit.trainer_bridge.warmup.warmup import Stage
 from envkit.trainer_bridge.weights.files import checksum, copy_weights, is_of_adapter
 from envkit.trainer_bridge.weights.lora import LoraSettings, merge_adapter
 from tests.trainer_bridge.models import open_model
@@ -40,13 +38,12 @@ def folder(request: pytest.FixtureRequest, tiny_folder: Path, chat_folder: Path)
 
 
 def trainee(folder: Path, weights: Path | None = None, *, kind: str = "grpo", **how: Any) -> Trainee:
-    settings = {"is_large": True, "adapter": ADAPTER, **KINDS[kind], **how}
+    settings = {"adapter": ADAPTER, **KINDS[kind], **how}
     return Trainee(folder, weights, **settings)
 
 
 def learn(one: Trainee, folder: Path, *seeds: int) -> Mapping[str, float]:
-    reports = [one.update(draw_samples(seed, 8, folder)) for seed in seeds]
-    return {**reports[-1], "peak_memory_mib": 0.0}
+    return [one.update(draw_samples(seed, 8, folder)) for seed in seeds][-1]
 
 
 def shake_adapter(model: Any, seed: int) -> None:
@@ -79,7 +76,7 @@ def test_training_changes_the_adapter_and_no_other_weight(kind: str, folder: Pat
 
 def test_a_new_adapter_changes_nothing_and_is_drawn_from_the_seed(folder: Path) -> None:
     samples = draw_samples(0, 8, folder)
-    plain = Trainee(folder, None, preset="grpo", is_large=True)
+    plain = Trainee(folder, None, preset="grpo")
     one, same, other = (trainee(folder, seed=seed) for seed in (3, 3, 4))
     for logps, expected in zip(one.score(samples), plain.score(samples), strict=True):
         assert logps == pytest.approx(expected, abs=1e-6)
@@ -109,10 +106,10 @@ def test_the_gradient_of_an_adapter_follows_from_that_of_the_merged_weights(fold
 
 
 def test_updates_of_a_millionth_are_kept_beside_a_base_of_bfloat16(folder: Path) -> None:
-    one = trainee(folder, base_dtype=torch.bfloat16, precision="bfloat16", learning_rate=1e-6)
+    one = trainee(folder, dtype=torch.bfloat16, precision="bfloat16", learning_rate=1e-6)
     formats = {is_of_adapter(name): weight.dtype for name, weight in one.model.named_parameters()}
     assert formats == {True: torch.float32, False: torch.bfloat16}
-    assert (one.trainer._scorer.in_blocks, one.trainer._scorer.shares_rows) == (True, True)
+    assert (one.scorer.in_blocks, one.scorer.shares_rows) == (True, True)
     shake_adapter(one.model, 1)
     before = {name: weight.detach().clone() for name, weight in one.model.named_parameters() if is_of_adapter(name)}
     learn(one, folder, 0)
@@ -125,9 +122,9 @@ def test_updates_of_a_millionth_are_kept_beside_a_base_of_bfloat16(folder: Path)
 def test_the_reference_is_the_policy_before_training_and_shares_its_frozen_weights(folder: Path) -> None:
     one = trainee(folder, kind="grpo with kl")
     samples = draw_samples(0, 8, folder)
-    base = Trainee(folder, None, preset="grpo", is_large=True).score(samples)
+    base = Trainee(folder, None, preset="grpo").score(samples)
     learn(one, folder, 0, 1)
-    found = one.trainer._logps(one.trainer._reference_scorer, samples)
+    found = one.trainer._learner.score(samples, of_reference=True)
     for logps, expected in zip(found, base, strict=True):
         assert logps.tolist() == pytest.approx(expected, abs=1e-6)
     assert one.score(samples)[0] != pytest.approx(base[0], abs=1e-3)
@@ -138,32 +135,27 @@ def test_the_reference_is_the_policy_before_training_and_shares_its_frozen_weigh
 
 def test_the_critic_trains_its_own_adapter_and_shares_the_frozen_weights(folder: Path) -> None:
     one = trainee(folder, kind="ppo")
-    assert one.critic is not None
-    trained = [name for name, weight in one.critic.named_parameters() if weight.requires_grad]
+    (critic,) = one.critics
+    trained = [name for name, weight in critic.named_parameters() if weight.requires_grad]
     assert set(trained) == {"head.weight", "head.bias"} | {name for name in trained if is_of_adapter(name)}
-    before = {name: one.critic.get_parameter(name).detach().clone() for name in trained}
+    before = {name: critic.get_parameter(name).detach().clone() for name in trained}
     learn(one, folder, 0, 1)
-    assert [name for name in trained if torch.equal(before[name], one.critic.get_parameter(name))] == []
-    weight = one.critic.body.layers[0].mlp.up_proj.base_layer.weight
+    assert [name for name in trained if torch.equal(before[name], critic.get_parameter(name))] == []
+    weight = critic.body.layers[0].mlp.up_proj.base_layer.weight
     assert weight.data_ptr() == one.model.base_model.layers[0].mlp.up_proj.base_layer.weight.data_ptr()
 
 
-def test_a_warm_up_trains_the_adapter_and_is_the_reference_afterwards(folder: Path) -> None:
-    one = trainee(folder, kind="grpo with kl")
+def test_imitation_trains_the_adapter_and_is_the_reference_afterwards(folder: Path) -> None:
+    one = trainee(folder, kind="grpo with kl", imitation_rate=1e-2)
     samples = draw_samples(0, 8, folder)
     before = plain_weights(one.model)
     start = one.score(samples)
-
-    async def never(update: int, loss: float) -> bool:
-        return False
-
-    imitator = one.trainer.imitator(Stop(lambda line: None))
-    clock.run(partial(imitator.run, Stage(3, 8, 1e-2), lambda update: samples, after=never), virtual=True)
-    one.trainer.begin()
+    one.imitate([samples] * 3)
+    one.trainer.begin("reinforcement", 1)
     warm = one.score(samples)
     assert warm[0] != pytest.approx(start[0], abs=1e-3)
     assert all(torch.equal(before[name], weight) for name, weight in plain_weights(one.model).items())
-    found = one.trainer._logps(one.trainer._reference_scorer, samples)
+    found = one.trainer._learner.score(samples, of_reference=True)
     assert [logps.tolist() for logps in found] == warm
 
 
@@ -198,7 +190,7 @@ def test_an_engine_plays_with_the_adapter_added_to_the_weights(kind: str, folder
 
 
 def test_merged_weights_are_rounded_once(folder: Path) -> None:
-    one = trainee(folder, base_dtype=torch.bfloat16)
+    one = trainee(folder, dtype=torch.bfloat16)
     shake_adapter(one.model, 1)
     playing = open_model(folder).to(torch.bfloat16)
     before = playing.get_parameter("model.layers.0.mlp.up_proj.weight").detach().clone()
@@ -246,7 +238,7 @@ def test_a_restored_adapter_goes_on_bit_for_bit(kind: str, folder: Path, tmp_pat
     learn(first, folder, 0)
     first.save(tmp_path)
     second = trainee(folder, kind=kind)
-    for module in filter(None, (second.model, second.reference, second.critic)):
+    for module in filter(None, (second.model, second.reference, *second.critics)):
         shake_adapter(module, 9)
     second.restore(tmp_path)
     assert second.trainer.version == 1
@@ -297,4 +289,4 @@ def test_a_merged_checkpoint_plays_like_the_adapted_model(folder: Path, tmp_path
 @pytest.mark.model
 def test_a_pretrained_model_in_bfloat16_shares_rows(smollm2: Path) -> None:
     model: Any = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.bfloat16)
-    assert TokenScorer(model.eval(), in_blocks=True).shares_rows
+    assert TokenScorer(model.eval()).shares_rows

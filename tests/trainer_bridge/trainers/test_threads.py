@@ -15,9 +15,8 @@ from envkit import clock, config
 from envkit.trainer_bridge.engines.transformers import TransformersEngine
 from envkit.trainer_bridge.engines.vllm import launch
 from envkit.trainer_bridge.threads import torch_threads
-from envkit.trainer_bridge.warmup.warmup import Imitator, Stage
 from envkit.wiring.training.policy import playing_threads
-from tests.trainer_bridge.models import open_model, sample
+from tests.trainer_bridge.models import open_model
 from tests.trainer_bridge.trainees import KINDS, Trainee, draw_samples
 from tests.trainer_bridge.watched import params
 
@@ -96,7 +95,7 @@ def test_a_number_of_threads_holds_in_its_block_alone_and_0_leaves_it() -> None:
         assert torch.get_num_threads() == 2
 
 
-def test_the_engine_generates_and_trainers_learn_with_their_own_number_of_threads(
+def test_the_engine_generates_and_the_trainer_learns_with_its_own_number_of_threads(
     tiny_folder: Path, tmp_path: Path
 ) -> None:
     seen: list[int] = []
@@ -108,17 +107,12 @@ def test_the_engine_generates_and_trainers_learn_with_their_own_number_of_thread
     played.register_forward_pre_hook(note)
     engine = TransformersEngine(played, pad_id=0, threads=3)
     trainee = Trainee(tiny_folder, tmp_path, **KINDS["grpo"], threads=2)
-    trainee.model.register_forward_pre_hook(note)
-    imitator = Imitator(trainee.model, max_grad_norm=1.0, micro_tokens=1000, threads=4)
-
-    async def never(update: int, loss: float) -> bool:
-        return False
+    trainee.model.base_model.register_forward_pre_hook(note)
 
     async def main() -> None:
         await engine.generate([1, 5, 6], params(n=1))
         await trainee.trainer.accumulate(draw_samples(0, 4, tiny_folder))
         await trainee.trainer.update()
-        await imitator.run(Stage(1, 1, 1e-2), lambda update: [sample([1, 5, 6], ([7], ()))], after=never)
 
     clock.run(main)
-    assert list(dict.fromkeys(seen)) == [3, 2, 4]
+    assert list(dict.fromkeys(seen)) == [3, 2]

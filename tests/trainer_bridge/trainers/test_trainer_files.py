@@ -15,8 +15,7 @@ from envkit.errors import UsageError
 from envkit.types import SamplingParams
 from tests.trainer_bridge.models import open_model, slow_generate, write_tiny
 from tests.trainer_bridge.trainees import KINDS, Trainee, draw_samples
-
-EVERY_KIND = pytest.mark.parametrize("kind", KINDS)
+from tests.trainer_bridge.trainers.own_parts import TWO_CRITICS
 
 
 def learn(trainee: Trainee, folder: Path, seed: int) -> Mapping[str, float]:
@@ -35,13 +34,23 @@ def test_a_checkpoint_is_as_large_as_the_trainer_says(tiny_folder: Path, tmp_pat
     assert 0 <= size - trainee.trainer.checkpoint_bytes < 64_000  # names and shapes
 
 
-@EVERY_KIND
-def test_a_restored_trainer_goes_on_bit_for_bit(kind: str, tiny_folder: Path, tmp_path: Path) -> None:
-    unbroken = Trainee(tiny_folder, tmp_path, **KINDS[kind])
+@pytest.mark.parametrize(
+    ("how", "phase"),
+    [
+        *((how, "reinforcement") for how in [*KINDS.values(), {"algorithm": TWO_CRITICS}]),
+        *((KINDS["ppo"], f"imitation, {optimizer}") for optimizer in ("Muon", "AdamW")),
+    ],
+)
+def test_a_restored_trainer_goes_on_bit_for_bit(how: Any, phase: str, tiny_folder: Path, tmp_path: Path) -> None:
+    def begun() -> Trainee:
+        trainee = Trainee(tiny_folder, tmp_path, imitation_rate=0.01, imitates_with_muon="Muon" in phase, **how)
+        if phase != "reinforcement":
+            trainee.trainer.begin("imitation", 5)
+        return trainee
+
+    unbroken, first = begun(), begun()
     for seed in range(3):
         expected = learn(unbroken, tiny_folder, seed)
-
-    first = Trainee(tiny_folder, tmp_path, **KINDS[kind])
     for seed in range(2):
         learn(first, tiny_folder, seed)
     place = tmp_path / "checkpoint"
@@ -50,7 +59,7 @@ def test_a_restored_trainer_goes_on_bit_for_bit(kind: str, tiny_folder: Path, tm
 
     # What the second part of a run starts from differs in every weight; nothing of it may be left.
     other = write_tiny(tmp_path / "other", seed=77)
-    second = Trainee(other, tmp_path, **KINDS[kind])
+    second = Trainee(other, tmp_path, imitation_rate=0.01, imitates_with_muon="Muon" in phase, **how)
     second.restore(place)
     assert second.trainer.version == 2
     assert learn(second, tiny_folder, 2) == expected

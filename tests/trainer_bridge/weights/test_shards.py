@@ -56,7 +56,7 @@ def test_a_tensor_above_the_limit_has_its_own_file(folder: Path, tmp_path: Path)
 def test_an_engine_gets_each_version_in_several_files_and_the_older_folder_is_removed(
     adapter: LoraSettings | None, folder: Path, tmp_path: Path
 ) -> None:
-    trainee = Trainee(folder, tmp_path / "weights", preset="grpo", is_large=True, adapter=adapter, shard_mib=1)
+    trainee = Trainee(folder, tmp_path / "weights", preset="grpo", adapter=adapter, shard_mib=1)
     playing = open_model(folder)
     channel = WeightChannel(trainee.trainer, TransformersEngine(playing, pad_id=0))
     for version in range(2):
@@ -69,7 +69,7 @@ def test_an_engine_gets_each_version_in_several_files_and_the_older_folder_is_re
 
 
 def test_a_checkpoint_is_split_and_restored_bit_for_bit(folder: Path, tmp_path: Path) -> None:
-    how: dict[str, Any] = {"preset": "grpo", "kl_coefficient": 0.1, "is_large": True, "shard_mib": 1}
+    how: dict[str, Any] = {"preset": "grpo", "kl_coefficient": 0.1, "shard_mib": 1}
     unbroken = Trainee(folder, None, **how)
     unbroken.update(draw_samples(0, 8, folder))
     unbroken.save(tmp_path)

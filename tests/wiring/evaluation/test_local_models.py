@@ -13,7 +13,7 @@ from envkit.trainer_bridge.models.saved_policy import SavedPolicy
 from envkit.wiring.evaluation import local_models
 from envkit.wiring.evaluation.contestant import FoundPolicy
 from envkit.wiring.evaluation.policies import find_policy
-from envkit.wiring.training.resolve import is_tiny, resolve
+from envkit.wiring.training.resolve import policy_kind, resolve
 from tests.trainer_bridge.models import write_chat, write_tiny
 
 
@@ -68,7 +68,7 @@ def test_a_checkpoint_is_still_tiny_when_the_folder_that_it_began_as_is_gone(tmp
     gone = config.parse({"env": {"id": "FrozenLake-v0"}, "engine": {"model": "./gone"}})
     (tmp_path / "config.yaml").write_text(config.dump(resolve(gone)))
     _, content = local_models._checkpoint(tmp_path)
-    assert is_tiny(config.parse(content))
+    assert policy_kind(config.parse(content)) == "tiny"
 
 
 def test_a_run_with_vllm_plays_its_checkpoint_and_not_what_a_server_has(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from envkit.errors import ConfigError, UsageError
 from envkit.runs.display import SilentDisplay
 from envkit.runs.files import read_rows
 from envkit.wiring.evaluation.policies import find_policy, kind_of
-from envkit.wiring.training import resolve
 from envkit.wiring.training.run import train
 
 OUTSIDE = """
@@ -92,13 +91,15 @@ def test_a_trainer_that_cannot_imitate_is_refused_before_a_run_is_replaced(insta
     tiny = {"hidden_size": 16, "layers": 1, "device": "cpu"}
     content = {"env": {"id": "FrozenLake-v0"}, "engine": tiny, "trainer": {"kind": "counting"}}
     folder = tmp_path / "run"
-    with pytest.raises(UsageError, match=r"^warmup\.kind: the trainer counting cannot imitate; "):
+    with pytest.raises(UsageError, match=r"^imitation\.kind: the trainer counting cannot imitate; "):
         clock.run(partial(train, config.parse(content), folder, resume=False, force=True, display=SilentDisplay()))
     assert not folder.exists()
 
 
 @pytest.mark.slow
-def test_a_loss_of_a_package_trains_the_tiny_policy_with_its_own_parameter(installed: Path, tmp_path: Path) -> None:
+def test_a_loss_of_a_package_trains_the_tiny_policy_with_a_key_and_a_metric_of_its_own(
+    installed: Path, tmp_path: Path
+) -> None:
     losses = {}
     for strength in (1.0, 0.25):
         content = {
@@ -107,24 +108,19 @@ def test_a_loss_of_a_package_trains_the_tiny_policy_with_its_own_parameter(insta
             "sandbox": {"kind": "none"},
             "engine": {"hidden_size": 16, "layers": 1, "device": "cpu"},
             "rollout": {"group_size": 4, "max_turns": 6},
-            "algorithm": {"preset": "reinforce", "loss": "scaled", "parameters": {"strength": strength}},
+            "algorithm": {"preset": "reinforce", "loss": {"kind": "scaled", "strength": strength}},
             "trainer": {"steps": 1, "groups_per_step": 4},
             "threads": 1,
             "evaluation": {"episodes": 0},
             "tracking": {"to": [], "trajectories_every": 0},
-            "warmup": {
-                "single_turn_states": 20,
-                "single_turn_updates": 1,
-                "multi_turn_updates": 0,
-                "episode_updates": 0,
-                "check_episodes": 0,
-            },
+            "imitation": {"states": 20, "updates": 1, "check_episodes": 0},
         }
         folder = tmp_path / str(strength)
         run_of = partial(train, config.parse(content), folder, resume=False, force=False, display=SilentDisplay())
         clock.run(run_of)
         (row,) = read_rows(folder / "metrics.jsonl")
         assert isinstance(row["policy_loss"], float)
+        assert row["strength"] == pytest.approx(strength)
         losses[strength] = row["policy_loss"]
     assert losses[1.0] != 0
     assert losses[0.25] == pytest.approx(losses[1.0] / 4)
@@ -182,11 +178,11 @@ def test_check_reads_the_sections_of_a_package(site: Path, file: Path, tmp_path:
         ("sandbox.lable=x", "sandbox.lable: no such key; did you mean 'label'?"),
         ("sandbox.kind=wraped", "sandbox.kind: no sandbox backend is called 'wraped'; did you mean 'wrapped'?"),
         ("tracking.to=[lines]", "tracking.to.0.file_name: is missing"),
-        ("algorithm.loss=scald", "algorithm.loss: no loss is called 'scald'; did you mean 'scaled'?"),
-        ("algorithm.advantage=scaled", "algorithm.advantage: no advantage is called 'scaled'; there are: "),
+        ("algorithm.loss=scald", "algorithm.loss.kind: no loss is called 'scald'; did you mean 'scaled'?"),
+        ("algorithm.advantage=scaled", "algorithm.advantage.kind: no advantage is called 'scaled'; there are: "),
         (
-            "algorithm={preset: reinforce, loss: scaled, parameters: {strenght: 1}}",
-            "algorithm.parameters.strenght: no such key; did you mean 'strength'?",
+            "algorithm={loss: {kind: scaled, strenght: 1}}",
+            "algorithm.loss.strenght: no such key; did you mean 'strength'?",
         ),
     ],
 )
@@ -194,7 +190,7 @@ def test_a_misspelt_name_is_a_problem_that_names_the_key_and_the_nearest_name(
     change: str, problem: str, installed: Path, file: Path
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        resolve.algorithm_of(config.load(file, [change]))
+        config.load(file, [change])
     assert any(found.startswith(problem) for found in caught.value.problems)
 
 

@@ -14,6 +14,7 @@ from envkit import clock, config, register
 from envkit.config import RunConfig
 from envkit.errors import ConfigError
 from envkit.runs.display import SilentDisplay
+from envkit.trainer_bridge.algorithms.algorithm import Algorithm
 from envkit.trainer_bridge.rollout import RolloutLimits
 from envkit.wiring.training import checks, resolve
 from envkit.wiring.training.run import train
@@ -63,23 +64,30 @@ def run_of(**sections: Any) -> RunConfig:
         ),
         ({"renderer": {"thinking": "cut"}}, "renderer.thinking: needs a chat template"),
         ({"renderer": {"template": {"a": 1}}}, "renderer.template: needs a chat template"),
-        ({"warmup": {"kind": "dialogues", "file": "a"}}, "warmup.kind: dialogues need a model with a chat template; "),
         (
-            {"warmup": {"kind": "dialogues"}, "engine": {"model": "a/b"}},
-            "warmup.file: must name a file of dialogues as JSON lines, got None",
+            {"imitation": {"kind": "dialogues", "file": "a"}},
+            "imitation.kind: dialogues need a model with a chat template; ",
         ),
         (
-            {"warmup": {"kind": "dialogues", "file": "no.jsonl"}, "engine": {"model": "a/b"}},
-            "warmup.file: must name a file of dialogues as JSON lines, got no.jsonl",
+            {"imitation": {"kind": "dialogues"}, "engine": {"model": "a/b"}},
+            "imitation.file: must name a file of dialogues as JSON lines, got None",
         ),
         (
-            {"warmup": {"kind": "dialogues", "file": "pyproject.toml"}, "engine": {"model": "a/b"}},
-            "warmup.file: pyproject.toml, line 1 is not a dialogue: ",
+            {"imitation": {"kind": "dialogues", "file": "no.jsonl"}, "engine": {"model": "a/b"}},
+            "imitation.file: must name a file of dialogues as JSON lines, got no.jsonl",
         ),
-        ({"warmup": {"file": "no.jsonl"}}, "warmup.file: needs warmup.kind: dialogues, got auto"),
         (
-            {"warmup": {"multi_turn_updates": 5}, "renderer": {"history": 2}, "engine": {"model": "a/b"}},
-            "warmup.multi_turn_updates: multi-turn samples need the whole history",
+            {"imitation": {"kind": "dialogues", "file": "pyproject.toml"}, "engine": {"model": "a/b"}},
+            "imitation.file: pyproject.toml, line 1 is not a dialogue: ",
+        ),
+        ({"imitation": {"file": "no.jsonl"}}, "imitation.file: needs imitation.kind: dialogues, got auto"),
+        (
+            {"algorithm": {"loss": "reinforce"}},
+            "algorithm.minibatches: the loss reinforce is only valid for samples of the current policy; use 1, got 2",
+        ),
+        (
+            {"algorithm": {"correction": "tis"}},
+            "algorithm.old_logprobs: the correction tis compares the trainer's log-probabilities with the sampler's; ",
         ),
         (
             {"env": {"id": "Arithmetic-v0"}},
@@ -232,13 +240,13 @@ def test_a_gpu_that_is_not_there_is_a_problem() -> None:
 
 def test_problems_of_all_sections_are_found_at_once() -> None:
     found = checks.check(
-        run_of(env={"id": "Chess-v0"}, trainer={"packing": True}, rollout={"group_size": 1}, warmup={"kind": "none"})
+        run_of(env={"id": "Chess-v0"}, trainer={"lora": {}}, rollout={"group_size": 1}, imitation={"kind": "none"})
     )
     assert [line.partition(":")[0] for line in found] == [
         "env.id",
         "rollout.group_size",
-        "trainer.packing",
-        "warmup.kind",
+        "trainer.lora",
+        "imitation.kind",
     ]
 
 
@@ -251,7 +259,7 @@ def test_problems_of_all_sections_are_found_at_once() -> None:
         {"algorithm": {"loss": "reinforce", "minibatches": 1}},
         {"engine": {"model": "Qwen/Qwen2.5-0.5B-Instruct"}},  # a name of the hub is not looked up
         {"engine": {"model": "gpt2"}},
-        {"warmup": {"kind": "none"}, "engine": {"model": "Qwen/Qwen2.5-0.5B-Instruct"}},
+        {"imitation": {"kind": "none"}, "engine": {"model": "Qwen/Qwen2.5-0.5B-Instruct"}},
     ],
 )
 def test_what_works_is_no_problem(sections: dict[str, Any]) -> None:
@@ -261,13 +269,13 @@ def test_what_works_is_no_problem(sections: dict[str, Any]) -> None:
 # --- Meaning ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_tiny_policy_reads_compact_text_answers_in_one_token_and_is_warmed_up() -> None:
+def test_a_tiny_policy_reads_compact_text_answers_in_one_token_and_imitates_first() -> None:
     run = resolve.resolve(run_of())
     assert run.envs[0].options == {"instructions": False}
-    assert (run.rollout.turn_tokens, run.warmup.kind) == (1, "demonstrations")
+    assert (run.rollout.turn_tokens, run.imitation.kind) == (1, "demonstrations")
     model = resolve.resolve(run_of(engine={"model": "Qwen/Qwen2.5-0.5B-Instruct"}))
     assert model.envs[0].options == {}
-    assert (model.rollout.turn_tokens, model.warmup.kind) == (128, "none")
+    assert (model.rollout.turn_tokens, model.imitation.kind) == (128, "none")
 
 
 def test_what_the_file_says_is_kept() -> None:
@@ -276,26 +284,23 @@ def test_what_the_file_says_is_kept() -> None:
             env={"id": "FrozenLake-v0", "options": {"instructions": True, "size": 5}},
             rollout={"turn_tokens": 3},
             engine={"model": "Qwen/Qwen2.5-0.5B-Instruct"},
-            warmup={"kind": "demonstrations"},
+            imitation={"kind": "demonstrations"},
         )
     )
     assert run.envs[0].options == {"instructions": True, "size": 5}
-    assert (run.rollout.turn_tokens, run.warmup.kind) == (3, "demonstrations")
+    assert (run.rollout.turn_tokens, run.imitation.kind) == (3, "demonstrations")
     assert resolve.resolve(run) == run
 
 
-def test_the_size_and_rate_of_a_warm_up_follow_the_policy_the_history_and_the_file() -> None:
-    tiny = resolve.resolve(run_of()).warmup
-    assert (tiny.batch, tiny.multi_turn_updates, tiny.episode_updates) == (256, 300, 50)
-    assert (tiny.learning_rate, tiny.check_episodes) == (4e-3, 256)
+def test_the_size_and_rate_of_imitation_follow_the_policy_and_the_kind() -> None:
+    def found(**sections: Any) -> tuple[object, ...]:
+        one = resolve.resolve(run_of(**sections)).imitation
+        return one.updates, one.batch, one.states, one.learning_rate, one.check_episodes
+
     engine = {"model": "a/b"}
-    model = resolve.resolve(run_of(engine=engine, warmup={"kind": "demonstrations", "single_turn_updates": 7})).warmup
-    assert (model.batch, model.single_turn_updates, model.multi_turn_updates, model.episode_updates) == (32, 7, 0, 30)
-    assert model.learning_rate == 5e-5
-    single = resolve.resolve(run_of(engine=engine, renderer={"history": 1})).warmup
-    assert (single.multi_turn_updates, single.episode_updates) == (0, 0)
-    dialogues = resolve.resolve(run_of(engine=engine, warmup={"kind": "dialogues", "file": "a"})).warmup
-    assert (dialogues.batch, dialogues.check_episodes, dialogues.learning_rate) == (16, 0, 5e-5)
+    assert found() == (600, 256, 30_000, 4e-3, 256)
+    assert found(engine=engine, imitation={"kind": "demonstrations", "updates": 7}) == (7, 32, 4096, 5e-5, 0)
+    assert found(engine=engine, imitation={"kind": "dialogues", "file": "a"}) == (None, 16, 4096, 5e-5, 0)
 
 
 def test_tasks_of_different_splits_seeds_and_numbers_are_different() -> None:
@@ -325,12 +330,14 @@ def test_limits_are_the_files() -> None:
 
 
 def test_the_algorithm_is_the_files() -> None:
-    run = run_of(algorithm={"preset": "ppo", "clip": 0.1, "epochs": 3})
-    algorithm = resolve.algorithm_of(run)
-    assert (algorithm.advantage.name, algorithm.clip, algorithm.epochs, algorithm.minibatches) == ("gae", 0.1, 3, 2)
-    assert algorithm.old_logprobs == "sampled"
-    recomputed = resolve.algorithm_of(run_of(algorithm={"old_logprobs": "recomputed"}))
-    assert recomputed.old_logprobs == "recomputed"
+    run = run_of(algorithm={"preset": "ppo", "loss": {"clip": 0.1}, "epochs": 3, "old_logprobs": "recomputed"})
+    algorithm = Algorithm.of(run.algorithm)
+    assert algorithm.advantage is not None
+    parts = [one.section.kind for one in (algorithm.advantage, algorithm.loss, algorithm.aggregation)]
+    assert parts == ["gae", "clipped", "token_mean"]
+    assert algorithm.loss.section.model_dump()["clip"] == 0.1
+    assert (algorithm.epochs, algorithm.minibatches, algorithm.old_logprobs) == (3, 2, "recomputed")
+    assert (algorithm.correction, algorithm.critics, algorithm.needs_reference) == (None, 1, False)
 
 
 @pytest.mark.parametrize(

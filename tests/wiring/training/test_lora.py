@@ -47,14 +47,11 @@ def trainer_of(run: RunConfig) -> TorchTrainerSection:
 # --- Training files --------------------------------------------------------------------------------------------------
 
 
-def test_a_tiny_policy_has_neither_lora_nor_packing(tmp_path: Path) -> None:
+def test_a_tiny_policy_has_no_lora(tmp_path: Path) -> None:
     saved = write_tiny(tmp_path, seed=1)
-    problems = [
-        "trainer.lora: a tiny policy is trained as a whole; use null, or name a model in engine.model",
-        "trainer.packing: needs a pretrained model; use false, or name one in engine.model",
-    ]
-    assert checks.check(run_of(None, trainer={"packing": True})) == problems
-    assert checks.check(run_of(saved, trainer={"packing": True})) == []  # a folder that envkit did not save
+    problem = "trainer.lora: a tiny policy is trained as a whole; use null, or name a model in engine.model"
+    assert checks.check(run_of(None)) == [problem]
+    assert checks.check(run_of(saved)) == []  # a folder that envkit did not save
 
 
 def test_the_rates_follow_the_adapter(chat_folder: Path) -> None:
@@ -62,7 +59,7 @@ def test_the_rates_follow_the_adapter(chat_folder: Path) -> None:
         run = resolve(run_of(chat_folder, **sections))
         trainer = trainer_of(run)
         assert trainer.lora is not None
-        return trainer.learning_rate, trainer.critic_learning_rate, run.warmup.learning_rate, trainer.precision
+        return trainer.learning_rate, trainer.critic_learning_rate, run.imitation.learning_rate, trainer.precision
 
     assert found() == (2e-5, 1e-4, 2e-4, fast_format())
     assert found(trainer={"learning_rate": 3e-4})[0] == 3e-4

@@ -34,7 +34,7 @@ def problems(env: dict[str, Any], **sections: Any) -> list[str]:
         ({"id": "Chess-v0", "url": URL}, {}, "env.id: Chess-v0 is not installed here, but a new tiny policy and the "),
         (
             {"id": "Chess-v0", "url": URL},
-            {"engine": {"model": "a/b"}, "warmup": {"kind": "demonstrations"}},
+            {"engine": {"model": "a/b"}, "imitation": {"kind": "demonstrations"}},
             "env.id: Chess-v0 is not installed here, ",
         ),
         ({"url": URL, "options": {"size": 1}}, {}, "env.options.size: "),
@@ -61,7 +61,7 @@ def test_one_server_plays_all_environments_and_each_problem_names_its_section() 
     assert unused == "env.0.ca: only for a server; set env.0.url too, or leave it out"
     (unknown,) = found(lake, {"id": "Chess-v0", "url": URL})
     assert unknown.startswith("env.1.id: Chess-v0 is not installed here, ")
-    served = {"engine": {"model": "a/b"}, "warmup": {"kind": "none"}}
+    served = {"engine": {"model": "a/b"}, "imitation": {"kind": "none"}}
     assert found({"id": "Chess-v0", "url": URL}, {**lake, "options": {"size": 1}}, **served)[0].startswith(
         "env.1.options.size: "
     )
@@ -81,8 +81,8 @@ def test_the_server_must_have_every_environment() -> None:
     assert problem.startswith("env.1.id: URL has no environment 'Chess-v0'")
 
 
-def test_a_model_without_warm_up_needs_no_environment_here() -> None:
-    sections = {"engine": {"model": "a/b"}, "warmup": {"kind": "none"}}
+def test_a_model_without_imitation_needs_no_environment_here() -> None:
+    sections = {"engine": {"model": "a/b"}, "imitation": {"kind": "none"}}
     assert problems({"id": "Chess-v0", "url": URL}, **sections) == []
     run = config.parse({"env": {"id": "Chess-v0", "url": URL}, **sections})
     assert (spec_of(run.envs[0]).id, spec_of(run.envs[0]).splits) == ("Chess-v0", ())

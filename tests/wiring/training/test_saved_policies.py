@@ -19,7 +19,7 @@ from envkit.types import JSON
 from envkit.wiring.evaluation.local_models import find_local
 from envkit.wiring.training import checks
 from envkit.wiring.training.policy import open_policy, playing_threads
-from envkit.wiring.training.resolve import is_tiny, resolve
+from envkit.wiring.training.resolve import policy_kind, resolve
 from envkit.wiring.training.run import train
 from tests.trainer_bridge.models import fast_format, write_chat, write_tiny
 
@@ -75,13 +75,13 @@ def test_a_tiny_policy_named_by_its_folder_gets_the_defaults_of_one_made_on_the_
     made, named = resolve(run_of(None)), resolve(run_of(tiny))
     assert without_model(named) == without_model(made)
     assert named.envs[0].options == {"instructions": False}
-    assert (named.rollout.turn_tokens, named.warmup.kind, dtype_of(named)) == (1, "demonstrations", "float32")
+    assert (named.rollout.turn_tokens, named.imitation.kind, dtype_of(named)) == (1, "demonstrations", "float32")
     assert playing_threads(named) == playing_threads(made) == 1
 
 
 def test_a_folder_below_home_is_recognised_too(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tiny.parent))
-    assert is_tiny(run_of("~/policy"))
+    assert policy_kind(run_of("~/policy")) == "tiny"
 
 
 def test_a_tiny_policy_keeps_the_options_that_it_was_trained_with(tiny: Path) -> None:
@@ -96,16 +96,9 @@ def test_a_tiny_policy_keeps_the_options_that_it_was_trained_with(tiny: Path) ->
 def test_any_other_model_gets_the_defaults_of_a_pretrained_one(tmp_path: Path, chat_folder: Path) -> None:
     for model in (chat_folder, "Qwen/Qwen2.5-0.5B-Instruct", "smollm2-135m"):
         run = resolve(run_of(model))
-        assert not is_tiny(run)
+        assert policy_kind(run) == "pretrained"
         assert run.envs[0].options == {}
-        assert (run.rollout.turn_tokens, run.warmup.kind, dtype_of(run)) == (128, "none", fast_format())
-
-
-@pytest.mark.parametrize("model", [None, "smollm2-135m"])
-def test_prompts_without_the_whole_history_are_learned_from_lessons_of_one_state(model: str | None) -> None:
-    made = resolve(run_of(model, renderer={"history": 1})).warmup
-    assert made.single_turn_updates
-    assert (made.multi_turn_updates, made.episode_updates) == (0, 0)
+        assert (run.rollout.turn_tokens, run.imitation.kind, dtype_of(run)) == (128, "none", fast_format())
 
 
 @pytest.fixture
@@ -113,8 +106,8 @@ def chat_folder(tmp_path: Path) -> Path:
     return write_chat(tmp_path / "chat", seed=2)
 
 
-def test_a_saved_tiny_policy_can_train_without_a_warm_up(tiny: Path) -> None:
-    assert checks.check(run_of(tiny, warmup={"kind": "none"})) == []
+def test_a_saved_tiny_policy_can_train_without_imitation(tiny: Path) -> None:
+    assert checks.check(run_of(tiny, imitation={"kind": "none"})) == []
 
 
 def test_a_tiny_policy_named_by_its_folder_has_no_chat_template(tiny: Path) -> None:
@@ -176,14 +169,7 @@ def test_every_checkpoint_says_what_its_policy_is(tmp_path: Path) -> None:
             "trainer": {"steps": 1, "groups_per_step": 4},
             "threads": 1,
             "evaluation": {"episodes": 4},
-            "warmup": {
-                "single_turn_states": 20,
-                "single_turn_updates": 1,
-                "batch": 4,
-                "multi_turn_updates": 0,
-                "episode_updates": 0,
-                "check_episodes": 0,
-            },
+            "imitation": {"states": 20, "updates": 1, "batch": 4, "check_episodes": 0},
         }
     )
     folder = tmp_path / "run"

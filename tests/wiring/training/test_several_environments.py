@@ -1,4 +1,4 @@
-"""Training files with a list of environments: tasks by weight, checks, policies and warm-up for each of them."""
+"""Training files with a list of environments: tasks by weight, checks, policies and imitation for each of them."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_tiny_policy_needs_legal_moves_and_an_expert_in_every_environment() ->
     assert problem.startswith("engine.model: a tiny policy needs a list of legal moves, which Arithmetic-v0 does not")
     own = register("ExpertlessLake-v0", "envkit.environments.frozen_lake:FrozenLake")
     (problem,) = checks.check(run_of(LAKE, {"id": own.id}))
-    assert problem.startswith("warmup.kind: ExpertlessLake-v0 has no expert to demonstrate")
+    assert problem.startswith("imitation.kind: ExpertlessLake-v0 has no expert to demonstrate")
 
 
 # --- Policies --------------------------------------------------------------------------------------------------------
@@ -190,8 +190,8 @@ def test_a_summary_of_several_environments_names_the_first_and_prints_each(tmp_p
     assert summary.env_id == "A-v0"
     names = [name for name, value in _rows(summary) if value == "25.0% → 50.0%"]
     assert names == [f"held-out success, sampled{suffix}" for suffix in ("", ", A-v0", ", B-v0")]
-    after_a_warm_up_alone = TrainSummary.of(tmp_path, {**content, "train_steps": 0})
-    assert [name for name, value in _rows(after_a_warm_up_alone) if value == "25.0%"] == names
+    after_imitation_alone = TrainSummary.of(tmp_path, {**content, "train_steps": 0})
+    assert [name for name, value in _rows(after_imitation_alone) if value == "50.0%"] == names
 
 
 # --- A run -----------------------------------------------------------------------------------------------------------
@@ -214,14 +214,7 @@ def test_a_run_in_two_environments_trains_and_evaluates_both(tmp_path: Path) -> 
         trainer={"steps": 2, "groups_per_step": 6},
         threads=1,
         evaluation={"episodes": 6, "every": 1},
-        warmup={
-            "single_turn_states": 30,
-            "single_turn_updates": 2,
-            "batch": 8,
-            "multi_turn_updates": 1,
-            "episode_updates": 2,
-            "check_episodes": 6,
-        },
+        imitation={"states": 30, "updates": 48, "batch": 8, "check_episodes": 6},
     )
     whole = tmp_path / "whole"
     clock.run(partial(train, run, whole, resume=False, force=False, display=SilentDisplay()))
@@ -239,7 +232,7 @@ def test_a_run_in_two_environments_trains_and_evaluates_both(tmp_path: Path) -> 
         assert values["eval_success_after"] == last[f"eval_success/{name}"]
         assert values["eval_greedy_after"] == last[f"eval_greedy/{name}"]
     assert list(summary["environments"]) == summary["env_ids"]
-    assert 0 < summary["warmup"]["demonstrator_success"] <= 1
+    assert 0 < summary["imitation"]["demonstrator_success"] <= 1
     saved = SavedPolicy.read(whole / "checkpoints" / "step-2" / "policy")
     assert saved is not None
     assert saved.env_ids == ["FrozenLake-v0", "Sokoban-v0"]

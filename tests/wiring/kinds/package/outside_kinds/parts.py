@@ -23,7 +23,6 @@ from envkit.config.grammar import Section
 from envkit.config.parts import EngineSection, RendererSection, SandboxSection, TrackerSection, TrainerSection
 from envkit.protocols import EpisodePlayer, Player
 from envkit.sandbox import ProcessBackend
-from envkit.trainer_bridge.algorithms.catalogue import Part
 from envkit.types import (
     Completion,
     EngineHealth,
@@ -258,7 +257,7 @@ def open_lines(context: TrackerContext) -> Lines:
 
 LINES = Kind(LinesSection, open_lines)
 
-# --- A player and a loss ---------------------------------------------------------------------------------------------
+# --- A player ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -279,10 +278,3 @@ def open_always(context: PlayerContext) -> Always:
 
 
 ALWAYS = Kind(None, open_always)
-
-
-class ScaledSection(Section):
-    strength: float = Field(default=1.0, gt=0)
-
-
-SCALED = Part("scaled", "loss", "outside_kinds.losses:scaled", needs=frozenset({"on_policy"}), section=ScaledSection)

@@ -43,16 +43,12 @@ class Dialogues:
     samples: Sequence[Sample]
     skipped: int
 
-    def updates(self, size: int, epochs: int) -> int:
-        """Return the number of updates in `epochs` passes over the dialogues, with `size` dialogues per update."""
-        return epochs * -(-len(self.samples) // size)
-
     def batches(self, size: int, seed: int) -> Callable[[int], list[Sample]]:
         """Return a function that maps an update's index to its `size` samples; each pass has a new random order."""
-        updates = self.updates(size, 1)
+        in_epoch = -(-len(self.samples) // size)
 
         def batch(update: int) -> list[Sample]:
-            epoch, index = divmod(update, updates)
+            epoch, index = divmod(update, in_epoch)
             order = random.Random(stable_hash(seed, "dialogues", epoch)).sample(self.samples, len(self.samples))
             return order[index * size : (index + 1) * size]
 
@@ -77,14 +73,14 @@ def read_dialogues(path: Path, renderer: DialogueRenderer, *, max_tokens: int) -
         try:
             ids, mask = renderer.dialogue(messages)
         except UsageError as error:
-            raise UsageError(f"warmup.file: {path}, line {number}: {error.detail}") from None
+            raise UsageError(f"imitation.file: {path}, line {number}: {error.detail}") from None
         if len(ids) > max_tokens:
             skipped += 1
         else:
             samples.append(unscored_sample(ids, mask, (0,) * len(ids)))
     if not samples:
         reason = f"all {skipped} are longer than rollout.max_tokens ({max_tokens})" if skipped else "the file is empty"
-        raise UsageError(f"warmup.file: {path} has no dialogues to learn from: {reason}")
+        raise UsageError(f"imitation.file: {path} has no dialogues to learn from: {reason}")
     return Dialogues(samples, skipped)
 
 
@@ -97,7 +93,7 @@ def parse_dialogues(path: Path) -> list[tuple[int, list[dict[str, str]]]]:
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
-        raise UsageError(f"warmup.file: {path}: {error.strerror or error}") from None
+        raise UsageError(f"imitation.file: {path}: {error.strerror or error}") from None
     found = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -105,6 +101,6 @@ def parse_dialogues(path: Path) -> list[tuple[int, list[dict[str, str]]]]:
         try:
             messages = msgspec.json.decode(line, type=_DialogueLine).messages
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise UsageError(f"warmup.file: {path}, line {number} is not a dialogue: {error}") from None
+            raise UsageError(f"imitation.file: {path}, line {number} is not a dialogue: {error}") from None
         found.append((number, [{"role": one.role, "content": one.content} for one in messages]))
     return found

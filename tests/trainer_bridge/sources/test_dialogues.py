@@ -10,9 +10,10 @@ import pytest
 
 from envkit.errors import UsageError
 from envkit.trainer_bridge.render import ChatRenderer
-from envkit.trainer_bridge.warmup.dialogues import Dialogues, read_dialogues
-from envkit.types import Sample
-from tests.trainer_bridge.models import chat_tokenizer
+from envkit.trainer_bridge.sources.dialogues import Dialogues, read_dialogues
+from envkit.types import Observation, Sample, SamplingParams
+from tests.trainer_bridge.models import chat_tokenizer, slow_generate
+from tests.trainer_bridge.trainees import Trainee
 
 RENDERER = ChatRenderer(chat_tokenizer())
 
@@ -90,7 +91,7 @@ def test_dialogues_that_are_too_long_are_skipped_and_counted(tmp_path: Path) -> 
     ],
 )
 def test_a_line_that_is_no_dialogue_is_named_by_its_number(line: str | bytes, reason: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=f"^warmup.file: {tmp_path}/dialogues.jsonl, {reason}"):
+    with pytest.raises(UsageError, match=f"^imitation.file: {tmp_path}/dialogues.jsonl, {reason}"):
         read(tmp_path, dialogue("a", "b"), line)
 
 
@@ -103,14 +104,13 @@ def test_a_file_without_a_dialogue_to_learn_from_is_refused(tmp_path: Path) -> N
 
 def test_an_unreadable_file_is_reported_with_the_reason(tmp_path: Path) -> None:
     for path, reason in ((tmp_path / "no.jsonl", "No such file or directory"), (tmp_path, "Is a directory")):
-        with pytest.raises(UsageError, match=f"^warmup.file: {path}: {reason}$"):
+        with pytest.raises(UsageError, match=f"^imitation.file: {path}: {reason}$"):
             read_dialogues(path, RENDERER, max_tokens=10)
 
 
 def test_every_pass_has_each_dialogue_once_in_a_new_order(tmp_path: Path) -> None:
     found = read(tmp_path, *(dialogue("?", f"{number}") for number in range(10)))
     batch = found.batches(4, seed=3)
-    assert found.updates(4, 2) == 6
     passes = [[batch(update) for update in range(first, first + 3)] for first in (0, 3)]
     assert [[len(samples) for samples in one] for one in passes] == [[4, 4, 2]] * 2
     first, second = ([one.token_ids.tolist() for samples in shown for one in samples] for shown in passes)
@@ -122,6 +122,17 @@ def test_the_order_follows_from_the_seed(tmp_path: Path) -> None:
     found = read(tmp_path, *(dialogue("?", f"{number}") for number in range(10)))
     assert _order(found, 3) == _order(found, 3)
     assert _order(found, 3) != _order(found, 4)
+
+
+def test_dialogues_are_learned(chat_folder: Path, tmp_path: Path) -> None:
+    capitals = {"France": "Paris", "Italy": "Rome", "Spain": "Madrid"}
+    batch = read(tmp_path, *(dialogue(*pair) for pair in capitals.items())).batches(2, seed=1)
+    trainee = Trainee(chat_folder, None, imitation_rate=1e-2)
+    trainee.imitate([batch(update) for update in range(60)])
+    how = SamplingParams(temperature=0.0, max_tokens=12, stop=RENDERER.stop)
+    for country, capital in capitals.items():
+        answer, _ = slow_generate(trainee.model, RENDERER.open(Observation(country)), how)
+        assert RENDERER.text(answer) == f"{capital}<|im_end|>"
 
 
 def _order(found: Dialogues, seed: int) -> Sequence[Sample]:

@@ -110,7 +110,7 @@ class Teacher:
             reason = (
                 f"{self.turn_tokens} is too small: the demonstrated answer {self.answer(move)} takes {needed} tokens"
             )
-            shorter = "" if self.is_bare else ", or set warmup.answers to bare"
+            shorter = "" if self.is_bare else ", or set imitation.answers to bare"
             raise ConfigError([f"rollout.turn_tokens: {reason}; raise it{shorter}"])
         return completion
 
@@ -124,7 +124,7 @@ class Teacher:
         if not good or rng.random() < self.noise:
             if not observation.legal_moves:
                 reason = "demonstrations need random moves, but the environment lists no legal_moves in its info"
-                raise ConfigError([f"warmup.kind: {reason}; add them, or set warmup.random_share to 0"])
+                raise ConfigError([f"imitation.kind: {reason}; add them, or set imitation.random_share to 0"])
             return rng.choice(observation.legal_moves)
         return rng.choice(good)
 
@@ -187,7 +187,7 @@ async def lessons(
         fruitless = 0 if len(found) > before else fruitless + 1
         if fruitless == _FRUITLESS_EPISODES:
             reason = f"the expert of {task.env_id} knew no move in {fruitless:,} episodes in a row"
-            raise ConfigError([f"warmup.kind: {reason}; set it to none, and use a pretrained engine.model"])
+            raise ConfigError([f"imitation.kind: {reason}; set it to none, and use a pretrained engine.model"])
     return found
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from envkit.trainer_bridge.models.tiny_policy import make_policy, make_tokenizer
 from envkit.trainer_bridge.render import PlainRenderer
-from envkit.trainer_bridge.warmup.tiny_policy import make_policy, make_tokenizer
 from tests.trainer_bridge.models import WORDS, open_model
 
 

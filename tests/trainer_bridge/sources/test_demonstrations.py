@@ -14,8 +14,8 @@ from envkit import clock
 from envkit.errors import ConfigError
 from envkit.trainer_bridge.render import ChatRenderer
 from envkit.trainer_bridge.rollout import RolloutLimits
-from envkit.trainer_bridge.warmup import demonstrations
-from envkit.trainer_bridge.warmup.demonstrations import Lesson, Teacher
+from envkit.trainer_bridge.sources import demonstrations
+from envkit.trainer_bridge.sources.demonstrations import Lesson, Teacher
 from envkit.types import Observation, Task
 from envkit.wiring import environments
 from tests.trainer_bridge.fakes import Answer, LetterRenderer, ScriptedHost, letters, text_of
@@ -119,7 +119,7 @@ def test_an_expert_without_any_move_is_an_error() -> None:
         lessons_of("#", number=1)
     assert caught.value.problems == (
         (
-            "warmup.kind: the expert of Scripted-v0 knew no move in 1,000 episodes in a row; "
+            "imitation.kind: the expert of Scripted-v0 knew no move in 1,000 episodes in a row; "
             "set it to none, and use a pretrained engine.model"
         ),
     )
@@ -136,7 +136,7 @@ def test_an_expert_with_occasional_moves_is_accepted() -> None:
 
 def test_an_environment_without_legal_moves_needs_demonstrations_without_random_moves() -> None:
     assert teacher(0.0).move(Observation("u"), random.Random(1)) == "u"
-    with pytest.raises(ConfigError, match=r"^warmup\.kind: .* lists no legal_moves in its info; add them, "):
+    with pytest.raises(ConfigError, match=r"^imitation\.kind: .* lists no legal_moves in its info; add them, "):
         teacher(1.0).move(Observation("u"), random.Random(1))
 
 
@@ -216,7 +216,7 @@ def test_an_answer_above_the_turn_token_limit_is_refused() -> None:
     (problem,) = caught.value.problems
     assert problem == (
         "rollout.turn_tokens: 2 is too small: the demonstrated answer <u> takes 3 tokens; raise it, or set "
-        "warmup.answers to bare"
+        "imitation.answers to bare"
     )
 
 

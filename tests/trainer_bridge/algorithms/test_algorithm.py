@@ -1,0 +1,182 @@
+"""Algorithms: presets, the parts that a training file chooses, and combinations that cannot work."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from envkit import config
+from envkit.config import kinds
+from envkit.config.algorithm import PRESETS, AdvantageSection, AggregationSection, CorrectionSection, LossSection
+from envkit.errors import ConfigError
+from envkit.trainer_bridge.algorithms.algorithm import Algorithm, Chosen, imitation
+from envkit.trainer_bridge.algorithms.parts import Part
+from tests.trainer_bridge.trainees import algorithm_of
+
+FAMILIES = {
+    "advantages": AdvantageSection,
+    "losses": LossSection,
+    "aggregations": AggregationSection,
+    "corrections": CorrectionSection,
+}
+NEEDS = ("critics:", "groups", "recomputed", "reference", "on_policy", "whole_rollouts", "sequences", "advantages")
+
+
+def parts_of(algorithm: Algorithm) -> list[str]:
+    return [one.section.kind for _, one in algorithm._parts()]
+
+
+def lines(**keys: Any) -> tuple[str, ...]:
+    """The problems of a training file with this section `algorithm`."""
+    with pytest.raises(ConfigError) as caught:
+        config.parse({"env": {"id": "FrozenLake-v0"}, "algorithm": keys})
+    return tuple(caught.value.problems)
+
+
+# --- Parts -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_preset_is_a_choice_of_parts() -> None:
+    assert {name: parts_of(algorithm_of(preset=name)) for name in PRESETS} == {
+        "grpo": ["group_normalised", "clipped", "token_mean"],
+        "reinforce": ["batch_normalised", "reinforce", "token_mean"],
+        "ppo": ["gae", "clipped", "token_mean"],
+    }
+    assert algorithm_of() == algorithm_of(preset="grpo", minibatches=None, loss=None)
+
+
+def test_changes_replace_what_they_name_and_nothing_else() -> None:
+    ppo = algorithm_of(preset="ppo")
+    changed = algorithm_of(preset="ppo", loss={"clip": 0.1}, correction="tis", kl_coefficient=0.0)
+    assert changed == replace(
+        ppo,
+        loss=Chosen(ppo.loss.part, ppo.loss.section.model_copy(update={"clip": 0.1})),
+        correction=Chosen(kinds.find("corrections", "tis"), kinds.find("corrections", "tis").section()),
+    )
+    # The preset's own keys stay with a section without a kind, and go with its part.
+    gammas = [algorithm_of(preset="ppo", advantage=one).advantage for one in ({"gae_lambda": 0.5}, "group_normalised")]
+    assert [one.section.gamma for one in gammas if one is not None] == [0.95, 1.0]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_part_has_a_section_of_its_family_a_source_and_known_needs(family: str) -> None:
+    for name in kinds.names(family):
+        part = kinds.find(family, name)
+        assert callable(part.function)
+        assert issubclass(part.section, FAMILIES[family])
+        assert part.section().kind == name
+        assert part.source
+        assert all(need.startswith(NEEDS) for need in part.needs)
+
+
+def test_critics_and_the_reference_are_those_that_the_parts_need() -> None:
+    assert {name: algorithm_of(preset=name).critics for name in PRESETS} == {"grpo": 0, "reinforce": 0, "ppo": 1}
+    assert algorithm_of(advantage="gae").critics == 1
+    assert [algorithm_of(kl_coefficient=kl).needs_reference for kl in (0.0, 0.1)] == [False, True]
+    loss = Chosen(Part(print, LossSection, frozenset({"critics:2", "reference"})), LossSection(kind="own"))
+    own = replace(algorithm_of(preset="ppo"), loss=loss)
+    assert (own.critics, own.needs_reference) == (2, True)
+
+
+def test_imitation_has_no_advantage() -> None:
+    assert (parts_of(imitation()), imitation().needs) == (["imitation", "token_mean"], frozenset())
+
+
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        ({"preset": "PPO"}, "algorithm.preset: no algorithm is called 'PPO'; there are: grpo, reinforce, ppo"),
+        (
+            {"advantage": "group_normalized"},
+            "algorithm.advantage.kind: no advantage is called 'group_normalized'; did you mean 'group_normalised'?",
+        ),
+        ({"loss": {"kind": "cliped"}}, "algorithm.loss.kind: no loss is called 'cliped'; did you mean 'clipped'?"),
+        ({"loss": "gae"}, "algorithm.loss.kind: no loss is called 'gae'"),
+        ({"loss": {"gae_lambda": 0.9}}, "algorithm.loss.gae_lambda: no such key"),
+        ({"preset": "reinforce", "loss": {"clip": 0.1}}, "algorithm.loss.clip: no such key"),
+        ({"loss": {"clip": "wide"}}, "algorithm.loss.clip: must be a number, got 'wide'"),
+    ],
+)
+def test_an_unknown_part_or_key_is_refused_with_its_place(keys: dict[str, Any], problem: str) -> None:
+    (line,) = lines(**keys)
+    assert line.startswith(problem)
+
+
+def test_a_section_of_another_family_is_refused() -> None:
+    with pytest.raises(ValidationError):
+        algorithm_of(loss=kinds.find("advantages", "gae").section())
+
+
+# --- Combinations ----------------------------------------------------------------------------------------------------
+
+
+def needing(*needs: str, **keys: Any) -> Algorithm:
+    """GRPO with a loss of another package that has these needs, and changes of the algorithm."""
+    loss = Chosen(Part(print, LossSection, frozenset(needs)), LossSection(kind="own"))
+    return replace(algorithm_of(minibatches=1), loss=loss, **keys)
+
+
+REFUSED = [
+    (
+        algorithm_of(),
+        {"group_size": 1},
+        ["rollout.group_size: group_normalised compares the episodes of a group, so it must be at least 2, got 1"],
+    ),
+    (
+        algorithm_of(preset="reinforce", epochs=2, minibatches=3),
+        {},
+        [
+            f"algorithm.{key}: the loss reinforce is only valid for samples of the current policy; use 1, got {count}"
+            for key, count in (("epochs", 2), ("minibatches", 3))
+        ],
+    ),
+    (
+        algorithm_of(correction="tis"),
+        {},
+        [
+            (
+                "algorithm.old_logprobs: the correction tis compares the trainer's log-probabilities with the "
+                "sampler's; use recomputed, got sampled"
+            )
+        ],
+    ),
+    (
+        needing("sequences"),
+        {"whole_history": False},
+        ["renderer.history: the loss own has a ratio per sequence, but each turn is a sample of its own; use all"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("algorithm", "how", "problems"), REFUSED)
+def test_a_combination_that_cannot_work_is_refused_with_the_reason(
+    algorithm: Algorithm, how: dict[str, Any], problems: list[str]
+) -> None:
+    assert algorithm.problems(**{"group_size": 2, "whole_history": True, **how}) == problems
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        algorithm_of(preset="ppo", epochs=4, minibatches=4),
+        algorithm_of(preset="reinforce"),
+        algorithm_of(preset="ppo", correction="tis", old_logprobs="recomputed"),
+        needing("sequences", "on_policy", "whole_rollouts", advantage=algorithm_of(preset="ppo").advantage),
+    ],
+)
+def test_a_combination_that_works_is_not_refused(algorithm: Algorithm) -> None:
+    assert algorithm.problems(group_size=1, whole_history=True) == []
+
+
+@pytest.mark.parametrize(
+    "module", ["envkit.config", *(f"envkit.trainer_bridge.algorithms.{name}" for name in ("parts", "advantages.gae"))]
+)
+def test_parts_are_read_without_torch_whatever_is_imported_first(module: str) -> None:
+    script = f"import sys, {module}; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

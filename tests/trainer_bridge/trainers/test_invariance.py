@@ -1,0 +1,135 @@
+"""Credit is by rollout: how episodes are cut into samples, rows and passes changes no advantage and no gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from envkit.config import kinds
+from envkit.trainer_bridge.algorithms.algorithm import Algorithm, Chosen
+from envkit.trainer_bridge.trainers.batching import without_repeats
+from envkit.types import Sample, StopReason, hashes
+from tests.trainer_bridge.trainees import ONE_UPDATE, Trainee, algorithm_of, groups
+from tests.trainer_bridge.trainers.own_parts import LAST_TURN, ROLLOUT_RATIO, TWO_CRITICS
+
+SAMPLES = [
+    replace(one, stop=StopReason.MAX_TURNS if number % 2 else StopReason.TERMINATED, observations=hashes([number] * 3))
+    for number, one in enumerate(groups(1, count=2, members=4))
+]
+RATES = {key: ONE_UPDATE[key] for key in ("learning_rate", "critic_learning_rate")}
+
+
+def chosen(family: str, name: str, **keys: Any) -> Chosen:
+    return Chosen(part := kinds.find(family, name), part.section(**keys))
+
+
+BASE = algorithm_of(minibatches=1)
+ADVANTAGES = {
+    **{name: chosen("advantages", name) for name in kinds.names("advantages")},
+    "gae, bootstrap": chosen("advantages", "gae", bootstrap=True),
+    "two critics": TWO_CRITICS.advantage,
+    "last turn": LAST_TURN,
+}
+LOSSES = {**{name: chosen("losses", name) for name in kinds.names("losses")}, "rollout ratio": ROLLOUT_RATIO}
+ALGORITHMS: dict[str, Algorithm] = {
+    **{
+        f"{advantage}, {aggregation}, {loss}": replace(
+            BASE,
+            advantage=ADVANTAGES[advantage],
+            aggregation=chosen("aggregations", aggregation),
+            loss=LOSSES[loss],
+        )
+        for advantage in ADVANTAGES
+        for aggregation in kinds.names("aggregations")
+        for loss in ("clipped", "rollout ratio")[: 2 if aggregation == "token_mean" else 1]
+    },
+    "reinforce": replace(BASE, loss=LOSSES["reinforce"]),
+    "imitation": replace(BASE, loss=LOSSES["imitation"]),
+    "all terms": replace(
+        BASE,
+        correction=chosen("corrections", "tis"),
+        old_logprobs="recomputed",
+        entropy_coefficient=0.02,
+        kl_coefficient=0.1,
+    ),
+}
+
+
+def piece(one: Sample, first: int, end: int) -> Sample:
+    """The sample of the turns from `first` to before `end`; its prompt is all that came before."""
+    own = one.mask & (one.turn_ids >= first) & (one.turn_ids < end)
+    length = int(np.flatnonzero(own).max()) + 1
+    arrays = {name: getattr(one, name)[:length] for name in ("token_ids", "turn_ids", "versions")}
+    return replace(one, mask=own[:length], logprobs=np.where(own, one.logprobs, 0)[:length], **arrays)
+
+
+@st.composite
+def cuts(draw: st.DrawFn) -> list[Sample]:
+    """The same turns in other samples: cut anywhere, some of them twice or in several samples, in any order."""
+    found = []
+    for one in SAMPLES:
+        turns = len(one.rewards)
+        inner = sorted(draw(st.sets(st.integers(1, turns - 1)))) if turns > 1 else []
+        ends = [0, *inner, turns]
+        found += [piece(one, first, end) for first, end in pairwise(ends)]
+        for _ in range(draw(st.integers(0, 2))):
+            first = draw(st.integers(0, turns - 1))
+            found.append(piece(one, first, draw(st.integers(first + 1, turns))))
+    return draw(st.permutations(found))
+
+
+def learned(folder: Path, algorithm: Algorithm, samples: Sequence[Sample], **how: Any) -> tuple[dict[Any, float], Any]:
+    """The advantage of each turn, and the gradient of each module, in float64."""
+    trainee = Trainee(folder, None, algorithm=algorithm, dtype=torch.float64, **RATES, **how)
+    rows = trainee.trainer._prepare(without_repeats(samples))
+    worth = {
+        (one.episode, turn): value
+        for one, values in zip(rows.samples, rows.advantages, strict=True)
+        for turn, value in zip(one.turn_ids[one.mask].tolist(), values.tolist(), strict=True)
+    }
+    trainee.update(samples)
+    modules = (trainee.model, *trainee.critics)
+    return worth, [torch.cat([one.grad.flatten() for one in of.parameters() if one.grad is not None]) for of in modules]
+
+
+@cache
+def whole(folder: Path, algorithm: str, minibatches: int) -> tuple[dict[Any, float], list[Tensor]]:
+    """What an algorithm learns from a sample for each rollout, in one pass."""
+    return learned(folder, replace(ALGORITHMS[algorithm], minibatches=minibatches), SAMPLES)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@settings(max_examples=6)
+@given(
+    samples=cuts(),
+    micro_tokens=st.sampled_from([1, 60, 10**6]),
+    packing=st.booleans(),
+    minibatches=st.sampled_from([1, 2]),
+)
+def test_cuts_repeats_order_rows_and_passes_change_nothing(
+    name: str, samples: list[Sample], micro_tokens: int, packing: bool, minibatches: int, tiny_folder: Path
+) -> None:
+    expected, gradients = whole(tiny_folder, name, minibatches)
+    algorithm = replace(ALGORITHMS[name], minibatches=minibatches)
+    worth, found = learned(tiny_folder, algorithm, samples, micro_tokens=micro_tokens, packing=packing)
+    assert worth.keys() == expected.keys()
+    assert [worth[turn] for turn in expected] == pytest.approx([*expected.values()], rel=1e-6, abs=1e-7)
+    for got, gradient in zip(found, gradients, strict=True):
+        assert float(gradient.norm()) > 0
+        assert float((got - gradient).norm() / gradient.norm()) < 1e-6
+
+
+def test_the_samples_share_rows_and_differ_in_their_turns() -> None:
+    assert {len(one.rewards) for one in SAMPLES} == {1, 2, 3}
+    assert len({one.token_ids[:8].tobytes() for one in SAMPLES}) == 2

@@ -1,0 +1,1 @@
+"""Advantages: how much better each token was than expected."""

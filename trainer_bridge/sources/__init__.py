@@ -1,0 +1,1 @@
+"""Sources of samples to imitate: demonstrations of an expert, and dialogues of a file. Nothing here imports torch."""

@@ -1,0 +1,223 @@
+"""The learner: modules, their optimisers, and the passes that compute log-probabilities and gradients.
+
+There is one learner per process. It does not know where advantages and weights come from: that is the trainer's plan.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from envkit.errors import UsageError
+from envkit.types import Floats, Sample, floats
+
+from ..algorithms import terms
+from ..algorithms.algorithm import Algorithm
+from ..algorithms.critic import Critic, policy_turns
+from ..algorithms.parts import PolicyLoss, Tokens
+from . import checkpoint
+from .batching import TrainRows, flat, passes, row_passes
+from .memory import checkpoint_layers
+from .optimizer import adamw, clip_gradient, muon, set_rate
+from .settings import TrainerSettings
+from .token_logps import TokenScorer
+
+Sums: TypeAlias = defaultdict[str, float]
+VALUE_WEIGHT = 0.5
+"""Weight of the critics' loss. AdamW ignores the scale of a gradient, except where the gradient is clipped."""
+
+
+class Learner:
+    """What learns in one phase of a run.
+
+    Args:
+        model: The policy, on its device.
+        algorithm: The algorithm, whose loss it computes.
+        settings: Settings of the optimisers and passes.
+        critics: The critics.
+        reference: The reference policy, or None.
+        imitates: Whether the phase imitates: at temperature 1, without weight decay, and perhaps with Muon.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        algorithm: Algorithm,
+        settings: TrainerSettings,
+        *,
+        critics: Sequence[Critic] = (),
+        reference: Any = None,
+        imitates: bool = False,
+    ) -> None:
+        self.model, self.critics, self.reference = model, critics, reference
+        self._algorithm, self._settings = algorithm, settings
+        temperature = 1.0 if imitates else settings.temperature
+        self._scorer, self._reference_scorer = (
+            None if one is None else TokenScorer(one, temperature=temperature, precision=settings.precision)
+            for one in (model, reference)
+        )
+        if settings.packing and not self.scorer.shares_rows:
+            kind = type(model).__name__
+            raise UsageError(f"trainer.packing: not supported by {kind}, which cannot separate samples; use false")
+        decay = settings.weight_decay
+        self._optimizers = (
+            muon(model, 0.0)
+            if imitates and settings.imitates_with_muon
+            else adamw(model, 0.0, weight_decay=0.0 if imitates else decay)
+        )
+        self._critic_optimizers = [one for critic in critics for one in adamw(critic, 0.0, weight_decay=decay)]
+        if settings.gradient_checkpointing:
+            for body in (model, *(critic.body for critic in critics)):
+                checkpoint_layers(body)
+
+    @property
+    def scorer(self) -> TokenScorer:
+        """Computes the policy's log-probabilities."""
+        assert self._scorer is not None
+        return self._scorer
+
+    def state(self) -> dict[str, checkpoint.Stateful]:
+        """Return what a checkpoint has beside the weights of policy and reference."""
+        names = [f"policy_optimizer{f'.{number}' if number else ''}" for number in range(len(self._optimizers))]
+        parts: dict[str, checkpoint.Stateful] = dict(zip(names, self._optimizers, strict=True))
+        for number, (critic, optimizer) in enumerate(zip(self.critics, self._critic_optimizers, strict=True)):
+            suffix = f".{number}" if number else ""
+            parts |= {f"critic{suffix}": checkpoint.TrainedWeights(critic), f"critic_optimizer{suffix}": optimizer}
+        return parts
+
+    def reduce(self, sums: Mapping[str, float]) -> Mapping[str, float]:
+        """Return sums over all learners: the same sums, as there is one."""
+        return sums
+
+    @torch.no_grad()
+    def score(self, samples: Sequence[Sample], *, of_reference: bool = False) -> list[Floats]:
+        """Return the log-probabilities of each sample's policy tokens under the policy or the reference policy."""
+        scorer = self._reference_scorer if of_reference else self._scorer
+        assert scorer is not None
+        found: dict[int, Floats] = {}
+        for part in self._passes(samples, range(len(samples))):
+            scored = scorer.score([[samples[number] for number in row] for row in part])
+            chosen = [number for row in part for number in row]
+            ends = np.cumsum([samples[number].num_policy_tokens for number in chosen])[:-1]
+            found |= zip(chosen, np.split(scored.logp_N.float().cpu().numpy(), ends), strict=True)
+        return [floats(found[number]) for number in range(len(samples))]
+
+    @torch.no_grad()
+    def values(self, samples: Sequence[Sample]) -> list[Tensor]:
+        """Return the estimates of the K critics for the turns of each sample [K, turns]."""
+        found: dict[int, Tensor] = {}
+        for part in passes(samples, self._settings.micro_tokens):
+            chosen = [samples[row] for row in part]
+            with self.scorer.autocast():
+                value_KN = torch.stack([critic(chosen) for critic in self.critics]).cpu()
+            sizes = [len(policy_turns(sample)) for sample in chosen]
+            found |= zip(part, torch.split(value_KN, sizes, dim=1), strict=True)
+        return [found[number] for number in range(len(samples))]
+
+    def learn(self, rows: TrainRows, indices: Sequence[int], weights: Mapping[int, Floats]) -> Mapping[str, float]:
+        """Compute the policy's gradient for the samples at `indices`; return sums over their tokens.
+
+        Args:
+            rows: The samples.
+            indices: Which of them.
+            weights: The weight of the loss of each policy token, by sample.
+        """
+        sums: Sums = defaultdict(float)
+        for optimizer in self._optimizers:
+            optimizer.zero_grad()
+        together = rows.rollouts if "whole_rollouts" in self._algorithm.needs else None
+        for part in self._passes(rows.samples, indices, together):
+            self._pass(rows, part, weights, sums).backward()  # type: ignore[no-untyped-call]
+        return self.reduce(sums)
+
+    def learn_values(self, rows: TrainRows, indices: Sequence[int], turns: int) -> Mapping[str, float]:
+        """Compute the critics' gradients for the samples at `indices`, which have `turns` turns in all."""
+        sums: Sums = defaultdict(float)
+        for number, critic in enumerate(self.critics):
+            critic.zero_grad()
+            for places in passes([rows.samples[row] for row in indices], self._settings.micro_tokens):
+                chosen = [indices[place] for place in places]
+                with self.scorer.autocast():
+                    value_N = critic([rows.samples[row] for row in chosen])
+                target_N = torch.cat([rows.targets[row][number] for row in chosen]).to(value_N)
+                loss = terms.value_loss(value_N, target_N).sum()
+                (loss * VALUE_WEIGHT / turns).backward()  # type: ignore[no-untyped-call]
+                sums["value_loss"] += float(loss.detach()) / len(self.critics)
+        return self.reduce(sums)
+
+    def step(self, rate: float, critic_rate: float, *, train_step: int) -> float:
+        """Clip the gradients, update policy and critics, and return the norm of the policy's gradient.
+
+        With a norm of 0, the policy is not updated: momentum and weight decay would move the weights although there is
+        nothing to learn.
+
+        Raises:
+            UsageError: A gradient is not finite; nothing was changed.
+        """
+        bound = self._settings.max_grad_norm
+        norm = clip_gradient(self.model, bound, train_step=train_step)
+        for critic in self.critics:
+            clip_gradient(critic, bound, train_step=train_step, key="trainer.critic_learning_rate")
+        set_rate(self._optimizers, rate)
+        set_rate(self._critic_optimizers, critic_rate)
+        for optimizer in [*(self._optimizers if norm > 0 else ()), *self._critic_optimizers]:
+            optimizer.step()
+        return norm
+
+    def _pass(
+        self, rows: TrainRows, part: Sequence[Sequence[int]], weights: Mapping[int, Floats], sums: Sums
+    ) -> Tensor:
+        """Return the weighted loss of the rows of sample indices in `part`, and add to `sums`."""
+        algorithm, device = self._algorithm, self.model.device
+        chosen = [number for row in part for number in row]
+        logp_N, entropy_N = self.scorer.score(
+            [[rows.samples[number] for number in row] for row in part],
+            entropy_has_gradient=algorithm.entropy_coefficient > 0,
+        )
+
+        def of(values: Sequence[Floats] | Mapping[int, Floats]) -> Tensor:
+            return flat([values[number] for number in chosen], device)
+
+        sampled_N = flat([rows.samples[number].logprobs[rows.samples[number].mask] for number in chosen], device)
+        old_N, advantage_N = of(rows.old), of(rows.advantages)
+        reference_N = of(rows.reference) if rows.reference else None
+        segments = rows.segments(chosen, device)
+        tokens = Tokens(logp_N, old_N, sampled_N, reference_N, entropy_N, advantage_N, segments)
+        policy: PolicyLoss = algorithm.loss(tokens)
+        loss_N = policy.loss_N * of(rows.factors) if rows.factors else policy.loss_N
+        total_N = loss_N - algorithm.entropy_coefficient * entropy_N
+        if algorithm.kl_coefficient > 0:
+            assert reference_N is not None
+            kl_N = terms.kl_estimate(logp_N, reference_N)
+            total_N = total_N + algorithm.kl_coefficient * kl_N
+            sums["reference_kl"] += float(kl_N.detach().sum())
+        found = {
+            "policy_loss": loss_N,
+            "entropy_nats": entropy_N,
+            "approx_kl": terms.kl_estimate(old_N, logp_N),
+            "sampler_gap": (logp_N - sampled_N).abs(),
+            "advantage_abs": advantage_N.abs(),
+            **policy.metrics,
+        }
+        for name, value_N in found.items():
+            sums[name] += float(value_N.detach().sum())
+        return (total_N * of(weights)).sum()
+
+    def _passes(
+        self, samples: Sequence[Sample], indices: Sequence[int], together: Sequence[int] | None = None
+    ) -> Iterator[list[list[int]]]:
+        """Split samples into passes of rows. A row is a list of sample indices."""
+        settings = self._settings
+        for part in row_passes(
+            [samples[row] for row in indices],
+            settings.micro_tokens,
+            shares_rows=self.scorer.shares_rows,
+            packs=settings.packing,
+            together=None if together is None else [together[row] for row in indices],
+        ):
+            yield [[indices[place] for place in row] for row in part]

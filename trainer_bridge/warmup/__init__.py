@@ -1,1 +1,0 @@
-"""The tiny policy, and the warm-up that imitates demonstrations or dialogues."""
