@@ -7,14 +7,11 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias, TypeGuard
+from typing import Protocol, TypeAlias, TypeGuard
 
 import anyio
 
-from envkit.types import JSON, Cause, CauseKind
-
-if TYPE_CHECKING:
-    from .channel import AgentChannel
+from envkit.types import JSON, Cause, CauseKind, ExecResult
 
 MAX_BODY_BYTES = 64 << 10
 WINDOW_BYTES = 256 << 10
@@ -79,6 +76,32 @@ class Reply:
     data: bytes = b""
 
 
+class CallChannel(Protocol):
+    """Type with those members of `AgentChannel` that a `Call` uses."""
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop: ...
+    @property
+    def is_stalled(self) -> bool: ...
+    async def send(self, header: Fields, body: bytes = b"") -> None: ...
+    def fail(self, reason: Cause | None) -> None: ...
+    def stall(self, call: Call) -> None: ...
+    def unstall(self, call: Call) -> None: ...
+    def forget(self, call: Call) -> None: ...
+
+
+class AgentCalls(Protocol):
+    """Type with those members of `AgentSandbox` that a shell or a running program uses."""
+
+    @property
+    def id(self) -> str: ...
+    async def call(
+        self, do: str, *, feed: bytes | AsyncIterator[bytes] | None = None, queue_s: float = 0.0, **fields: JSON
+    ) -> Reply: ...
+    async def result(self, reply: Reply) -> ExecResult: ...
+    async def wait(self) -> Cause: ...
+
+
 class Call:
     """A call in progress; `AgentChannel` creates it.
 
@@ -110,7 +133,7 @@ class Call:
     )
 
     def __init__(
-        self, channel: AgentChannel, number: int, do: str, fields: Fields, queue_s: float, *, streamed: bool
+        self, channel: CallChannel, number: int, do: str, fields: Fields, queue_s: float, *, streamed: bool
     ) -> None:
         loop = channel.loop
         timeout_s = fields.get("timeout_s")

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from envkit import clock, protocols
 from envkit.errors import SandboxLostError
 from envkit.types import EXEC_TIMEOUT_S, ExecResult, SandboxUser
 
 from ..host.validation import check_bounds
-from .call import MAX_BODY_BYTES, Call, ChannelEndedError, Reply
-
-if TYPE_CHECKING:
-    from .sandbox import AgentSandbox
+from .call import MAX_BODY_BYTES, AgentCalls, Call, ChannelEndedError, Reply
 
 _CHANGE_S = 5.0
 """Maximum number of seconds that a shell takes to end a timed-out command and start the next one."""
@@ -28,7 +24,7 @@ class AgentShell(protocols.Shell):
         user: The user that the shell runs as.
     """
 
-    def __init__(self, sandbox: AgentSandbox, name: str, user: SandboxUser) -> None:
+    def __init__(self, sandbox: AgentCalls, name: str, user: SandboxUser) -> None:
         self._sandbox = sandbox
         self._name = f"{user}:{name}"
         self._user = user
@@ -73,7 +69,7 @@ class AgentShell(protocols.Shell):
 class Program(protocols.Program):
     """A running program with streamed input and output; `AgentSandbox.program` creates it."""
 
-    def __init__(self, sandbox: AgentSandbox, call: Call, *, has_terminal: bool) -> None:
+    def __init__(self, sandbox: AgentCalls, call: Call, *, has_terminal: bool) -> None:
         self._sandbox = sandbox
         self._call = call
         self._has_terminal = has_terminal

@@ -218,17 +218,17 @@ def _lost(draw: Draw) -> DrawnTask:
     )
 
 
+def _branched(branch: str, subjects: Sequence[str], changes: Sequence[Mapping[str, str]]) -> str:
+    """Return the commands that make a branch with commits, and go back to main."""
+    return f"git checkout -q -b {branch}\n{''.join(map(_commit, subjects, changes))}git checkout -q main\n"
+
+
 def _pick(draw: Draw) -> DrawnTask:
     repository, branch, (subjects, changes) = draw.word(), f"{draw.word()}-{draw.word()}", _history(draw, 3)
     news = _subjects(draw, draw.number(3, 5))
     files = [{f"{draw.word()}-{number}.txt": _text(draw)} for number in range(len(news))]
     chosen = draw.number(0, len(news) - 2)
-    setup = (
-        _made(repository, subjects, changes)
-        + f"git checkout -q -b {branch}\n"
-        + "".join(map(_commit, news, files))
-        + "git checkout -q main\n"
-    )
+    setup = _made(repository, subjects, changes) + _branched(branch, news, files)
     return _task(
         f'In the git repository {repository}, apply the commit "{news[chosen]}" of the branch {branch} to the branch '
         f"main, with the same message, but no other commit of {branch}. The branch {branch} stays as it is.",
@@ -320,13 +320,8 @@ def _conflict(draw: Draw) -> DrawnTask:
     def text(values: Mapping[str, int]) -> str:
         return lines(f"{key} = {value}" for key, value in values.items())
 
-    setup = (
-        _start(repository)
-        + _commit(subject, {name: text(base)})
-        + f"git checkout -q -b {branch}\n"
-        + _commit(one, {name: text(theirs), **extra})
-    )
-    setup += "git checkout -q main\n" + _commit(two, {name: text(ours)})
+    setup = _start(repository) + _commit(subject, {name: text(base)})
+    setup += _branched(branch, [one], [{name: text(theirs), **extra}]) + _commit(two, {name: text(ours)})
     rule = (
         f"the {prefers} one of the two values"
         if prefers in ("larger", "smaller")
@@ -463,12 +458,7 @@ def _rebase(draw: Draw) -> DrawnTask:
     files = [{f"{draw.word()}-{number}.txt": _text(draw)} for number in range(len(news))]
     later_files = [{f"{draw.word()}-main{number}.txt": _text(draw)} for number in range(2)]
     dropped = draw.number(0, len(news) - 2)
-    setup = (
-        _made(repository, subjects, changes)
-        + f"git checkout -q -b {branch}\n"
-        + "".join(map(_commit, news, files))
-        + "git checkout -q main\n"
-    )
+    setup = _made(repository, subjects, changes) + _branched(branch, news, files)
     setup += "".join(map(_commit, later, later_files)) + f"git branch -q -D {branch}\n"
     rest = [number for number in range(len(news)) if number != dropped]
     return _task(

@@ -118,9 +118,9 @@ class AuthMiddleware:
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         kind = scope["type"]
         if kind == "http":
-            return self._serve(RequestContext(self, scope, receive, send))
+            return self._serve(RequestContext(self.is_valid, self._new_id(), scope, receive, send))
         if kind == "websocket":
-            return self._serve(WebSocketContext(self, scope, receive, send))
+            return self._serve(WebSocketContext(self.is_valid, self._new_id(), scope, receive, send))
         return self._app(scope, receive, send)
 
     async def drain(self, timeout_s: float) -> None:
@@ -169,7 +169,7 @@ class AuthMiddleware:
         challenge = CHALLENGE_OF_PAGE if context.path == "/" else _CHALLENGE
         await respond_outcome(context.refuse, CallOutcome.failed(problem), [challenge] if is_unauthorized else [])
 
-    def new_id(self) -> bytes:
+    def _new_id(self) -> bytes:
         return b"%b-%x" % (self._id_start, next(self._numbers))
 
     def _authorize(self, context: RequestContext) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from logging import makeLogRecord
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 
@@ -17,9 +17,6 @@ from envkit.http.auth.caller import NOBODY
 from envkit.http.protocol.asgi import ASGIApp, Message, Receive, Scope, Send
 from envkit.http.server.logs import BackgroundHandler
 from envkit.http.sessions.counters import StepMetrics
-
-if TYPE_CHECKING:
-    from envkit.http.server.middleware import AuthMiddleware
 
 _REVOKED = 1008  # RFC 6455: policy violation
 _CHECK_INTERVAL_S = 0.3
@@ -41,11 +38,13 @@ _SANE_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
 class RequestContext:
-    """One HTTP request."""
+    """One HTTP request. `is_valid` returns whether a request with this token is allowed."""
 
     kind = "requests"
 
-    def __init__(self, authorizer: AuthMiddleware, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(
+        self, is_valid: Callable[[str | None], bool], new_id: bytes, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         self.path: str = scope["path"]
         self.token: str | None = None
         self.authorizations = 0
@@ -54,7 +53,7 @@ class RequestContext:
         self.is_aborted = False
         """Whether the reply ended early because the token of the request was revoked."""
         self.scope = scope
-        self._authorizer = authorizer
+        self._is_valid = is_valid
         self._began = clock.stopwatch()
         self._receive = receive
         self._send = send
@@ -75,7 +74,7 @@ class RequestContext:
             elif name == b"x-request-id" and _SANE_ID.fullmatch(value):
                 self._id = value
         if not self._id:
-            self._id = authorizer.new_id()
+            self._id = new_id
 
     def run(self, app: ASGIApp) -> Awaitable[None]:
         """Let `app` answer the request."""
@@ -136,7 +135,7 @@ class RequestContext:
         log.handle(makeLogRecord({"msg": fields}))
 
     def is_revoked(self) -> bool:
-        return self.caller is not NOBODY and not self._authorizer.is_valid(self.token)
+        return self.caller is not NOBODY and not self._is_valid(self.token)
 
 
 class WebSocketContext(RequestContext):

@@ -76,7 +76,7 @@ class SandboxService:
             return await sandbox.log()
 
     async def remove(self, ids: Sequence[str]) -> None:
-        """Stop detached sandboxes. If one cannot be stopped, the others are still stopped.
+        """Stop detached sandboxes and delete their files. If one cannot be stopped, the others are still stopped.
 
         Raises:
             ExceptionGroup: The errors of the sandboxes that could not be stopped.
@@ -84,7 +84,13 @@ class SandboxService:
         failures = []
         for id in ids:
             try:
-                await self._stop(id)
+                if self.url is not None:
+                    async with self._client() as client:
+                        await client.view(id)
+                        await client.stop(id)
+                else:
+                    async with _backend_of(id) as backend:
+                        await backend.remove(id)
             except EnvkitError as error:
                 failures.append(error)
         if failures:
@@ -161,16 +167,6 @@ class SandboxService:
         else:
             async with _backend_of(id) as backend:
                 yield await backend.attach(id)
-
-    async def _stop(self, id: str) -> None:
-        """Stop a detached sandbox and delete its files."""
-        if self.url is not None:
-            async with self._client() as client:
-                await client.view(id)
-                await client.stop(id)
-        else:
-            async with _backend_of(id) as backend:
-                await backend.remove(id)
 
 
 @asynccontextmanager
