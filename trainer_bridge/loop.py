@@ -204,9 +204,11 @@ class TrainLoop:
             await self.save()
             await self._channel.push()
             state.facts["untrained"] = {**await self._evaluator.run(display, 0)}
+            self._saved = None
+            await self.save()
         source = await phase.open(display)
         if not state.imitated:
-            phase.trainer.begin("imitation", source.updates)
+            await phase.trainer.begin("imitation", source.updates)
         display.phase("imitate", source.updates)
         display.advance(state.imitated)
         greedy: float | None = None
@@ -227,16 +229,18 @@ class TrainLoop:
                 report = await self._trainer.update()
                 state.imitated += 1
                 self._learning = False
-            display.advance(1, **{"imitation loss": f"{report['policy_loss']:.3f}", **shown})
+            display.advance(1, **{"imitation loss": f"{report.get('policy_loss', math.nan):.3f}", **shown})
             await anyio.lowlevel.checkpoint()  # Ctrl-C works here: an update is shielded
-        state.facts["imitation"] = {
-            **source.facts,
-            "updates": state.imitated,
-            "greedy_validation": greedy,
-            "wall_s": round(clock.stopwatch() - began, 1),
-        }
-        phase.trainer.begin("reinforcement", self._settings.steps)
-        self._saved = None
+        with anyio.CancelScope(shield=True):  # no checkpoint of half a phase
+            self._learning = True
+            await phase.trainer.begin("reinforcement", self._settings.steps)
+            state.facts["imitation"] = {
+                **source.facts,
+                "updates": state.imitated,
+                "greedy_validation": greedy,
+                "wall_s": round(clock.stopwatch() - began, 1),
+            }
+            self._learning, self._saved = False, None
 
     async def save(self) -> None:
         """Write a checkpoint of the last finished train step or update of imitation.

@@ -54,8 +54,8 @@ def _nothing_required(schema: dict[str, Any]) -> None:
 
 
 class AlgorithmSection(Section):
-    """The learning algorithm: a preset, and what differs from it. A part is the name of its kind, or a section; a
-    section without a kind changes the preset's part.
+    """The learning algorithm: a preset, and what differs from it. A part is the name of its kind, or a section. A part
+    without a kind, or of the preset's kind, has the preset's values where it has none.
     """
 
     model_config = ConfigDict(json_schema_extra=_nothing_required)
@@ -98,6 +98,8 @@ class AlgorithmSection(Section):
         whole: dict[str, Any] = {"aggregation": {"kind": "token_mean"}, **PRESETS[name]}
         for key, value in content.items():
             usual = whole.get(key)
+            if isinstance(value, str) and isinstance(usual, dict):
+                value = {"kind": value}
             if isinstance(value, dict) and isinstance(usual, dict) and value.get("kind") in (None, usual["kind"]):
                 value = {**usual, **{name: one for name, one in value.items() if one is not None}}
             if value is not None or key == "correction":

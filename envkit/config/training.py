@@ -127,7 +127,7 @@ class ImitationSection(Section):
     answers: Literal["expert", "bare"] = "expert"
     """Format of a demonstrated move. expert: <answer>up</answer>. bare: up, which can be a single token."""
     states: Count | None = None
-    """Number of distinct demonstrated states. null: 30000 for a tiny policy, 4096 for a pretrained model."""
+    """Number of demonstrated states. null: 30000 for a tiny policy, 4096 for a pretrained model."""
     random_share: Share = 0.5
     """Share of random moves in the episodes from which demonstrated states are taken. A tiny policy also learns this
     share of random answers, so that reinforcement learning finds moves to compare. Must be 0 if the environment lists

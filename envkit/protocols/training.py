@@ -200,7 +200,7 @@ class Trainer(Protocol):
 class PhasedTrainer(Trainer, Protocol):
     """A trainer that can also imitate. It begins with reinforcement."""
 
-    def begin(self, phase: TrainPhase, steps: int) -> None:
+    async def begin(self, phase: TrainPhase, steps: int) -> None:
         """Start a phase of `steps` updates from the present weights, whose version becomes 0.
 
         Imitation raises the log-probabilities of the samples' policy tokens; rewards and recorded log-probabilities do

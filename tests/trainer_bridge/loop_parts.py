@@ -69,7 +69,7 @@ class PhasedScriptedTrainer(ScriptedTrainer):
         super().__init__()
         self.phases: list[tuple[TrainPhase, int]] = []
 
-    def begin(self, phase: TrainPhase, steps: int) -> None:
+    async def begin(self, phase: TrainPhase, steps: int) -> None:
         self.version, self.weights = 0, stable_hash(self.weights, phase, steps) % 2**32
         self.phases.append((phase, steps))
 

@@ -380,7 +380,7 @@ def test_a_checkpoint_is_written_every_hundred_updates_of_imitation(tmp_path: Pa
 
     part.trainer.save = note  # type: ignore[method-assign]
     part.run()
-    assert saved == [(0, ""), (100, "imitation"), (200, "imitation"), (250, "reinforcement")]
+    assert saved == [(0, ""), (0, ""), (100, "imitation"), (200, "imitation"), (250, "reinforcement")]
     assert checkpoints(tmp_path) == ["step-0"]
 
 

@@ -112,7 +112,7 @@ class Trainee:
 
     def imitate(self, batches: Sequence[Sequence[Sample]]) -> list[dict[str, float]]:
         """Imitate each of the batches in a phase of that many updates; return the metrics of the updates."""
-        self.trainer.begin("imitation", len(batches))
+        anyio.run(self.trainer.begin, "imitation", len(batches))
         return [self.update(batch) for batch in batches]
 
     def update(self, samples: Sequence[Sample]) -> dict[str, float]:

@@ -57,16 +57,14 @@ class Critic(nn.Module):
         return value
 
 
-def critics_and_reference(model: Any, algorithm: Algorithm, *, seed: int) -> tuple[list[Critic], Any]:
+def critics_and_reference(model: Any, algorithm: Algorithm) -> tuple[list[Critic], Any]:
     """Return the critics, and the reference policy or None, of an algorithm. They start from the weights of `model`.
 
-    `seed` is the seed of the critics' new weights.
+    All critics are equal at first, with value 0: they differ once they learn from different targets.
     """
     reference = copy_of(model).eval() if algorithm.needs_reference else None
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        critics = [Critic(model) for _ in range(algorithm.critics)]
-    return critics, reference
+    with torch.random.fork_rng(devices=[]):  # the head is drawn before it is set to 0
+        return [Critic(model) for _ in range(algorithm.critics)], reference
 
 
 def policy_turns(sample: Sample) -> list[int]:

@@ -6,6 +6,7 @@ module nor one with a part imports torch, because reading a training file import
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,6 +16,9 @@ from envkit.types import StopReason
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+NEEDS = ("groups", "recomputed", "reference", "on_policy", "whole_rollouts", "sequences", "advantages")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,10 @@ class Part:
     section: type[Section]
     needs: frozenset[str] = frozenset()
     source: str = ""
+
+    def __post_init__(self) -> None:
+        if unknown := {need for need in self.needs if need not in NEEDS and not re.fullmatch(r"critics:[1-9]", need)}:
+            raise ValueError(f"unknown needs: {', '.join(sorted(unknown))}; there are: critics:K, {', '.join(NEEDS)}")
 
 
 class Segments(NamedTuple):

@@ -15,7 +15,7 @@ class Source:
     Attributes:
         updates: Number of updates.
         batch: Returns the samples of an update, given its index from 0; always the same for the same index.
-        checks_from: Number of updates from which on the phase may end early.
+        checks_from: The phase may end early after more than this number of updates.
         facts: What the summary of the run says about the samples.
     """
 

@@ -180,8 +180,8 @@ def row_passes(
         micro_tokens: Maximum number of tokens in a pass, including padding.
         shares_rows: Whether samples with a common prefix share a row; if false, each sample has a separate row.
         packs: Whether samples without a common prefix share rows, too; only with `shares_rows`.
-        together: A number for each sample; samples with the same number are in the same pass, which may be longer than
-            `micro_tokens` for that reason alone. None: no such condition.
+        together: A number for each sample; samples with the same number are in the same pass. Such a pass has at most
+            `micro_tokens` tokens without its padding, unless one number has more. None: no such condition.
     """
     if together is not None:
         rows_of: dict[int, list[int]] = {}
@@ -192,7 +192,9 @@ def row_passes(
         found: list[list[list[int]]] = []
         for part in cut(lengths, micro_tokens):
             chosen = [number for place in part for number in units[place]]
-            inner = row_passes([samples[number] for number in chosen], micro_tokens, shares_rows=shares_rows)
+            inner = row_passes(
+                [samples[number] for number in chosen], micro_tokens, shares_rows=shares_rows, packs=packs
+            )
             found.append([[chosen[place] for place in row] for rows in inner for row in rows])
         return found
     rows = [[number] for number in range(len(samples))]

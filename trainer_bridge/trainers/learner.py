@@ -56,11 +56,13 @@ class Learner:
     ) -> None:
         self.model, self.critics, self.reference = model, critics, reference
         self._algorithm, self._settings = algorithm, settings
-        temperature = 1.0 if imitates else settings.temperature
-        self._scorer, self._reference_scorer = (
-            None if one is None else TokenScorer(one, temperature=temperature, precision=settings.precision)
-            for one in (model, reference)
-        )
+        self._rate_key = "imitation.learning_rate" if imitates else "trainer.learning_rate"
+        how: dict[str, Any] = {
+            "precision": settings.precision,
+            "temperature": 1.0 if imitates else settings.temperature,
+        }
+        self.scorer = TokenScorer(model, **how)
+        self._reference_scorer = None if reference is None else TokenScorer(reference, **how)
         if settings.packing and not self.scorer.shares_rows:
             kind = type(model).__name__
             raise UsageError(f"trainer.packing: not supported by {kind}, which cannot separate samples; use false")
@@ -74,12 +76,6 @@ class Learner:
         if settings.gradient_checkpointing:
             for body in (model, *(critic.body for critic in critics)):
                 checkpoint_layers(body)
-
-    @property
-    def scorer(self) -> TokenScorer:
-        """Computes the policy's log-probabilities."""
-        assert self._scorer is not None
-        return self._scorer
 
     def state(self) -> dict[str, checkpoint.Stateful]:
         """Return what a checkpoint has beside the weights of policy and reference."""
@@ -97,8 +93,8 @@ class Learner:
     @torch.no_grad()
     def score(self, samples: Sequence[Sample], *, of_reference: bool = False) -> list[Floats]:
         """Return the log-probabilities of each sample's policy tokens under the policy or the reference policy."""
-        scorer = self._reference_scorer if of_reference else self._scorer
-        assert scorer is not None
+        scorer = self._reference_scorer if of_reference else self.scorer
+        assert scorer is not None, "the algorithm needs no reference"
         found: dict[int, Floats] = {}
         for part in self._passes(samples, range(len(samples))):
             scored = scorer.score([[samples[number] for number in row] for row in part])
@@ -150,7 +146,7 @@ class Learner:
                 sums["value_loss"] += float(loss.detach()) / len(self.critics)
         return self.reduce(sums)
 
-    def step(self, rate: float, critic_rate: float, *, train_step: int) -> float:
+    def step(self, rate: float, critic_rate: float, *, number: int) -> float:
         """Clip the gradients, update policy and critics, and return the norm of the policy's gradient.
 
         With a norm of 0, the policy is not updated: momentum and weight decay would move the weights although there is
@@ -160,9 +156,9 @@ class Learner:
             UsageError: A gradient is not finite; nothing was changed.
         """
         bound = self._settings.max_grad_norm
-        norm = clip_gradient(self.model, bound, train_step=train_step)
+        norm = clip_gradient(self.model, bound, number=number, key=self._rate_key)
         for critic in self.critics:
-            clip_gradient(critic, bound, train_step=train_step, key="trainer.critic_learning_rate")
+            clip_gradient(critic, bound, number=number, key="trainer.critic_learning_rate")
         set_rate(self._optimizers, rate)
         set_rate(self._critic_optimizers, critic_rate)
         for optimizer in [*(self._optimizers if norm > 0 else ()), *self._critic_optimizers]:

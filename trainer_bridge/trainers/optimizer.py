@@ -60,12 +60,12 @@ def rate_factor(schedule: str, step: int, *, steps: int, warmup_steps: int) -> f
     return 1.0 - share if schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * share))
 
 
-def clip_gradient(module: nn.Module, max_norm: float, *, train_step: int, key: str = "trainer.learning_rate") -> float:
+def clip_gradient(module: nn.Module, max_norm: float, *, number: int, key: str) -> float:
     """Clip the norm of the gradient and return the norm before clipping.
 
     Raises:
-        UsageError: The gradient is not finite, so an update would make every weight NaN. The error names `train_step`,
-            and its advice is to lower the setting `key`.
+        UsageError: The gradient is not finite, so an update would make every weight NaN. The error names the `number`
+            of the update, and its advice is to lower the setting `key`.
     """
     try:
         return float(nn.utils.clip_grad_norm_(module.parameters(), max_norm, error_if_nonfinite=True))
@@ -73,7 +73,7 @@ def clip_gradient(module: nn.Module, max_norm: float, *, train_step: int, key: s
         if "non-finite" not in str(error):  # library's message: torch
             raise
         raise UsageError(
-            f"the gradient of train step {train_step} is not finite; "
+            f"the gradient of {'update' if key.startswith('imitation') else 'train step'} {number} is not finite; "
             f"lower {key} and continue from the last checkpoint with --resume"
         ) from None
 

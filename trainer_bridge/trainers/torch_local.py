@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,17 +83,24 @@ class TorchTrainer:
         self._folder = folder
         self._publishes_adapter = publishes_adapter
         self._lock = anyio.Lock()
+        self._phases = 0
         self._begin("reinforcement", settings.steps, critics, reference)
 
-    def begin(self, phase: TrainPhase, steps: int) -> None:
+    async def begin(self, phase: TrainPhase, steps: int) -> None:
         """See `envkit.protocols.PhasedTrainer.begin`."""
-        self._begin(phase, steps, None, None)
+        async with self._lock:
+            await clock.to_thread(self._begin, phase, steps, None, None)
 
     def _begin(self, phase: TrainPhase, steps: int, critics: Sequence[Critic] | None, reference: Any) -> None:
         model, settings = self._model, self._settings
+        self._learner: Learner
+        if self._phases:  # release moments, critics and reference of the phase before, as memory is needed for new ones
+            del self._learner
+            model.zero_grad(set_to_none=True)
+        self._phases += 1
         self._phase, self._steps = phase, steps
         self._algorithm = imitation() if phase == "imitation" else self._reinforcement
-        new_critics, copy = critics_and_reference(model, self._algorithm, seed=settings.seed)
+        new_critics, copy = critics_and_reference(model, self._algorithm)
         self._learner = Learner(
             model,
             self._algorithm,
@@ -130,10 +138,10 @@ class TorchTrainer:
             policy), skipped_updates (updates left out because the gradient is 0: the policy and its optimiser stay as
             they are), nonfinite_updates (updates left out because a gradient is not finite), clip_share (`clipped`),
             grad_norm, advantage_abs, and value_loss with a critic. They are means over the tokens (for the critic,
-            turns) of all updates with finite gradients. There are also skipped_samples (samples whose advantages are
-            0), learned_tokens (tokens of all other samples, over which entropy_nats, approx_kl and the loss's own
-            metrics are averaged), repeated_samples (left out, because another sample has all their turns) and
-            peak_memory_mib (see `peak_memory_mib`).
+            turns) of all updates with finite gradients, whatever the aggregation. There are also skipped_samples
+            (samples whose advantages are 0), learned_tokens (tokens of all other samples, over which entropy_nats,
+            approx_kl and the loss's own metrics are averaged), repeated_samples (left out, because another sample has
+            all their turns) and peak_memory_mib (see `peak_memory_mib`).
 
         Raises:
             UsageError: `MAX_NONFINITE_UPDATES` updates in a row had gradients that are not finite.
@@ -229,8 +237,10 @@ class TorchTrainer:
 
     def _publish(self) -> Weights:
         model, dtype = self._model, self._engine_dtype
+        # Versions begin anew in each phase, but an engine may still read the file of the phase before.
+        name = f"version-{self.version}" if self._phases == 1 else f"version-{self._phases}-{self.version}"
         if self._folder is not None and self._publishes_adapter:
-            path = self._folder / f"version-{self.version}"
+            path = self._folder / name
             with writing(path):
                 lora.save_adapter(model, path)
             checksum = files.checksum_of(lora.adapter_weights(model).values(), dtype)
@@ -238,7 +248,7 @@ class TorchTrainer:
         checksum = files.checksum(model, dtype)
         if self._folder is None:
             return Weights(self.version, "", checksum)
-        path = self._folder / f"version-{self.version}.safetensors"
+        path = self._folder / f"{name}.safetensors"
         with writing(path):
             self._folder.mkdir(parents=True, exist_ok=True)
             path = files.save_weights(model, path, dtype, shard_bytes=self._settings.shard_mib << 20)
@@ -253,7 +263,7 @@ class TorchTrainer:
     def _restore(self, folder: Path) -> None:
         about = checkpoint.about(folder)
         if about.phase != self._phase:
-            self.begin(about.phase, about.steps)
+            self._begin(about.phase, about.steps, None, None)
         learner = self._learner
         checkpoint.restore(folder, checkpoint.Models(self._model, self._tokenizer, learner.reference), learner.state())
         self.version = about.version
@@ -270,6 +280,13 @@ class TorchTrainer:
             for sample in samples:
                 first.setdefault(sample.episode, sample)
         place = {episode: number for number, episode in enumerate(first)}
+        if "sequences" in algorithm.needs and len(first) < len(samples):
+            reason = (
+                "compares whole episodes, but some are several samples: their prompts do not continue earlier turns"
+            )
+            raise UsageError(
+                f"algorithm: a part {reason}; use another part, or a chat template that keeps earlier turns"
+            )
         rollouts = [place.get(sample.episode, number) for number, sample in enumerate(samples)]
         sampled = [sample.logprobs[sample.mask] for sample in samples]
         old = learner.score(samples) if algorithm.old_logprobs == "recomputed" else sampled
@@ -310,14 +327,13 @@ class TorchTrainer:
             if made.target_KET is None
             else [made.target_KET[:, row, of_sample] for row, of_sample in zip(rollouts, turns, strict=True)]
         )
-        return TrainRows(
-            samples,
-            rollouts,
-            plain.split(advantage_N if bound is None else advantage_N.clamp(-bound, bound)),
-            old,
-            [] if algorithm.correction is None else plain.split(algorithm.correction(old_N, sampled_N, segments)),
-            targets,
-            reference,
+        return replace(
+            plain,
+            advantages=plain.split(advantage_N if bound is None else advantage_N.clamp(-bound, bound)),
+            factors=[]
+            if algorithm.correction is None
+            else plain.split(algorithm.correction(old_N, sampled_N, segments)),
+            targets=targets,
         )
 
     def _learn(self, rows: TrainRows, indices: Sequence[int], rate: float, critic_rate: float) -> Mapping[str, float]:
@@ -337,12 +353,12 @@ class TorchTrainer:
         turns = sum(len(policy_turns(rows.samples[row])) for row in indices)
         sums = {**learner.learn(rows, learned, weights), **learner.learn_values(rows, indices, turns)}
         try:
-            norm = learner.step(rate, critic_rate, train_step=self.version + 1)
+            norm = learner.step(rate, critic_rate, number=self.version + 1)
         except UsageError:
             self._nonfinite += 1
             if self._nonfinite >= MAX_NONFINITE_UPDATES:
                 raise
-            return {"nonfinite_updates": 1.0}
+            return {"nonfinite_updates": 1.0, "policy_loss": 0.0, "advantage_abs": 0.0}
         if norm > 0:
             self._nonfinite = 0
         return {

@@ -122,6 +122,7 @@ class _Run:
             {one.id: one.options for one in reversed(others) if one.id != first.id},
         )
         self._policy: Policy | None = None
+        self._warned = state.step > 0
         self._record: RunRecord | None = None
         self._diagnostics = Diagnostics(found=self._found())
         self._stop = Stop(display.announce)
@@ -323,7 +324,9 @@ class _Run:
         sampling, learning = (
             getattr(one, key, "") for one, key in ((self._run.engine, "dtype"), (self._run.trainer, "precision"))
         )
-        if number == 1 and sampling and learning and sampling != learning:
+        is_first = not self._warned and values.get("learned_tokens", 0) > 0
+        if is_first and sampling and learning and sampling != learning and self._run.algorithm.correction is None:
+            self._warned = True
             self._display.announce(
                 f"the engine computes in {sampling} and the trainer in {learning}: log-probabilities differ by "
                 f"{values.get('sampler_gap_nats', math.nan):.4f} nats on average; algorithm.correction makes up for it"
@@ -357,7 +360,7 @@ class _Run:
         before, after = evaluations["before"], evaluations["after"]
         is_known = _finite(before.get("eval_success")) is not None
         return {
-            **self._of_environments(before, after),
+            **self._of_environments(evaluations),
             "algorithm": self._run.algorithm.preset,
             "policy": "" if self._policy is None else self._policy.description,
             **{f"{key}_{when}": _finite(values.get(key)) for key in _HELD_OUT for when, values in evaluations.items()},
@@ -377,7 +380,7 @@ class _Run:
             "stopped": self._stop.is_requested,
         }
 
-    def _of_environments(self, before: Mapping[str, JSON], after: Mapping[str, JSON]) -> dict[str, JSON]:
+    def _of_environments(self, evaluations: Mapping[str, Mapping[str, JSON]]) -> dict[str, JSON]:
         """Return the id of the environment, or the ids of several environments with the evaluations of each one."""
         ids: list[JSON] = [section.id for section in self._run.envs]
         if len(ids) == 1:
@@ -386,7 +389,7 @@ class _Run:
             name: {
                 f"{key}_{when}": _finite(values.get(f"{key}/{name}"))
                 for key in _HELD_OUT
-                for when, values in (("before", before), ("after", after))
+                for when, values in evaluations.items()
             }
             for name in names_of(self._run)
         }

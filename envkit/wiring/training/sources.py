@@ -10,7 +10,7 @@ from pathlib import Path
 
 from envkit import clock
 from envkit.config import RunConfig
-from envkit.errors import UsageError
+from envkit.errors import ConfigError, UsageError
 from envkit.protocols import EnvHost, Renderer
 from envkit.registry import EnvSpec
 from envkit.runs.display import Display
@@ -145,7 +145,10 @@ class _Demonstrations:
             end, limits = len(found) + part, limits_of(self._run.rollout)
             while len(found) < end:
                 at_once, drawn = min(_PART, end - len(found)), stable_hash(seed, len(found))
-                found += await demonstrations.demonstrations(self._host, teacher, tasks, at_once, drawn, limits)
+                played = await demonstrations.demonstrations(self._host, teacher, tasks, at_once, drawn, limits)
+                if not any(one.samples for one in played):
+                    raise ConfigError([f"rollout.max_tokens: {limits.max_tokens} is too small for a demonstrated turn"])
+                found += [one for one in played if one.samples]
                 display.advance(at_once)
         if len(self._experts) > 1:
             random.Random(seed).shuffle(found)

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 import torch
 from peft import PeftModel
@@ -151,7 +152,7 @@ def test_imitation_trains_the_adapter_and_is_the_reference_afterwards(folder: Pa
     before = plain_weights(one.model)
     start = one.score(samples)
     one.imitate([samples] * 3)
-    one.trainer.begin("reinforcement", 1)
+    anyio.run(one.trainer.begin, "reinforcement", 1)
     warm = one.score(samples)
     assert warm[0] != pytest.approx(start[0], abs=1e-3)
     assert all(torch.equal(before[name], weight) for name, weight in plain_weights(one.model).items())

@@ -137,7 +137,7 @@ def test_imitation_starts_reinforcement_from_its_weights_with_critic_and_referen
     samples = draw_samples(0, 8, tiny_folder)
     trainee.imitate([samples] * 2)
     assert (trainee.trainer.version, len(trainee.critics)) == (2, 0)
-    trainee.trainer.begin("reinforcement", 5)
+    anyio.run(trainee.trainer.begin, "reinforcement", 5)
     assert (trainee.trainer.version, len(trainee.critics)) == (0, 1)
     imitated = trainee.score(samples)
     trainee.update(samples)

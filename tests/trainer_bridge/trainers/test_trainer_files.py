@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 import safetensors.torch
 import torch
@@ -45,7 +46,7 @@ def test_a_restored_trainer_goes_on_bit_for_bit(how: Any, phase: str, tiny_folde
     def begun() -> Trainee:
         trainee = Trainee(tiny_folder, tmp_path, imitation_rate=0.01, imitates_with_muon="Muon" in phase, **how)
         if phase != "reinforcement":
-            trainee.trainer.begin("imitation", 5)
+            anyio.run(trainee.trainer.begin, "imitation", 5)
         return trainee
 
     unbroken, first = begun(), begun()
