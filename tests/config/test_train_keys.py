@@ -290,7 +290,8 @@ class Runs:
         """Return the folder of a saved tiny policy."""
         if "TINY" not in self._places:
             self.effects(FRESH, How())
-            (path,) = self._folder.glob("run-*/checkpoints/step-0/policy")
+            found = self._folder.glob("run-*/checkpoints/step-0/policy")
+            path = max(found, key=lambda one: one.stat().st_mtime)
             self._places["TINY"] = str(path)
         return self._places["TINY"]
 

@@ -61,7 +61,7 @@ def wordy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (site / "wordy-1.0.dist-info" / "entry_points.txt").write_text("[envkit.envs]\nwordy = wordy:register\n")
     monkeypatch.syspath_prepend(str(site))
     monkeypatch.setenv("ENVKIT_CACHE", str(tmp_path / "cache"))
-    for name in ("_SPECS", "_PACKAGES", "_LOADED"):
+    for name in ("_SPECS", "_LOADED"):
         monkeypatch.setattr(registry, name, type(getattr(registry, name))(getattr(registry, name)))
 
 

@@ -51,7 +51,7 @@ def test_a_process_whose_logs_are_not_read_continues_and_exits() -> None:
             assert running.wait(60) == 0
             assert running.stdout is not None
             assert running.stderr is not None
-            assert int(running.stdout.read()) > 5000
+            assert int(running.stdout.read()) > 1000
             lines = running.stderr.read().splitlines()
         finally:
             running.kill()
