@@ -77,26 +77,21 @@ class Trainee:
         keys = {name: value for name, value in how.items() if name not in of_settings}
         self.algorithm = algorithm or algorithm_of(**keys)
         self.model = open_model(folder).to(dtype)
-        critics, reference = None, None
         if adapter is not None:
             add_adapter(self.model, adapter, base=str(folder), seed=settings["seed"])
-        else:
-            critics = [Critic(self.model).to(dtype) for _ in range(self.algorithm.critics)]
-            for number, critic in enumerate(critics):
-                shake(critic, seed=11 + 2 * number)
-            if self.algorithm.needs_reference:
-                reference = open_model(folder).to(dtype)
-                shake(reference, seed=12)
         self.trainer = TorchTrainer(
             self.model,
             self.algorithm,
             TrainerSettings(**settings),
             weights,
             engine_dtype=engine_dtype,
-            critics=critics,
-            reference=reference,
             publishes_adapter=publishes_adapter,
         )
+        if adapter is None:
+            for number, critic in enumerate(self.critics):
+                shake(critic.to(dtype), seed=11 + 2 * number)
+            if self.reference is not None:
+                shake(self.reference, seed=12)
 
     @property
     def critics(self) -> Sequence[Critic]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from envkit.config import kinds
 from envkit.config.algorithm import AlgorithmSection, PartSection
 
 from .parts import Part
+
+_NAMES = ("advantage", "loss", "aggregation", "correction")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +60,11 @@ class Algorithm:
         Raises:
             UsageError: The package of a part cannot be imported.
         """
-        return cls(
-            Chosen.of("advantages", section.advantage),
-            Chosen.of("losses", section.loss),
-            Chosen.of("aggregations", section.aggregation),
-            None if section.correction is None else Chosen.of("corrections", section.correction),
-            section.advantage_clip,
-            section.entropy_coefficient,
-            section.kl_coefficient,
-            section.epochs,
-            section.minibatches,
-            section.old_logprobs,
-        )
+        parts: dict[str, Any] = {
+            name: None if (part := getattr(section, name)) is None else Chosen.of(family, part)
+            for name, family in zip(_NAMES, ("advantages", "losses", "aggregations", "corrections"), strict=True)
+        }
+        return cls(**parts, **{one.name: getattr(section, one.name) for one in fields(cls) if one.name not in parts})
 
     @property
     def needs(self) -> frozenset[str]:
@@ -114,7 +109,7 @@ class Algorithm:
         return found
 
     def _parts(self) -> Iterator[tuple[str, Chosen]]:
-        for family in ("advantage", "loss", "aggregation", "correction"):
+        for family in _NAMES:
             if (one := getattr(self, family)) is not None:
                 yield family, one
 

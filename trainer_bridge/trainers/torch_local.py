@@ -24,7 +24,7 @@ from envkit.runs.files import writing
 from envkit.types import Floats, Sample, TrainPhase, Weights
 
 from ..algorithms.algorithm import Algorithm, imitation
-from ..algorithms.critic import Critic, critics_and_reference, policy_turns
+from ..algorithms.critic import critics_and_reference, policy_turns
 from ..algorithms.parts import Advantages, Rollouts
 from ..threads import torch_threads
 from ..weights import files, lora
@@ -55,8 +55,6 @@ class TorchTrainer:
         settings: Settings of the optimisers.
         folder: Folder for `publish`; None if the engine copies the weights within this process.
         engine_dtype: Number format of the engine's weights, for the file and the checksum of `publish`.
-        critics: The critics; None for new ones.
-        reference: The reference policy; None for a copy of the policy, if the algorithm needs one.
         tokenizer: Tokenizer to save with the policy, so that a checkpoint is a complete model folder.
         publishes_adapter: Whether `publish` writes only the model's LoRA adapter; otherwise, all weights with the
             adapter added.
@@ -70,8 +68,6 @@ class TorchTrainer:
         folder: Path | None,
         *,
         engine_dtype: str = "float32",
-        critics: Sequence[Critic] | None = None,
-        reference: Any = None,
         tokenizer: Any = None,
         publishes_adapter: bool = False,
     ) -> None:
@@ -84,14 +80,14 @@ class TorchTrainer:
         self._publishes_adapter = publishes_adapter
         self._lock = anyio.Lock()
         self._phases = 0
-        self._begin("reinforcement", settings.steps, critics, reference)
+        self._begin("reinforcement", settings.steps)
 
     async def begin(self, phase: TrainPhase, steps: int) -> None:
         """See `envkit.protocols.PhasedTrainer.begin`."""
         async with self._lock:
-            await clock.to_thread(self._begin, phase, steps, None, None)
+            await clock.to_thread(self._begin, phase, steps)
 
-    def _begin(self, phase: TrainPhase, steps: int, critics: Sequence[Critic] | None, reference: Any) -> None:
+    def _begin(self, phase: TrainPhase, steps: int) -> None:
         model, settings = self._model, self._settings
         self._learner: Learner
         if self._phases:  # release moments, critics and reference of the phase before, as memory is needed for new ones
@@ -100,13 +96,13 @@ class TorchTrainer:
         self._phases += 1
         self._phase, self._steps = phase, steps
         self._algorithm = imitation() if phase == "imitation" else self._reinforcement
-        new_critics, copy = critics_and_reference(model, self._algorithm)
+        critics, reference = critics_and_reference(model, self._algorithm)
         self._learner = Learner(
             model,
             self._algorithm,
             settings,
-            critics=new_critics if critics is None else critics,
-            reference=copy if reference is None else reference,
+            critics=critics,
+            reference=reference,
             imitates=phase == "imitation",
         )
         self._samples: list[Sample] = []
@@ -263,7 +259,7 @@ class TorchTrainer:
     def _restore(self, folder: Path) -> None:
         about = checkpoint.about(folder)
         if about.phase != self._phase:
-            self._begin(about.phase, about.steps, None, None)
+            self._begin(about.phase, about.steps)
         learner = self._learner
         checkpoint.restore(folder, checkpoint.Models(self._model, self._tokenizer, learner.reference), learner.state())
         self.version = about.version

@@ -269,11 +269,9 @@ def _check_algorithm(run: RunConfig) -> None:
 def _check_trainer(run: RunConfig) -> None:
     if isinstance(run.trainer, TorchTrainerSection):
         _check_device("trainer", run.trainer.device)
-    problems = []
     if policy_kind(run) == "tiny" and _has_lora(run):
-        problems.append("trainer.lora: a tiny policy is trained as a whole; use null, or name a model in engine.model")
-    if problems:
-        raise ConfigError(problems)
+        reason = "a tiny policy is trained as a whole; use null, or name a model in engine.model"
+        raise ConfigError([f"trainer.lora: {reason}"])
 
 
 def _check_imitation(run: RunConfig) -> None:
