@@ -40,8 +40,9 @@ async def dialled(opened: Answer, first: bytes) -> socket.socket:
     return stream
 
 
-async def visited(opened: Answer, request_id: int) -> AgentSandbox:
-    """Return a sandbox as a client on another machine sees it."""
+@asynccontextmanager
+async def visited(opened: Answer, request_id: int) -> AsyncIterator[AgentSandbox]:
+    """Open a sandbox as a client on another machine sees it, and disconnect at the end."""
 
     async def nothing() -> None:
         return None
@@ -58,7 +59,10 @@ async def visited(opened: Answer, request_id: int) -> AgentSandbox:
         forget=lambda sandbox: None,
     )
     await sandbox.started({}, 20)
-    return sandbox
+    try:
+        yield sandbox
+    finally:
+        await sandbox.release()
 
 
 @pytest.mark.parametrize(
@@ -77,12 +81,12 @@ def test_a_client_with_the_secret_reaches_the_sandbox_and_large_files_arrive_who
             assert opened["capabilities"]["isolation"] is True
             made = await actor.start(7, KINDS[kind].spec(), 30.0, None)
             assert (made["work"], made["unenforced"]) == ("/workspace", [])
-            sandbox = await visited(opened, 7)
-            assert (await sandbox.exec(["cat"], stdin=b"hello", timeout_s=20)).stdout == "hello"
-            content = bytes(range(256)) * (80 << 10)  # 20 MiB
-            await sandbox.write("file", content)
-            assert await sandbox.read("file") == content
-            await sandbox.stop()
+            async with visited(opened, 7) as sandbox:
+                assert (await sandbox.exec(["cat"], stdin=b"hello", timeout_s=20)).stdout == "hello"
+                content = bytes(range(256)) * (80 << 10)  # 20 MiB
+                await sandbox.write("file", content)
+                assert await sandbox.read("file") == content
+                await sandbox.stop()
             assert await actor.stop(7) == {}
 
     clock.run(main, fast=fast)
@@ -100,7 +104,8 @@ def test_a_client_without_the_secret_is_disconnected_without_an_answer() -> None
             for words in (*wrong, b"\n", b"x" * 300, b"GET / HTTP/1.1\r\n\r\n"):
                 with closing(await dialled(opened, words)) as stream, anyio.fail_after(5):
                     assert await asyncio.get_running_loop().sock_recv(stream, 100) == b""
-            assert await (await visited(opened, 1)).probe(5) < 5
+            async with visited(opened, 1) as sandbox:
+                assert await sandbox.probe(5) < 5
 
     run(main)
 
@@ -134,10 +139,12 @@ def test_files_are_kept_on_the_node_and_not_taken_for_those_of_an_actor_before()
     async def main() -> None:
         async with serving() as (actor, opened):
             await actor.start(1, SandboxSpec(), 30.0, None)
-            await (await visited(opened, 1)).write("kept", b"x")
+            async with visited(opened, 1) as sandbox:
+                await sandbox.write("kept", b"x")
             name = (await actor.snapshot(1))["name"]
             await actor.start(2, SandboxSpec(), 30.0, name)
-            assert await (await visited(opened, 2)).read("kept") == b"x"
+            async with visited(opened, 2) as sandbox:
+                assert await sandbox.read("kept") == b"x"
             refused = await actor.start(3, SandboxSpec(), 30.0, f"{name[:-1]}_")
             assert "there is no snapshot" in refused["problem"]["detail"]
             assert (await actor.snapshot_bytes(f"{name}_"), await actor.remove_snapshot(f"{name}_")) == (
