@@ -155,7 +155,7 @@ class TerminalStage(SandboxTask[Sequence[tuple[Artifact, bytes]]]):
         return Verdict(reward=0.0, log=f"{error}\nThe tests write a reward if the agent has done nothing.")
 
     async def located(self, sandbox: Sandbox) -> TerminalStage:
-        """Return this step with the working directory of the image, if the task has none of its own."""
+        """Return this stage; if the task names no working directory, it gets that of the image."""
         if self.task.workdir:
             return self
         shown = await sandbox.exec(["sh", "-c", 'echo "$ENVKIT_WORKDIR"'], cwd="/")

@@ -329,7 +329,7 @@ def in_fake_sandboxes(backend: FakeBackend) -> Iterator[None]:
 
 
 class FakeClient:
-    """A client of the env server in a sandbox that has none."""
+    """A client of an env server that no sandbox runs: it plays in this process."""
 
     capacity = 99
 
