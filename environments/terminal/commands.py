@@ -59,8 +59,11 @@ async def ls(
             continue
         rows.append((one.name, task.difficulty or "-", task.profile, " ".join(task.programs) or "-"))
         image = None if task.is_portable else await find_image(images.image_of(task))
-        notes = [] if image is None else images.ignored(image.user, image.entrypoint)
-        lines += [f"{one.name}: {note}" for note in (*task.notes, *notes)]
+        stage = (
+            images.Stage() if image is None else images.Stage(user=image.user, has_entrypoint=bool(image.entrypoint))
+        )
+        notes = dict.fromkeys([*task.notes, *images.ignored(stage)])
+        lines += [f"{one.name}: {note}" for note in notes]
     parts: list[str | Table] = [[("TASK", "DIFFICULTY", "PROFILE", "PROGRAMS"), *rows], *lines]
     if folder is None:
         families = [(one.name, "yes" if one.name in HELD_OUT else "no", one.summary) for one in FAMILIES.values()]

@@ -155,11 +155,11 @@ class TerminalStage(SandboxTask[Sequence[tuple[Artifact, bytes]]]):
         return Verdict(reward=0.0, log=f"{error}\nThe tests write a reward if the agent has done nothing.")
 
     async def located(self, sandbox: Sandbox) -> TerminalStage:
-        """Return this stage; if the task names no working directory, it gets that of the image."""
-        if self.task.workdir:
+        """Return this stage; if the image decides about the working directory, with that of the image."""
+        if not self.task.workdir_of_image:
             return self
         shown = await sandbox.exec(["sh", "-c", 'echo "$ENVKIT_WORKDIR"'], cwd="/")
-        task = replace(self.task, workdir=shown.stdout.strip())
+        task = replace(self.task, workdir=shown.stdout.strip() or self.task.workdir)
         return TerminalStage(task, self.options, self.at, self.scratch)
 
     def next(self) -> TerminalStage:

@@ -54,8 +54,8 @@ def _nothing_required(schema: dict[str, Any]) -> None:
 
 
 class AlgorithmSection(Section):
-    """The learning algorithm: a preset and changes to it. A part is the name of its kind, or a section with its keys. If
-    a part has the preset's kind, or no kind, keys that are left out keep the preset's values.
+    """The learning algorithm: a preset and changes to it. A part is the name of its kind, or a section with its keys.
+    If it has the preset's kind, or no kind, keys that are left out have the preset's values.
     """
 
     model_config = ConfigDict(json_schema_extra=_nothing_required)

@@ -94,7 +94,7 @@ def test_a_built_image_decides_where_programs_start_and_what_is_noted(tmp_path: 
     task = read_task(harbor(folder, files=files))
     try:
         assert build(folder)
-        assert (task.workdir, task.notes) == ("", ())
+        assert (task.workdir, task.notes) == ("/", ())
         parts = run(find("Terminal-v0"), "ls", commands.ls, {"folder": folder}, display=SilentDisplay()).parts
         assert parts[1:3] == [
             "a: ENTRYPOINT of the image: is not run",

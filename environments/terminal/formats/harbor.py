@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from envkit.errors import ConfigError
 
+from ..images import ignored, last_stage, workdir_of
 from ..tasks import WORK, Artifact, Collect, Healthcheck, Profile, TaskStep, TerminalTask, Verifier
 from . import schema
 from .files import read_text, require_usable
@@ -65,6 +66,9 @@ def read_task(folder: Path, variables: Collection[str] = ()) -> TerminalTask:
             raise ConfigError([f"{file}: metadata.envkit.setup: environment/{own.setup} is missing"])
     else:
         workdir = settings.workdir
+        if not settings.docker_image:
+            workdir = workdir or workdir_of(environment / "Dockerfile")
+            notes.extend(ignored(last_stage(environment / "Dockerfile")))
         _note_users(found, profile, notes)
     steps = tuple(_steps(folder, file, found, network, variables, notes))
     is_separate = any(step.verifier.is_separate for step in steps)
@@ -82,6 +86,7 @@ def read_task(folder: Path, variables: Collection[str] = ()) -> TerminalTask:
         packages=own.packages,
         profile=profile,
         workdir=workdir,
+        workdir_of_image=not settings.workdir and not own.portable,
         env=schema.resolved(f"{file}: environment.env", settings.env, variables),
         cpus=settings.cpus,
         memory_mib=_size(file, "memory", settings.memory_mb, settings.memory),
