@@ -230,7 +230,7 @@ class VllmClient:
             if clock.now() - self._last_s < self._stall_timeout_s:
                 into.finish = "abort"
                 return
-            reason = f"no token within {self._stall_timeout_s:g} s "
+            reason = f"no token within {self._stall_timeout_s:g} s"
             raise ServerLostError(reason, is_stall=True) from error
         except httpx.HTTPError as error:
             raise ServerLostError(_reason(error)) from error
