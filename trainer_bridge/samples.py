@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from envkit.types import Group, Hashes, Sample, Trajectory, Turn, hashes, ints, stable_hash
+from envkit.types import Floats, Group, Hashes, Sample, Trajectory, Turn, hashes, ints, stable_hash
 
 
 def samples_of(groups: Iterable[Group]) -> list[Sample]:
@@ -35,14 +35,21 @@ def samples_from(trajectory: Trajectory) -> list[Sample]:
     rewards = np.array([0.0 if turn.step is None else turn.step.reward for turn in turns], dtype=np.float32)
     if trajectory.outcome.grade is not None:
         rewards[-1] += trajectory.outcome.grade
-    observed = _observed(trajectory)
+    observed, named = _observed(trajectory), _named_rewards(trajectory)
     return [
-        _sample(trajectory, turns[first:end], first, rewards, observed)
+        _sample(trajectory, turns[first:end], first, rewards, observed, named)
         for first, end in zip(starts, [*starts[1:], len(turns)], strict=True)
     ]
 
 
-def _sample(trajectory: Trajectory, turns: Sequence[Turn], first: int, rewards: np.ndarray, observed: Hashes) -> Sample:
+def _sample(
+    trajectory: Trajectory,
+    turns: Sequence[Turn],
+    first: int,
+    rewards: Floats,
+    observed: Hashes,
+    named: Mapping[str, Floats],
+) -> Sample:
     parts = [ids for turn in turns for ids in (turn.new_ids, turn.completion.token_ids)]
     lengths = np.array([len(ids) for ids in parts])
     mask = np.repeat(np.arange(len(parts)) % 2 == 1, lengths)
@@ -64,7 +71,19 @@ def _sample(trajectory: Trajectory, turns: Sequence[Turn], first: int, rewards: 
         env_id=trajectory.task.env_id,
         stop=trajectory.outcome.stop,
         observations=observed,
+        named_rewards=named,
     )
+
+
+def _named_rewards(trajectory: Trajectory) -> dict[str, Floats]:
+    """Return the rewards of each turn by name [T], from ``info["rewards"]``; 0 where a step does not name them."""
+    found: dict[str, Floats] = {}
+    for number, turn in enumerate(trajectory.turns):
+        named = {} if turn.step is None else turn.step.info.get("rewards")
+        for name, reward in named.items() if isinstance(named, dict) else ():
+            if isinstance(reward, (int, float)):
+                found.setdefault(name, np.zeros(len(trajectory.turns), dtype=np.float32))[number] = reward
+    return found
 
 
 def _observed(trajectory: Trajectory) -> Hashes:

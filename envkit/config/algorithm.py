@@ -8,21 +8,69 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, SerializeAsAny, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from envkit.config.grammar import Count, Section
+from envkit.config.grammar import Count, Section, UserPath
 from envkit.config.kinds import ByKind
 
+_CLIPPED_TWICE = {"loss": {"kind": "clipped"}, "minibatches": 2}
 PRESETS: Mapping[str, Mapping[str, Any]] = {
-    "grpo": {"advantage": {"kind": "group_normalised"}, "loss": {"kind": "clipped"}, "minibatches": 2},
+    "grpo": {"advantage": {"kind": "group_normalised"}, **_CLIPPED_TWICE},
+    "dr_grpo": {
+        "advantage": {"kind": "group_normalised", "deviation": "none"},
+        **_CLIPPED_TWICE,
+        "aggregation": {"kind": "constant", "tokens": 128},
+    },
+    "dapo": {
+        "advantage": {"kind": "group_normalised"},
+        "loss": {"kind": "clipped", "clip_high": 0.28},
+        "minibatches": 2,
+    },
+    "rloo": {
+        "advantage": {"kind": "group_normalised", "baseline": "others", "deviation": "none"},
+        "loss": {"kind": "reinforce"},
+        "aggregation": {"kind": "constant"},
+    },
     "reinforce": {"advantage": {"kind": "batch_normalised", "gamma": 0.9}, "loss": {"kind": "reinforce"}},
-    "ppo": {"advantage": {"kind": "gae", "gamma": 0.95}, "loss": {"kind": "clipped"}, "minibatches": 2},
+    "rebn": {"advantage": {"kind": "batch_normalised"}, **_CLIPPED_TWICE},
+    "reinforce_plus_plus": {
+        "advantage": {"kind": "reinforce_plus_plus"},
+        **_CLIPPED_TWICE,
+        "kl": {"coefficient": 0.01, "estimator": "k1", "place": "reward"},
+    },
+    "ppo": {"advantage": {"kind": "gae", "gamma": 0.95}, **_CLIPPED_TWICE},
+    "gspo": {
+        "advantage": {"kind": "group_normalised"},
+        "loss": {"kind": "clipped", "ratio": "rollout", "clip_low": 3e-4, "clip_high": 4e-4, "dual_clip": None},
+        "aggregation": {"kind": "rollout_mean"},
+        "minibatches": 2,
+    },
+    "cispo": {"advantage": {"kind": "group_normalised"}, "loss": {"kind": "cispo"}, "minibatches": 2},
+    "topr": {
+        "advantage": {"kind": "group_normalised", "deviation": "none"},
+        "loss": {"kind": "topr"},
+        "aggregation": {"kind": "constant"},
+        "minibatches": 2,
+    },
+    "gigpo": {"advantage": {"kind": "gigpo"}, **_CLIPPED_TWICE},
+    "lite_ppo": {"advantage": {"kind": "group_normalised", "deviation": "batch"}, **_CLIPPED_TWICE},
+    "ipa": {"advantage": {"kind": "chunk_returns"}, "loss": {"kind": "chunk_clipped"}, "minibatches": 2},
+    "asyppo": {"advantage": {"kind": "asyppo"}, **_CLIPPED_TWICE, "entropy_coefficient": 0.01},
+    "decoupled_ppo": {
+        "advantage": {"kind": "gae", "gamma": 0.95},
+        **_CLIPPED_TWICE,
+        "correction": {"kind": "tis", "cap": 2.0},
+        "old_logprobs": "recomputed",
+    },
 }
-"""The presets by name, as contents of the section `algorithm`.
+"""The presets by name, as contents of the section `algorithm`; `docs/algorithms.md` has sources and differences."""
 
-    grpo       as in Shao et al. 2024 (DeepSeekMath): episode returns, normalised over each group; clipped ratio. The
-               loss is a mean over tokens (Yu et al. 2025, DAPO), not over sequences, and the discount is per turn.
-    reinforce  Williams 1992: turn returns, normalised over the batch (ReBN of GEM, Liu et al. 2025)
-    ppo        Schulman et al. 2017: a critic and generalised advantage estimates over turns; clipped ratio
-"""
+ALIASES: Mapping[str, str] = {
+    "reinforce++": "reinforce_plus_plus",
+    "drgrpo": "dr_grpo",
+    "liteppo": "lite_ppo",
+    "gae": "ppo",
+    "decoupled": "decoupled_ppo",
+}
+"""Names of presets in other projects."""
 
 
 class PartSection(Section):
@@ -53,6 +101,37 @@ def _nothing_required(schema: dict[str, Any]) -> None:
     del schema["required"]
 
 
+class KlSection(Section):
+    """The KL divergence from the reference policy, which is the policy before reinforcement learning unless
+    `reference` names another one. Estimates are per token, with d = log(reference / policy)."""
+
+    coefficient: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the divergence. 0: none, and no reference policy is loaded."""
+    estimator: Literal["k1", "k2", "k3", "k3_unbiased"] = "k3"
+    """k1: -d. k2: d^2 / 2. k3: exp(d) - 1 - d. In a loss, on samples of the current policy, k2 and k3_unbiased (k3
+    times the ratio to the old policy) descend KL(policy, reference), k3 descends KL(reference, policy), and the
+    gradient of k1 is 0 on average, so that it is refused."""
+    place: Literal["loss", "reward"] = "loss"
+    """loss: added to each token's loss. reward: subtracted from the reward of the token's turn, at the old policy."""
+    target: Annotated[float, Field(gt=0)] | None = None
+    """Divergence per token (nats) that the coefficient is adapted to: after each train step, it is multiplied by
+    1 + clip(divergence / target - 1, -0.2, 0.2) * episodes / horizon (Ziegler et al. 2019). null: it is constant."""
+    horizon: Count = 10_000
+    """Number of episodes over which the coefficient may change by 20 %."""
+
+
+class OverlongSection(Section):
+    """A penalty for long episodes (Yu et al. 2025, DAPO, section 3.4): with L tokens of the policy in the episode, the
+    last turn's reward changes by -penalty * clip((L - max_tokens + buffer_tokens) / buffer_tokens, 0, 1)."""
+
+    max_tokens: Count
+    """Number of tokens with the whole penalty."""
+    buffer_tokens: Count
+    """Number of tokens before it over which the penalty rises."""
+    penalty: Annotated[float, Field(gt=0)] = 1.0
+    """The whole penalty."""
+
+
 class AlgorithmSection(Section):
     """The learning algorithm: a preset and changes to it. A part is the name of its kind, or a section with its keys.
     If it has the preset's kind, or no kind, keys that are left out have the preset's values.
@@ -61,26 +140,32 @@ class AlgorithmSection(Section):
     model_config = ConfigDict(json_schema_extra=_nothing_required)
 
     preset: str = "grpo"
-    """grpo, reinforce or ppo."""
+    """Name of a preset; see docs/algorithms.md."""
     advantage: SerializeAsAny[Annotated[AdvantageSection, ByKind("advantages", may_be_name=True)]]
-    """group_normalised, batch_normalised or gae."""
+    """How much better each token was than expected."""
     loss: SerializeAsAny[Annotated[LossSection, ByKind("losses", may_be_name=True)]]
-    """clipped, reinforce or imitation."""
+    """The loss of each token."""
     aggregation: SerializeAsAny[Annotated[AggregationSection, ByKind("aggregations", may_be_name=True)]]
-    """token_mean or rollout_mean."""
+    """The weight of each token's loss."""
     correction: SerializeAsAny[Annotated[CorrectionSection, ByKind("corrections", may_be_name=True)]] | None = None
-    """tis. null: none."""
+    """The correction of the sampler's probabilities. null: none."""
     advantage_clip: Annotated[float, Field(gt=0)] | None = None
     """Maximum absolute value of an advantage. null: no maximum."""
     entropy_coefficient: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the entropy bonus."""
-    kl_coefficient: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of the KL divergence from the policy before reinforcement learning: the k3 estimate, whose gradient is
-    that of KL(reference, policy) for samples of the current policy. 0: no reference policy is loaded."""
+    kl: KlSection = Field(default_factory=KlSection)
+    """The KL divergence from the reference policy."""
+    reference: UserPath | None = None
+    """Model folder, or name of a model of `envkit model list`, of the reference policy, or of the teacher of
+    `distillation`; its tokenizer must be the policy's. null: the policy before reinforcement learning."""
+    overlong: OverlongSection | None = None
+    """A penalty for long episodes. null: none."""
+    value_clip: Annotated[float, Field(gt=0)] | None = None
+    """Maximum change of a critic's value in a train step, beyond which its loss has no gradient. null: no maximum."""
     epochs: Count = 1
     """Passes over the samples of one train step."""
     minibatches: Count = 1
-    """Optimiser updates per pass. The presets grpo and ppo have 2."""
+    """Optimiser updates per pass; 2 in most presets, 1 in those with the loss reinforce."""
     old_logprobs: Literal["sampled", "recomputed"] = "sampled"
     """Log-probabilities that ratios are relative to. sampled: those of the engine. recomputed: those that the trainer
     computes before the first update of a train step, which takes one more pass."""
@@ -90,7 +175,9 @@ class AlgorithmSection(Section):
         """Return the content with the values of the preset."""
         name = content.get("preset", "grpo")
         if not isinstance(name, str) or name not in PRESETS:
-            message = f"no algorithm is called {name!r}; there are: {', '.join(PRESETS)}"
+            other = ALIASES.get(name) if isinstance(name, str) else None
+            hint = f"here it is {other}" if other else f"there are: {', '.join(PRESETS)}"
+            message = f"no algorithm is called {name!r}; {hint}"
             error = PydanticCustomError("preset", "{message}", {"message": message})
             raise ValidationError.from_exception_data(
                 "algorithm", [InitErrorDetails(type=error, loc=("preset",), input=name)]

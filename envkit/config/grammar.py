@@ -39,7 +39,7 @@ _OTHER_NAMES: Mapping[str, str] = {
     "lr": "trainer.learning_rate",
     "batch_size": "trainer.groups_per_step",
     "num_steps": "trainer.steps",
-    "beta": "algorithm.kl_coefficient",
+    "beta": "algorithm.kl.coefficient",
     "max_new_tokens": "rollout.turn_tokens",
 }
 """Names of settings in other libraries, with the keys of envkit."""

@@ -125,10 +125,22 @@ FAMILIES: Mapping[str, Family] = {
         },
     ),
     "policies": Family("envkit.policies", "player"),
-    "advantages": _algorithm_parts("advantage", "advantages", "group_normalised", "batch_normalised", "gae"),
-    "losses": _algorithm_parts("loss", "losses", "clipped", "reinforce", "imitation"),
-    "aggregations": _algorithm_parts("aggregation", "aggregations", "token_mean", "rollout_mean"),
-    "corrections": _algorithm_parts("correction", "corrections", "tis"),
+    "advantages": _algorithm_parts(
+        "advantage",
+        "advantages",
+        *("group_normalised", "batch_normalised", "gae", "reinforce_plus_plus", "gigpo", "chunk_returns"),
+        *("pass_at_k", "several_rewards", "distillation", "asyppo"),
+    ),
+    "losses": _algorithm_parts(
+        "loss",
+        "losses",
+        *("clipped", "reinforce", "imitation", "cispo", "topr", "kimi", "sapo", "dppo", "chunk_clipped"),
+        *("clip_cov", "kl_cov", "top_entropy"),
+    ),
+    "aggregations": _algorithm_parts(
+        "aggregation", "aggregations", "token_mean", "rollout_mean", "prompt_mean", "constant"
+    ),
+    "corrections": _algorithm_parts("correction", "corrections", "tis", "mis", "icepop", "sequence_mask"),
 }
 """The families. The built-in players are in `envkit.wiring.evaluation.policies`."""
 

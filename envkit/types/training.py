@@ -9,7 +9,7 @@ Lengths in brackets: [L] tokens, [T] turns, [G] episodes of the same task.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, TypeAlias
@@ -300,6 +300,7 @@ class Sample:
         env_id: Id of the environment.
         stop: Why the episode ended.
         observations: Hash of the text that each turn answers, for the whole episode [T].
+        named_rewards: Rewards of each turn of the whole episode by name [T], from ``info["rewards"]`` of the steps.
 
     Raises:
         ValueError: The arrays differ in length, or the first token has mask True, so that no token precedes it.
@@ -317,6 +318,7 @@ class Sample:
     env_id: str = ""
     stop: StopReason = StopReason.TERMINATED
     observations: Hashes = field(default_factory=lambda: hashes(()))
+    named_rewards: Mapping[str, Floats] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("token_ids", "turn_ids", "versions"):

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any
 
 from envkit.config import kinds
 from envkit.config.algorithm import AlgorithmSection, PartSection
 
 from .parts import Part
 
-_NAMES = ("advantage", "loss", "aggregation", "correction")
+_FAMILIES = {
+    "advantage": "advantages",
+    "loss": "losses",
+    "aggregation": "aggregations",
+    "correction": "corrections",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,28 +35,29 @@ class Chosen:
         """Return what its function returns; see `Part.function`."""
         return self.part.function(*inputs, self.section)
 
+    @property
+    def needs(self) -> frozenset[str]:
+        """What it needs; see `Part.needs`."""
+        return self.part.needs_of(self.section)
+
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """A learning algorithm; see `envkit.config.algorithm.AlgorithmSection` for the numbers.
+    """A learning algorithm.
 
     Attributes:
+        section: The section of the training file.
         advantage: The advantage; None for imitation, which has no rewards.
         loss: The loss.
         aggregation: The weights of the tokens.
         correction: The correction, or None.
     """
 
+    section: AlgorithmSection
     advantage: Chosen | None
     loss: Chosen
     aggregation: Chosen
     correction: Chosen | None = None
-    advantage_clip: float | None = None
-    entropy_coefficient: float = 0.0
-    kl_coefficient: float = 0.0
-    epochs: int = 1
-    minibatches: int = 1
-    old_logprobs: Literal["sampled", "recomputed"] = "sampled"
 
     @classmethod
     def of(cls, section: AlgorithmSection) -> Algorithm:
@@ -62,14 +68,14 @@ class Algorithm:
         """
         parts: dict[str, Any] = {
             name: None if (part := getattr(section, name)) is None else Chosen.of(family, part)
-            for name, family in zip(_NAMES, ("advantages", "losses", "aggregations", "corrections"), strict=True)
+            for name, family in _FAMILIES.items()
         }
-        return cls(**parts, **{one.name: getattr(section, one.name) for one in fields(cls) if one.name not in parts})
+        return cls(section, **parts)
 
     @property
     def needs(self) -> frozenset[str]:
         """What its parts need; see `Part.needs`."""
-        return frozenset[str]().union(*(one.part.needs for _, one in self._parts()))
+        return frozenset[str]().union(*(one.needs for _, one in self._parts()))
 
     @property
     def critics(self) -> int:
@@ -81,7 +87,12 @@ class Algorithm:
     @property
     def needs_reference(self) -> bool:
         """Whether it needs a reference policy."""
-        return self.kl_coefficient > 0 or "reference" in self.needs
+        return self.section.kl.coefficient > 0 or "reference" in self.needs
+
+    @property
+    def has_entropy_gradient(self) -> bool:
+        """Whether its loss has a gradient through the entropies."""
+        return self.section.entropy_coefficient > 0 or "entropy" in self.needs
 
     def problems(self, *, group_size: int, whole_history: bool) -> list[str]:
         """Return why the algorithm cannot work: one line each, which starts with the key.
@@ -90,31 +101,48 @@ class Algorithm:
             group_size: Episodes per task.
             whole_history: Whether prompts contain all turns, so that an episode is usually one sample.
         """
-        found = []
-        repeats = {key: value for key in ("epochs", "minibatches") if (value := getattr(self, key)) > 1}
+        found, section = [], self.section
+        repeats = {key: value for key in ("epochs", "minibatches") if (value := getattr(section, key)) > 1}
         for family, one in self._parts():
-            needs, name = one.part.needs, one.section.kind
+            needs, name = one.needs, one.section.kind
             if "groups" in needs and group_size < 2:
                 reason = f"{name} compares the episodes of a group, so it must be at least 2"
                 found.append(f"rollout.group_size: {reason}, got {group_size}")
             if "on_policy" in needs:
                 reason = f"the {family} {name} is only valid for samples of the current policy"
                 found += [f"algorithm.{key}: {reason}; use 1, got {count}" for key, count in repeats.items()]
-            if "recomputed" in needs and self.old_logprobs != "recomputed":
-                reason = f"the {family} {name} compares the trainer's log-probabilities with the sampler's"
-                found.append(f"algorithm.old_logprobs: {reason}; use recomputed, got {self.old_logprobs}")
+            if "recomputed" in needs and section.old_logprobs != "recomputed":
+                reason = f"the {family} {name} needs what the trainer computes before the first update"
+                found.append(f"algorithm.old_logprobs: {reason}; use recomputed, got {section.old_logprobs}")
             if "sequences" in needs and not whole_history:
                 reason = f"the {family} {name} has a ratio per sequence, but each turn is a sample of its own"
                 found.append(f"renderer.history: {reason}; use all")
+        return [*found, *self._problems_of_terms()]
+
+    def _problems_of_terms(self) -> list[str]:
+        kl, found = self.section.kl, []
+        if kl.estimator == "k1" and kl.place == "loss":
+            reason = "k1 in the loss has a gradient of 0 on average"
+            found.append(f"algorithm.kl.estimator: {reason}; use k2 or k3_unbiased, or kl.place: reward")
+        if kl.estimator == "k3_unbiased" and kl.place == "reward":
+            found.append(
+                "algorithm.kl.estimator: k3_unbiased differs from k3 only in its gradient; use k3 in the reward"
+            )
+        if kl.target is not None and kl.coefficient == 0:
+            found.append("algorithm.kl.target: a coefficient of 0 stays 0; use a larger kl.coefficient")
+        if self.section.reference is not None and not self.needs_reference:
+            found.append("algorithm.reference: no part needs a reference policy; use kl.coefficient, or leave it out")
+        if self.section.value_clip is not None and not self.critics:
+            found.append("algorithm.value_clip: the advantage has no critic; leave it out")
         return found
 
     def _parts(self) -> Iterator[tuple[str, Chosen]]:
-        for family in _NAMES:
+        for family in _FAMILIES:
             if (one := getattr(self, family)) is not None:
                 yield family, one
 
 
 def imitation() -> Algorithm:
     """Return the algorithm of a phase of imitation: the mean over the tokens of their negative log-probabilities."""
-    loss, mean = kinds.find("losses", "imitation"), kinds.find("aggregations", "token_mean")
-    return Algorithm(None, Chosen(loss, loss.section()), Chosen(mean, mean.section()))
+    section = AlgorithmSection.model_validate({"preset": "reinforce", "loss": "imitation"})
+    return replace(Algorithm.of(section), advantage=None)

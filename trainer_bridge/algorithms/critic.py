@@ -30,10 +30,12 @@ class Critic(nn.Module):
 
     Args:
         model: A causal language model; the critic starts with a copy of its body (see `copy_of`).
+        of_tokens: Estimate the return from each policy token onwards instead, given all tokens before it.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, *, of_tokens: bool = False) -> None:
         super().__init__()
+        self._of_tokens = of_tokens
         self.body = copy_of(model.base_model)
         width = model.config.get_text_config().hidden_size
         self.head = nn.Linear(width, 1, device=model.device)  # float32, also beside a frozen bfloat16 body
@@ -41,14 +43,14 @@ class Critic(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, samples: Sequence[Sample]) -> Tensor:
-        """Return the estimated value of each turn that has a completion, sample by sample [N]."""
+        """Return the estimated value of each turn that has a completion, or of each token, sample by sample [N]."""
         device = self.head.weight.device
         longest = max(len(sample.token_ids) for sample in samples)
         ids = np.stack([np.pad(sample.token_ids, (0, longest - len(sample.token_ids))) for sample in samples])
         hidden_BLH = self.body(
             input_ids=torch.from_numpy(ids).to(device, torch.long), use_cache=False
         ).last_hidden_state
-        starts = [_turn_starts(sample) for sample in samples]
+        starts = [self._places(sample) for sample in samples]
         rows = [row for row, positions in enumerate(starts) for _ in positions]
         columns = [position for positions in starts for position in positions]
         # Compute the value without autocast, because bfloat16 has a precision of only three decimal digits.
@@ -56,27 +58,34 @@ class Critic(nn.Module):
             value: Tensor = self.head(hidden_BLH[rows, columns].to(self.head.weight.dtype)).squeeze(-1).float()
         return value
 
+    def estimates(self, sample: Sample) -> int:
+        """Return the number of values of a sample."""
+        return len(self._places(sample))
 
-def critics_and_reference(model: Any, algorithm: Algorithm) -> tuple[list[Critic], Any]:
-    """Return the critics, and the reference policy or None, of an algorithm. They start from the weights of `model`.
+    def _places(self, sample: Sample) -> list[int]:
+        """Return the positions directly before what it estimates."""
+        starts = np.flatnonzero(sample.mask) if self._of_tokens else _completion_starts(sample)
+        places: list[int] = (starts - 1).tolist()
+        return places
 
-    All critics are equal at first, with value 0: they differ once they learn from different targets.
+
+def critics_and_reference(model: Any, algorithm: Algorithm, teacher: Any) -> tuple[list[Critic], Any]:
+    """Return the critics, and the reference policy or None, of an algorithm.
+
+    They start from the weights of `model`, unless the reference is a `teacher`. All critics are equal at first, with
+    value 0: they differ once they learn from different targets.
     """
-    reference = copy_of(model).eval() if algorithm.needs_reference else None
+    reference = None
+    if algorithm.needs_reference:
+        reference = copy_of(model).eval() if teacher is None else teacher
     with torch.random.fork_rng(devices=[]):  # the head is drawn before it is set to 0
-        return [Critic(model) for _ in range(algorithm.critics)], reference
+        return [Critic(model, of_tokens="token_values" in algorithm.needs) for _ in range(algorithm.critics)], reference
 
 
 def policy_turns(sample: Sample) -> list[int]:
     """Return the indices of the sample's turns that have a completion, in order."""
     turns: list[int] = sample.turn_ids[_completion_starts(sample)].tolist()
     return turns
-
-
-def _turn_starts(sample: Sample) -> list[int]:
-    """Return, for each completion, the position of the last token before it."""
-    positions: list[int] = (_completion_starts(sample) - 1).tolist()
-    return positions
 
 
 def _completion_starts(sample: Sample) -> NDArray[np.int64]:

@@ -7,23 +7,56 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from .parts import Tokens
+
 MAX_LOG_RATIO = 20.0
 """Bound on a log-ratio (nats), beyond which the exponential function would overflow or dwarf all other tokens."""
 
 
-def value_loss(value_N: Tensor, return_N: Tensor) -> Tensor:
-    """Return half the squared error of the critic's value for each turn."""
-    return 0.5 * (value_N - return_N).square()
+def value_loss(value_N: Tensor, target_N: Tensor, before_N: Tensor, clip: float | None) -> Tensor:
+    """Return half the squared error of the critic's values; 0, without a gradient, where the target is nan.
 
-
-def kl_estimate(logp_N: Tensor, reference_logp_N: Tensor) -> Tensor:
-    """Return the k3 estimate of KL(policy, reference) per token: ``exp(d) - d - 1`` with d = ref - logp.
-
-    The estimate (Schulman 2020) is never negative, and is unbiased for on-policy samples. Its gradient is another
-    matter: as a loss on such samples it descends, in expectation, KL(reference, policy).
+    Args:
+        value_N: The values.
+        target_N: What they should be.
+        before_N: The values before the train step.
+        clip: How far a value may move from `before_N`: the larger of the errors with and without this bound counts
+            (Schulman et al., PPO's published code). None: no bound.
     """
-    difference_N = (reference_logp_N - logp_N).clamp(-10.0, 10.0)
+    known_N = ~target_N.isnan()
+    target_N = target_N.where(known_N, value_N.detach())
+    error_N = (value_N - target_N).square()
+    if clip is not None:
+        error_N = error_N.maximum((before_N + (value_N - before_N).clamp(-clip, clip) - target_N).square() * known_N)
+    return 0.5 * error_N
+
+
+def bounded_exp(difference_N: Tensor) -> Tensor:
+    """Return exp(difference), for a difference between -20 and 20 nats; without a gradient beyond."""
+    return difference_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+
+
+def kl_estimate(logp_N: Tensor, reference_logp_N: Tensor, estimator: str = "k3") -> Tensor:
+    """Return an estimate of KL(policy, reference) per token (Schulman 2020), with d = reference - logp.
+
+        k1 = -d        k2 = d^2 / 2        k3 = exp(d) - d - 1
+
+    k3 is never negative, and like k1 it is unbiased for samples of the policy. The gradients are another matter; see
+    `envkit.config.algorithm.KlSection`.
+    """
+    difference_N = (reference_logp_N - logp_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    if estimator == "k1":
+        return -difference_N
+    if estimator == "k2":
+        return difference_N.square() / 2
     return difference_N.expm1() - difference_N  # exp() - 1 would lose all digits of a small difference
+
+
+def kl_loss(tokens: Tokens, estimator: str) -> Tensor:
+    """Return the estimate for each token of a loss; ``k3_unbiased`` is k3 times the ratio to the old policy."""
+    assert tokens.reference_logp_N is not None
+    kl_N = kl_estimate(tokens.logp_N, tokens.reference_logp_N, estimator)
+    return kl_N * bounded_exp(tokens.logp_N - tokens.old_logp_N) if estimator == "k3_unbiased" else kl_N
 
 
 def entropy(logp_NV: Tensor) -> Tensor:

@@ -196,7 +196,7 @@ def entropy_collapse(first: Row | None, rows: Rows) -> Finding | None:
         ENTROPY_COLLAPSE,
         f"the entropy fell from {before:.2g} to {entropy_nats(rows[-1]) or 0.0:.2g} nats per token in {_period(rows)}: "
         "the policy repeats itself and explores no more; go back to an earlier checkpoint, lower "
-        "trainer.learning_rate, or raise algorithm.entropy_coefficient or algorithm.kl_coefficient",
+        "trainer.learning_rate, or raise algorithm.entropy_coefficient or algorithm.kl.coefficient",
     )
 
 

@@ -47,8 +47,13 @@ class TrainRows:
         advantages: The advantages of its policy tokens.
         old: The old log-probabilities of its policy tokens.
         factors: The correction's factors of its policy tokens; empty without a correction.
-        targets: The targets of each critic for the turns that it has [K, turns]; empty without a critic.
+        targets: What each critic learns for its turns or policy tokens [K, turns or tokens]; empty without a critic.
         reference: The log-probabilities of its policy tokens under the reference policy; empty without one.
+        values: What each critic estimated before the first update, like `targets`.
+        prepared: What `Part.prepare` of the loss returned for its policy tokens; empty without it.
+        entropy_weights: Factors of the entropy bonus of its policy tokens; empty if all are 1.
+        kl_coefficient: Weight of the divergence from the reference policy in the loss.
+        divergence: The mean divergence of the old policy from the reference policy; 0 without one.
     """
 
     samples: Sequence[Sample]
@@ -58,14 +63,23 @@ class TrainRows:
     factors: Sequence[Floats]
     targets: Sequence[Tensor]
     reference: Sequence[Floats]
+    values: Sequence[Tensor] = ()
+    prepared: Sequence[Floats] = ()
+    entropy_weights: Sequence[Floats] = ()
+    kl_coefficient: float = 0.0
+    divergence: float = 0.0
 
     def segments(self, indices: Sequence[int], device: torch.device | None = None) -> Segments:
         """Return what the policy tokens of the samples at `indices` belong to."""
         sizes = [self.samples[row].num_policy_tokens for row in indices]
-        numbers = ([self.rollouts[row] for row in indices], indices)
-        rollout_N, sample_N = (torch.from_numpy(np.repeat(np.array(one, dtype=np.int64), sizes)) for one in numbers)
+        place: dict[str, int] = {}
+        groups = [place.setdefault(self.samples[row].group, len(place)) for row in indices]
+        rollout_N, sample_N, group_N = (
+            torch.from_numpy(np.repeat(np.array(one, dtype=np.int64), sizes))
+            for one in ([self.rollouts[row] for row in indices], indices, groups)
+        )
         turn_N = flat([self.samples[row].turn_ids[self.samples[row].mask] for row in indices], None, torch.long)
-        return Segments(*(one.to(device) for one in (rollout_N, sample_N, turn_N)))
+        return Segments(*(one.to(device) for one in (rollout_N, sample_N, turn_N, group_N)))
 
     def split(self, value_N: Tensor) -> list[Floats]:
         """Divide one value per policy token among the samples."""
@@ -136,14 +150,26 @@ def without_repeats(samples: Sequence[Sample]) -> list[Sample]:
     return kept
 
 
-def turn_rewards(episodes: Sequence[Sample]) -> tuple[Tensor, Tensor]:
-    """Return the rewards of the turns of each episode, and 1 for turns that exist [E, T]."""
-    turns = max(len(sample.rewards) for sample in episodes)
-    reward_ET, exists_ET = torch.zeros(len(episodes), turns), torch.zeros(len(episodes), turns)
-    for row, sample in enumerate(episodes):
-        reward_ET[row, : len(sample.rewards)] = torch.tensor(sample.rewards)
-        exists_ET[row, : len(sample.rewards)] = 1.0
-    return reward_ET, exists_ET
+def padded(rows: Sequence[NDArray[Any]], length: int) -> Tensor:
+    """Return arrays as the rows of one array, with zeros after them [E, length]."""
+    whole = np.zeros((len(rows), length), dtype=rows[0].dtype)
+    for number, row in enumerate(rows):
+        whole[number, : len(row)] = row[:length]
+    return torch.from_numpy(whole)
+
+
+def token_rewards(reward_ET: Tensor, turn_mask_ET: Tensor, segments: Segments) -> Tensor:
+    """Return the rewards of turns by token; see `Rollouts.token_reward_N`."""
+    turns = reward_ET.shape[1]
+    key_N = (segments.rollout_N * turns + segments.turn_N).numpy()
+    order = np.argsort(key_N, kind="stable")
+    sorted_N = key_N[order]
+    key_M = np.flatnonzero(turn_mask_ET.numpy())
+    place_M = np.searchsorted(sorted_N, key_M, side="right") - 1  # the last token of the turn, or of one before it
+    is_other_M = (place_M < 0) | (sorted_N[place_M] // turns != key_M // turns)
+    reward_N = np.zeros(len(key_N))
+    np.add.at(reward_N, order[place_M + is_other_M], reward_ET.numpy().ravel()[key_M])
+    return torch.from_numpy(reward_N).float()
 
 
 def cut(lengths: Sequence[int], micro_tokens: int) -> list[list[int]]:

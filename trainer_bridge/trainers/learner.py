@@ -18,7 +18,7 @@ from envkit.types import Floats, Sample, floats
 
 from ..algorithms import terms
 from ..algorithms.algorithm import Algorithm
-from ..algorithms.critic import Critic, policy_turns
+from ..algorithms.critic import Critic
 from ..algorithms.parts import PolicyLoss, Tokens
 from . import checkpoint
 from .batching import TrainRows, flat, passes, row_passes
@@ -91,27 +91,32 @@ class Learner:
         return sums
 
     @torch.no_grad()
-    def score(self, samples: Sequence[Sample], *, of_reference: bool = False) -> list[Floats]:
-        """Return the log-probabilities of each sample's policy tokens under the policy or the reference policy."""
+    def score(self, samples: Sequence[Sample], *, of_reference: bool = False) -> tuple[list[Floats], list[Floats]]:
+        """Return the log-probabilities of each sample's policy tokens, and the entropies of their distributions.
+
+        They are those of the policy, or of the reference policy.
+        """
         scorer = self._reference_scorer if of_reference else self.scorer
         assert scorer is not None, "the algorithm needs no reference"
-        found: dict[int, Floats] = {}
+        logps: dict[int, Floats] = {}
+        entropies: dict[int, Floats] = {}
         for part in self._passes(samples, range(len(samples))):
             scored = scorer.score([[samples[number] for number in row] for row in part])
             chosen = [number for row in part for number in row]
             ends = np.cumsum([samples[number].num_policy_tokens for number in chosen])[:-1]
-            found |= zip(chosen, np.split(scored.logp_N.float().cpu().numpy(), ends), strict=True)
-        return [floats(found[number]) for number in range(len(samples))]
+            for found, value_N in ((logps, scored.logp_N), (entropies, scored.entropy_N)):
+                found |= zip(chosen, np.split(value_N.float().cpu().numpy(), ends), strict=True)
+        return tuple([floats(found[number]) for number in range(len(samples))] for found in (logps, entropies))
 
     @torch.no_grad()
     def values(self, samples: Sequence[Sample]) -> list[Tensor]:
-        """Return the estimates of the K critics for the turns of each sample [K, turns]."""
+        """Return the estimates of the K critics for the turns or tokens of each sample [K, turns or tokens]."""
         found: dict[int, Tensor] = {}
         for part in passes(samples, self._settings.micro_tokens):
             chosen = [samples[row] for row in part]
             with self.scorer.autocast():
                 value_KN = torch.stack([critic(chosen) for critic in self.critics]).cpu()
-            sizes = [len(policy_turns(sample)) for sample in chosen]
+            sizes = [self.critics[0].estimates(sample) for sample in chosen]
             found |= zip(part, torch.split(value_KN, sizes, dim=1), strict=True)
         return [found[number] for number in range(len(samples))]
 
@@ -131,19 +136,24 @@ class Learner:
             self._pass(rows, part, weights, sums).backward()  # type: ignore[no-untyped-call]
         return self.reduce(sums)
 
-    def learn_values(self, rows: TrainRows, indices: Sequence[int], turns: int) -> Mapping[str, float]:
-        """Compute the critics' gradients for the samples at `indices`, which have `turns` turns in all."""
+    def learn_values(self, rows: TrainRows, indices: Sequence[int]) -> Mapping[str, float]:
+        """Compute the critics' gradients for the samples at `indices`; return the sum and number of the errors."""
         sums: Sums = defaultdict(float)
+        clip = self._algorithm.section.value_clip
         for number, critic in enumerate(self.critics):
             critic.zero_grad()
+            known = sum(int((~rows.targets[row][number].isnan()).sum()) for row in indices)
+            sums["values"] += known
             for places in passes([rows.samples[row] for row in indices], self._settings.micro_tokens):
                 chosen = [indices[place] for place in places]
                 with self.scorer.autocast():
                     value_N = critic([rows.samples[row] for row in chosen])
-                target_N = torch.cat([rows.targets[row][number] for row in chosen]).to(value_N)
-                loss = terms.value_loss(value_N, target_N).sum()
-                (loss * VALUE_WEIGHT / turns).backward()  # type: ignore[no-untyped-call]
-                sums["value_loss"] += float(loss.detach()) / len(self.critics)
+                target_N, before_N = (
+                    torch.cat([of[row][number] for row in chosen]).to(value_N) for of in (rows.targets, rows.values)
+                )
+                loss = terms.value_loss(value_N, target_N, before_N, clip).sum()
+                (loss * VALUE_WEIGHT / max(known, 1)).backward()  # type: ignore[no-untyped-call]
+                sums["value_loss"] += float(loss.detach())
         return self.reduce(sums)
 
     def step(self, rate: float, critic_rate: float, *, number: int) -> float:
@@ -173,7 +183,7 @@ class Learner:
         chosen = [number for row in part for number in row]
         logp_N, entropy_N = self.scorer.score(
             [[rows.samples[number] for number in row] for row in part],
-            entropy_has_gradient=algorithm.entropy_coefficient > 0,
+            entropy_has_gradient=algorithm.has_entropy_gradient,
         )
 
         def of(values: Sequence[Floats] | Mapping[int, Floats]) -> Tensor:
@@ -183,14 +193,15 @@ class Learner:
         old_N, advantage_N = of(rows.old), of(rows.advantages)
         reference_N = of(rows.reference) if rows.reference else None
         segments = rows.segments(chosen, device)
-        tokens = Tokens(logp_N, old_N, sampled_N, reference_N, entropy_N, advantage_N, segments)
+        prepared_N = of(rows.prepared) if rows.prepared else None
+        tokens = Tokens(logp_N, old_N, sampled_N, reference_N, entropy_N, advantage_N, segments, prepared_N)
         policy: PolicyLoss = algorithm.loss(tokens)
         loss_N = policy.loss_N * of(rows.factors) if rows.factors else policy.loss_N
-        total_N = loss_N - algorithm.entropy_coefficient * entropy_N
-        if algorithm.kl_coefficient > 0:
-            assert reference_N is not None
-            kl_N = terms.kl_estimate(logp_N, reference_N)
-            total_N = total_N + algorithm.kl_coefficient * kl_N
+        bonus_N = entropy_N * of(rows.entropy_weights) if rows.entropy_weights else entropy_N
+        total_N = loss_N - algorithm.section.entropy_coefficient * bonus_N
+        if rows.kl_coefficient > 0:
+            kl_N = terms.kl_loss(tokens, algorithm.section.kl.estimator)
+            total_N = total_N + rows.kl_coefficient * kl_N
             sums["reference_kl"] += float(kl_N.detach().sum())
         found = {
             "policy_loss": loss_N,

@@ -21,15 +21,17 @@ import torch
 from envkit import clock
 from envkit.errors import UsageError
 from envkit.runs.files import writing
-from envkit.types import Floats, Sample, TrainPhase, Weights
+from envkit.types import Floats, Sample, TrainPhase, Weights, floats
 
+from ..algorithms import terms
 from ..algorithms.algorithm import Algorithm, imitation
 from ..algorithms.critic import critics_and_reference, policy_turns
 from ..algorithms.parts import Advantages, Rollouts
+from ..algorithms.penalties import AdaptiveKl, overlong_penalty
 from ..threads import torch_threads
 from ..weights import files, lora
 from . import checkpoint
-from .batching import TrainRows, flat, minibatches, turn_rewards, without_repeats
+from .batching import TrainRows, flat, minibatches, padded, token_rewards, without_repeats
 from .learner import Learner, Sums
 from .memory import peak_memory_mib
 from .optimizer import rate_factor
@@ -58,6 +60,7 @@ class TorchTrainer:
         tokenizer: Tokenizer to save with the policy, so that a checkpoint is a complete model folder.
         publishes_adapter: Whether `publish` writes only the model's LoRA adapter; otherwise, all weights with the
             adapter added.
+        teacher: The reference policy; None for the policy at the start of reinforcement learning.
     """
 
     def __init__(
@@ -70,8 +73,11 @@ class TorchTrainer:
         engine_dtype: str = "float32",
         tokenizer: Any = None,
         publishes_adapter: bool = False,
+        teacher: Any = None,
     ) -> None:
         self._model = model
+        self._teacher = teacher
+        self._kl = AdaptiveKl(algorithm.section.kl)
         self._tokenizer = tokenizer
         self._reinforcement = algorithm
         self._engine_dtype: torch.dtype = getattr(torch, engine_dtype)
@@ -96,7 +102,7 @@ class TorchTrainer:
         self._phases += 1
         self._phase, self._steps = phase, steps
         self._algorithm = imitation() if phase == "imitation" else self._reinforcement
-        critics, reference = critics_and_reference(model, self._algorithm)
+        critics, reference = critics_and_reference(model, self._algorithm, self._teacher)
         self._learner = Learner(
             model,
             self._algorithm,
@@ -193,8 +199,8 @@ class TorchTrainer:
             for indices in minibatches(
                 [sample.group for sample in samples],
                 [sample.num_policy_tokens for sample in samples],
-                algorithm.minibatches,
-                algorithm.epochs,
+                algorithm.section.minibatches,
+                algorithm.section.epochs,
                 seed=settings.seed * 1_000_003 + self.version,
             ):
                 has_learned = sums["learned_tokens"] > 0  # an update without advantages computes no log-probabilities
@@ -205,13 +211,20 @@ class TorchTrainer:
         self.version += 1
         updates = sums["updates"] + sums["skipped_updates"]
         counts = {key: sums.pop(key, 0.0) for key in ("updates", "skipped_updates", "nonfinite_updates")}
-        tokens, turns = max(sums.pop("tokens", 0.0), 1.0), max(sums.pop("turns", 0.0), 1.0)
+        tokens, values = max(sums.pop("tokens", 0.0), 1.0), max(sums.pop("values", 0.0), 1.0)
         learned, skipped = sums.pop("learned_tokens", 0.0), sums.pop("skipped_samples", 0.0)
         grad_norm = sums.pop("grad_norm", 0.0) / max(updates, 1.0)
         sums.pop("sampler_gap", None)
-        divisor = {**dict.fromkeys(_PER_TOKEN, tokens), "value_loss": turns}
+        divisor = {**dict.fromkeys(_PER_TOKEN, tokens), "value_loss": values}
+        means = {key: value / divisor.get(key, max(learned, 1.0)) for key, value in sums.items()}
+        if algorithm.needs_reference:
+            means |= {
+                "kl_coefficient": self._kl.coefficient,
+                "reference_kl": means.get("reference_kl", rows.divergence),
+            }
+            self._kl.adapt(means["reference_kl"], episodes=len(set(rows.rollouts)))
         return {
-            **{key: value / divisor.get(key, max(learned, 1.0)) for key, value in sums.items()},
+            **means,
             "samples": float(len(samples)),
             **counts,
             "grad_norm": grad_norm,
@@ -251,22 +264,27 @@ class TorchTrainer:
         return Weights(self.version, str(path), checksum)
 
     def _save(self, folder: Path) -> None:
-        learner = self._learner
-        models = checkpoint.Models(self._model, self._tokenizer, learner.reference)
         about = checkpoint.About(self.version, self._phase, self._steps)
-        checkpoint.save(folder, models, learner.state(), about, shard_bytes=self._settings.shard_mib << 20)
+        checkpoint.save(folder, self._models(), self._state(), about, shard_bytes=self._settings.shard_mib << 20)
 
     def _restore(self, folder: Path) -> None:
         about = checkpoint.about(folder)
         if about.phase != self._phase:
             self._begin(about.phase, about.steps)
-        learner = self._learner
-        checkpoint.restore(folder, checkpoint.Models(self._model, self._tokenizer, learner.reference), learner.state())
+        checkpoint.restore(folder, self._models(), self._state())
         self.version = about.version
+
+    def _models(self) -> checkpoint.Models:
+        reference = self._learner.reference if self._teacher is None else None  # a teacher has a folder of its own
+        return checkpoint.Models(self._model, self._tokenizer, reference)
+
+    def _state(self) -> dict[str, checkpoint.Stateful]:
+        adapts = self._phase == "reinforcement" and self._algorithm.section.kl.target is not None
+        return {**self._learner.state(), **({"kl": self._kl} if adapts else {})}
 
     def _score(self, samples: Sequence[Sample]) -> list[Floats]:
         with torch_threads(self._settings.threads):
-            return self._learner.score(samples)
+            return self._learner.score(samples)[0]
 
     def _prepare(self, samples: Sequence[Sample]) -> TrainRows:
         """Compute what is the same in all updates of a train step: advantages, targets, old log-probabilities."""
@@ -285,51 +303,99 @@ class TorchTrainer:
             )
         rollouts = [place.get(sample.episode, number) for number, sample in enumerate(samples)]
         sampled = [sample.logprobs[sample.mask] for sample in samples]
-        old = learner.score(samples) if algorithm.old_logprobs == "recomputed" else sampled
-        reference = learner.score(samples, of_reference=True) if algorithm.needs_reference else []
+        recomputes = algorithm.section.old_logprobs == "recomputed"
+        old, entropies = learner.score(samples) if recomputes else (sampled, [])
+        reference = learner.score(samples, of_reference=True)[0] if algorithm.needs_reference else []
         plain = TrainRows(samples, rollouts, [np.zeros_like(one) for one in sampled], old, [], [], reference)
         if algorithm.advantage is None:
             return plain
-        segments, sampled_N, old_N = plain.segments(range(len(samples))), flat(sampled, None), flat(old, None)
         episodes = list(first.values())
-        reward_ET, turn_mask_ET = turn_rewards(episodes)
-        value_KET = torch.zeros(algorithm.critics, *reward_ET.shape)
         turns = [policy_turns(sample) for sample in samples]
-        for row, of_sample, value_KN in zip(
-            rollouts, turns, learner.values(samples) if algorithm.critics else (), strict=False
-        ):
-            value_KET[:, row, of_sample] = value_KN
-        observation_ET = torch.zeros(reward_ET.shape, dtype=torch.int64)
-        for row, episode in enumerate(episodes):
-            hashes = episode.observations[: reward_ET.shape[1]].view(np.int64)
-            observation_ET[row, : len(hashes)] = torch.from_numpy(hashes.copy())
-        made: Advantages = algorithm.advantage(
-            Rollouts(
-                reward_ET,
-                turn_mask_ET,
-                value_KET,
-                observation_ET,
-                [episode.group for episode in episodes],
-                [episode.stop for episode in episodes],
-                segments,
-                sampled_N,
-                old_N,
-                flat(reference, None) if reference else None,
-            )
-        )
-        bound, advantage_N = algorithm.advantage_clip, made.advantage_N
-        targets = (
-            []
-            if made.target_KET is None
-            else [made.target_KET[:, row, of_sample] for row, of_sample in zip(rollouts, turns, strict=True)]
-        )
+        values = learner.values(samples) if algorithm.critics else []
+        per_token = "token_values" in algorithm.needs
+        given = self._rollouts(plain, episodes, entropies)
+        if per_token:
+            given = replace(given, value_KN=torch.cat(values, 1))
+        else:
+            for row, of_sample, value_KM in zip(rollouts, turns, values, strict=bool(values)):
+                given.value_KET[:, row, of_sample] = value_KM
+        made: Advantages = algorithm.advantage(given)
+        bound, advantage_N, weight_N = algorithm.section.advantage_clip, made.advantage_N, made.entropy_weight_N
+        if bound is not None:
+            advantage_N = advantage_N.clamp(-bound, bound)
+        targets: Sequence[torch.Tensor] = []
+        if made.targets is not None and per_token:
+            targets = made.targets.split([sample.num_policy_tokens for sample in samples], 1)
+        elif made.targets is not None:
+            targets = [made.targets[:, row, of_sample] for row, of_sample in zip(rollouts, turns, strict=True)]
+        loss, correction = algorithm.loss, algorithm.correction
+        prepare = loss.part.prepare
         return replace(
             plain,
-            advantages=plain.split(advantage_N if bound is None else advantage_N.clamp(-bound, bound)),
+            advantages=plain.split(advantage_N),
             factors=[]
-            if algorithm.correction is None
-            else plain.split(algorithm.correction(old_N, sampled_N, segments)),
+            if correction is None
+            else plain.split(correction(given.old_logp_N, given.sampled_logp_N, given.segments)),
             targets=targets,
+            values=values,
+            prepared=[] if prepare is None else plain.split(prepare(given, advantage_N, loss.section)),
+            entropy_weights=[] if weight_N is None else plain.split(weight_N),
+            divergence=0.0
+            if given.reference_logp_N is None
+            else float(
+                terms.kl_estimate(given.old_logp_N, given.reference_logp_N, algorithm.section.kl.estimator).mean()
+            ),
+            kl_coefficient=self._kl.coefficient if algorithm.section.kl.place == "loss" else 0.0,
+        )
+
+    def _rollouts(self, rows: TrainRows, episodes: Sequence[Sample], entropies: Sequence[Floats]) -> Rollouts:
+        """Return the inputs of the advantage, with values of 0: rewards less the penalties of the algorithm.
+
+        Args:
+            rows: The samples, with the log-probabilities of the old policy and the reference policy.
+            episodes: A sample of each episode.
+            entropies: Entropies of the old policy, sample by sample; empty if they were not computed.
+        """
+        algorithm, samples = self._algorithm, rows.samples
+        segments = rows.segments(range(len(samples)))
+        longest = max(len(episode.rewards) for episode in episodes)
+        reward_ET = padded([episode.rewards for episode in episodes], longest)
+        turn_mask_ET = padded([np.ones_like(episode.rewards) for episode in episodes], longest)
+        if algorithm.section.overlong is not None:
+            last_E = turn_mask_ET.sum(1).long() - 1
+            penalty_E = overlong_penalty(
+                segments.rollout_N.bincount(minlength=len(episodes)), algorithm.section.overlong
+            )
+            reward_ET[range(len(episodes)), last_E] -= penalty_E
+        token_reward_N = token_rewards(reward_ET, turn_mask_ET, segments)
+        old_N, reference_N = flat(rows.old, None), flat(rows.reference, None) if rows.reference else None
+        kl = algorithm.section.kl
+        if reference_N is not None and kl.place == "reward":
+            penalty_N = self._kl.coefficient * terms.kl_estimate(old_N, reference_N, kl.estimator)
+            token_reward_N -= penalty_N
+            reward_ET.index_put_((segments.rollout_N, segments.turn_N), -penalty_N, accumulate=True)
+        names = sorted({name for episode in episodes for name in episode.named_rewards})
+        nothing = floats(())
+        return Rollouts(
+            reward_ET,
+            turn_mask_ET,
+            torch.zeros(0 if "token_values" in algorithm.needs else algorithm.critics, *reward_ET.shape),
+            padded([episode.observations.view(np.int64) for episode in episodes], longest),
+            [episode.group for episode in episodes],
+            [episode.member for episode in episodes],
+            [episode.stop for episode in episodes],
+            segments,
+            token_reward_N,
+            flat([sample.logprobs[sample.mask] for sample in samples], None),
+            old_N,
+            reference_N,
+            flat(entropies, None) if entropies else None,
+            rewards={
+                name: padded([episode.named_rewards.get(name, nothing) for episode in episodes], longest)
+                for name in names
+            },
+            samples=samples,
+            model=self._model,
         )
 
     def _learn(self, rows: TrainRows, indices: Sequence[int], rate: float, critic_rate: float) -> Mapping[str, float]:
@@ -346,8 +412,7 @@ class TorchTrainer:
         if "whole_rollouts" in algorithm.needs:  # the other samples of a rollout have a part in its loss
             whole = {rows.rollouts[row] for row in learned}
             learned = [row for row in indices if rows.rollouts[row] in whole]
-        turns = sum(len(policy_turns(rows.samples[row])) for row in indices)
-        sums = {**learner.learn(rows, learned, weights), **learner.learn_values(rows, indices, turns)}
+        sums = {**learner.learn(rows, learned, weights), **learner.learn_values(rows, indices)}
         try:
             norm = learner.step(rate, critic_rate, number=self.version + 1)
         except UsageError:
@@ -363,7 +428,6 @@ class TorchTrainer:
             **sums,
             "updates" if norm > 0 else "skipped_updates": 1.0,
             "tokens": sum(sizes),
-            "turns": turns,
             "grad_norm": norm,
             "learned_tokens": sum(rows.samples[row].num_policy_tokens for row in learned),
             "skipped_samples": len(indices) - len(learned),
@@ -372,6 +436,6 @@ class TorchTrainer:
     def _has_gradient(self, rows: TrainRows, row: int) -> bool:
         """Return whether the sample at index `row` may have a gradient."""
         algorithm = self._algorithm
-        if algorithm.entropy_coefficient > 0 or algorithm.kl_coefficient > 0:
+        if algorithm.section.entropy_coefficient > 0 or rows.kl_coefficient > 0:
             return True
-        return "advantages" not in algorithm.loss.part.needs or bool(rows.advantages[row].any())
+        return "advantages" not in algorithm.loss.needs or bool(rows.advantages[row].any())

@@ -20,7 +20,7 @@ class BatchNormalised(AdvantageSection):
 
 
 def batch_normalised(rollouts: Rollouts, section: BatchNormalised) -> Advantages:
-    """Return the discounted returns with mean 0 and population standard deviation 1 over all turns of the batch.
+    """Return the discounted returns with mean 0 and standard deviation 1 over all turns of the batch.
 
     If all returns are equal, the advantages are 0.
     """

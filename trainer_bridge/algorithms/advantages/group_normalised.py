@@ -1,4 +1,4 @@
-"""GRPO's advantage: the return of the whole episode against those of its group."""
+"""The return of the whole episode against those of its group: GRPO, Dr. GRPO, RLOO and Lite PPO."""
 
 from __future__ import annotations
 
@@ -8,31 +8,42 @@ from envkit.config.algorithm import AdvantageSection
 from envkit.config.grammar import Share
 
 from ..parts import Advantages, Part, Rollouts
-from ..returns import discounted_returns, standardised
+from ..returns import EPSILON, deviation, discounted_returns, rows_by
 
 
 class GroupNormalised(AdvantageSection):
-    """The episode's return, normalised over its group."""
+    """The episode's return, less a baseline of its group, divided by a deviation."""
 
     kind: Literal["group_normalised"] = "group_normalised"
     gamma: Share = 1.0
     """Discount factor per turn."""
+    baseline: Literal["mean", "others"] = "mean"
+    """mean: the mean return of the group. others: that of its other episodes (leave one out)."""
+    deviation: Literal["group", "batch", "none"] = "group"
+    """Divisor: the standard deviation of the returns of the group, or of the batch. none: 1."""
 
 
 def group_normalised(rollouts: Rollouts, section: GroupNormalised) -> Advantages:
-    """Return (G - mean) / (std + 1e-6), where G is the return of the whole episode.
+    """Return (G - baseline) / (deviation + 1e-6), where G is the return of the whole episode.
 
-    All tokens of an episode have the same advantage. Mean and (unbiased) standard deviation are those of G in the
-    episode's group. In a group with one episode or with equal returns, all advantages are 0.
+    All tokens of an episode have the same advantage. In a group with one episode or with equal returns, all advantages
+    are 0.
     """
     return_E = discounted_returns(rollouts.reward_ET, rollouts.turn_mask_ET, gamma=section.gamma)[:, 0]
     advantage_E = return_E.new_zeros(return_E.shape)
-    rows_of: dict[str, list[int]] = {}
-    for row, group in enumerate(rollouts.groups):
-        rows_of.setdefault(group, []).append(row)
-    for rows in rows_of.values():
-        advantage_E[rows] = standardised(return_E[rows], correction=1)
+    for rows in rows_by(rollouts.groups):
+        found = deviation(return_E[rows])
+        if found:
+            divisor = {"group": found, "batch": deviation(return_E), "none": 1.0 - EPSILON}[section.deviation]
+            factor = len(rows) / (len(rows) - 1) if section.baseline == "others" else 1.0
+            advantage_E[rows] = factor * (return_E[rows] - return_E[rows].mean()) / (divisor + EPSILON)
     return Advantages(rollouts.spread(advantage_E.float()[:, None] * rollouts.turn_mask_ET))
 
 
-PART = Part(group_normalised, GroupNormalised, frozenset({"groups"}), "Shao et al. 2024, DeepSeekMath, section 4.1")
+PART = Part(
+    group_normalised,
+    GroupNormalised,
+    frozenset({"groups"}),
+    "Shao et al. 2024, DeepSeekMath, section 4.1; Liu et al. 2025, Dr. GRPO; Ahmadian et al. 2024, RLOO; Liu et al. "
+    "2025, Tricks or Traps (Lite PPO)",
+)
