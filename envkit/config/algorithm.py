@@ -103,7 +103,8 @@ def _nothing_required(schema: dict[str, Any]) -> None:
 
 class KlSection(Section):
     """The KL divergence from the reference policy, which is the policy before reinforcement learning unless
-    `reference` names another one. Estimates are per token, with d = log(reference / policy)."""
+    `reference` names another one. Estimates are per token, with d = log(reference / policy).
+    """
 
     coefficient: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the divergence. 0: none, and no reference policy is loaded."""
@@ -122,7 +123,8 @@ class KlSection(Section):
 
 class OverlongSection(Section):
     """A penalty for long episodes (Yu et al. 2025, DAPO, section 3.4): with L tokens of the policy in the episode, the
-    last turn's reward changes by -penalty * clip((L - max_tokens + buffer_tokens) / buffer_tokens, 0, 1)."""
+    last turn's reward changes by -penalty * clip((L - max_tokens + buffer_tokens) / buffer_tokens, 0, 1).
+    """
 
     max_tokens: Count
     """Number of tokens with the whole penalty."""

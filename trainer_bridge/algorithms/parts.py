@@ -65,7 +65,8 @@ class Part:
 
 class Segments(NamedTuple):
     """What each of N tokens belongs to: the numbers of its rollout, of its sample, of its turn in the rollout, and of
-    its rollout's group. The tokens of a sample are in their order; samples may be in any order."""
+    its rollout's group. The tokens of a sample are in their order; samples may be in any order.
+    """
 
     rollout_N: Tensor
     sample_N: Tensor

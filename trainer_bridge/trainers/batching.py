@@ -150,28 +150,6 @@ def without_repeats(samples: Sequence[Sample]) -> list[Sample]:
     return kept
 
 
-def padded(rows: Sequence[NDArray[Any]], length: int) -> Tensor:
-    """Return arrays as the rows of one array, with zeros after them [E, length]."""
-    whole = np.zeros((len(rows), length), dtype=rows[0].dtype)
-    for number, row in enumerate(rows):
-        whole[number, : len(row)] = row[:length]
-    return torch.from_numpy(whole)
-
-
-def token_rewards(reward_ET: Tensor, turn_mask_ET: Tensor, segments: Segments) -> Tensor:
-    """Return the rewards of turns by token; see `Rollouts.token_reward_N`."""
-    turns = reward_ET.shape[1]
-    key_N = (segments.rollout_N * turns + segments.turn_N).numpy()
-    order = np.argsort(key_N, kind="stable")
-    sorted_N = key_N[order]
-    key_M = np.flatnonzero(turn_mask_ET.numpy())
-    place_M = np.searchsorted(sorted_N, key_M, side="right") - 1  # the last token of the turn, or of one before it
-    is_other_M = (place_M < 0) | (sorted_N[place_M] // turns != key_M // turns)
-    reward_N = np.zeros(len(key_N))
-    np.add.at(reward_N, order[place_M + is_other_M], reward_ET.numpy().ravel()[key_M])
-    return torch.from_numpy(reward_N).float()
-
-
 def cut(lengths: Sequence[int], micro_tokens: int) -> list[list[int]]:
     """Split rows with these lengths into passes of similar lengths. Return the indices of the rows of each pass.
 

@@ -21,20 +21,21 @@ import torch
 from envkit import clock
 from envkit.errors import UsageError
 from envkit.runs.files import writing
-from envkit.types import Floats, Sample, TrainPhase, Weights, floats
+from envkit.types import Floats, Sample, TrainPhase, Weights
 
 from ..algorithms import terms
 from ..algorithms.algorithm import Algorithm, imitation
 from ..algorithms.critic import critics_and_reference, policy_turns
-from ..algorithms.parts import Advantages, Rollouts
-from ..algorithms.penalties import AdaptiveKl, overlong_penalty
+from ..algorithms.parts import Advantages
+from ..algorithms.penalties import AdaptiveKl
 from ..threads import torch_threads
 from ..weights import files, lora
 from . import checkpoint
-from .batching import TrainRows, flat, minibatches, padded, token_rewards, without_repeats
+from .batching import TrainRows, minibatches, without_repeats
 from .learner import Learner, Sums
 from .memory import peak_memory_mib
 from .optimizer import rate_factor
+from .rollouts import rollouts_of
 from .settings import TrainerSettings
 
 __all__ = ["TorchTrainer", "TrainerSettings"]
@@ -309,16 +310,13 @@ class TorchTrainer:
         plain = TrainRows(samples, rollouts, [np.zeros_like(one) for one in sampled], old, [], [], reference)
         if algorithm.advantage is None:
             return plain
-        episodes = list(first.values())
         turns = [policy_turns(sample) for sample in samples]
         values = learner.values(samples) if algorithm.critics else []
         per_token = "token_values" in algorithm.needs
-        given = self._rollouts(plain, episodes, entropies)
-        if per_token:
-            given = replace(given, value_KN=torch.cat(values, 1))
-        else:
-            for row, of_sample, value_KM in zip(rollouts, turns, values, strict=bool(values)):
-                given.value_KET[:, row, of_sample] = value_KM
+        given = rollouts_of(
+            plain, algorithm.section, values, entropies, per_token=per_token, kl_coefficient=self._kl.coefficient
+        )
+        given = replace(given, model=self._model)
         made: Advantages = algorithm.advantage(given)
         bound, advantage_N, weight_N = algorithm.section.advantage_clip, made.advantage_N, made.entropy_weight_N
         if bound is not None:
@@ -346,56 +344,6 @@ class TorchTrainer:
                 terms.kl_estimate(given.old_logp_N, given.reference_logp_N, algorithm.section.kl.estimator).mean()
             ),
             kl_coefficient=self._kl.coefficient if algorithm.section.kl.place == "loss" else 0.0,
-        )
-
-    def _rollouts(self, rows: TrainRows, episodes: Sequence[Sample], entropies: Sequence[Floats]) -> Rollouts:
-        """Return the inputs of the advantage, with values of 0: rewards less the penalties of the algorithm.
-
-        Args:
-            rows: The samples, with the log-probabilities of the old policy and the reference policy.
-            episodes: A sample of each episode.
-            entropies: Entropies of the old policy, sample by sample; empty if they were not computed.
-        """
-        algorithm, samples = self._algorithm, rows.samples
-        segments = rows.segments(range(len(samples)))
-        longest = max(len(episode.rewards) for episode in episodes)
-        reward_ET = padded([episode.rewards for episode in episodes], longest)
-        turn_mask_ET = padded([np.ones_like(episode.rewards) for episode in episodes], longest)
-        if algorithm.section.overlong is not None:
-            last_E = turn_mask_ET.sum(1).long() - 1
-            penalty_E = overlong_penalty(
-                segments.rollout_N.bincount(minlength=len(episodes)), algorithm.section.overlong
-            )
-            reward_ET[range(len(episodes)), last_E] -= penalty_E
-        token_reward_N = token_rewards(reward_ET, turn_mask_ET, segments)
-        old_N, reference_N = flat(rows.old, None), flat(rows.reference, None) if rows.reference else None
-        kl = algorithm.section.kl
-        if reference_N is not None and kl.place == "reward":
-            penalty_N = self._kl.coefficient * terms.kl_estimate(old_N, reference_N, kl.estimator)
-            token_reward_N -= penalty_N
-            reward_ET.index_put_((segments.rollout_N, segments.turn_N), -penalty_N, accumulate=True)
-        names = sorted({name for episode in episodes for name in episode.named_rewards})
-        nothing = floats(())
-        return Rollouts(
-            reward_ET,
-            turn_mask_ET,
-            torch.zeros(0 if "token_values" in algorithm.needs else algorithm.critics, *reward_ET.shape),
-            padded([episode.observations.view(np.int64) for episode in episodes], longest),
-            [episode.group for episode in episodes],
-            [episode.member for episode in episodes],
-            [episode.stop for episode in episodes],
-            segments,
-            token_reward_N,
-            flat([sample.logprobs[sample.mask] for sample in samples], None),
-            old_N,
-            reference_N,
-            flat(entropies, None) if entropies else None,
-            rewards={
-                name: padded([episode.named_rewards.get(name, nothing) for episode in episodes], longest)
-                for name in names
-            },
-            samples=samples,
-            model=self._model,
         )
 
     def _learn(self, rows: TrainRows, indices: Sequence[int], rate: float, critic_rate: float) -> Mapping[str, float]:

@@ -1,0 +1,221 @@
+"""One part of an algorithm on plain lists: for tests, and to see what a part does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from envkit.config import kinds
+from envkit.config.algorithm import AlgorithmSection
+from envkit.errors import UsageError
+from envkit.types import Floats, Sample, StopReason, floats, hashes, stable_hash
+
+from ..algorithms.algorithm import Chosen
+from ..algorithms.parts import Advantages, PolicyLoss, Tokens
+from .batching import TrainRows
+from .rollouts import rollouts_of
+
+_FAMILIES = ("advantages", "losses", "aggregations", "corrections")
+
+
+class Evaluated(NamedTuple):
+    """What a part makes of some rollouts. There is a list for each rollout, with a number for each policy token.
+
+    Attributes:
+        value: The advantages, losses, weights or factors.
+        gradient: For a loss, the derivative of the sum of all losses with respect to each log-probability; else empty.
+        targets: For an advantage with critics, the target of each critic for each turn or token of each rollout.
+        metrics: For a loss, its further values.
+        entropy_weight: For an advantage that has them, the factors of the entropy bonus; else empty.
+    """
+
+    value: list[list[float]]
+    gradient: Sequence[list[float]] = ()
+    targets: Sequence[list[list[float]]] = ()
+    metrics: Mapping[str, list[list[float]]] = MappingProxyType({})
+    entropy_weight: Sequence[list[float]] = ()
+
+
+def evaluate_part(
+    kind: str,
+    settings: Mapping[str, Any],
+    rollouts: Sequence[Mapping[str, Any]],
+    algorithm: Mapping[str, Any] | None = None,
+) -> Evaluated:
+    """Apply one part to plain numbers, by the same steps as the trainer.
+
+    Args:
+        kind: Name of the part.
+        settings: Its keys.
+        rollouts: The rollouts. Each has ``turns``, and may have ``group`` (default: all in one), ``member`` (its number
+            in the group) and ``stop`` (name of a `StopReason`; ``"terminated"``). A turn may have ``reward`` (0),
+            ``rewards`` (by name), ``observation`` (a text), ``value`` (a number, or one for each critic),
+            ``starts_sample`` (false) and one number for each of its tokens: ``logp`` (0), ``old`` (as ``logp``),
+            ``sampled`` (as ``old``), ``reference``, ``entropy`` (0), ``advantage`` (0), ``values`` (for a critic of
+            tokens) and ``mask`` (1; 0 for tokens of tools, whose other numbers mean nothing). A turn without any of
+            these has one token.
+        algorithm: Further keys of the section `algorithm`, such as ``kl`` with ``place: reward``.
+
+    Raises:
+        UsageError: There is no such part.
+        ValidationError: A key of the settings is wrong.
+    """
+    family = next((name for name in _FAMILIES if kind in kinds.names(name)), None)
+    if family is None:
+        known = ", ".join(name for one in _FAMILIES for name in kinds.names(one))
+        raise UsageError(f"no part is called {kind!r}; there are: {known}")
+    chosen = Chosen.of(family, kinds.find(family, kind).section.model_validate({"kind": kind, **settings}))
+    numbers = _Numbers(rollouts)
+    segments = numbers.rows.segments(range(len(numbers.rows.samples)))
+    if family == "aggregations":
+        return Evaluated(numbers.by_rollout(chosen(segments)))
+    if family == "corrections":
+        return Evaluated(numbers.by_rollout(chosen(numbers.of("old"), numbers.of("sampled"), segments)))
+    section = AlgorithmSection.model_validate(algorithm or {})
+    given = rollouts_of(
+        numbers.rows,
+        section,
+        numbers.values(chosen),
+        numbers.lists("entropy"),
+        per_token="token_values" in chosen.needs,
+        kl_coefficient=section.kl.coefficient,
+    )
+    if family == "advantages":
+        made: Advantages = chosen(given)
+        weight_N = made.entropy_weight_N
+        return Evaluated(
+            numbers.by_rollout(made.advantage_N),
+            targets=() if made.targets is None else [numbers.targets(one) for one in made.targets],
+            entropy_weight=() if weight_N is None else numbers.by_rollout(weight_N),
+        )
+    logp_N = numbers.of("logp").requires_grad_()
+    prepared_N = None
+    if chosen.part.prepare is not None:
+        prepared_N = chosen.part.prepare(given, numbers.of("advantage").float(), chosen.section)
+    reference_N = numbers.of("reference") if numbers.rows.reference else None
+    inputs = (reference_N, numbers.of("entropy"), numbers.of("advantage"))
+    loss: PolicyLoss = chosen(Tokens(logp_N, numbers.of("old"), numbers.of("sampled"), *inputs, segments, prepared_N))
+    (gradient_N,) = torch.autograd.grad(loss.loss_N.sum(), logp_N)
+    return Evaluated(
+        numbers.by_rollout(loss.loss_N.detach()),
+        numbers.by_rollout(gradient_N),
+        metrics={name: numbers.by_rollout(value_N) for name, value_N in loss.metrics.items()},
+    )
+
+
+class _Numbers:
+    """The numbers of `rollouts` as samples, and results by rollout."""
+
+    def __init__(self, rollouts: Sequence[Mapping[str, Any]]) -> None:
+        self._turns: list[list[Mapping[str, Any]]] = []  # of each sample
+        self._rollouts = rollouts
+        samples, owners = [], []
+        for number, rollout in enumerate(rollouts):
+            for part in _samples(rollout["turns"]):
+                samples.append(_sample(number, rollout, part))
+                owners.append(number)
+                self._turns.append([turn for _, turn in part])
+        has_reference = any("reference" in turn for rollout in rollouts for turn in rollout["turns"])
+        self.rows = TrainRows(samples, owners, [], [], [], [], [])
+        self.rows = TrainRows(
+            samples,
+            owners,
+            self.lists("advantage"),
+            self.lists("old"),
+            [],
+            [],
+            self.lists("reference") if has_reference else [],
+        )
+
+    def lists(self, name: str) -> list[Floats]:
+        """Return a number of each policy token, sample by sample."""
+        return [
+            floats([one for turn in turns for one, own in zip(_of(turn, name), _of(turn, "mask"), strict=True) if own])
+            for turns in self._turns
+        ]
+
+    def of(self, name: str) -> Tensor:
+        """Return a number of each policy token [N], in float64 as far as float32 holds the input."""
+        return torch.tensor(
+            [
+                float(one)
+                for turns in self._turns
+                for turn in turns
+                for one, own in zip(_of(turn, name), _of(turn, "mask"), strict=True)
+                if own
+            ],
+            dtype=torch.float64,
+        )
+
+    def values(self, chosen: Chosen) -> list[Tensor]:
+        """Return the estimates of the critics that a part needs, sample by sample."""
+        if "token_values" in chosen.needs:
+            return [torch.from_numpy(one)[None] for one in self.lists("values")]
+        found = []
+        for turns in self._turns:
+            own = [turn.get("value", 0.0) for turn in turns if any(_of(turn, "mask"))]
+            found.append(torch.tensor([one if isinstance(one, Sequence) else [one] for one in own]).T)
+        return found if any(need.startswith("critics:") for need in chosen.needs) else []
+
+    def by_rollout(self, value_N: Tensor) -> list[list[float]]:
+        """Return the values of the tokens of each rollout."""
+        found: list[list[float]] = [[] for _ in self._rollouts]
+        for owner, part in zip(self.rows.rollouts, self.rows.split(value_N.double()), strict=True):
+            found[owner] += part.tolist()
+        return found
+
+    def targets(self, target: Tensor) -> list[list[float]]:
+        """Return the targets of a critic [E, T] or [N] for the turns or tokens of each rollout."""
+        if target.ndim == 1:
+            return self.by_rollout(target)
+        return [row[: len(one["turns"])] for row, one in zip(target.tolist(), self._rollouts, strict=True)]
+
+
+def _samples(turns: Sequence[Mapping[str, Any]]) -> list[list[tuple[int, Mapping[str, Any]]]]:
+    """Divide the numbered turns of a rollout into samples."""
+    parts: list[list[tuple[int, Mapping[str, Any]]]] = []
+    for number, turn in enumerate(turns):
+        if not parts or turn.get("starts_sample"):
+            parts.append([])
+        parts[-1].append((number, turn))
+    return parts
+
+
+def _sample(owner: int, rollout: Mapping[str, Any], part: Sequence[tuple[int, Mapping[str, Any]]]) -> Sample:
+    """Return some turns of a rollout as a sample. A token for the prompt precedes the turns' own tokens."""
+    turns = rollout["turns"]
+    mask = [False, *(bool(own) for _, turn in part for own in _of(turn, "mask"))]
+    names = sorted({name for turn in turns for name in turn.get("rewards", {})})
+    return Sample(
+        group=rollout.get("group", "all"),
+        token_ids=[0] * len(mask),  # type: ignore[arg-type]  # the constructor converts sequences
+        mask=mask,  # type: ignore[arg-type]
+        logprobs=floats([0.0, *(one for _, turn in part for one in _of(turn, "sampled"))]),
+        turn_ids=[part[0][0], *(number for number, turn in part for _ in _of(turn, "mask"))],  # type: ignore[arg-type]
+        rewards=floats([turn.get("reward", 0.0) for turn in turns]),
+        versions=[0] * len(mask),  # type: ignore[arg-type]
+        episode=str(owner),
+        member=rollout.get("member", owner),
+        stop=StopReason(rollout.get("stop", "terminated")),
+        observations=hashes([stable_hash(turn["observation"]) if "observation" in turn else 0 for turn in turns]),
+        named_rewards={name: floats([turn.get("rewards", {}).get(name, 0.0) for turn in turns]) for name in names},
+    )
+
+
+_LIKE = {"old": "logp", "sampled": "old"}
+_OF_TOKENS = ("logp", "old", "sampled", "reference", "entropy", "advantage", "values", "mask")
+
+
+def _of(turn: Mapping[str, Any], name: str) -> Sequence[float]:
+    """Return the numbers of a turn's tokens."""
+    if name in turn:
+        found: Sequence[float] = turn[name]
+        return found
+    if name in _LIKE:
+        return _of(turn, _LIKE[name])
+    length = next((len(turn[other]) for other in _OF_TOKENS if other in turn), 1)
+    return [1.0 if name == "mask" else 0.0] * length
