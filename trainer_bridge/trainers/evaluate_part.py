@@ -164,7 +164,8 @@ class _Numbers:
     def by_rollout(self, value_N: Tensor) -> list[list[float]]:
         """Return the values of the tokens of each rollout."""
         found: list[list[float]] = [[] for _ in self._rollouts]
-        for owner, part in zip(self.rows.rollouts, self.rows.split(value_N.double()), strict=True):
+        sizes = [sample.num_policy_tokens for sample in self.rows.samples]
+        for owner, part in zip(self.rows.rollouts, value_N.split(sizes), strict=True):
             found[owner] += part.tolist()
         return found
 
