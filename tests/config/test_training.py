@@ -15,6 +15,7 @@ from envkit.config.parts import TensorBoardSection, TorchTrainerSection
 from envkit.errors import ConfigError
 
 MINIMAL = "env: {id: FrozenLake-v0}\n"
+CLIPPED = {"kind": "clipped", "ratio": "token", "clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0}
 
 
 def load(folder: Path, text: str, *overrides: str) -> config.RunConfig:
@@ -239,16 +240,16 @@ def test_a_section_with_nothing_in_it_is_as_if_it_were_not_there(tmp_path: Path)
         ("env: {id: x}\ntrainer: {learning_rate: .nan}", "trainer.learning_rate: must be a finite number"),
         ("env: {id: x}\nrollout: {temperature: 0}", "rollout.temperature: must be above 0, got 0"),
         ("env: {id: x}\nalgorithm: {advantage: {gamma: 1.1}}", "algorithm.advantage.gamma: must be at most 1, got 1.1"),
-        ("env: {id: x}\nalgorithm: {loss: {clipp: 1}}", "algorithm.loss.clipp: no such key; did you mean 'clip'?"),
+        ("env: {id: x}\nalgorithm: {loss: {clip_lo: 1}}", "algorithm.loss.clip_lo: no such key; did you mean 'clip_low'?"),
         (
-            "env: {id: x}\nalgorithm: {loss: {kind: reinforce, clip: 0.1}}",
-            "algorithm.loss.clip: no such key; there are: kind",
+            "env: {id: x}\nalgorithm: {loss: {kind: reinforce, clip_low: 0.1}}",
+            "algorithm.loss.clip_low: no such key; there are: kind",
         ),
         ("env: {id: x}\nalgorithm: {loss: cliped}", "algorithm.loss.kind: no loss is called 'cliped'; did you mean"),
         ("env: {id: x}\nalgorithm: {loss: 3}", "algorithm.loss: must hold keys and values, got 3"),
         (
             "env: {id: x}\nalgorithm: {preset: gpro}",
-            "algorithm.preset: no algorithm is called 'gpro'; there are: grpo, reinforce, ppo",
+            "algorithm.preset: no algorithm is called 'gpro'; there are: grpo, dr_grpo, dapo, rloo, reinforce, ",
         ),
         ("env: {id: x}\nengine: {kind: q}", "engine.kind: no engine is called 'q'; there are: transformers, vllm"),
         ("env: {id: x}\nengine: {kind: 3}", "engine.kind: must be text, got 3"),
@@ -277,11 +278,11 @@ def test_a_problem_begins_with_its_key(text: str, problem: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("text", "advantage", "loss"),
     [
-        ("{}", {"kind": "group_normalised", "gamma": 1.0}, {"kind": "clipped", "clip": 0.2, "dual_clip": 3.0}),
+        ("{}", {"kind": "group_normalised", "gamma": 1.0, "baseline": "mean", "deviation": "group"}, CLIPPED),
         (
             "{preset: ppo}",
             {"kind": "gae", "gamma": 0.95, "gae_lambda": 0.95, "bootstrap": False},
-            {"kind": "clipped", "clip": 0.2, "dual_clip": 3.0},
+            CLIPPED,
         ),
         ("{preset: reinforce}", {"kind": "batch_normalised", "gamma": 0.9}, {"kind": "reinforce"}),
         (
@@ -290,9 +291,9 @@ def test_a_problem_begins_with_its_key(text: str, problem: str, tmp_path: Path) 
             {"kind": "reinforce"},
         ),
         (
-            "{preset: ppo, advantage: {kind: gae, gae_lambda: 0.5}, loss: {clip: 0.1}}",
+            "{preset: ppo, advantage: {kind: gae, gae_lambda: 0.5}, loss: {clip_low: 0.1}}",
             {"kind": "gae", "gamma": 0.95, "gae_lambda": 0.5, "bootstrap": False},
-            {"kind": "clipped", "clip": 0.1, "dual_clip": 3.0},
+            {**CLIPPED, "clip_low": 0.1},
         ),
         (
             "{preset: ppo, advantage: batch_normalised, loss: {kind: imitation}}",
@@ -321,16 +322,16 @@ def test_there_is_no_correction_unless_one_is_chosen(tmp_path: Path) -> None:
 
 def test_a_key_of_a_part_is_overridden_beside_the_name_of_its_preset(tmp_path: Path) -> None:
     run = load(
-        tmp_path, MINIMAL + "algorithm: {preset: ppo}", "algorithm.advantage.gamma=0.5", "algorithm.loss.clip=0.1"
+        tmp_path, MINIMAL + "algorithm: {preset: ppo}", "algorithm.advantage.gamma=0.5", "algorithm.loss.clip_low=0.1"
     )
     assert run.algorithm.advantage.model_dump()["gamma"] == 0.5
-    assert run.algorithm.loss.model_dump()["clip"] == 0.1
+    assert run.algorithm.loss.model_dump()["clip_low"] == 0.1
 
 
 def test_an_editor_requires_no_part_and_offers_the_keys_of_each() -> None:
     sections = RunConfig.model_json_schema()["$defs"]
     assert "required" not in sections["AlgorithmSection"]
-    assert {"clip", "dual_clip"} < sections["Clipped"]["properties"].keys()
+    assert {"clip_low", "dual_clip"} < sections["Clipped"]["properties"].keys()
 
 
 # --- Overrides -------------------------------------------------------------------------------------------------------

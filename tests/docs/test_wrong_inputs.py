@@ -56,7 +56,7 @@ WRONG = [
     ("check good.yaml --set engine.hidden_size=24", 2, "engine.hidden_size: must be a multiple of 16, got 24"),
     ("check good.yaml --set rollout.timeout_s=9", 2, "rollout.timeout_s: no longer exists; use rollout.step_timeout_s"),
     ("check good.yaml --set warmup.batch=8", 2, "warmup: no longer exists; use imitation, which has fewer keys; "),
-    ("check good.yaml --set algorithm.clip=0.1", 2, "algorithm.clip: no longer exists; use algorithm.loss.clip"),
+    ("check good.yaml --set algorithm.clip=0.1", 2, "algorithm.clip: no longer exists; use algorithm.loss.clip_low and clip_high"),
     (
         "check good.yaml --set algorithm.loss=grpo",
         2,
@@ -65,7 +65,7 @@ WRONG = [
     ("check good.yaml --set algorithm.preset=dpo", 2, "no algorithm is called 'dpo'; there are: grpo, "),
     ("check good.yaml --set trainer.lr=1", 2, "trainer.lr: no such key; did you mean 'trainer.learning_rate'?"),
     ("check good.yaml --set rollout.max_new_tokens=9", 2, "did you mean 'rollout.turn_tokens'?"),
-    ("check good.yaml --set beta=0.1", 2, "beta: no such key; did you mean 'algorithm.kl_coefficient'?"),
+    ("check good.yaml --set beta=0.1", 2, "beta: no such key; did you mean 'algorithm.kl.coefficient'?"),
     (
         "check good.yaml --set sandbox.kind=podman",
         2,

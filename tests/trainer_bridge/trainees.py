@@ -24,7 +24,7 @@ from tests.trainer_bridge.models import open_model, sample, shake, slow_logps
 
 KINDS: dict[str, dict[str, Any]] = {
     "grpo": {"preset": "grpo"},
-    "grpo with kl": {"preset": "grpo", "kl_coefficient": 0.1, "entropy_coefficient": 0.02},
+    "grpo with kl": {"preset": "grpo", "kl": {"coefficient": 0.1}, "entropy_coefficient": 0.02},
     "reinforce": {"preset": "reinforce", "entropy_coefficient": 0.01},
     "ppo": {"preset": "ppo", "epochs": 2},
     "grpo with tis": {

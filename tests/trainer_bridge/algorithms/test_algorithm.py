@@ -52,10 +52,10 @@ def test_a_preset_is_a_choice_of_parts() -> None:
 
 def test_changes_replace_what_they_name_and_nothing_else() -> None:
     ppo = algorithm_of(preset="ppo")
-    changed = algorithm_of(preset="ppo", loss={"clip": 0.1}, correction="tis", kl_coefficient=0.0)
+    changed = algorithm_of(preset="ppo", loss={"clip_low": 0.1}, correction="tis", kl={"coefficient": 0.0})
     assert changed == replace(
         ppo,
-        loss=Chosen(ppo.loss.part, ppo.loss.section.model_copy(update={"clip": 0.1})),
+        loss=Chosen(ppo.loss.part, ppo.loss.section.model_copy(update={"clip_low": 0.1})),
         correction=Chosen(kinds.find("corrections", "tis"), kinds.find("corrections", "tis").section()),
     )
     # The preset's own keys stay with a section without a kind, and go with its part.
@@ -77,7 +77,7 @@ def test_every_part_has_a_section_of_its_family_a_source_and_known_needs(family:
 def test_critics_and_the_reference_are_those_that_the_parts_need() -> None:
     assert {name: algorithm_of(preset=name).critics for name in PRESETS} == {"grpo": 0, "reinforce": 0, "ppo": 1}
     assert algorithm_of(advantage="gae").critics == 1
-    assert [algorithm_of(kl_coefficient=kl).needs_reference for kl in (0.0, 0.1)] == [False, True]
+    assert [algorithm_of(kl={"coefficient": kl}).needs_reference for kl in (0.0, 0.1)] == [False, True]
     loss = Chosen(Part(print, LossSection, frozenset({"critics:2", "reference"})), LossSection(kind="own"))
     own = replace(algorithm_of(preset="ppo"), loss=loss)
     assert (own.critics, own.needs_reference) == (2, True)
@@ -90,7 +90,7 @@ def test_imitation_has_no_advantage() -> None:
 @pytest.mark.parametrize(
     ("keys", "problem"),
     [
-        ({"preset": "PPO"}, "algorithm.preset: no algorithm is called 'PPO'; there are: grpo, reinforce, ppo"),
+        ({"preset": "PPO"}, "algorithm.preset: no algorithm is called 'PPO'; there are: grpo, dr_grpo, dapo, rloo, reinforce, "),
         (
             {"advantage": "group_normalized"},
             "algorithm.advantage.kind: no advantage is called 'group_normalized'; did you mean 'group_normalised'?",
@@ -98,8 +98,8 @@ def test_imitation_has_no_advantage() -> None:
         ({"loss": {"kind": "cliped"}}, "algorithm.loss.kind: no loss is called 'cliped'; did you mean 'clipped'?"),
         ({"loss": "gae"}, "algorithm.loss.kind: no loss is called 'gae'"),
         ({"loss": {"gae_lambda": 0.9}}, "algorithm.loss.gae_lambda: no such key"),
-        ({"preset": "reinforce", "loss": {"clip": 0.1}}, "algorithm.loss.clip: no such key"),
-        ({"loss": {"clip": "wide"}}, "algorithm.loss.clip: must be a number, got 'wide'"),
+        ({"preset": "reinforce", "loss": {"clip_low": 0.1}}, "algorithm.loss.clip_low: no such key"),
+        ({"loss": {"clip_low": "wide"}}, "algorithm.loss.clip_low: must be a number, got 'wide'"),
     ],
 )
 def test_an_unknown_part_or_key_is_refused_with_its_place(keys: dict[str, Any], problem: str) -> None:
@@ -140,8 +140,8 @@ REFUSED = [
         {},
         [
             (
-                "algorithm.old_logprobs: the correction tis compares the trainer's log-probabilities with the "
-                "sampler's; use recomputed, got sampled"
+                "algorithm.old_logprobs: the correction tis needs what the trainer computes before the first "
+                "update; use recomputed, got sampled"
             )
         ],
     ),

@@ -131,7 +131,7 @@ def test_a_critic_and_a_reference_are_made_where_the_algorithm_needs_them(tmp_pa
     for preset, changes, kinds in (
         ("grpo", {}, (0, False)),
         ("ppo", {}, (1, False)),
-        ("reinforce", {"kl_coefficient": 0.1}, (0, True)),
+        ("reinforce", {"kl": {"coefficient": 0.1}}, (0, True)),
     ):
         run = run_of(algorithm={"preset": preset, **changes})
         learner = open_policy(run).trainer._learner

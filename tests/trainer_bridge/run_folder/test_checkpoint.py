@@ -148,7 +148,7 @@ def test_a_full_disk_is_reported_in_one_line_and_keeps_older_checkpoints(tmp_pat
 @pytest.mark.parametrize("share", [0.1, 0.4, 0.7, 0.95])  # the disk fills in one file after another
 def test_a_full_disk_is_reported_the_same_way_by_the_weight_libraries(share: float, tmp_path: Path) -> None:
     folder = write_tiny(tmp_path / "policy", seed=1, hidden_size=32)
-    trainee = Trainee(folder, tmp_path, preset="grpo", kl_coefficient=0.1)
+    trainee = Trainee(folder, tmp_path, preset="grpo", kl={"coefficient": 0.1})
     trainee.update(draw_samples(0, 4, folder))
     whole = save(tmp_path / "roomy", trainee.trainer, RunState(step=3), keep=1)
     needed = sum(path.stat().st_size for path in whole.rglob("*"))

@@ -44,14 +44,14 @@ def slow_values(critic: Critic, one: Sample) -> list[float]:
 
 def slow_loss(trainee: Trainee, samples: Sequence[Sample]) -> tuple[Any, dict[str, float]]:
     """The loss of an update over all samples, and what is reported of it."""
-    algorithm = trainee.algorithm
+    algorithm, section = trainee.algorithm, trainee.algorithm.section
     loss_section: Any = algorithm.loss.section
     sums: defaultdict[str, float] = defaultdict(float)
     whole: Any = 0.0
     tokens = sum(one.num_policy_tokens for one in samples)
     learned = 0
     for one, worth in zip(samples, slow_advantages(trainee, samples), strict=True):
-        if not any(worth) and not algorithm.entropy_coefficient and not algorithm.kl_coefficient:
+        if not any(worth) and not section.entropy_coefficient and not section.kl.coefficient:
             continue
         learned += one.num_policy_tokens
         own = tokens if algorithm.aggregation.section.kind == "token_mean" else one.num_policy_tokens * len(samples)
@@ -60,14 +60,14 @@ def slow_loss(trainee: Trainee, samples: Sequence[Sample]) -> tuple[Any, dict[st
         for place in [place for place, own in enumerate(one.mask) if own]:
             chance_V = torch.softmax(logits_LV[place - 1], dim=-1)
             logp, sampled = chance_V[one.token_ids[place]].log(), float(one.logprobs[place])
-            old = logp.item() if algorithm.old_logprobs == "recomputed" else sampled
+            old = logp.item() if section.old_logprobs == "recomputed" else sampled
             advantage = worth[one.turn_ids[place]]
             ratio = (logp - old).exp()
             moved = ratio.item()
             if loss_section.kind == "reinforce":
                 loss: Any = -advantage * logp
             else:
-                edge = 1 + loss_section.clip if advantage > 0 else 1 - loss_section.clip
+                edge = 1 + loss_section.clip_high if advantage > 0 else 1 - loss_section.clip_low
                 held = moved > edge if advantage > 0 else moved < edge
                 if advantage < 0 and moved > loss_section.dual_clip:
                     edge, held = loss_section.dual_clip, True
@@ -81,12 +81,12 @@ def slow_loss(trainee: Trainee, samples: Sequence[Sample]) -> tuple[Any, dict[st
             sums["advantage_abs"] += abs(advantage)
             sums["approx_kl"] += moved - 1 - math.log(moved)
             sums["sampler_gap_nats"] += abs(logp.item() - sampled)
-            loss = loss - algorithm.entropy_coefficient * entropy
+            loss = loss - section.entropy_coefficient * entropy
             if trainee.reference is not None:
                 difference = next(references) - logp
                 kl = difference.exp() - 1 - difference
                 sums["reference_kl"] += kl.item()
-                loss = loss + algorithm.kl_coefficient * kl
+                loss = loss + section.kl.coefficient * kl
             whole = whole + loss / own
     of_all = ("policy_loss", "advantage_abs", "reference_kl")
     return whole, {

@@ -59,9 +59,9 @@ ALGORITHMS: dict[str, Algorithm] = {
     "all terms": replace(
         BASE,
         correction=chosen("corrections", "tis"),
-        old_logprobs="recomputed",
-        entropy_coefficient=0.02,
-        kl_coefficient=0.1,
+        section=algorithm_of(
+            minibatches=1, old_logprobs="recomputed", entropy_coefficient=0.02, kl={"coefficient": 0.1}
+        ).section,
     ),
 }
 
@@ -103,10 +103,14 @@ def learned(folder: Path, algorithm: Algorithm, samples: Sequence[Sample], **how
     return worth, [torch.cat([one.grad.flatten() for one in of.parameters() if one.grad is not None]) for of in modules]
 
 
+def in_parts(algorithm: Algorithm, minibatches: int) -> Algorithm:
+    return replace(algorithm, section=algorithm.section.model_copy(update={"minibatches": minibatches}))
+
+
 @cache
 def whole(folder: Path, algorithm: str, minibatches: int) -> tuple[dict[Any, float], list[Tensor]]:
     """What an algorithm learns from a sample for each rollout, in one pass."""
-    return learned(folder, replace(ALGORITHMS[algorithm], minibatches=minibatches), SAMPLES)
+    return learned(folder, in_parts(ALGORITHMS[algorithm], minibatches), SAMPLES)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -121,7 +125,7 @@ def test_cuts_repeats_order_rows_and_passes_change_nothing(
     name: str, samples: list[Sample], micro_tokens: int, packing: bool, minibatches: int, tiny_folder: Path
 ) -> None:
     expected, gradients = whole(tiny_folder, name, minibatches)
-    algorithm = replace(ALGORITHMS[name], minibatches=minibatches)
+    algorithm = in_parts(ALGORITHMS[name], minibatches)
     worth, found = learned(tiny_folder, algorithm, samples, micro_tokens=micro_tokens, packing=packing)
     assert worth.keys() == expected.keys()
     assert [worth[turn] for turn in expected] == pytest.approx([*expected.values()], rel=1e-6, abs=1e-7)

@@ -93,7 +93,7 @@ def test_samples_without_advantage_are_skipped_and_the_gradient_is_the_same(tiny
         assert report[name] == pytest.approx(parts[name], rel=1e-4, abs=1e-5)
 
 
-@pytest.mark.parametrize("changes", [{"entropy_coefficient": 0.01}, {"kl_coefficient": 0.1}])
+@pytest.mark.parametrize("changes", [{"entropy_coefficient": 0.01}, {"kl": {"coefficient": 0.1}}])
 def test_nothing_is_skipped_where_more_than_the_advantage_is_in_the_loss(changes: Any, tiny_folder: Path) -> None:
     flat = [replace(one, rewards=floats([0.0] * len(one.rewards))) for one in groups(5)]
     _, report = learned(tiny_folder, flat, preset="grpo", **changes)

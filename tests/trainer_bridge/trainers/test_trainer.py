@@ -133,7 +133,7 @@ def test_without_muon_imitation_moves_every_weight_by_the_rate_of_adamw(chat_fol
 
 
 def test_imitation_starts_reinforcement_from_its_weights_with_critic_and_reference(tiny_folder: Path) -> None:
-    trainee = Trainee(tiny_folder, None, preset="ppo", kl_coefficient=0.1, imitation_rate=0.01)
+    trainee = Trainee(tiny_folder, None, preset="ppo", kl={"coefficient": 0.1}, imitation_rate=0.01)
     samples = draw_samples(0, 8, tiny_folder)
     trainee.imitate([samples] * 2)
     assert (trainee.trainer.version, len(trainee.critics)) == (2, 0)
@@ -327,7 +327,7 @@ def test_what_went_well_becomes_likelier_and_what_did_not_less_likely(
 def test_the_divergence_from_the_reference_pulls_the_policy_towards_it(tiny_folder: Path, tmp_path: Path) -> None:
     # Equal returns: all that is left of the loss is the KL.
     samples = [sample([1, 5, place], ([6], ()), rewards=[1.0]) for place in range(3, 9)]
-    trainee = Trainee(tiny_folder, tmp_path, preset="grpo", kl_coefficient=1.0, learning_rate=1e-3, minibatches=1)
+    trainee = Trainee(tiny_folder, tmp_path, preset="grpo", kl={"coefficient": 1.0}, learning_rate=1e-3, minibatches=1)
     reports = [trainee.update(samples)["reference_kl"] for _ in range(6)]
     assert reports[0] > 0.5
     assert reports[-1] < 0.7 * reports[0]

@@ -69,7 +69,7 @@ def test_an_engine_gets_each_version_in_several_files_and_the_older_folder_is_re
 
 
 def test_a_checkpoint_is_split_and_restored_bit_for_bit(folder: Path, tmp_path: Path) -> None:
-    how: dict[str, Any] = {"preset": "grpo", "kl_coefficient": 0.1, "shard_mib": 1}
+    how: dict[str, Any] = {"preset": "grpo", "kl": {"coefficient": 0.1}, "shard_mib": 1}
     unbroken = Trainee(folder, None, **how)
     unbroken.update(draw_samples(0, 8, folder))
     unbroken.save(tmp_path)

@@ -87,7 +87,7 @@ def run_of(**sections: Any) -> RunConfig:
         ),
         (
             {"algorithm": {"correction": "tis"}},
-            "algorithm.old_logprobs: the correction tis compares the trainer's log-probabilities with the sampler's; ",
+            "algorithm.old_logprobs: the correction tis needs what the trainer computes before the first update; ",
         ),
         (
             {"env": {"id": "Arithmetic-v0"}},
@@ -330,13 +330,13 @@ def test_limits_are_the_files() -> None:
 
 
 def test_the_algorithm_is_the_files() -> None:
-    run = run_of(algorithm={"preset": "ppo", "loss": {"clip": 0.1}, "epochs": 3, "old_logprobs": "recomputed"})
+    run = run_of(algorithm={"preset": "ppo", "loss": {"clip_low": 0.1}, "epochs": 3, "old_logprobs": "recomputed"})
     algorithm = Algorithm.of(run.algorithm)
     assert algorithm.advantage is not None
     parts = [one.section.kind for one in (algorithm.advantage, algorithm.loss, algorithm.aggregation)]
     assert parts == ["gae", "clipped", "token_mean"]
-    assert algorithm.loss.section.model_dump()["clip"] == 0.1
-    assert (algorithm.epochs, algorithm.minibatches, algorithm.old_logprobs) == (3, 2, "recomputed")
+    assert algorithm.loss.section.model_dump()["clip_low"] == 0.1
+    assert (algorithm.section.epochs, algorithm.section.minibatches, algorithm.section.old_logprobs) == (3, 2, "recomputed")
     assert (algorithm.correction, algorithm.critics, algorithm.needs_reference) == (None, 1, False)
 
 

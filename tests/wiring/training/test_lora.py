@@ -92,7 +92,7 @@ def content(model: Path, *, steps: int) -> dict[str, Any]:
         "sandbox": {"kind": "none"},
         "engine": {"model": str(model), "dtype": "float32"},
         "rollout": {"group_size": 2, "max_turns": 2, "max_tokens": 256, "turn_tokens": 3},
-        "algorithm": {"preset": "grpo", "entropy_coefficient": 0.1, "kl_coefficient": 0.1},
+        "algorithm": {"preset": "grpo", "entropy_coefficient": 0.1, "kl": {"coefficient": 0.1}},
         "threads": 1,
         "trainer": {
             "steps": steps,
