@@ -240,7 +240,10 @@ def test_a_section_with_nothing_in_it_is_as_if_it_were_not_there(tmp_path: Path)
         ("env: {id: x}\ntrainer: {learning_rate: .nan}", "trainer.learning_rate: must be a finite number"),
         ("env: {id: x}\nrollout: {temperature: 0}", "rollout.temperature: must be above 0, got 0"),
         ("env: {id: x}\nalgorithm: {advantage: {gamma: 1.1}}", "algorithm.advantage.gamma: must be at most 1, got 1.1"),
-        ("env: {id: x}\nalgorithm: {loss: {clip_lo: 1}}", "algorithm.loss.clip_lo: no such key; did you mean 'clip_low'?"),
+        (
+            "env: {id: x}\nalgorithm: {loss: {clip_lo: 1}}",
+            "algorithm.loss.clip_lo: no such key; did you mean 'clip_low'?",
+        ),
         (
             "env: {id: x}\nalgorithm: {loss: {kind: reinforce, clip_low: 0.1}}",
             "algorithm.loss.clip_low: no such key; there are: kind",

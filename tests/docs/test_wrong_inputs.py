@@ -56,7 +56,11 @@ WRONG = [
     ("check good.yaml --set engine.hidden_size=24", 2, "engine.hidden_size: must be a multiple of 16, got 24"),
     ("check good.yaml --set rollout.timeout_s=9", 2, "rollout.timeout_s: no longer exists; use rollout.step_timeout_s"),
     ("check good.yaml --set warmup.batch=8", 2, "warmup: no longer exists; use imitation, which has fewer keys; "),
-    ("check good.yaml --set algorithm.clip=0.1", 2, "algorithm.clip: no longer exists; use algorithm.loss.clip_low and clip_high"),
+    (
+        "check good.yaml --set algorithm.clip=0.1",
+        2,
+        "algorithm.clip: no longer exists; use algorithm.loss.clip_low and clip_high",
+    ),
     (
         "check good.yaml --set algorithm.loss=grpo",
         2,

@@ -36,7 +36,15 @@ def total(value_N: Tensor, segments: Segments, unit: Literal["turn", "rollout"],
     key_N = segments.rollout_N
     if unit == "turn":
         key_N = key_N * (int(segments.turn_N.max()) + 1 if len(key_N) else 1) + segments.turn_N
-    place_N = key_N.unique(return_inverse=True)[1]
+    place_N = _places(key_N)
     size_M = place_N.bincount()
     sum_M = value_N.new_zeros(len(size_M)).index_add(0, place_N, value_N)
     return (sum_M / size_M if mean else sum_M)[place_N]
+
+
+def _places(key_N: Tensor) -> Tensor:
+    """Return the number of each key, from 0, in the order of the keys."""
+    sorted_N, order_N = key_N.sort()
+    is_new_N = sorted_N.new_zeros(len(sorted_N))
+    is_new_N[1:] = sorted_N[1:] != sorted_N[:-1]
+    return is_new_N.new_empty(len(is_new_N)).scatter(0, order_N, is_new_N.cumsum(0))

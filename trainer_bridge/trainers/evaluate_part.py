@@ -165,7 +165,7 @@ class _Numbers:
         """Return the values of the tokens of each rollout."""
         found: list[list[float]] = [[] for _ in self._rollouts]
         sizes = [sample.num_policy_tokens for sample in self.rows.samples]
-        for owner, part in zip(self.rows.rollouts, value_N.split(sizes), strict=True):
+        for owner, part in zip(self.rows.rollouts, torch.split(value_N, sizes), strict=True):
             found[owner] += part.tolist()
         return found
 

@@ -106,7 +106,8 @@ class Learner:
             ends = np.cumsum([samples[number].num_policy_tokens for number in chosen])[:-1]
             for found, value_N in ((logps, scored.logp_N), (entropies, scored.entropy_N)):
                 found |= zip(chosen, np.split(value_N.float().cpu().numpy(), ends), strict=True)
-        return tuple([floats(found[number]) for number in range(len(samples))] for found in (logps, entropies))
+        numbers = range(len(samples))
+        return [floats(logps[number]) for number in numbers], [floats(entropies[number]) for number in numbers]
 
     @torch.no_grad()
     def values(self, samples: Sequence[Sample]) -> list[Tensor]:

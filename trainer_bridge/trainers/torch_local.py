@@ -323,7 +323,7 @@ class TorchTrainer:
             advantage_N = advantage_N.clamp(-bound, bound)
         targets: Sequence[torch.Tensor] = []
         if made.targets is not None and per_token:
-            targets = made.targets.split([sample.num_policy_tokens for sample in samples], 1)
+            targets = torch.split(made.targets, [sample.num_policy_tokens for sample in samples], 1)
         elif made.targets is not None:
             targets = [made.targets[:, row, of_sample] for row, of_sample in zip(rollouts, turns, strict=True)]
         loss, correction = algorithm.loss, algorithm.correction

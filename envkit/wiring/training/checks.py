@@ -242,11 +242,11 @@ def _check_renderer(run: RunConfig) -> None:
         open_renderer(RendererContext(section=section, model=model))  # warns if the template calls it
 
 
-def _check_model(name: str) -> None:
+def _check_model(name: str, key: str = "engine.model") -> None:
     try:
         verify(name)
     except UsageError as error:
-        raise ConfigError([f"engine.model: {error.detail}"]) from None
+        raise ConfigError([f"{key}: {error.detail}"]) from None
     if name in CATALOGUE or is_path(name):
         return
     from huggingface_hub import constants  # imported late, because the import is slow
@@ -255,15 +255,17 @@ def _check_model(name: str) -> None:
     try:
         has_model = is_cached(name)
     except HFValidationError:
-        raise ConfigError([f"engine.model: {name} is neither a folder here nor a model name of the hub"]) from None
+        raise ConfigError([f"{key}: {name} is neither a folder here nor a model name of the hub"]) from None
     if constants.HF_HUB_OFFLINE and not has_model:
-        raise ConfigError([f"engine.model: {name} is not in the hub's cache, and HF_HUB_OFFLINE forbids downloads"])
+        raise ConfigError([f"{key}: {name} is not in the hub's cache, and HF_HUB_OFFLINE forbids downloads"])
 
 
 def _check_algorithm(run: RunConfig) -> None:
     algorithm, whole = Algorithm.of(run.algorithm), run.renderer.history == "all"
     if problems := algorithm.problems(group_size=run.rollout.group_size, whole_history=whole):
         raise ConfigError(problems)
+    if run.algorithm.reference is not None:
+        _check_model(run.algorithm.reference, "algorithm.reference")
 
 
 def _check_trainer(run: RunConfig) -> None:

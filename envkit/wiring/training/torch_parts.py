@@ -23,6 +23,7 @@ from envkit.trainer_bridge.trainers.torch_local import TorchTrainer, TrainerSett
 from envkit.trainer_bridge.weights.lora import LoraSettings, add_adapter, merge_adapter
 from envkit.types import Observation
 from envkit.wiring.contexts import EngineContext, Model, PolicyKind, RendererContext, TrainerContext
+from envkit.wiring.training.models import locate
 from envkit.wiring.training.renderer import open_renderer
 from envkit.wiring.training.resolve import filled, limits_of
 from envkit.wiring.training.vocabulary import collect_texts
@@ -134,10 +135,31 @@ def open_torch_local(context: TrainerContext) -> TorchTrainer:
         engine_dtype=getattr(engine, "dtype", "float32"),
         tokenizer=model.tokenizer,
         publishes_adapter=lora is not None and getattr(engine, "takes_adapters", False),
+        teacher=_teacher(context, model),
     )
     if isinstance(engine, TransformersEngine):
         engine.copy_from(trainer.copy_to)
     return trainer
+
+
+def _teacher(context: TrainerContext, model: Model) -> Any:
+    """Load the model that ``algorithm.reference`` names; None if it names none.
+
+    Raises:
+        UsageError: It cannot be loaded, or its tokens are not those of `model`.
+    """
+    name = context.algorithm.section.reference
+    if name is None or not context.algorithm.needs_reference:
+        return None
+    teacher = find_model(locate(name))
+    if teacher.tokenizer.get_vocab() != model.tokenizer.get_vocab():
+        raise UsageError(
+            f"algorithm.reference: the tokens of {name} are not those of {model.path}; "
+            "name a model with the same tokenizer"
+        )
+    section = context.section
+    assert isinstance(section, TorchTrainerSection)
+    return _load(teacher, device=device_of(section.device), dtype=section.precision)
 
 
 def device_of(device: str) -> str:

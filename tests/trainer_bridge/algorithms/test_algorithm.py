@@ -90,7 +90,10 @@ def test_imitation_has_no_advantage() -> None:
 @pytest.mark.parametrize(
     ("keys", "problem"),
     [
-        ({"preset": "PPO"}, "algorithm.preset: no algorithm is called 'PPO'; there are: grpo, dr_grpo, dapo, rloo, reinforce, "),
+        (
+            {"preset": "PPO"},
+            "algorithm.preset: no algorithm is called 'PPO'; there are: grpo, dr_grpo, dapo, rloo, reinforce, ",
+        ),
         (
             {"advantage": "group_normalized"},
             "algorithm.advantage.kind: no advantage is called 'group_normalized'; did you mean 'group_normalised'?",

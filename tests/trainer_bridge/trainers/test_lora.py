@@ -125,7 +125,7 @@ def test_the_reference_is_the_policy_before_training_and_shares_its_frozen_weigh
     samples = draw_samples(0, 8, folder)
     base = Trainee(folder, None, preset="grpo").score(samples)
     learn(one, folder, 0, 1)
-    found = one.trainer._learner.score(samples, of_reference=True)
+    found = one.trainer._learner.score(samples, of_reference=True)[0]
     for logps, expected in zip(found, base, strict=True):
         assert logps.tolist() == pytest.approx(expected, abs=1e-6)
     assert one.score(samples)[0] != pytest.approx(base[0], abs=1e-3)
@@ -156,7 +156,7 @@ def test_imitation_trains_the_adapter_and_is_the_reference_afterwards(folder: Pa
     warm = one.score(samples)
     assert warm[0] != pytest.approx(start[0], abs=1e-3)
     assert all(torch.equal(before[name], weight) for name, weight in plain_weights(one.model).items())
-    found = one.trainer._learner.score(samples, of_reference=True)
+    found = one.trainer._learner.score(samples, of_reference=True)[0]
     assert [logps.tolist() for logps in found] == warm
 
 

@@ -141,7 +141,7 @@ def test_imitation_starts_reinforcement_from_its_weights_with_critic_and_referen
     assert (trainee.trainer.version, len(trainee.critics)) == (0, 1)
     imitated = trainee.score(samples)
     trainee.update(samples)
-    found = trainee.trainer._learner.score(samples, of_reference=True)
+    found = trainee.trainer._learner.score(samples, of_reference=True)[0]
     assert [logps.tolist() for logps in found] == imitated != trainee.score(samples)
 
 

@@ -336,7 +336,11 @@ def test_the_algorithm_is_the_files() -> None:
     parts = [one.section.kind for one in (algorithm.advantage, algorithm.loss, algorithm.aggregation)]
     assert parts == ["gae", "clipped", "token_mean"]
     assert algorithm.loss.section.model_dump()["clip_low"] == 0.1
-    assert (algorithm.section.epochs, algorithm.section.minibatches, algorithm.section.old_logprobs) == (3, 2, "recomputed")
+    assert (algorithm.section.epochs, algorithm.section.minibatches, algorithm.section.old_logprobs) == (
+        3,
+        2,
+        "recomputed",
+    )
     assert (algorithm.correction, algorithm.critics, algorithm.needs_reference) == (None, 1, False)
 
 

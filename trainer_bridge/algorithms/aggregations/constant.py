@@ -23,7 +23,7 @@ class Constant(AggregationSection):
 
 def constant(segments: Segments, section: Constant) -> Tensor:
     """Return 1 / (rollouts * constant) for each token, in float64. Unlike those of means, the sum is not 1."""
-    rollouts = len(segments.rollout_N.unique())
+    rollouts = int((segments.rollout_N.bincount() > 0).sum())
     return segments.rollout_N.new_ones(len(segments.rollout_N)).double() / (max(rollouts, 1) * section.tokens)
 
 
