@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from .parts import Segments, Tokens
+from .terms import bounded_exp
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 RatioUnit: TypeAlias = Literal["token", "turn", "rollout"]
+Mean: TypeAlias = Literal["product", "geometric"]
 
 
 def ratio_needs(unit: RatioUnit) -> frozenset[str]:
@@ -29,6 +31,19 @@ def log_ratio(tokens: Tokens, unit: RatioUnit) -> Tensor:
         return own_N
     mean_N = total(own_N.detach(), tokens.segments, unit, mean=True)
     return mean_N + tokens.logp_N - tokens.logp_N.detach()
+
+
+def sampler_ratio(
+    old_N: Tensor, sampled_N: Tensor, segments: Segments, unit: RatioUnit = "token", mean: Mean = "product"
+) -> Tensor:
+    """Return trainer / sampler for each token, or the product or geometric mean over its turn or rollout.
+
+    The log-ratio, or its sum or mean, is between -20 and 20 nats.
+    """
+    log_ratio_N = old_N - sampled_N
+    if unit != "token":
+        log_ratio_N = total(log_ratio_N, segments, unit, mean=mean == "geometric")
+    return bounded_exp(log_ratio_N)
 
 
 def total(value_N: Tensor, segments: Segments, unit: Literal["turn", "rollout"], *, mean: bool = False) -> Tensor:

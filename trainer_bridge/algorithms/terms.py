@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .returns import EPSILON
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -34,6 +36,24 @@ def value_loss(value_N: Tensor, target_N: Tensor, before_N: Tensor, clip: float 
 def bounded_exp(difference_N: Tensor) -> Tensor:
     """Return exp(difference), for a difference between -20 and 20 nats; without a gradient beyond."""
     return difference_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+
+
+def covariance(logp_N: Tensor, advantage_N: Tensor) -> Tensor:
+    """Return each token's part in the covariance of log-probability and advantage: the product of what they are above
+    their means over the N tokens, in float64 (Cui et al. 2025).
+    """
+    logp_N, advantage_N = logp_N.double(), advantage_N.double()
+    return (logp_N - logp_N.mean()) * (advantage_N - advantage_N.mean())
+
+
+def largest(value_N: Tensor, share: float) -> Tensor:
+    """Return whether each value is one of the share of the largest ones: floor(share * N), one at least.
+
+    All values that are equal to the smallest one of these count, too, so that the result does not depend on the order.
+    -inf never counts.
+    """
+    least = value_N.topk(max(int(share * len(value_N)), 1)).values[-1]
+    return (value_N >= least - EPSILON * least.abs().clamp(min=1.0)) & (value_N > -float("inf"))
 
 
 def kl_estimate(logp_N: Tensor, reference_logp_N: Tensor, estimator: str = "k3") -> Tensor:

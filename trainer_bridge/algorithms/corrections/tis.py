@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Literal
 
 from envkit.config.algorithm import CorrectionSection
+from envkit.config.grammar import Rate
 
 from ..parts import Part, Segments
-from ..terms import MAX_LOG_RATIO
+from ..ratios import Mean, RatioUnit, sampler_ratio
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 class Tis(CorrectionSection):
-    """The ratio of the trainer's to the sampler's probability of each token, up to a cap."""
+    """The ratio of the trainer's to the sampler's probability, up to a cap."""
 
     kind: Literal["tis"] = "tis"
-    cap: Annotated[float, Field(gt=0)] = 2.0
+    cap: Rate = 2.0
     """Maximum of the factor."""
+    unit: RatioUnit = "token"
+    """The ratio: of each token, or over its turn or its whole rollout."""
+    mean: Mean = "product"
+    """Over a turn or rollout: the product of the tokens' ratios, or their geometric mean."""
 
 
 def tis(old_N: Tensor, sampled_N: Tensor, segments: Segments, section: Tis) -> Tensor:
-    """Return min(exp(old - sampled), cap) for each token."""
-    return (old_N - sampled_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp().clamp(max=section.cap)
+    """Return min(ratio, cap) for each token; see `sampler_ratio`."""
+    return sampler_ratio(old_N, sampled_N, segments, section.unit, section.mean).clamp(max=section.cap)
 
 
 PART = Part(

@@ -11,13 +11,12 @@ from envkit.config.grammar import Rate, Share
 
 from ..parts import Part, PolicyLoss, Tokens
 from ..ratios import RatioUnit, log_ratio, ratio_needs
-from ..terms import MAX_LOG_RATIO
+from ..terms import MAX_LOG_RATIO, bounded_exp
 
 
-class Clipped(LossSection):
-    """The clipped ratio of PPO."""
+class ClipKeys(LossSection):
+    """The keys of `clipped`, which losses that extend it have, too."""
 
-    kind: Literal["clipped"] = "clipped"
     ratio: RatioUnit = "token"
     """The ratio to the old policy: of each token, or the geometric mean over its turn or its whole rollout (GSPO)."""
     clip_low: Annotated[Share, Field(gt=0)] = 0.2
@@ -29,7 +28,13 @@ class Clipped(LossSection):
     update. null: no maximum, but log-ratios are at most 20 nats."""
 
 
-def clipped(tokens: Tokens, section: Clipped) -> PolicyLoss:
+class Clipped(ClipKeys):
+    """The clipped ratio of PPO."""
+
+    kind: Literal["clipped"] = "clipped"
+
+
+def clipped(tokens: Tokens, section: ClipKeys) -> PolicyLoss:
     """Return PPO's clipped surrogate loss per token, and whether each token's ratio is clipped (`clip_share`).
 
         ratio = exp(clamp(logp - old_logp, -20, 20))
@@ -38,7 +43,7 @@ def clipped(tokens: Tokens, section: Clipped) -> PolicyLoss:
     For A < 0, this loss grows with the ratio. `dual_clip` bounds it (Ye et al. 2020): loss <= dual_clip * abs(A).
     """
     difference_N, advantage_N = log_ratio(tokens, section.ratio), tokens.advantage_N
-    whole_N = difference_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    whole_N = bounded_exp(difference_N)
     ratio_N = whole_N.clamp(max=section.dual_clip).where(advantage_N < 0, whole_N) if section.dual_clip else whole_N
     free_N = ratio_N * advantage_N
     held_N = ratio_N.clamp(1 - section.clip_low, 1 + section.clip_high) * advantage_N
