@@ -52,7 +52,12 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     },
     "gigpo": {"advantage": {"kind": "gigpo"}, **_CLIPPED_TWICE},
     "lite_ppo": {"advantage": {"kind": "group_normalised", "deviation": "batch"}, **_CLIPPED_TWICE},
-    "ipa": {"advantage": {"kind": "chunk_returns"}, "loss": {"kind": "chunk_clipped"}, "minibatches": 2},
+    "ipa": {
+        "advantage": {"kind": "chunk_returns"},
+        "loss": {"kind": "chunk_clipped"},
+        "minibatches": 2,
+        "old_logprobs": "recomputed",
+    },
     "asyppo": {"advantage": {"kind": "asyppo"}, **_CLIPPED_TWICE, "entropy_coefficient": 0.01},
     "decoupled_ppo": {
         "advantage": {"kind": "gae", "gamma": 0.95},

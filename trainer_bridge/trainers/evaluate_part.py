@@ -154,7 +154,7 @@ class _Numbers:
     def values(self, chosen: Chosen) -> list[Tensor]:
         """Return the estimates of the critics that a part needs, sample by sample."""
         if "token_values" in chosen.needs:
-            return [torch.from_numpy(one)[None] for one in self.lists("values")]
+            return [torch.tensor(one)[None] for one in self.lists("values")]
         found = []
         for turns in self._turns:
             own = [turn.get("value", 0.0) for turn in turns if any(_of(turn, "mask"))]
