@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from itertools import combinations
 
 EPSILON = 1e-6
 """What is added to a deviation before it divides."""
@@ -39,24 +40,38 @@ def group_normalised(episodes: Sequence[Sequence[float]], groups: Sequence[str],
 
 
 def normalised(episodes: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Every value of every episode, less the mean of all, over the population's deviation of all."""
+    """Every value of every episode, less the mean of all, over the deviation of all."""
     every = [value for episode in episodes for value in episode]
-    mean, deviation = statistics.fmean(every), statistics.pstdev(every)
     if are_equal(every):
         return [[0.0] * len(episode) for episode in episodes]
+    mean, deviation = statistics.fmean(every), statistics.stdev(every)
     return [[(value - mean) / (deviation + EPSILON) for value in episode] for episode in episodes]
 
 
-def gae(rewards: Sequence[float], values: Sequence[float], gamma: float, gae_lambda: float) -> list[float]:
+def pass_at_k(total: Sequence[float], k: int) -> list[float]:
+    """Chen et al. 2025: the best of every k of a group's returns; the mean over those with one, against that of all."""
+    chosen = [*combinations(range(len(total)), k)]
+    best = [max(total[row] for row in rows) for rows in chosen]
+    if len(best) < 2 or are_equal(best):
+        return [0.0] * len(total)
+    mean, deviation = statistics.fmean(best), statistics.stdev(best)
+    with_it = [[one for one, rows in zip(best, chosen, strict=True) if row in rows] for row in range(len(total))]
+    return [(statistics.fmean(own) - mean) / (deviation + EPSILON) for own in with_it]
+
+
+def gae(
+    rewards: Sequence[float], values: Sequence[float], gamma: float, gae_lambda: float, after: float = 0.0
+) -> list[float]:
     """Schulman et al. 2016, eq. 16: the exponentially weighted mean of the k-step estimates of eq. 11 to 14.
 
-    The weight of the estimates that would reach beyond the end belongs to the one that reaches the end.
+    The weight of the estimates that would reach beyond the end belongs to the one that reaches the end, after which the
+    value is `after`.
     """
     last = len(rewards)
 
     def estimate(t: int, k: int) -> float:
         seen = math.fsum(gamma**step * rewards[t + step] for step in range(k))
-        beyond = gamma**k * values[t + k] if t + k < last else 0.0
+        beyond = gamma**k * (values[t + k] if t + k < last else after)
         return seen + beyond - values[t]
 
     advantages = []
