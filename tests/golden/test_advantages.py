@@ -199,7 +199,7 @@ TABLE: list[tuple[str, dict[str, Any], list[Any], Rows]] = [
         [[-HALF / THIRD] * 2, [HALF / THIRD] * 2, [0.0], [0.0]],
     ),
     # x and y cancel each other out.
-    ("several_rewards", {}, NAMED, [[0.0] * 2, [0.0] * 2, [0.0], [0.0]]),
+    ("several_rewards", {"whiten": False}, NAMED, [[0.0] * 2, [0.0] * 2, [0.0], [0.0]]),
     # 2 * (-0.5 + 1), 2 * (-3 + 2); a difference of -50 counts as -20. Rewards do not count.
     (
         "distillation",
