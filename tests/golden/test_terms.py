@@ -208,7 +208,7 @@ def test_the_largest_share_of_values(values: list[float], share: float, chosen: 
 
 
 @pytest.mark.parametrize(("penalty", "factor"), [(1.0, 1.0), (0.5, 0.5)])
-def test_the_overlong_penalty_rises_over_the_buffer_and_then_stays(penalty: float, factor: float) -> None:
+def test_the_overlong_penalty_rises_over_the_buffer_to_its_maximum(penalty: float, factor: float) -> None:
     # From 100 - 20 = 80 tokens on: 0 at 80, 5 / 20 at 85, 1 at 100 and beyond.
     section = OverlongSection(max_tokens=100, buffer_tokens=20, penalty=penalty)
     found = overlong_penalty(torch.tensor([1, 80, 85, 100, 101, 900]), section).tolist()
