@@ -82,30 +82,9 @@ def gae(
     return advantages
 
 
-def clipped(logp: float, old_logp: float, advantage: float, clip: float, dual_clip: float = math.inf) -> float:
-    """Schulman et al. 2017, eq. 7, as a loss, in the four cases of their figure 1, with the bound of Ye et al. 2020."""
-    ratio = math.exp(logp) / math.exp(old_logp)
-    if advantage > 0:
-        return -advantage * (ratio if ratio < 1 + clip else 1 + clip)
-    if ratio > dual_clip:
-        return -advantage * dual_clip
-    return -advantage * (ratio if ratio > 1 - clip else 1 - clip)
-
-
-def reinforce(logp: float, advantage: float) -> float:
-    """Williams 1992, as a loss whose gradient is that of eq. 11."""
-    return -advantage * logp
-
-
 def tis(old_logp: float, sampled_logp: float, cap: float) -> float:
     """Yao et al. 2025: the trainer's probability over the sampler's, cut at the cap."""
     return min(math.exp(old_logp) / math.exp(sampled_logp), cap)
-
-
-def k3(logp: float, reference_logp: float) -> float:
-    """Schulman 2020, "Approximating KL Divergence": (r - 1) - log r with r = reference / policy."""
-    ratio = math.exp(reference_logp) / math.exp(logp)
-    return (ratio - 1) - math.log(ratio)
 
 
 def entropy(probabilities: Sequence[float]) -> float:

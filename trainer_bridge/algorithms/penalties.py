@@ -31,7 +31,7 @@ class AdaptiveKl:
         self.coefficient = section.coefficient
 
     def adapt(self, divergence: float, episodes: int) -> None:
-        """Adapt the weight to the mean divergence per token (nats) in a train step with so many episodes."""
+        """Adapt the weight to the mean divergence per token (nats) in a train step with this number of episodes."""
         section = self._section
         if section.target is not None:
             error = min(max(divergence / section.target - 1.0, -_MAX_CHANGE), _MAX_CHANGE)

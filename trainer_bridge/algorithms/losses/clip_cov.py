@@ -32,8 +32,8 @@ class ClipCov(ClipKeys):
 def prepare(rollouts: Rollouts, advantage_N: Tensor, section: ClipCov) -> Tensor:
     """Return 1 for the tokens that are left out, otherwise 0 [N].
 
-    They are those of the greatest covariances from `low` to `high`. The paper draws them at random from this range; here
-    the result does not depend on the order of the tokens.
+    They are those of the greatest covariances from `low` to `high`. The paper draws them at random from this range;
+    here the result does not depend on the order of the tokens.
     """
     value_N = covariance(rollouts.old_logp_N, advantage_N)
     is_candidate_N = (value_N >= section.low) & (value_N <= section.high)

@@ -25,7 +25,8 @@ def kimi(tokens: Tokens, section: Kimi) -> PolicyLoss:
 
         loss = -A * logp + tau / 2 * D^2 / n
 
-    D is the sum of logp - old_logp over the n tokens of the rollout. The sum over the rollout is thus -A * logp(rollout) + tau / 2 * D^2. Each token's log-ratio is at most 20 nats.
+    D is the sum of logp - old_logp over the n tokens of the rollout, each between -20 and 20 nats. The penalty of all
+    its tokens together is thus tau / 2 * D^2.
     """
     difference_N = (tokens.logp_N - tokens.old_logp_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     sum_N = total(difference_N, tokens.segments, "rollout")
