@@ -41,7 +41,7 @@ def test_only_the_environments_id_is_required(tmp_path: Path) -> None:
 
 def test_what_is_dumped_is_read_again_as_the_same(tmp_path: Path) -> None:
     text = "env: {id: Sokoban-v0, options: {size: 6, boxes: 1, words: [ä, '✓']}}\n"
-    text += "algorithm: {preset: ppo, loss: {clip: 0.3}}\n"
+    text += "algorithm: {preset: ppo, loss: {clip_low: 0.3}}\n"
     run = load(tmp_path, text)
     dumped = config.dump(run)
     assert load(tmp_path, dumped) == run
@@ -284,7 +284,7 @@ def test_a_problem_begins_with_its_key(text: str, problem: str, tmp_path: Path) 
         ("{}", {"kind": "group_normalised", "gamma": 1.0, "baseline": "mean", "deviation": "group"}, CLIPPED),
         (
             "{preset: ppo}",
-            {"kind": "gae", "gamma": 0.95, "gae_lambda": 0.95, "bootstrap": False},
+            {"kind": "gae", "unit": "turn", "gamma": 0.95, "gae_lambda": 0.95, "bootstrap": True},
             CLIPPED,
         ),
         ("{preset: reinforce}", {"kind": "batch_normalised", "gamma": 0.9}, {"kind": "reinforce"}),
@@ -295,7 +295,7 @@ def test_a_problem_begins_with_its_key(text: str, problem: str, tmp_path: Path) 
         ),
         (
             "{preset: ppo, advantage: {kind: gae, gae_lambda: 0.5}, loss: {clip_low: 0.1}}",
-            {"kind": "gae", "gamma": 0.95, "gae_lambda": 0.5, "bootstrap": False},
+            {"kind": "gae", "unit": "turn", "gamma": 0.95, "gae_lambda": 0.5, "bootstrap": True},
             {**CLIPPED, "clip_low": 0.1},
         ),
         (
@@ -320,7 +320,7 @@ def test_there_is_no_correction_unless_one_is_chosen(tmp_path: Path) -> None:
     for text, cap in (("tis", 2.0), ("{kind: tis, cap: 5}", 5.0)):
         correction = load(tmp_path, f"{MINIMAL}algorithm: {{correction: {text}}}").algorithm.correction
         assert correction is not None
-        assert correction.model_dump() == {"kind": "tis", "cap": cap}
+        assert correction.model_dump() == {"kind": "tis", "cap": cap, "unit": "token", "mean": "product"}
 
 
 def test_a_key_of_a_part_is_overridden_beside_the_name_of_its_preset(tmp_path: Path) -> None:

@@ -24,7 +24,17 @@ FAMILIES = {
     "aggregations": AggregationSection,
     "corrections": CorrectionSection,
 }
-NEEDS = ("critics:", "groups", "recomputed", "reference", "on_policy", "whole_rollouts", "sequences", "advantages")
+NEEDS = (
+    "critics:",
+    "groups",
+    "recomputed",
+    "reference",
+    "on_policy",
+    "whole_rollouts",
+    "sequences",
+    "advantages",
+    "entropy",
+)
 
 
 def parts_of(algorithm: Algorithm) -> list[str]:
@@ -44,9 +54,23 @@ def lines(**keys: Any) -> tuple[str, ...]:
 def test_a_preset_is_a_choice_of_parts() -> None:
     assert {name: parts_of(algorithm_of(preset=name)) for name in PRESETS} == {
         "grpo": ["group_normalised", "clipped", "token_mean"],
+        "dr_grpo": ["group_normalised", "clipped", "constant"],
+        "dapo": ["group_normalised", "clipped", "token_mean"],
+        "rloo": ["group_normalised", "reinforce", "constant"],
         "reinforce": ["batch_normalised", "reinforce", "token_mean"],
+        "rebn": ["batch_normalised", "clipped", "token_mean"],
+        "reinforce_plus_plus": ["reinforce_plus_plus", "clipped", "token_mean"],
         "ppo": ["gae", "clipped", "token_mean"],
+        "gspo": ["group_normalised", "clipped", "rollout_mean"],
+        "cispo": ["group_normalised", "cispo", "token_mean"],
+        "topr": ["group_normalised", "topr", "constant"],
+        "gigpo": ["gigpo", "clipped", "token_mean"],
+        "lite_ppo": ["group_normalised", "clipped", "token_mean"],
+        "ipa": ["chunk_returns", "chunk_clipped", "token_mean"],
+        "asyppo": ["asyppo", "clipped", "token_mean"],
+        "decoupled_ppo": ["gae", "clipped", "token_mean", "tis"],
     }
+    assert all(algorithm_of(preset=name).problems(group_size=8, whole_history=True) == [] for name in PRESETS)
     assert algorithm_of() == algorithm_of(preset="grpo", minibatches=None, loss=None)
 
 
@@ -55,6 +79,7 @@ def test_changes_replace_what_they_name_and_nothing_else() -> None:
     changed = algorithm_of(preset="ppo", loss={"clip_low": 0.1}, correction="tis", kl={"coefficient": 0.0})
     assert changed == replace(
         ppo,
+        section=changed.section,
         loss=Chosen(ppo.loss.part, ppo.loss.section.model_copy(update={"clip_low": 0.1})),
         correction=Chosen(kinds.find("corrections", "tis"), kinds.find("corrections", "tis").section()),
     )
@@ -71,11 +96,12 @@ def test_every_part_has_a_section_of_its_family_a_source_and_known_needs(family:
         assert issubclass(part.section, FAMILIES[family])
         assert part.section().kind == name
         assert part.source
-        assert all(need.startswith(NEEDS) for need in part.needs)
+        assert all(need.startswith(NEEDS) for need in part.needs_of(part.section()))
 
 
 def test_critics_and_the_reference_are_those_that_the_parts_need() -> None:
-    assert {name: algorithm_of(preset=name).critics for name in PRESETS} == {"grpo": 0, "reinforce": 0, "ppo": 1}
+    critics = {name: found for name in PRESETS if (found := algorithm_of(preset=name).critics)}
+    assert critics == {"ppo": 1, "asyppo": 2, "decoupled_ppo": 1}
     assert algorithm_of(advantage="gae").critics == 1
     assert [algorithm_of(kl={"coefficient": kl}).needs_reference for kl in (0.0, 0.1)] == [False, True]
     loss = Chosen(Part(print, LossSection, frozenset({"critics:2", "reference"})), LossSection(kind="own"))
@@ -146,6 +172,28 @@ REFUSED = [
                 "algorithm.old_logprobs: the correction tis needs what the trainer computes before the first "
                 "update; use recomputed, got sampled"
             )
+        ],
+    ),
+    (
+        algorithm_of(kl={"coefficient": 0.1, "estimator": "k1"}),
+        {},
+        [
+            "algorithm.kl.estimator: k1 in the loss has a gradient of 0 on average; use k2 or k3_unbiased, or kl.place: "
+            "reward"
+        ],
+    ),
+    (
+        algorithm_of(kl={"coefficient": 0.1, "estimator": "k3_unbiased", "place": "reward"}),
+        {},
+        ["algorithm.kl.estimator: k3_unbiased differs from k3 only in its gradient; use k3 in the reward"],
+    ),
+    (
+        algorithm_of(kl={"target": 0.1}, reference="/teacher", value_clip=0.2),
+        {},
+        [
+            "algorithm.kl.target: a coefficient of 0 stays 0; use a larger kl.coefficient",
+            "algorithm.reference: no part needs a reference policy; use kl.coefficient, or leave it out",
+            "algorithm.value_clip: the advantage has no critic; leave it out",
         ],
     ),
     (

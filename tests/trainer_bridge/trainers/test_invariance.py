@@ -24,7 +24,12 @@ from tests.trainer_bridge.trainees import ONE_UPDATE, Trainee, algorithm_of, gro
 from tests.trainer_bridge.trainers.own_parts import LAST_TURN, ROLLOUT_RATIO, TWO_CRITICS
 
 SAMPLES = [
-    replace(one, stop=StopReason.MAX_TURNS if number % 2 else StopReason.TERMINATED, observations=hashes([number] * 3))
+    replace(
+        one,
+        stop=StopReason.MAX_TURNS if number % 2 else StopReason.TERMINATED,
+        observations=hashes([1, 2, 3]),
+        named_rewards={"form": one.rewards * (number - 2), "answer": -one.rewards},
+    )
     for number, one in enumerate(groups(1, count=2, members=4))
 ]
 RATES = {key: ONE_UPDATE[key] for key in ("learning_rate", "critic_learning_rate")}
@@ -35,35 +40,42 @@ def chosen(family: str, name: str, **keys: Any) -> Chosen:
 
 
 BASE = algorithm_of(minibatches=1)
+RECOMPUTED = algorithm_of(minibatches=1, old_logprobs="recomputed")
 ADVANTAGES = {
     **{name: chosen("advantages", name) for name in kinds.names("advantages")},
-    "gae, bootstrap": chosen("advantages", "gae", bootstrap=True),
+    "gae, tokens": chosen("advantages", "gae", unit="token"),
     "two critics": TWO_CRITICS.advantage,
     "last turn": LAST_TURN,
 }
-LOSSES = {**{name: chosen("losses", name) for name in kinds.names("losses")}, "rollout ratio": ROLLOUT_RATIO}
+LOSSES = {
+    **{name: chosen("losses", name) for name in kinds.names("losses")},
+    "clipped, turns": chosen("losses", "clipped", ratio="turn"),
+    "rollout ratio": ROLLOUT_RATIO,
+}
 ALGORITHMS: dict[str, Algorithm] = {
+    **{name: replace(BASE, advantage=one) for name, one in ADVANTAGES.items()},
+    **{name: replace(RECOMPUTED, loss=one) for name, one in LOSSES.items()},
     **{
-        f"{advantage}, {aggregation}, {loss}": replace(
-            BASE,
-            advantage=ADVANTAGES[advantage],
-            aggregation=chosen("aggregations", aggregation),
-            loss=LOSSES[loss],
-        )
-        for advantage in ADVANTAGES
-        for aggregation in kinds.names("aggregations")
-        for loss in ("clipped", "rollout ratio")[: 2 if aggregation == "token_mean" else 1]
+        f"{name}, {loss}": replace(BASE, aggregation=chosen("aggregations", name), loss=LOSSES[loss])
+        for name in kinds.names("aggregations")
+        for loss in ("clipped", "rollout ratio")
     },
-    "reinforce": replace(BASE, loss=LOSSES["reinforce"]),
-    "imitation": replace(BASE, loss=LOSSES["imitation"]),
+    **{name: replace(RECOMPUTED, correction=chosen("corrections", name)) for name in kinds.names("corrections")},
+    "mis, turns": replace(RECOMPUTED, correction=chosen("corrections", "mis", unit="turn")),
     "all terms": replace(
-        BASE,
+        RECOMPUTED,
         correction=chosen("corrections", "tis"),
         section=algorithm_of(
-            minibatches=1, old_logprobs="recomputed", entropy_coefficient=0.02, kl={"coefficient": 0.1}
+            minibatches=1,
+            old_logprobs="recomputed",
+            entropy_coefficient=0.02,
+            kl={"coefficient": 0.1},
+            overlong={"max_tokens": 8, "buffer_tokens": 6},
         ).section,
     ),
+    "kl in the reward": algorithm_of(minibatches=1, kl={"coefficient": 0.1, "place": "reward"}),
 }
+"""Each part with the parts of GRPO, and some together."""
 
 
 def piece(one: Sample, first: int, end: int) -> Sample:
@@ -114,7 +126,7 @@ def whole(folder: Path, algorithm: str, minibatches: int) -> tuple[dict[Any, flo
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(
     samples=cuts(),
     micro_tokens=st.sampled_from([1, 60, 10**6]),
