@@ -55,7 +55,7 @@ def steps_of(rollouts: Rollouts, unit: Literal["turn", "token"]) -> Steps:
     segments, (episodes, turns) = rollouts.segments, rollouts.turn_mask_ET.shape
     key_N = segments.rollout_N * turns + segments.turn_N
     if unit == "turn":
-        rank_N = key_N.unique(return_inverse=True)[1]
+        rank_N = (key_N.bincount() > 0).cumsum(0)[key_N] - 1
     else:
         rank_N = key_N.argsort(stable=True).argsort()
     start_E = rank_N.new_full((episodes,), len(rank_N)).scatter_reduce(0, segments.rollout_N, rank_N, "amin")
