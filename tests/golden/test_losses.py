@@ -78,7 +78,7 @@ COVARIANCES: list[dict[str, Any]] = one(
     {"old": [-3, -7, 9], "logp": [-2.9, -6.9, 9], "advantage": [-1, -3, 9], "mask": [1, 1, 0], "starts_sample": True},
 )
 UP = math.exp(0.1)
-ENTROPIES = [
+ENTROPIES: list[dict[str, Any]] = [
     {"turns": [{"logp": [-1] * 3, "advantage": [1, 2, 3], "entropy": [1, 3, 2]}]},
     {"turns": [{"logp": [-1] * 3, "advantage": [4, 5, 6], "entropy": [0.5, 3, 99], "mask": [1, 1, 0]}]},
 ]
