@@ -18,7 +18,6 @@ from envkit.trainer_bridge.algorithms.returns import steps_of
 from envkit.trainer_bridge.trainers.evaluate_part import Evaluated, evaluate_part
 from tests.golden import slow
 
-pytestmark = pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
 SEEDS = range(8)
 JUNK = 99.0
 """Stands under the mask of tools' tokens; a result that depends on it is wrong."""

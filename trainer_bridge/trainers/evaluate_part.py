@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from envkit.config.algorithm import AlgorithmSection
 from envkit.errors import UsageError
 from envkit.types import Floats, Sample, StopReason, floats, hashes, stable_hash
 
-from ..algorithms.algorithm import Chosen
+from ..algorithms.algorithm import Algorithm, Chosen
 from ..algorithms.parts import Advantages, PolicyLoss, Tokens
 from .batching import TrainRows
 from .rollouts import rollouts_of
@@ -75,14 +76,12 @@ def evaluate_part(
         return Evaluated(numbers.by_rollout(chosen(segments)))
     if family == "corrections":
         return Evaluated(numbers.by_rollout(chosen(numbers.of("old"), numbers.of("sampled"), segments)))
-    section = AlgorithmSection.model_validate(algorithm or {})
+    whole = Algorithm.of(AlgorithmSection.model_validate(algorithm or {}))
+    if family == "advantages":
+        whole = replace(whole, advantage=chosen)
+    kl_coefficient = whole.section.kl.coefficient
     given = rollouts_of(
-        numbers.rows,
-        section,
-        numbers.values(chosen),
-        numbers.lists("entropy"),
-        per_token="token_values" in chosen.needs,
-        kl_coefficient=section.kl.coefficient,
+        numbers.rows, whole, numbers.values(chosen), numbers.lists("entropy"), kl_coefficient=kl_coefficient
     )
     if family == "advantages":
         made: Advantages = chosen(given)
@@ -158,7 +157,9 @@ class _Numbers:
         found = []
         for turns in self._turns:
             own = [turn.get("value", 0.0) for turn in turns if any(_of(turn, "mask"))]
-            found.append(torch.tensor([one if isinstance(one, Sequence) else [one] for one in own]).T)
+            found.append(
+                torch.tensor([one if isinstance(one, Sequence) else [one] for one in own], dtype=torch.float32).T
+            )
         return found if any(need.startswith("critics:") for need in chosen.needs) else []
 
     def by_rollout(self, value_N: Tensor) -> list[list[float]]:

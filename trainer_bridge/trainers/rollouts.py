@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from envkit.config.algorithm import AlgorithmSection
 from envkit.types import Floats, Sample, floats
 
+from ..algorithms.algorithm import Algorithm
 from ..algorithms.critic import policy_turns
 from ..algorithms.parts import Rollouts, Segments
 from ..algorithms.penalties import overlong_penalty
@@ -22,23 +22,22 @@ from .batching import TrainRows, flat
 
 def rollouts_of(
     rows: TrainRows,
-    section: AlgorithmSection,
+    algorithm: Algorithm,
     values: Sequence[Tensor],
     entropies: Sequence[Floats],
     *,
-    per_token: bool,
     kl_coefficient: float,
 ) -> Rollouts:
-    """Return what an advantage is given: the rewards are less the penalties that the section names.
+    """Return what an advantage is given: the rewards are less the penalties that the algorithm names.
 
     Args:
         rows: The samples, with the log-probabilities of the old policy and of the reference policy.
-        section: The section of the training file.
+        algorithm: The algorithm.
         values: What the critics estimate, sample by sample [K, turns or tokens]; empty without a critic.
         entropies: Entropies of the old policy, sample by sample; empty if they were not computed.
-        per_token: Whether the values are those of tokens.
         kl_coefficient: Weight of the divergence from the reference policy.
     """
+    section, per_token = algorithm.section, "token_values" in algorithm.needs
     samples, segments = rows.samples, rows.segments(range(len(rows.samples)))
     first: dict[int, Sample] = {}
     for number, sample in zip(rows.rollouts, samples, strict=True):

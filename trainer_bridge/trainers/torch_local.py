@@ -313,9 +313,7 @@ class TorchTrainer:
         turns = [policy_turns(sample) for sample in samples]
         values = learner.values(samples) if algorithm.critics else []
         per_token = "token_values" in algorithm.needs
-        given = rollouts_of(
-            plain, algorithm.section, values, entropies, per_token=per_token, kl_coefficient=self._kl.coefficient
-        )
+        given = rollouts_of(plain, algorithm, values, entropies, kl_coefficient=self._kl.coefficient)
         given = replace(given, model=self._model)
         made: Advantages = algorithm.advantage(given)
         bound, advantage_N, weight_N = algorithm.section.advantage_clip, made.advantage_N, made.entropy_weight_N

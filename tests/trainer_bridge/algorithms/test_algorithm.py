@@ -178,8 +178,10 @@ REFUSED = [
         algorithm_of(kl={"coefficient": 0.1, "estimator": "k1"}),
         {},
         [
-            "algorithm.kl.estimator: k1 in the loss has a gradient of 0 on average; use k2 or k3_unbiased, or kl.place: "
-            "reward"
+            (
+                "algorithm.kl.estimator: k1 in the loss has a gradient of 0 on average; use k2 or k3_unbiased, or "
+                "kl.place: reward"
+            )
         ],
     ),
     (
