@@ -26,6 +26,7 @@ from tests.trainer_bridge.trainers.own_parts import LAST_TURN, ROLLOUT_RATIO, TW
 SAMPLES = [
     replace(
         one,
+        member=number,
         stop=StopReason.MAX_TURNS if number % 2 else StopReason.TERMINATED,
         observations=hashes([1, 2, 3]),
         named_rewards={"form": one.rewards * (number - 2), "answer": -one.rewards},
@@ -52,6 +53,7 @@ LOSSES = {
     "clipped, turns": chosen("losses", "clipped", ratio="turn"),
     "rollout ratio": ROLLOUT_RATIO,
 }
+KEYS = {"sequence_mask": {"low": 0.5, "high": 2.0}}
 ALGORITHMS: dict[str, Algorithm] = {
     **{name: replace(BASE, advantage=one) for name, one in ADVANTAGES.items()},
     **{name: replace(RECOMPUTED, loss=one) for name, one in LOSSES.items()},
@@ -60,7 +62,10 @@ ALGORITHMS: dict[str, Algorithm] = {
         for name in kinds.names("aggregations")
         for loss in ("clipped", "rollout ratio")
     },
-    **{name: replace(RECOMPUTED, correction=chosen("corrections", name)) for name in kinds.names("corrections")},
+    **{
+        name: replace(RECOMPUTED, correction=chosen("corrections", name, **KEYS.get(name, {})))
+        for name in kinds.names("corrections")
+    },
     "mis, turns": replace(RECOMPUTED, correction=chosen("corrections", "mis", unit="turn")),
     "all terms": replace(
         RECOMPUTED,
