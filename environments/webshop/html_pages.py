@@ -32,8 +32,8 @@ def html(session: Session, answers: Mapping[str, str] | None = None) -> str:
 
     Args:
         session: The session.
-        answers: What to post for each action such as ``click[buy now]``, if not the action itself. Controls without
-            an answer are disabled.
+        answers: What to post for each action such as ``click[buy now]``. Controls without an answer are disabled. None:
+            the actions themselves are posted.
     """
     return _HEAD + "".join(f"{_drawn(element, answers)}\n" for element in elements(session)) + _TAIL
 

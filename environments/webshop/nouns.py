@@ -1,7 +1,7 @@
 """The nouns of a title, found with lists of other words: a tagger without a model, the same on every machine.
 
-The original uses the statistical tagger of spaCy's ``en_core_web_lg``. Ours takes every word for a noun that is in none
-of the lists and has no ending of an adjective. Titles of products are little else than nouns and adjectives.
+The original uses the statistical tagger of spaCy's ``en_core_web_lg``. Ours counts a word as a noun if it is in none of
+the lists and has no ending of an adjective. Titles of products are little else than nouns and adjectives.
 """
 
 from __future__ import annotations

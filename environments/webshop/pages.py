@@ -106,7 +106,7 @@ def _item(session: Session) -> Iterator[Element]:
     for name, values in session.product.options.items():
         yield Element(name)
         for value in values:
-            # The original looks for the value in the address, where the names of chosen options are too.
+            # The original looks for the value in the address. So it also marks values that are names of chosen options.
             is_chosen = session.options.get(name) == value if session.rules.is_strict else f'"{value}"' in shown
             yield Element(value, "option", is_chosen)
     yield Element(session.product.title)
@@ -123,7 +123,7 @@ def _detail(session: Session) -> Iterator[Element]:
     else:
         texts = []
     for shown in texts:
-        # The parser of the original drops blank texts with a line feed, and shortens others to a space.
+        # The original's parser drops blank texts with a line feed, and shortens other blank texts to one space.
         if shown.strip(_ASCII_SPACE) or (shown and "\n" not in shown):
             yield Element(shown if shown.strip(_ASCII_SPACE) else " ")
 

@@ -77,7 +77,7 @@ def original_score(
     """
     wanted = goal.options.items() if isinstance(goal.options, Mapping) else goal.options
     chosen = [_color(value) for value in options.values()]
-    # The original compares an option of a synthetic goal as the text of a pair of name and value.
+    # The original compares an option of a synthetic goal as a text that contains its name and its value.
     count = sum(any(_is_similar(one, str(want)) for one in chosen) for want in map(_color, wanted))
     return _score(goal, product, count, price, title_nouns)
 
@@ -125,7 +125,7 @@ def _categories(path: str) -> set[str]:
 
 
 def _color(option: str | tuple[str, str]) -> str | tuple[str, str]:
-    """Return the first colour that an option contains, or the option. A pair contains only its two elements."""
+    """Return the first colour that an option contains, or the option. A pair must have the colour as an element."""
     return next((color for color in _COLORS if color in option), option)
 
 
@@ -137,8 +137,8 @@ def _is_similar(one: object, other: object) -> bool:
 def token_set_ratio(one: str, other: str) -> int:
     """Return how similar the sets of words of two texts are, 0 to 100, as thefuzz's function of this name does.
 
-    The common words, the common words with the rest of the first text and those with the rest of the second are
-    compared in pairs, and the highest similarity counts. Characters outside ASCII are left out.
+    Three texts are compared in pairs, and the highest similarity counts: the common words; these and the rest of the
+    first text; and these and the rest of the second text. Characters outside ASCII are left out.
     """
     first, second = _words(one), _words(other)
     if not first or not second:

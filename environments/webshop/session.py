@@ -99,10 +99,7 @@ class Session:
         return list(dict.fromkeys(found))
 
     def act(self, action: str) -> bool:
-        """Carry out an action, such as ``search[red shoes]`` or ``click[buy now]``; return whether it is one.
-
-        Any other text changes nothing.
-        """
+        """Carry out an action such as ``search[red shoes]``. Return False, and change nothing, if it is impossible."""
         if self.page == "done":
             return False
         if self.rules.is_strict:

@@ -60,7 +60,7 @@ def read_task(folder: Path, variables: Collection[str] = ()) -> TerminalTask:
         workdir = settings.workdir or WORK
         if workdir != WORK or profile != "strict" or settings.docker_image:
             raise ConfigError(
-                [f"{file}: metadata.envkit.portable: such a task has no image, the profile strict and workdir {WORK}"]
+                [f"{file}: metadata.envkit.portable: needs the profile strict, the workdir {WORK}, and no image"]
             )
         if own.setup and not (environment / own.setup).is_file():
             raise ConfigError([f"{file}: metadata.envkit.setup: environment/{own.setup} is missing"])
@@ -154,7 +154,7 @@ def _verifier(
     variables: Collection[str],
     notes: list[str],
 ) -> Verifier:
-    """Return the verifier of a table. Keys that a step's table lacks come from the task's, the second of `step`.
+    """Return the verifier of a table. Keys that a step's table lacks come from the table of the task.
 
     The tests of a step are in its own folder, or else in that of the task.
     """
@@ -276,7 +276,7 @@ def _size(file: Path, name: str, mib: int | None, text: str) -> int | None:
 
 
 def _instruction(folder: Path) -> str:
-    """Return the instruction without the marks that some data sets put at its top to find copies of them."""
+    """Return the instruction without the canaries that data sets put at its top, to find copies of themselves."""
     lines = read_text(folder / "instruction.md").splitlines(keepends=True)
     start = 0
     while start < len(lines) and _CANARY.match(lines[start]):
@@ -307,7 +307,7 @@ def _min_reward(file: Path, place: str, value: float | dict[str, float] | None) 
 
 
 def _artifacts(place: str, entries: Sequence[str | schema.ArtifactTable]) -> tuple[Artifact, ...]:
-    """Return artifacts; the destination of Harbor is a folder on the host, which envkit does not use."""
+    """Return artifacts. Harbor's key ``destination``, a folder on the host, is ignored."""
     found = []
     for entry in entries:
         table = schema.ArtifactTable(source=entry) if isinstance(entry, str) else entry

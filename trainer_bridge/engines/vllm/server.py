@@ -36,8 +36,8 @@ _KILL_TERM_S = 2.0
 class VllmServer:
     """A vLLM server in a session of its own. After it has ended, `start` starts it again.
 
-    Its first process is a supervisor (`plugin/supervise.py`), which ends the others when the server or this process is
-    killed, or when the thread ends whose event loop called `start`. If the supervisor is killed too, the server itself
+    Its first process is a supervisor (`plugin/supervise.py`). The supervisor ends the others when the server or this
+    process is killed, or when the thread that called `start` ends. If the supervisor is killed too, the server itself
     gets SIGTERM.
 
     Args:
@@ -135,8 +135,8 @@ class VllmServer:
     def _launch(self, words: list[str], variables: dict[str, str]) -> None:
         handle, name = tempfile.mkstemp(prefix="envkit-vllm-", suffix=".log")
         self.log = Path(name)
-        # The kernel sends the parent-death signal when the thread ends that started the child. So this is not done in
-        # another thread than the event loop's; it takes some milliseconds.
+        # The kernel sends the parent-death signal when the thread ends that started the child. So start it in the event
+        # loop's thread, although that blocks the loop for some milliseconds.
         with os.fdopen(handle, "wb") as log:
             self._process = subprocess.Popen(
                 [self._settings.python, str(PLUGIN / "supervise.py"), str(os.getpid()), *words],
@@ -181,13 +181,13 @@ class VllmServer:
         raise UsageError(f"the vLLM server did not start: {why}; its log is {self.log}")
 
     async def _clear(self, *, term_s: float = TERM_S) -> None:
-        """End what runs of the server, and wait for its first process; idempotent."""
+        """End all remaining processes of the server, and wait for its first one; idempotent."""
         assert self._process is not None
         async with self._clearing:
             if self._is_cleared:
                 return
             await clock.to_thread(end_group, self.pid, term_s=term_s)
-            with anyio.move_on_after(_KILL_TERM_S):  # a process that is blocked in I/O does not end
+            with anyio.move_on_after(_KILL_TERM_S):  # a process that is blocked in I/O may never end
                 await self._leader_ended.wait()
             self._reason = _reason(self._process.poll())
             self._is_cleared = True
