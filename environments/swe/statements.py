@@ -78,11 +78,9 @@ def statements(repo: str, symptoms: Sequence[Symptom], tests: Sequence[str], tre
         _shown(example, error) if example else f"The test `{test}` fails:\n\n{_block(error)}"
         for (test, example), error in zip(chosen, errors, strict=True)
     ]
-    return "\n\n".join(first), "\n\n".join([_lead(repo, len(second)), *second]), _failing(repo, tests)
-
-
-def _lead(repo: str, bugs: int) -> str:
-    return f"{repo} has a bug. An example:" if bugs == 1 else f"{repo} has {bugs} bugs. An example of each:"
+    bugs = len(second)
+    lead = f"{repo} has a bug. An example:" if bugs == 1 else f"{repo} has {bugs} bugs. An example of each:"
+    return "\n\n".join(first), "\n\n".join([lead, *second]), _failing(repo, tests)
 
 
 def _failing(repo: str, tests: Sequence[str]) -> str:

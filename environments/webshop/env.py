@@ -39,9 +39,8 @@ from . import pages
 from .catalogue.store import open_catalogue
 from .compact import CompactPage, queries
 from .goals import Goal, GoalKind, draw_goal, original_goals, original_prices, weights
-from .html_pages import html
 from .products import BUY
-from .rules import VERSION, OriginalRules, Rules, StrictRules
+from .rewards import VERSION, OriginalRules, Rules, StrictRules
 from .session import Session
 
 View: TypeAlias = Literal["text", "text_rich", "compact"]
@@ -229,7 +228,7 @@ class WebShop(gymnasium.Env[str, str]):
         if self.render_mode is None or self._shown is None:
             return None
         is_compact = self._options.observation == "compact"
-        return html(self._shown, {move: number for number, move in self._moves.items()} if is_compact else None)
+        return pages.html(self._shown, {move: number for number, move in self._moves.items()} if is_compact else None)
 
     def _folder(self, options: WebShopOptions) -> Path:
         check_choice("catalogue", options.catalogue, self._data)

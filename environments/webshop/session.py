@@ -8,8 +8,7 @@ from typing import Literal, Protocol, TypeAlias
 
 from .goals import Goal
 from .products import BACK, BUY, DETAILS, NEXT, PREVIOUS, SEARCH, Product
-from .rewards import Score
-from .rules import Rules
+from .rewards import Rules, Score
 
 PageName: TypeAlias = Literal["search", "results", "item", "detail", "done"]
 

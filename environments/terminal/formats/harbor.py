@@ -191,7 +191,7 @@ def _verifier(
             if rest:
                 notes.append(f"{key}.environment: {', '.join(rest)}: the verifier has the limits of the environment")
     for one in collect:
-        _require_main(file, f"{key}.collect.service", one.service)
+        _require_main(f"{file}: {key}.collect.service", one.service)
     return Verifier(
         tests=tests,
         timeout_s=table.timeout_sec,
@@ -250,9 +250,9 @@ def _require_linux(file: Path, key: str, table: schema.EnvironmentTable) -> None
         raise ConfigError([f"{file}: {key}.os: envkit has only Linux sandboxes, got {table.os!r}"])
 
 
-def _require_main(file: Path, key: str, service: str | None) -> None:
+def _require_main(place: str, service: str | None) -> None:
     if service not in (None, "", "main"):
-        raise ConfigError([f"{file}: {key}: envkit plays tasks with one container, main; got {service!r}"])
+        raise ConfigError([f"{place}: envkit plays tasks with one container, main; got {service!r}"])
 
 
 def _note_users(found: schema.TaskFile, profile: Profile, notes: list[str]) -> None:
@@ -311,8 +311,7 @@ def _artifacts(place: str, entries: Sequence[str | schema.ArtifactTable]) -> tup
     found = []
     for entry in entries:
         table = schema.ArtifactTable(source=entry) if isinstance(entry, str) else entry
-        if table.service not in (None, "", "main"):
-            raise ConfigError([f"{place}: envkit plays tasks with one container, main; got {table.service!r}"])
+        _require_main(place, table.service)
         path = PurePosixPath(table.source)
         if not path.is_absolute() or ".." in path.parts:
             raise ConfigError([f"{place}: must be an absolute path without .., got {table.source!r}"])
