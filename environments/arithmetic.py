@@ -70,17 +70,14 @@ class ArithmeticOptions:
     instructions: bool = True
 
     def __post_init__(self) -> None:
-        _check_operations(self.operations)
+        value: object = self.operations
+        if not isinstance(value, str) or not set(value) <= set(_OPERATORS) or not 0 < len(value) == len(set(value)):
+            raise OptionError("operations", f"must be some of {_OPERATORS}, each once, got {value!r}")
         check_integer("terms", self.terms, low=2, high=_MAX_TERMS)
         check_range("operands", self.operands, low=0, high=_MAX_OPERAND)
         check_split(self.split)
         check_number("held_out", self.held_out, low=0.001, high=0.45)
         check_boolean("instructions", self.instructions)
-
-
-def _check_operations(value: object) -> None:
-    if not isinstance(value, str) or not set(value) <= set(_OPERATORS) or not 0 < len(value) == len(set(value)):
-        raise OptionError("operations", f"must be some of {_OPERATORS}, each once, got {value!r}")
 
 
 class ArithmeticProblem(NamedTuple):

@@ -290,7 +290,7 @@ class TrainLoop:
         if not samples:
             raise EnvkitError(f"train step {number}: {why_no_samples(result.trajectories)}")
         if self._probe is not None and not state.probe_prompt:
-            state.probe_prompt = first_prompt(result.trajectories)
+            state.probe_prompt = next(one.turns[0].new_ids.tolist() for one in result.trajectories if one.turns)
             await self._report(await self._probed(push), display)
         # Forbid a cancellation between updating the weights and recording the step: the record must match the weights.
         with anyio.CancelScope(shield=True), self._stop.waits_for(f"the update of train step {number}"):
@@ -467,11 +467,6 @@ def empty_actions(trajectories: Sequence[Trajectory]) -> float:
     """Return the share of turns in which the renderer found no action in the completion."""
     actions = [turn.action for one in trajectories for turn in one.turns]
     return sum(not action.strip() for action in actions) / max(len(actions), 1)
-
-
-def first_prompt(trajectories: Sequence[Trajectory]) -> list[int]:
-    """Return the prompt of the first turn in `trajectories`."""
-    return next(one.turns[0].new_ids.tolist() for one in trajectories if one.turns)
 
 
 def why_no_samples(trajectories: Sequence[Trajectory]) -> str:

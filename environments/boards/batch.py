@@ -136,7 +136,9 @@ class Walking(BoardBatch):
             self.here_N[rows_R] = levels.here_R[0]
             self.left_N[rows_R] = 1
             return
-        self._leave_map()
+        if self._map is not None:
+            self._shown_N = self._map.codes_SS[self.here_N, self.here_N]
+            self._map = None
         super().place(rows_R, levels)
         at_R = self._base_N[rows_R] + levels.here_R
         cells = self._cells_NS.reshape(-1)
@@ -175,11 +177,6 @@ class Walking(BoardBatch):
         codes_SS = np.repeat(cells_S[None], len(cells_S), axis=0)
         np.fill_diagonal(codes_SS, self._arrived_S[cells_S])
         return _Map(level, self._wins_S[cells_S], self._ends_S[cells_S], codes_SS)
-
-    def _leave_map(self) -> None:
-        if self._map is not None:
-            self._shown_N = self._map.codes_SS[self.here_N, self.here_N]
-            self._map = None
 
 
 class _Map(NamedTuple):

@@ -30,6 +30,7 @@ from typing import Any, NoReturn
 from envkit.errors import OptionError
 from envkit.types import JSON
 
+from .driver import is_plain
 from .tasks import Case, Problem, size
 
 _MAX_TESTS_BYTES = 256 << 20
@@ -141,18 +142,10 @@ def _literal(node: ast.expr) -> JSON:
         value = ast.literal_eval(node)
     except ValueError:
         raise SkippedRowError("an assert does not have the form f(literals) == literal") from None
-    if not _is_json(value):
+    if not is_plain(value):
         raise SkippedRowError("a literal is not JSON, such as a tuple or set")
     found: JSON = value
     return found
-
-
-def _is_json(value: object) -> bool:
-    if isinstance(value, list):
-        return all(map(_is_json, value))
-    if isinstance(value, dict):
-        return all(isinstance(key, str) and _is_json(one) for key, one in value.items())
-    return value is None or isinstance(value, (bool, int, float, str))
 
 
 def livecodebench(row: Mapping[str, Any]) -> Problem:

@@ -1,15 +1,32 @@
-"""The expert player of the frozen lake."""
+"""The expert player of the frozen lake. On slippery ice, it plans by value iteration (Bellman, 1957).
+
+The player does not see how many moves are left. The plan therefore assumes that the episode ends after each move with
+chance 1 / (2 * move limit). Without this assumption, a player would wait in safe places until the moves run out. Of the
+factors that were tried, 2 comes closest to the best play of a player who knows the number of moves left.
+
+Axes: A moves in the order of `MOVES`, S cells row by row.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
 
 from envkit.types import JSON, Observation
 
 from ..board import MOVES, find_board
+from ..boards.episode_params import SIDES
 from .game import LakeOptions
 from .lakes import SYMBOLS, layers_of
-from .slippery import best_moves
+
+_CHANGE = 1e-12
+_SAME = 1e-9
+"""Relative tolerances. Planning ends when no value grows by more than `_CHANGE`. Values that differ by less than
+`_SAME` count as equal. Absolute tolerances would fail, since values shrink with every step of a long narrow path.
+"""
 
 
 class FrozenLakeExpert:
@@ -83,3 +100,44 @@ class FrozenLakeExpert:
     def _read(self, observation: Observation) -> str:
         board = find_board(observation.text, spaced=self._spaced)
         return board if self._to_ours is None else board.translate(self._to_ours)
+
+
+@lru_cache(maxsize=256)
+def best_moves(board: str, slip: float, move_limit: int) -> Sequence[Sequence[str]]:
+    """Return all best moves for each cell, row by row.
+
+    A cell has no moves if it is a hole or the goal, or if no path leads from it to the goal.
+
+    Args:
+        board: A lake in its own symbols; the position of the player does not matter.
+        slip: Chance in [0, 1] that the player slips to the left or right of the chosen direction.
+        move_limit: Moves until the episode is truncated.
+    """
+    cells = board.replace("\n", "")
+    is_ice_S = np.array([symbol in "_P" for symbol in cells])
+    goal_S = np.array([float(symbol == "G") for symbol in cells])
+    ahead_AS = _ahead(board.find("\n"))
+    chance_AA = np.eye(len(MOVES)) * (1 - slip)  # [i, j] is the chance of move j if move i is chosen
+    for move, sides in SIDES.items():
+        chance_AA[MOVES.index(move), [MOVES.index(side) for side in sides]] = slip / 2
+    chance_AA *= 1 - 0.5 / move_limit
+    value_S = goal_S
+    while True:
+        value_AS = chance_AA @ value_S[ahead_AS]
+        last_S, value_S = value_S, np.where(is_ice_S, value_AS.max(axis=0), goal_S)
+        if (value_S - last_S <= _CHANGE * value_S).all():
+            break
+    is_best_AS = (value_AS >= (1 - _SAME) * value_S) & (value_AS > 0) & is_ice_S
+    return [[move for move, is_best in zip(MOVES, column, strict=True) if is_best] for column in is_best_AS.T.tolist()]
+
+
+def _ahead(side: int) -> NDArray[np.int64]:
+    """Return the cell to which each move leads from each cell, of shape [A, S]. The edge of the map blocks moves."""
+    row_S, column_S = np.divmod(np.arange(side * side), side)
+    step = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
+    return np.array(
+        [
+            np.clip(row_S + down, 0, side - 1) * side + np.clip(column_S + right, 0, side - 1)
+            for down, right in (step[move] for move in MOVES)
+        ]
+    )

@@ -2,7 +2,7 @@
 
 A bug is accepted if at least one and at most 30 % of the stable tests fail with it, a second run in a fresh tree and
 with another hash seed fails in the same tests, and the fix restores every byte and passes all tests. Every function
-gets at most one bug, and every operator at most a quarter of all.
+gets at most one bug, and at most a quarter of the bugs are made by the same operator.
 
 The verdict on each bug is recorded in the folder of the tasks at once, so an interrupted build can continue.
 """
@@ -110,10 +110,10 @@ class BuildReport:
         tasks: Number of tasks.
         tried: Count of tried bugs and combinations of bugs by verdict: ``accepted``; ``survived``: no test fails;
             ``broad``: too many fail; ``hung``: a test took too long, or the run did not end; ``lost``: the sandbox was
-            lost; ``masked``: the combination no longer fails every test that its single bugs fail; ``unstable``: the
-            next run differs.
+            lost; ``masked``: a test that fails with one of the bugs passes with all of them; ``unstable``: the next run
+            differs.
         seconds: Seconds that the verification of all bugs took, summed up.
-        reason: Why the first ``unstable`` one was not accepted.
+        reason: Why the first ``unstable`` bug was not accepted.
     """
 
     package: str
@@ -129,7 +129,7 @@ class _Baseline(msgspec.Struct, frozen=True, kw_only=True, tag="baseline"):
     Attributes:
         inputs: Hash of the source distribution and requirements of the environment.
         stable: Tests that passed in all runs.
-        unstable: Number of other tests, and of files that cannot be collected.
+        unstable: Number of all other tests and of files that cannot be collected.
         lines: Lines that ran, by file.
         suite_s: Seconds of a run.
         longest_s: Seconds of the slowest test.
@@ -148,9 +148,9 @@ class _Trial(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
 
     Attributes:
         bug: The edits as text.
-        verdict: See `BuildReport.tried`; ``found``: tests fail, and nothing else was tried.
+        verdict: See `BuildReport.tried`; ``found``: tests fail with it, and no further check was made.
         failing: Tests that fail.
-        messages: Why some of them do.
+        messages: Why some of these tests fail.
         seconds: Seconds that it took.
         reason: Why it is ``unstable``.
     """
@@ -186,10 +186,10 @@ async def build(
         data: Folder of source distributions and environments.
         settings: What to build.
         announce: Called with lines about progress.
-        on_task: Called with the package and its number of tasks, when there is one more.
+        on_task: Called with a package and its number of tasks, each time that it gets one more.
 
     Raises:
-        UsageError: A package cannot be fetched, or it has no tests that pass; or pip cannot install what they need.
+        UsageError: A package cannot be fetched, or has no tests that pass; or pip cannot install what the tests need.
     """
     needed = packages.environment_of(requirements, settings.more)
     environment = await clock.to_thread(packages.environment, needed, data / "environments", announce)
@@ -335,7 +335,7 @@ class _Builder:
         return await self._once(_text(bug), decide)
 
     async def _task(self, base: str, bug: _Bug, number: int) -> SweTask | None:
-        """Return the task with a bug that tests have found, if grading agrees: nop 0, and oracle 1."""
+        """Return the task of a bug that tests have found; None if grading disagrees, see `_why_unstable`."""
         found = await self.try_bug(bug)
         parts = [await self.try_bug((bug[0], (edit,))) for edit in bug[1]]
         path, edits = bug
@@ -375,7 +375,7 @@ class _Builder:
         return task if trial.verdict == "accepted" else None
 
     async def _why_unstable(self, task: SweTask, changed: bytes, original: bytes) -> str:
-        """Return why grading does not give nop 0, with the same failing tests, and the fix 1; empty if it does."""
+        """Return why a task is unstable; empty if grading gives nop 0, with the same failing tests, and the fix 1."""
         with tempfile.TemporaryDirectory() as scratch:
             tree = Path(scratch) / "tree"
             await clock.to_thread(shutil.copytree, self._tree, tree, symlinks=True)
@@ -407,7 +407,7 @@ class _Builder:
         return f"with the fix, {broken[0]} fails" if broken else ""
 
     async def _once(self, key: str, decide: Callable[[], Awaitable[_Trial]]) -> _Trial:
-        """Return the journal's entry of a bug; without one, try the bug and record it."""
+        """Return the journal's entry of a bug; if it has none, try the bug and record it."""
         if key not in self._journal.trials:
             began = clock.stopwatch()
             made = await decide()
@@ -439,7 +439,7 @@ class _Builder:
         return found
 
     def is_program(self, bug: _Bug) -> bool:
-        """Return whether the edits give a valid and another program."""
+        """Return whether the edits give a program that is valid and not the same."""
         return apply((self._tree / bug[0]).read_bytes(), bug[1]) is not None
 
     def _changed(self, bug: _Bug) -> Mapping[str, bytes]:
@@ -454,7 +454,7 @@ class _Builder:
         return self._journal.baseline
 
     def _limits(self) -> RunSettings:
-        """Return the settings of runs with a bug, which end after one failure too many."""
+        """Return the settings of runs with a bug. They end once more tests have failed than a task may have."""
         baseline = self._baseline
         most = int(MAX_SHARE * len(baseline.stable)) + baseline.unstable + 1
         return RunSettings(
@@ -513,7 +513,7 @@ class _Bugs:
             self._found.setdefault(found[0], []).append(found[1])
 
     async def _next(self) -> tuple[str, Edit] | None:
-        """Return the next bug that tests find; None if there are no more. The number of jobs changes nothing."""
+        """Return the next bug that tests find; None if there are no more. The number of jobs does not change it."""
         while self._tries:
             if not self._tried:
                 await self._try_more()

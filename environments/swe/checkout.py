@@ -111,7 +111,7 @@ def why_unsafe(tree: Path, path: str) -> str | None:
 def _source_of(task: SweTask, folder: Path, lock: Lock | None) -> Path:
     base = folder / "sdists" / task.base
     if Path(task.base).name != task.base:
-        raise UsageError(f"the base must be the name of a file, got {task.base!r}")
+        raise UsageError(f"{task.id}: `base` must be the name of a file, got {task.base!r}")
     requirement = requirement_of(task.base)
     if not base.is_file() or requirement == OWN:
         base = fetch(requirement, folder / "sdists")

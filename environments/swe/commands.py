@@ -180,7 +180,7 @@ def _packages_of(words: Sequence[str]) -> list[str]:
 
 
 def _claim(folder: Path, command: str) -> None:
-    """Check that a command may make or continue the tasks in a folder. Only the number of tasks may differ."""
+    """Check that a command may write to a folder: that it is new, or was made by the same command but for --want."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -3,7 +3,7 @@
 Observation  the text of an issue; later the results of the tools
 Actions      calls of bash, view_file, edit_file and submit. The submission is the changed source of the package, in
              ``/workspace/repo``, at the end of the episode
-Reward       from the grader, after the last step: 1.0 if all tests pass that passed before the bug was added, else 0.0
+Reward       after the last step: 1.0 if all tests that passed before the bug was added pass again, else 0.0
 Ends         terminated after submit; truncated after ``max_turns`` actions
 Tasks        the tasks of a folder that ``envkit tasks SWE-v0 build`` made
 Options      see `SweOptions`, and the limits of `ToolEnv`
@@ -116,8 +116,8 @@ class SweOptions:
 def split_tasks(folder: Path, split: Split | None) -> Sequence[SweTask]:
     """Return the tasks of a split of a folder, in the order of the folder.
 
-    Tasks with a bug in the same function are in the same split. A tenth of the functions, and at least one, belongs to
-    each of validation and eval. With fewer than three functions, all tasks are in every split.
+    Tasks with a bug in the same function are in the same split. Validation and eval each get the tasks of a tenth of
+    the functions, and of at least one. With fewer than three functions, all tasks are in every split.
     """
     tasks, _ = read_folder(folder)
     ranked = sorted({_group(task) for task in tasks}, key=lambda group: stable_hash("swe split", group))
@@ -160,12 +160,12 @@ class SweTasks:
 
 
 def options_of(options: Options) -> SweOptions:
-    """Return the options among `options` that are not limits of `ToolEnv`."""
+    """Return the options of SWE among `options`, which may also contain the limits of `ToolEnv`."""
     return override_known(SweOptions(), options)
 
 
 class SweBug(SandboxTask[Mapping[str, bytes]]):
-    """A bug of a package. The agent's work is the changed source files by path.
+    """A bug of a package. The agent's work consists of the changed source files, by path.
 
     Args:
         bug: The bug.
@@ -211,14 +211,14 @@ class SweBug(SandboxTask[Mapping[str, bytes]]):
         return Plan([f"cat >> {quote(self.bug.file)} <<'END'\n{source}\nEND"])
 
     async def prepare(self, sandbox: Sandbox) -> None:
-        """Write the package, without the hidden tests, as one commit if git is there."""
+        """Write the package, without the hidden tests; as one commit if the sandbox has git."""
         await sandbox.upload(self.tree, REPO)
         if self._hidden:
             await sandbox.exec(["rm", "-f", "--", *(f"{REPO}/{path}" for path in sorted(self._hidden))])
         await sandbox.exec(["sh", "-c", _COMMIT])
 
     async def collect(self, sandbox: Sandbox) -> Mapping[str, bytes]:
-        """Return the changed files of the package that count. Others are not read.
+        """Return the changed files of the package that grading may accept. Others are not read.
 
         Links are never followed out of the sandbox.
         """
@@ -268,7 +268,7 @@ class Swe(TaskEnv):
         return SweBug(chosen.task(seed), chosen, Path(), None)
 
     async def open_task(self, seed: int, options: Options) -> SweBug:
-        """Return the task of a seed, after its package and the environment of its tests were made in `data`."""
+        """Return the task of a seed. If its package or the environment of its tests is missing in `data`, make it."""
         self._chosen = chosen = options_of(options)
         bug, folder, lock = chosen.task(seed), self.data["swe"], chosen.lock
         tree = await source_of(bug, folder, lock)
@@ -316,7 +316,7 @@ def keep(folder: Path, task: SweTask, tree: Path, changes: Mapping[str, bytes], 
 
 
 def _sources(tree: Path, task: SweTask) -> Mapping[str, bytes]:
-    """Return the files of a tree, by path, whose changes count."""
+    """Return the files of a tree that the agent may change, by path."""
     files = {file.relative_to(tree).as_posix(): file for file in sorted(tree.rglob("*.py")) if file.is_file()}
     taken, _ = sort_out(task, tree, dict.fromkeys([*files, *deleted_by(task.bug_patch)], b"changed"))
     return {path: content_of(tree, path) for path in taken}

@@ -2,8 +2,8 @@
 
 The tests run in a fresh sandbox, as the user ``grader``, who cannot change the tree. They share a process with the
 changed source; so four more tests check the run: three must fail, and one must pass. Source that makes failed tests
-look passed also changes these, or still passes with one more bug. See docs/swe.md for what this does not protect
-against.
+look passed also changes the results of these four, or passes even with one more bug. See docs/swe.md for what this does
+not protect against.
 """
 
 from __future__ import annotations
@@ -107,12 +107,12 @@ async def grade_changes(
 
     A run that crashed is repeated once, and so is one that took too long, with three times the limit. If the run has
     signs of tampering or tests that failed as expected, the tests also run without the changes, once per task and
-    process; what that run has, too, does not count.
+    process; what also happens in that run does not count.
 
     Args:
         sandboxes: Leases the sandboxes.
         task: The task.
-        tree: Folder with the task's source; see `source_of`. It has the other files.
+        tree: Folder with the task's source; see `source_of`. Files that are not in `changes` are taken from it.
         changes: Changed files with their new content, by path relative to the tree.
         environment: Folder of the tests' environment on this machine; None if `image` contains it.
         image: The image; None means the backend's default.
@@ -146,7 +146,7 @@ async def grade_changes(
         return await in_fresh_sandbox(sandboxes, spec, judge, ended=ended)
 
     async def read(run: TestRun | None, sentinels: _Sentinels) -> tuple[str, Mapping[str, TestResult]]:
-        """Return why a run is not valid, and the results of the tests."""
+        """Return why a run is not valid (empty if it is), and the results of the tests."""
         nonlocal known
         if run is None:
             return problem, _results(task, run, known)
@@ -167,7 +167,7 @@ async def grade_changes(
         problem, tests = await read(run, sentinels)
         if run is None:
             continue
-        if run.result.exit_code == _NO_PYTEST:  # the source can exit with it, too
+        if run.result.exit_code == _NO_PYTEST:  # or the source has exited with this code
             await in_fresh_sandbox(sandboxes, spec, _require_pytest, ended=ended)
         if run.exit_code is not None and not run.result.timed_out:
             break
@@ -194,12 +194,12 @@ async def grade_changes(
 
 
 def grade_limit_s(timeout_s: float) -> float:
-    """Return the maximum seconds of the runs of `grade_changes`, given that of its first one."""
+    """Return the maximum seconds of all runs of `grade_changes`, given the maximum of the first one."""
     return timeout_s * (1 + 3 + 1 + 2 * MAX_BUGS) + 60
 
 
 class _Known(NamedTuple):
-    """The signs of tampering and the tests that failed as expected in a run without changes."""
+    """What was found in a run without changes: signs of tampering, and tests that failed as expected."""
 
     tampering: frozenset[str] = frozenset()
     xfailed: frozenset[str] = frozenset()
@@ -210,14 +210,14 @@ _KNOWN: dict[_Key, _Known] = {}
 
 
 def _remember(key: _Key, run: TestRun) -> None:
-    """Remember a run without changes, if it came to its end."""
+    """Remember a run without changes, unless it ended too early."""
     if run.exit_code is not None and not run.result.timed_out:
         xfailed = frozenset(test for test, outcome in run.outcomes.items() if outcome == "xfailed")
         _KNOWN[key] = _Known(frozenset(run.tampering), xfailed)
 
 
 def sort_out(task: SweTask, tree: Path, changes: Mapping[str, bytes]) -> tuple[Mapping[str, bytes], Mapping[str, str]]:
-    """Return the changed files that count, and why the others are refused."""
+    """Return the changed files that are accepted, and why each of the others is refused."""
     taken: dict[str, bytes] = {}
     refused: dict[str, str] = {}
     total = 0

@@ -9,11 +9,11 @@ bool_flip           ``and`` becomes ``or``, and the reverse
 not_removed         a condition without its ``not``
 off_by_one          an integer that is larger or smaller by one
 branch_removed      an ``if`` without ``else`` whose body does nothing
-default_flip        another default of a parameter that is True or False
+default_flip        the other default of a parameter whose default is True or False
 args_swapped        the first two arguments of a call in the other order
 kwarg_dropped       a call without its last keyword argument
 return_none         a function that returns None
-assign_removed      an augmented assignment, or one to an attribute or item, that is missing
+assign_removed      a missing assignment to an attribute or item, or a missing augmented assignment
 break_continue      ``continue`` in the place of ``break``
 ifexp_swapped       the two values of a conditional expression in the other order
 slice_shift         the end of a slice, moved by one
@@ -88,7 +88,7 @@ class Edit:
 def edits_of(source: bytes) -> list[Edit]:
     """Return the edits of all functions of a file, in the order of the file; none if it is not valid or not in UTF-8.
 
-    Not every edit gives a valid or another program: see `apply`.
+    Some edits give the same program, or one that is not valid: see `apply`.
     """
     try:
         source.decode()
@@ -99,7 +99,7 @@ def edits_of(source: bytes) -> list[Edit]:
 
 
 def apply(source: bytes, edits: Sequence[Edit]) -> bytes | None:
-    """Return a file with edits that do not overlap; None if that is no valid program, or has the same syntax tree."""
+    """Apply edits that do not overlap to a file; None if the result is not valid, or has the same syntax tree."""
     changed = source
     for edit in sorted(edits, key=lambda one: one.start, reverse=True):
         changed = changed[: edit.start] + edit.text.encode() + changed[edit.end :]
@@ -161,8 +161,8 @@ def _span(at: _Positions, node: ast.expr | ast.stmt) -> tuple[int, int]:
 
 
 def _walk(node: ast.AST, at: _Positions, name: str, *, inside: bool) -> Iterator[Edit]:
-    """Yield the edits below a node. `name` is the qualified name of the function or class, `inside` a function."""
-    if isinstance(node, ast.JoinedStr):  # before Python 3.12, positions in it are wrong
+    """Yield the edits below a node. `name` is the qualified name of what encloses it; `inside`: a function does."""
+    if isinstance(node, ast.JoinedStr):  # before Python 3.12, the positions in f-strings are wrong
         return
     if isinstance(node, _Function):
         name, inside = f"{name}.{node.name}".lstrip("."), True

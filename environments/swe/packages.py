@@ -116,7 +116,7 @@ def unpack(base: Path, folder: Path) -> Path:
 
 
 def set_date(tree: Path) -> None:
-    """Give all files and folders of a tree the same date."""
+    """Give all files and folders of a tree the same date, which hides the file with the bug."""
     for path in (*tree.rglob("*"), tree):
         os.utime(path, (_DATE, _DATE), follow_symlinks=False)
 
@@ -217,7 +217,7 @@ def _check_archive(base: Path, archive: tarfile.TarFile) -> None:
         size += member.size
         folders.update(PurePosixPath(member.name).parts[:1])
         if size > _MAX_TREE or len(folders) > 1:
-            raise UsageError(f"{base} must have the files of one folder, with at most {_MAX_TREE >> 20} MiB")
+            raise UsageError(f"{base} must contain one folder, of at most {_MAX_TREE >> 20} MiB")
     if not folders:
         raise UsageError(f"{base} has no files")
 

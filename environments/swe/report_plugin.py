@@ -6,8 +6,8 @@ the file descriptor ``ENVKIT_REPORT`` gets one JSON object per line: for each te
 ``{"tampering": NAME}`` names a class whose instances are equal to everything. Each row has the ``"key"`` of the
 variable ``ENVKIT_REPORT_KEY``. ``ENVKIT_TEST_TIMEOUT_S`` limits each test.
 
-Packages of the machine's distribution are hidden: on another machine or image, they may be missing, and tests that
-import them would be, too. What tests need is in their own environment.
+Packages of the machine's distribution are hidden: on another machine or image, they may be missing, and then the tests
+that import them would not run. What tests need is in their own environment.
 """
 
 # mypy: ignore-errors
@@ -50,7 +50,7 @@ def _shortened(message):
 
 
 def _kinds(kind):
-    """Return the subclasses whose way to compare is not built in, and their subclasses."""
+    """Return the classes below `kind` that have their own ``__eq__``, not one that is built in."""
     for one in type.__subclasses__(kind):
         found = vars(one).get("__eq__")
         if callable(found) and not isinstance(found, type(object.__eq__)):  # descriptors of mocks are not callable
@@ -76,7 +76,7 @@ def _report_equal_to_all(*bases):
 
 
 class TestTimeoutError(BaseException):
-    """A test took too long. Not an `Exception`, which the test might catch."""
+    """A test took too long. This is no subclass of `Exception`, because a test might catch those."""
 
 
 def _stop(number, frame):
@@ -104,7 +104,7 @@ def pytest_runtest_protocol(item):
 @pytest.hookimpl(hookwrapper=True, tryfirst=True)
 def pytest_runtest_call(item):
     yield
-    _report_equal_to_all(*_VALUES)  # classes that a call has made may be gone at the end
+    _report_equal_to_all(*_VALUES)  # now: classes that a test has made may be gone at the end
 
 
 def pytest_runtest_logreport(report):

@@ -44,7 +44,7 @@ def spec_of(environment: Path | None, *, image: str | None = None) -> SandboxSpe
         "PYTHONPATH": ":".join(paths),
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONHASHSEED": "0",
-        "PYTEST_ADDOPTS": "-o addopts=",  # those of the package may need plugins
+        "PYTEST_ADDOPTS": "-o addopts=",  # the package's own options may need plugins
         "TZ": "UTC",
         "LC_ALL": "C.UTF-8",
     }
@@ -137,7 +137,7 @@ async def run_tests(sandbox: Sandbox, tests: Sequence[str] = (), settings: RunSe
 
 
 def read_report(result: ExecResult, key: str) -> TestRun:
-    """Return the run that the plugin's report in the output of a command describes.
+    """Read a run from the result of its command, whose output is the report of the plugin.
 
     Lines that are no valid rows are skipped, and so are rows without the key of the run. The first row about a test
     counts, because code in the sandbox can add rows, but cannot change earlier ones.

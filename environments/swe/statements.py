@@ -1,6 +1,6 @@
-"""Texts of issues, made from failing tests: from much help to little.
+"""Texts of issues, made from failing tests. There are three levels, from much help to little.
 
-1. The functions, the file and the error of a failing test of each.
+1. Each function with a bug, its file, and the error of a failing test.
 2. The symptoms: code that shows them, made from tests, with the expected and the actual result.
 3. The files whose tests fail.
 """
@@ -78,11 +78,9 @@ def statements(repo: str, symptoms: Sequence[Symptom], tests: Sequence[str], tre
         _shown(example, error) if example else f"The test `{test}` fails:\n\n{_block(error)}"
         for (test, example), error in zip(chosen, errors, strict=True)
     ]
-    return "\n\n".join(first), "\n\n".join([_lead(repo, len(second)), *second]), _failing(repo, tests)
-
-
-def _lead(repo: str, bugs: int) -> str:
-    return f"{repo} has a bug. An example:" if bugs == 1 else f"{repo} has {bugs} bugs. An example of each:"
+    bugs = len(second)
+    lead = f"{repo} has a bug. An example:" if bugs == 1 else f"{repo} has {bugs} bugs. An example of each:"
+    return "\n\n".join(first), "\n\n".join([lead, *second]), _failing(repo, tests)
 
 
 def _failing(repo: str, tests: Sequence[str]) -> str:
@@ -111,9 +109,9 @@ def _is_literal(node: ast.expr) -> bool:
 
 
 def _clearest(symptom: Symptom, tree: Path, used: Sequence[str]) -> tuple[str, _Example | None]:
-    """Return the test with the clearest and shortest example, and the example; the first test if none has one.
+    """Return the test with the clearest and shortest example, and the example; the first test if none has an example.
 
-    Tests that another bug uses are chosen only if there are no others.
+    Tests in `used`, which illustrate other bugs, are chosen only if there are no others.
     """
     examples = [(test, _example(test, symptom.messages.get(test, ""), tree)) for test in symptom.tests]
     usable = [(test, example) for test, example in examples if example]
@@ -125,7 +123,7 @@ def _clearest(symptom: Symptom, tree: Path, used: Sequence[str]) -> tuple[str, _
 
 
 def _example(test: str, traceback: str, tree: Path) -> _Example | None:
-    """Return the statements of a test up to the one that fails, with what they need from its file; None if unknown.
+    """Return the statements of a test up to the one that fails, with the definitions that they need; None if unknown.
 
     The traceback tells where the test is: its class may inherit it from another file.
     """
@@ -162,7 +160,7 @@ def _example(test: str, traceback: str, tree: Path) -> _Example | None:
 
 
 def _needed(statement: ast.stmt, needed: set[str], source: str) -> str:
-    """Return the text of a statement of a module, or the part that defines what is needed; empty if nothing is."""
+    """Return the part of a module's statement that defines what is needed; empty if none of it is."""
     if isinstance(statement, (ast.Import, ast.ImportFrom)):
         kept = [one for one in statement.names if (one.asname or one.name).partition(".")[0] in needed]
         if not kept or (isinstance(statement, ast.ImportFrom) and statement.module == "__future__"):
@@ -188,7 +186,7 @@ def _names(nodes: Sequence[ast.AST]) -> set[str]:
 
 
 def _sides(statement: ast.stmt) -> tuple[ast.expr, ast.expr] | None:
-    """Return the two values that a statement compares, in pytest's or unittest's way."""
+    """Return the two values that a statement compares, with ``assert`` or with a method of unittest."""
     match statement:
         case ast.Assert(test=ast.Compare(left=left, ops=[ast.Eq() | ast.Is()], comparators=[right])):
             return left, right

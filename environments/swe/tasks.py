@@ -27,7 +27,7 @@ class SweTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A bug to fix.
 
     Attributes:
-        id: Name of the task, unique in its folder, as a file name without slashes and spaces: reviews have it.
+        id: Name of the task, unique in its folder. It has no slashes and spaces, because reviews use it as a file name.
         repo: Name of the package or repository.
         base: File name of the source distribution with the package without the bug, such as ``semver-3.1.1.tar.gz``.
             Empty if `image` contains the source.
@@ -66,7 +66,7 @@ class SweTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def test_files(self) -> frozenset[str]:
-        """Paths of the files with tests that the bug makes fail."""
+        """Paths of the files with the tests that fail with the bug."""
         return frozenset(test.partition("::")[0] for test in self.fail_to_pass)
 
 
@@ -111,7 +111,7 @@ class Lock(msgspec.Struct, frozen=True, kw_only=True):
         return 20 + 4 * suites[0] if suites and suites[0] else TIMEOUT_S
 
 
-# msgspec prepares a type at its first use, and the process crashes if two threads do that at once. So it is done here.
+# msgspec prepares a type at its first use; if two threads do that at once, the process crashes. So prepare it now.
 msgspec.json.Decoder(tuple[SweTask, Lock])
 
 

@@ -1,8 +1,7 @@
 """The kit of environments whose tasks are worked on in one sandbox and judged in another."""
 
 from .env import TaskEnv
-from .judge_model import ask_judge, read_score
-from .judge_sandbox import in_fresh_sandbox
+from .judge import ask_judge, in_fresh_sandbox, read_score
 from .players import Cheat, Nop, Oracle, OwnCheats, PlanPlayer, Script
 from .prepared import lease_prepared
 from .task import Plan, SandboxTask, Verdict

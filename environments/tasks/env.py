@@ -3,29 +3,49 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import msgspec
 
 from envkit import clock
 from envkit.errors import UsageError
 from envkit.protocols import Player, Sandbox, SandboxPool
-from envkit.types import Options, Reset
+from envkit.types import GRADER_HOME, Options, Reset, SandboxSpec
 
 from ..tools import ToolEnv
 from ..tools.limits import LEASE_S
-from .copies import require_no_copies
-from .judge_sandbox import in_fresh_sandbox
+from .judge import in_fresh_sandbox
 from .players import Cheat, OwnCheats, PlanPlayer, solution_of
 from .prepared import lease_prepared
 from .task import Plan, SandboxTask, Verdict
 
 _MAX_OUTPUT = 4000
 """Maximum characters of `grader_output`."""
+_FIND = """
+find_in() {
+    for path in "$1"/lib/python3*/*-packages/"$name" "$1"/lib/python3*/*-packages/"$name".py "$2"; do
+        [ ! -e "$path" ] || echo "$path"
+    done
+}
+cd /
+for name in "$@"; do
+    for place in /usr /usr/local /root/.local /home/*/.local; do find_in "$place" ""; done
+    for place in /opt/*; do find_in "$place" "$place/$name"; done
+    while read -r _ place _; do find_in "$place" ""; done < /proc/mounts
+    python3 -c '
+import importlib.util, sys
+found = importlib.util.find_spec(sys.argv[1])
+if found is not None: print(found.origin or sys.argv[1])
+' "$name" 2> /dev/null
+done
+"""
+_CLEAN: WeakKeyDictionary[SandboxPool, set[Hashable]] = WeakKeyDictionary()
+"""Sandboxes in which `require_no_copies` found nothing."""
 
 
 class TaskEnv(ToolEnv):
@@ -175,3 +195,27 @@ def _write(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise UsageError(f"logs: {path}: {error.strerror}; choose a folder that can be written") from None
+
+
+async def require_no_copies(
+    sandboxes: SandboxPool, sandbox: Sandbox, spec: SandboxSpec, modules: Sequence[str]
+) -> None:
+    """Raise an error if envkit or one of `modules` is in a sandbox; looked up once per pool, image and modules.
+
+    Sandboxes of the backend ``process`` are not checked: they isolate nothing, and show all of this machine.
+
+    Raises:
+        UsageError: The sandbox has a copy; the message has its place.
+    """
+    clean = _CLEAN.setdefault(sandboxes, set())
+    key = (spec.image, spec.untrusted, spec.profile, tuple(modules))
+    if key in clean or sandbox.grader_home != GRADER_HOME:
+        return
+    for name in ("envkit", *modules):
+        found = await sandbox.exec(["sh", "-c", _FIND, "sh", name])
+        if copies := found.stdout.splitlines():
+            raise UsageError(
+                f"{name} is installed in the sandbox, at {copies[0]}, where the agent can read the answers; "
+                "uninstall it, or use an image without it (without an image, a spec with untrusted=True hides packages)"
+            )
+    clean.add(key)

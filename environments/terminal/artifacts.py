@@ -1,7 +1,7 @@
 """Artifacts: files of the agent, read from an archive of its sandbox, and written as a new one for that of the tests.
 
 An agent that is root can replace the program that packs. So its archive is parsed here, and the tests' sandbox unpacks
-a new one of the accepted members: two programs that parse an archive differently cannot be played off.
+a new archive of the accepted members. Otherwise, an agent could make an archive that the two programs read differently.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _KINDS = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, t
 
 
 async def pack(sandbox: Sandbox, task: TerminalTask, step: TaskStep) -> Sequence[tuple[Artifact, bytes]] | str:
-    """Return the artifacts of a step as tar archives; or why they cannot be taken, which is the agent's fault.
+    """Return the artifacts of a step as tar archives. If that is impossible by the agent's fault, return the reason.
 
-    Artifacts that do not exist or cannot be read are missing in the archives, which the tests have to notice.
+    Artifacts that do not exist or cannot be read are missing in the archives; it is up to the tests to notice this.
 
     Raises:
         ValueError: An artifact lies in another one with excluded names.
@@ -72,12 +72,12 @@ async def unpack(sandbox: Sandbox, task: TerminalTask, artifact: Artifact, archi
         SandboxRefusedError: The sandbox has no program tar.
     """
     folder = posixpath.dirname(artifact.source.rstrip("/")) or "/"
-    kept = ["--no-overwrite-dir"] if task.profile == "strict" else []  # owners and modes of folders
+    kept = ["--no-overwrite-dir"] if task.profile == "strict" else []  # keeps owners and modes of existing folders
     argv = ["tar", "--numeric-owner", "-C", folder, *kept, "-xpf", "-"]
     await sandbox.exec(["mkdir", "-p", folder], cwd="/")
     try:
         result = await sandbox.exec(argv, cwd="/", stdin=archive, timeout_s=SETUP_S)
-    except TooLargeError as error:  # a server's limit
+    except TooLargeError as error:  # the limit of a server
         return f"the artifact {artifact.source} cannot be sent: {error}"
     if result.exit_code == 127:
         why = f"{task.name}: the artifacts cannot be unpacked, because the verifier's image has no tar"
@@ -92,8 +92,8 @@ def rewritten(archive: bytes, name: str) -> bytes:
 
     Raises:
         ValueError, tarfile.HeaderError: A member is not below `name`, is below a link, is a device or sparse, or comes
-            twice; a hard link leads to none of the files before it; or the archive is malformed or has too many
-            members or folders in one another.
+            twice; a hard link leads to none of the files before it; or the archive is malformed, or has too many
+            members or nested folders.
     """
     pieces: list[bytes] = []
     kinds: dict[tuple[str, ...], bytes] = {}
@@ -106,7 +106,7 @@ def rewritten(archive: bytes, name: str) -> bytes:
         if any(kinds.get(parts[:end], tarfile.DIRTYPE) != tarfile.DIRTYPE for end in range(1, len(parts))):
             raise ValueError(f"{shown} is below a link or file")
         if member.islnk() and kinds.get(_parts(member.linkname, name)) not in (tarfile.REGTYPE, tarfile.AREGTYPE):
-            raise ValueError(f"{shown} is a hard link that leads to no file before it, or outside of the artifact")
+            raise ValueError(f"{shown} is a hard link that does not lead to an earlier file of the artifact")
         kinds[parts] = tarfile.REGTYPE if member.islnk() else member.type
         new = tarfile.TarInfo("/".join(parts) or ".")
         new.type, new.mode, new.mtime, new.size = member.type, member.mode & 0o7777, max(0, member.mtime), len(content)
@@ -130,7 +130,7 @@ def _parts(path: str, name: str) -> tuple[str, ...]:
 def _members(archive: bytes) -> Iterator[tuple[tarfile.TarInfo, bytes]]:
     """Yield the members of an archive with their content: those with plain headers, long names, or a POSIX path.
 
-    Unlike the module tarfile, it takes time in proportion to the size of the archive, whatever that contains.
+    Unlike the module tarfile, it takes time in proportion to the size of the archive, whatever the archive contains.
     """
     at, extended = 0, {}
     while True:

@@ -190,7 +190,7 @@ KINDS: Mapping[str, Callable[[Case, Path], None]] = {
 
 
 def _python(program: str, folder: Path, path: str, *arguments: str) -> str:
-    """Return the output of a Python program that reads a file as the agent: its content may attack the reader."""
+    """Return the output of a Python program that reads a hostile file, with the rights of the agent."""
     with harness.as_agent(), _as_assertion():
         harness.require(stat.S_ISREG((folder / path).lstat().st_mode), f"{path} is not a regular file")
     result = harness.run(["python3", "-I", "-c", program, str(folder / path), *arguments], cwd=folder)
@@ -214,7 +214,7 @@ def _compare(what: str, found: object, expected: object, form: str) -> None:
 
 
 def _value(content: object, form: str) -> object:
-    """Return what is compared.
+    """Return a content in the form in which it is compared.
 
     Forms: ``exact``; ``lines``, without blanks at the ends of lines and of the text; ``sorted``, the lines in any
     order; ``words``, separated by any blanks; ``json``.
@@ -231,7 +231,7 @@ def _value(content: object, form: str) -> object:
 
 @contextlib.contextmanager
 def _as_assertion() -> Iterator[None]:
-    """Files that cannot be used, such as those without rights, are a failure of the agent."""
+    """Turn errors of files, such as missing rights, into a failure of the agent."""
     try:
         yield
     except (OSError, shutil.Error) as error:

@@ -132,7 +132,7 @@ def export(
         count = len(tasks)
     else:
         if name:
-            raise UsageError(f"{name[0]!r} is refused, since --family writes generated tasks")
+            raise UsageError(f"{name[0]!r}: a task cannot be named with --family; leave out one of them")
         count = len(export_family(family, _range(seeds or "0:10"), difficulty or 1, folder))
     return CommandResult([f"{counted(count, 'task')} in {folder}"])
 

@@ -35,7 +35,7 @@ class Emulator:
         return _APPLICATION_KEYS in self._screen.mode
 
     def restart(self) -> None:
-        """Forget an escape sequence that is not complete: the next byte begins outside of any."""
+        """Forget an incomplete escape sequence, so that the next byte does not belong to it."""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._stream = _Stream(self._screen)
 
@@ -43,7 +43,7 @@ class Emulator:
         """Draw output. Hostile output takes up to 10 ms for each 3 bytes."""
         text = self._decoder.decode(content)
         if not text.isascii():
-            # The library drops the text that follows a character without width, and is slow with many accents on one.
+            # pyte drops the text that follows a character without width, and is slow if a character has many accents.
             text = "".join(char for char in unicodedata.normalize("NFC", text) if wcwidth(char))
         self._stream.feed(text)
         del self._screen.savepoints[:-1]
@@ -62,5 +62,5 @@ class _Stream(Stream):
     def _send_to_parser(self, data: str) -> bool | None:
         try:
             return super()._send_to_parser(data)
-        except Exception:  # the library raises various ones, and has then reset itself
+        except Exception:  # pyte raises many kinds of exceptions, and resets itself before
             return True

@@ -5,8 +5,8 @@ Actions      calls of bash, view_file, edit_file and submit; with ``mode="screen
              ``mode="script"`` any text, whose last block of bash (or else the whole text) runs as a script. The
              submission is what the task declares as its artifacts, mostly its working directory
 Reward       from the task's tests, after the last step: mostly 1.0 or 0.0
-Ends         terminated after submit or the script, in a task of several steps after those of its last step; truncated
-             after ``max_turns`` actions
+Ends         terminated after submit or the script (of the last step, if the task has several); truncated after
+             ``max_turns`` actions
 Tasks        generated ones of ten families, the fifteen of envkit (a test set), or folders in the format of Harbor or
              Terminal-Bench
 Options      see `TerminalOptions`, and the limits of `ToolEnv`
@@ -143,7 +143,7 @@ class Terminal(TaskEnv):
             await self._begin()
         except SandboxLostError:
             raise
-        except SandboxError as error:  # because of the agent's earlier work
+        except SandboxError as error:  # the agent's earlier work prevents the next step
             self.task = task
             text = f"The step was submitted. The next one cannot begin: {error}"
             return msgspec.structs.replace(step, observation=Observation(text, role=step.observation.role))
@@ -200,7 +200,7 @@ class Terminal(TaskEnv):
     def _use(self, mode: str) -> None:
         """Set the tools and the metrics of a mode."""
         if mode == "screen":
-            load("pyte")  # an error of the first step would be too late
+            load("pyte")  # if it is missing, raise now and not in the first step
         tools: Mapping[str, Sequence[ToolFunction]] = {
             "bash": (bash, view_file, edit_file, submit),
             "screen": self._screen.tools,
@@ -212,7 +212,7 @@ class Terminal(TaskEnv):
         self.metrics = metrics  # type: ignore[misc]  # those of the mode
 
     async def _begin(self) -> None:
-        """Prepare the sandbox and the time limit for a step; the shell is a new one."""
+        """Prepare the sandbox, a new shell and the time limit for a step."""
         task, step = self.task.task, self.task.step
         limit_s = self._used_s + (step.timeout_s or math.inf)
         self._limits = replace(self._limits, episode_timeout_s=min(self._episode_s, limit_s))

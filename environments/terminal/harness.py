@@ -130,7 +130,7 @@ def private_folder() -> Path:
 def compile_c(source: str | Path, *options: str) -> Path:
     """Compile a C file of the agent; return a program that the agent's user can run, but not change.
 
-    It must do its work itself: inline assembly and functions that start other programs are refused.
+    The program must do the work itself: inline assembly and functions that start other programs are refused.
 
     Raises:
         AssertionError: It does not compile, or is refused.
@@ -180,7 +180,7 @@ def end_agent() -> None:
 
 def _command(argv: Sequence[str | Path], cwd: str | Path) -> list[str]:
     """Return a command that enters `cwd` with the rights of the agent's user; root may have no right to do so."""
-    nice = "nice -n 5 " if os.geteuid() == 0 else ""  # a fork bomb must not keep the check from ending it
+    nice = "nice -n 5 " if os.geteuid() == 0 else ""  # so that a fork bomb cannot starve the check that kills it
     return ["/bin/sh", "-c", f'cd "$0" && exec {nice}"$@"', str(cwd), *map(str, argv)]
 
 
@@ -198,7 +198,7 @@ def main(verify: Callable[[], None]) -> None:
     """Run `verify` and write the reward, whatever happens."""
     reward = "0"
     try:
-        end_agent()  # Harbor leaves them running
+        end_agent()  # Harbor leaves the agent's processes running
         verify()
         reward = "1"
     except AssertionError as error:
@@ -209,7 +209,7 @@ def main(verify: Callable[[], None]) -> None:
     finally:
         try:
             end_agent()
-        except OSError as error:  # programs of the agent have left no room for another process
+        except OSError as error:  # the agent's programs may have used up the limit of processes
             reward = "0"
             print(f"not solved: processes of the agent cannot be ended: {error}")
         folder = Path(os.environ.get("ENVKIT_LOGS", "/logs"), "verifier")

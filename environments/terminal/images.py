@@ -113,7 +113,7 @@ def image_of(task: TerminalTask) -> str:
 
 
 def verifier_image_of(task: TerminalTask, step: TaskStep) -> str:
-    """Return the name of the image of a step's verifier: its own one, or that of the environment."""
+    """Return the name of the image of a step's verifier: its own image, or that of the environment."""
     build = _verifier_build(step)
     return step.verifier.image or (image_of(task) if build is None else build.tag)
 

@@ -129,7 +129,7 @@ class TerminalOptions:
         assert self.folder is not None, "generated tasks are endless"
         variables = (self.variables,) if isinstance(self.variables, str) else tuple(self.variables)
         if self.tasks == OWN and self.split not in (None, "eval"):
-            raise OptionError("split", f"the tasks of envkit are a test set, without a split {self.split!r}; use eval")
+            raise OptionError("split", f"the tasks of envkit are a test set: {self.split!r} does not exist; use eval")
         found = tasks_in(self.folder, variables, self.strict, None if self.tasks == OWN else self.split)
         if not found:
             raise OptionError("split", f"{self.folder} has no task of the split {self.split!r}")
@@ -187,8 +187,8 @@ def tasks_in(
 class TerminalTasks:
     """The tasks of the environment; see `envkit.protocols.TaskSet`.
 
-    Generated tasks are endless. The tasks of a folder are split by their names; those of envkit are all in ``eval``.
-    The split ``any`` has all tasks.
+    The number of generated tasks is not limited. The tasks of a folder are split by their names; those of envkit are
+    all in ``eval``. The split ``any`` has all tasks.
 
     Args:
         options: Options of the environment.
@@ -219,5 +219,5 @@ class TerminalTasks:
 
 
 def options_of(options: Options) -> TerminalOptions:
-    """Return the options among `options` that are not limits of `ToolEnv`."""
+    """Return the options of Terminal among `options`, which may also contain the limits of `ToolEnv`."""
     return override_known(TerminalOptions(), options)

@@ -97,8 +97,8 @@ def encode_keys(keys: str | Sequence[str], *, application: bool = False, quotes_
             character. All other text is typed as it is, and a line end is the key Enter. A text of one TAB is the key
             Tab.
         application: Whether the arrow keys send the sequences of the application mode.
-        quotes_tabs: Whether a TAB within a text is typed after Ctrl-V, so that it is no completion at the prompt of
-            bash.
+        quotes_tabs: Whether a TAB within a text is typed after Ctrl-V, so that bash inserts it, instead of completing a
+            word.
 
     Raises:
         ValueError: There are more than `MAX_KEYS` characters.
@@ -122,10 +122,10 @@ def _sequence(part: str, application: bool, quotes_tabs: bool) -> str:
 
 
 class Screen:
-    """A terminal with bash in the sandbox of an episode. A shell starts with the first keys, and after one has ended.
+    """A terminal with bash in the sandbox of an episode. Keys start a shell if none runs.
 
     Output is read only during calls. While more than about 1 MiB of it is unread, the programs in the terminal wait,
-    and so do all other calls to the sandbox, so close the screen before you use the sandbox otherwise.
+    and all other calls to the sandbox wait, too. Close the screen before you use the sandbox in another way.
 
     Attributes:
         tools: Functions that become the tools of an agent: `type_keys` and ``submit``.
@@ -206,7 +206,7 @@ class _Shell:
         self._program = await self._stack.enter_async_context(program)
 
     async def send(self, content: bytes) -> None:
-        """Type `content`. Unless this runs a command or ends it, an idle shell remains idle: it only edits its line."""
+        """Type `content`. An idle shell stays idle if the keys only edit its line, without Enter or Ctrl-D."""
         if content:
             assert self._program is not None
             self.is_idle = self.is_idle and not _ENTERING.intersection(content)

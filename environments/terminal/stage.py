@@ -1,4 +1,4 @@
-"""A step of a task, as the kit plays it: its sandbox, its solution, the agent's artifacts, and its verification."""
+"""A step of a task, which `TaskEnv` plays: its sandbox, its solution, the agent's artifacts, and its verification."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ _ARCHIVE = "/tmp/solution.tar.gz"
 class ScratchFolder:
     """A temporary folder that is removed with the last reference to this object, and at the end of the process.
 
-    If the process is killed, the next one that opens sandboxes removes it: see `envkit.sandbox.host.run_dirs`.
+    If the process is killed, the next process that opens sandboxes removes the folder: see
+    `envkit.sandbox.host.run_dirs`.
     """
 
     def __init__(self) -> None:
@@ -45,7 +46,7 @@ class ScratchFolder:
 
 
 class TerminalStage(SandboxTask[Sequence[tuple[Artifact, bytes]]]):
-    """A step of a task. The agent's work are its artifacts, as tar archives.
+    """A step of a task. The agent's work consists of artifacts, as tar archives.
 
     Args:
         task: The task.
@@ -75,7 +76,7 @@ class TerminalStage(SandboxTask[Sequence[tuple[Artifact, bytes]]]):
             untrusted=task.profile == "strict" and (options.network == "none" or task.network != "open"),
         )
         self.judge_limit_s = max(_judge_limit_s(task, step) for step in task.steps)
-        # Most generated tasks are played only a few times.
+        # Most generated tasks are played only a few times, so a snapshot of each does not pay.
         self.prepared_key = task.folder if task.is_portable and scratch is None else None
 
     @property
@@ -121,7 +122,7 @@ class TerminalStage(SandboxTask[Sequence[tuple[Artifact, bytes]]]):
             await run_setup(sandbox, task, f"{WORK}/{task.setup}")
 
     async def collect(self, sandbox: Sandbox) -> Sequence[tuple[Artifact, bytes]] | Verdict:
-        """End the agent's processes, and return the artifacts; the verdict if the tests run in the agent's sandbox."""
+        """End the agent's processes, and return the artifacts, or the verdict if tests run in the agent's sandbox."""
         verifier = self.step.verifier
         if not (self.options.keep_processes and not verifier.is_separate):
             await end_processes(sandbox, self.task)
@@ -155,7 +156,7 @@ class TerminalStage(SandboxTask[Sequence[tuple[Artifact, bytes]]]):
         return Verdict(reward=0.0, log=f"{error}\nThe tests write a reward if the agent has done nothing.")
 
     async def located(self, sandbox: Sandbox) -> TerminalStage:
-        """Return this stage; if the image decides about the working directory, with that of the image."""
+        """Return this stage, with the image's working directory if the image decides about it."""
         if not self.task.workdir_of_image:
             return self
         shown = await sandbox.exec(["sh", "-c", 'echo "$ENVKIT_WORKDIR"'], cwd="/")
@@ -168,7 +169,7 @@ class TerminalStage(SandboxTask[Sequence[tuple[Artifact, bytes]]]):
 
 
 def _judge_limit_s(task: TerminalTask, step: TaskStep) -> float:
-    """Return the maximum seconds of what prepares a step, and verifies it, also without the agent's work."""
+    """Return the maximum seconds to prepare a step, and to verify it with and without the agent's work."""
     moved_s = 2 * SETUP_S * (4 + len(task.artifacts) + len(step.artifacts))
     begin_s = _SETUP_S * ((step.setup is not None) + bool(task.setup))
     if (check := step.healthcheck) is not None:

@@ -131,7 +131,8 @@ class TerminalTask:
         packages: Debian packages that the image of a portable task has besides Python.
         profile: Profile of the sandboxes. In ``"system"``, all programs of the agent and of the verifier run as root.
         workdir: Working directory of the agent and of the tests; empty if unknown.
-        workdir_of_image: Whether the image decides about `workdir`, which is then only what its Dockerfile says.
+        workdir_of_image: Whether the working directory is that of the image. `workdir` is then read from the
+            Dockerfile, and may differ.
         env: Environment variables of the sandbox.
         cpus: CPU limit; None for the default.
         memory_mib: Memory limit in MiB; None for the default.

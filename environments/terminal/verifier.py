@@ -101,7 +101,7 @@ async def _prepare(sandbox: Sandbox, task: TerminalTask, archive: bytes) -> Sand
     user: SandboxUser = "root"
     if task.is_portable:
         script = f"chown 0:0 {GRADER_HOME} && {script}"
-        await sandbox.exec(["chmod", "u+rwx,go+rx", WORK], cwd="/")  # root has no right to enter private folders
+        await sandbox.exec(["chmod", "u+rwx,go+rx", WORK], cwd="/")  # root may not enter private folders
     try:
         done = await sandbox.exec(["sh", "-c", script], cwd="/", user=user, stdin=archive, timeout_s=SETUP_S)
     except UnsupportedError:  # this machine's sandboxes have one user
@@ -127,7 +127,7 @@ def pack_tests(step: TaskStep) -> bytes:
 
 
 def pytest_reward(output: str) -> float:
-    """Return 1.0 if the last summary of pytest in the end of an output says that tests passed, and nothing else."""
+    """Return 1.0 if the last summary of pytest near the end of an output counts only tests that passed."""
     lines = map(str.strip, output[-_MAX_SUMMARY:].splitlines())
     summaries = [words for line in lines if (found := _SUMMARY.fullmatch(line)) and (words := _COUNT.findall(found[1]))]
     if not summaries:

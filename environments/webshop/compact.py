@@ -1,8 +1,8 @@
 """The compact mode: short pages of numbered choices, in which a policy that is trained from scratch can learn to shop.
 
 Content words of the instruction get letters. A product's line lists the letters of the words missing from its texts, a
-``V`` for each option without the wanted value, and a ``$`` if it costs too much. A customer could find all that in the
-shop: the page is made from the instruction of a goal alone.
+``V`` for each option without the wanted value, and a ``$`` if it costs too much. Of a goal, the page uses only the
+instruction, so a customer could find all that in the shop.
 
 First page  ``A desk B lamp; color red; under 40``, and the searches that can be made
 Results     a line for each product: ``AV=3`` lacks a word and a value, ``ok=4`` nothing; and ``next=11``
@@ -175,7 +175,7 @@ class CompactPage:
 
 
 def queries(instruction: str) -> dict[str, str]:
-    """Return the searches of the first page by their names: the instruction, and two without words that say nothing."""
+    """Return the searches of the first page by name: the instruction, and two that contain only `Request.words`."""
     request = read(instruction)
     what = " ".join(request.words)
     texts = (instruction.lower(), " ".join([what, *request.options.values()]), what)
@@ -187,7 +187,7 @@ def queries(instruction: str) -> dict[str, str]:
 
 
 def vocabulary(*, data: Mapping[str, Path], catalogue: str = "webshop", **options: JSON) -> Iterator[str]:
-    """Yield the texts of which compact pages consist; see `EnvSpec.vocabulary`."""
+    """Yield texts with all words of the compact pages; see `EnvSpec.vocabulary`."""
     yield from _FIXED
     yield from map(str, range(1, PER_PAGE + len(_LABELS)))  # products, back, previous and next
     yield from open_catalogue(data[catalogue]).words()

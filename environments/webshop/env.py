@@ -3,11 +3,11 @@ r"""WebShop: find and buy the product that an instruction asks for.
 Observation  the page of the shop that is shown, with the instruction; see the option ``observation``
 Actions      ``search[words]`` on the first page, ``click[label]`` elsewhere. With ``observation="compact"`` the number
              of one of the choices that the page lists
-Reward       0, and for a purchase its score: the share of what the instruction asks for that was bought, 0 to 1
+Reward       a purchase earns its score, 0 to 1: the share of what the instruction asks for. Other actions earn 0
 Ends         terminated after a purchase; truncated after ``max_turns`` actions
 Rules        ``rules="strict"``, for training: the seed decides goal and prices in any process, options match by their
              names, and buying what the goal asks for scores 1. ``rules="parity"``: everything as in the original, whose
-             prices depend on the process; here they are those that it draws after ``random.seed(0)``
+             prices depend on the process; here they are the prices it draws after ``random.seed(0)``
 Options      see `WebShopOptions`
 Info         ``action_is_valid``, ``bought``, ``score`` (0 before the purchase), ``success`` (whether the score is 1)
 
@@ -39,9 +39,8 @@ from . import pages
 from .catalogue.store import open_catalogue
 from .compact import CompactPage, queries
 from .goals import Goal, GoalKind, draw_goal, original_goals, original_prices, weights
-from .html_pages import html
 from .products import BUY
-from .rules import VERSION, OriginalRules, Rules, StrictRules
+from .rewards import VERSION, OriginalRules, Rules, StrictRules
 from .session import Session
 
 View: TypeAlias = Literal["text", "text_rich", "compact"]
@@ -180,7 +179,7 @@ class WebShop(gymnasium.Env[str, str]):
         self._data = data
         self._options = self._defaults = override(WebShopOptions(), options)
         self._session: Session | None = None
-        self._shown: Session | None = None  # also after the end of the episode
+        self._shown: Session | None = None  # kept after the end of the episode, for `render`
         self._turns = 0
         self._moves: Mapping[str, str] = {}
         check_choice("catalogue", self._defaults.catalogue, data)
@@ -229,7 +228,7 @@ class WebShop(gymnasium.Env[str, str]):
         if self.render_mode is None or self._shown is None:
             return None
         is_compact = self._options.observation == "compact"
-        return html(self._shown, {move: number for number, move in self._moves.items()} if is_compact else None)
+        return pages.html(self._shown, {move: number for number, move in self._moves.items()} if is_compact else None)
 
     def _folder(self, options: WebShopOptions) -> Path:
         check_choice("catalogue", options.catalogue, self._data)

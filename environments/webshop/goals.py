@@ -94,9 +94,9 @@ def original_goals(products: Iterable[Product], prices: Mapping[str, float], kin
     Args:
         products: All products.
         prices: Their prices, as `original_prices` draws them.
-        kind: ``"synthetic"``: one goal for each combination of options of each product with an instruction.
+        kind: ``"synthetic"``: for each product with an instruction, a goal for each combination of its options.
             ``"human"``: the instructions that people wrote.
-        rng: Draws the highest prices; the original uses the generator with which it drew the prices.
+        rng: Draws the highest prices. As in the original, it should be the generator that has drawn the prices.
     """
     goals: list[Goal] = []
     for product in products:

@@ -1,20 +1,33 @@
-"""The pages of a session as text: the observations of the original, and the addresses of its pages."""
+"""The pages of a session: as text, which is the original's observation, with their addresses there, and as HTML."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterator, Mapping
+from html import escape
 from typing import Literal, NamedTuple
 
-from .products import DETAILS
+from .products import DETAILS, SEARCH
 from .session import Session
 
 _HOST = "http://127.0.0.1:3000"
 """Address of the original's server, which runs only inside its process."""
-
-
 _ASCII_SPACE = " \n\t\f\r"
+
+_HEAD = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>WebShop</title><style>
+:root { color-scheme: light dark }
+body { margin: 0 auto; max-width: 60rem; padding: 1.25rem; font: 16px/1.5 system-ui, sans-serif }
+p { margin: .4rem 0; overflow-wrap: anywhere; white-space: pre-line }
+button, input { font: inherit; margin: .15rem; padding: .3rem .8rem; border: 1px solid gray; border-radius: 6px }
+button.product { display: block; margin-top: 1.25rem }
+button[aria-pressed] { font-weight: bold; border-color: currentColor }
+</style></head>
+<body><form method="post" action="act" target="_top">
+"""
+_TAIL = "</form></body></html>\n"
 
 
 class Element(NamedTuple):
@@ -106,7 +119,7 @@ def _item(session: Session) -> Iterator[Element]:
     for name, values in session.product.options.items():
         yield Element(name)
         for value in values:
-            # The original looks for the value in the address, where the names of chosen options are too.
+            # The original looks for the value in the address. So it also marks values that are names of chosen options.
             is_chosen = session.options.get(name) == value if session.rules.is_strict else f'"{value}"' in shown
             yield Element(value, "option", is_chosen)
     yield Element(session.product.title)
@@ -123,7 +136,7 @@ def _detail(session: Session) -> Iterator[Element]:
     else:
         texts = []
     for shown in texts:
-        # The parser of the original drops blank texts with a line feed, and shortens others to a space.
+        # The original's parser drops blank texts with a line feed, and shortens other blank texts to one space.
         if shown.strip(_ASCII_SPACE) or (shown and "\n" not in shown):
             yield Element(shown if shown.strip(_ASCII_SPACE) else " ")
 
@@ -152,3 +165,31 @@ def _original_receipt(session: Session) -> Iterator[str]:
     yield from ("Target", "asin", "options", "attrs", "price upper", "instuction text", "category")
     yield from ("product category", "query", "Goal ", "None", "Reward", "Your score (min 0.0, max 1.0)")
     yield from (str(session.score.total), "Reward Details ", "None")
+
+
+def html(session: Session, answers: Mapping[str, str] | None = None) -> str:
+    """Return the page that a session shows as an HTML document without scripts and other files.
+
+    A click posts the field ``action`` to the relative address ``act``. In its value, ``{query}`` stands for the value
+    of the field ``query``, in which the words of a search are typed.
+
+    Args:
+        session: The session.
+        answers: What to post for each action such as ``click[buy now]``. Controls without an answer are disabled. None:
+            the actions themselves are posted.
+    """
+    return _HEAD + "".join(f"{_drawn(element, answers)}\n" for element in elements(session)) + _TAIL
+
+
+def _drawn(element: Element, answers: Mapping[str, str] | None) -> str:
+    if element.kind == "text":
+        return f"<p>{escape(element.text)}</p>"
+    is_search = element.kind == "button" and element.text == SEARCH
+    action = "search[{query}]" if is_search else f"click[{element.text.lower()}]"
+    answer = action if answers is None else answers.get(action)
+    state = ' aria-pressed="true"' if element.is_clicked else ""
+    state += " disabled" if answer is None else f' value="{escape(answer)}"'
+    button = f'<button name="action" class="{element.kind}"{state}>{escape(element.text)}</button>'
+    if not is_search:
+        return button
+    return f'<input name="query" aria-label="Words" autocomplete="off" {"required" if answer else "disabled"}>{button}'

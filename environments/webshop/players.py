@@ -71,7 +71,7 @@ class RulePlayer(FirstHit):
 
 
 class _Plan(EpisodePlayer):
-    """One episode of a player whose actions do not depend on what it sees. It plays along in its own session."""
+    """One episode of a player whose actions do not depend on what it sees. Its own session has the same state."""
 
     def __init__(self, session: Session, plan: Callable[[Session], Iterator[str]], *, is_compact: bool) -> None:
         self._session = session
@@ -115,8 +115,8 @@ class WebShopExpert:
 class _EpisodeExpert(WebShopExpert):
     """The expert of an episode that begins with `session`.
 
-    It finds the state of the episode by trying what can be done in the last state. Its aim is to buy a product with the
-    highest score among those that its searches find: in most episodes 1.
+    It finds the state of the episode by trying what can be done in the last state. Among the products that its searches
+    find, it aims to buy one with the highest score, which is 1 in most episodes.
     """
 
     def __init__(self, session: Session, view: View) -> None:
@@ -132,7 +132,7 @@ class _EpisodeExpert(WebShopExpert):
         assert goal is not None, "the goal was made from it"
         self._aim = self._score(goal)
         found = [results.hits for results in self._searches.values()]
-        if all(self._first(hits) is None for hits in found):  # seldom, and scores take time
+        if all(self._first(hits) is None for hits in found):  # rare; only then are scores worth their time
             self._aim = max((self._score(hit) for hits in found for hit in hits), default=0.0)
 
     def moves(self, observation: Observation) -> Sequence[str]:
@@ -141,7 +141,7 @@ class _EpisodeExpert(WebShopExpert):
                 _check_same(self._state, self._view, observation.text)
             state = self._find(observation.text)
             self._seen = observation
-            if state is None:  # after a search of somebody else
+            if state is None:  # somebody else has searched for other words
                 self._moves = [move for move in [_back(observation)] if move]
                 self._state = self._state.copy()
                 self._state.act(_click(BACK))
@@ -156,7 +156,7 @@ class _EpisodeExpert(WebShopExpert):
     def _find(self, text: str) -> Session | None:
         """Return the state that an observation shows: one that follows the last one, or the last one.
 
-        Some states look the same: the view ``text`` does not show the chosen values. Then the best move was played.
+        Some states look the same: the view ``text`` does not show the chosen values. If so, the best move is assumed.
         """
         last = self._state
         best = (self._after(last, action) for action in (self._best(last) if self._seen else ()))
@@ -164,7 +164,7 @@ class _EpisodeExpert(WebShopExpert):
         return next((one for one in chain(best, [last], others) if text.endswith(VIEWS[self._view](one))), None)
 
     def _actions(self, state: Session) -> list[str]:
-        """Return what can be done in a state; of all searches those that the expert considers."""
+        """Return the actions that a state allows; of the searches, only those that the expert considers."""
         if self._view == "compact":
             return list(CompactPage(state).choices.values())
         texts = queries(state.goal.instruction).values() if state.can_search else ()
@@ -231,11 +231,11 @@ def _check_same(session: Session, view: View, text: str) -> None:
     """Check that an episode begins with the page of `session`, so that its shop has the same catalogue.
 
     Raises:
-        UsageError: It does not.
+        UsageError: The pages differ.
     """
     if not text.endswith(VIEWS[view](session)):
         problem = "the shop of this episode has another catalogue or version than this machine"
-        raise UsageError(f"{problem}; build the same data on both, or use --policy random")
+        raise UsageError(f"{problem}; build the same data on both machines, or use --policy random")
 
 
 def _back(observation: Observation) -> str:

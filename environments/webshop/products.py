@@ -73,7 +73,7 @@ class Product(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def choices(self) -> dict[str, tuple[str, ...]]:
-        """The values that a click chooses, by option: none that a later option has too, and no labels of buttons."""
+        """The values that can be clicked, by option; not those that a later option or a button has, too."""
         names = {value: name for name, values in self.options.items() for value in values}
         found = {
             name: tuple(value for value in values if names[value] == name and value not in _LABELS)
@@ -83,7 +83,7 @@ class Product(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def human_goals(self) -> tuple[Instruction, ...]:
-        """The instructions of people that ask for attributes, and for no other options than those that exist."""
+        """Those of the people's instructions that ask for attributes, and only for options that the product has."""
         values = {value for values in self.choices.values() for value in values}
         return tuple(one for one in self.human if one.attributes and values.issuperset(one.options))
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
-from .goals import Goal
-from .nouns import nouns
+from .goals import Goal, charged_price
 from .products import Product
 
+VERSION = 1
+"""Version of our rules and of the goals that they draw; it grows with every change of a score or goal."""
 _SIMILAR = 85
 """Two texts match if their similarity is above this, of 100."""
 _DUMMY = ("DUMMY_ATTR",)
@@ -33,6 +34,26 @@ _COLORS = tuple(
     sapphire seashell silver skull slate steel stone stonewash sunflower tan taupe teal tiger turquoise violet walnut
     wheat white wine yellow""".split()  # noqa: SIM905 - easier to read
 )
+
+_OTHERS = frozenset(
+    """a an the and or but nor so yet for of in on at to from by with without into onto over under about as is are was
+    were be been being am do does did has have had having will would can could shall should may might must this that
+    these those it its i you he she we they me him her us them my your his our their what which who whom whose not no
+    yes if than then when while where how all any both each few more most other some such only own same too very up down
+    out off again once here there why just also per via plus & + - between during before after above below
+    find buy get need want use uses used made make makes offers offer enjoy keep keeps looking fit fits wear install
+    clean assemble carry
+    new old big small large medium mini long short high low good great best soft hard thick thin wide narrow deep light
+    dark bright hot cold warm cool fresh dry wet natural organic pure raw sweet bitter spicy slim loose tight classic
+    modern vintage retro casual formal deluxe premium portable adjustable durable lightweight heavy extra upgraded
+    universal compatible removable reusable washable waterproof resistant free electric digital smart wireless black
+    white blue red green pink beige brown silver grey gray purple yellow navy clear multi x-large xx-large non ultra
+    super full half double single dual triple professional personal everyday daily easy quick fast""".split()  # noqa: SIM905 - easier to read
+)
+"""Function words, verbs and adjectives that are frequent in titles."""
+_ADJECTIVE_ENDINGS = ("able", "ible", "ful", "less", "ous", "ive", "ic", "ish", "proof")
+_NUMBER = re.compile(r"[\d.,/%\"'x*]+")
+_TOKEN = re.compile(r"[a-z]+(?='s\b)|'s|[^\W\d_]+|\d[\w.,/%\"'*]*|\w+|[^\w\s]")
 
 
 class Score(NamedTuple):
@@ -77,7 +98,7 @@ def original_score(
     """
     wanted = goal.options.items() if isinstance(goal.options, Mapping) else goal.options
     chosen = [_color(value) for value in options.values()]
-    # The original compares an option of a synthetic goal as the text of a pair of name and value.
+    # The original compares an option of a synthetic goal as a text that contains its name and its value.
     count = sum(any(_is_similar(one, str(want)) for one in chosen) for want in map(_color, wanted))
     return _score(goal, product, count, price, title_nouns)
 
@@ -125,7 +146,7 @@ def _categories(path: str) -> set[str]:
 
 
 def _color(option: str | tuple[str, str]) -> str | tuple[str, str]:
-    """Return the first colour that an option contains, or the option. A pair contains only its two elements."""
+    """Return the first colour that an option contains, or the option. A pair must have the colour as an element."""
     return next((color for color in _COLORS if color in option), option)
 
 
@@ -137,8 +158,8 @@ def _is_similar(one: object, other: object) -> bool:
 def token_set_ratio(one: str, other: str) -> int:
     """Return how similar the sets of words of two texts are, 0 to 100, as thefuzz's function of this name does.
 
-    The common words, the common words with the rest of the first text and those with the rest of the second are
-    compared in pairs, and the highest similarity counts. Characters outside ASCII are left out.
+    Three texts are compared in pairs, and the highest similarity counts: the common words; these and the rest of the
+    first text; and these and the rest of the second text. Characters outside ASCII are left out.
     """
     first, second = _words(one), _words(other)
     if not first or not second:
@@ -165,3 +186,72 @@ def _common_length(one: str, other: str) -> int:
             row.append(before[place - 1] + 1 if a == b else max(before[place], row[-1]))
         before = row
     return before[-1]
+
+
+@lru_cache(maxsize=1 << 14)
+def nouns(title: str) -> Sequence[str]:
+    """Return the nouns of a title in lower case, in their order, with repetitions.
+
+    The original uses the statistical tagger of spaCy's ``en_core_web_lg``. This tagger needs no model, and is the same
+    on every machine. It counts a word as a noun if it is in no list of other words and has no ending of an adjective:
+    titles of products are little else than nouns and adjectives.
+    """
+    return tuple(
+        token
+        for token in _TOKEN.findall(title.lower())
+        if any(one.isascii() and one.isalnum() for one in token)
+        and token not in _OTHERS
+        and not (token.endswith("ly") or (len(token) > 5 and token.endswith(_ADJECTIVE_ENDINGS)))
+        and not _NUMBER.fullmatch(token)
+    )
+
+
+class StrictRules:
+    """Our rules: the seed decides the prices, which pages show, and options match by their names.
+
+    An action must be complete, and a search is possible only on the first page.
+
+    Args:
+        seed: Seed of the episode.
+    """
+
+    is_strict = True
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def price(self, product: Product) -> float:
+        """Return the price in dollars for which the product is sold."""
+        return charged_price(product, self._seed)
+
+    def price_tag(self, product: Product) -> str:
+        """Return the price that pages show."""
+        return f"${self.price(product):.2f}"
+
+    def score(self, goal: Goal, product: Product, options: Mapping[str, str]) -> Score:
+        return strict_score(goal, product, options, self.price(product))
+
+
+class OriginalRules:
+    """The rules of the original, for comparisons.
+
+    Args:
+        prices: The prices by product id, as `envkit.environments.webshop.goals.original_prices` draws them.
+    """
+
+    is_strict = False
+
+    def __init__(self, prices: Mapping[str, float]) -> None:
+        self._prices = prices
+
+    def price(self, product: Product) -> float:
+        return self._prices[product.asin]
+
+    def price_tag(self, product: Product) -> str:
+        return product.price_tag
+
+    def score(self, goal: Goal, product: Product, options: Mapping[str, str]) -> Score:
+        return original_score(goal, product, options, self.price(product))
+
+
+Rules: TypeAlias = StrictRules | OriginalRules

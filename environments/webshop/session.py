@@ -8,8 +8,7 @@ from typing import Literal, Protocol, TypeAlias
 
 from .goals import Goal
 from .products import BACK, BUY, DETAILS, NEXT, PREVIOUS, SEARCH, Product
-from .rewards import Score
-from .rules import Rules
+from .rewards import Rules, Score
 
 PageName: TypeAlias = Literal["search", "results", "item", "detail", "done"]
 
@@ -99,10 +98,7 @@ class Session:
         return list(dict.fromkeys(found))
 
     def act(self, action: str) -> bool:
-        """Carry out an action, such as ``search[red shoes]`` or ``click[buy now]``; return whether it is one.
-
-        Any other text changes nothing.
-        """
+        """Carry out an action such as ``search[red shoes]``. Return False, and change nothing, if it is impossible."""
         if self.page == "done":
             return False
         if self.rules.is_strict:

@@ -266,7 +266,8 @@ class FleetHost(EnvHost):
         failures = self._failures if self._ends_when_spent else Failures()
         while True:
             if self._is_on_demand and number not in self._untried:
-                await self._wait_for_demand()
+                while len(self._waiting) <= len(self._untried):  # those workers will serve all that wait
+                    await self._demand.wait()
                 self._untried.add(number)
             failure = await self._live(number)
             if failure is None:
@@ -298,16 +299,6 @@ class FleetHost(EnvHost):
             self.restarts += 1
         self._kept_workers -= 1
         self._wake()
-
-    async def _wait_for_demand(self) -> None:
-        """Wait until the episodes that wait for a slot outnumber the workers that are starting."""
-        while len(self._waiting) <= len(self._untried):
-            await self._demand.wait()
-
-    def _ask_for_worker(self) -> None:
-        """Wake the tasks that start workers on demand, because an episode waits for a slot."""
-        demand, self._demand = self._demand, anyio.Event()
-        demand.set()
 
     async def _find_left_running(self) -> None:
         """Find the sandboxes that an earlier server process left running; stop those that this host cannot use."""
@@ -376,7 +367,8 @@ class FleetHost(EnvHost):
         """Wait for a slot in a healthy worker, and take it. Calls are served in order of arrival."""
         waiter = _Waiter()
         self._waiting.append(waiter)
-        self._ask_for_worker()
+        demand, self._demand = self._demand, anyio.Event()
+        demand.set()  # wakes the tasks that start workers on demand
         began = clock.now() if self._is_on_demand else 0.0
         try:
             while self._waiting[0] is not waiter or (worker := self._free_worker()) is None:

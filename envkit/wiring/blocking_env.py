@@ -71,7 +71,8 @@ class BlockingEnv(gymnasium.Env[str, str]):
         super().reset(seed=seed)
         task_seed = int(self.np_random.integers(1 << 31)) if seed is None else seed
         task = Task(self._env_id, task_seed, {**self._options, **(options or {})})
-        self._end_lease()
+        self._episode = None
+        self._lease.close()
         self._episode = self._lease.enter_context(self._portal.wrap_async_context_manager(self._host.lease(task)))
         start = self._portal.call(self._episode.reset)
         self._is_graded = start.is_graded
@@ -115,10 +116,6 @@ class BlockingEnv(gymnasium.Env[str, str]):
         """End the episode and close the host; idempotent. At its exit, the interpreter does the same."""
         self._episode = None
         self._finalizer()
-
-    def _end_lease(self) -> None:
-        self._episode = None
-        self._lease.close()
 
 
 def loop_thread() -> BlockingPortalProvider:

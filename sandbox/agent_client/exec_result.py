@@ -57,7 +57,7 @@ def result_of(reply: Reply) -> ExecResult:
     if type(cut) is not int or not 0 <= cut < 1 << 63:
         raise ValueError("an invalid number of dropped bytes")
     duration_s = end.get("duration_s")
-    if type(duration_s) not in (int, float) or not (isinstance(duration_s, (int, float)) and _is_sane(duration_s)):
+    if isinstance(duration_s, bool) or not isinstance(duration_s, (int, float)) or not 0 <= duration_s < math.inf:
         raise ValueError("an invalid duration")
     state = end.get("state", "kept")
     if state not in ("kept", "lost"):
@@ -79,7 +79,3 @@ def _flag(end: dict[str, JSON], name: str) -> bool:
     if value is not None and not isinstance(value, bool):
         raise ValueError(f"{name} is not a boolean")
     return value is True
-
-
-def _is_sane(seconds: float) -> bool:
-    return math.isfinite(seconds) and seconds >= 0

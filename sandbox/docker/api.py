@@ -171,11 +171,7 @@ class Daemon:
 
     async def remove_volume(self, name: str) -> None:
         """Remove a volume, unless it is missing or in use."""
-        try:
-            await self._call(self._api.remove_volume, name)
-        except DaemonError as error:
-            if error.http_status not in (404, 409):
-                raise
+        await self._remove(self._api.remove_volume, name)
 
     async def image(self, name: str) -> Image | None:
         """Return the properties of an image; None if the daemon does not have the image."""
@@ -226,11 +222,7 @@ class Daemon:
 
     async def remove_image(self, image: str) -> None:
         """Remove an image, unless it is missing or in use."""
-        try:
-            await self._call(self._api.remove_image, image, noprune=False)
-        except DaemonError as error:
-            if error.http_status not in (404, 409):
-                raise
+        await self._remove(self._api.remove_image, image, noprune=False)
 
     async def build(
         self,
@@ -283,6 +275,13 @@ class Daemon:
             if error.http_status != 404:
                 raise
         return None
+
+    async def _remove(self, remove: Callable[..., Any], *arguments: Any, **options: Any) -> None:
+        try:
+            await self._call(remove, *arguments, **options)
+        except DaemonError as error:
+            if error.http_status not in (404, 409):  # missing, or in use
+                raise
 
     async def _unless_missing(self, answer: Awaitable[Any]) -> Any:
         try:

@@ -39,7 +39,8 @@ def new_run_folder(pid: int | None = None) -> Path:
         SandboxError: No parent directory is writable.
     """
     prefix = f"{owner_name(os.getpid() if pid is None else pid)}-"
-    for root in roots() if pid is None else common_first():
+    # Processes with other environment variables search in /tmp, too, so for another process it is the first choice.
+    for root in roots() if pid is None else sorted(roots(), key=lambda root: root != _COMMON):
         try:
             return Path(tempfile.mkdtemp(prefix=prefix, dir=root))
         except OSError:
@@ -132,11 +133,6 @@ def roots() -> Iterator[Path]:
         if name and len(name) <= _MAX_ROOT and name not in seen and os.access(name, os.W_OK | os.X_OK):
             seen.add(name)
             yield Path(name)
-
-
-def common_first() -> list[Path]:
-    """Return the `roots` with ``/tmp`` first, because processes with other environment variables search there, too."""
-    return sorted(roots(), key=lambda root: root != _COMMON)
 
 
 def _is_ours(folder: Path) -> bool:

@@ -97,7 +97,7 @@ class Instance:
         self.answered_at = self.used_at = clock.now()
         self.latency_s: float | None = None
         self.is_diagnosing = False
-        self.on_end: Callable[[Cause], None] = _ignore
+        self.on_end: Callable[[Cause], None] = lambda _: None
         self._notify = notify
         self._calls: set[anyio.CancelScope] = set()
         self._open_programs = 0
@@ -253,10 +253,6 @@ class Instance:
             call.cancel()
         self.on_end(cause)
         self.enter(state, cause)
-
-
-def _ignore(cause: Cause) -> None:
-    pass
 
 
 def ended(view: SandboxView, cause: Cause, state: SandboxState = SandboxState.STOPPED) -> SandboxView:

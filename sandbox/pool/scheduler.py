@@ -374,7 +374,7 @@ class Scheduler:
     def _makes_room(self, request: LeaseRequest) -> bool:
         """Evict warm sandboxes if that makes room. Return whether `request` can be served before another lease ends."""
         stock = self._stock_for(request.spec) if request.snapshot is None else None
-        if stock is not None and stock.has_starting():
+        if stock is not None and any(warm.state is SandboxState.STARTING for warm in stock.instances):
             return True
         if all(warm.cleared.is_set() for warm in request.evicting):
             candidates = [warm for stock in self.stocks for warm in stock.instances]

@@ -66,9 +66,6 @@ class WarmStock:
         ready = (warm for warm in self.instances if warm.state is SandboxState.READY)
         return next((warm for warm in ready if warm.node in nodes), None)
 
-    def has_starting(self) -> bool:
-        return any(warm.state is SandboxState.STARTING for warm in self.instances)
-
     def fail(self, budget: RestartBudget, *, now: float) -> bool:
         """Record that a start failed or a warm sandbox was lost, and set `resumes_at` to the time of its replacement.
 

@@ -221,7 +221,8 @@ def measure(tasks: Sequence[Sequence[EvaluatedEpisode]], attempts: int) -> dict[
     if attempts > 1 and "success" in first:
         solved = [_successes(task) for task in valid]
         shares: dict[str, list[list[float]]] = {}
-        for k in _powers(attempts):
+        powers = [1 << exponent for exponent in range((attempts - 1).bit_length())]
+        for k in [*powers, attempts]:
             some = [one for one in solved if len(one) >= k]
             shares[f"pass@{k}"] = [[pass_at(k, one)] for one in some]
             shares[f"pass^{k}"] = [[pass_all(k, one)] for one in some if k > 1]  # pass^1 is pass@1
@@ -233,11 +234,6 @@ def measure(tasks: Sequence[Sequence[EvaluatedEpisode]], attempts: int) -> dict[
 def total_usage(tasks: Sequence[Sequence[EvaluatedEpisode]]) -> TokenUsage:
     """Return the token usage of all episodes that are not void."""
     return TokenUsage.total(one.usage for task in tasks for one in task if not one.outcome.is_void)
-
-
-def _powers(attempts: int) -> list[int]:
-    """Return the values of k for pass@k: the powers of two below `attempts`, then `attempts`."""
-    return [*(1 << exponent for exponent in range((attempts - 1).bit_length())), attempts]
 
 
 def _successes(task: Sequence[EvaluatedEpisode]) -> list[bool]:

@@ -135,7 +135,7 @@ def _finish(draft: Path, target: Path, state: RunState, policy: SavedPolicy | No
     if policy is not None:
         policy.write(draft / "policy")
     (draft / _STATE).write_bytes(orjson.dumps(dataclasses.asdict(state), option=orjson.OPT_INDENT_2))
-    aside = _aside(target)
+    aside = target.with_name(f".{target.name}.old")
     if target.exists():
         shutil.rmtree(aside, ignore_errors=True)
         target.replace(aside)
@@ -170,11 +170,6 @@ def load_state(checkpoint: Path) -> RunState:
         return RunState(**content)  # type: ignore[arg-type]
     except (OSError, ValueError, TypeError) as error:
         raise UsageError(f"{checkpoint}: not a checkpoint: {error}") from error
-
-
-def _aside(target: Path) -> Path:
-    """Return the temporary name of a checkpoint while a new checkpoint of the same step replaces it."""
-    return target.with_name(f".{target.name}.old")
 
 
 def _found(folder: Path) -> list[Path]:

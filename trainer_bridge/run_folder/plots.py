@@ -135,7 +135,8 @@ def training_panels(metrics: Rows) -> Figure | None:
     figure = new_figure(max(4, 3 * columns), 2.2 * rows + 0.4)
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True)
     subplots = [axes for row in grid for axes in row]
-    window = _window(max(len(curve.steps) for _, curve in panels))
+    steps = max(len(curve.steps) for _, curve in panels)
+    window = 1 if steps < 40 else min(_MAX_WINDOW, steps // 20) | 1  # odd; 1 does not smooth
     for number, (axes, (panel, curve)) in enumerate(zip(subplots, panels, strict=False)):
         frame(axes, panel.title, size=11)
         if window == 1:
@@ -164,11 +165,6 @@ def _scale(axes: Axes, panel: _Panel, curve: Curve) -> None:
     if panel.from_zero:
         axes.set_ylim(bottom=low * 1.08, top=high * 1.08)
     axes.yaxis.set_major_locator(MaxNLocator(4))
-
-
-def _window(steps: int) -> int:
-    """Return the odd number of train steps over which smoothed curves average; 1 if the run is too short for that."""
-    return 1 if steps < 40 else min(_MAX_WINDOW, steps // 20) | 1
 
 
 def means(values: Sequence[float], window: int) -> list[float]:

@@ -103,7 +103,11 @@ def weights_folder(run_folder: Path, *, chosen: str | None = None, memory: Path 
             # Machines that share a folder may each have a run in a folder of the same name.
             name = stable_hash(platform.node(), str(run_folder.absolute()))
             folder = Path(chosen).absolute() / f"envkit-weights-{name:016x}"
-            _check_writable(folder.parent)
+            try:
+                TemporaryFile(dir=folder.parent).close()
+            except OSError as error:
+                why = f"cannot write to {folder.parent}: {error.strerror}"
+                raise UsageError(f"engine.weights_folder: {why}") from error
         else:
             with suppress(UsageError, OSError):
                 parent = private_folder(memory / f"envkit-weights-{os.geteuid()}")
@@ -117,13 +121,6 @@ def weights_folder(run_folder: Path, *, chosen: str | None = None, memory: Path 
         shutil.rmtree(folder, ignore_errors=True)
         opened.callback(shutil.rmtree, folder, ignore_errors=True)
         yield folder
-
-
-def _check_writable(folder: Path) -> None:
-    try:
-        TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise UsageError(f"engine.weights_folder: cannot write to {folder}: {error.strerror}") from error
 
 
 def _locked(lock: Path) -> IO[bytes]:

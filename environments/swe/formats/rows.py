@@ -1,4 +1,4 @@
-"""Tasks of rows of other data sets. The columns of a row tell its set.
+"""Tasks of rows of other data sets. The columns of a row tell which data set it is from.
 
     SWE-bench   ``environment_setup_commit``. ``FAIL_TO_PASS`` and ``PASS_TO_PASS`` are JSON lists as text. Also Lite,
                 Verified and Multilingual, and sets that were collected by its tools, such as SWE-bench-extra.
@@ -11,7 +11,7 @@
 Images: the column ``docker_image`` or ``image_name`` of the row. Without one, SWE-bench's images have the names
 ``swebench/sweb.eval.x86_64.ID``, with ``__`` in the id replaced by ``_1776_`` (swebench/harness/test_spec/test_spec.py
 of SWE-bench), and those of SWE-Gym ``xingyaoww/sweb.eval.x86_64.ID``, with ``_s_`` instead (its fork of OpenHands).
-``image_name`` of SWE-smith without a namespace gets ``jyangballin``, and ``_1776_`` for ``__``
+If ``image_name`` of SWE-smith has no namespace, it gets ``jyangballin``, and its ``__`` become ``_1776_``
 (src/r2egym/agenthub/runtime/docker.py of R2E-Gym). In all of these images, the package is in ``/testbed``.
 """
 
@@ -237,7 +237,7 @@ def _r2e_gym(row: _Row) -> SweTask:
 
 
 def _name(test: str) -> str:
-    """Return the name of a test without colours and the message that R2E-Gym leaves behind some names."""
+    """Return the name of a test without colour codes, and without the message that follows some names of R2E-Gym."""
     return _COLOUR.sub("", test).partition(" - ")[0]
 
 

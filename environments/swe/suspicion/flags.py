@@ -20,9 +20,9 @@ _PROGRAM = str(Path(__file__).with_name("names.py"))
 
 
 async def flags_of(tree: Path, changes: Mapping[str, bytes]) -> tuple[str, ...]:
-    """Return the signs of an attempt to deceive the grader in changed Python files, without those that the tree has.
+    """Return the new signs of an attempt to deceive the grader in changed Python files.
 
-    The flags are found in the syntax trees of the files. A submission for which that fails has a flag that says so.
+    The flags are found in the syntax trees of the files. If the search fails, a flag says so.
     """
     texts = {
         path: [content_of(tree, path).decode("latin-1"), content.decode("latin-1")]
@@ -41,7 +41,7 @@ async def flags_of(tree: Path, changes: Mapping[str, bytes]) -> tuple[str, ...]:
 async def in_process(arguments: Sequence[str], given: object) -> Any:
     """Run a Python program with `given` as JSON input, and return its JSON output; None if it fails or takes too long.
 
-    Files that were written for it may take any time or memory to parse.
+    The limits are needed because a hostile file may take any time or memory to parse.
     """
     with anyio.move_on_after(DEADLINE_S):
         command = [sys.executable, *arguments]

@@ -99,7 +99,7 @@ def _uses_types(node: ast.AST) -> bool:
 
 
 def _of_call(node: ast.Call) -> Iterator[str]:
-    called = node.func.func if isinstance(node.func, ast.Call) else node.func  # type(int)(...) is type(...), too
+    called = node.func.func if isinstance(node.func, ast.Call) else node.func  # type(int)(...) is the same as type(...)
     name = called.id if isinstance(called, ast.Name) and (called is node.func or called.id == "type") else ""
     name = "type" if isinstance(called, ast.Attribute) and called.attr == "__class__" else name
     if name in _WITH_NAME:
@@ -118,7 +118,7 @@ def _of_call(node: ast.Call) -> Iterator[str]:
 def names_in(text: str) -> Counter[str]:
     """Return the suspicious names of a file of Python, whose bytes are decoded as Latin-1, and how often each occurs.
 
-    The file is parsed as bytes, since its first lines may name an encoding that makes other source of it.
+    The file is parsed as bytes, since its first lines may name an encoding that changes what the source means.
     """
     return Counter(_found(ast.parse(text.encode("latin-1"))))
 

@@ -196,12 +196,12 @@ def write_file(path: str, content: str) -> str:
 
 
 def under(folder: str, items: Mapping[str, T]) -> dict[str, T]:
-    """Return items by path with the paths below a folder."""
+    """Return the items with the name of a folder in front of their paths."""
     return {f"{folder}/{path}": item for path, item in items.items()}
 
 
 def lines(items: Iterable[object]) -> str:
-    """Return a text with an item a line."""
+    """Return a text with one item per line."""
     return "".join(f"{item}\n" for item in items)
 
 

@@ -32,7 +32,7 @@ def _csv(header: Sequence[str], rows: Iterable[Sequence[object]], delimiter: str
 
 
 def _database(path: str, tables: dict[str, str]) -> str:
-    """Return a shell command that moves CSV files into tables of a SQLite file; `tables` are columns by name."""
+    """Return a shell command that moves CSV files into a SQLite file; `tables` are the columns by table."""
     return python(f"""
 import csv, os, sqlite3
 with sqlite3.connect("{path}") as database:

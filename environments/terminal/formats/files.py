@@ -21,8 +21,8 @@ def require_usable(folder: Path) -> None:
     Links in the material of a task are allowed, because envkit does not follow them.
 
     Raises:
-        ConfigError: It is larger than 2 GiB, also if that is the size of a sparse file; it has a named pipe, a device
-            or a socket; or a file or folder that envkit itself reads is a link out of the folder.
+        ConfigError: It is larger than 2 GiB, where sparse files count with their full size; it has a named pipe, a
+            device or a socket; or a file or folder that envkit itself reads is a link out of the folder.
     """
     size = 0
     for parent, folders, files in os.walk(folder):

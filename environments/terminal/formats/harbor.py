@@ -60,7 +60,7 @@ def read_task(folder: Path, variables: Collection[str] = ()) -> TerminalTask:
         workdir = settings.workdir or WORK
         if workdir != WORK or profile != "strict" or settings.docker_image:
             raise ConfigError(
-                [f"{file}: metadata.envkit.portable: such a task has no image, the profile strict and workdir {WORK}"]
+                [f"{file}: metadata.envkit.portable: needs the profile strict, the workdir {WORK}, and no image"]
             )
         if own.setup and not (environment / own.setup).is_file():
             raise ConfigError([f"{file}: metadata.envkit.setup: environment/{own.setup} is missing"])
@@ -154,7 +154,7 @@ def _verifier(
     variables: Collection[str],
     notes: list[str],
 ) -> Verifier:
-    """Return the verifier of a table. Keys that a step's table lacks come from the task's, the second of `step`.
+    """Return the verifier of a table. Keys that a step's table lacks come from the table of the task.
 
     The tests of a step are in its own folder, or else in that of the task.
     """
@@ -191,7 +191,7 @@ def _verifier(
             if rest:
                 notes.append(f"{key}.environment: {', '.join(rest)}: the verifier has the limits of the environment")
     for one in collect:
-        _require_main(file, f"{key}.collect.service", one.service)
+        _require_main(f"{file}: {key}.collect.service", one.service)
     return Verifier(
         tests=tests,
         timeout_s=table.timeout_sec,
@@ -250,9 +250,9 @@ def _require_linux(file: Path, key: str, table: schema.EnvironmentTable) -> None
         raise ConfigError([f"{file}: {key}.os: envkit has only Linux sandboxes, got {table.os!r}"])
 
 
-def _require_main(file: Path, key: str, service: str | None) -> None:
+def _require_main(place: str, service: str | None) -> None:
     if service not in (None, "", "main"):
-        raise ConfigError([f"{file}: {key}: envkit plays tasks with one container, main; got {service!r}"])
+        raise ConfigError([f"{place}: envkit plays tasks with one container, main; got {service!r}"])
 
 
 def _note_users(found: schema.TaskFile, profile: Profile, notes: list[str]) -> None:
@@ -276,7 +276,7 @@ def _size(file: Path, name: str, mib: int | None, text: str) -> int | None:
 
 
 def _instruction(folder: Path) -> str:
-    """Return the instruction without the marks that some data sets put at its top to find copies of them."""
+    """Return the instruction without the canaries that data sets put at its top, to find copies of themselves."""
     lines = read_text(folder / "instruction.md").splitlines(keepends=True)
     start = 0
     while start < len(lines) and _CANARY.match(lines[start]):
@@ -307,12 +307,11 @@ def _min_reward(file: Path, place: str, value: float | dict[str, float] | None) 
 
 
 def _artifacts(place: str, entries: Sequence[str | schema.ArtifactTable]) -> tuple[Artifact, ...]:
-    """Return artifacts; the destination of Harbor is a folder on the host, which envkit does not use."""
+    """Return artifacts. Harbor's key ``destination``, a folder on the host, is ignored."""
     found = []
     for entry in entries:
         table = schema.ArtifactTable(source=entry) if isinstance(entry, str) else entry
-        if table.service not in (None, "", "main"):
-            raise ConfigError([f"{place}: envkit plays tasks with one container, main; got {table.service!r}"])
+        _require_main(place, table.service)
         path = PurePosixPath(table.source)
         if not path.is_absolute() or ".." in path.parts:
             raise ConfigError([f"{place}: must be an absolute path without .., got {table.source!r}"])

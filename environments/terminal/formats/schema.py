@@ -154,7 +154,7 @@ class TaskFile(msgspec.Struct, frozen=True, kw_only=True):
     multi_step_reward_strategy: Literal["mean", "final"] = "mean"
 
 
-# msgspec prepares a type at its first use, and the process crashes if two threads do that at once. So it is done here.
+# msgspec prepares a type at its first use; if two threads do that at once, the process crashes. So prepare it now.
 msgspec.json.Decoder(TaskFile)
 
 
@@ -168,7 +168,7 @@ def read_file(file: Path) -> TaskFile:
         text = read_text(file)
         dots = max((line.count(".") for line in text.splitlines()), default=0)
         if dots * (dots + text.count("\n")) > _MAX_DOTS:
-            raise ConfigError([f"{file}: a line has {dots} dots; shorten it or the file"])
+            raise ConfigError([f"{file}: a line has {dots} dots, which take too long to parse; shorten it or the file"])
         content = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError([f"{file}: not valid TOML: {error}"]) from None
@@ -187,7 +187,7 @@ def size_mib(place: str, text: str) -> int:
     """Return a size such as ``2G`` in MiB; `place` is the file and key, for errors.
 
     Raises:
-        ConfigError: It is no such size.
+        ConfigError: The text is not a size.
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:
@@ -199,8 +199,8 @@ def image_name(place: str, text: str) -> str:
     """Return the name of an image with its tag; `place` is the file and key, for errors. Empty stays empty.
 
     Raises:
-        ConfigError: It is no such name. For some backends an image is a folder of this machine, which only the user may
-            name.
+        ConfigError: The text is not the name of a Docker image. Paths are refused: for some backends, an image is a
+            folder of this machine, and only the user may choose that.
     """
     match = _IMAGE.fullmatch(text)
     if text and match is None:

@@ -55,7 +55,7 @@ class _Command(msgspec.Struct, frozen=True, kw_only=True):
     append_enter: bool = True
 
 
-# msgspec prepares a type at its first use, and the process crashes if two threads do that at once. So it is done here.
+# msgspec prepares a type at its first use; if two threads do that at once, the process crashes. So prepare it now.
 msgspec.json.Decoder(tuple[_TaskFile, _Command])
 
 
@@ -71,7 +71,7 @@ def read_tasks(folder: Path, variables: Collection[str] = (), *, strict: bool = 
 
     Raises:
         UsageError: There are no tasks.
-        ConfigError: No task can be used, or one cannot and `strict` is true; with one line or more for each task.
+        ConfigError: No task can be used, or one cannot and `strict` is true. The message has lines for each such task.
     """
     tasks, problems = [], list[str]()
     for one in task_folders(folder):
@@ -87,7 +87,7 @@ def read_tasks(folder: Path, variables: Collection[str] = (), *, strict: bool = 
 
 
 def left_out(folder: Path, tasks: Iterable[TerminalTask]) -> Sequence[str]:
-    """Return a line that names the subfolders of a folder that are none of its `tasks`, if there are any."""
+    """Return a line that names the subfolders of a folder that are not among its `tasks`, if there are any."""
     folders, used = task_folders(folder), {task.folder for task in tasks}
     names = [one.name for one in folders if one not in used]
     if not names:
@@ -98,7 +98,7 @@ def left_out(folder: Path, tasks: Iterable[TerminalTask]) -> Sequence[str]:
 
 
 def task_folders(folder: Path) -> list[Path]:
-    """Return the folder itself if it is a task; otherwise its subfolders, ordered by name, also if they are no tasks.
+    """Return the folder itself if it is a task; otherwise all its subfolders, ordered by name.
 
     Hidden subfolders and ``__pycache__`` are ignored.
 

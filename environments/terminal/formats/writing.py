@@ -44,8 +44,9 @@ def write_task(
 ) -> None:
     """Write a portable task; see `TerminalTask.is_portable`.
 
-    A file whose content begins with ``#!`` becomes executable. The file does not say where the tests run: envkit then
-    runs them in a sandbox of their own, and Harbor in that of the agent, since artifacts lose their owners there.
+    A file whose content begins with ``#!`` becomes executable. ``task.toml`` does not say where the
+    tests run. So envkit runs them in a sandbox of their own, but Harbor runs them in the agent's sandbox: as artifacts,
+    files would lose their owners there.
 
     Args:
         folder: Folder of the task, which is made. It must be missing or empty.
@@ -109,12 +110,12 @@ def write_task(
 
 
 def dockerfile(packages: Sequence[str], *, has_setup: bool) -> str:
-    """Return the Dockerfile of a portable task: that of its packages, with its files."""
+    """Return the Dockerfile of a portable task, which installs its packages and copies its files."""
     return recipe(packages) + _FROM_ENVIRONMENT + (_SET_UP if has_setup else "") + _AS_ROOT
 
 
 def _as_agent(script: str) -> str:
-    """Return a script that runs another one as the agent's user, also where Harbor runs it as root."""
+    """Return a script that runs another one as the agent's user, even if Harbor runs it as root."""
     return (
         f"script={shlex.quote(script)}\n"
         'if [ "$(id -u)" = 0 ]; then exec su agent -s /bin/sh -c "$script"; fi\n'
@@ -139,7 +140,7 @@ def _write(folder: Path, path: str, content: str | bytes) -> None:
 
 
 def _table(name: str, values: Mapping[str, str | float | list[str]]) -> str:
-    """Return a table of TOML. A string of JSON without non-ASCII escapes is one of TOML too."""
+    """Return a table of TOML. A string of JSON without non-ASCII escapes is also a string of TOML."""
     head = f"[{name}]\n" if name else ""
     return head + "".join(f"{key} = {_value(value)}\n" for key, value in values.items())
 

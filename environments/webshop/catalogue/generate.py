@@ -2,7 +2,7 @@
 
 Products come in families of one to five near-duplicates, which share their kind, brand and most words but differ in an
 attribute, the values of an option or the price. So the first hit of a search often is not what the instruction asks
-for, and reading the pages decides. A family lies in one split, so that no test goal has a near-duplicate among the
+for, and a buyer has to read the pages. A family lies in one split, so that no test goal has a near-duplicate among the
 training goals. Shares, numbers of options and attributes, lengths of titles and prices follow the statistics of 1,000
 products of the original shop.
 """
@@ -24,7 +24,7 @@ _Item = TypeVar("_Item")
 
 
 def _spread(weights: dict[int, int]) -> tuple[int, ...]:
-    """Return each key as often as its weight says."""
+    """Return a tuple that contains each key as often as its weight says."""
     return tuple(value for value, weight in weights.items() for _ in range(weight))
 
 
@@ -74,19 +74,19 @@ class _Dice:
 
 
 class _Sentence(NamedTuple):
-    """A sentence about feature number `feature`, which replaces {attribute} and {ATTRIBUTE} in `text`."""
+    """A sentence about the feature of this number. Its name replaces {attribute} and {ATTRIBUTE} in `text`."""
 
     text: str
     feature: int
 
 
 class _Model(NamedTuple):
-    """A product before it is written down. Near-duplicates are made from one model.
+    """A product before its texts are written. Near-duplicates are made from the same model.
 
     Attributes:
         features: The attributes, followed by other features that the texts mention.
         attributes: Number of attributes.
-        title: Words, and numbers of features.
+        title: The title, as words, and numbers that stand for features.
     """
 
     kind: Kind
@@ -141,8 +141,8 @@ def _model(dice: _Dice) -> _Model:
     brand = "".join(dice.one(words.SYLLABLES) for _ in range(3 if dice.chance(0.1) else 2)).capitalize()
     shown = dice.some(range(len(features)), dice.one(_SHOWN_COUNTS))
     hidden = [index for index in range(len(features)) if index not in shown]
-    # A search sees title, description and first bullet. If these mention only what the title shows, it cannot tell
-    # near-duplicates apart that differ in something else; the other bullets can.
+    # A search sees title, description and first bullet. If these mention only what the title shows, a search cannot
+    # tell near-duplicates apart that differ in something else. A buyer can, from the other bullets.
     of_bullets = [*hidden, *shown]
     of_description = list(shown) if shown and dice.chance(0.7) else of_bullets
 
@@ -190,7 +190,7 @@ def _compatible(features: Sequence[str]) -> tuple[str, ...]:
 
 
 def _fill(dice: _Dice, template: str, kind: Kind, marked: str, brand: str) -> str:
-    """Return the template with all words but those of the feature."""
+    """Fill in all placeholders of a template but {attribute} and {ATTRIBUTE}, which stay."""
     noun = marked.removeprefix("~")
     is_plural = noun != marked and noun.endswith("s")
     adjective = dice.one(words.ADJECTIVES[kind.category])
@@ -213,7 +213,7 @@ def _fill(dice: _Dice, template: str, kind: Kind, marked: str, brand: str) -> st
 
 
 def _title(dice: _Dice, kind: Kind, noun: str, brand: str, shown: Sequence[int]) -> tuple[str | int, ...]:
-    """Return words, and numbers of the features in `shown`; about as long as a title of the original shop."""
+    """Return the words and feature numbers of a title, about as long as those of the original shop."""
     length = dice.one(_TITLE_LENGTHS)
     adjectives = dice.some(words.ADJECTIVES[kind.category], 6)
     before, after = (shown[:1], shown[1:]) if dice.chance(0.5) else ((), shown)
@@ -233,7 +233,7 @@ def _title(dice: _Dice, kind: Kind, noun: str, brand: str, shown: Sequence[int])
 
 
 def _values(dice: _Dice, pool: Sequence[str]) -> tuple[str, ...]:
-    """Return values of an option, in the order of the pool."""
+    """Draw some values of an option; they keep the order of the pool."""
     return tuple(pool[index] for index in sorted(dice.some(range(len(pool)), dice.one(_VALUE_COUNTS))))
 
 

@@ -79,7 +79,7 @@ class _Human(msgspec.Struct):
 
 
 class _Gem(msgspec.Struct):
-    """A product of GEM; the names of its fields in lower case and without "_"."""
+    """A product of GEM. Before it is read, the names of its fields get lower case, and lose "_"."""
 
     asin: str
     title: str
@@ -104,8 +104,8 @@ def read_products(folder: Path, left_out: list[str] | None = None) -> Iterator[P
         left_out: Gets a line for each malformed product, which is left out; None makes such a product an error.
 
     Raises:
-        UsageError: No file of a known layout is there, several files of products are, a file is malformed, or no
-            product can be read.
+        UsageError: No file has a known layout, several files have products, a file is malformed, or no product can be
+            read.
     """
     file = _product_file(folder)
     read = _original_products if _PRODUCTS.fullmatch(file.name) else _gem_products
@@ -205,7 +205,7 @@ def _instructions(products: Path, stem: str, kind: type[dict[str, _T]]) -> dict[
 
 
 def _array_items(file: Path) -> Iterator[object]:
-    """Yield the items of the JSON array in `file`. In memory are one item and about 1 MiB of text."""
+    """Yield the items of the JSON array in `file`. Only one item and about 1 MiB of text are in memory at a time."""
     decode = json.JSONDecoder().raw_decode
     with _open(file) as stream:
         text = stream.read(_CHUNK_CHARACTERS).lstrip()
@@ -240,7 +240,7 @@ def _gem_products(file: Path, left_out: list[str] | None) -> Iterator[Product]:
     for number, row in enumerate(_json_rows(file)):
         fields = {name.lower().replace("_", ""): value for name, value in row.items()}
         if isinstance(options := fields.get("options"), str):
-            with suppress(ValueError):  # `_typed` reports other text
+            with suppress(ValueError):  # if it is not JSON, `_typed` reports it
                 fields["options"] = json.loads(options or "null")
         raw = _typed(fields, _Gem, f"{file}: row {number}", left_out)
         if raw is None:

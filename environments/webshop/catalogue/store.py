@@ -91,7 +91,7 @@ def write_catalogue(folder: Path, products: Iterable[Product], *, source: str, a
     goals, human_goals = len(numbers[False, None]), len(numbers[True, None])
     announce(f"{len(asins):,} products, {goals:,} with an instruction, {human_goals:,} with instructions of people")
     if not (goals or human_goals):
-        raise UsageError(f"{source}: no product has an instruction; of the original, items_ins_v2*.json has them")
+        raise UsageError(f"{source}: no product has an instruction; those of the original are in items_ins_v2*.json")
     (folder / "words.txt").write_text("".join(f"{word}\n" for word in sorted(common)))
     meta = _Meta(_FORMAT, len(asins), source, digest.hexdigest()[:32])
     (folder / "meta.json").write_bytes(msgspec.json.format(msgspec.json.encode(meta)))
@@ -161,11 +161,11 @@ class Catalogue:
         return self._search(query, limit)
 
     def goals(self, split: Split | None) -> Sequence[int]:
-        """Return the numbers of the products of a split that have an instruction; None: of all splits."""
+        """Return the numbers of the products with an instruction in a split; if it is None, in all splits."""
         return self._goals[False, split]
 
     def human_goals(self, split: Split | None) -> Sequence[int]:
-        """Return the numbers of the products of a split that have instructions of people; None: of all splits."""
+        """Return the numbers of the products with instructions of people in a split; if it is None, in all splits."""
         return self._goals[True, split]
 
     def words(self) -> Sequence[str]:

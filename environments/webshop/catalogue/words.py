@@ -20,9 +20,9 @@ class Kind(NamedTuple):
 
     Attributes:
         category: One of beauty, electronics, fashion, garden and grocery.
-        query: Search that leads to it.
+        query: Search that finds its products.
         path: Categories from the widest to the narrowest.
-        nouns: What its products are called, with the mark of words without an article.
+        nouns: Names of its products; "~" marks those that take no article.
         options: Possible values by the name of the option.
         low: Lowest price in dollars.
         high: Highest price in dollars.

@@ -48,7 +48,7 @@ def map_bytes(file: Path) -> bytes | mmap:
 def write_index(folder: Path, documents: Iterable[tuple[str, str]]) -> None:
     """Write the index of pairs of id and text into an existing folder.
 
-    It needs about 25 bytes of memory for each different term of each document, and as many on the disk as 6 of these.
+    Each different term of each document needs about 25 bytes of memory and 6 bytes on the disk.
     """
     numbers: dict[str, int] = {}
     ids: list[str] = []
@@ -83,7 +83,7 @@ def write_index(folder: Path, documents: Iterable[tuple[str, str]]) -> None:
 
 
 def _norms(lengths: Sequence[int]) -> npt.NDArray[np.float32]:
-    """Return what each term frequency of a document is multiplied with; `lengths` are numbers of terms."""
+    """Return a factor for the term frequencies of each document; `lengths` are numbers of terms."""
     if not lengths:
         return np.empty(0, np.float32)
     average = np.float32(sum(lengths) / len(lengths))
@@ -92,7 +92,7 @@ def _norms(lengths: Sequence[int]) -> npt.NDArray[np.float32]:
 
 
 def _lossy(length: int) -> int:
-    """Return a document length as Lucene's byte keeps it: exact below 40, otherwise to four leading bits above 24."""
+    """Return a document length as Lucene's byte keeps it: exact below 40, then with four bits for what exceeds 24."""
     dropped = max(0, (length - 24).bit_length() - 4)
     return length if length < 24 else 24 + ((length - 24) >> dropped << dropped)
 

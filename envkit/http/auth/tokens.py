@@ -141,8 +141,7 @@ class TokenStore:
         if not found:
             live = [word for one in self.list() if one.revoked is None for word in {one.id, one.name}]
             raise UsageError(f"there is no token {id_or_name!r} to revoke{did_you_mean(id_or_name, live)}")
-        id: str = found[0][0]
-        return id
+        return str(found[0][0])
 
     def list(self) -> Sequence[TokenView]:
         """Return all tokens, including revoked and expired ones, oldest first."""

@@ -163,7 +163,9 @@ class EnvClient(EnvHost):
             raise
         finally:
             if is_reachable:
-                await self._delete(id)
+                # This frees the slot. If it fails, the session expires later.
+                with anyio.CancelScope(shield=True), suppress(EnvkitError):
+                    await self._connection.call(table.DELETE, messages.SessionBody(id), _DELETE_TIMEOUT_S)
             released, self._released = self._released, anyio.Event()
             released.set()
 
@@ -219,11 +221,6 @@ class EnvClient(EnvHost):
                 return SessionEpisode(id, error, 0, self._connection, self._outages, *times)
             else:
                 return SessionEpisode(id, reply.reset(), reply.turn, self._connection, self._outages, *times)
-
-    async def _delete(self, id: str) -> None:
-        """Delete a session, which frees its slot. If that fails, the session expires later."""
-        with anyio.CancelScope(shield=True), suppress(EnvkitError):
-            await self._connection.call(table.DELETE, messages.SessionBody(id), _DELETE_TIMEOUT_S)
 
     async def _wait_for_slot(self, lock: anyio.Lock, delay_s: float) -> bool:
         """Wait until the server has a free slot. Return False immediately if the server has no slots at all.

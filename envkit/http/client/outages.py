@@ -20,11 +20,6 @@ _DELAYS_S = (0.1, 2.0)
 T = TypeVar("T")
 
 
-def is_unreachable(error: EnvkitError) -> bool:
-    """Return whether the server that raised `error` does not answer, or is shutting down."""
-    return isinstance(error, UnreachableError)
-
-
 class Outages:
     """Repeats the calls to one server while it is unreachable.
 
@@ -40,7 +35,7 @@ class Outages:
         timeout_s: float,
         announce: Callable[[str], None],
         *,
-        is_outage: Callable[[EnvkitError], bool] = is_unreachable,
+        is_outage: Callable[[EnvkitError], bool] = lambda error: isinstance(error, UnreachableError),
         lost: Callable[[EnvkitError], EnvkitError] = lambda error: error,
     ) -> None:
         self._timeout_s = timeout_s

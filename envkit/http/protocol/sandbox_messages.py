@@ -329,16 +329,3 @@ class EventsQuery(msgspec.Struct, frozen=True):
     """The number of the last event that the caller has received."""
 
     after: Annotated[int, msgspec.Meta(ge=0, description="Number of the last event received.")] = 0
-
-
-class EventReply(msgspec.Struct, frozen=True):
-    """An event in the life of a sandbox; see `envkit.types.PoolEvent`."""
-
-    number: int
-    at_s: float
-    kind: str
-    sandbox_id: str
-    tenant: str
-    text: str
-    state: SandboxState | None
-    cause: Cause | None = None

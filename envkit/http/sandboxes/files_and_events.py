@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -82,7 +83,7 @@ class FilesAndEvents:
     async def events(self, query: wire.EventsQuery, call: HttpCall) -> None:
         """Stream the events of sandboxes as server-sent events, with a heartbeat every 15 s.
 
-        The data of each event is an `EventReply`.
+        The data of each event is a `PoolEvent`.
         """
         self._access.refuse_when_closing()
         last = next((value for name, value in call.scope["headers"] if name == b"last-event-id"), b"")
@@ -119,7 +120,5 @@ async def _send_heartbeats(send: Send) -> None:
 
 def _encode(event: PoolEvent, caller: Caller) -> bytes:
     name = event.sandbox_id and caller.name(TenantKey(event.tenant, event.sandbox_id))
-    state, cause = event.state, event.cause
-    reply = wire.EventReply(event.number, event.at_s, event.kind, name, event.tenant, event.text, state, cause)
     kind = "".join(one for one in event.kind if one.isprintable())
-    return b"id: %d\nevent: %b\ndata: %b\n\n" % (event.number, kind.encode(), write(reply))
+    return b"id: %d\nevent: %b\ndata: %b\n\n" % (event.number, kind.encode(), write(replace(event, sandbox_id=name)))

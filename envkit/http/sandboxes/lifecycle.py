@@ -5,11 +5,15 @@ Each operation has a timeout, so that a call ends even if its sandbox hangs.
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import anyio
 
-from envkit.errors import EnvkitError, OptionError, TooLargeError
+from envkit import clock
+from envkit.errors import EnvkitError, OptionError, SandboxNotFoundError, TooLargeError
 from envkit.http.auth.caller import Caller
 from envkit.http.auth.sandbox_policy import SandboxPolicy
 from envkit.http.protocol import operations as table
@@ -19,8 +23,8 @@ from envkit.http.protocol.messages import DoneReply, NoBody, write
 from envkit.http.sandboxes.access import SLACK_S, SandboxAccess, within
 from envkit.http.sandboxes.idempotency import IdempotentCalls
 from envkit.http.sandboxes.pending_starts import PendingStarts, StartRequest
-from envkit.http.sandboxes.snapshots import Snapshots
-from envkit.types import why_no_network
+from envkit.protocols import SandboxPool
+from envkit.types import TenantKey, why_no_network
 
 _MAX_SPEC_BYTES = 128 << 10
 """Limit on the size of a sandbox's spec. The server stores specs for a while after their sandboxes have ended."""
@@ -54,7 +58,7 @@ class SandboxLifecycle:
         self._policy = policy or SandboxPolicy()
         self._keyed = keyed
         self.starts = PendingStarts(access.pool, keyed.drop, ttl_s=ttl_s)
-        self._snapshots = Snapshots(access.pool)
+        self._snapshots = _Snapshots(access.pool)
 
     def keep(self, used: set[str], caller: Caller) -> None:
         """Renew the leases of all sandboxes whose ids are in `used`, and remove the ids of ended sandboxes from
@@ -179,3 +183,72 @@ class SandboxLifecycle:
         self.access.find(body.sandbox_id, caller)
         await within(SLACK_S, partial(self._keyed.cancel, caller.key(body.sandbox_id), body.cancelled))
         return DoneReply()
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    """A stored snapshot.
+
+    Attributes:
+        name: Name that callers use. It is random, because the names that sandbox backends choose can be guessed.
+        key: Sandbox of which the snapshot was taken; its tenant owns the snapshot.
+        at_s: Time at which the snapshot was taken, in seconds since 1970.
+        bytes: Size on disk, in bytes.
+        pool_id: Name of the snapshot in the sandbox pool.
+    """
+
+    name: str
+    key: TenantKey
+    at_s: float
+    bytes: int
+    pool_id: str
+
+
+class _Snapshots:
+    """The snapshots of a server, which `pool` stores: who owns them, and how callers name them.
+
+    The server never removes one on its own.
+    """
+
+    def __init__(self, pool: SandboxPool) -> None:
+        self._pool = pool
+        self._snapshots: dict[str, _Snapshot] = {}
+
+    async def keep(self, key: TenantKey, take: Callable[[], Awaitable[str]]) -> str:
+        """Take a snapshot of a sandbox and return its name for callers.
+
+        Args:
+            key: The sandbox, whose tenant owns the snapshot.
+            take: Function that takes the snapshot and returns its name in the pool.
+        """
+        pool_id = await take()
+        size = await self._pool.snapshot_bytes(pool_id)
+        name = f"snapshot-{secrets.token_hex(16)}"
+        self._snapshots[name] = _Snapshot(name, key, clock.wall(), size, pool_id)
+        return name
+
+    def pool_id(self, name: str, owner: str | None) -> str:
+        """Return the name that the pool uses for the snapshot `name`.
+
+        Raises:
+            SandboxNotFoundError: No snapshot of the tenant `owner`, or of any tenant if `owner` is None, has this name.
+        """
+        found = self._snapshots.get(name)
+        if found is None or owner not in (None, found.key.tenant):
+            raise SandboxNotFoundError(f"no snapshot {name[:200]!r}")
+        return found.pool_id
+
+    def all(self, owner: str | None) -> Sequence[_Snapshot]:
+        """Return the snapshots of the tenant `owner`, or all snapshots if `owner` is None, oldest first."""
+        return [one for one in self._snapshots.values() if owner in (None, one.key.tenant)]
+
+    async def remove(self, name: str, owner: str | None) -> None:
+        """Remove a snapshot if it belongs to the tenant `owner`, or if `owner` is None. The call is safe to repeat.
+
+        Raises:
+            EnvkitError: The removal failed. The snapshot still exists.
+        """
+        found = self._snapshots.get(name)
+        if found is not None and owner in (None, found.key.tenant):
+            await self._pool.remove_snapshot(found.pool_id)
+            self._snapshots.pop(name, None)

@@ -341,7 +341,9 @@ def _metrics(fleet: Fleet, log: BackgroundHandler | None) -> Iterator[Metric]:
     if fleet.pool is not None:
         yield from metrics.collect(fleet.pool, fleet.hosts)
     if log is not None:
-        yield from metrics.of_log(log.dropped)
+        from prometheus_client.core import CounterMetricFamily
+
+        yield CounterMetricFamily("envkit_access_log_dropped", "Access log lines that were dropped.", log.dropped)
 
 
 def _tokens(config: ServeConfig) -> TokenStore:

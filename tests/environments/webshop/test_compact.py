@@ -12,7 +12,7 @@ from envkit.environments.webshop.catalogue.store import write_catalogue
 from envkit.environments.webshop.compact import CompactPage, read
 from envkit.environments.webshop.goals import Goal
 from envkit.environments.webshop.products import Product
-from envkit.environments.webshop.rules import StrictRules
+from envkit.environments.webshop.rewards import StrictRules
 from envkit.environments.webshop.session import PER_PAGE, Session
 from envkit.trainer_bridge.models.tiny_policy import make_tokenizer
 from tests.environments.webshop.shop import SmallCatalogue

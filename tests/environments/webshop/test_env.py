@@ -11,7 +11,7 @@ from envkit.environments.webshop import WebShop
 from envkit.environments.webshop.catalogue.generate import generate
 from envkit.environments.webshop.catalogue.store import open_catalogue, write_catalogue
 from envkit.environments.webshop.goals import draw_goal
-from envkit.environments.webshop.rules import StrictRules
+from envkit.environments.webshop.rewards import StrictRules
 from envkit.errors import OptionError, StepOrderError
 from envkit.types import stable_hash
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from envkit.environments.webshop import WebShop, pages
-from envkit.environments.webshop.html_pages import html
+from envkit.environments.webshop.pages import html
 from envkit.environments.webshop.session import Session
 from tests.environments.webshop.shop import LAMP, make_shop, open_session
 

@@ -19,10 +19,8 @@ from envkit.environments.webshop import pages
 from envkit.environments.webshop.catalogue.loaders import read_products
 from envkit.environments.webshop.catalogue.store import Catalogue, open_catalogue, write_catalogue
 from envkit.environments.webshop.goals import NO_CAP, Goal, original_goals, original_prices, weights
-from envkit.environments.webshop.nouns import nouns
 from envkit.environments.webshop.products import Product
-from envkit.environments.webshop.rewards import original_score
-from envkit.environments.webshop.rules import OriginalRules
+from envkit.environments.webshop.rewards import OriginalRules, nouns, original_score
 from envkit.environments.webshop.session import Session
 
 REFERENCE = Path(__file__).with_name("reference")

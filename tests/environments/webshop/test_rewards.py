@@ -6,9 +6,8 @@ import msgspec
 import pytest
 
 from envkit.environments.webshop.goals import NO_CAP, Goal
-from envkit.environments.webshop.nouns import nouns
 from envkit.environments.webshop.products import Product
-from envkit.environments.webshop.rewards import original_score, strict_score, token_set_ratio
+from envkit.environments.webshop.rewards import nouns, original_score, strict_score, token_set_ratio
 
 SHIRT = Product(
     "B0SHIRT001",

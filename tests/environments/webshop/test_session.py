@@ -11,7 +11,7 @@ import pytest
 from envkit.environments.webshop import pages
 from envkit.environments.webshop.goals import Goal, original_goals, original_prices
 from envkit.environments.webshop.products import Instruction, Product
-from envkit.environments.webshop.rules import OriginalRules, StrictRules
+from envkit.environments.webshop.rewards import OriginalRules, StrictRules
 from envkit.environments.webshop.session import Session, _original_action
 from tests.environments.webshop.shop import SmallCatalogue
 

@@ -102,16 +102,16 @@ class VllmClient:
         await self._http.aclose()
 
     def label(self, version: int) -> str:
-        """Return the label of the weights of a version, which no other client of the server uses."""
+        """Return the label of the weights of a version. No other client of the server uses this label."""
         return f"{self._token}-{version}{_FULL if self._is_full else ''}"
 
     async def connect(self, *, max_tokens: int, dtype: str, takes_adapters: bool) -> None:
-        """Prepare the server for `generate` and `load`. Its weights get the label of version 0.
+        """Prepare the server for `generate` and `load`. Its present weights get the label of version 0.
 
         Raises:
             ServerLostError: It does not answer.
             UsageError: It takes fewer than `max_tokens` tokens, has another number format, was not started with
-                envkit's arguments, or is to take adapters and cannot, or has the weights of another run.
+                envkit's arguments, has the weights of another run, or takes no adapters although it should.
         """
         try:
             (model, *_) = (await self._call("GET", "/v1/models"))["data"]
@@ -146,7 +146,7 @@ class VllmClient:
             await self._set_label(0)
         except UsageError as error:
             advice = "start it with `envkit vllm`, so that it can load weights"
-            raise UsageError(f"the vLLM server {self.url} refused to be prepared: {error.detail}; {advice}") from error
+            raise UsageError(f"the vLLM server {self.url} cannot be prepared: {error.detail}; {advice}") from error
 
     async def is_healthy(self) -> bool:
         """Whether the server answers. It also answers while its worker hangs."""
@@ -156,7 +156,7 @@ class VllmClient:
             return False
 
     async def _lacks(self, path: str) -> bool:
-        """Whether the server has no route for POST requests at `path`. It answers GET requests to one with 405."""
+        """Whether the server has no POST route at `path`. If it has one, it answers a GET request with 405."""
         try:
             return (await self._http.get(path, timeout=_CALL_TIMEOUT_S)).status_code == httpx.codes.NOT_FOUND
         except httpx.HTTPError as error:

@@ -1,8 +1,9 @@
 """The vLLM engine: completes prompts on one or more vLLM servers, and outlives the loss of a server.
 
 Each request is streamed, so the tokens that arrived are kept if its server is lost. There is one way to continue a
-completion: the prompt and the tokens so far are sent as a new request for the rest. It serves a pause that keeps, an
-aborted call, a lost server and a drained one. So all tokens of a request come from one policy version.
+completion: the prompt and the tokens so far are sent as a new request for the rest. This is used after a pause that
+keeps completions, an aborted call, a lost server, and a drained server. So all tokens of a request come from one policy
+version.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class VllmEngine:
 
     @property
     def repeats(self) -> bool:
-        """False: the servers form batches by the time at which requests arrive."""
+        """False: batches depend on when requests arrive, and the last digits of results depend on batches."""
         return False
 
     @property
@@ -172,7 +173,7 @@ class VllmEngine:
     async def load(self, weights: Weights) -> None:
         """Load new weights on all replicas. Without `pause`, wait for the completions that are being generated.
 
-        A replica that is lost meanwhile loads them when it is back.
+        A replica that is lost meanwhile loads the weights when it is back.
 
         Raises:
             UsageError: A server cannot load the weights.
@@ -201,7 +202,7 @@ class VllmEngine:
 
     @property
     def replicas(self) -> list[PinnedEngine]:
-        """One view for each replica that is ready, which sends all its requests there."""
+        """A view of the engine for each ready replica. Each view sends all requests to its replica."""
         return [PinnedEngine(one.index, partial(self._generate_on, one)) for one in self._ready()]
 
     async def _generate_on(self, replica: Replica, prompt_ids: Sequence[int], params: SamplingParams) -> Completion:
@@ -291,7 +292,7 @@ class VllmEngine:
         self._notify()
 
     async def _load(self, replica: Replica, weights: Weights, errors: list[UsageError]) -> None:
-        """Load on one of several replicas; the others must finish theirs even if this one rejects the weights."""
+        """Load on one of several replicas. Collect errors, because the others must finish even after one."""
         try:
             await self._install(replica, weights)
         except ServerLostError as error:
@@ -349,7 +350,7 @@ class VllmEngine:
         return None
 
     async def _add_part(self, request: Request, replica: Replica) -> None:
-        """Generate on `replica` until the completion is over, ended, or the replica is lost."""
+        """Generate on `replica` until the completion is complete or aborted, or the replica is lost."""
         part, version, label = Part(), replica.version, replica.client.label(replica.version)
         request.replica, request.parts = replica, request.parts + 1
         replica.running += 1
@@ -375,10 +376,10 @@ class VllmEngine:
             self._notify()
         request.check(part, label, replica.url)
         if part.finish == "abort" and not part.tokens:
-            await anyio.sleep(_ABORT_EVERY_S)  # by someone else
+            await anyio.sleep(_ABORT_EVERY_S)  # somebody else keeps aborting it; do not retry at once
 
     async def _end(self, requests: Sequence[Request]) -> None:
-        """End what the servers generate for `requests` now."""
+        """Abort `requests` on the servers that generate for them now."""
         where = [(request, replica) for request in requests if (replica := request.replica) is not None]
         parts = {request.id: request.parts for request, _ in where}
         while where := [
@@ -395,6 +396,6 @@ class VllmEngine:
                 await self._changed.wait()
 
     def _notify(self) -> None:
-        """Wake all that wait for a change."""
+        """Wake all tasks that wait for a change."""
         self._changed.set()
         self._changed = anyio.Event()

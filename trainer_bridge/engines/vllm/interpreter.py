@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from functools import cache
-from pathlib import Path
 
 from envkit.errors import UsageError
 from envkit.runs.cache import cache_folder
@@ -34,7 +33,7 @@ def find_python(named: str | None = None) -> str:
     if named is not None:
         is_built_for_cpus(named)
         return named
-    made = made_python()
+    made = cache_folder() / "vllm" / "bin" / "python"  # by `make vllm`
     if made.exists():
         return str(made)
     try:
@@ -42,11 +41,6 @@ def find_python(named: str | None = None) -> str:
     except UsageError:
         raise UsageError(f"no interpreter with vllm was found; {_REMEDY}; or set engine.python") from None
     return sys.executable
-
-
-def made_python() -> Path:
-    """Return the interpreter that `make vllm` makes; it may be missing."""
-    return cache_folder() / "vllm" / "bin" / "python"
 
 
 @cache

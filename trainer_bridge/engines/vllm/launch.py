@@ -74,7 +74,7 @@ class ServerSettings:
 
 
 def check_arguments(arguments: Arguments) -> None:
-    """Check that envkit itself does not set any of the arguments.
+    """Check that the user sets none of the arguments that envkit itself sets.
 
     Raises:
         UsageError: It does.
@@ -119,7 +119,7 @@ def environment(settings: ServerSettings, inherited: Mapping[str, str], *, on_cp
         # Programs of a virtual environment that is not activated, such as ninja, must be found too.
         "PATH": os.pathsep.join([str(Path(settings.python).parent), inherited.get("PATH", os.defpath)]),
         "PYTHONPATH": str(PLUGIN),
-        "PYTHONSAFEPATH": "1",  # a folder `vllm` in the current folder is not the package
+        "PYTHONSAFEPATH": "1",  # so that a folder `vllm` in the current folder is not imported
         "VLLM_SERVER_DEV_MODE": "1",  # for the routes of weights and pauses
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",

@@ -122,7 +122,7 @@ class Replica:
             await self._server.start(settings.start_timeout_s)
             self.url = self._server.url
         self._client = VllmClient(self.url, stall_timeout_s=settings.stall_timeout_s)
-        # A server that was never seen is likely to have another address.
+        # If the server has never answered, the address is probably wrong.
         timeout_s = settings.start_timeout_s if self.restarts else min(settings.start_timeout_s, _FIRST_S)
         with anyio.move_on_after(timeout_s):
             if await self.client.is_healthy():
@@ -135,7 +135,7 @@ class Replica:
         raise ServerLostError(f"no answer within {timeout_s:g} s; start it with `envkit vllm`, or change engine.url")
 
     async def wait_lost(self) -> str:
-        """Return the reason when the server is lost. A process that was started here has then ended."""
+        """Wait until the server is lost; if it was started here, end its process. Return why it was lost."""
         server, reason = self._server, ""
         if server is None:
             await self._lost.wait()

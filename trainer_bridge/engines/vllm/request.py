@@ -25,7 +25,7 @@ class Request:
         logprobs: Their log-probabilities in nats.
         versions: Pairs of a policy version and the number of tokens that it sampled, in order.
         replica: The replica that generates now; None while the request waits.
-        is_aborted: Whether its caller gets the tokens so far.
+        is_aborted: Whether the caller wants no more tokens than those so far.
         parts: Number of requests to servers so far.
         generated_s: Seconds in which servers have generated, from the first token of each part.
     """
@@ -91,7 +91,7 @@ class Request:
             self.versions.append([version, count])
 
     def check(self, part: Part, label: str, url: str) -> None:
-        """Check a part that was taken.
+        """Check a part after `take`.
 
         Raises:
             EnvkitError: The server at `url` sampled with other weights than those with `label`, or ended too early.

@@ -64,7 +64,7 @@ class Routing:
 
 
 def _beginnings(prompt: Sequence[int]) -> list[bytes]:
-    """Return a key for each beginning of the prompt of a multiple of `_BLOCK_TOKENS` tokens."""
+    """Return a key for each beginning of the prompt whose length is a multiple of `_BLOCK_TOKENS`."""
     content = ints(prompt)
     keys: list[bytes] = []
     chained = b""

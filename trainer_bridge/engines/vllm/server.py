@@ -1,15 +1,16 @@
-"""A vLLM server: starts it, watches it, and ends all its processes."""
+"""A vLLM server: starts it, finds in its log why it did not start, watches it, and ends all its processes."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import anyio
@@ -21,7 +22,6 @@ from envkit.errors import UsageError
 from .interpreter import is_built_for_cpus
 from .launch import PLUGIN, ServerSettings, command, environment
 from .plugin.envkit_processes import TERM_S, end_group
-from .startup_errors import why_not_started
 
 HOST = "127.0.0.1"
 """The server's routes need no password and can read any file, so it must not listen to other machines."""
@@ -31,13 +31,33 @@ _STOP_S = 25.0
 """Seconds for the supervisor to end the server, which has limits of its own."""
 _KILL_TERM_S = 2.0
 """Seconds between SIGTERM and SIGKILL for a server that hangs."""
+_CAUSES: Mapping[str, str] = {
+    r"Failed to load plugin|weight transfer.*envkit_file|envkit_file.*(not|un)": (
+        "vLLM could not load envkit's weight plug-in"
+    ),
+    r"out of memory|MemoryError|No available memory|Cannot allocate memory|larger than the available"
+    r"|Free memory on device|DefaultCPUAllocator": (
+        "it ran out of memory; lower the variable VLLM_CPU_KVCACHE_SPACE (GiB) on a CPU or "
+        "engine.gpu_memory_utilization on a GPU, or use a smaller model"
+    ),
+    r"No module named '?vllm": "the package vllm is not installed for this interpreter",
+    r"[Aa]ddress already in use": "another program took the port",
+    r"unrecognized arguments|error: argument|invalid choice": "vLLM does not accept an argument; see engine.arguments",
+}
+"""Causes by the regular expression that finds them in a log, the most specific first."""
+_PREFIX = r"^(?:\([^)]*\) )?(?:[A-Z]+ [^\]]*\] )?"
+"""The prefix of a line of vLLM's log: process, level, time and source."""
+_ERROR = re.compile(_PREFIX + r"((?:\w+\.)*\w*(?:Error|Exception|error)\b: .+)$")
+_FOLLOWED = "Engine core initialization failed"
+"""Part of the error that follows the cause, which an earlier line contains."""
+_MAX_LINE = 400
 
 
 class VllmServer:
     """A vLLM server in a session of its own. After it has ended, `start` starts it again.
 
-    Its first process is a supervisor (`plugin/supervise.py`), which ends the others when the server or this process is
-    killed, or when the thread ends whose event loop called `start`. If the supervisor is killed too, the server itself
+    Its first process is a supervisor (`plugin/supervise.py`). The supervisor ends the others when the server or this
+    process is killed, or when the thread that called `start` ends. If the supervisor is killed too, the server itself
     gets SIGTERM.
 
     Args:
@@ -135,8 +155,8 @@ class VllmServer:
     def _launch(self, words: list[str], variables: dict[str, str]) -> None:
         handle, name = tempfile.mkstemp(prefix="envkit-vllm-", suffix=".log")
         self.log = Path(name)
-        # The kernel sends the parent-death signal when the thread ends that started the child. So this is not done in
-        # another thread than the event loop's; it takes some milliseconds.
+        # The kernel sends the parent-death signal when the thread ends that started the child. So start it in the event
+        # loop's thread, although that blocks the loop for some milliseconds.
         with os.fdopen(handle, "wb") as log:
             self._process = subprocess.Popen(
                 [self._settings.python, str(PLUGIN / "supervise.py"), str(os.getpid()), *words],
@@ -181,13 +201,13 @@ class VllmServer:
         raise UsageError(f"the vLLM server did not start: {why}; its log is {self.log}")
 
     async def _clear(self, *, term_s: float = TERM_S) -> None:
-        """End what runs of the server, and wait for its first process; idempotent."""
+        """End all remaining processes of the server, and wait for its first one; idempotent."""
         assert self._process is not None
         async with self._clearing:
             if self._is_cleared:
                 return
             await clock.to_thread(end_group, self.pid, term_s=term_s)
-            with anyio.move_on_after(_KILL_TERM_S):  # a process that is blocked in I/O does not end
+            with anyio.move_on_after(_KILL_TERM_S):  # a process that is blocked in I/O may never end
                 await self._leader_ended.wait()
             self._reason = _reason(self._process.poll())
             self._is_cleared = True
@@ -212,3 +232,26 @@ def _reason(returncode: int | None) -> str:
     if returncode is None:
         return "it does not end"
     return f"killed by signal {-returncode}" if returncode < 0 else f"exited with code {returncode}"
+
+
+def why_not_started(log: Path, returncode: int | None) -> str:
+    """Return why a server ended before it was ready, in one line, from its log.
+
+    Args:
+        log: Its standard output and error.
+        returncode: Its exit code, or the negative number of a signal; None if it was ended because it took too long.
+    """
+    lines = [line.rstrip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    for pattern, cause in _CAUSES.items():
+        if line := next((line for line in lines if re.search(pattern, line)), None):
+            return f"{cause} ({_shown(line)})"
+    if returncode == -9:
+        return "it was killed, probably because the machine ran out of memory"
+    errors = [found[1] for line in lines if (found := _ERROR.match(line)) and _FOLLOWED not in line]
+    if errors:
+        return errors[0][:_MAX_LINE]
+    return _shown(lines[-1]) if lines else "its log is empty"
+
+
+def _shown(line: str) -> str:
+    return re.sub(_PREFIX, "", line)[:_MAX_LINE]

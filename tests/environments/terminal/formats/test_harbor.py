@@ -275,7 +275,7 @@ COMPOSE = "services:\n  main:\n    build: .\n  db:\n    image: postgres\n"
         ('[verifier]\nenvironment_mode = "shared"\n[verifier.environment]\ncpus = 1\n', "verifier.environment: needs"),
         ('[[steps]]\nname = "../x"\n', "steps.name: must be the name of a folder in steps, got '../x'"),
         ('[[steps]]\nname = "x"\n', "steps/x/instruction.md: cannot be read"),
-        ('[metadata.envkit]\nportable = true\nprofile = "system"\n', "metadata.envkit.portable: such a task has"),
+        ('[metadata.envkit]\nportable = true\nprofile = "system"\n', "metadata.envkit.portable: needs"),
         ("[metadata.envkit]\nportabel = true\n", "metadata.envkit: Object contains unknown field `portabel`"),
         (
             '[metadata.envkit]\nportable = true\nsetup = "setup.sh"\n',

@@ -24,7 +24,7 @@ _TRACKER = b"multiprocessing.resource_tracker"
 def end_group(group: int, *, term_s: float = TERM_S) -> None:
     """End all processes of `group` except this one: SIGTERM, and after `term_s` seconds SIGKILL.
 
-    The process that removes shared memory gets SIGKILL only when the others have ended and it has not.
+    The process that removes shared memory gets SIGKILL last, and only if it does not end after the others.
     """
     _signal(members(group), signal.SIGTERM, signal.SIGCONT)
     if not wait_gone(group, term_s):

@@ -2,7 +2,7 @@
 
 It is imported only in vLLM's processes, which find it by PYTHONPATH and by the entry point in the folder beside it. The
 names and shapes of all tensors are checked before the first weight is replaced: after a rejected update, the server
-samples with its old weights. After any later failure, such as an unreadable disk, the server must be restarted.
+still samples with its old weights. After any later failure, such as an unreadable disk, the server must be restarted.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class FileEngine(base.WeightTransferEngine[FileInit, FileUpdate]):
             return None
 
     def _pack_heads_again(self) -> None:
-        """Renew the packed copy of the output embeddings, which vLLM's reload forgets on a CPU if they are tied."""
+        """Renew the packed copy of tied output embeddings, which vLLM forgets when it reloads weights on a CPU."""
         for module in self.model.modules():
             if isinstance(module, VocabParallelEmbedding) and hasattr(module, "cpu_linear"):
                 dispatch_cpu_unquantized_gemm(module, remove_weight=False)
@@ -154,7 +154,7 @@ def _check(found: Shapes, expected: Shapes, *, is_tied: bool) -> None:
     """Check names and shapes. Tied output embeddings and constants may be left out.
 
     Raises:
-        ValueError: They differ. The message names the first tensors that do.
+        ValueError: Names or shapes differ. The message names the first tensors that do.
     """
 
     def is_needed(name: str) -> bool:

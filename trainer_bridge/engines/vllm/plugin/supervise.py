@@ -59,14 +59,14 @@ def main(parent_pid: int, arguments: list[str]) -> None:
 
 
 def _kill_children() -> None:
-    """Kill what has left the session. The children of a killed child become children of this process."""
+    """Kill the processes that have left the session; when one ends, its children become children of this process."""
     end_s = time.monotonic() + _GROUP_S
     with suppress(ChildProcessError):
         while time.monotonic() < end_s:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
             for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
-                os.kill(int(pid), signal.SIGKILL)  # not waited for, so the pid cannot belong to another process
+                os.kill(int(pid), signal.SIGKILL)  # a child that was not waited for, so its pid is not reused
             time.sleep(0.1)
 
 
