@@ -53,7 +53,7 @@ test-fast: .venv/dev
 	--ignore=tests/e2e --ignore=tests/docs/test_commands.py $(ARGS)
 
 # Install the projects that tests/parity compares envkit with; without them, these tests are skipped.
-peers: .venv/peers/done
+peers: .venv/peers/done .venv/algorithm-peers/done
 
 lint: lint-fast
 	$(BIN)/pyright
@@ -140,6 +140,10 @@ clean-cache:
 # Peers are installed in separate virtual environments: they need older versions of packages than envkit.
 .venv/peers/done: tests/parity/peers.txt
 	$(VENV) .venv/peers @tests/parity/peers.txt
+	touch $@
+
+.venv/algorithm-peers/done: tests/parity/algorithm_peers.txt tests/parity/algorithm_peers_verl.txt
+	$(VENV) .venv/algorithm-peers "$$(grep ^torch== constraints.txt)" @tests/parity/algorithm_peers.txt @tests/parity/algorithm_peers_verl.txt
 	touch $@
 
 .venv/trl/done: benchmarks/peers_trl.txt

@@ -18,7 +18,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-_PEERS = Path(__file__).parents[1] / ".venv" / "peers" / "bin" / "python"
+_VENVS = Path(__file__).parents[1] / ".venv"
+_PEERS = _VENVS / "peers" / "bin" / "python"
+_ALGORITHM_PEERS = _VENVS / "algorithm-peers" / "bin" / "python"
 
 _PROBES: Mapping[str, list[str]] = {
     # A program that exists may still be forbidden to make a namespace, as in most containers.
@@ -55,7 +57,11 @@ _PROBES: Mapping[str, list[str]] = {
     "valgrind": ["sh", "-c", "gcc --version && make --version && valgrind --version"],
     "node": ["node", "-e", "if (!globalThis.fetch) throw Error('needs Node.js 18 or newer')"],
     "chromium": ["chromium", "--version"],
-    "peers": [str(_PEERS), "-c", "import gym_sokoban.envs.sokoban_env"],
+    "peers": [
+        *("sh", "-c", '"$1" -c "import gym_sokoban.envs.sokoban_env" && "$2" -c "$3"'),
+        *("peers", str(_PEERS), str(_ALGORITHM_PEERS)),
+        "from importlib.metadata import version; version('verl')",  # the last to be installed; its import takes seconds
+    ],
     "vllm": [
         *(sys.executable, "-c"),
         "from envkit.trainer_bridge.engines.vllm.interpreter import find_python; find_python()",
@@ -70,8 +76,14 @@ _REFUSED = re.compile(
 
 @pytest.fixture(scope="session")
 def peers_python() -> Path:
-    """The interpreter of the peers' own virtual environment, which ``make peers`` makes."""
+    """The interpreter of the virtual environment with gym-sokoban, which ``make peers`` makes."""
     return _PEERS
+
+
+@pytest.fixture(scope="session")
+def algorithm_peers_python() -> Path:
+    """The interpreter of the virtual environment with verl and TRL, which ``make peers`` makes."""
+    return _ALGORITHM_PEERS
 
 
 @pytest.fixture(scope="session")
