@@ -53,7 +53,9 @@ def leaves(section: type[Section], prefix: str = "") -> Iterator[Leaf]:
         several = len({one for one, _ in inner}) > 1
         for one, kind in inner:
             yield from leaves(one, f"{prefix}{name}{f'[{kind}]' if several else ''}.")
-        if not inner or any(mark.may_be_name for mark in _marks(field.annotation)):
+        if not inner or any(
+            mark.may_be_name for mark in [*_marks(field.annotation), *field.metadata] if isinstance(mark, ByKind)
+        ):
             default = None if field.is_required() else field.get_default(call_default_factory=True)
             yield Leaf(f"{prefix}{name}", default, field.annotation)
 

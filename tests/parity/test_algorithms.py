@@ -361,12 +361,7 @@ ROWS: Sequence[Row] = (
         *("group_normalised", {"baseline": "others", "deviation": "none"}, "group of one"),
     ),
     _adv(_rf, {"gamma": 0.9}, "reinforce_plus_plus", {"gamma": 0.9}),
-    _adv(_rf_baseline, {}, "reinforce_plus_plus", {"baseline": "group"}, "reward at the end"),
-    _adv(
-        *(_rf_baseline, {}, "reinforce_plus_plus", {"baseline": "group"}),
-        difference="all tokens have the return of the whole episode; ours that from the token on",
-        change=with_whole_returns,
-    ),
+    _adv(_rf_baseline, {}, "reinforce_plus_plus", {"baseline": "group"}),
     _adv(
         *(_rf_baseline, {}, "reinforce_plus_plus", {"baseline": "group"}, "reward at the end, a group of one"),
         difference="a group of one keeps its raw reward, also in the normalisation; ours is 0",

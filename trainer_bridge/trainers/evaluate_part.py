@@ -112,12 +112,14 @@ class _Numbers:
     def __init__(self, rollouts: Sequence[Mapping[str, Any]]) -> None:
         self._turns: list[list[Mapping[str, Any]]] = []  # of each sample
         self._rollouts = rollouts
-        samples, owners = [], []
+        samples, self._owners = [], list[int]()
         for number, rollout in enumerate(rollouts):
             for part in _samples(rollout["turns"]):
-                samples.append(_sample(number, rollout, part))
-                owners.append(number)
-                self._turns.append([turn for _, turn in part])
+                if any(own for _, turn in part for own in _of(turn, "mask")):  # as in a train step
+                    samples.append(_sample(number, rollout, part))
+                    self._owners.append(number)
+                    self._turns.append([turn for _, turn in part])
+        owners = [sorted({*self._owners}).index(owner) for owner in self._owners]
         has_reference = any("reference" in turn for rollout in rollouts for turn in rollout["turns"])
         self.rows = TrainRows(samples, owners, [], [], [], [], [])
         self.rows = TrainRows(
@@ -166,7 +168,7 @@ class _Numbers:
         """Return the values of the tokens of each rollout."""
         found: list[list[float]] = [[] for _ in self._rollouts]
         sizes = [sample.num_policy_tokens for sample in self.rows.samples]
-        for owner, part in zip(self.rows.rollouts, torch.split(value_N, sizes), strict=True):
+        for owner, part in zip(self._owners, torch.split(value_N, sizes), strict=True):
             found[owner] += part.tolist()
         return found
 
@@ -174,7 +176,8 @@ class _Numbers:
         """Return the targets of a critic [E, T] or [N] for the turns or tokens of each rollout."""
         if target.ndim == 1:
             return self.by_rollout(target)
-        return [row[: len(one["turns"])] for row, one in zip(target.tolist(), self._rollouts, strict=True)]
+        rows = dict(zip(sorted({*self._owners}), target.tolist(), strict=True))
+        return [rows.get(number, [])[: len(one["turns"])] for number, one in enumerate(self._rollouts)]
 
 
 def _samples(turns: Sequence[Mapping[str, Any]]) -> list[list[tuple[int, Mapping[str, Any]]]]:

@@ -64,7 +64,7 @@ def test_a_preset_trains_for_ten_steps_without_a_finding(preset: str, policy: st
         "trainer": {"steps": 10, "groups_per_step": 4, "learning_rate": 0.001},
     }
     run(content, folder)
-    rows = list(read_rows(folder / "metrics.jsonl"))
+    rows: list[Any] = list(read_rows(folder / "metrics.jsonl"))
     assert len(rows) == 10
     assert sum(row["updates"] for row in rows) > 5
     assert sum(row["nonfinite_updates"] for row in rows) == 0

@@ -1,4 +1,4 @@
-"""REINFORCE++: the return from each token on, normalised over the tokens of the batch."""
+"""REINFORCE++: returns, normalised over the tokens of the batch."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ class ReinforcePlusPlus(AdvantageSection):
     gamma: Share = 1.0
     """Discount factor per token."""
     baseline: Literal["none", "group"] = "none"
-    """group: the mean return of the group's episodes is subtracted before the normalisation."""
+    """group: the return of the whole episode, less the mean of its group, instead of that from the token on."""
 
 
 def reinforce_plus_plus(rollouts: Rollouts, section: ReinforcePlusPlus) -> Advantages:
     """Return (G - mean) / (deviation + 1e-6) over all tokens, where G is the return from the token on.
 
     Tokens of tools are no steps. With the KL divergence in the rewards, G has the divergence of the token and of those
-    after it. With the baseline, G is less the mean of the group's whole returns, and tokens of a group with one episode
-    have the advantage 0 and no part in the normalisation.
+    after it. With the baseline, G is the return of the whole episode, less the mean of its group; tokens of groups of
+    one have the advantage 0 and no part in the normalisation.
     """
     steps = steps_of(rollouts, "token")
     return_ES = discounted_returns(steps.total(rollouts.token_reward_N), steps.mask_ES, gamma=section.gamma)
     compared_E = steps.mask_ES[:, 0] > 0
     if section.baseline == "group":
         for rows in rows_by(rollouts.groups):
-            return_ES[rows] -= return_ES[rows, 0].mean()
+            return_ES[rows] = return_ES[rows, :1] - return_ES[rows, 0].mean()
             compared_E[rows] &= len(rows) > 1
     return_N, compared_N = steps.spread(return_ES), compared_E[steps.rollout_N]
     advantage_N = return_N.new_zeros(return_N.shape)
