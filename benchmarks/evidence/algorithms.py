@@ -4,9 +4,9 @@
 
 Compares GRPO, RLOO, PPO, GSPO and ReBN with five seeds each, and trains each other preset with two seeds, which are too
 few for a ranking. A run has 40 train steps of 128 episodes, and every other key has the same value. The imitated policy
-is made anew from its seed if it is not in the folder of the runs, which ``--work`` names. Each policy then plays the same
-2,000 held-out levels with sampling. The interval of a mean holds with 95 % over seeds and levels: both are drawn anew,
-10,000 times. ``--runs`` ends the program after that many runs, and the next call continues; ``--report`` measures
+is made anew from its seed if it is not in the folder of the runs, which ``--work`` names. Each policy then plays the
+same 2,000 held-out levels with sampling. The interval of a mean holds with 95 % over seeds and levels: both are drawn
+anew, 10,000 times. ``--runs`` ends the program after that many runs, and the next call continues; ``--report`` measures
 nothing, but draws the learning curves and prints the table.
 
 Takes about 8 minutes of one core for each of 47 runs.
