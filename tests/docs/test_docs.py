@@ -17,7 +17,13 @@ from tests.docs.pages import DOCS, GUIDE, LIFT, files_of, install, run
 from tests.e2e.fleet.fleet import serving
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = ("algorithms.md", "games.md", "tools.md", "wrappers.md", pytest.param("sandboxes.md", marks=pytest.mark.bwrap))
+EXAMPLES = (
+    "algorithms.md",
+    "games.md",
+    "tools.md",
+    "wrappers.md",
+    pytest.param("sandboxes.md", marks=pytest.mark.bwrap),
+)
 """Pages with examples that doctest runs."""
 
 
