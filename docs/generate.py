@@ -28,7 +28,7 @@ Do not edit this page: `make docs` generates it from `envkit/config/`.
 # The evaluation file
 
 This page lists every key of the file that `envkit eval FILE` reads. `envkit eval ENV --policy POLICY` and
-[`envkit.evaluate`](train.md#train-from-python) describe an evaluation with the same keys: options such as `--episodes`
+[`envkit.evaluate`](own-trainer.md#train-from-python) describe an evaluation with the same keys: options such as `--episodes`
 are short names of keys, and `--set` overrides any key, for example `--set rollout.player_timeout_s=60`. Only `env.id`
 and `policy` are required:
 

@@ -17,7 +17,13 @@ from tests.docs.pages import DOCS, GUIDE, LIFT, files_of, install, run
 from tests.e2e.fleet.fleet import serving
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = ("games.md", "tools.md", "wrappers.md", pytest.param("sandboxes.md", marks=pytest.mark.bwrap))
+EXAMPLES = (
+    "algorithms.md",
+    "games.md",
+    "tools.md",
+    "wrappers.md",
+    pytest.param("sandboxes.md", marks=pytest.mark.bwrap),
+)
 """Pages with examples that doctest runs."""
 
 
@@ -125,7 +131,7 @@ def test_the_examples_of_a_page_print_what_is_shown(page: str, tmp_path: Path) -
 
 @pytest.mark.slow
 def test_the_training_loop_of_forty_lines_learns_as_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    (program,) = re.findall(r"```python\n(.*?)^```$", (DOCS / "own-trainer.md").read_text(), flags=re.M | re.S)
+    program, *_ = re.findall(r"```python\n(.*?)^```$", (DOCS / "own-trainer.md").read_text(), flags=re.M | re.S)
     assert sum(bool(line.strip()) for line in program.splitlines()) <= 40
     exec(compile(program, "own-trainer.md", "exec"), {"__name__": "loop"})
     returns = [float(line.rpartition(" ")[2]) for line in capsys.readouterr().out.splitlines()]
