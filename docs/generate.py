@@ -28,9 +28,9 @@ Do not edit this page: `make docs` generates it from `envkit/config/`.
 # The evaluation file
 
 This page lists every key of the file that `envkit eval FILE` reads. `envkit eval ENV --policy POLICY` and
-[`envkit.evaluate`](own-trainer.md#train-from-python) describe an evaluation with the same keys: options such as `--episodes`
-are short names of keys, and `--set` overrides any key, for example `--set rollout.player_timeout_s=60`. Only `env.id`
-and `policy` are required:
+[`envkit.evaluate`](own-trainer.md#train-from-python) describe an evaluation with the same keys: options such as
+`--episodes` are short names of keys, and `--set` overrides any key, for example `--set rollout.player_timeout_s=60`.
+Only `env.id` and `policy` are required:
 
 ```yaml
 env: {id: FrozenLake-v0, options: {size: 6}}

@@ -64,7 +64,7 @@ WRONG = [
     (
         "check good.yaml --set algorithm.loss=grpo",
         2,
-        "no loss is called 'grpo'; there are: clipped, imitation, reinforce",
+        "no loss is called 'grpo'; there are: chunk_clipped, cispo, clip_cov, clipped, ",
     ),
     ("check good.yaml --set algorithm.preset=dpo", 2, "no algorithm is called 'dpo'; there are: grpo, "),
     ("check good.yaml --set trainer.lr=1", 2, "trainer.lr: no such key; did you mean 'trainer.learning_rate'?"),
