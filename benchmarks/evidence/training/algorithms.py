@@ -1,6 +1,6 @@
 """Study A: presets of algorithms on Sokoban 6x6 with one box, from the same imitated policy, at equal episodes.
 
-    python benchmarks/evidence/algorithms.py [--runs N] [--report]
+    python benchmarks/evidence/training/algorithms.py [--runs N] [--report]
 
 Compares GRPO, RLOO, PPO, GSPO and ReBN with five seeds each, and trains each other preset with two seeds, which are too
 few for a ranking. A run has 40 train steps of 128 episodes, and every other key has the same value. The imitated policy
@@ -26,6 +26,8 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
+
+sys.path.append(str(Path(__file__).parents[1]))  # the folder of `record`
 from record import ROOT, Evidence, parser
 
 from benchmarks.training.runs import figures
