@@ -29,7 +29,8 @@ from envkit.http.sandboxes.files_and_events import FilesAndEvents
 from envkit.http.sandboxes.lifecycle import SandboxLifecycle
 from envkit.http.sandboxes.streams import SandboxStreams
 from envkit.http.sandboxes.transfers import FolderTransfers, FolderTransport
-from envkit.http.sessions.metrics import Collect, step_metrics_of
+from envkit.http.sessions.counters import step_metrics_of
+from envkit.http.sessions.metrics import Collect
 from envkit.http.sessions.table import GRADE_TIMEOUT_S, RESET_TIMEOUT_S, STEP_TIMEOUT_S, TTL_S, SessionTable
 from envkit.protocols import EnvHost, SandboxPool
 from envkit.registry import EnvSpec

@@ -34,7 +34,7 @@ from envkit.http.protocol.operations import Operation
 from envkit.http.protocol.sandbox_messages import SandboxReply
 from envkit.http.sandboxes.access import MAX_EXEC_BYTES
 from envkit.http.sandboxes.idempotency import IdempotentCalls
-from envkit.http.sessions.metrics import step_metrics_of
+from envkit.http.sessions.counters import step_metrics_of
 from envkit.types import SandboxState
 
 

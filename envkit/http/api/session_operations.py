@@ -42,7 +42,8 @@ from envkit.http.protocol.messages import (
     write,
 )
 from envkit.http.sandboxes.access import SandboxAccess
-from envkit.http.sessions.metrics import Collect, exposition, step_metrics_of
+from envkit.http.sessions.counters import step_metrics_of
+from envkit.http.sessions.metrics import Collect, exposition
 from envkit.http.sessions.session import Move, SessionView
 from envkit.http.sessions.table import SessionTable
 from envkit.registry import EnvSpec

@@ -27,7 +27,7 @@ from envkit.http.protocol.asgi import CallOutcome, Receive, Send
 from envkit.http.protocol.messages import MAX_FRAMES, UNREADABLE, Frame, StepFrame, batches, read, read_each
 from envkit.http.protocol.operations import CREATE, METHODS, STEP, STOP, VIEW
 from envkit.http.sandboxes.lifecycle import SandboxLifecycle
-from envkit.http.sessions.metrics import StepMetrics
+from envkit.http.sessions.counters import StepMetrics
 from envkit.types import TenantKey
 
 MAX_OWED = 10_000

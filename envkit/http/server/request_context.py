@@ -16,7 +16,7 @@ from envkit.errors import EnvkitError
 from envkit.http.auth.caller import NOBODY
 from envkit.http.protocol.asgi import ASGIApp, Message, Receive, Scope, Send
 from envkit.http.server.logs import BackgroundHandler
-from envkit.http.sessions.metrics import StepMetrics
+from envkit.http.sessions.counters import StepMetrics
 
 _REVOKED = 1008  # RFC 6455: policy violation
 _CHECK_INTERVAL_S = 0.3
