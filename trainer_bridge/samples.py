@@ -71,6 +71,7 @@ def _sample(
         env_id=trajectory.task.env_id,
         stop=trajectory.outcome.stop,
         observations=observed,
+        is_graded=trajectory.outcome.grade is not None,
         named_rewards=named,
     )
 

@@ -70,12 +70,16 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 
 ALIASES: Mapping[str, str] = {
     "reinforce++": "reinforce_plus_plus",
+    "reinforce_plusplus": "reinforce_plus_plus",
     "drgrpo": "dr_grpo",
+    "grpo_vectorized": "grpo",
+    "rloo_vectorized": "rloo",
     "liteppo": "lite_ppo",
     "gae": "ppo",
+    "vanilla": "ppo",
     "decoupled": "decoupled_ppo",
 }
-"""Names of presets in other projects."""
+"""Names of presets in other projects, which a training file may use, too; `envkit check` and `train` name ours."""
 
 
 class PartSection(Section):
@@ -168,7 +172,8 @@ class AlgorithmSection(Section):
     overlong: OverlongSection | None = None
     """A penalty for long episodes. null: none."""
     value_clip: Annotated[float, Field(gt=0)] | None = None
-    """Maximum change of a critic's value in a train step, beyond which its loss has no gradient. null: no maximum."""
+    """Maximum change of a critic's value in a train step: the larger one of the losses with and without this bound
+    counts. null: no maximum."""
     epochs: Count = 1
     """Passes over the samples of one train step."""
     minibatches: Count = 1
@@ -181,10 +186,9 @@ class AlgorithmSection(Section):
     def completed(cls, content: dict[str, Any]) -> dict[str, Any]:
         """Return the content with the values of the preset."""
         name = content.get("preset", "grpo")
+        name = ALIASES.get(name, name) if isinstance(name, str) else name
         if not isinstance(name, str) or name not in PRESETS:
-            other = ALIASES.get(name) if isinstance(name, str) else None
-            hint = f"here it is {other}" if other else f"there are: {', '.join(PRESETS)}"
-            message = f"no algorithm is called {name!r}; {hint}"
+            message = f"no algorithm is called {name!r}; there are: {', '.join(PRESETS)}"
             error = PydanticCustomError("preset", "{message}", {"message": message})
             raise ValidationError.from_exception_data(
                 "algorithm", [InitErrorDetails(type=error, loc=("preset",), input=name)]
@@ -194,8 +198,8 @@ class AlgorithmSection(Section):
             usual = whole.get(key)
             if isinstance(value, str) and isinstance(usual, dict):
                 value = {"kind": value}
-            if isinstance(value, dict) and isinstance(usual, dict) and value.get("kind") in (None, usual["kind"]):
-                value = {**usual, **{name: one for name, one in value.items() if one is not None}}
+            if isinstance(value, dict) and isinstance(usual, dict) and value.get("kind") in (None, usual.get("kind")):
+                value = {**usual, **value, **({"kind": usual["kind"]} if "kind" in usual else {})}
             if value is not None or key == "correction":
                 whole[key] = value
         return whole

@@ -300,6 +300,7 @@ class Sample:
         env_id: Id of the environment.
         stop: Why the episode ended.
         observations: Hash of the text that each turn answers, for the whole episode [T].
+        is_graded: Whether a grade is part of the last reward, so that the episode is worth nothing more.
         named_rewards: Rewards of each turn of the whole episode by name [T], from ``info["rewards"]`` of the steps.
 
     Raises:
@@ -318,6 +319,7 @@ class Sample:
     env_id: str = ""
     stop: StopReason = StopReason.TERMINATED
     observations: Hashes = field(default_factory=lambda: hashes(()))
+    is_graded: bool = False
     named_rewards: Mapping[str, Floats] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -232,7 +232,10 @@ def test_reinforce_plus_plus_counts_the_divergence_of_each_token_and_those_after
     ("keys", "message"),
     [
         ({}, r"^algorithm\.advantage: several_rewards needs named rewards, .* return info\[\"rewards\"\]"),
-        ({"weights": {"z": 1.0}}, r"^algorithm\.advantage\.weights: no episode has a reward 'z'; there are: x, y$"),
+        (
+            {"weights": {"z": 1.0}},
+            r"^algorithm\.advantage\.weights: no episode of this train step names a reward 'z', only: x, y",
+        ),
     ],
 )
 def test_several_rewards_need_rewards_with_these_names(keys: dict[str, Any], message: str) -> None:
@@ -338,7 +341,7 @@ def of_tokens(rewards: Rows, estimates: Rows, stops: Sequence[str] = ()) -> list
                 turns.append(
                     {"reward": reward, "values": [value, JUNK], "mask": [1, 0], "starts_sample": number % 4 > 1}
                 )
-        found.append({"turns": turns, "stop": stops[row] if stops else "terminated"})
+        found.append({"turns": turns, "stop": stops[row] if stops else "terminated", "after": of_them[-1]})
     return found
 
 
@@ -362,7 +365,10 @@ def test_estimates_agree_with_the_slow_ones(seed: int, gamma: float, gae_lambda:
         for own, value, stop in zip(rewards, estimates, stops, strict=True)
     ]
     targets = [[a + v for a, v in zip(*pair, strict=True)] for pair in zip(expected, estimates, strict=True)]
-    turns = [{**one, "stop": stop} for one, stop in zip(episodes(rewards, value=estimates), stops, strict=True)]
+    turns = [
+        {**one, "stop": stop, "after": value[-1]}
+        for one, value, stop in zip(episodes(rewards, value=estimates), estimates, stops, strict=True)
+    ]
     for unit, rollouts in (("turn", turns), ("token", of_tokens(rewards, estimates, stops))):
         made = evaluate_part("gae", {"unit": unit, "gamma": gamma, "gae_lambda": gae_lambda}, rollouts)
         assert made.targets == [near(targets)]
@@ -373,17 +379,19 @@ def test_estimates_agree_with_the_slow_ones(seed: int, gamma: float, gae_lambda:
 @pytest.mark.parametrize(
     ("stop", "target"),
     [
-        # The value of the last step, 1, stands for that of the state after it: error 2 + 0.5 * 1 - 1 = 1.5.
+        # The value after the last token is 1: error 2 + 0.5 * 1 - 1 = 1.5.
         # A2 = 1.5; A1 = -0.5 + 0.25 * 1.5 = -0.125; A0 = 1 + 0.25 * -0.125 = 0.96875; the targets are A + V.
         *((stop, [1.46875, 0.875, 2.5]) for stop in ("truncated", "max_turns", "context_overflow", "player_timeout")),
         *((stop, [1.4375, 0.75, 2.0]) for stop in ("terminated", "timeout")),
     ],
 )
-def test_the_state_after_a_limit_has_the_value_of_the_last_step(unit: str, stop: str, target: list[float]) -> None:
+def test_the_state_after_a_limit_has_the_value_after_the_last_token(unit: str, stop: str, target: list[float]) -> None:
     stops = [stop, "terminated"]
     rollouts = of_tokens(REWARDS, VALUES, stops)
     if unit == "turn":
-        rollouts = [{**one, "stop": of} for one, of in zip(episodes(REWARDS, value=VALUES), stops, strict=True)]
+        rollouts = [
+            {**one, "stop": of, "after": 1.0} for one, of in zip(episodes(REWARDS, value=VALUES), stops, strict=True)
+        ]
     assert evaluate_part("gae", {**HALVES, "unit": unit}, rollouts).targets == [[target, [0.25, 1.0]]]
     without = evaluate_part("gae", {**HALVES, "unit": unit, "bootstrap": False}, rollouts)
     assert without.targets == [[[1.4375, 0.75, 2.0], [0.25, 1.0]]]

@@ -133,6 +133,14 @@ CASES: Sequence[tuple[str, Mapping[str, Any], list[dict[str, Any]], Sequence[Seq
         [[-3 * UP + 0.1, -UP, UP, 3 * UP + 0.1]],
         [[-3 * UP + 1, -UP, UP, 3 * UP + 1]],
     ),
+    # No covariance is positive, so that no token pays.
+    (
+        "kl_cov",
+        {},
+        [{"turns": [{"logp": [-1.0, -2.0], "old": [-1.5, -2.5], "advantage": [0.0, 0.0]}]}],
+        [[0, 0]],
+        [[0, 0]],
+    ),
     ("kl_cov", {"coefficient": 2}, COVARIANCES, [[-3 * UP, -UP, UP, 3 * UP + 0.2]], [[-3 * UP, -UP, UP, 3 * UP + 2]]),
     # floor(0.2 * 5) = 1 token, and the one that is equal to it; floor(0.6 * 5) = 3.
     ("top_entropy", {}, ENTROPIES, [[0, -2, 0], [0, -5]], [[0, -2, 0], [0, -5]]),
@@ -162,6 +170,13 @@ def test_losses_and_gradients_worked_out_by_hand(
         ("dppo", {}, MASKED, [False, True, True, False, False]),
         ("chunk_clipped", {}, CHUNKS, [False, False, True, False]),
         ("clip_cov", {}, COVARIANCES, [False, True, False, False]),
+        ("kl_cov", {}, COVARIANCES, [False, False, False, True]),
+        (
+            "top_entropy",
+            {"share": 0.25},
+            [{"turns": [{"entropy": [2, 1, 0, 0], "logp": [0] * 4}]}],
+            [False, True, True, True],
+        ),
     ],
 )
 def test_clip_share_counts_the_tokens_whose_gradient_the_loss_limits(
@@ -172,7 +187,7 @@ def test_clip_share_counts_the_tokens_whose_gradient_the_loss_limits(
 
 def test_every_loss_and_every_key_is_in_the_table() -> None:
     keys = {(kind, key) for kind in kinds.names("losses") for key in kinds.find("losses", kind).section.model_fields}
-    extended = {(kind, key) for kind in ("clip_cov", "kl_cov", "top_entropy") for key in ClipKeys.model_fields}
+    extended = {(kind, key) for kind in ("clip_cov", "top_entropy") for key in ClipKeys.model_fields}
     shown = {(kind, key) for kind, settings, *_ in CASES for key in ("kind", *settings)}
     assert keys == shown | extended
 

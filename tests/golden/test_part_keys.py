@@ -21,7 +21,6 @@ OTHERS: Mapping[str, Any] = {
     "kl_cov.share": 0.5,
     "clip_cov.high": 0.1,
     "clip_cov.share": 1.0,
-    "kl_cov.dual_clip": 1.01,
     "top_entropy.dual_clip": 1.01,
     "several_rewards.weights": {"form": 3.0},
     "mis.low": 0.9,

@@ -396,7 +396,7 @@ ROWS: Sequence[Row] = (
     ),
     _policy(
         *("compute_policy_loss_kl_cov", {"kl_cov_ratio": 0.2, "ppo_kl_coef": 0.5}),
-        *("kl_cov", {"share": 0.2, "coefficient": 0.5, "dual_clip": None}, "all ratios 1.06"),
+        *("kl_cov", {"share": 0.2, "coefficient": 0.5}, "all ratios 1.06"),
     ),
     _policy(
         *("compute_policy_loss_dro", {"dro_beta": 0.3}, "kimi", {"tau": 0.3}, "one token a rollout"),

@@ -108,6 +108,8 @@ class Algorithm:
             if "groups" in needs and group_size < 2:
                 reason = f"{name} compares the episodes of a group, so it must be at least 2"
                 found.append(f"rollout.group_size: {reason}, got {group_size}")
+            if name == "pass_at_k" and getattr(one.section, "k", 0) >= group_size:
+                found.append(f"algorithm.advantage.k: must be less than rollout.group_size, got {group_size}")
             if "on_policy" in needs:
                 reason = f"the {family} {name} is only valid for samples of the current policy"
                 found += [f"algorithm.{key}: {reason}; use 1, got {count}" for key, count in repeats.items()]
@@ -120,7 +122,13 @@ class Algorithm:
         return [*found, *self._problems_of_terms()]
 
     def _problems_of_terms(self) -> list[str]:
-        kl, found = self.section.kl, []
+        kl, overlong, found = self.section.kl, self.section.overlong, []
+        if self.loss.section.kind == "dppo" and self.correction is not None:
+            found.append("algorithm.correction: the ratio of dppo already makes up for the sampler; leave it out")
+        if self.advantage is not None and self.advantage.section.kind == "distillation" and not self.section.reference:
+            found.append("algorithm.reference: distillation needs a teacher; name a model with the same tokenizer")
+        if overlong is not None and overlong.buffer_tokens > overlong.max_tokens:
+            found.append("algorithm.overlong.buffer_tokens: must be at most max_tokens, or empty answers are penalised")
         if kl.estimator == "k1" and kl.place == "loss":
             reason = "k1 in the loss has a gradient of 0 on average"
             found.append(f"algorithm.kl.estimator: {reason}; use k2 or k3_unbiased, or kl.place: reward")

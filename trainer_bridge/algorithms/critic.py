@@ -42,15 +42,18 @@ class Critic(nn.Module):
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
-    def forward(self, samples: Sequence[Sample]) -> Tensor:
-        """Return the estimated value of each turn that has a completion, or of each token, sample by sample [N]."""
+    def forward(self, samples: Sequence[Sample], *, ends: bool = False) -> Tensor:
+        """Return the estimated value of each turn that has a completion, or of each token, sample by sample [N].
+
+        With `ends`, each sample has one more value: after its last policy token.
+        """
         device = self.head.weight.device
         longest = max(len(sample.token_ids) for sample in samples)
         ids = np.stack([np.pad(sample.token_ids, (0, longest - len(sample.token_ids))) for sample in samples])
         hidden_BLH = self.body(
             input_ids=torch.from_numpy(ids).to(device, torch.long), use_cache=False
         ).last_hidden_state
-        starts = [self._places(sample) for sample in samples]
+        starts = [[*self._places(sample), *(np.flatnonzero(sample.mask)[-1:] if ends else ())] for sample in samples]
         rows = [row for row, positions in enumerate(starts) for _ in positions]
         columns = [position for positions in starts for position in positions]
         # Compute the value without autocast, because bfloat16 has a precision of only three decimal digits.

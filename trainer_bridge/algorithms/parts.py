@@ -83,10 +83,11 @@ class Rollouts:
         turn_mask_ET: 1 for turns of the episode, 0 for padding.
         value_KET: The estimate of each of K critics at the start of each turn; K is 0 without a critic, or with
             ``token_values``.
+        after_KE: The estimate of each critic after the last policy token of each episode.
         observation_ET: Hash of the observation that each turn answers; 0 where it is unknown.
         groups: Key of each episode's group [E].
         members: Index of each episode in its group [E].
-        stops: Why each episode ended [E]; None where it is unknown.
+        stops: Why each episode ended [E]; None where it is unknown, or a grade followed: then no reward is missing.
         segments: Of the N tokens.
         token_reward_N: The same rewards by token: that of a turn is at its last token. If a turn has no tokens, it is
             at the last token before, or else at the first one after.
@@ -103,6 +104,7 @@ class Rollouts:
     reward_ET: Tensor
     turn_mask_ET: Tensor
     value_KET: Tensor
+    after_KE: Tensor
     observation_ET: Tensor
     groups: Sequence[str]
     members: Sequence[int]

@@ -76,6 +76,7 @@ def gae_of(
     reward_ES: Tensor,
     value_ES: Tensor,
     mask_ES: Tensor,
+    after_E: Tensor,
     stops: Sequence[StopReason | None] = (),
     *,
     gamma: float,
@@ -84,13 +85,11 @@ def gae_of(
     """Return generalised advantage estimates [E, S], in float64; `envkit.trainer_bridge.algorithms.advantages.gae` has
     the formula.
 
-    The value after the last step is 0; if a limit ended an episode of `stops`, it is that of the last step.
+    The value after the last step is 0; if a limit ended an episode of `stops`, it is `after_E`.
     """
     following_E = value_ES.new_zeros(len(value_ES))  # the value after the last step
     if stops:
-        last_E = (mask_ES.sum(1).long() - 1).clamp(min=0)
-        is_cut_E = value_ES.new_tensor([stop in _CUTS for stop in stops])
-        following_E = is_cut_E * value_ES.gather(1, last_E[:, None]).squeeze(1)
+        following_E = after_E * after_E.new_tensor([stop in _CUTS for stop in stops])
     advantage_ES, advantage_E = value_ES.new_zeros(value_ES.shape), value_ES.new_zeros(len(value_ES))
     for step in reversed(range(value_ES.shape[1])):
         exists_E = mask_ES[:, step]

@@ -52,7 +52,7 @@ def largest(value_N: Tensor, share: float) -> Tensor:
     All values that are equal to the smallest one of these count, too, so that the result does not depend on the order.
     -inf never counts.
     """
-    least = value_N.topk(max(int(share * len(value_N)), 1)).values[-1]
+    least = value_N.topk(max(int(share * len(value_N) + EPSILON), 1)).values[-1]
     return (value_N >= least - EPSILON * least.abs().clamp(min=1.0)) & (value_N > -float("inf"))
 
 

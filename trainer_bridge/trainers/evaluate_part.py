@@ -17,6 +17,7 @@ from envkit.types import Floats, Sample, StopReason, floats, hashes, stable_hash
 
 from ..algorithms.algorithm import Algorithm, Chosen
 from ..algorithms.parts import Advantages, PolicyLoss, Tokens
+from ..algorithms.terms import kl_loss
 from .batching import TrainRows
 from .rollouts import rollouts_of
 
@@ -53,16 +54,20 @@ def evaluate_part(
         kind: Name of the part.
         settings: Its keys.
         rollouts: The rollouts. Each has ``turns``, and may have ``group`` (default: all in one), ``member`` (its number
-            in the group) and ``stop`` (name of a `StopReason`; ``"terminated"``). A turn may have ``reward`` (0),
+            in the group), ``stop`` (name of a `StopReason`; ``"terminated"``) and ``after`` (the value after its last
+            token, like ``value`` of a turn; 0). A turn may have ``reward`` (0),
             ``rewards`` (by name), ``observation`` (a text), ``value`` (a number, or one for each critic),
             ``starts_sample`` (false) and one number for each of its tokens: ``logp`` (0), ``old`` (as ``logp``),
             ``sampled`` (as ``old``), ``reference``, ``entropy`` (0), ``advantage`` (0), ``values`` (for a critic of
             tokens) and ``mask`` (1; 0 for tokens of tools, whose other numbers mean nothing). A turn without any of
             these has one token.
-        algorithm: Further keys of the section `algorithm`, such as ``kl`` with ``place: reward``.
+        algorithm: Further keys of the section `algorithm`: for an advantage, ``overlong``, and ``kl`` with ``place:
+            reward``; for a loss, ``kl`` in the loss and ``entropy_coefficient``, whose terms are added to it.
 
     Raises:
         UsageError: There is no such part.
+        ValueError: A rollout or turn has an unknown name, or numbers for different numbers of tokens, or there is no
+            policy token.
         ValidationError: A key of the settings is wrong.
     """
     family = next((name for name in _FAMILIES if kind in kinds.names(name)), None)
@@ -70,6 +75,7 @@ def evaluate_part(
         known = ", ".join(name for one in _FAMILIES for name in kinds.names(one))
         raise UsageError(f"no part is called {kind!r}; there are: {known}")
     chosen = Chosen.of(family, kinds.find(family, kind).section.model_validate({"kind": kind, **settings}))
+    _check(rollouts)
     numbers = _Numbers(rollouts)
     segments = numbers.rows.segments(range(len(numbers.rows.samples)))
     if family == "aggregations":
@@ -81,7 +87,7 @@ def evaluate_part(
         whole = replace(whole, advantage=chosen)
     kl_coefficient = whole.section.kl.coefficient
     given = rollouts_of(
-        numbers.rows, whole, numbers.values(chosen), numbers.lists("entropy"), kl_coefficient=kl_coefficient
+        numbers.rows, whole, *numbers.values(chosen), numbers.lists("entropy"), kl_coefficient=kl_coefficient
     )
     if family == "advantages":
         made: Advantages = chosen(given)
@@ -97,10 +103,14 @@ def evaluate_part(
         prepared_N = chosen.part.prepare(given, numbers.of("advantage").float(), chosen.section)
     reference_N = numbers.of("reference") if numbers.rows.reference else None
     inputs = (reference_N, numbers.of("entropy"), numbers.of("advantage"))
-    loss: PolicyLoss = chosen(Tokens(logp_N, numbers.of("old"), numbers.of("sampled"), *inputs, segments, prepared_N))
-    (gradient_N,) = torch.autograd.grad(loss.loss_N.sum(), logp_N)
+    tokens = Tokens(logp_N, numbers.of("old"), numbers.of("sampled"), *inputs, segments, prepared_N)
+    loss: PolicyLoss = chosen(tokens)
+    total_N = loss.loss_N - whole.section.entropy_coefficient * tokens.entropy_N
+    if kl_coefficient > 0 and whole.section.kl.place == "loss":
+        total_N = total_N + kl_coefficient * kl_loss(tokens, whole.section.kl.estimator)
+    (gradient_N,) = torch.autograd.grad(total_N.sum(), logp_N)
     return Evaluated(
-        numbers.by_rollout(loss.loss_N.detach()),
+        numbers.by_rollout(total_N.detach()),
         numbers.by_rollout(gradient_N),
         metrics={name: numbers.by_rollout(value_N) for name, value_N in loss.metrics.items()},
     )
@@ -152,17 +162,21 @@ class _Numbers:
             dtype=torch.float64,
         )
 
-    def values(self, chosen: Chosen) -> list[Tensor]:
-        """Return the estimates of the critics that a part needs, sample by sample."""
+    def values(self, chosen: Chosen) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the estimates of the critics that a part needs, sample by sample, and those after the last token."""
+        if not any(need.startswith("critics:") for need in chosen.needs):
+            return [], []
+        after = [self._rollouts[owner].get("after", 0.0) for owner in self._owners]
+        ends = [torch.tensor(one if isinstance(one, Sequence) else [one], dtype=torch.float32) for one in after]
         if "token_values" in chosen.needs:
-            return [torch.tensor(one)[None] for one in self.lists("values")]
+            return [torch.tensor(one)[None] for one in self.lists("values")], ends
         found = []
         for turns in self._turns:
             own = [turn.get("value", 0.0) for turn in turns if any(_of(turn, "mask"))]
             found.append(
                 torch.tensor([one if isinstance(one, Sequence) else [one] for one in own], dtype=torch.float32).T
             )
-        return found if any(need.startswith("critics:") for need in chosen.needs) else []
+        return found, ends
 
     def by_rollout(self, value_N: Tensor) -> list[list[float]]:
         """Return the values of the tokens of each rollout."""
@@ -211,7 +225,25 @@ def _sample(owner: int, rollout: Mapping[str, Any], part: Sequence[tuple[int, Ma
     )
 
 
-_LIKE = {"old": "logp", "sampled": "old"}
+def _check(rollouts: Sequence[Mapping[str, Any]]) -> None:
+    """Raise `ValueError` for unknown names, numbers of different tokens, and rollouts without a policy token."""
+    for number, rollout in enumerate(rollouts):
+        if unknown := rollout.keys() - _OF_ROLLOUTS:
+            raise ValueError(f"rollout {number}: no such key: {min(unknown)}; there are: {', '.join(_OF_ROLLOUTS)}")
+        for place, turn in enumerate(rollout["turns"]):
+            if unknown := turn.keys() - {*_OF_TURNS, *_OF_TOKENS}:
+                known = ", ".join((*_OF_TURNS, *_OF_TOKENS))
+                raise ValueError(f"rollout {number}, turn {place}: no such key: {min(unknown)}; there are: {known}")
+            lengths = {name: len(turn[name]) for name in _OF_TOKENS if name in turn}
+            if len({*lengths.values()}) > 1:
+                raise ValueError(f"rollout {number}, turn {place}: different numbers of tokens: {lengths}")
+    if not any(own for rollout in rollouts for turn in rollout["turns"] for own in _of(turn, "mask")):
+        raise ValueError("there is no policy token")
+
+
+_LIKE = {"old": "logp", "sampled": "old", "reference": "old"}
+_OF_ROLLOUTS = ("turns", "group", "member", "stop", "after")
+_OF_TURNS = ("reward", "rewards", "observation", "value", "starts_sample")
 _OF_TOKENS = ("logp", "old", "sampled", "reference", "entropy", "advantage", "values", "mask")
 
 

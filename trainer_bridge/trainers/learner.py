@@ -111,13 +111,13 @@ class Learner:
 
     @torch.no_grad()
     def values(self, samples: Sequence[Sample]) -> list[Tensor]:
-        """Return the estimates of the K critics for the turns or tokens of each sample [K, turns or tokens]."""
+        """Return the estimates of the K critics for each sample [K, n + 1]: of n turns or tokens, and after them."""
         found: dict[int, Tensor] = {}
         for part in passes(samples, self._settings.micro_tokens):
             chosen = [samples[row] for row in part]
             with self.scorer.autocast():
-                value_KN = torch.stack([critic(chosen) for critic in self.critics]).cpu()
-            sizes = [self.critics[0].estimates(sample) for sample in chosen]
+                value_KN = torch.stack([critic(chosen, ends=True) for critic in self.critics]).cpu()
+            sizes = [self.critics[0].estimates(sample) + 1 for sample in chosen]
             found |= zip(part, torch.split(value_KN, sizes, dim=1), strict=True)
         return [found[number] for number in range(len(samples))]
 
@@ -204,6 +204,8 @@ class Learner:
             kl_N = terms.kl_loss(tokens, algorithm.section.kl.estimator)
             total_N = total_N + rows.kl_coefficient * kl_N
             sums["reference_kl"] += float(kl_N.detach().sum())
+        if rows.factors:
+            sums["correction_factor"] += float(of(rows.factors).sum())
         found = {
             "policy_loss": loss_N,
             "entropy_nats": entropy_N,

@@ -24,6 +24,7 @@ def rollouts_of(
     rows: TrainRows,
     algorithm: Algorithm,
     values: Sequence[Tensor],
+    ends: Sequence[Tensor],
     entropies: Sequence[Floats],
     *,
     kl_coefficient: float,
@@ -34,6 +35,7 @@ def rollouts_of(
         rows: The samples, with the log-probabilities of the old policy and of the reference policy.
         algorithm: The algorithm.
         values: What the critics estimate, sample by sample [K, turns or tokens]; empty without a critic.
+        ends: What they estimate after the last policy token of each sample [K]; empty without a critic.
         entropies: Entropies of the old policy, sample by sample; empty if they were not computed.
         kl_coefficient: Weight of the divergence from the reference policy.
     """
@@ -60,6 +62,12 @@ def rollouts_of(
     if not per_token:
         for row, sample, value_KM in zip(rows.rollouts, samples, values, strict=bool(values)):
             value_KET[:, row, policy_turns(sample)] = value_KM
+    after_KE = torch.zeros(critics, len(episodes))
+    newest: dict[int, int] = {}
+    for row, sample, end_K in zip(rows.rollouts, samples, ends, strict=bool(ends)):
+        turn = int(sample.turn_ids[sample.mask][-1])
+        if turn >= newest.get(row, 0):
+            newest[row], after_KE[:, row] = turn, end_K
     names, nothing = sorted({name for episode in episodes for name in episode.named_rewards}), floats(())
     named = {
         name: _padded([one.named_rewards.get(name, nothing) for one in episodes], turns) * turn_mask_ET
@@ -69,10 +77,11 @@ def rollouts_of(
         reward_ET,
         turn_mask_ET,
         value_KET,
+        after_KE,
         _padded([one.observations.view(np.int64) for one in episodes], turns),
         [one.group for one in episodes],
         [one.member for one in episodes],
-        [one.stop for one in episodes],
+        [None if one.is_graded else one.stop for one in episodes],
         segments,
         token_reward_N,
         flat([sample.logprobs[sample.mask] for sample in samples], None),

@@ -139,10 +139,10 @@ class TorchTrainer:
             sampler_gap_nats (mean absolute difference between the log-probabilities of engine and trainer for the same
             weights, in the first update), samples (number of samples), updates (number of optimiser updates of the
             policy), skipped_updates (updates left out because the gradient is 0: the policy and its optimiser stay as
-            they are), nonfinite_updates (updates left out because a gradient is not finite), clip_share (`clipped`),
-            grad_norm, advantage_abs, and value_loss with a critic. They are means over the tokens (for the critic,
-            turns) of all updates with finite gradients, whatever the aggregation. There are also skipped_samples
-            (samples whose advantages are 0), learned_tokens (tokens of all other samples, over which entropy_nats,
+            they are), nonfinite_updates (updates left out because a gradient is not finite), clip_share (of losses with
+            a clip or a mask), correction_factor (mean factor of the correction), grad_norm, advantage_abs, and
+            value_loss with a critic. They are means over the tokens (for the critic, its values) of all updates with
+            finite gradients, whatever the aggregation. There are also skipped_samples (samples whose advantages are 0), learned_tokens (tokens of all other samples, over which entropy_nats,
             approx_kl and the loss's own metrics are averaged), repeated_samples (left out, because another sample has
             all their turns) and peak_memory_mib (see `peak_memory_mib`).
 
@@ -311,9 +311,10 @@ class TorchTrainer:
         if algorithm.advantage is None:
             return plain
         turns = [policy_turns(sample) for sample in samples]
-        values = learner.values(samples) if algorithm.critics else []
+        with_ends = learner.values(samples) if algorithm.critics else []
+        values, ends = [one[:, :-1] for one in with_ends], [one[:, -1] for one in with_ends]
         per_token = "token_values" in algorithm.needs
-        given = rollouts_of(plain, algorithm, values, entropies, kl_coefficient=self._kl.coefficient)
+        given = rollouts_of(plain, algorithm, values, ends, entropies, kl_coefficient=self._kl.coefficient)
         given = replace(given, model=self._model)
         made: Advantages = algorithm.advantage(given)
         bound, advantage_N, weight_N = algorithm.section.advantage_clip, made.advantage_N, made.entropy_weight_N

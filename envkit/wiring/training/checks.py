@@ -7,6 +7,7 @@ from pathlib import Path
 
 from envkit import config
 from envkit.config import RunConfig
+from envkit.config.algorithm import ALIASES
 from envkit.config.parts import (
     AutoRendererSection,
     TorchTrainerSection,
@@ -78,7 +79,7 @@ async def check_docker(run: RunConfig) -> list[str]:
 
 
 def unverified(run: RunConfig) -> list[str]:
-    """Return a warning if training would download its model, and one if its learning rate is unusually high."""
+    """Return warnings: another project's name of a preset, a model that would be downloaded, a high learning rate."""
     trainer, rate = run.trainer, None
     if (
         isinstance(trainer, TorchTrainerSection)
@@ -86,7 +87,9 @@ def unverified(run: RunConfig) -> list[str]:
         and policy_kind(run) == "pretrained"
     ):
         rate = trainer.learning_rate
-    return [*_uncached_model(run.engine.model), *_high_learning_rate(rate, has_lora=_has_lora(run))]
+    name = run.algorithm.preset
+    alias = [f"algorithm.preset: {name} is called {ALIASES[name]} here"] if name in ALIASES else []
+    return [*alias, *_uncached_model(run.engine.model), *_high_learning_rate(rate, has_lora=_has_lora(run))]
 
 
 def _has_lora(run: RunConfig) -> bool:

@@ -66,3 +66,14 @@ def test_rows_of_different_length_are_estimated_as_if_each_were_alone(tiny_folde
     alone = [value for one in samples for value in critic([one]).tolist()]
     assert together == pytest.approx(alone, abs=1e-5)
     assert len(together) == 1 + 2 + 3
+
+
+def test_the_estimate_at_the_end_is_that_after_the_last_policy_token(tiny_folder: Path) -> None:
+    critic = critic_of(tiny_folder)
+    one = sample([1, 5, 6], ([7], (9,)), ([11, 8], ()))
+    with torch.no_grad():
+        plain, with_end = critic([one]), critic([one], ends=True)
+        last = int(one.mask.nonzero()[0][-1])
+        hidden_LH = critic.body(input_ids=torch.tensor([one.token_ids[: last + 1].tolist()])).last_hidden_state[0]
+        expected = critic.head(hidden_LH[-1])
+    assert with_end.tolist() == pytest.approx([*plain.tolist(), expected.item()], abs=1e-6)

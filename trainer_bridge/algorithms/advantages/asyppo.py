@@ -8,7 +8,7 @@ from envkit.config.algorithm import AdvantageSection
 from envkit.config.grammar import Share
 
 from ..parts import Advantages, Part, Rollouts
-from ..returns import by_turn, gae_of, normalised, rows_by, steps_of
+from ..returns import EPSILON, by_turn, gae_of, normalised, steps_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,13 +36,14 @@ def asyppo(rollouts: Rollouts, section: Asyppo) -> Advantages:
     The disagreement of the critics on a turn is the standard deviation of their values. With n turns, the advantage is
     0 on the floor(mask_share * n) turns with the least, and the factor of the entropy bonus is 0 on the
     floor(entropy_mask_share * n) with the most. Turns with the same disagreement as the next one are not masked, and so
-    none is while the critics are equal. The target is A + V: for the first critic in the first, third, ... member of
-    each group, for the second one in the others.
+    none is while the critics are equal. The target is A + V: for the first critic in the members 0, 2, ... of each
+    group, for the second one in the others.
     """
     steps = steps_of(rollouts, "turn")
     value_ES = steps.of(rollouts.spread(rollouts.value_KET.double().mean(0)))
     advantage_ES = gae_of(
-        *(steps.total(rollouts.token_reward_N), value_ES, steps.mask_ES, rollouts.stops if section.bootstrap else ()),
+        *(steps.total(rollouts.token_reward_N), value_ES, steps.mask_ES, rollouts.after_KE.double().mean(0)),
+        *((rollouts.stops,) if section.bootstrap else ()),
         gamma=section.gamma,
         gae_lambda=section.gae_lambda,
     )
@@ -61,7 +62,7 @@ def asyppo(rollouts: Rollouts, section: Asyppo) -> Advantages:
 
 def _lowest(value_M: Tensor, share: float) -> Tensor:
     """Return whether each value is among the lowest floor(share * M), and below all others."""
-    count = int(share * len(value_M))
+    count = int(share * len(value_M) + EPSILON)
     if count == len(value_M):
         return value_M == value_M
     return value_M < value_M.sort().values[count]
@@ -70,10 +71,8 @@ def _lowest(value_M: Tensor, share: float) -> Tensor:
 def _sharded(target_ET: Tensor, rollouts: Rollouts) -> Tensor:
     """Return the target of each critic [2, E, T], with nan for the episodes that the other one learns from."""
     target_KET = target_ET.repeat(2, 1, 1)
-    for rows in rows_by(rollouts.groups):
-        ranked = sorted(rows, key=lambda row: rollouts.members[row])
-        target_KET[0, ranked[1::2]] = float("nan")
-        target_KET[1, ranked[0::2]] = float("nan")
+    for row, member in enumerate(rollouts.members):
+        target_KET[1 - member % 2, row] = float("nan")
     return target_KET
 
 

@@ -22,8 +22,8 @@ class Gae(AdvantageSection):
     gae_lambda: Share = 0.95
     """0 relies on the critic alone, 1 on the observed returns."""
     bootstrap: bool = True
-    """Whether the state after an episode that a limit cut off has the value of its last step; otherwise, its value is
-    0, as after an episode that the environment ended."""
+    """Whether the state after an episode that a limit cut off has the value that the critic estimates after its last
+    token; otherwise, its value is 0, as after an episode that the environment ended or a grader graded."""
 
 
 def gae(rollouts: Rollouts, section: Gae) -> Advantages:
@@ -40,7 +40,7 @@ def gae(rollouts: Rollouts, section: Gae) -> Advantages:
     value_ES = steps.of(value_N)
     stops = rollouts.stops if section.bootstrap else ()
     advantage_ES = gae_of(
-        *(steps.total(rollouts.token_reward_N), value_ES, steps.mask_ES, stops),
+        *(steps.total(rollouts.token_reward_N), value_ES, steps.mask_ES, rollouts.after_KE[0].double(), stops),
         gamma=section.gamma,
         gae_lambda=section.gae_lambda,
     )

@@ -41,7 +41,10 @@ def several_rewards(rollouts: Rollouts, section: SeveralRewards) -> Advantages:
             "from the steps of the environment, or use group_normalised"
         )
     if unknown := [name for name in section.weights if name not in rollouts.rewards]:
-        raise UsageError(f"algorithm.advantage.weights: no episode has a reward {unknown[0]!r}; there are: {names}")
+        raise UsageError(
+            f"algorithm.advantage.weights: no episode of this train step names a reward {unknown[0]!r}, only: {names}; "
+            "return every named reward from each step, 0 if it is not earned"
+        )
     sum_E = rollouts.reward_ET.new_zeros(len(rollouts.groups)).double()
     for name, reward_ET in rollouts.rewards.items():
         weight = section.weights.get(name, 1.0)

@@ -32,10 +32,11 @@ def prepare(rollouts: Rollouts, advantage_N: Tensor, section: TopEntropy) -> Ten
 
 
 def top_entropy(tokens: Tokens, section: TopEntropy) -> PolicyLoss:
-    """Return the loss of `clipped` for the chosen tokens, otherwise 0."""
+    """Return the loss of `clipped` for the chosen tokens, otherwise 0, and where either is held back (`clip_share`)."""
     assert tokens.prepared_N is not None
     plain = clipped(tokens, section)
-    return plain._replace(loss_N=plain.loss_N * tokens.prepared_N)
+    is_chosen_N = tokens.prepared_N > 0
+    return PolicyLoss(plain.loss_N * is_chosen_N, {"clip_share": plain.metrics["clip_share"] | ~is_chosen_N})
 
 
 PART = Part(
