@@ -1,4 +1,4 @@
-"""The engines, with one model for all tests of this folder, which run in one process."""
+"""The engines, with one model for all tests of this folder, which run in one process for each kind of engine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.model)
-            item.add_marker(pytest.mark.xdist_group("vllm"))
+            name = "vllm" if item.get_closest_marker("vllm") else "transformers"
+            item.add_marker(pytest.mark.xdist_group(name))
     items.sort(key=_kills)
 
 
