@@ -6,6 +6,7 @@ This includes tests that fail because sandboxes refuse a limit that this machine
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -102,9 +103,16 @@ def pytest_configure(config: pytest.Config) -> None:
     # How long an example takes says more about the machine's other users than about the code.
     settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("busy")
+    gc.disable()  # while tests are collected: it would look at millions of objects that stay
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # As in whatever a shell starts with '&'; the programs that tests interrupt would be deaf to it too.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector look only at what the tests themselves make."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

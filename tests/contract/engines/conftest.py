@@ -1,4 +1,4 @@
-"""The engines, with one model for all tests of this folder, which run in one process."""
+"""The engines, with one model for all tests of this folder, which run in one process for each kind of engine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.engines.rigs import Policies, Rig, TransformersRig, VllmRig
+from tests.contract.engines.rigs import Policies, Rig, TransformersRig, VllmRig, write_six_layers
 from tests.contract.engines.vllm_server import VllmProcess
 
 
@@ -15,7 +15,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.model)
-            item.add_marker(pytest.mark.xdist_group("vllm"))
+            name = "vllm" if item.get_closest_marker("vllm") else "transformers"
+            item.add_marker(pytest.mark.xdist_group(name))
     items.sort(key=_kills)
 
 
@@ -33,13 +34,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="session")
-def policies(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Policies:
-    return Policies.make(smollm2, tmp_path_factory.mktemp("weights"))
+def model_folder(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the model of all engines."""
+    return write_six_layers(smollm2, tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="session")
-def vllm_process(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmProcess]:
-    process = VllmProcess(smollm2, tmp_path_factory.mktemp("vllm") / "log")
+def policies(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Policies:
+    return Policies.make(model_folder, tmp_path_factory.mktemp("weights"))
+
+
+@pytest.fixture(scope="session")
+def vllm_process(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmProcess]:
+    process = VllmProcess(model_folder, tmp_path_factory.mktemp("vllm") / "log")
     process.start()
     yield process
     process.stop()
@@ -51,9 +58,9 @@ def vllm_rig(policies: Policies, vllm_process: VllmProcess) -> VllmRig:
 
 
 @pytest.fixture(scope="session")
-def rig(request: pytest.FixtureRequest, policies: Policies, smollm2: Path) -> Rig:
+def rig(request: pytest.FixtureRequest, policies: Policies, model_folder: Path) -> Rig:
     """An engine of each kind."""
     if request.param == "transformers":
-        return TransformersRig(policies, smollm2)
+        return TransformersRig(policies, model_folder)
     found: VllmRig = request.getfixturevalue("vllm_rig")
     return found

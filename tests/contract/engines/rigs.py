@@ -1,7 +1,9 @@
-"""Engines with SmolLM2 for the tests of what all engines promise, and the trainer's view of their completions."""
+"""Engines with six layers of SmolLM2 for the tests of what all engines promise, and the trainer's view of them."""
 
 from __future__ import annotations
 
+import json
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -12,6 +14,7 @@ from typing import Any
 import anyio
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 
 from envkit import clock
 from envkit.protocols import PolicyEngine
@@ -26,11 +29,39 @@ from tests.trainer_bridge.models import open_model, sample
 
 PROMPT = (1, 9690, 198, 2683, 359, 253, 5356, 5646, 11173, 3365, 3511, 308, 34519, 28, 7018, 411, 407, 19712, 8182, 2)
 TOLERANCE_NATS = 1e-4
+_LAYERS = (0, 1, 2, 27, 28, 29)
+STOPPED_PROMPT = (1, 4093, 198, 1780, 314, 216, 34, 27, 35, 47, 19842, 351, 253, 1230, 30)
+"""A prompt after which the model with six layers most likely ends its text within some tokens."""
+_EOS, _LIKELY = 2, 354
 
 
 def prompt_of(session: str) -> tuple[int, ...]:
     """A prompt of the same length for each session (a letter), of which no engine has cached anything."""
     return (3000 + ord(session), *PROMPT)
+
+
+def write_six_layers(smollm2: Path, folder: Path) -> Path:
+    """Write SmolLM2 with six of its thirty layers, since all of them cost the tests three times as much.
+
+    Without the others, it ends no text. So the token that ends a text changes places with a likely one.
+    """
+    weights = {}
+    for name, weight in load_file(smollm2 / "model.safetensors").items():
+        start, _, rest = name.partition(".layers.")
+        layer, _, end = rest.partition(".")
+        if not rest:
+            weights[name] = weight
+        elif int(layer) in _LAYERS:
+            weights[f"{start}.layers.{_LAYERS.index(int(layer))}.{end}"] = weight
+    embedding = weights["model.embed_tokens.weight"]
+    embedding[[_EOS, _LIKELY]] = embedding[[_LIKELY, _EOS]]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    for path in smollm2.iterdir():
+        if path.suffix != ".safetensors":
+            shutil.copy(path, folder)
+    config = json.loads((smollm2 / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": len(_LAYERS)}), encoding="utf-8")
+    return folder
 
 
 @dataclass
@@ -46,11 +77,11 @@ class Policies:
     weights: list[Weights]
 
     @classmethod
-    def make(cls, smollm2: Path, folder: Path) -> Policies:
-        base, other = open_model(smollm2), open_model(smollm2)
+    def make(cls, model: Path, folder: Path) -> Policies:
+        base, other = open_model(model), open_model(model)
         disturb(other, seed=1)
         save_weights(other, folder / "other.safetensors", torch.float32)
-        weights = [Weights(0, str(smollm2 / "model.safetensors")), Weights(1, str(folder / "other.safetensors"))]
+        weights = [Weights(0, str(model / "model.safetensors")), Weights(1, str(folder / "other.safetensors"))]
         return cls([base, other], weights)
 
     def gaps(self, got: Completion, *, prompt: Sequence[int] = PROMPT, temperature: float = 1.0) -> list[float]:
@@ -110,9 +141,9 @@ class Rig(ABC):
 class TransformersRig(Rig):
     """The engine of this process."""
 
-    def __init__(self, policies: Policies, smollm2: Path) -> None:
+    def __init__(self, policies: Policies, model: Path) -> None:
         super().__init__(policies)
-        self._model = open_model(smollm2)
+        self._model = open_model(model)
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[TransformersEngine]:

@@ -8,10 +8,11 @@ import pytest
 from envkit.errors import SessionConflictError
 from envkit.protocols import PolicyEngine
 from envkit.types import FinishReason, SamplingParams
-from tests.contract.engines.rigs import PROMPT, Asked, Rig, is_still, prompt_of, score
+from tests.contract.engines.rigs import PROMPT, STOPPED_PROMPT, Asked, Rig, is_still, prompt_of, score
 from tests.trainer_bridge.models import slow_logps
 
 EOS = 2
+LONG = 100
 
 
 def how(n: int = 12, *, seed: int = 3, temperature: float = 1.0, stop: tuple[int, ...] = ()) -> SamplingParams:
@@ -49,10 +50,8 @@ def test_temperature_0_takes_the_most_likely_tokens_until_a_stop_token(rig: Rig)
 
 
 def test_only_the_given_stop_tokens_end_a_completion(rig: Rig) -> None:
-    """The prompt asks for a short answer, after which the model's own end of text follows."""
-
     async def test(engine: PolicyEngine) -> None:
-        prompt = (1, 4093, 198, 1780, 314, 216, 34, 27, 35, 47, 19842, 351, 253, 1230, 30, 2, 198, 1, 520, 9531, 198)
+        prompt = STOPPED_PROMPT
         free = await engine.generate(prompt, how(16, temperature=0.0))
         tokens = free.token_ids.tolist()
         assert EOS in tokens[:-1]
@@ -99,20 +98,20 @@ def test_a_later_turn_of_a_session_has_the_log_probabilities_of_its_whole_prompt
 def test_an_aborted_session_returns_its_tokens_so_far_and_can_be_continued(rig: Rig) -> None:
     async def test(engine: PolicyEngine) -> None:
         async with Asked(engine) as asked:
-            await asked.begun("ab", how(20))
+            await asked.begun("ab", how(LONG))
             await engine.abort("a")
         aborted, other = asked.done["a"], asked.done["b"]
         count = len(aborted.token_ids)
         assert (aborted.finish, aborted.versions) == (FinishReason.ABORTED, ((0, count),))
-        assert 0 < count < 20
-        assert (len(other.token_ids), other.finish) == (20, FinishReason.LENGTH)
+        assert 0 < count < LONG
+        assert (len(other.token_ids), other.finish) == (LONG, FinishReason.LENGTH)
         assert rig.policies.agree(aborted, prompt=prompt_of("a"))
         assert rig.policies.agree(other, prompt=prompt_of("b"))
 
-        whole = await engine.generate(prompt_of("a"), how(20), session="a", so_far=aborted)
+        whole = await engine.generate(prompt_of("a"), how(LONG), session="a", so_far=aborted)
         assert whole.token_ids.tolist()[:count] == aborted.token_ids.tolist()
         assert whole.logprobs.tolist()[:count] == aborted.logprobs.tolist()
-        assert (len(whole.token_ids), whole.finish, whole.versions) == (20, FinishReason.LENGTH, ((0, 20),))
+        assert (len(whole.token_ids), whole.finish, whole.versions) == (LONG, FinishReason.LENGTH, ((0, LONG),))
         assert rig.policies.agree(whole, prompt=prompt_of("a"))
 
     rig.run(test)
@@ -137,9 +136,9 @@ def test_a_cancelled_completion_leaves_nothing_running(rig: Rig) -> None:
 def test_a_second_call_of_a_session_at_once_is_refused(rig: Rig) -> None:
     async def test(engine: PolicyEngine) -> None:
         async with Asked(engine) as asked:
-            await asked.begun("a", how(20))
+            await asked.begun("a", how(LONG))
             with pytest.raises(SessionConflictError, match="session a: a completion is in progress"):
-                await engine.generate(prompt_of("b"), how(20), session="a")
+                await engine.generate(prompt_of("b"), how(LONG), session="a")
             await engine.abort("a")
             again = await engine.generate(prompt_of("a"), how(5), session="a")
         assert rig.policies.agree(asked.done["a"], prompt=prompt_of("a"))
@@ -153,11 +152,11 @@ def test_health_counts_what_runs_and_what_the_model_has_processed(rig: Rig) -> N
         idle = await engine.health()
         assert (idle.version, idle.running, idle.waiting, idle.is_paused) == (0, 0, 0, False)
         async with Asked(engine) as asked:
-            await asked.begun("ab", how(12))
+            await asked.begun("ab", how(24))
             assert (await engine.health()).running == 2
         prompt = len(prompt_of("a"))
         # The last token of a completion need not be processed.
-        assert 2 * (prompt + 11) <= (await engine.health()).fed_tokens - idle.fed_tokens <= 2 * (prompt + 12)
+        assert 2 * (prompt + 23) <= (await engine.health()).fed_tokens - idle.fed_tokens <= 2 * (prompt + 24)
 
     rig.run(test)
 

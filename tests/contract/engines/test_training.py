@@ -40,12 +40,12 @@ def trainer_of(model: Any, folder: Path, **how: Any) -> TorchTrainer:
 
 
 def test_the_log_probabilities_agree_after_each_of_three_updates(
-    vllm_rig: VllmRig, smollm2: Path, tmp_path: Path
+    vllm_rig: VllmRig, model_folder: Path, tmp_path: Path
 ) -> None:
     vllm_rig.is_changed = True
 
     async def main() -> None:
-        model = open_model(smollm2)
+        model = open_model(model_folder)
         with weights_folder(tmp_path) as folder:
             trainer = trainer_of(model, folder)
             async with vllm_rig.opened() as engine:
@@ -64,7 +64,7 @@ def test_the_log_probabilities_agree_after_each_of_three_updates(
 
 
 def test_the_log_probabilities_agree_for_two_adapters_in_place(
-    vllm_rig: VllmRig, smollm2: Path, tmp_path: Path
+    vllm_rig: VllmRig, model_folder: Path, tmp_path: Path
 ) -> None:
     async def main() -> None:
         if vllm_rig.is_changed:  # an adapter is added to the weights that the server has
@@ -74,8 +74,8 @@ def test_the_log_probabilities_agree_for_two_adapters_in_place(
         # It has the weights that it started with, but may not know that.
         async with httpx.AsyncClient(base_url=vllm_rig.process.url) as client:
             (await client.post("/update_weight_version", json={"new_version": "default"})).raise_for_status()
-        model = open_model(smollm2)
-        add_adapter(model, LoraSettings(rank=LORA_RANK, alpha=16.0), base=str(smollm2), seed=1)
+        model = open_model(model_folder)
+        add_adapter(model, LoraSettings(rank=LORA_RANK, alpha=16.0), base=str(model_folder), seed=1)
         trainer = trainer_of(model, tmp_path, publishes_adapter=True)
         async with vllm_rig.opened(takes_adapters=True) as engine:
             for version in (1, 2):
@@ -96,12 +96,12 @@ def test_the_log_probabilities_agree_for_two_adapters_in_place(
     clock.run(main)
 
 
-def test_two_train_steps_on_a_server_have_no_finding(vllm_rig: VllmRig, smollm2: Path, tmp_path: Path) -> None:
+def test_two_train_steps_on_a_server_have_no_finding(vllm_rig: VllmRig, model_folder: Path, tmp_path: Path) -> None:
     vllm_rig.is_changed = True
     run = config.parse(
         {
             "env": {"id": "Arithmetic-v0", "num_envs": 4, "options": {"operands": [1, 9], "instructions": False}},
-            "engine": {"kind": "vllm", "model": str(smollm2), "dtype": "float32", "url": vllm_rig.process.url},
+            "engine": {"kind": "vllm", "model": str(model_folder), "dtype": "float32", "url": vllm_rig.process.url},
             "renderer": {"system": ""},
             "rollout": {"group_size": 2, "max_turns": 1, "max_tokens": 64, "turn_tokens": 6},
             # With an entropy bonus, the weights change even if all rewards are the same.
@@ -156,7 +156,7 @@ class Unsaved(TorchTrainer):
 
 
 def test_an_update_that_is_withheld_is_named_and_stops_the_run(
-    vllm_rig: VllmRig, smollm2: Path, tmp_path: Path
+    vllm_rig: VllmRig, model_folder: Path, tmp_path: Path
 ) -> None:
     vllm_rig.is_changed = True
 
@@ -166,7 +166,7 @@ def test_an_update_that_is_withheld_is_named_and_stops_the_run(
         )
         how = replace(SETTINGS, steps=2, groups_per_step=2)
         with weights_folder(tmp_path) as folder:
-            trainer = Unsaved(open_model(smollm2), algorithm_of(), settings, folder)
+            trainer = Unsaved(open_model(model_folder), algorithm_of(), settings, folder)
             async with vllm_rig.opened() as opened:
                 engine: PolicyEngine = Withholding(opened)
                 stop_on = frozenset({"weights_not_applied"})

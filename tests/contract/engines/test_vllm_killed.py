@@ -14,7 +14,7 @@ from tests.contract.engines.rigs import Asked, VllmRig, prompt_of
 from tests.contract.engines.vllm_server import alive, child_named, shared_memory
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
-LONG = 40
+LONG = 120
 
 
 def test_completions_continue_on_the_restarted_server_and_no_process_of_the_old_one_is_left(vllm_rig: VllmRig) -> None:

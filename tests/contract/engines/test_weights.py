@@ -15,7 +15,7 @@ from envkit.protocols import PolicyEngine
 from envkit.types import FinishReason, PauseMode, SamplingParams, Weights
 from tests.contract.engines.rigs import PROMPT, Asked, Rig, is_still, prompt_of
 
-LONG = 20
+LONG = 100
 
 
 def how(n: int = LONG, *, seed: int = 3) -> SamplingParams:
@@ -87,19 +87,19 @@ def test_a_pause_that_waits_and_a_load_without_a_pause_finish_what_runs_first(ri
     async def test(engine: PolicyEngine) -> None:
         rig.is_changed = True
         async with Asked(engine) as asked:
-            await asked.begun("a", how(12))
+            await asked.begun("a", how(24))
             await engine.pause(PauseMode.WAIT)
             assert "a" in asked.done or (await engine.health()).running == 0
             asked.ask("b", how(4))
             assert await is_still(engine)
             await engine.resume()
         async with Asked(engine) as again:
-            await again.begun("c", how(12))
+            await again.begun("c", how(24))
             await engine.load(rig.policies.weights[1])
             again.ask("d", how(12, seed=4))
         done = {**asked.done, **again.done}
         versions = {name: got.versions for name, got in done.items()}
-        assert versions == {"a": ((0, 12),), "b": ((0, 4),), "c": ((0, 12),), "d": ((1, 12),)}
+        assert versions == {"a": ((0, 24),), "b": ((0, 4),), "c": ((0, 24),), "d": ((1, 12),)}
         assert all(rig.policies.agree(got, prompt=prompt_of(name)) for name, got in done.items())
         assert (await engine.health()).version == 1
 

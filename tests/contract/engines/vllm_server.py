@@ -1,4 +1,4 @@
-"""The vLLM server of the test run: ``envkit vllm`` with SmolLM2 in float32, for full weights and for adapters."""
+"""The vLLM server of the test run: ``envkit vllm`` with a small model in float32, for full weights and for adapters."""
 
 from __future__ import annotations
 

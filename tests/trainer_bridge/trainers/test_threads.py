@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -30,11 +31,28 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def python(program: str, **env: str) -> subprocess.CompletedProcess[str]:
+def python(program: str, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Run a program in a process whose OpenMP threads nobody has set."""
     unset = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "OMP_DISPLAY_ENV")
     kept = {name: value for name, value in os.environ.items() if name not in unset}
-    return subprocess.run([sys.executable, "-c", program], env=kept | env, capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", program, *words]
+    return subprocess.run(command, env=kept | env, capture_output=True, text=True, check=True)
+
+
+UNTIL_TORCH = """
+import os, sys
+class UntilTorch:
+    def find_spec(self, name, *_):
+        if name == "torch.functional":  # torch imports it after its libraries, which have printed OpenMP's settings
+            os._exit(0)
+sys.meta_path.insert(0, UntilTorch())
+"""
+"""Ends a program when it has loaded torch's libraries, without torch's modules, which take seconds."""
+
+
+def openmp(program: str, **env: str) -> str:
+    """Return the settings that OpenMP itself prints when `program` loads torch."""
+    return python(UNTIL_TORCH + program, OMP_DISPLAY_ENV="verbose", **env).stderr
 
 
 @pytest.mark.parametrize(
@@ -46,8 +64,7 @@ def python(program: str, **env: str) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_torch_starts_with_threads_that_sleep_while_they_wait(start: str) -> None:
-    # OpenMP itself prints its settings when torch loads it. By default, a thread looks 300,000 times before it sleeps.
-    assert "GOMP_SPINCOUNT = '0'" in python(start, OMP_DISPLAY_ENV="verbose").stderr
+    assert "GOMP_SPINCOUNT = '0'" in openmp(start)  # by default, a thread looks 300,000 times before it sleeps
 
 
 @pytest.mark.parametrize(
@@ -55,16 +72,29 @@ def test_torch_starts_with_threads_that_sleep_while_they_wait(start: str) -> Non
     [("OMP_WAIT_POLICY", "active", "OMP_WAIT_POLICY = 'ACTIVE'"), ("GOMP_SPINCOUNT", "5", "GOMP_SPINCOUNT = '5'")],
 )
 def test_how_threads_wait_is_the_users_choice(name: str, value: str, shown: str) -> None:
-    done = python("import envkit.trainer_bridge, torch", OMP_DISPLAY_ENV="verbose", **{name: value})
-    assert shown in done.stderr
+    assert shown in openmp("import envkit.trainer_bridge, torch", **{name: value})
 
 
-def test_a_program_that_loaded_torch_first_gets_one_warning() -> None:
-    program = "import torch; torch.set_num_threads({}); import envkit.trainer_bridge; import envkit.trainer_bridge.loop"
-    warned = python(program.format(2)).stderr
+THREE_PROGRAMS = """
+import json, os, sys, torch
+for number, (threads, variables) in enumerate(json.loads(sys.argv[1])):
+    if os.fork() == 0:
+        os.environ |= variables
+        os.dup2(os.open(sys.argv[2] + str(number), os.O_WRONLY | os.O_CREAT), 2)
+        torch.set_num_threads(threads)
+        import envkit.trainer_bridge, envkit.trainer_bridge.loop
+        os._exit(0)
+    assert os.wait()[1] == 0
+"""
+
+
+def test_a_program_that_loaded_torch_first_gets_one_warning(tmp_path: Path) -> None:
+    # Two threads, the same with the variable, and a single thread, which waits for no other.
+    programs: list[tuple[int, dict[str, str]]] = [(2, {}), (2, {"OMP_WAIT_POLICY": "passive"}), (1, {})]
+    python(THREE_PROGRAMS, json.dumps(programs), str(tmp_path / "warned"))
+    warned, *others = [(tmp_path / f"warned{number}").read_text() for number in range(3)]
     assert warned.count("Set this environment variable before Python starts") == 1
-    assert python(program.format(2), OMP_WAIT_POLICY="passive").stderr == ""
-    assert python(program.format(1)).stderr == ""  # a single thread waits for no other
+    assert others == ["", ""]
 
 
 def test_vllms_server_starts_with_threads_that_sleep_while_they_wait() -> None:
