@@ -159,7 +159,7 @@ def samples_of(folder: Path) -> list[Sample]:
 
 def advantages(samples: list[Sample], model: Any, **keys: Any) -> list[list[float]]:
     rows = TrainRows(samples, range(len(samples)), [], [sample.logprobs[sample.mask] for sample in samples], [], [], [])
-    given = rollouts_of(rows, algorithm_of(), [], [], kl_coefficient=0.0)
+    given = rollouts_of(rows, algorithm_of(), [], [], [], kl_coefficient=0.0)
     chosen = Chosen.of("advantages", section(**KEYS, **keys))
     return [part.tolist() for part in rows.split(chosen(replace(given, model=model)).advantage_N)]
 

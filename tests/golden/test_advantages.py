@@ -410,7 +410,7 @@ def test_steps_are_in_the_order_of_turns_whatever_the_order_of_samples() -> None
     zeros_ET, zeros_N = torch.zeros(2, 3), torch.zeros(6)
     segments = Segments(rollout_N, rollout_N, turn_N, rollout_N)
     rollouts = Rollouts(
-        *(zeros_ET, zeros_ET, zeros_ET[None], zeros_ET.long(), ["a", "a"], [0, 1], [None, None]),
+        *(zeros_ET, zeros_ET, zeros_ET[None], torch.zeros(1, 2), zeros_ET.long(), ["a", "a"], [0, 1], [None, None]),
         *(segments, zeros_N, zeros_N, zeros_N),
     )
     for unit, places in (("token", [1, 2, 2, 0, 1, 0]), ("turn", [1, 1, 1, 0, 0, 0])):

@@ -169,7 +169,7 @@ class _Numbers:
         after = [self._rollouts[owner].get("after", 0.0) for owner in self._owners]
         ends = [torch.tensor(one if isinstance(one, Sequence) else [one], dtype=torch.float32) for one in after]
         if "token_values" in chosen.needs:
-            return [torch.tensor(one)[None] for one in self.lists("values")], ends
+            return [torch.tensor(one)[None] for one in self.lists("values")], [one[:1] for one in ends]
         found = []
         for turns in self._turns:
             own = [turn.get("value", 0.0) for turn in turns if any(_of(turn, "mask"))]

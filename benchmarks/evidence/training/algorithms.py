@@ -1,4 +1,4 @@
-"""Study A: presets of algorithms on Sokoban 6x6 with one box, from the same imitated policy, at equal episodes.
+"""Presets of algorithms on Sokoban 6x6 with one box, from the same imitated policy, at equal episodes.
 
     python benchmarks/evidence/training/algorithms.py [--runs N] [--report]
 
