@@ -64,7 +64,7 @@ def rollouts() -> list[dict[str, Any]]:
             "group": "ab"[row % 2],
             "member": row // 2,
             "stop": "max_turns" if row % 3 else "terminated",
-            "after": [rng.gauss(0, 1), rng.gauss(0, 1)],
+            "after": [row / 4, 1.0],
             "turns": [turn(number) for number in range(rng.randint(1, 4))],
         }
         for row in range(8)
