@@ -64,9 +64,9 @@ def train(folder: Path, *changes: str) -> None:
     subprocess.run([*command, "--output", str(folder), *settings, *resume], check=True, env=environment)
 
 
-def successes(policy: Path, folder: Path) -> str:
-    """Return 1 or 0 for each level that a policy plays with sampling, in one text."""
-    evaluate("Sokoban-v0", f"checkpoint:{policy}", episodes=LEVELS, options={"size": 6, "boxes": 1}, output=folder)
+def successes(run: Path, folder: Path) -> str:
+    """Return 1 or 0 for each level that the policy of a run plays with sampling, in one text."""
+    evaluate("Sokoban-v0", f"checkpoint:{run}", episodes=LEVELS, options={"size": 6, "boxes": 1}, output=folder)
     episodes = sorted(read_episodes(folder / EPISODES), key=lambda episode: episode.index)
     return "".join("1" if episode.metrics["success"] else "0" for episode in episodes)
 
@@ -87,6 +87,12 @@ def imitated(work: Path) -> Path:
     return folder / "checkpoints" / "step-0" / "policy"
 
 
+def before_reinforcement(work: Path) -> dict[str, Any]:
+    """Return the levels that the imitated policy solves."""
+    imitated(work)
+    return {"solved": successes(work / "imitated", work / "imitated-eval")}
+
+
 def numbers(solved: str) -> NDArray[np.float64]:
     return np.array([float(one) for one in solved])
 
@@ -102,11 +108,11 @@ def interval(solved: Sequence[str], rng: np.random.Generator) -> tuple[float, fl
     return float(low), float(high)
 
 
-def summary(parts: Mapping[str, Mapping[int, Any]], before: str) -> dict[str, Any]:
+def summary(parts: Mapping[str, Mapping[int, Any]], before: Mapping[str, Any]) -> dict[str, Any]:
     """Return mean and interval of the success with each preset that has runs, and of the imitated policy."""
     rng = np.random.default_rng(0)
     found = {}
-    for preset, runs in {"imitated policy": {0: {"solved": before}}, **parts}.items():
+    for preset, runs in {"imitated policy": {0: before}, **parts}.items():
         solved = [one["solved"] for one in runs.values()]
         low, high = interval(solved, rng)
         mean = float(np.mean([numbers(one) for one in solved]))
@@ -114,7 +120,7 @@ def summary(parts: Mapping[str, Mapping[int, Any]], before: str) -> dict[str, An
     return found
 
 
-def report(parts: Mapping[str, Mapping[int, Any]], before: str) -> None:
+def report(parts: Mapping[str, Mapping[int, Any]], before: Mapping[str, Any]) -> None:
     """Print the table in Markdown, and draw the mean learning curves."""
     print("| preset | seeds | success after 5,120 episodes | 95 % interval |\n|---|---|---|---|")
     for preset, row in summary(parts, before).items():
@@ -148,7 +154,7 @@ def main() -> None:
     left = options.runs
     before = None
     if not options.report or evidence.has("imitated policy"):
-        before = evidence.part("imitated policy", lambda: successes(imitated(work), work / "imitated-eval"))
+        before = evidence.part("imitated policy", partial(before_reinforcement, work))
     parts: dict[str, dict[int, Any]] = {}
     for preset, seed in planned:
         name = f"{preset}, seed {seed}"
