@@ -80,7 +80,7 @@ def missing(episode: EpisodeRecord) -> dict[str, float]:
     score, goal = session.score, session.goal
     if score is None:
         return {"not bought": 1.0}
-    assert score.total == episode.metrics["score"], "the same episode"
+    assert score.total == episode.outcome.metrics["score"], "the same episode"
     parts = len(goal.attributes) + len(goal.options) + 1
     lost = {
         "attributes": (len(goal.attributes) - score.attributes) / parts,
@@ -95,13 +95,13 @@ def figures(episodes: Sequence[EpisodeRecord]) -> dict[str, Any]:
     lost: Counter[str] = Counter()
     for episode in episodes:
         lost.update(missing(episode))
-    found = {name: statistics.fmean(episode.metrics[name] or 0.0 for episode in episodes) for name in METRICS}
+    found = {name: statistics.fmean(episode.outcome.metrics[name] or 0.0 for episode in episodes) for name in METRICS}
     turns = statistics.fmean(len(episode.turns) for episode in episodes)
     return {
         **{name: round(value, 4) for name, value in found.items()},
         "turns": round(turns, 2),
         "missing": {part: round(lost[part] / len(episodes), 4) for part in PARTS},
-        "scores": " ".join(f"{episode.metrics['score'] or 0.0:.4g}" for episode in episodes),
+        "scores": " ".join(f"{episode.outcome.metrics['score'] or 0.0:.4g}" for episode in episodes),
     }
 
 

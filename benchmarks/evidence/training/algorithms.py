@@ -68,7 +68,7 @@ def successes(run: Path, folder: Path) -> str:
     """Return 1 or 0 for each level that the policy of a run plays with sampling, in one text."""
     evaluate("Sokoban-v0", f"checkpoint:{run}", episodes=LEVELS, options={"size": 6, "boxes": 1}, output=folder)
     episodes = sorted(read_episodes(folder / EPISODES), key=lambda episode: episode.index)
-    return "".join("1" if episode.metrics["success"] else "0" for episode in episodes)
+    return "".join("1" if episode.outcome.metrics["success"] else "0" for episode in episodes)
 
 
 def measure(preset: str, seed: int, work: Path) -> dict[str, Any]:
