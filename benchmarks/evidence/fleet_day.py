@@ -35,7 +35,7 @@ def day(hours: float, seed: int) -> dict[str, Any]:
         "starts": lived.starts,
         "failed_starts": lived.failed_starts,
         "losses": lived.losses,
-        "longest_silence_s": round(lived.longest_silence_s, 1),
+        "longest_call_s": round(lived.longest_call_s, 1),
         "cpu_s": round(sum(os.times()[:2]) - began_s, 1),
         "problems": problems(lived, users),
     }
