@@ -197,6 +197,7 @@ class Runs:
         self._root = root
         self._found: dict[str, Effects] = {}
         self._places: dict[str, str] = {}
+        self._folders: dict[str, Path] = {}
         self._argv = folder / "argv"
 
     def parsed(self, content: Content) -> RunConfig:
@@ -232,6 +233,7 @@ class Runs:
         Doors.seen.clear()
         Doors.open = 0
         error, seconds, folder = "", 0.0, self._folder / f"run-{len(self._found)}"
+        self._folders.setdefault(json.dumps(content), folder)
         backend = FakeBackend(lambda number, rng: how.fate, capabilities={"isolation": False})
 
         async def main() -> None:
@@ -290,9 +292,8 @@ class Runs:
         """Return the folder of a saved tiny policy."""
         if "TINY" not in self._places:
             self.effects(FRESH, How())
-            found = self._folder.glob("run-*/checkpoints/step-0/policy")
-            path = max(found, key=lambda one: one.stat().st_mtime)
-            self._places["TINY"] = str(path)
+            folder = self._folders[json.dumps(FRESH)]
+            self._places["TINY"] = str(folder / "checkpoints" / "step-0" / "policy")
         return self._places["TINY"]
 
     def _chat(self) -> Path:
