@@ -108,8 +108,8 @@ class Algorithm:
             if "groups" in needs and group_size < 2:
                 reason = f"{name} compares the episodes of a group, so it must be at least 2"
                 found.append(f"rollout.group_size: {reason}, got {group_size}")
-            if name == "pass_at_k" and getattr(one.section, "k", 0) >= group_size:
-                found.append(f"algorithm.advantage.k: must be less than rollout.group_size, got {group_size}")
+            if name == "pass_at_k" and (k := getattr(one.section, "k", 0)) >= group_size:
+                found.append(f"algorithm.advantage.k: {k} must be less than rollout.group_size, which is {group_size}")
             if "on_policy" in needs:
                 reason = f"the {family} {name} is only valid for samples of the current policy"
                 found += [f"algorithm.{key}: {reason}; use 1, got {count}" for key, count in repeats.items()]
@@ -117,7 +117,7 @@ class Algorithm:
                 reason = f"the {family} {name} needs what the trainer computes before the first update"
                 found.append(f"algorithm.old_logprobs: {reason}; use recomputed, got {section.old_logprobs}")
             if "sequences" in needs and not whole_history:
-                reason = f"the {family} {name} has a ratio per sequence, but each turn is a sample of its own"
+                reason = f"the {family} {name} needs whole episodes, but each turn is a sample of its own"
                 found.append(f"renderer.history: {reason}; use all")
         return [*found, *self._problems_of_terms()]
 
@@ -127,6 +127,10 @@ class Algorithm:
             found.append("algorithm.correction: the ratio of dppo already makes up for the sampler; leave it out")
         if self.advantage is not None and self.advantage.section.kind == "distillation" and not self.section.reference:
             found.append("algorithm.reference: distillation needs a teacher; name a model with the same tokenizer")
+        if self.advantage is not None and (name := self.advantage.section.kind) in ("distillation", "several_rewards"):
+            reason = f"the advantage {name} does not read the reward that this changes; leave it out"
+            found += [f"algorithm.overlong: {reason}"] if overlong is not None else []
+            found += [f"algorithm.kl.place: {reason}"] if kl.coefficient > 0 and kl.place == "reward" else []
         if overlong is not None and overlong.buffer_tokens > overlong.max_tokens:
             found.append("algorithm.overlong.buffer_tokens: must be at most max_tokens, or empty answers are penalised")
         if kl.estimator == "k1" and kl.place == "loss":

@@ -199,9 +199,35 @@ REFUSED = [
         ],
     ),
     (
+        algorithm_of(advantage={"kind": "pass_at_k", "k": 4}),
+        {"group_size": 4},
+        ["algorithm.advantage.k: 4 must be less than rollout.group_size, which is 4"],
+    ),
+    (
+        algorithm_of(
+            advantage="distillation",
+            kl={"coefficient": 0.1, "place": "reward"},
+            overlong={"max_tokens": 2, "buffer_tokens": 3},
+        ),
+        {},
+        [
+            "algorithm.reference: distillation needs a teacher; name a model with the same tokenizer",
+            *(
+                f"algorithm.{key}: the advantage distillation does not read the reward that this changes; leave it out"
+                for key in ("overlong", "kl.place")
+            ),
+            "algorithm.overlong.buffer_tokens: must be at most max_tokens, or empty answers are penalised",
+        ],
+    ),
+    (
+        algorithm_of(loss="dppo", correction="tis", old_logprobs="recomputed"),
+        {},
+        ["algorithm.correction: the ratio of dppo already makes up for the sampler; leave it out"],
+    ),
+    (
         needing("sequences"),
         {"whole_history": False},
-        ["renderer.history: the loss own has a ratio per sequence, but each turn is a sample of its own; use all"],
+        ["renderer.history: the loss own needs whole episodes, but each turn is a sample of its own; use all"],
     ),
 ]
 

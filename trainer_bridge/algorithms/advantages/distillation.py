@@ -25,7 +25,7 @@ def distillation(rollouts: Rollouts, section: Distillation) -> Advantages:
     Its mean over tokens of the policy is the negative of KL(policy, reference) for the next token, the reverse KL
     divergence. The divergence of later tokens does not count.
     """
-    assert rollouts.reference_logp_N is not None
+    assert rollouts.reference_logp_N is not None, "distillation needs log-probabilities of the reference policy"
     divergence_N = kl_estimate(rollouts.old_logp_N.double(), rollouts.reference_logp_N.double(), "k1")
     return Advantages((-section.coefficient * divergence_N).float())
 
