@@ -95,7 +95,7 @@ def figures(episodes: Sequence[EpisodeRecord]) -> dict[str, Any]:
     lost: Counter[str] = Counter()
     for episode in episodes:
         lost.update(missing(episode))
-    found = {name: statistics.fmean(episode.outcome.metrics[name] or 0.0 for episode in episodes) for name in METRICS}
+    found = {name: statistics.fmean(episode.outcome.values[name] or 0.0 for episode in episodes) for name in METRICS}
     turns = statistics.fmean(len(episode.turns) for episode in episodes)
     return {
         **{name: round(value, 4) for name, value in found.items()},

@@ -67,15 +67,9 @@ def train(folder: Path, *changes: str) -> None:
 def successes(run: Path, folder: Path) -> str:
     """Return 1 or 0 for each level that the policy of a run plays with sampling, in one text."""
     if not (folder / "evaluation.json").exists():
-        evaluate(
-            *("Sokoban-v0", f"checkpoint:{run}"),
-            episodes=LEVELS,
-            options={"size": 6, "boxes": 1},
-            output=folder,
-            force=folder.exists(),
-        )
+        evaluate("Sokoban-v0", f"checkpoint:{run}", episodes=LEVELS, options={"size": 6, "boxes": 1}, output=folder)
     episodes = sorted(read_episodes(folder / EPISODES), key=lambda episode: episode.index)
-    return "".join("1" if episode.outcome.metrics["success"] else "0" for episode in episodes)
+    return "".join("1" if episode.outcome.success else "0" for episode in episodes)
 
 
 def measure(preset: str, seed: int, work: Path) -> dict[str, Any]:
