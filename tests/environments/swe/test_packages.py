@@ -72,8 +72,8 @@ def test_a_file_with_another_content_is_unpacked_again_under_the_same_name(tmp_p
     ("entries", "problem"),
     [
         ((), "has no files"),
-        ((("a/x", b""), ("b/x", b"")), "the files of one folder"),
-        ((("a/x", b"1" * 600), ("a/y", b"1" * 600)), "with at most 0 MiB"),
+        ((("a/x", b""), ("b/x", b"")), "must contain one folder"),
+        ((("a/x", b"1" * 600), ("a/y", b"1" * 600)), "of at most 0 MiB"),
         ((("../x", b""),), "cannot unpack"),
     ],
 )

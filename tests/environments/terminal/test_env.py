@@ -77,7 +77,12 @@ def test_a_generated_task_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.M
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_folder_of_a_task_is_removed_after_its_process_was_killed() -> None:
+def test_the_folder_of_a_task_is_removed_after_its_process_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # In the folder that all tests share, another test might remove it first.
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     program = (
         "import os, signal\n"
         "from envkit.environments.terminal.stage import ScratchFolder\n"
