@@ -6,7 +6,7 @@ import gc
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,12 +77,19 @@ def test_a_generated_task_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.M
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """A folder for temporary files, with a path short enough for sockets."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
+
+
 def test_the_folder_of_a_task_is_removed_after_its_process_was_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    short_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # In the folder that all tests share, another test might remove it first.
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(short_folder))
+    monkeypatch.setattr(tempfile, "tempdir", str(short_folder))
     program = (
         "import os, signal\n"
         "from envkit.environments.terminal.stage import ScratchFolder\n"
