@@ -407,7 +407,7 @@ class _Builder:
         return f"with the fix, {broken[0]} fails" if broken else ""
 
     async def _once(self, key: str, decide: Callable[[], Awaitable[_Trial]]) -> _Trial:
-        """Return the journal's entry of a bug; if it has none, try the bug and record it."""
+        """Return a bug's entry in the journal; a bug that has not been tried is tried and recorded first."""
         if key not in self._journal.trials:
             began = clock.stopwatch()
             made = await decide()

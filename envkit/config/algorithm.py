@@ -191,7 +191,7 @@ class AlgorithmSection(Section):
             message = f"no algorithm is called {name!r}; there are: {', '.join(PRESETS)}"
             error = PydanticCustomError("preset", "{message}", {"message": message})
             raise ValidationError.from_exception_data(
-                "algorithm", [InitErrorDetails(type=error, loc=("preset",), input=name)]
+                "algorithm", [InitErrorDetails(type=error, loc=("preset",), input=None)]
             )
         whole: dict[str, Any] = {"aggregation": {"kind": "token_mean"}, **PRESETS[name]}
         for key, value in content.items():

@@ -26,7 +26,7 @@ OTHERS: Mapping[str, Any] = {
     "mis.low": 0.9,
     "cispo.clip_low": 0.1,
 }
-"""Values that differ from the default, where `Leaf.other` has none that acts."""
+"""Other values of keys for which `Leaf.other` knows none, or one that changes nothing for these rollouts."""
 WITH: Mapping[str, Mapping[str, Any]] = {
     "chunk_returns.normalise": {"reward": "turns"},
     **{f"{kind}.mean": {"unit": "rollout"} for kind in ("tis", "mis")},
