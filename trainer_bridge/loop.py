@@ -6,10 +6,8 @@ This module does not import torch.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
@@ -17,23 +15,24 @@ import anyio
 import anyio.lowlevel
 
 from envkit import clock
-from envkit.errors import EnvkitError
-from envkit.metrics import pass_at_group
+from envkit.errors import EnvkitError, leaves
 from envkit.protocols import PhasedTrainer, Trainer
 from envkit.runs.display import Display
 from envkit.runs.episodes import Decode, sample_episodes
-from envkit.types import JSON, EpisodeRecord, StopReason, Task, Trajectory, stable_hash
+from envkit.types import JSON, EpisodeRecord
 
-from .accounting import Ledger, add_counts, fate_before_training, last_actions, trained_sessions
 from .diagnostics import Diagnostics, Finding, Probe, TrainStep
-from .evaluation.evaluator import Evaluator, mean, return_of, success_of, valid
+from .evaluation.evaluator import Evaluator, valid
 from .models.saved_policy import SavedPolicy
-from .rollout import Rollout, RolloutResult
 from .run_folder import checkpoint
 from .run_folder.checkpoint import RunState
 from .run_folder.timeline import Span, durations, quantile_metrics, timeline
 from .samples import samples_of
+from .scheduler.accounting import last_actions, trained_sessions
+from .scheduler.continuous import Batch, Continuous
 from .sources.source import Source
+from .scheduler.staleness import with_stale_ignored
+from .step_metrics import schedule_metrics, step_metrics, why_no_samples
 from .stopping import Stop
 from .weights.channel import Push, WeightChannel
 
@@ -75,10 +74,6 @@ class LoopSettings:
 
     Attributes:
         steps: Number of train steps in the whole run, including those before a resume.
-        groups_per_step: Tasks per train step; the episodes of a task form a group.
-        group_size: Episodes per task.
-        temperature: Sampling temperature in training.
-        seed: Seed from which the sampling seed of each train step is derived.
         evaluate_every: Train steps between two evaluations.
         checkpoint_every: Train steps between two checkpoints.
         keep_checkpoints: Number of most recent checkpoints to keep.
@@ -87,10 +82,6 @@ class LoopSettings:
     """
 
     steps: int
-    groups_per_step: int
-    group_size: int
-    temperature: float
-    seed: int
     evaluate_every: int
     checkpoint_every: int
     keep_checkpoints: int
@@ -102,12 +93,11 @@ class TrainLoop:
     """Runs the train steps of a run, starting after `state.step`.
 
     Args:
-        rollout: Plays the episodes.
+        scheduler: Plays the episodes.
         decode: Converts tokens to text, for recorded episodes.
         trainer: Updates the weights.
         channel: Brings the new weights to the engine.
         evaluator: Measures success on held-out levels.
-        tasks: Returns the training task with a given index; always the same task for the same index.
         record: Records the results.
         checkpoints: Folder of the checkpoints.
         settings: Length, sizes and intervals.
@@ -118,20 +108,18 @@ class TrainLoop:
         on_step: Called after each train step with its number and its metrics.
         diagnostics: Names what is wrong with the run; None uses the default settings.
         probe: Probes the engine after each push, for the diagnostics; None makes no probes.
-        name_of: Returns the name of the environment of the training task with a given index, for metrics per
-            environment; None for no such metrics.
+        names: Name of each environment, for metrics per environment; empty for no such metrics.
         imitation: The phase of imitation before the first train step; None without one, or after its end.
         source: Folder of the model from which the run started, if it has one.
     """
 
     def __init__(
         self,
-        rollout: Rollout,
+        scheduler: Continuous,
         decode: Decode,
         trainer: Trainer,
         channel: WeightChannel,
         evaluator: Evaluator,
-        tasks: Callable[[int], Task],
         record: Record,
         checkpoints: Path,
         settings: LoopSettings,
@@ -142,16 +130,15 @@ class TrainLoop:
         on_step: Callable[[int, Mapping[str, float]], None] | None = None,
         diagnostics: Diagnostics | None = None,
         probe: Probe | None = None,
-        name_of: Callable[[int], str] | None = None,
+        names: Sequence[str] = (),
         imitation: Imitation | None = None,
         source: Path | None = None,
     ) -> None:
-        self._rollout = rollout
+        self._scheduler = scheduler
         self._decode = decode
         self._trainer = trainer
         self._channel = channel
         self._evaluator = evaluator
-        self._tasks = tasks
         self._record = record
         self._checkpoints = checkpoints
         self._settings = settings
@@ -160,7 +147,7 @@ class TrainLoop:
         self._stop = stop
         self._policy = policy
         self._on_step = on_step
-        self._name_of = name_of
+        self._names = names
         self._imitation = imitation
         self._source = source
         exists = (checkpoints / f"step-{state.step}").exists()
@@ -178,9 +165,18 @@ class TrainLoop:
         Raises:
             EnvkitError: All episodes of a train step are void, or the diagnostics have a finding that stops the run.
         """
-        settings, state = self._settings, self.state
         if self._imitation is not None:
             await self._imitate(self._imitation, display)
+        try:
+            async with clock.background_tasks() as tasks:
+                tasks.start_soon(self._scheduler.run)
+                await self._reinforce(display)
+        except ExceptionGroup as errors:  # an error of the player, with its own cause
+            first = next(leaves(errors))
+            raise first from first.__cause__
+
+    async def _reinforce(self, display: Display) -> None:
+        settings, state = self._settings, self.state
         await self._report(self._diagnostics.begun(state.step), display)
         push = await self._channel.push()
         await self._report(await self._probed(push), display)
@@ -282,15 +278,15 @@ class TrainLoop:
 
     async def _train_step(self, push: Push, display: Display) -> tuple[Push, list[Finding]]:
         """Play, update, push and record; return the push and what is wrong. `push` is that of the weights that play."""
-        state, number = self.state, self.state.step + 1
+        state, number, scheduler = self.state, self.state.step + 1, self._scheduler
         began = clock.now()
-        result, ledger = await self._play(number)
+        batch = await scheduler.batch()
         rollout_s = clock.now() - began
-        samples = samples_of(result.groups)
+        samples = with_stale_ignored(samples_of(batch.groups), batch.version, scheduler.pace.max_lag)
         if not samples:
-            raise EnvkitError(f"train step {number}: {why_no_samples(result.trajectories)}")
+            raise EnvkitError(f"train step {number}: {why_no_samples(batch.trajectories)}")
         if self._probe is not None and not state.probe_prompt:
-            state.probe_prompt = next(one.turns[0].new_ids.tolist() for one in result.trajectories if one.turns)
+            state.probe_prompt = next(one.turns[0].new_ids.tolist() for one in batch.trajectories if one.turns)
             await self._report(await self._probed(push), display)
         # Forbid a cancellation between updating the weights and recording the step: the record must match the weights.
         with anyio.CancelScope(shield=True), self._stop.waits_for(f"the update of train step {number}"):
@@ -302,56 +298,37 @@ class TrainLoop:
             push = await self._channel.push()
             times.append(clock.now())
             state.step = number
-            state.episodes += len(valid(result.trajectories)) + len(result.void)
-            state.lost_episodes += len(result.void)
-            accounting = _settle(ledger, trained_sessions(samples, result.trajectories))
-            state.accounting = add_counts(state.accounting, ledger.counts())
+            state.episodes += len(valid(batch.trajectories)) + len(batch.void)
+            state.lost_episodes += len(batch.void)
+            accounting = scheduler.published(number, trained_sessions(samples, batch.trajectories))
+            before, state.accounting = state.accounting, scheduler.ledger.counts()
+            state.schedule = scheduler.state()
             seconds = {"rollout_s": rollout_s, "update_s": times[2] - times[0], "push_s": push.exposed_s}
             values = {
-                **step_metrics(result, report, seconds),
-                **{f"episodes_{name}": float(count) for name, count in ledger.counts().items()},
-                **quantile_metrics(durations(result.attempts)),
+                **step_metrics(batch, report, seconds),
+                **schedule_metrics(batch, samples, before, state.accounting),
+                **quantile_metrics(durations(batch.attempts)),
                 "train_s": times[1] - times[0],
                 "probe_s": self._probe_s,
-                **self._by_environment(number, result),
+                **self._by_environment(batch),
             }
             self._record.step(number, {**values, "lost_total": float(state.lost_episodes)})
             self._learning = False
-            self._record_episodes(number, result, [Span("update", *times[:2]), Span("push", *times[1:])])
+            self._record_episodes(number, batch, [Span("update", *times[:2]), Span("push", *times[1:])])
         self._show(values)
         self._latest = values
-        void_after, played_after = last_actions(result.void), last_actions(valid(result.trajectories))
+        void_after, played_after = last_actions(batch.void), last_actions(valid(batch.trajectories))
         event = TrainStep(number, values, len(samples), accounting, void_after, played_after)
         return push, self._diagnostics.stepped(event)
 
-    async def _play(self, number: int) -> tuple[RolloutResult, Ledger]:
-        """Play the episodes of train step `number`; the ledger has those that cannot be trained on."""
-        settings, ledger = self._settings, Ledger()
-        first = (number - 1) * settings.groups_per_step
-
-        def end(trajectory: Trajectory) -> None:
-            if (fate := fate_before_training(trajectory)) is not None:
-                ledger.end(trajectory.session, fate)
-
-        result = await self._rollout.groups(
-            [self._tasks(first + index) for index in range(settings.groups_per_step)],
-            settings.group_size,
-            phase=f"train-{number}",
-            temperature=settings.temperature,
-            seed=stable_hash(settings.seed, number),
-            on_begin=lambda request: ledger.begin(request.session),
-            on_episode=end,
-        )
-        return result, ledger
-
-    def _record_episodes(self, number: int, result: RolloutResult, work: Sequence[Span]) -> None:
+    def _record_episodes(self, number: int, batch: Batch, work: Sequence[Span]) -> None:
         """Record some episodes and a timeline, if they are due. `work` is that of the trainer."""
         settings = self._settings
         every, decode = settings.trajectories_every, self._decode
         if every and (number in (1, settings.steps) or number % every == 0):
-            chosen = sample_episodes(result.groups, settings.trajectories, decode=decode, train_step=number)
+            chosen = sample_episodes(batch.groups, settings.trajectories, decode=decode, train_step=number)
             self._record.trajectories(number, chosen)
-            self._record.timeline(number, timeline(number, result.attempts, work))
+            self._record.timeline(number, timeline(number, batch.attempts, work))
 
     async def _probed(self, push: Push) -> list[Finding]:
         """Probe the engine after a push, once the prompt for it is known, and return what is wrong."""
@@ -375,21 +352,20 @@ class TrainLoop:
                 )
             display.announce(line)
 
-    def _by_environment(self, number: int, result: RolloutResult) -> dict[str, float]:
-        """Return the metrics of each environment in train step `number`, such as ``success/FrozenLake-v0``."""
-        if self._name_of is None:
+    def _by_environment(self, batch: Batch) -> dict[str, float]:
+        """Return the metrics of each environment in a train step, such as ``success/FrozenLake-v0``."""
+        if not self._names:
             return {}
-        groups = self._settings.groups_per_step
-        names = [self._name_of((number - 1) * groups + index) for index in range(groups)]
         return {
             f"{key}/{name}": value
-            for name, part in result.by_name(names).items()
+            for name, part in batch.by_name(lambda index: self._names[batch.envs[index]]).items()
             for key, value in step_metrics(part, {}, {}).items()
             if key not in ("policy_version", "tokens_per_s")
         }
 
     async def _evaluate(self, display: Display) -> dict[str, JSON]:
-        values = await self._evaluator.run(display, self.state.step)
+        with self._scheduler.paused():
+            values = await self._evaluator.run(display, self.state.step)
         if values:
             self._record.evaluation(self.state.step, values)
             self._shown["held-out"] = (
@@ -409,77 +385,6 @@ class TrainLoop:
             self._shown["entropy"] = f"{values['entropy_nats']:.2f}"
         if values["cut_completions"] > 0:
             self._shown["cut off"] = f"{values['cut_completions']:.1%}"
-
-
-def step_metrics(result: RolloutResult, report: Mapping[str, float], seconds: Mapping[str, float]) -> dict[str, float]:
-    """Return the metrics of one train step: those of the rollout `result`, the trainer's `report`, and durations.
-
-    Only metrics whose names end in ``_s`` depend on the speed of the machine.
-    """
-    played = [one for one in valid(result.trajectories) if not one.is_filtered]
-    tokens = sum(len(turn.new_ids) + len(turn.completion.token_ids) for one in played for turn in one.turns)
-    metrics = [one.outcome.values for one in played]
-    folded = {name: mean([one[name] for one in metrics if name in one]) for name in sorted({*chain(*metrics)})}
-    lost = [one.outcome for one in result.void]
-    versions = [version for one in played for turn in one.turns for version, _ in turn.completion.versions]
-    return {
-        "success": success_of(played),
-        "pass_at_group": pass_at_group(
-            [
-                [one.outcome.success is True for one in group.trajectories]
-                for group in result.groups
-                # Leave out groups with a void or filtered episode, because they have fewer attempts at their task.
-                if not any(one.outcome.success is None or one.is_filtered for one in group.trajectories)
-            ]
-        ),
-        **folded,
-        "return": return_of(played),
-        "episode_turns": mean([len(one.turns) for one in played]),
-        "episodes": float(len(played)),
-        "lost_episodes": float(len(result.void)),
-        "lost_by_agent": float(sum(one.cause is not None and one.cause.by_agent for one in lost)),
-        "cut_completions": cut_completions(played),
-        "empty_actions": empty_actions(played),
-        "tokens": float(tokens),
-        "policy_version": float(max(versions, default=0)),
-        **report,
-        **seconds,
-        "tokens_per_s": tokens / max(seconds.get("rollout_s", 0.0) + seconds.get("update_s", 0.0), 1e-9),
-    }
-
-
-def cut_completions(trajectories: Sequence[Trajectory]) -> float:
-    """Return the share of completions that were cut off at the token limit."""
-    completions = [turn.completion for one in trajectories for turn in one.turns]
-    return sum(one.is_cut for one in completions) / max(len(completions), 1)
-
-
-def _settle(ledger: Ledger, trained: Sequence[str]) -> str:
-    """Return why the sums do not add up; empty if they do."""
-    try:
-        ledger.settle(trained)
-    except EnvkitError as error:
-        return error.detail
-    return ""
-
-
-def empty_actions(trajectories: Sequence[Trajectory]) -> float:
-    """Return the share of turns in which the renderer found no action in the completion."""
-    actions = [turn.action for one in trajectories for turn in one.turns]
-    return sum(not action.strip() for action in actions) / max(len(actions), 1)
-
-
-def why_no_samples(trajectories: Sequence[Trajectory]) -> str:
-    """Return why there is nothing to train on: which limits ended the episodes, or why the first one is void."""
-    lost = next((one for one in trajectories if one.is_void), trajectories[0]).outcome
-    stops = Counter(one.outcome.stop for one in trajectories if one.is_filtered)
-    keys = {StopReason.CONTEXT_OVERFLOW: "rollout.max_tokens", StopReason.PLAYER_TIMEOUT: "rollout.player_timeout_s"}
-    reached = ", ".join(f"{stops[stop]} reached {key}" for stop, key in keys.items() if stops[stop])
-    if not lost.is_void:
-        return f"all {len(trajectories)} episodes ended before their first answer ({reached}); raise the limit"
-    others = f", or ended before their first answer ({reached})" if reached else ""
-    reason = f"the first ended as {lost.stop}{f': {lost.error}' if lost.error else ''}"
-    return f"all {len(trajectories)} episodes are void{others}; {reason}"
 
 
 def _is_known(evaluated: Mapping[str, JSON]) -> bool:

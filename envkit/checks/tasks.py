@@ -21,7 +21,8 @@ from envkit.errors import EnvError, UsageError, did_you_mean
 from envkit.protocols import EnvHost, Episode, EpisodePlayer, Player
 from envkit.registry import EnvSpec
 from envkit.runs.display import Display, SilentDisplay
-from envkit.trainer_bridge.rollout import Rollout, RolloutLimits
+from envkit.trainer_bridge.rollout import RolloutLimits
+from envkit.trainer_bridge.scheduler import Rollout
 from envkit.types import JSON, CommandResult, Options, Outcome, Reset, RolloutRequest, Task, stable_hash
 from envkit.wiring import tasks as task_sets
 from envkit.wiring.environments import find, open_resources, slots

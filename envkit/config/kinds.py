@@ -125,6 +125,18 @@ FAMILIES: Mapping[str, Family] = {
         },
     ),
     "policies": Family("envkit.policies", "player"),
+    "filters": Family(
+        "envkit.filters",
+        "filter",
+        {
+            name: BuiltIn(f"{_PARTS}:{section}Section", f"envkit.trainer_bridge.scheduler.filters:open_{name}")
+            for name, section in (
+                ("zero_variance", "ZeroVariance"),
+                ("success_band", "SuccessBand"),
+                ("top_variance", "TopVariance"),
+            )
+        },
+    ),
     "advantages": _algorithm_parts(
         "advantage",
         "advantages",

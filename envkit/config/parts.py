@@ -1,7 +1,7 @@
 """The sections of a training file whose key `kind` decides which other keys they have; see `kinds`.
 
 A package that adds a kind extends one of the base classes: `EngineSection`, `TrainerSection`, `RendererSection`,
-`SandboxSection` or `TrackerSection`. envkit itself reads the keys of the base class.
+`SandboxSection`, `TrackerSection` or `FilterSection`. envkit itself reads the keys of the base class.
 """
 
 # A section is frozen, so the type of `kind` may be narrower than that of its base class.
@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from envkit.config.grammar import Count, Rate, Section, UserPath
+from envkit.config.grammar import Count, Rate, Section, Share, UserPath
 from envkit.config.restarts import LivenessSection, RestartSection
 
 _HEAD_SIZE = 16
@@ -244,3 +244,34 @@ class WandbSection(TrackerSection):
     """
 
     kind: Literal["wandb"] = "wandb"
+
+
+class FilterSection(Section):
+    """A filter of groups: it decides which ones are trained on."""
+
+    kind: str
+    """Kind of filter."""
+
+
+class ZeroVarianceSection(FilterSection):
+    """Rejects groups whose returns are all equal."""
+
+    kind: Literal["zero_variance"] = "zero_variance"
+
+
+class SuccessBandSection(FilterSection):
+    """Rejects groups whose share of successful episodes is below low or above high."""
+
+    kind: Literal["success_band"] = "success_band"
+    low: Share = 0.1
+    """Lowest share."""
+    high: Share = 0.9
+    """Highest share."""
+
+
+class TopVarianceSection(FilterSection):
+    """Keeps the groups whose returns vary most, compared with the last 256 groups."""
+
+    kind: Literal["top_variance"] = "top_variance"
+    share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Share of groups to keep."""

@@ -16,6 +16,7 @@ from envkit.config.parts import (
     AutoRendererSection,
     BuiltInSandboxSection,
     EngineSection,
+    FilterSection,
     RendererSection,
     SandboxSection,
     TensorBoardSection,
@@ -89,6 +90,24 @@ class RolloutSection(Section):
     """Sampling temperature, in training and in sampled evaluation."""
     retries: Annotated[int, Field(ge=0)] = 3
     """Maximum number of times that an episode is played again if a lost sandbox or a hung step has made it void."""
+    asynchronous: bool = False
+    """Play episodes while the trainer updates: ahead is 1 and max_lag is 4, unless they are set."""
+    ahead: Annotated[int, Field(ge=0)] | None = None
+    """Batches of episodes that may be in progress, finished or in training besides the next one. 0: the episodes of a
+    train step begin when the weights of the last one are loaded. null: 0, or 1 if asynchronous."""
+    max_lag: Annotated[int, Field(ge=0)] | None = None
+    """Maximum lag of a token that is trained on: train steps whose weights are newer than those that sampled it. At
+    least ahead. null: ahead, or 4 if asynchronous."""
+    lag_policy: Literal["wait", "resume", "drop"] = "wait"
+    """What keeps tokens within max_lag. wait: the trainer waits for episodes that would become too old. resume: it does
+    not wait, and tokens that are too old are masked. drop: groups with such tokens are dropped and played again."""
+    group_extra: Annotated[int, Field(ge=0)] = 0
+    """Episodes that are played in addition for each group; the last ones to end are aborted. Shortens train steps, but
+    long episodes are trained on less often."""
+    filters: list[SerializeAsAny[Annotated[FilterSection, ByKind("filters", may_be_name=True)]]] = []
+    """Reject groups that teach nothing, which others then replace: zero_variance, success_band, top_variance."""
+    max_filtered: Annotated[float, Field(gt=0)] = 8.0
+    """Rejected and void groups per group of a train step after which it is made with the groups that there are."""
 
 
 class EvaluationSection(Section):

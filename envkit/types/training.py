@@ -285,7 +285,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """A token sequence for training, in 17 bytes a token. The constructor converts sequences to arrays.
+    """A token sequence for training, in 18 bytes a token. The constructor converts sequences to arrays.
 
     Attributes:
         group: Key of the group. Episodes of the same group play the same task, and are compared with each other.
@@ -302,6 +302,8 @@ class Sample:
         observations: Hash of the text that each turn answers, for the whole episode [T].
         is_graded: Whether a grade is part of the last reward, so that the episode is worth nothing more.
         named_rewards: Rewards of each turn of the whole episode by name [T], from ``info["rewards"]`` of the steps.
+        ignored: True on tokens of the policy that nothing is learned from, such as those of a version that is too old
+            [L]. They are part of the episode: its return, and the advantages of all other tokens, are the same.
 
     Raises:
         ValueError: The arrays differ in length, or the first token has mask True, so that no token precedes it.
@@ -321,6 +323,7 @@ class Sample:
     observations: Hashes = field(default_factory=lambda: hashes(()))
     is_graded: bool = False
     named_rewards: Mapping[str, Floats] = field(default_factory=dict)
+    ignored: Bools = field(default_factory=lambda: bools(()))
 
     def __post_init__(self) -> None:
         for name in ("token_ids", "turn_ids", "versions"):
@@ -328,8 +331,12 @@ class Sample:
         for name in ("logprobs", "rewards"):
             object.__setattr__(self, name, floats(getattr(self, name)))
         object.__setattr__(self, "mask", bools(self.mask))
+        object.__setattr__(self, "ignored", bools(self.ignored if len(self.ignored) else np.zeros_like(self.mask)))
         object.__setattr__(self, "observations", hashes(self.observations))
-        lengths = {len(one) for one in (self.token_ids, self.mask, self.logprobs, self.turn_ids, self.versions)}
+        lengths = {
+            len(one)
+            for one in (self.token_ids, self.mask, self.logprobs, self.turn_ids, self.versions, self.ignored)
+        }
         if len(lengths) != 1:
             raise ValueError(f"the arrays of a sample must have one length, got {sorted(lengths)}")
         if len(self.mask) and self.mask[0]:

@@ -14,7 +14,8 @@ from envkit import clock
 from envkit.errors import SandboxLostError, UsageError
 from envkit.runs.episodes import episode_of, read_episodes, sample_episodes
 from envkit.runs.files import replace_rows
-from envkit.trainer_bridge.rollout import PolicyPlayer, Rollout, RolloutLimits, RolloutResult
+from envkit.trainer_bridge.rollout import PolicyPlayer, RolloutLimits
+from envkit.trainer_bridge.scheduler import Rollout, RolloutResult
 from envkit.types import FinishReason, Outcome, StopReason, Task
 from envkit.wiring import environments
 from tests.causes import cause

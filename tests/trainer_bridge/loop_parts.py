@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import anyio
@@ -14,7 +14,9 @@ from envkit.runs.display import Display, SilentDisplay
 from envkit.trainer_bridge.diagnostics import Diagnostics
 from envkit.trainer_bridge.evaluation.evaluator import Evaluator
 from envkit.trainer_bridge.loop import Imitation, LoopSettings, TrainLoop
-from envkit.trainer_bridge.rollout import PolicyPlayer, Rollout, RolloutLimits
+from envkit.trainer_bridge.rollout import PolicyPlayer, RolloutLimits
+from envkit.trainer_bridge.scheduler import Rollout
+from envkit.trainer_bridge.scheduler.continuous import Continuous, Pace
 from envkit.trainer_bridge.run_folder import checkpoint
 from envkit.trainer_bridge.run_folder.checkpoint import RunState
 from envkit.trainer_bridge.sources.source import Source
@@ -25,16 +27,13 @@ from tests.trainer_bridge.fakes import Answer, Call, LetterRenderer, ScriptedEng
 
 SETTINGS = LoopSettings(
     steps=6,
-    groups_per_step=2,
-    group_size=2,
-    temperature=0.9,
-    seed=7,
     evaluate_every=2,
     checkpoint_every=3,
     keep_checkpoints=2,
     trajectories_every=0,
     trajectories=3,
 )
+PACE = Pace(steps=SETTINGS.steps, groups_per_step=2, group_size=2, temperature=0.9, seed=7)
 FOLDS: Info = {"metrics": {"success": "last"}}
 
 
@@ -80,8 +79,9 @@ class Part:
     Args:
         folder: Of the checkpoints.
         settings: Of the loop.
+        pace: Of the scheduler, whose number of train steps is that of the loop.
         eval_tasks: Number of tasks in each evaluation.
-        name_of: The environment of a task.
+        names: The environments of a mixture.
         source: What the run imitates first.
         greedy: The success rate of a validation after a number of updates of imitation.
         goal: The success rate at which imitation ends.
@@ -92,8 +92,9 @@ class Part:
         folder: Path,
         settings: LoopSettings = SETTINGS,
         *,
+        pace: Pace = PACE,
         eval_tasks: int = 3,
-        name_of: Callable[[int], str] | None = None,
+        names: Sequence[str] = (),
         source: Source | None = None,
         greedy: Callable[[int], float] | None = None,
         goal: float = 1.0,
@@ -115,7 +116,18 @@ class Part:
         limits = RolloutLimits(max_turns=3, max_tokens=100, turn_tokens=2, step_timeout_s=10, retries=1)
         rollout = Rollout(self.host, PolicyPlayer(self.engine, LetterRenderer(), limits), limits, 100)
         self.loop = TrainLoop(
-            rollout=rollout,
+            scheduler=Continuous(
+                self.host,
+                rollout.player,
+                limits,
+                100,
+                replace(pace, steps=settings.steps),
+                lambda env, number: Task("Scripted-v0", number),
+                weights=[1.0] * max(len(names), 1),
+                version=state.step,
+                state=state.schedule,
+                counts=state.accounting,
+            ),
             decode=LetterRenderer().text,
             trainer=self.trainer,
             channel=WeightChannel(self.trainer, self.engine),
@@ -124,16 +136,15 @@ class Part:
                 [Task("Scripted-v0", 1000 + n) for n in range(eval_tasks)],
                 temperature=0.9,
                 seed=99,
-                names=[] if name_of is None else [name_of(n) for n in range(eval_tasks)],
+                names=[names[n % len(names)] for n in range(eval_tasks)] if names else [],
             ),
-            tasks=lambda number: Task("Scripted-v0", number),
             record=self.notes,
             checkpoints=folder,
             settings=settings,
             state=state,
             elapsed_s=lambda: self.seconds,
             stop=Stop(),
-            name_of=name_of,
+            names=names,
             diagnostics=Diagnostics(rows=[{"step": number + 1} for number in range(state.step)]),
             imitation=None if source is None or "imitation" in state.facts else self._imitation(source, greedy, goal),
         )

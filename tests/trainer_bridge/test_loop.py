@@ -13,8 +13,8 @@ import pytest
 from envkit import clock
 from envkit.errors import EnvkitError, SandboxLostError
 from envkit.runs.display import SilentDisplay
-from envkit.trainer_bridge.loop import step_metrics, why_no_samples
-from envkit.trainer_bridge.rollout import RolloutResult
+from envkit.trainer_bridge.step_metrics import step_metrics, why_no_samples
+from envkit.trainer_bridge.scheduler import RolloutResult
 from envkit.trainer_bridge.run_folder import checkpoint
 from envkit.trainer_bridge.run_folder.checkpoint import RunState
 from envkit.trainer_bridge.sources.demonstrations import unscored_sample
@@ -22,9 +22,13 @@ from envkit.trainer_bridge.sources.source import Source
 from envkit.types import Group, Outcome, Sample, StopReason, Task, Trajectory
 from tests.causes import cause
 from tests.trainer_bridge.fakes import Answer
-from tests.trainer_bridge.loop_parts import SETTINGS, Part
+from tests.trainer_bridge.loop_parts import PACE, SETTINGS, Part
 from tests.trainer_bridge.plain import plain
 from tests.trainer_bridge.run_folder.test_timeline import turn
+
+
+NOTHING = ("dropped", "filtered", "stale", "aborted", "voided", "queued", "in_flight", "finished")
+"""Fates and stages that no episode has."""
 
 
 def checkpoints(folder: Path) -> list[str]:
@@ -61,7 +65,7 @@ def test_the_checkpoint_of_the_best_evaluation_is_kept_beside_the_newest(tmp_pat
 def test_every_train_step_plays_the_next_tasks_with_the_newest_weights(tmp_path: Path) -> None:
     part = Part(tmp_path, eval_tasks=0).run()
     for version, samples in part.trainer.taught:
-        assert [sample.group for sample in samples] == [f"train-{version}/0000000{n}" for n in (0, 0, 1, 1)]
+        assert [sample.group for sample in samples] == [f"train/{n:08d}" for n in (2 * version - 2, 2 * version - 2, 2 * version - 1, 2 * version - 1)]
         assert {one for sample in samples for one in sample.versions.tolist()} == {-1, version - 1}
     assert part.played == [number for number in range(12) for _ in range(2)]
     seeds = [call.params.seed for call in part.engine.calls]
@@ -82,12 +86,16 @@ def test_the_numbers_of_a_step_are_those_of_its_episodes(tmp_path: Path) -> None
         "lost_total": 0.0,
         "cut_completions": 0.0,
         "empty_actions": 0.0,
-        "episodes_begun": 4.0,
+        "episodes_asked": 4.0,
         "episodes_trained": 4.0,
-        "episodes_filtered": 0.0,
-        "episodes_stale": 0.0,
-        "episodes_aborted": 0.0,
-        "episodes_voided": 0.0,
+        **dict.fromkeys((f"episodes_{name}" for name in NOTHING), 0.0),
+        "tokens_sampled": 8.0,
+        "tokens_trained": 8.0,
+        **dict.fromkeys((f"tokens_{name}" for name in ("masked", *NOTHING) if name not in ("dropped", "queued")), 0.0),
+        "groups_filtered": 0.0,
+        "lag_mean": 0.0,
+        "lag_max": 0.0,
+        "lag_share_0": 1.0,
         "tokens": 32.0,
         "policy_version": 0.0,
         "policy_loss": part.trainer.weights / 2**32,
@@ -140,8 +148,8 @@ def test_episodes_are_recorded_now_and_then_and_at_the_first_and_the_last_train_
 
 
 def test_the_recorded_episodes_of_a_train_step_are_of_several_tasks(tmp_path: Path) -> None:
-    settings = replace(SETTINGS, groups_per_step=6, steps=1, trajectories_every=1)
-    part = Part(tmp_path, settings).run()
+    settings = replace(SETTINGS, steps=1, trajectories_every=1)
+    part = Part(tmp_path, settings, pace=replace(PACE, groups_per_step=6)).run()
     assert [(one.index, one.seed) for one in part.notes.shown[1]] == [(0, 0), (2, 2), (4, 4)]
 
 
@@ -204,7 +212,7 @@ class AllLost(Part):
 
 
 def test_a_step_whose_episodes_were_all_lost_ends_the_run_with_the_cause(tmp_path: Path) -> None:
-    part = AllLost(tmp_path, replace(SETTINGS, steps=1, groups_per_step=1))
+    part = AllLost(tmp_path, replace(SETTINGS, steps=1), pace=replace(PACE, groups_per_step=1))
     with pytest.raises(EnvkitError, match=r"^train step 1: all 2 episodes are void; the first ended as"):
         part.run()
     assert part.trainer.taught == []

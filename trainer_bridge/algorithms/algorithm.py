@@ -94,12 +94,13 @@ class Algorithm:
         """Whether its loss has a gradient through the entropies."""
         return self.section.entropy_coefficient > 0 or "entropy" in self.needs
 
-    def problems(self, *, group_size: int, whole_history: bool) -> list[str]:
+    def problems(self, *, group_size: int, whole_history: bool, max_lag: int = 0) -> list[str]:
         """Return why the algorithm cannot work: one line each, which starts with the key.
 
         Args:
             group_size: Episodes per task.
             whole_history: Whether prompts contain all turns, so that an episode is usually one sample.
+            max_lag: Maximum number of train steps between sampling a token and training on it.
         """
         found, section = [], self.section
         repeats = {key: value for key in ("epochs", "minibatches") if (value := getattr(section, key)) > 1}
@@ -119,7 +120,20 @@ class Algorithm:
             if "sequences" in needs and not whole_history:
                 reason = f"the {family} {name} needs whole episodes, but each turn is a sample of its own"
                 found.append(f"renderer.history: {reason}; use all")
-        return [*found, *self._problems_of_terms()]
+        return [*found, *self._problems_of_lag(max_lag), *self._problems_of_terms()]
+
+    def _problems_of_lag(self, max_lag: int) -> list[str]:
+        """Return why the algorithm cannot learn from tokens of older weights: nothing bounds what they may do."""
+        if not max_lag or self.correction is not None:
+            return []
+        remedy = "set algorithm.correction: tis with old_logprobs: recomputed, or use 0"
+        if "on_policy" in self.loss.needs:
+            reason = f"the loss {self.loss.section.kind} does not bound the ratio to the weights that sampled a token"
+            return [f"rollout.max_lag: {reason}; use another loss, {remedy}"]
+        if self.section.old_logprobs == "recomputed":
+            reason = "recomputed log-probabilities are those of the newest weights, which hides the lag from the loss"
+            return [f"rollout.max_lag: {reason}; use algorithm.old_logprobs: sampled, {remedy}"]
+        return []
 
     def _problems_of_terms(self) -> list[str]:
         kl, overlong, found = self.section.kl, self.section.overlong, []

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from envkit.runs.display import Display
 from envkit.types import Task, Trajectory
 
-from ..rollout import Rollout, RolloutResult
+from ..scheduler import Rollout, RolloutResult
 
 
 class Evaluator:
@@ -48,8 +48,10 @@ class Evaluator:
         sampled = await self._play(self._temperature, display, f"eval-{step}-sampled", self._attempts)
         greedy = await self._play(0.0, display, f"eval-{step}-greedy", 1)
         values = _evaluated(sampled, greedy)
-        greedy_parts = greedy.by_name(self._names)
-        for name, part in sampled.by_name(self._names).items():
+        if not self._names:
+            return values
+        greedy_parts = greedy.by_name(self._names.__getitem__)
+        for name, part in sampled.by_name(self._names.__getitem__).items():
             values |= {f"{key}/{name}": value for key, value in _evaluated(part, greedy_parts[name]).items()}
         return values
 

@@ -1,8 +1,7 @@
-"""Playing episodes: one coroutine per episode, its player, gates between episodes, and groups of episodes."""
+"""Playing one episode: its coroutine, its player, and gates between episodes."""
 
 from .episode import RolloutLimits, play
 from .gates import Lockstep, OpenGate
 from .players import PolicyPlayer
-from .rollout import Rollout, RolloutResult
 
-__all__ = ["Lockstep", "OpenGate", "PolicyPlayer", "Rollout", "RolloutLimits", "RolloutResult", "play"]
+__all__ = ["Lockstep", "OpenGate", "PolicyPlayer", "RolloutLimits", "play"]

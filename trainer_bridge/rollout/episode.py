@@ -84,6 +84,7 @@ async def play(
     gate: Gate | None = None,
     *,
     on_played: Callable[[], None] | None = None,
+    running: RunningEpisode | None = None,
 ) -> Trajectory:
     """Play one episode. An episode with a grader leaves the gate after its last turn, before it is graded.
 
@@ -94,13 +95,15 @@ async def play(
         request: What to play.
         gate: Decides when each turn may begin; None lets every turn through.
         on_played: Called once, when the episode needs its player no longer.
+        running: The record to fill, for a caller that cancels the episode and wants what was played.
 
     Returns:
         The trajectory. A failure of the environment, its sandbox or server, or a missed deadline gives a void
         trajectory that names the component. Errors of the player are raised.
     """
     gate = gate or OpenGate()
-    running = _RunningEpisode(request, began_s=clock.now())
+    running = running or RunningEpisode(request)
+    running.began_s = clock.now()
     arrived = has_left = False
 
     def leave() -> None:
@@ -147,7 +150,7 @@ async def play(
     return running.trajectory()
 
 
-async def _reset(running: _RunningEpisode, episode: Episode, limits: RolloutLimits) -> Reset:
+async def _reset(running: RunningEpisode, episode: Episode, limits: RolloutLimits) -> Reset:
     """Start a leased episode."""
     began = clock.now()
     reset_timeout_s = limits.step_timeout_s if limits.reset_timeout_s is None else limits.reset_timeout_s
@@ -158,7 +161,7 @@ async def _reset(running: _RunningEpisode, episode: Episode, limits: RolloutLimi
 
 
 async def _turns(
-    running: _RunningEpisode,
+    running: RunningEpisode,
     player: Player,
     start: Reset,
     episode: Episode,
@@ -222,7 +225,7 @@ def _reason(stopped: PlayerStoppedError) -> StopReason:
     return stopped.stop
 
 
-async def _grade(running: _RunningEpisode, episode: Episode, timeout_s: float | None, limit_s: float | None) -> None:
+async def _grade(running: RunningEpisode, episode: Episode, timeout_s: float | None, limit_s: float | None) -> None:
     """Grade an episode whose last turn was played."""
     began = clock.now()
     seconds = None if timeout_s is None else deadline_s(timeout_s, limit_s)
@@ -295,11 +298,11 @@ def _deadline(seconds: float | None, stop: StopReason, what: str) -> Iterator[an
 
 
 @dataclass(slots=True)
-class _RunningEpisode:
-    """An episode in progress."""
+class RunningEpisode:
+    """The record of an episode in progress."""
 
     request: RolloutRequest
-    began_s: float
+    began_s: float = 0.0
     queue_s: float = 0.0
     reset_s: float = 0.0
     start: Reset | None = None
@@ -312,9 +315,11 @@ class _RunningEpisode:
     failure: Outcome | None = None
 
     def void(self, stop: StopReason, error: str, cause: Cause | None = None) -> None:
+        """Make the episode void."""
         self.failure = Outcome.void(stop, error, cause)
 
     def trajectory(self) -> Trajectory:
+        """Return the record of an episode that has ended."""
         request = self.request
         return Trajectory(
             request.task,

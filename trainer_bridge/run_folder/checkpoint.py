@@ -36,8 +36,8 @@ class RunState:
         lost_episodes: Number of void episodes, such as those whose sandbox was lost.
         wall_s: Duration of the run so far in seconds, including the parts before a resume.
         facts: Results for ``summary.json`` that a resumed run does not compute again, such as the first evaluation.
-        accounting: Number of attempts at training episodes that began (`begun`), and the number of each fate; see
-            `accounting.Ledger`.
+        accounting: Numbers of attempts at training episodes and of tokens; see `scheduler.accounting.Ledger.counts`.
+        schedule: Which groups are played next; see `scheduler.continuous.Continuous.state`.
         probe_prompt: Token ids of the prompt that probes the engine after each push: the first prompt of the run; empty
             until it is known.
         best_step: Train step with the highest success of all evaluations with sampled completions so far; the last of
@@ -52,6 +52,7 @@ class RunState:
     wall_s: float = 0.0
     facts: dict[str, JSON] = field(default_factory=dict)
     accounting: dict[str, int] = field(default_factory=dict)
+    schedule: dict[str, JSON] = field(default_factory=dict)
     probe_prompt: list[int] = field(default_factory=list)
     best_step: int | None = None
     best_success: float | None = None

@@ -32,7 +32,8 @@ from envkit.types import (
     ints,
 )
 
-from ..rollout import Rollout, RolloutLimits
+from ..rollout import RolloutLimits
+from ..scheduler import Rollout
 from ..samples import samples_from
 
 _FRUITLESS_EPISODES = 1000

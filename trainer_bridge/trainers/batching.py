@@ -54,6 +54,7 @@ class TrainRows:
         entropy_weights: Factors of the entropy bonus of its policy tokens; empty if all are 1.
         kl_coefficient: Weight of the divergence from the reference policy in the loss.
         divergence: The mean divergence of the old policy from the reference policy; 0 without one.
+        version: Version of the weights that the samples train.
     """
 
     samples: Sequence[Sample]
@@ -68,6 +69,51 @@ class TrainRows:
     entropy_weights: Sequence[Floats] = ()
     kl_coefficient: float = 0.0
     divergence: float = 0.0
+    version: int = 0
+
+    def without_ignored(self) -> TrainRows:
+        """Return the rows without the tokens that nothing is learned from; see `envkit.types.Sample.ignored`.
+
+        What was computed for the others, such as their advantages, stays as it is.
+        """
+        if not any(sample.ignored.any() for sample in self.samples):
+            return self
+        keeps = [~sample.ignored[sample.mask] for sample in self.samples]
+        turns = [sample.turn_ids[sample.mask] for sample in self.samples]
+        kept_turns = [np.isin(np.unique(own), own[keep]) for own, keep in zip(turns, keeps, strict=True)]
+
+        def chosen(values: Sequence[Any]) -> list[Any]:
+            return [value[keep] for value, keep in zip(values, keeps, strict=bool(values))]
+
+        def estimates(values: Sequence[Tensor]) -> list[Tensor]:
+            """Choose among what critics estimate: one value for each token, or for each turn."""
+            found = []
+            for value_KM, of_tokens, of_turns in zip(values, keeps, kept_turns, strict=bool(values)):
+                is_kept = of_tokens if value_KM.shape[1] == len(of_tokens) else of_turns
+                found.append(value_KM[:, torch.from_numpy(is_kept)])
+            return found
+
+        samples = [
+            replace(
+                sample,
+                mask=(mask := sample.mask & ~sample.ignored),
+                logprobs=np.where(mask, sample.logprobs, 0),
+                ignored=np.zeros_like(mask),
+            )
+            for sample in self.samples
+        ]
+        return replace(
+            self,
+            samples=samples,
+            advantages=chosen(self.advantages),
+            old=chosen(self.old),
+            factors=chosen(self.factors),
+            targets=estimates(self.targets),
+            reference=chosen(self.reference),
+            values=estimates(self.values),
+            prepared=chosen(self.prepared),
+            entropy_weights=chosen(self.entropy_weights),
+        )
 
     def segments(self, indices: Sequence[int], device: torch.device | None = None) -> Segments:
         """Return what the policy tokens of the samples at `indices` belong to."""

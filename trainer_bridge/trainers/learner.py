@@ -206,11 +206,14 @@ class Learner:
             sums["reference_kl"] += float(kl_N.detach().sum())
         if rows.factors:
             sums["correction_factor"] += float(of(rows.factors).sum())
+        versions = [rows.samples[number].versions[rows.samples[number].mask] for number in chosen]
+        is_current_N = flat(versions, device) == rows.version
         found = {
             "policy_loss": loss_N,
             "entropy_nats": entropy_N,
             "approx_kl": terms.kl_estimate(old_N, logp_N),
-            "sampler_gap": (logp_N - sampled_N).abs(),
+            "sampler_gap": (logp_N - sampled_N).abs() * is_current_N,
+            "current_tokens": is_current_N,
             "advantage_abs": advantage_N.abs(),
             **policy.metrics,
         }

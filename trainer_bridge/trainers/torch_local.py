@@ -137,7 +137,7 @@ class TorchTrainer:
         Returns:
             learning_rate, policy_loss, entropy_nats, approx_kl (k3 estimate relative to the old log-probabilities),
             sampler_gap_nats (mean absolute difference between the log-probabilities of engine and trainer for the same
-            weights, in the first update), samples (number of samples), updates (number of optimiser updates of the
+            weights, in the first update that learns from tokens of these weights; absent if there are none), samples (number of samples), updates (number of optimiser updates of the
             policy), skipped_updates (updates left out because the gradient is 0: the policy and its optimiser stay as
             they are), nonfinite_updates (updates left out because a gradient is not finite), clip_share (of losses with
             a clip or a mask), correction_factor (mean factor of the correction), grad_norm, advantage_abs, and
@@ -191,32 +191,35 @@ class TorchTrainer:
             raise ValueError("update() without samples; call accumulate() first")
         settings, algorithm = self._settings, self._algorithm
         samples = without_repeats(given) if algorithm.advantage is not None else given
-        sums: Sums = defaultdict(float)
+        sums: Sums = defaultdict(float, policy_loss=0.0, advantage_abs=0.0)  # also if all tokens are ignored
         factor = self._rate_factor()
         rate = factor * (settings.imitation_rate if self._phase == "imitation" else settings.learning_rate)
         critic_rate = settings.critic_learning_rate * factor
-        first_gap = 0.0
+        first_gap: float | None = None
         with torch_threads(settings.threads):
-            rows = self._prepare(samples)
-            for indices in minibatches(
-                [sample.group for sample in samples],
-                [sample.num_policy_tokens for sample in samples],
+            rows = self._prepare(samples).without_ignored()
+            kept = [number for number, sample in enumerate(rows.samples) if sample.mask.any()]
+            for chosen in minibatches(
+                [samples[number].group for number in kept],
+                [rows.samples[number].num_policy_tokens for number in kept],
                 algorithm.section.minibatches,
                 algorithm.section.epochs,
                 seed=settings.seed * 1_000_003 + self.version,
             ):
-                has_learned = sums["learned_tokens"] > 0  # an update without advantages computes no log-probabilities
+                indices = [kept[place] for place in chosen]
+                has_learned = sums["current_tokens"] > 0  # an update without advantages computes no log-probabilities
                 for key, value in self._learn(rows, indices, rate, critic_rate).items():
                     sums[key] += value
-                if not has_learned:
-                    first_gap = sums["sampler_gap"] / max(sums["learned_tokens"], 1)
+                if not has_learned and sums["current_tokens"] > 0:
+                    first_gap = sums["sampler_gap"] / sums["current_tokens"]
         self.version += 1
         updates = sums["updates"] + sums["skipped_updates"]
         counts = {key: sums.pop(key, 0.0) for key in ("updates", "skipped_updates", "nonfinite_updates")}
         tokens, values = max(sums.pop("tokens", 0.0), 1.0), max(sums.pop("values", 0.0), 1.0)
         learned, skipped = sums.pop("learned_tokens", 0.0), sums.pop("skipped_samples", 0.0)
         grad_norm = sums.pop("grad_norm", 0.0) / max(updates, 1.0)
-        sums.pop("sampler_gap", None)
+        for key in ("sampler_gap", "current_tokens"):
+            sums.pop(key, None)
         divisor = {**dict.fromkeys(_PER_TOKEN, tokens), "value_loss": values}
         means = {key: value / divisor.get(key, max(learned, 1.0)) for key, value in sums.items()}
         if algorithm.needs_reference:
@@ -230,7 +233,7 @@ class TorchTrainer:
             "samples": float(len(samples)),
             **counts,
             "grad_norm": grad_norm,
-            "sampler_gap_nats": first_gap,
+            **({} if first_gap is None else {"sampler_gap_nats": first_gap}),
             "learning_rate": rate,
             "learned_tokens": learned,
             "skipped_samples": skipped,
@@ -308,7 +311,8 @@ class TorchTrainer:
         recomputes = algorithm.section.old_logprobs == "recomputed"
         old, entropies = learner.score(samples) if recomputes else (sampled, [])
         reference = learner.score(samples, of_reference=True)[0] if algorithm.needs_reference else []
-        plain = TrainRows(samples, rollouts, [np.zeros_like(one) for one in sampled], old, [], [], reference)
+        nothing = [np.zeros_like(one) for one in sampled]
+        plain = TrainRows(samples, rollouts, nothing, old, [], [], reference, version=self.version)
         if algorithm.advantage is None:
             return plain
         turns = [policy_turns(sample) for sample in samples]

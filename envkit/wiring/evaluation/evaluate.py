@@ -23,7 +23,7 @@ from envkit.runs.printable import counted
 from envkit.trainer_bridge.evaluation.advice import advice
 from envkit.trainer_bridge.evaluation.outcomes import Tally
 from envkit.trainer_bridge.evaluation.result import Evaluation
-from envkit.trainer_bridge.rollout import Rollout
+from envkit.trainer_bridge.scheduler import Rollout
 from envkit.types import JSON, EpisodeRecord, Options, Task, Trajectory, stable_hash
 from envkit.wiring import tasks as task_sets
 from envkit.wiring.environments import open_resources, refuse_foreign, slots

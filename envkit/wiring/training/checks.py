@@ -30,7 +30,7 @@ from envkit.wiring.environments import Resources
 from envkit.wiring.training.kinds import vllm
 from envkit.wiring.training.models import CATALOGUE, check_length, check_room, folder_of, is_cached, is_path, verify
 from envkit.wiring.training.remote import check_served
-from envkit.wiring.training.resolve import TURN_TOKENS, creates_policy, is_served_only, keys_of, policy_kind
+from envkit.wiring.training.resolve import TURN_TOKENS, creates_policy, is_served_only, keys_of, lag_of, policy_kind
 
 _HIGHEST_RATE = 1e-4
 """Learning rate above which training may destroy a pretrained model."""
@@ -48,6 +48,7 @@ def check(run: RunConfig) -> list[str]:
         _check_sandbox,
         _check_engine,
         _check_renderer,
+        _check_rollout,
         _check_algorithm,
         _check_trainer,
         _check_imitation,
@@ -265,10 +266,23 @@ def _check_model(name: str, key: str = "engine.model") -> None:
 
 def _check_algorithm(run: RunConfig) -> None:
     algorithm, whole = Algorithm.of(run.algorithm), run.renderer.history == "all"
-    if problems := algorithm.problems(group_size=run.rollout.group_size, whole_history=whole):
+    _, max_lag = lag_of(run.rollout)
+    if problems := algorithm.problems(group_size=run.rollout.group_size, whole_history=whole, max_lag=max_lag):
         raise ConfigError(problems)
     if run.algorithm.reference is not None:
         _check_model(run.algorithm.reference, "algorithm.reference")
+
+
+def _check_rollout(run: RunConfig) -> None:
+    section, (ahead, max_lag) = run.rollout, lag_of(run.rollout)
+    problems = []
+    if max_lag < ahead:
+        reason = f"must be at least rollout.ahead, which is {ahead}, or no batch could be in time"
+        problems.append(f"rollout.max_lag: {reason}; got {max_lag}")
+    if not ahead and section.lag_policy != "wait":
+        problems.append("rollout.lag_policy: no token is old while rollout.ahead is 0; leave it out, or set ahead")
+    if problems:
+        raise ConfigError(problems)
 
 
 def _check_trainer(run: RunConfig) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -16,10 +15,12 @@ from envkit.config.parts import RendererSection, TorchTrainerSection, Transforme
 from envkit.config.training import EnvSection, RolloutSection
 from envkit.errors import ConfigError, UsageError
 from envkit.registry import EnvSpec
+from envkit.trainer_bridge.algorithms.algorithm import Algorithm
 from envkit.trainer_bridge.models.catalogue import CATALOGUE
 from envkit.trainer_bridge.models.saved_policy import SavedPolicy
 from envkit.trainer_bridge.rollout import RolloutLimits
-from envkit.types import Task, stable_hash
+from envkit.trainer_bridge.scheduler.continuous import LagPolicy, Pace
+from envkit.types import Task
 from envkit.wiring import environments, tasks
 from envkit.wiring.contexts import PolicyKind
 from envkit.wiring.environments import refuse_foreign
@@ -35,6 +36,9 @@ _IMITATION: Mapping[str, tuple[float, float]] = {
 """Defaults of imitation: of a tiny policy, and of a pretrained one."""
 _LORA_IMITATION_RATE = 2e-4
 _DIALOGUE_BATCH = 16
+
+_ASYNCHRONOUS_LAG = 4
+"""Default of `rollout.max_lag` with `rollout.asynchronous`."""
 
 _T = TypeVar("_T")
 
@@ -83,6 +87,7 @@ def resolve(run: RunConfig) -> RunConfig:
         engine = engine.model_copy(update={"dtype": dtype})
     rollout: dict[str, float | None] = {"turn_tokens": turn_tokens, "max_tokens": max_tokens}
     rollout["reset_timeout_s"] = reset_timeout_s(run.rollout, specs_of(run))
+    rollout["ahead"], rollout["max_lag"] = lag_of(run.rollout)
     changed: dict[str, Section | list[EnvSection]] = {
         "env": envs if isinstance(run.env, list) else envs[0],
         "trainer": trainer,
@@ -219,6 +224,33 @@ def limits_of(section: RolloutSection) -> RolloutLimits:
     return RolloutLimits(**{**limits, "turn_tokens": section.turn_tokens or TURN_TOKENS})
 
 
+def lag_of(section: RolloutSection) -> tuple[int, int]:
+    """Return `ahead` and `max_lag`."""
+    ahead = section.ahead if section.ahead is not None else int(section.asynchronous)
+    usual = max(ahead, _ASYNCHRONOUS_LAG) if section.asynchronous else ahead
+    return ahead, usual if section.max_lag is None else section.max_lag
+
+
+def pace_of(run: RunConfig) -> Pace:
+    """Return how far the episodes of a run are ahead of its trainer. The sections must come from `resolve`."""
+    section = run.rollout
+    compares = "groups" in Algorithm.of(run.algorithm).needs and section.group_size > 1
+    return Pace(
+        steps=run.trainer.steps,
+        groups_per_step=run.trainer.groups_per_step,
+        group_size=section.group_size,
+        group_extra=section.group_extra,
+        least=2 if compares else 1,
+        ahead=filled(section.ahead),
+        max_lag=filled(section.max_lag),
+        lag_policy=LagPolicy(section.lag_policy),
+        filters=[kinds.find("filters", one.kind).open(one) for one in section.filters],
+        max_filtered=section.max_filtered,
+        temperature=section.temperature,
+        seed=run.seed,
+    )
+
+
 def specs_of(run: RunConfig) -> list[EnvSpec]:
     """Return the environment of each section of `run.envs`; see `spec_of`.
 
@@ -245,13 +277,6 @@ def names_of(run: RunConfig) -> list[str]:
     return [one.id if counts[one.id] == 1 else f"{one.id}.{index}" for index, one in enumerate(run.envs)]
 
 
-def env_index(run: RunConfig, split: str, seed: int, number: int) -> int:
-    """Return the index in `run.envs` of the environment of task `number`, which is chosen by weight."""
-    bounds = list(accumulate(section.weight for section in run.envs))
-    share = stable_hash(seed, split, number, "environment") / 2**64
-    return min(bisect_right(bounds, share * bounds[-1]), len(bounds) - 1)
-
-
 def parts_of(run: RunConfig, total: int) -> list[int]:
     """Divide `total`, such as a number of demonstrations, among the sections of `run.envs` by their weights."""
     bounds = list(accumulate((section.weight for section in run.envs), initial=0.0))
@@ -259,12 +284,6 @@ def parts_of(run: RunConfig, total: int) -> list[int]:
     return [end - first for first, end in pairwise(ends)]
 
 
-def task_of(run: RunConfig, specs: Sequence[EnvSpec], split: str, seed: int, number: int) -> Task:
-    """Return the task with index `number` of a split. Every process computes the same task for the same arguments."""
-    index = env_index(run, split, seed, number)
-    return task_in(run.envs[index], specs[index], split, seed, number)
-
-
 def task_in(section: EnvSection, spec: EnvSpec, split: str, seed: int, number: int) -> Task:
-    """Return the task with index `number` of a split of one environment."""
+    """Return the task with index `number` of a split of one environment: in every process the same one."""
     return tasks.task(spec, section.options, split, seed, number)

@@ -23,13 +23,15 @@ from envkit.trainer_bridge.diagnostics import Diagnostics, DiagnosticSettings, P
 from envkit.trainer_bridge.evaluation.evaluator import Evaluator, success_of, valid
 from envkit.trainer_bridge.loop import Imitation, LoopSettings, TrainLoop
 from envkit.trainer_bridge.models.saved_policy import SavedPolicy
-from envkit.trainer_bridge.rollout import PolicyPlayer, Rollout
+from envkit.trainer_bridge.rollout import PolicyPlayer
+from envkit.trainer_bridge.scheduler import Rollout
 from envkit.trainer_bridge.run_folder import checkpoint
 from envkit.trainer_bridge.run_folder.checkpoint import RunState
 from envkit.trainer_bridge.run_folder.record import METRICS, RunRecord, refuse_other_format
+from envkit.trainer_bridge.scheduler.continuous import Continuous
 from envkit.trainer_bridge.stopping import ONE_S, Stop, stop_on_signals
 from envkit.trainer_bridge.weights.channel import WeightChannel, weights_folder
-from envkit.types import JSON, stable_hash
+from envkit.types import JSON, PauseMode, stable_hash
 from envkit.wiring import environments
 from envkit.wiring import tasks as task_sets
 from envkit.wiring.sandboxes.env_sandboxes import ToolSettings, sandbox_host
@@ -39,13 +41,14 @@ from envkit.wiring.training.models import locate
 from envkit.wiring.training.policy import Policy, open_policy
 from envkit.wiring.training.remote import check_server, served_host
 from envkit.wiring.training.resolve import (
-    env_index,
     limits_of,
     names_of,
+    pace_of,
+    parts_of,
     policy_kind,
     resolve,
     specs_of,
-    task_of,
+    task_in,
 )
 from envkit.wiring.training.sources import open_source
 
@@ -213,7 +216,8 @@ class _Run:
         assert isinstance(policy.trainer, PhasedTrainer), "open_policy refuses others"
         limits, seed = limits_of(run.rollout), stable_hash(run.seed, "validation")
         rollout = Rollout(slots, PolicyPlayer(policy.engine, policy.renderer, limits), limits, run.num_envs)
-        tasks = [task_of(run, self._specs, "validation", seed, number) for number in range(section.check_episodes or 0)]
+        parts = zip(run.envs, self._specs, parts_of(run, section.check_episodes or 0), strict=True)
+        tasks = [task_in(env, spec, "validation", seed, number) for env, spec, count in parts for number in range(count)]
 
         async def greedy() -> float:
             """Play validation tasks, which training and evaluation never use."""
@@ -264,7 +268,7 @@ class _Run:
         limits = limits_of(run.rollout)
         player = PolicyPlayer(policy.engine, policy.renderer, limits)
         rollout = Rollout(host, player, limits, run.num_envs)
-        evaluation = run.evaluation
+        evaluation, state = run.evaluation, self._state
         evaluated = [
             list(task_sets.all_tasks(spec, section.options, evaluation.split, evaluation.seed, evaluation.episodes))
             for section, spec in zip(run.envs, self._specs, strict=True)
@@ -273,10 +277,6 @@ class _Run:
         names = names_of(run) if len(run.envs) > 1 else []
         settings = LoopSettings(
             steps=run.trainer.steps,
-            groups_per_step=run.trainer.groups_per_step,
-            group_size=run.rollout.group_size,
-            temperature=run.rollout.temperature,
-            seed=run.seed,
             evaluate_every=evaluation.every,
             checkpoint_every=run.trainer.checkpoint_every,
             keep_checkpoints=run.trainer.keep_checkpoints,
@@ -298,13 +298,24 @@ class _Run:
             temperature=run.rollout.temperature,
             max_tokens=run.rollout.max_tokens,
         )
+        scheduler = Continuous(
+            host,
+            player,
+            limits,
+            run.num_envs,
+            pace_of(run),
+            lambda env, number: task_in(run.envs[env], self._specs[env], "train", run.seed, number),
+            weights=[one.weight for one in run.envs],
+            version=state.step,
+            state=state.schedule,
+            counts=state.accounting,
+        )
         return TrainLoop(
-            rollout=rollout,
+            scheduler=scheduler,
             decode=policy.renderer.text,
             trainer=policy.trainer,
-            channel=WeightChannel(policy.trainer, policy.engine),
+            channel=WeightChannel(policy.trainer, policy.engine, mode=PauseMode.KEEP if run.rollout.ahead else PauseMode.WAIT),
             evaluator=evaluator,
-            tasks=lambda number: task_of(run, self._specs, "train", run.seed, number),
             record=record,
             checkpoints=record.checkpoints,
             settings=settings,
@@ -315,7 +326,7 @@ class _Run:
             on_step=self._stepped,
             diagnostics=self._diagnostics,
             probe=probe,
-            name_of=(lambda number: names[env_index(run, "train", run.seed, number)]) if names else None,
+            names=names,
             imitation=imitation,
             source=None if (model := run.engine.model) is None else Path(locate(model)),
         )

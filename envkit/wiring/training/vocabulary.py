@@ -13,7 +13,8 @@ from envkit.config.training import EnvSection
 from envkit.errors import EnvkitError, PlayerStoppedError
 from envkit.protocols import EpisodePlayer, Player
 from envkit.registry import EnvSpec
-from envkit.trainer_bridge.rollout import Rollout, RolloutLimits
+from envkit.trainer_bridge.rollout import RolloutLimits
+from envkit.trainer_bridge.scheduler import Rollout
 from envkit.trainer_bridge.rollout.players import Chooser
 from envkit.types import Observation, Reset, RolloutRequest, StopReason
 from envkit.wiring import environments

@@ -20,7 +20,9 @@ from envkit.trainer_bridge.engines.transformers import TransformersEngine
 from envkit.trainer_bridge.evaluation.evaluator import Evaluator
 from envkit.trainer_bridge.loop import LoopSettings, TrainLoop
 from envkit.trainer_bridge.render.plain import PlainRenderer
-from envkit.trainer_bridge.rollout import PolicyPlayer, Rollout, RolloutLimits
+from envkit.trainer_bridge.rollout import PolicyPlayer, RolloutLimits
+from envkit.trainer_bridge.scheduler import Rollout
+from envkit.trainer_bridge.scheduler.continuous import Continuous, Pace
 from envkit.trainer_bridge.run_folder import checkpoint
 from envkit.trainer_bridge.run_folder.checkpoint import RunState
 from envkit.trainer_bridge.stopping import Stop
@@ -33,10 +35,6 @@ from tests.trainer_bridge.trainees import algorithm_of
 
 SETTINGS = LoopSettings(
     steps=3,
-    groups_per_step=4,
-    group_size=4,
-    temperature=1.0,
-    seed=7,
     evaluate_every=100,
     checkpoint_every=100,
     keep_checkpoints=9,
@@ -99,7 +97,8 @@ class Run:
         host: EnvHost,
         *,
         settings: LoopSettings = SETTINGS,
-        rollout: type[Rollout] = Rollout,
+        scheduler: type[Continuous] = Continuous,
+        seed: int = 7,
         rows: list[Mapping[str, Any]] | None = None,
         has_probe: bool = True,
         **diagnostics: Any,
@@ -112,17 +111,27 @@ class Run:
             state = checkpoint.load_state(newest)
             asyncio.run(trainer.restore(str(newest)))
         limits = RolloutLimits(max_turns=3, max_tokens=60, turn_tokens=1, step_timeout_s=10, retries=1)
-        playing = rollout(host, PolicyPlayer(engine, renderer, limits), limits, 100)
+        player = PolicyPlayer(engine, renderer, limits)
+        pace = Pace(steps=settings.steps, groups_per_step=4, group_size=4, seed=seed)
         known: Any = state.facts.get("findings", {})
         diagnosing = DiagnosticSettings(**{"stop_on": frozenset(), **diagnostics})
         self.diagnostics = Diagnostics(diagnosing, rows or [], dict(known))
         self.loop = TrainLoop(
-            rollout=playing,
+            scheduler=scheduler(
+                host,
+                player,
+                limits,
+                100,
+                pace,
+                lambda env, number: Task("Words-v0", number),
+                version=state.step,
+                state=state.schedule,
+                counts=state.accounting,
+            ),
             decode=renderer.text,
             trainer=trainer,
             channel=WeightChannel(trainer, engine),
-            evaluator=Evaluator(playing, [], temperature=1.0, seed=99),
-            tasks=lambda number: Task("Words-v0", number),
+            evaluator=Evaluator(Rollout(host, player, limits, 100), [], temperature=1.0, seed=99),
             record=self.notes,
             checkpoints=folder,
             settings=settings,

@@ -21,7 +21,7 @@ from envkit.errors import UsageError
 from envkit.runs.episodes import episode_of
 from envkit.trainer_bridge.algorithms.algorithm import Algorithm
 from envkit.trainer_bridge.render import ChatRenderer, PlainRenderer
-from envkit.trainer_bridge.rollout import Rollout
+from envkit.trainer_bridge.scheduler import Rollout
 from envkit.trainer_bridge.weights.files import checksum
 from envkit.types import Exchange, Info, Observation, Sample, SamplingParams, Task, Trajectory
 from envkit.wiring import environments

@@ -11,7 +11,8 @@ from envkit.environments.tasks import in_fresh_sandbox
 from envkit.environments.tools import ToolEnv
 from envkit.local_host import SlotHost
 from envkit.protocols import Sandbox
-from envkit.trainer_bridge.rollout import PolicyPlayer, Rollout, RolloutResult
+from envkit.trainer_bridge.rollout import PolicyPlayer
+from envkit.trainer_bridge.scheduler import Rollout, RolloutResult
 from envkit.types import ExecResult, Options, SandboxSpec, SandboxState, Task
 from tests.environments.tools.pools import pool_of
 from tests.sandbox.fake.backend import Fate

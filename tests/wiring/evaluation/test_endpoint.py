@@ -25,7 +25,8 @@ from envkit.trainer_bridge.evaluation.advice import advice
 from envkit.trainer_bridge.evaluation.outcomes import EvaluatedEpisode, measure
 from envkit.trainer_bridge.evaluation.result import Evaluation
 from envkit.trainer_bridge.evaluation.table import lines
-from envkit.trainer_bridge.rollout import Rollout, RolloutLimits, RolloutResult
+from envkit.trainer_bridge.rollout import RolloutLimits
+from envkit.trainer_bridge.scheduler import Rollout, RolloutResult
 from envkit.types import (
     Action,
     EpisodeRecord,

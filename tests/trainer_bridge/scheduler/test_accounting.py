@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from envkit.errors import EnvkitError, SandboxLostError
-from envkit.trainer_bridge.accounting import Fate, Ledger, fate_before_training, trained_sessions
+from envkit.trainer_bridge.scheduler.accounting import Fate, Ledger, fate_before_training, trained_sessions
 from envkit.trainer_bridge.run_folder import checkpoint
 from envkit.types import Outcome, Sample, StopReason, Task, Trajectory, ints
 from tests.causes import cause
@@ -18,10 +18,14 @@ from tests.trainer_bridge.loop_parts import SETTINGS, Part
 from tests.trainer_bridge.models import sample
 
 
-def ledger_of(*sessions: str) -> Ledger:
+def ledger_of(*sessions: str, tokens: int = 0) -> Ledger:
+    """A ledger in which these attempts have ended, without a fate."""
     ledger = Ledger()
     for session in sessions:
+        ledger.ask(session)
         ledger.begin(session)
+        ledger.receive(session, tokens)
+        ledger.finish(session, tokens)
     return ledger
 
 
@@ -32,44 +36,76 @@ def played(key: str, stop: StopReason = StopReason.TERMINATED, attempt: int = 0)
 # --- The ledger ------------------------------------------------------------------------------------------------------
 
 
-def test_the_sums_count_every_attempt_once() -> None:
-    ledger = ledger_of("a.0", "b.0", "b.1", "c.0", "d.0", "e.0")
-    ledger.end("b.0", Fate.VOIDED)
-    ledger.end("c.0", Fate.FILTERED)
-    ledger.end("d.0", Fate.STALE)
-    ledger.end("e.0", Fate.ABORTED)
-    ledger.settle(["a.0", "b.1"])
-    assert ledger.counts() == {"begun": 6, "trained": 2, "filtered": 1, "stale": 1, "aborted": 1, "voided": 1}
+def counted(ledger: Ledger) -> dict[str, int]:
+    """The counts that are not 0."""
+    return {name: count for name, count in ledger.counts().items() if count}
 
 
-def test_an_episode_without_a_fate_is_named() -> None:
-    with pytest.raises(EnvkitError, match=r"^2 of 3 episodes have no fate: b\.0, c\.0$"):
-        ledger_of("a.0", "b.0", "c.0").settle(["a.0"])
+def test_every_attempt_and_every_token_is_counted_once() -> None:
+    ledger = ledger_of("a.0", "b.0", "b.1", "c.0", "d.0", "e.0", "f.0", "g.0", tokens=10)
+    for session, fate in zip("bcdef", (Fate.VOIDED, Fate.FILTERED, Fate.STALE, Fate.ABORTED, Fate.DROPPED), strict=True):
+        ledger.end(f"{session}.0", fate)
+    ledger.end("a.0", Fate.TRAINED, masked=4)
+    ledger.ask("h.0")
+    ledger.ask("i.0")
+    ledger.begin("i.0")
+    ledger.receive("i.0", 3)
+    assert counted(ledger) == {
+        "asked": 10,
+        **dict.fromkeys(("trained", "dropped", "filtered", "stale", "aborted", "voided", "queued", "in_flight"), 1),
+        "finished": 2,
+        "tokens_sampled": 83,
+        "tokens_trained": 6,
+        "tokens_masked": 14,
+        **dict.fromkeys(("tokens_filtered", "tokens_stale", "tokens_aborted", "tokens_voided"), 10),
+        "tokens_in_flight": 3,
+        "tokens_finished": 20,
+    }
+    assert ledger.problems(queued=1, in_flight=1, finished=2) == []
 
 
-def test_an_error_names_a_few_episodes_and_counts_the_others() -> None:
+def test_attempts_that_the_scheduler_does_not_have_are_named() -> None:
     ledger = ledger_of(*(f"{number}.0" for number in range(9)))
-    with pytest.raises(EnvkitError, match=r"^9 of 9 episodes have no fate: 0\.0, 1\.0, 2\.0, 3\.0, 4\.0, and 4 more$"):
-        ledger.settle([])
+    assert ledger.problems(queued=0, in_flight=0, finished=7) == [
+        "9 attempts are entered as finished, and the scheduler has 7 (0.0, 1.0, 2.0, 3.0, 4.0, and 4 more)"
+    ]
 
 
-def test_an_episode_that_ends_twice_never_began_or_begins_twice_is_an_error() -> None:
-    ledger = ledger_of("a.0", "b.0")
+def test_an_attempt_out_of_order_is_an_error() -> None:
+    ledger = ledger_of("a.0")
     ledger.end("a.0", Fate.VOIDED)
-    with pytest.raises(EnvkitError, match=r"^episode a\.0 ended twice: as voided, and then as trained$"):
+    with pytest.raises(EnvkitError, match=r"^episode a\.0 ended as trained, but is not open"):
         ledger.end("a.0", Fate.TRAINED)
-    with pytest.raises(EnvkitError, match=r"^episode c\.0 ended as stale, but never began$"):
+    with pytest.raises(EnvkitError, match=r"^episode c\.0 ended as stale, but is not open"):
         ledger.end("c.0", Fate.STALE)
-    with pytest.raises(EnvkitError, match=r"^episode b\.0 began twice$"):
-        ledger.begin("b.0")
+    with pytest.raises(EnvkitError, match=r"^episode c\.0 is neither asked for nor open, and cannot become in_flight$"):
+        ledger.begin("c.0")
+    ledger.ask("b.0")
+    with pytest.raises(EnvkitError, match=r"^episode b\.0 was asked for twice$"):
+        ledger.ask("b.0")
+    ledger.begin("b.0")
+    with pytest.raises(EnvkitError, match=r"^episode b\.0 ended as trained, but is in progress$"):
+        ledger.end("b.0", Fate.TRAINED)
 
 
-def test_settling_names_every_problem_and_settles_the_others() -> None:
-    ledger = ledger_of("a.0", "b.0", "c.0")
-    problems = r"^1 of 3 episodes have no fate: b\.0; episode a\.0 ended twice: .*; episode x ended as trained, but"
-    with pytest.raises(EnvkitError, match=problems):
-        ledger.settle(["a.0", "a.0", "x", "c.0"])
-    assert ledger.counts()["trained"] == 2
+def test_a_record_without_all_tokens_is_an_error() -> None:
+    ledger = Ledger()
+    ledger.ask("a.0")
+    ledger.begin("a.0")
+    ledger.receive("a.0", 5)
+    with pytest.raises(EnvkitError, match=r"^episode a\.0: 5 tokens were sampled, and its record has 3$"):
+        ledger.finish("a.0", 3)
+
+
+def test_what_was_in_progress_at_a_checkpoint_is_aborted_after_it() -> None:
+    before = ledger_of("a.0", "b.0", tokens=7)
+    before.end("a.0", Fate.TRAINED)
+    before.ask("c.0")
+    after = Ledger(before.counts())
+    assert counted(after) == {
+        "asked": 3, "trained": 1, "aborted": 2, "tokens_sampled": 14, "tokens_trained": 7, "tokens_aborted": 7
+    }  # fmt: skip
+    assert after.problems(queued=0, in_flight=0, finished=0) == []
 
 
 @pytest.mark.parametrize(
@@ -127,11 +163,11 @@ class Mixed(Part):
 
 def test_a_run_counts_the_fates_of_its_episodes_by_train_step_and_in_total(tmp_path: Path) -> None:
     part = Mixed(tmp_path, replace(SETTINGS, steps=2), eval_tasks=0).run()
-    names = ("begun", "trained", "filtered", "stale", "aborted", "voided")
+    names = ("asked", "trained", "filtered", "stale", "aborted", "voided")
     counted = [[row[f"episodes_{name}"] for name in names] for row in part.notes.steps.values()]
     assert counted == [[6, 4, 0, 0, 0, 2], [4, 2, 2, 0, 0, 0]]
     state = checkpoint.load_state(tmp_path / "step-2")
-    assert state.accounting == dict(zip(names, (10, 6, 2, 0, 0, 2), strict=True))
+    assert [state.accounting[name] for name in names] == [10, 6, 2, 0, 0, 2]
     assert (state.episodes, state.lost_episodes) == (10, 2)
 
 

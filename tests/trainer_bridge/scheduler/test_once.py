@@ -21,7 +21,8 @@ from envkit.errors import (
     UnreachableError,
 )
 from envkit.protocols import Renderer
-from envkit.trainer_bridge.rollout import PolicyPlayer, Rollout, RolloutLimits, RolloutResult
+from envkit.trainer_bridge.rollout import PolicyPlayer, RolloutLimits
+from envkit.trainer_bridge.scheduler import Rollout, RolloutResult
 from envkit.trainer_bridge.samples import samples_from, samples_of
 from envkit.types import Exchange, Group, Info, Observation, Outcome, Prompt, StopReason, Task, Trajectory, stable_hash
 from tests.causes import cause

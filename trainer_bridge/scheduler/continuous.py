@@ -1,0 +1,482 @@
+"""The training plan: groups are played ahead of the trainer, within a bounded policy lag.
+
+A version is the number of train steps whose weights were published, and a batch has the groups of one train step. With
+`Pace.ahead` A, at most the groups of A + 1 batches are open, buffered or in training; a place among them is free again
+when the weights of its batch are published. With `Pace.max_lag` L, no token trains more than L versions after its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import partial
+
+import anyio
+
+from envkit import clock
+from envkit.errors import EnvkitError
+from envkit.protocols import EnvHost, EpisodePlayer, Player
+from envkit.types import (
+    JSON,
+    Action,
+    Group,
+    Observation,
+    Reset,
+    RolloutRequest,
+    StopReason,
+    Task,
+    Trajectory,
+    stable_hash,
+)
+
+from ..rollout.episode import RolloutLimits
+from . import staleness
+from .accounting import Fate, Ledger, fate_before_training
+from .filters import Filter
+from .groups import GroupState
+from .once import RolloutResult
+from .requests import Cursor, GroupRequest, Place
+from .scheduler import Plan, Scheduler
+
+
+class LagPolicy(StrEnum):
+    """What keeps tokens from training more than `Pace.max_lag` versions after their own."""
+
+    WAIT = "wait"
+    """A batch is taken only if all groups that have tokens can still be used in time. Nothing is masked or dropped."""
+    RESUME = "resume"
+    """A batch is taken at once, and tokens that are too old are masked."""
+    DROP = "drop"
+    """Groups whose oldest token is too old are dropped and played again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How far the episodes run ahead of the trainer, and what a batch is.
+
+    Attributes:
+        steps: Number of train steps in the whole run.
+        groups_per_step: Groups per batch.
+        group_size: Valid episodes per group.
+        group_extra: Episodes that are played in addition for each group. The last ones to end are aborted.
+        least: Number of valid episodes that a group needs at least, when retries are used up.
+        ahead: Batches that may be open, buffered or in training besides the next one.
+        max_lag: Maximum lag of a token in versions; at least `ahead`.
+        lag_policy: What happens to tokens that would be older.
+        filters: Reject groups, which others then replace.
+        max_filtered: Batches' worth of rejected groups after which a batch is taken with the groups that there are.
+        temperature: Sampling temperature.
+        seed: Seed of the sampling.
+    """
+
+    steps: int
+    groups_per_step: int
+    group_size: int
+    group_extra: int = 0
+    least: int = 1
+    ahead: int = 0
+    max_lag: int = 0
+    lag_policy: LagPolicy = LagPolicy.WAIT
+    filters: Sequence[Filter] = ()
+    max_filtered: float = 8.0
+    temperature: float = 1.0
+    seed: int = 0
+
+    @property
+    def refills(self) -> bool:
+        """Whether other groups replace those that are void or rejected."""
+        return bool(self.filters) or self.ahead > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Batch(RolloutResult):
+    """The groups of a train step, by number, and the void attempts that ended since the batch before.
+
+    Attributes:
+        version: Version that the batch trains.
+        envs: Index of the environment of each group and void attempt, by `Trajectory.index`.
+        aborted: Attempts that the scheduler aborted since the batch before.
+        filtered: Groups that filters rejected since the batch before.
+        wanted: Number of groups that a batch has; this one has fewer if groups are void or too many were rejected.
+        waited_s: Seconds that the trainer waited for it.
+    """
+
+    version: int = 0
+    envs: Mapping[int, int] = field(default_factory=dict)
+    aborted: tuple[Trajectory, ...] = ()
+    filtered: tuple[Group, ...] = ()
+    wanted: int = 0
+    waited_s: float = 0.0
+
+
+class Continuous(Plan):
+    """Plays the groups of a training run, and gives them to the trainer in batches.
+
+    With `ahead` 0, groups are opened only while the trainer waits for a batch, and the batch has all of them.
+
+    Args:
+        host: Leases the environments.
+        player: Chooses the actions.
+        limits: Limits of each episode.
+        num_envs: Maximum number of concurrent episodes.
+        pace: How far the episodes run ahead.
+        task: Returns the task of an environment with a given number; always the same one.
+        weights: Weight of each environment.
+        version: Number of train steps that the run has made.
+        state: What `state` returned when the checkpoint was saved; empty for a new run.
+        counts: What `Ledger.counts` returned then.
+
+    Attributes:
+        pace: How far the episodes run ahead.
+        ledger: Accounts for all attempts.
+        problems: What was wrong with the accounts since the last batch.
+    """
+
+    def __init__(
+        self,
+        host: EnvHost,
+        player: Player,
+        limits: RolloutLimits,
+        num_envs: int,
+        pace: Pace,
+        task: Callable[[int, int], Task],
+        *,
+        weights: Sequence[float] = (1.0,),
+        version: int = 0,
+        state: Mapping[str, JSON] | None = None,
+        counts: Mapping[str, int] | None = None,
+    ) -> None:
+        self.version = version
+        self.in_lockstep = player.repeats and pace.ahead == 0 and pace.group_extra == 0
+        self.pace = pace
+        self._task = task
+        self.ledger = Ledger(counts)
+        self.problems: list[str] = []
+        self._scheduler = Scheduler(host, _Counted(player, self.ledger), limits, num_envs, self)
+        self._cursor = Cursor(weights, pace.steps * pace.groups_per_step)
+        if state:
+            self._cursor.restore(state)
+        else:
+            self._cursor.skip(version * pace.groups_per_step)
+        self._buffer: list[GroupState] = []
+        self._training: list[GroupState] = []
+        self._void: list[Trajectory] = []
+        self._aborted: list[Trajectory] = []
+        self._filtered: list[Group] = []
+        self._env_of: dict[int, int] = {}
+        self._lost_groups: list[GroupState] = []
+        self._kept = deque[bool]([True], maxlen=4 * pace.groups_per_step)
+        self._is_wanted = self._is_paused = False
+        self._arrived = anyio.Event()
+
+    async def run(self) -> None:
+        """Play until cancelled.
+
+        Raises:
+            ExceptionGroup: Errors of the player.
+        """
+        await self._scheduler.run()
+
+    async def batch(self) -> Batch:
+        """Wait for the next batch and take it.
+
+        Raises:
+            EnvkitError: Filters reject all groups, or all groups are void.
+        """
+        began = clock.now()
+        self._is_wanted = True
+        self._scheduler.wake()
+        while (chosen := self._next_batch()) is None:
+            arrived = self._arrived
+            await arrived.wait()
+        self._is_wanted = False
+        chosen.sort(key=lambda group: group.request.number)
+        self._buffer = [group for group in self._buffer if group not in chosen]
+        self._training = chosen
+        batch = Batch(
+            tuple(group.group() for group in chosen),
+            tuple(sorted(self._void, key=lambda one: (one.attempt, one.key))),
+            version=self.version,
+            envs=self._env_of,
+            aborted=tuple(self._aborted),
+            filtered=tuple(self._filtered),
+            wanted=sum(self._quota(self.version)),
+            waited_s=clock.now() - began,
+        )
+        still_open = {*self._scheduler.groups, *(group.request.number for group in self._buffer)}
+        self._env_of = {number: env for number, env in self._env_of.items() if number in still_open}
+        self._void, self._aborted, self._filtered, self._lost_groups = [], [], [], []
+        self._drop_stale(self.version + 1)
+        self._check()
+        return batch
+
+    def published(self, version: int, trained: Sequence[str]) -> str:
+        """The engine has the weights of `version`, which the last batch trained.
+
+        Args:
+            version: Number of train steps so far.
+            trained: Session of each episode that was trained on; see `accounting.trained_sessions`.
+
+        Returns:
+            Why the accounts do not add up; empty if they do.
+        """
+        records = {one.session: one for group in self._training for one in group.last.values()}
+        for session in trained:
+            tokens = masked = 0
+            if (one := records.get(session)) is not None:
+                tokens = staleness.num_tokens(one)
+                masked = staleness.num_stale_tokens(one, self.version, self.pace.max_lag)
+            fate = Fate.DROPPED if tokens and masked == tokens else Fate.TRAINED
+            self._entered(partial(self.ledger.end, session, fate, masked=masked))
+        self.version = version
+        self._training = []
+        self._drop_stale(version)
+        self._check()
+        self._scheduler.wake()
+        found, self.problems = self.problems, []
+        return "; ".join(found)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Open no groups during the block, such as an evaluation, which needs the places."""
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
+            self._scheduler.wake()
+
+    def state(self) -> dict[str, JSON]:
+        """Return the state for a checkpoint of this moment, when no batch is in training."""
+        opened = [*self._scheduler.groups.values(), *self._buffer]
+        return self._cursor.state(map(_place, opened))
+
+    def _check(self) -> None:
+        """Compare the accounts with what there is."""
+        groups = [*self._scheduler.groups.values(), *self._buffer, *self._training]
+        self.problems += self.ledger.problems(
+            queued=sum(len(group.queued) for group in groups),
+            in_flight=len(self._scheduler.in_flight),
+            finished=sum(_is_open(one) for group in groups for one in group.last.values()),
+        )
+
+    # --- Plan ---------------------------------------------------------------------------------------------------------
+
+    def next_group(self) -> GroupRequest | None:
+        pace = self.pace
+        if self._is_paused or not (self._is_wanted or pace.ahead):
+            return None
+        place = self._cursor.next(self._room())
+        if place is None:
+            return None
+        task = self._task(place.env, place.index)
+        batch, index = divmod(place.number, pace.groups_per_step)
+        seed = stable_hash(pace.seed, batch + 1)
+        name = f"train/{place.number:08d}" + (f".{place.round}" if place.round else "")
+        self._env_of[place.number] = place.env
+        members = tuple(
+            RolloutRequest(
+                f"{name}/{member:04d}",
+                task,
+                member,
+                stable_hash(seed, index, member),
+                pace.temperature,
+                group=name,
+                index=place.number,
+            )
+            for member in range(pace.group_size + pace.group_extra)
+        )
+        return GroupRequest(place.number, task, members, pace.group_size, pace.least, place)
+
+    def asked(self, request: RolloutRequest) -> None:
+        self._entered(partial(self.ledger.ask, request.session))
+
+    def began(self, request: RolloutRequest) -> None:
+        self._entered(partial(self.ledger.begin, request.session))
+
+    def ended(self, trajectory: Trajectory, *, is_needed: bool) -> None:
+        self._entered(partial(self.ledger.finish, trajectory.session, staleness.num_tokens(trajectory)))
+        fate = fate_before_training(trajectory)
+        if fate is None and not is_needed:
+            fate = Fate.ABORTED
+        if fate is not None:
+            self._entered(partial(self.ledger.end, trajectory.session, fate))
+        if not is_needed:
+            self._aborted.append(trajectory)
+        elif trajectory.is_void:
+            self._void.append(trajectory)
+
+    def unasked(self, request: RolloutRequest) -> None:
+        self._entered(partial(self.ledger.end, request.session, Fate.ABORTED))
+
+    def completed(self, group: GroupState) -> None:
+        pace = self.pace
+        if group.is_void and pace.refills:
+            self._lost_groups.append(group)
+            self._end_unused(group, Fate.VOIDED)
+        elif all(one.keeps(group.group()) for one in pace.filters):
+            self._kept.append(True)
+            self._buffer.append(group)
+        else:
+            self._kept.append(False)
+            self._filtered.append(group.group())
+            self._end_unused(group, Fate.FILTERED)
+        self._arrive()
+
+    # --- Decisions ----------------------------------------------------------------------------------------------------
+
+    def _quota(self, version: int, batches: int = 1) -> list[int]:
+        """Return the number of groups of each environment in the batches that train `version` and the next ones."""
+        pace, planned = self.pace, self._cursor.planned
+        last = min(version + batches, pace.steps) * pace.groups_per_step
+        first = min(version, pace.steps) * pace.groups_per_step
+        return [after - before for before, after in zip(planned(first), planned(last), strict=True)]
+
+    def _room(self) -> list[int]:
+        """Return how many groups of each environment may be opened."""
+        pace, room = self.pace, self._quota(self.version, self.pace.ahead + 1)
+        for env, window in enumerate(room):
+            kept = sum(_env(group) == env for group in (*self._buffer, *self._training))
+            opened = sum(_env(group) == env for group in self._scheduler.groups.values())
+            if self._is_at_cap or kept >= window:
+                room[env] = 0
+            elif pace.filters and pace.ahead == 0:
+                room[env] = window - opened  # as many in progress as a batch has, until a batch is kept
+            elif pace.filters:
+                expected = max(sum(self._kept) / len(self._kept), 1 / (1 + pace.max_filtered))
+                room[env] = math.ceil((window - kept) / expected) - opened
+            else:
+                room[env] = window - kept - opened
+        return room
+
+    @property
+    def _is_at_cap(self) -> bool:
+        """Whether too many groups were rejected for this batch to open others."""
+        rejected = len(self._filtered) + len(self._lost_groups)
+        return rejected >= self.pace.max_filtered * self.pace.groups_per_step
+
+    def _next_batch(self) -> list[GroupState] | None:
+        """Return the groups of the batch that may be taken now; None if it must wait."""
+        pace, quota = self.pace, self._quota(self.version)
+        if not pace.refills:
+            return [*self._buffer] if len(self._buffer) >= sum(quota) else None
+        by_age = sorted(self._buffer, key=lambda group: (self._oldest(group), group.request.number))
+        chosen: list[GroupState] = []
+        for env, size in enumerate(quota):
+            chosen += [group for group in by_age if _env(group) == env][:size]
+        if len(chosen) < sum(quota):
+            if not self._is_at_cap or self._scheduler.groups:
+                return None
+            if not chosen:
+                raise EnvkitError(self._why_no_batch())
+        if pace.lag_policy is LagPolicy.WAIT:
+            rest = [group for group in by_age if group not in chosen]
+            while rest and not self._can_wait(rest):  # more groups were kept than expected
+                self._drop(rest.pop())
+            if not self._can_wait([*rest, *self._scheduler.groups.values()]):
+                return None
+        return chosen
+
+    def _can_wait(self, groups: Sequence[GroupState]) -> bool:
+        pace = self.pace
+        quotas = [self._quota(self.version + 1 + number) for number in range(pace.max_lag)]
+        for env in range(len(quotas[0]) if quotas else 0):
+            oldest = [one for group in groups if _env(group) == env and (one := group.oldest) is not None]
+            if not staleness.can_wait(oldest, self.version, pace.max_lag, [quota[env] for quota in quotas]):
+                return False
+        return True
+
+    def _drop_stale(self, version: int) -> None:
+        """Drop the groups that must not train `version`, if any policy but `RESUME` is chosen."""
+        pace = self.pace
+        if pace.lag_policy is LagPolicy.RESUME and pace.max_lag:
+            return
+        for group in [*self._buffer, *self._scheduler.groups.values()]:
+            if self._oldest(group) + pace.max_lag < version:
+                self._drop(group)
+
+    def _drop(self, group: GroupState) -> None:
+        """Drop a group, and play its task again later."""
+        if group in self._buffer:
+            self._buffer.remove(group)
+        self._scheduler.drop(group, StopReason.STALE)
+        self._end_unused(group, Fate.STALE)
+        self._cursor.give_back([_place(group)])
+
+    def _end_unused(self, group: GroupState, fate: Fate) -> None:
+        for one in group.last.values():
+            if _is_open(one):
+                self._entered(partial(self.ledger.end, one.session, fate))
+
+    def _oldest(self, group: GroupState) -> int:
+        return self.version if group.oldest is None else group.oldest
+
+    def _why_no_batch(self) -> str:
+        if not self._filtered:
+            void = [one for one in self._void if one.outcome.stop is not StopReason.STALE]
+            return f"all {len(self._lost_groups)} groups are void; the first episode: {void[0].outcome.error}"
+        names = ", ".join(one.name for one in self.pace.filters)
+        return (
+            f"the filters ({names}) rejected all {len(self._filtered)} groups since the last train step; the tasks may "
+            "be too easy or too hard for the policy"
+        )
+
+    def _arrive(self) -> None:
+        self._arrived.set()
+        self._arrived = anyio.Event()
+
+    def _entered(self, entry: Callable[[], None]) -> None:
+        """Make an entry in the ledger; an error of the accounts does not end the run, but is found."""
+        try:
+            entry()
+        except EnvkitError as error:
+            self.problems.append(error.detail)
+
+
+def _place(group: GroupState) -> Place:
+    assert group.request.place is not None, "every group of training has a place in the run"
+    return group.request.place
+
+
+def _env(group: GroupState) -> int:
+    return _place(group).env
+
+
+def _is_open(trajectory: Trajectory) -> bool:
+    """Whether the attempt has no fate before its group has one."""
+    return fate_before_training(trajectory) is None
+
+
+@dataclass(frozen=True, slots=True)
+class _Counted(Player):
+    """A player whose tokens are entered in the ledger as they come from the engine."""
+
+    player: Player
+    ledger: Ledger
+
+    @property
+    def repeats(self) -> bool:
+        return self.player.repeats
+
+    def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
+        return _CountedEpisode(self.player.begin(request, start), request.session, self.ledger)
+
+
+@dataclass(frozen=True, slots=True)
+class _CountedEpisode(EpisodePlayer):
+    player: EpisodePlayer
+    session: str
+    ledger: Ledger
+
+    async def act(self, observation: Observation) -> Action | str:
+        action = await self.player.act(observation)
+        if isinstance(action, Action):
+            self.ledger.receive(self.session, len(action.completion.token_ids))
+        return action
+
+    def end(self) -> None:
+        self.player.end()

@@ -1,0 +1,79 @@
+"""A group of episodes in progress: which members are played, which are valid, and when the group is complete."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from envkit.types import Group, RolloutRequest, StopReason, Trajectory, stable_hash
+
+from .in_flight import InFlight
+from .requests import GroupRequest
+
+
+@dataclass(slots=True, eq=False)
+class GroupState:
+    """A group that was opened.
+
+    Attributes:
+        request: What is played.
+        queued: Members that wait for a place, by key.
+        playing: Members in progress, by key.
+        last: Latest attempt of each member that ended, by member.
+        versions: Version at which each of these attempts began to act; none if it never did.
+        is_complete: Whether nothing more is played for the group.
+    """
+
+    request: GroupRequest
+    queued: dict[str, RolloutRequest] = field(default_factory=dict)
+    playing: dict[str, InFlight] = field(default_factory=dict)
+    last: dict[int, Trajectory] = field(default_factory=dict)
+    versions: dict[int, int] = field(default_factory=dict)
+    is_complete: bool = False
+
+    def end(
+        self, request: RolloutRequest, trajectory: Trajectory, version: int | None, retries: int
+    ) -> RolloutRequest | None:
+        """Enter an attempt that ended, and return the next attempt at this member, if there is one."""
+        self.last[request.member] = trajectory
+        self.versions.pop(request.member, None)
+        if version is not None:
+            self.versions[request.member] = version
+        if trajectory.is_void and request.attempt < retries:
+            return next_attempt(request, trajectory.outcome.stop)
+        is_over = not self.queued and not self.playing
+        self.is_complete = len(self.valid) >= self.request.size or is_over
+        return None
+
+    @property
+    def valid(self) -> list[Trajectory]:
+        """The valid episodes, by member."""
+        return [one for _, one in sorted(self.last.items()) if not one.is_void]
+
+    @property
+    def is_void(self) -> bool:
+        """Whether the group is complete, but has too few valid episodes."""
+        return len(self.valid) < self.request.least
+
+    @property
+    def oldest(self) -> int | None:
+        """A version that none of its tokens is older than; None without tokens."""
+        playing = [one.version for one in self.playing.values() if one.version is not None]
+        valid = [version for member, version in self.versions.items() if not self.last[member].is_void]
+        return min([*playing, *valid], default=None)
+
+    def group(self) -> Group:
+        """Return the valid episodes if there are enough; otherwise the last attempt of each member, void or not."""
+        valid = self.valid
+        chosen = valid if len(valid) >= self.request.size else [one for _, one in sorted(self.last.items())]
+        return Group(self.request.task, tuple(chosen))
+
+
+def next_attempt(request: RolloutRequest, stop: StopReason) -> RolloutRequest:
+    """Return the next attempt at a request whose last attempt was void and ended with `stop`.
+
+    It has another seed if a deadline was missed, so that an action that hangs the environment is not simply repeated.
+    """
+    attempt, seed = request.attempt + 1, request.seed
+    if stop in (StopReason.TIMEOUT, StopReason.NO_COMPLETION):
+        seed = stable_hash(seed, "attempt", attempt)
+    return replace(request, attempt=attempt, seed=seed)

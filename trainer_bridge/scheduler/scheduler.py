@@ -1,0 +1,195 @@
+"""The scheduler: opens the groups of a plan, and plays each of their episodes as soon as there is a place for it.
+
+Each member of a group is a task of its own, and the oldest group comes first. An episode that is being graded needs
+neither the engine nor a place among the episodes that act.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import Protocol
+
+import anyio
+from anyio.abc import TaskGroup
+
+from envkit.protocols import EnvHost, Gate, Player
+from envkit.types import RolloutRequest, StopReason, Trajectory
+
+from ..rollout.episode import RolloutLimits, RunningEpisode, play
+from ..rollout.gates import Lockstep, OpenGate
+from .groups import GroupState
+from .in_flight import InFlight, VersionGate
+from .requests import GroupRequest
+
+
+class Plan(Protocol):
+    """Decides which groups are opened when, and receives what ends."""
+
+    in_lockstep: bool
+    """Whether episodes begin in waves, whose turns reach the engine together."""
+    version: int
+    """Version of the engine's weights."""
+
+    def next_group(self) -> GroupRequest | None:
+        """Return the next group to open; None if none is to be opened at present."""
+        ...
+
+    def asked(self, request: RolloutRequest) -> None:
+        """An attempt was put into the queue."""
+        return
+
+    def began(self, request: RolloutRequest) -> None:
+        """An attempt began."""
+        ...
+
+    def ended(self, trajectory: Trajectory, *, is_needed: bool) -> None:
+        """An attempt ended; its group needs it no longer if `is_needed` is false."""
+        ...
+
+    def unasked(self, request: RolloutRequest) -> None:
+        """An attempt was taken out of the queue, because its group needs it no longer."""
+        return
+
+    def completed(self, group: GroupState) -> None:
+        """A group is complete."""
+        ...
+
+
+class Scheduler:
+    """Plays the groups of a plan.
+
+    Args:
+        host: Leases the environments.
+        player: Chooses the actions.
+        limits: Limits of each episode, and the number of retries.
+        num_envs: Maximum number of concurrent episodes, unless the capacity of the host is lower. Episodes that are
+            being graded do not count.
+        plan: What to play.
+
+    Attributes:
+        groups: The groups that are open, by number.
+        in_flight: The episodes in progress, by session; those of closed groups are in it until their abort has ended.
+    """
+
+    def __init__(self, host: EnvHost, player: Player, limits: RolloutLimits, num_envs: int, plan: Plan) -> None:
+        self._host = host
+        self._player = player
+        self._limits = limits
+        self._num_envs = num_envs
+        self._plan = plan
+        self._acting = 0
+        self._queue: list[tuple[tuple[int, int, int], RolloutRequest, GroupState]] = []
+        self._changed = anyio.Event()
+        self.groups: dict[int, GroupState] = {}
+        self.in_flight: dict[str, InFlight] = {}
+
+    async def run(self, *, until_idle: bool = False) -> None:
+        """Play until cancelled, or until no group is open and the plan has no other one.
+
+        Raises:
+            ExceptionGroup: Errors of the player.
+        """
+        async with anyio.create_task_group() as tasks:
+            while True:
+                self._open()
+                self._start(tasks)
+                if until_idle and not self.groups:
+                    return
+                changed = self._changed
+                await changed.wait()
+
+    def wake(self) -> None:
+        """Ask the plan again for groups to open."""
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    def drop(self, group: GroupState, verdict: StopReason) -> None:
+        """Close a group and abort what is played for it."""
+        self.groups.pop(group.request.number, None)
+        group.is_complete = True
+        self._abort_rest(group, verdict)
+
+    def _open(self) -> None:
+        while (request := self._plan.next_group()) is not None:
+            group = self.groups[request.number] = GroupState(request)
+            for member in request.members:
+                self._ask(group, member)
+
+    def _ask(self, group: GroupState, request: RolloutRequest) -> None:
+        self._plan.asked(request)
+        group.queued[request.key] = request
+        # Waves repeat void episodes only after all others, so that these are in the same waves in any case.
+        order = (request.attempt if self._plan.in_lockstep else 0, group.request.number, request.member)
+        heapq.heappush(self._queue, (order, request, group))
+
+    def _start(self, tasks: TaskGroup) -> None:
+        """Start as many episodes as there are places, or the next wave."""
+        host, limits = self._host, self._limits
+        places = max(1, min(self._num_envs, host.capacity))  # read each time, because a fleet may have shrunk
+        if not self._plan.in_lockstep:
+            while self._acting < places and (found := self._next()) is not None:
+                self._begin(tasks, *found, OpenGate())
+            return
+        if self._acting:
+            return
+        wave = [found for _ in range(places) if (found := self._next()) is not None]
+        # An episode with a slot arrives within the time that a reset and a step may take.
+        timeout_s = limits.step_timeout_s + (limits.reset_timeout_s or limits.step_timeout_s)
+        gate = Lockstep(len(wave), timeout_s=timeout_s, queued=lambda: host.queued)
+        for request, group in wave:
+            self._begin(tasks, request, group, gate)
+
+    def _next(self) -> tuple[RolloutRequest, GroupState] | None:
+        while self._queue:
+            _, request, group = heapq.heappop(self._queue)
+            if group.queued.pop(request.key, None) is not None:
+                return request, group
+        return None
+
+    def _begin(self, tasks: TaskGroup, request: RolloutRequest, group: GroupState, gate: Gate) -> None:
+        self._acting += 1
+        flight = InFlight(request, RunningEpisode(request))
+        group.playing[request.key] = self.in_flight[request.session] = flight
+        tasks.start_soon(self._play, flight, group, gate)
+
+    async def _play(self, flight: InFlight, group: GroupState, gate: Gate) -> None:
+        request, plan = flight.request, self._plan
+        plan.began(request)
+        with flight.scope:
+            trajectory = await play(
+                self._host,
+                self._player,
+                self._limits,
+                request,
+                VersionGate(gate, flight, lambda: plan.version),
+                on_played=self._played,
+                running=flight.episode,
+            )
+        if flight.scope.cancelled_caught:
+            trajectory = flight.aborted()
+        del group.playing[request.key], self.in_flight[request.session]
+        plan.ended(trajectory, is_needed=flight.verdict is None)
+        if flight.verdict is None:
+            again = group.end(request, trajectory, flight.version, self._limits.retries)
+            if again is not None:
+                self._ask(group, again)
+            elif group.is_complete:
+                self._complete(group)
+        self.wake()
+
+    def _played(self) -> None:
+        self._acting -= 1
+        self.wake()
+
+    def _complete(self, group: GroupState) -> None:
+        self.groups.pop(group.request.number, None)
+        group.is_complete = True
+        self._abort_rest(group, StopReason.ABORTED)
+        self._plan.completed(group)
+
+    def _abort_rest(self, group: GroupState, verdict: StopReason) -> None:
+        for request in group.queued.values():
+            self._plan.unasked(request)
+        group.queued.clear()
+        for flight in group.playing.values():
+            flight.abort(verdict)
