@@ -334,8 +334,7 @@ class Sample:
         object.__setattr__(self, "ignored", bools(self.ignored if len(self.ignored) else np.zeros_like(self.mask)))
         object.__setattr__(self, "observations", hashes(self.observations))
         lengths = {
-            len(one)
-            for one in (self.token_ids, self.mask, self.logprobs, self.turn_ids, self.versions, self.ignored)
+            len(one) for one in (self.token_ids, self.mask, self.logprobs, self.turn_ids, self.versions, self.ignored)
         }
         if len(lengths) != 1:
             raise ValueError(f"the arrays of a sample must have one length, got {sorted(lengths)}")

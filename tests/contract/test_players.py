@@ -30,8 +30,8 @@ from envkit.protocols import EpisodePlayer, Expert, Player
 from envkit.spaces import Utf8Text
 from envkit.trainer_bridge.evaluation import rescore
 from envkit.trainer_bridge.rollout import PolicyPlayer, RolloutLimits, play
-from envkit.trainer_bridge.scheduler import Rollout
 from envkit.trainer_bridge.rollout.players import ExpertPlayer, RandomPlayer, ScriptedPlayer
+from envkit.trainer_bridge.scheduler import Rollout
 from envkit.trainer_bridge.sources.demonstrations import Teacher, demonstrations
 from envkit.types import Action, Info, Observation, Outcome, Reset, RolloutRequest, StopReason, Task, Trajectory
 from envkit.wiring.evaluation.endpoint import open_endpoint

@@ -13,19 +13,18 @@ import pytest
 from envkit import clock
 from envkit.errors import EnvkitError, SandboxLostError
 from envkit.runs.display import SilentDisplay
-from envkit.trainer_bridge.step_metrics import step_metrics, why_no_samples
-from envkit.trainer_bridge.scheduler import RolloutResult
 from envkit.trainer_bridge.run_folder import checkpoint
 from envkit.trainer_bridge.run_folder.checkpoint import RunState
+from envkit.trainer_bridge.scheduler import RolloutResult
 from envkit.trainer_bridge.sources.demonstrations import unscored_sample
 from envkit.trainer_bridge.sources.source import Source
+from envkit.trainer_bridge.step_metrics import step_metrics, why_no_samples
 from envkit.types import Group, Outcome, Sample, StopReason, Task, Trajectory
 from tests.causes import cause
 from tests.trainer_bridge.fakes import Answer
 from tests.trainer_bridge.loop_parts import PACE, SETTINGS, Part
 from tests.trainer_bridge.plain import plain
 from tests.trainer_bridge.run_folder.test_timeline import turn
-
 
 NOTHING = ("dropped", "filtered", "stale", "aborted", "voided", "queued", "in_flight", "finished")
 """Fates and stages that no episode has."""
@@ -65,7 +64,9 @@ def test_the_checkpoint_of_the_best_evaluation_is_kept_beside_the_newest(tmp_pat
 def test_every_train_step_plays_the_next_tasks_with_the_newest_weights(tmp_path: Path) -> None:
     part = Part(tmp_path, eval_tasks=0).run()
     for version, samples in part.trainer.taught:
-        assert [sample.group for sample in samples] == [f"train/{n:08d}" for n in (2 * version - 2, 2 * version - 2, 2 * version - 1, 2 * version - 1)]
+        assert [sample.group for sample in samples] == [
+            f"train/{n:08d}" for n in (2 * version - 2, 2 * version - 2, 2 * version - 1, 2 * version - 1)
+        ]
         assert {one for sample in samples for one in sample.versions.tolist()} == {-1, version - 1}
     assert part.played == [number for number in range(12) for _ in range(2)]
     seeds = [call.params.seed for call in part.engine.calls]

@@ -16,8 +16,8 @@ from envkit.runs.episodes import episode_of
 from envkit.types import EpisodeRecord, Observation, Options, Task
 
 from ..rollout import RolloutLimits
-from ..scheduler import Rollout
 from ..rollout.players import ScriptedPlayer
+from ..scheduler import Rollout
 
 _LIMITS = RolloutLimits(max_turns=sys.maxsize, player_timeout_s=300.0, grade_timeout_s=600.0)
 

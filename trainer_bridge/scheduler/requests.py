@@ -83,7 +83,9 @@ class Cursor:
             if room[place.env] > 0:
                 self._returned.remove(place)
                 return place
-        behind = {env: (self._dealt[env] + 1) / max(self._shares[env], 1e-9) for env, left in enumerate(room) if left > 0}
+        behind = {
+            env: (self._dealt[env] + 1) / max(self._shares[env], 1e-9) for env, left in enumerate(room) if left > 0
+        }
         if not behind:
             return None
         env = min(behind, key=behind.__getitem__)

@@ -78,7 +78,8 @@ class Scheduler:
         self._num_envs = num_envs
         self._plan = plan
         self._acting = 0
-        self._queue: list[tuple[tuple[int, int, int], RolloutRequest, GroupState]] = []
+        self._queue: list[tuple[tuple[int, int, int, int], RolloutRequest, GroupState]] = []
+        self._asked = 0
         self._changed = anyio.Event()
         self.groups: dict[int, GroupState] = {}
         self.in_flight: dict[str, InFlight] = {}
@@ -119,7 +120,9 @@ class Scheduler:
         self._plan.asked(request)
         group.queued[request.key] = request
         # Waves repeat void episodes only after all others, so that these are in the same waves in any case.
-        order = (request.attempt if self._plan.in_lockstep else 0, group.request.number, request.member)
+        attempt = request.attempt if self._plan.in_lockstep else 0
+        self._asked += 1
+        order = (attempt, group.request.number, request.member, self._asked)
         heapq.heappush(self._queue, (order, request, group))
 
     def _start(self, tasks: TaskGroup) -> None:
@@ -148,13 +151,13 @@ class Scheduler:
 
     def _begin(self, tasks: TaskGroup, request: RolloutRequest, group: GroupState, gate: Gate) -> None:
         self._acting += 1
+        self._plan.began(request)
         flight = InFlight(request, RunningEpisode(request))
         group.playing[request.key] = self.in_flight[request.session] = flight
         tasks.start_soon(self._play, flight, group, gate)
 
     async def _play(self, flight: InFlight, group: GroupState, gate: Gate) -> None:
         request, plan = flight.request, self._plan
-        plan.began(request)
         with flight.scope:
             trajectory = await play(
                 self._host,

@@ -33,8 +33,8 @@ from envkit.types import (
 )
 
 from ..rollout import RolloutLimits
-from ..scheduler import Rollout
 from ..samples import samples_from
+from ..scheduler import Rollout
 
 _FRUITLESS_EPISODES = 1000
 """Number of consecutive episodes without a lesson after which `lessons` raises an error."""

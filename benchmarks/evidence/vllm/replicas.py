@@ -40,8 +40,8 @@ from envkit.trainer_bridge.engines.vllm.client import Part, VllmClient
 from envkit.trainer_bridge.engines.vllm.engine import VllmEngine, VllmSettings
 from envkit.trainer_bridge.engines.vllm.server import VllmServer
 from envkit.trainer_bridge.rollout import PolicyPlayer, RolloutLimits
-from envkit.trainer_bridge.scheduler import Rollout, RolloutResult
 from envkit.trainer_bridge.samples import samples_of
+from envkit.trainer_bridge.scheduler import Rollout, RolloutResult
 from envkit.trainer_bridge.weights.channel import WeightChannel, weights_folder
 from envkit.types import Completion, PauseMode, Sample, SamplingParams, Task
 from envkit.wiring import environments

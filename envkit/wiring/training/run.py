@@ -24,10 +24,10 @@ from envkit.trainer_bridge.evaluation.evaluator import Evaluator, success_of, va
 from envkit.trainer_bridge.loop import Imitation, LoopSettings, TrainLoop
 from envkit.trainer_bridge.models.saved_policy import SavedPolicy
 from envkit.trainer_bridge.rollout import PolicyPlayer
-from envkit.trainer_bridge.scheduler import Rollout
 from envkit.trainer_bridge.run_folder import checkpoint
 from envkit.trainer_bridge.run_folder.checkpoint import RunState
 from envkit.trainer_bridge.run_folder.record import METRICS, RunRecord, refuse_other_format
+from envkit.trainer_bridge.scheduler import Rollout
 from envkit.trainer_bridge.scheduler.continuous import Continuous
 from envkit.trainer_bridge.stopping import ONE_S, Stop, stop_on_signals
 from envkit.trainer_bridge.weights.channel import WeightChannel, weights_folder
@@ -217,7 +217,9 @@ class _Run:
         limits, seed = limits_of(run.rollout), stable_hash(run.seed, "validation")
         rollout = Rollout(slots, PolicyPlayer(policy.engine, policy.renderer, limits), limits, run.num_envs)
         parts = zip(run.envs, self._specs, parts_of(run, section.check_episodes or 0), strict=True)
-        tasks = [task_in(env, spec, "validation", seed, number) for env, spec, count in parts for number in range(count)]
+        tasks = [
+            task_in(env, spec, "validation", seed, number) for env, spec, count in parts for number in range(count)
+        ]
 
         async def greedy() -> float:
             """Play validation tasks, which training and evaluation never use."""
@@ -314,7 +316,9 @@ class _Run:
             scheduler=scheduler,
             decode=policy.renderer.text,
             trainer=policy.trainer,
-            channel=WeightChannel(policy.trainer, policy.engine, mode=PauseMode.KEEP if run.rollout.ahead else PauseMode.WAIT),
+            channel=WeightChannel(
+                policy.trainer, policy.engine, mode=PauseMode.KEEP if run.rollout.ahead else PauseMode.WAIT
+            ),
             evaluator=evaluator,
             record=record,
             checkpoints=record.checkpoints,

@@ -14,8 +14,8 @@ from envkit.errors import EnvkitError, PlayerStoppedError
 from envkit.protocols import EpisodePlayer, Player
 from envkit.registry import EnvSpec
 from envkit.trainer_bridge.rollout import RolloutLimits
-from envkit.trainer_bridge.scheduler import Rollout
 from envkit.trainer_bridge.rollout.players import Chooser
+from envkit.trainer_bridge.scheduler import Rollout
 from envkit.types import Observation, Reset, RolloutRequest, StopReason
 from envkit.wiring import environments
 from envkit.wiring.training.resolve import specs_of, task_in

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,8 @@ import torch
 
 from envkit.errors import EnvkitError
 from envkit.trainer_bridge.engines.transformers import TransformersEngine
-from envkit.trainer_bridge.scheduler.continuous import Batch, Continuous
 from envkit.trainer_bridge.run_folder import checkpoint
+from envkit.trainer_bridge.scheduler.continuous import Batch, Continuous
 from envkit.types import Group, Sample, Weights
 from tests.trainer_bridge.diagnostics.runs import SETTINGS, Run, WordHost, WordRenderer, tiny_run
 from tests.trainer_bridge.fakes import LetterRenderer, ScriptedEngine, ScriptedTrainer
@@ -162,7 +162,10 @@ class Forgetful(ScriptedTrainer):
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        ({"scheduler": Dropping}, "2 attempts are entered as finished, and the scheduler has 0 (train/00000004/0002.0, "),
+        (
+            {"scheduler": Dropping},
+            "2 attempts are entered as finished, and the scheduler has 0 (train/00000004/0002.0, ",
+        ),
         ({"scheduler": Repeating}, "episode train/00000004/0000.0 ended as trained, but is not open"),
         ({"trainer": Forgetful()}, "the trainer got 16 samples, but trained on 15;"),
     ],

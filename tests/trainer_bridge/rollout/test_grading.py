@@ -15,8 +15,8 @@ from envkit import clock
 from envkit.errors import EnvError
 from envkit.protocols import EnvHost
 from envkit.trainer_bridge.rollout import PolicyPlayer, RolloutLimits, play
-from envkit.trainer_bridge.scheduler import Rollout, RolloutResult
 from envkit.trainer_bridge.samples import samples_from
+from envkit.trainer_bridge.scheduler import Rollout, RolloutResult
 from envkit.types import Completion, Reset, RolloutRequest, SamplingParams, StopReason, Task, Trajectory
 from tests.trainer_bridge.fakes import Answer, LetterRenderer, ScriptedEngine, ScriptedEpisode
 

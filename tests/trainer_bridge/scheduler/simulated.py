@@ -2,44 +2,45 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import anyio
 
 from envkit import clock
+from envkit.errors import SandboxLostError
 from envkit.protocols import EnvHost, Episode
 from envkit.runs.display import SilentDisplay
+from envkit.trainer_bridge.diagnostics import Diagnostics, DiagnosticSettings
 from envkit.trainer_bridge.evaluation.evaluator import Evaluator
 from envkit.trainer_bridge.loop import LoopSettings, TrainLoop
 from envkit.trainer_bridge.rollout import PolicyPlayer, RolloutLimits
+from envkit.trainer_bridge.run_folder import checkpoint
 from envkit.trainer_bridge.run_folder.checkpoint import RunState
 from envkit.trainer_bridge.scheduler import Rollout
-from envkit.trainer_bridge.scheduler.continuous import Continuous, Pace
+from envkit.trainer_bridge.scheduler.continuous import Batch, Continuous, Pace
 from envkit.trainer_bridge.stopping import Stop
 from envkit.trainer_bridge.weights.channel import WeightChannel
-from envkit.types import Observation, PauseMode, Reset, Sample, Step, Task, stable_hash
+from envkit.types import Observation, PauseMode, Reset, Step, Task, stable_hash
+from tests.causes import cause
 from tests.trainer_bridge.fakes import LetterRenderer, ScriptedEngine, ScriptedTrainer
 from tests.trainer_bridge.loop_parts import Notes
 
-SETTINGS = LoopSettings(
-    steps=8,
-    evaluate_every=100,
-    checkpoint_every=100,
-    keep_checkpoints=1,
-    trajectories_every=0,
-    trajectories=0,
-)
+Latency = Callable[[random.Random], float]
+"""Seconds of a step. A negative number loses the sandbox."""
 
 
 @dataclass
 class SlowEpisode(Episode):
     """Each step takes as long as `latency` says; the last one ends the episode."""
 
-    latency: Callable[[random.Random], float]
+    latency: Latency
     rng: random.Random
     turns: int
 
@@ -47,15 +48,20 @@ class SlowEpisode(Episode):
         return Reset(Observation("s"), {"metrics": {"success": "last"}})
 
     async def step(self, action: str) -> Step:
-        await anyio.sleep(self.latency(self.rng))
+        if (seconds := self.latency(self.rng)) < 0:
+            raise SandboxLostError("sb", cause("gone"))
+        await anyio.sleep(seconds)
         self.turns -= 1
-        return Step(Observation("t"), float(self.rng.random() < 0.5), self.turns == 0, False, {})
+        won = self.rng.random() < 0.5
+        return Step(Observation("t"), float(won), self.turns == 0, False, {"success": won, "seconds": seconds})
 
 
 class SlowHost(EnvHost):
     """Leases slow episodes, each with random numbers of its own; at most `capacity` at once."""
 
-    def __init__(self, latency: Callable[[random.Random], float], *, seed: int, turns: int = 1, capacity: int = 256) -> None:
+    capacity: int = 256
+
+    def __init__(self, latency: Latency, *, seed: int, turns: int = 1, capacity: int = 256) -> None:
         self._latency, self._seed, self._turns = latency, seed, turns
         self._leases = 0
         self.lent = 0
@@ -65,8 +71,10 @@ class SlowHost(EnvHost):
     async def lease(self, task: Task) -> AsyncIterator[SlowEpisode]:
         self._leases += 1
         self.lent += 1
+        assert self.lent <= self.capacity, "more episodes than places"
         try:
-            yield SlowEpisode(self._latency, random.Random(stable_hash(self._seed, self._leases)), self._turns)
+            rng = random.Random(stable_hash(self._seed, self._leases))
+            yield SlowEpisode(self._latency, rng, rng.randint(1, self._turns))
         finally:
             self.lent -= 1
 
@@ -83,57 +91,116 @@ class SlowTrainer(ScriptedTrainer):
         return await super().update()
 
 
-@dataclass
-class Outcome:
-    """What a simulated run measured.
+class Watched(Continuous):
+    """A scheduler that keeps its batches."""
 
-    Attributes:
-        step_s: Seconds of virtual time a train step.
-        tokens_per_s: Tokens that were learned from, per second of virtual time.
-        masked: Share of the tokens in batches that were masked.
-        rows: The metrics of each train step.
-        taught: The samples of each update.
+    def __init__(self, *args: Any, **how: Any) -> None:
+        super().__init__(*args, **how)
+        self.batches: list[Batch] = []
+
+    async def batch(self) -> Batch:
+        self.batches.append(await super().batch())
+        return self.batches[-1]
+
+
+class Simulation:
+    """A run, from the newest checkpoint in `folder` if there is one.
+
+    Args:
+        folder: Of the checkpoints.
+        host: Plays the episodes.
+        pace: Of the scheduler.
+        steps: Train steps of the loop; those of `pace` if None. With fewer, the run ends while episodes are in progress.
+        train_s: Seconds of an update.
+        tokens: Tokens of a completion.
+        envs: Number of environments.
+        cut_s: Seconds of virtual time after which the run is killed: nothing more is saved.
+        limits: Of an episode.
     """
 
-    step_s: float
-    tokens_per_s: float
-    masked: float
-    rows: dict[int, dict[str, float]] = field(default_factory=dict)
-    taught: list[tuple[int, list[Sample]]] = field(default_factory=list)
+    def __init__(
+        self,
+        folder: Path,
+        host: SlowHost,
+        pace: Pace,
+        *,
+        steps: int | None = None,
+        train_s: float = 30.0,
+        tokens: int = 100,
+        weights: Sequence[float] = (1.0,),
+        cut_s: float = math.inf,
+        **limits: Any,
+    ) -> None:
+        self.host, self.cut_s, self.notes = host, cut_s, Notes()
+        engine, self.trainer = ScriptedEngine(lambda call: "x" * tokens), SlowTrainer(train_s)
+        engine.repeats = False
+        state = RunState()
+        if list(folder.glob("step-*")):
+            newest = checkpoint.latest(folder)
+            state = checkpoint.load_state(newest)
+            asyncio.run(self.trainer.restore(str(newest)))
+        within = RolloutLimits(**{"max_turns": 100, "max_tokens": 100_000, "turn_tokens": tokens, **limits})
+        player = PolicyPlayer(engine, LetterRenderer(), within)
+        self.scheduler = Watched(
+            host,
+            player,
+            within,
+            host.capacity,
+            pace,
+            lambda env, number: Task(f"Slow{env}-v0", number),
+            weights=weights,
+            version=state.step,
+            state=state.schedule,
+            counts=state.accounting,
+        )
+        self.diagnostics = Diagnostics(
+            DiagnosticSettings(stop_on=frozenset()), rows=[{"step": number + 1} for number in range(state.step)]
+        )
+        self.loop = TrainLoop(
+            scheduler=self.scheduler,
+            decode=LetterRenderer().text,
+            trainer=self.trainer,
+            channel=WeightChannel(self.trainer, engine, mode=PauseMode.KEEP),
+            evaluator=Evaluator(Rollout(host, player, within, 1), [], temperature=1.0, seed=0),
+            record=self.notes,
+            checkpoints=folder,
+            settings=LoopSettings(
+                steps=pace.steps if steps is None else steps,
+                evaluate_every=1000,
+                checkpoint_every=2,
+                keep_checkpoints=1,
+                trajectories_every=0,
+                trajectories=0,
+            ),
+            state=state,
+            elapsed_s=lambda: 0.0,
+            stop=Stop(),
+            diagnostics=self.diagnostics,
+        )
 
+    def run(self) -> Simulation:
+        """Run to the end, or until it is killed; every place is free afterwards."""
 
-def simulate(folder: Path, host: SlowHost, pace: Pace, *, train_s: float = 30.0, tokens: int = 100) -> Outcome:
-    """Run `pace.steps` train steps on virtual time."""
-    engine, trainer, notes = ScriptedEngine(lambda call: "x" * tokens), SlowTrainer(train_s), Notes()
-    engine.repeats = False
-    limits = RolloutLimits(max_turns=100, max_tokens=100_000, turn_tokens=tokens)
-    player = PolicyPlayer(engine, LetterRenderer(), limits)
-    scheduler = Continuous(host, player, limits, host.capacity, pace, lambda env, number: Task("Slow-v0", number))
-    loop = TrainLoop(
-        scheduler=scheduler,
-        decode=LetterRenderer().text,
-        trainer=trainer,
-        channel=WeightChannel(trainer, engine, mode=PauseMode.KEEP),
-        evaluator=Evaluator(Rollout(host, player, limits, 1), [], temperature=1.0, seed=0),
-        record=notes,
-        checkpoints=folder,
-        settings=SETTINGS,
-        state=RunState(),
-        elapsed_s=lambda: 0.0,
-        stop=Stop(),
-    )
+        async def main() -> None:
+            with anyio.move_on_after(self.cut_s):
+                await self.loop.run(SilentDisplay())
+            self.seconds = clock.now()
 
-    async def main() -> float:
-        await loop.run(SilentDisplay())
-        return clock.now()
+        clock.run(main, virtual=True)
+        assert self.host.lent == 0
+        assert "samples_lost_or_repeated" not in self.diagnostics.found, self.diagnostics.found
+        return self
 
-    seconds = clock.run(main, virtual=True)
-    assert host.lent == 0
-    learned = loop.state.accounting["tokens_trained"]
-    masked = loop.state.accounting["tokens_masked"]
-    return Outcome(seconds / pace.steps, learned / seconds, masked / (learned + masked), notes.steps, trainer.taught)
+    @property
+    def rows(self) -> list[dict[str, float]]:
+        """The metrics of each train step."""
+        return [*self.notes.steps.values()]
+
+    def total(self, name: str) -> float:
+        """The sum of a metric over the train steps."""
+        return sum(row[name] for row in self.rows)
 
 
 def heavy_tailed(rng: random.Random) -> float:
     """Median 10 s, mean 20 s, at most 300 s."""
-    return min(rng.lognormvariate(2.302585, 1.2), 300.0)
+    return min(rng.lognormvariate(math.log(10), 1.2), 300.0)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from envkit.errors import EnvkitError, SandboxLostError
-from envkit.trainer_bridge.scheduler.accounting import Fate, Ledger, fate_before_training, trained_sessions
 from envkit.trainer_bridge.run_folder import checkpoint
+from envkit.trainer_bridge.scheduler.accounting import Fate, Ledger, fate_before_training, trained_sessions
 from envkit.types import Outcome, Sample, StopReason, Task, Trajectory, ints
 from tests.causes import cause
 from tests.trainer_bridge.fakes import Answer
@@ -43,7 +43,9 @@ def counted(ledger: Ledger) -> dict[str, int]:
 
 def test_every_attempt_and_every_token_is_counted_once() -> None:
     ledger = ledger_of("a.0", "b.0", "b.1", "c.0", "d.0", "e.0", "f.0", "g.0", tokens=10)
-    for session, fate in zip("bcdef", (Fate.VOIDED, Fate.FILTERED, Fate.STALE, Fate.ABORTED, Fate.DROPPED), strict=True):
+    for session, fate in zip(
+        "bcdef", (Fate.VOIDED, Fate.FILTERED, Fate.STALE, Fate.ABORTED, Fate.DROPPED), strict=True
+    ):
         ledger.end(f"{session}.0", fate)
     ledger.end("a.0", Fate.TRAINED, masked=4)
     ledger.ask("h.0")

@@ -22,8 +22,8 @@ from envkit.errors import (
 )
 from envkit.protocols import Renderer
 from envkit.trainer_bridge.rollout import PolicyPlayer, RolloutLimits
-from envkit.trainer_bridge.scheduler import Rollout, RolloutResult
 from envkit.trainer_bridge.samples import samples_from, samples_of
+from envkit.trainer_bridge.scheduler import Rollout, RolloutResult
 from envkit.types import Exchange, Group, Info, Observation, Outcome, Prompt, StopReason, Task, Trajectory, stable_hash
 from tests.causes import cause
 from tests.trainer_bridge.fakes import Answer, Call, LetterRenderer, ScriptedEngine, ScriptedHost, letters, text_of

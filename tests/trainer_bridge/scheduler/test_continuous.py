@@ -1,0 +1,202 @@
+"""The training plan on virtual time: lag, admission, groups, filters, mixtures, accounts, and resuming."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envkit.errors import EnvkitError
+from envkit.trainer_bridge.scheduler.continuous import LagPolicy, Pace
+from envkit.trainer_bridge.scheduler.filters import SuccessBand, TopVariance, ZeroVariance
+from envkit.trainer_bridge.scheduler.requests import Cursor, shares
+from envkit.types import Trajectory
+from tests.trainer_bridge.scheduler.simulated import Simulation, SlowHost, heavy_tailed
+
+HEAVY = Pace(steps=40, groups_per_step=32, group_size=8)
+"""The heavy-tailed setting; `steps` is beyond the end of the tests, so that nothing is drained."""
+
+
+# --- Speed -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ahead", "max_lag", "policy", "seconds", "masked"),
+    [
+        (0, 0, "wait", 345.0, 0.0),
+        (1, 1, "wait", 170.0, 0.0),
+        (1, 2, "wait", 115.0, 0.0),
+        (1, 4, "wait", 80.0, 0.0),
+        (2, 4, "wait", 75.0, 0.0),
+        (4, 8, "wait", 45.0, 0.0),
+        (1, 1, "resume", 75.0, 0.23),
+        (1, 2, "resume", 75.0, 0.09),
+        (2, 4, "resume", 50.0, 0.09),
+        (4, 8, "resume", 40.0, 0.05),
+    ],
+)
+def test_a_train_step_takes_as_long_as_its_lag_allows(
+    ahead: int, max_lag: int, policy: str, seconds: float, masked: float, tmp_path: Path
+) -> None:
+    pace = replace(HEAVY, ahead=ahead, max_lag=max_lag, lag_policy=LagPolicy(policy))
+    run = Simulation(tmp_path, SlowHost(heavy_tailed, seed=0), pace, steps=8).run()
+    assert run.seconds / 8 <= seconds
+    assert run.total("tokens_masked") <= masked * 8 * 32 * 8 * 100
+    assert max(row["lag_max"] for row in run.rows) <= max_lag
+
+
+def test_extra_members_shorten_a_step_and_their_bias_is_visible(tmp_path: Path) -> None:
+    plain = Simulation(tmp_path / "plain", SlowHost(heavy_tailed, seed=0), HEAVY, steps=8).run()
+    extra = Simulation(tmp_path / "extra", SlowHost(heavy_tailed, seed=0), replace(HEAVY, group_extra=2), steps=8).run()
+    assert extra.seconds < 0.5 * plain.seconds
+    assert extra.total("episodes_aborted") == pytest.approx(8 * 32 * 2, abs=64)
+    assert extra.total("episodes_trained") == 8 * 32 * 8
+
+
+# --- Any schedule ----------------------------------------------------------------------------------------------------
+
+
+def random_pace(rng: random.Random) -> tuple[Pace, dict[str, Any]]:
+    ahead = rng.randint(0, 3)
+    filters = rng.choice([[], [], [ZeroVariance()], [SuccessBand(0.2, 0.8)], [TopVariance(0.5)]])
+    pace = Pace(
+        steps=rng.randint(2, 5),
+        groups_per_step=rng.randint(1, 5),
+        group_size=rng.randint(1, 4),
+        group_extra=rng.choice([0, 0, 1, 2]),
+        least=rng.randint(1, 2),
+        ahead=ahead,
+        max_lag=ahead + rng.randint(0, 2),
+        lag_policy=rng.choice([*LagPolicy]),
+        filters=filters,
+        max_filtered=50.0,
+    )
+    pace = replace(pace, least=min(pace.least, pace.group_size), group_size=max(pace.group_size, 3 if filters else 1))
+    weights = rng.choice([(1.0,), (1.0,), (0.4, 0.3, 0.3), (5.0, 1.0)])
+    how = {"weights": weights, "train_s": rng.choice([0.0, 1.0, 30.0]), "retries": rng.randint(0, 2)}
+    return pace, {**how, "step_timeout_s": 100.0, "tokens": 3}
+
+
+def faulty(rng: random.Random) -> float:
+    """Most steps take a while; some hang, and some lose their sandbox."""
+    return rng.choice([-1.0, 1000.0]) if rng.random() < 0.05 else rng.lognormvariate(1.0, 1.5)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_any_schedule_keeps_its_promises(part: int, tmp_path: Path) -> None:
+    for seed in range(part, 200, 4):
+        rng = random.Random(seed)
+        pace, how = random_pace(rng)
+        host = SlowHost(faulty, seed=seed, turns=4, capacity=rng.randint(1, 30))
+        run = Simulation(tmp_path / str(seed), host, pace, **how)
+        try:
+            run.run()
+        except EnvkitError as error:
+            assert "void" in str(error) or "rejected" in str(error), seed
+            continue
+        check(run, seed)
+
+
+def check(run: Simulation, seed: int) -> None:
+    """Check what holds for every schedule. That the accounts add up is checked by the run itself."""
+    pace, counts = run.scheduler.pace, run.scheduler.ledger.counts()
+    assert max(row["lag_max"] for row in run.rows) <= pace.max_lag, seed
+    assert len(run.rows) == pace.steps, seed
+    numbers: Counter[int] = Counter()
+    for batch in run.scheduler.batches:
+        assert len(batch.groups) <= pace.groups_per_step, seed
+        for group in batch.groups:
+            valid = [one for one in group.trajectories if not one.is_void]
+            assert len(valid) <= pace.group_size, seed
+            assert len(valid) >= pace.least or not pace.refills, seed
+            numbers[group.trajectories[0].index] += 1
+    assert set(numbers.values()) <= {1}, seed
+    if pace.lag_policy is LagPolicy.WAIT:
+        assert counts["tokens_masked"] == counts["dropped"] == 0, seed
+        if pace.ahead and not pace.filters:
+            assert counts["stale"] == 0, seed
+    assert counts["queued"] == counts["finished"] == 0 or pace.refills, seed
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize(("ahead", "max_lag"), [(0, 0), (1, 1), (2, 4)])
+def test_every_length_that_was_asked_for_is_trained_on(seed: int, ahead: int, max_lag: int, tmp_path: Path) -> None:
+    asked: list[float] = []
+
+    def noted(rng: random.Random) -> float:
+        asked.append(heavy_tailed(rng))
+        return asked[-1]
+
+    pace = Pace(steps=6, groups_per_step=4, group_size=4, ahead=ahead, max_lag=max_lag)
+    run = Simulation(tmp_path, SlowHost(noted, seed=seed, capacity=40), pace).run()
+    trained = [seconds_of(one) for batch in run.scheduler.batches for one in batch.trajectories]
+    assert Counter(trained) == Counter(asked)
+
+
+def seconds_of(trajectory: Trajectory) -> float:
+    (turn,) = trajectory.turns
+    assert turn.step is not None
+    return float(str(turn.step.info["seconds"]))
+
+
+# --- Killed and resumed ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_run_killed_at_any_moment_trains_on_every_group_once(seed: int, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    pace, how = random_pace(rng)
+    pace, how = replace(pace, steps=8, filters=()), {**how, "step_timeout_s": math.inf}
+    surviving: dict[int, list[int]] = {}
+    for cut_s in [*(rng.uniform(1, 400) for _ in range(4)), math.inf]:
+        host = SlowHost(heavy_tailed, seed=rng.randrange(1000), turns=3, capacity=20)
+        run = Simulation(tmp_path, host, pace, cut_s=cut_s, **how).run()
+        for batch in run.scheduler.batches:
+            surviving[batch.version] = [group.trajectories[0].index for group in batch.groups]
+    trained = sorted(number for numbers in surviving.values() for number in numbers)
+    assert trained == list(range(8 * pace.groups_per_step))
+
+
+# --- Filters, mixtures -----------------------------------------------------------------------------------------------
+
+
+def test_rejected_groups_are_replaced_until_a_batch_is_full(tmp_path: Path) -> None:
+    pace = Pace(steps=4, groups_per_step=8, group_size=2, filters=[ZeroVariance()])
+    run = Simulation(tmp_path, SlowHost(heavy_tailed, seed=0), pace).run()
+    assert all(len(batch.groups) == 8 for batch in run.scheduler.batches)
+    assert run.total("groups_filtered") > 8
+    for batch in run.scheduler.batches:
+        for group in batch.groups:
+            assert len({one.outcome.reward for one in group.trajectories}) == 2
+
+
+def test_at_the_cap_a_batch_is_smaller_and_without_any_group_the_run_ends(tmp_path: Path) -> None:
+    pace = Pace(steps=2, groups_per_step=4, group_size=2, filters=[SuccessBand(0.4, 0.6)], max_filtered=0.5)
+    run = Simulation(tmp_path / "some", SlowHost(heavy_tailed, seed=3), pace).run()
+    assert min(len(batch.groups) for batch in run.scheduler.batches) < 4
+    never = replace(pace, filters=[SuccessBand(0.4, 0.45)])
+    with pytest.raises(EnvkitError, match=r"the filters \(success_band\) rejected all \d groups since the last train"):
+        Simulation(tmp_path / "none", SlowHost(heavy_tailed, seed=3), never).run()
+
+
+def test_every_environment_has_its_share_of_every_batch(tmp_path: Path) -> None:
+    pace = Pace(steps=10, groups_per_step=10, group_size=2, ahead=1, max_lag=4)
+    run = Simulation(tmp_path, SlowHost(heavy_tailed, seed=0), pace, weights=(0.4, 0.3, 0.3)).run()
+    for batch in run.scheduler.batches:
+        assert Counter(group.task.env_id for group in batch.groups) == {"Slow0-v0": 4, "Slow1-v0": 3, "Slow2-v0": 3}
+
+
+def test_the_shares_of_a_run_are_rounded_by_largest_remainder() -> None:
+    assert shares([0.4, 0.3, 0.3], 100) == [40, 30, 30]
+    assert shares([1.0, 1.0, 1.0], 10) == [4, 3, 3]
+    for weights in ([5.0, 1.0], [0.5, 0.3, 0.2], [1.0] * 7):
+        cursor = Cursor(weights, 97)
+        assert list(cursor.planned(97)) == shares(weights, 97)
+        for number in range(98):
+            exact = [number * share / 97 for share in shares(weights, 97)]
+            assert all(abs(one - two) < 1 for one, two in zip(cursor.planned(number), exact, strict=True))
