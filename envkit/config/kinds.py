@@ -129,7 +129,7 @@ FAMILIES: Mapping[str, Family] = {
         "envkit.filters",
         "filter",
         {
-            name: BuiltIn(f"{_PARTS}:{section}Section", f"envkit.trainer_bridge.scheduler.filters:open_{name}")
+            name: BuiltIn(f"{_PARTS}:{section}Section", f"{_WIRING}.kinds.filters:open_{name}")
             for name, section in (
                 ("zero_variance", "ZeroVariance"),
                 ("success_band", "SuccessBand"),

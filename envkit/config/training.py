@@ -104,7 +104,9 @@ class RolloutSection(Section):
     group_extra: Annotated[int, Field(ge=0)] = 0
     """Episodes that are played in addition for each group; the last ones to end are aborted. Shortens train steps, but
     long episodes are trained on less often."""
-    filters: list[SerializeAsAny[Annotated[FilterSection, ByKind("filters", may_be_name=True)]]] = []
+    filters: list[SerializeAsAny[Annotated[FilterSection, ByKind("filters", may_be_name=True)]]] = Field(
+        default_factory=list
+    )
     """Reject groups that teach nothing, which others then replace: zero_variance, success_band, top_variance."""
     max_filtered: Annotated[float, Field(gt=0)] = 8.0
     """Rejected and void groups per group of a train step after which it is made with the groups that there are."""

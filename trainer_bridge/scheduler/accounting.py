@@ -1,4 +1,4 @@
-"""Accounting of training episodes: every attempt has exactly one fate or stage, over the whole run, and so do its tokens.
+"""Accounting of training episodes: every attempt has exactly one fate or stage, over the whole run, and so has a token.
 
 A checkpoint has the counts of its moment. What was in progress then is played again by a resumed run, and is counted as
 aborted.

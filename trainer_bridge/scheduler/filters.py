@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from statistics import pvariance
 from typing import Protocol
 
-from envkit.config.parts import SuccessBandSection, TopVarianceSection, ZeroVarianceSection
 from envkit.types import Group
 
 _SPREAD = 1e-6
@@ -74,15 +73,3 @@ class TopVariance:
 def returns_of(group: Group) -> list[float]:
     """Return the returns of the valid episodes."""
     return [one.outcome.reward for one in group.trajectories if one.outcome.reward is not None]
-
-
-def open_zero_variance(section: ZeroVarianceSection) -> Filter:
-    return ZeroVariance()
-
-
-def open_success_band(section: SuccessBandSection) -> Filter:
-    return SuccessBand(section.low, section.high)
-
-
-def open_top_variance(section: TopVarianceSection) -> Filter:
-    return TopVariance(section.share)

@@ -92,7 +92,8 @@ class Rollout:
             first = next(leaves(errors))
             raise first from first.__cause__
         groups = tuple(plan.groups.get(index, Group(task, ())) for index, task in enumerate(tasks))
-        return RolloutResult(groups, tuple(plan.void))
+        void = sorted(plan.void, key=lambda one: (one.attempt, one.key))
+        return RolloutResult(groups, tuple(void))
 
 
 class _Once(Plan):
@@ -109,13 +110,16 @@ class _Once(Plan):
     ) -> None:
         self._requests = requests
         self.in_lockstep = in_lockstep
-        self.began = on_begin
+        self._on_begin = on_begin
         self._on_end = on_end
         self.groups: dict[int, Group] = {}
         self.void: list[Trajectory] = []
 
     def next_group(self) -> GroupRequest | None:
         return next(self._requests, None)
+
+    def began(self, request: RolloutRequest) -> None:
+        self._on_begin(request)
 
     def ended(self, trajectory: Trajectory, *, is_needed: bool) -> None:
         if trajectory.is_void:

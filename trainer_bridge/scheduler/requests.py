@@ -119,7 +119,9 @@ class Cursor:
             UsageError: The run has another number of environments than that of the checkpoint.
         """
         number, dealt, again = state["number"], state["dealt"], state["again"]
-        assert isinstance(number, int) and isinstance(dealt, list) and isinstance(again, list), "state() wrote them"
+        assert isinstance(number, int), "state() wrote it"
+        assert isinstance(dealt, list), "state() wrote it"
+        assert isinstance(again, list), "state() wrote it"
         if len(dealt) != len(self._dealt):
             raise UsageError(
                 f"the checkpoint is that of a run on {len(dealt)} environments, and env has {len(self._dealt)}; "

@@ -164,7 +164,7 @@ def test_an_update_that_is_withheld_is_named_and_stops_the_run(
         settings = TrainerSettings(
             learning_rate=1e-4, critic_learning_rate=1e-4, max_grad_norm=1.0, micro_tokens=512, seed=7, threads=1
         )
-        how = replace(SETTINGS, steps=2, groups_per_step=2)
+        how = replace(SETTINGS, steps=2)
         with weights_folder(tmp_path) as folder:
             trainer = Unsaved(open_model(model_folder), algorithm_of(), settings, folder)
             async with vllm_rig.opened() as opened:

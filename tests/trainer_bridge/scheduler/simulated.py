@@ -110,10 +110,10 @@ class Simulation:
         folder: Of the checkpoints.
         host: Plays the episodes.
         pace: Of the scheduler.
-        steps: Train steps of the loop; those of `pace` if None. With fewer, the run ends while episodes are in progress.
+        steps: Train steps of the loop; those of `pace` if None. With fewer, it ends while episodes are in progress.
         train_s: Seconds of an update.
         tokens: Tokens of a completion.
-        envs: Number of environments.
+        weights: Weight of each environment.
         cut_s: Seconds of virtual time after which the run is killed: nothing more is saved.
         limits: Of an episode.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 from envkit.errors import EnvkitError
 from envkit.trainer_bridge.scheduler.continuous import LagPolicy, Pace
-from envkit.trainer_bridge.scheduler.filters import SuccessBand, TopVariance, ZeroVariance
+from envkit.trainer_bridge.scheduler.filters import Filter, SuccessBand, TopVariance, ZeroVariance
 from envkit.trainer_bridge.scheduler.requests import Cursor, shares
 from envkit.types import Trajectory
 from tests.trainer_bridge.scheduler.simulated import Simulation, SlowHost, heavy_tailed
@@ -63,7 +64,7 @@ def test_extra_members_shorten_a_step_and_their_bias_is_visible(tmp_path: Path) 
 
 def random_pace(rng: random.Random) -> tuple[Pace, dict[str, Any]]:
     ahead = rng.randint(0, 3)
-    filters = rng.choice([[], [], [ZeroVariance()], [SuccessBand(0.2, 0.8)], [TopVariance(0.5)]])
+    filters: Sequence[Filter] = rng.choice([[], [], [ZeroVariance()], [SuccessBand(0.2, 0.8)], [TopVariance(0.5)]])
     pace = Pace(
         steps=rng.randint(2, 5),
         groups_per_step=rng.randint(1, 5),
@@ -89,17 +90,11 @@ def faulty(rng: random.Random) -> float:
 
 @pytest.mark.parametrize("part", range(4))
 def test_any_schedule_keeps_its_promises(part: int, tmp_path: Path) -> None:
-    for seed in range(part, 200, 4):
+    for seed in range(part, 100, 4):
         rng = random.Random(seed)
         pace, how = random_pace(rng)
         host = SlowHost(faulty, seed=seed, turns=4, capacity=rng.randint(1, 30))
-        run = Simulation(tmp_path / str(seed), host, pace, **how)
-        try:
-            run.run()
-        except EnvkitError as error:
-            assert "void" in str(error) or "rejected" in str(error), seed
-            continue
-        check(run, seed)
+        check(Simulation(tmp_path / str(seed), host, pace, **how).run(), seed)
 
 
 def check(run: Simulation, seed: int) -> None:

@@ -87,7 +87,7 @@ def piece(one: Sample, first: int, end: int) -> Sample:
     """The sample of the turns from `first` to before `end`; its prompt is all that came before."""
     own = one.mask & (one.turn_ids >= first) & (one.turn_ids < end)
     length = int(np.flatnonzero(own).max()) + 1
-    arrays = {name: getattr(one, name)[:length] for name in ("token_ids", "turn_ids", "versions")}
+    arrays = {name: getattr(one, name)[:length] for name in ("token_ids", "turn_ids", "versions", "ignored")}
     return replace(one, mask=own[:length], logprobs=np.where(own, one.logprobs, 0)[:length], **arrays)
 
 

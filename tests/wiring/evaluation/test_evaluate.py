@@ -45,7 +45,8 @@ def test_the_expert_crosses_every_lake_and_its_numbers_agree() -> None:
 def test_the_tasks_are_those_that_a_training_run_is_evaluated_on() -> None:
     run = config.parse({"env": {"id": "Sokoban-v0", "options": {"size": 7}}})
     spec = environments.find("Sokoban-v0")
-    expected = [resolve.task_of(run, [spec], "eval", run.evaluation.seed, number) for number in range(3)]
+    (section,) = run.envs
+    expected = [resolve.task_in(section, spec, "eval", run.evaluation.seed, number) for number in range(3)]
     assert list(tasks.all_tasks(spec, {"size": 7}, "eval", run.evaluation.seed, 3)) == expected
 
 

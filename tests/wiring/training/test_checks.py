@@ -305,9 +305,9 @@ def test_the_size_and_rate_of_imitation_follow_the_policy_and_the_kind() -> None
 
 def test_tasks_of_different_splits_seeds_and_numbers_are_different() -> None:
     run = resolve.resolve(run_of())
-    specs = resolve.specs_of(run)
+    (section,), (spec,) = run.envs, resolve.specs_of(run)
     tasks = [
-        resolve.task_of(run, specs, split, seed, number)
+        resolve.task_in(section, spec, split, seed, number)
         for split in ("train", "validation", "eval")
         for seed in (7, 8)
         for number in range(50)
@@ -315,7 +315,7 @@ def test_tasks_of_different_splits_seeds_and_numbers_are_different() -> None:
     assert len({task.seed for task in tasks}) == len(tasks)
     assert [task.options["split"] for task in tasks[::100]] == ["train", "validation", "eval"]
     assert all(0 <= task.seed < 2**31 for task in tasks)
-    assert tasks[0] == resolve.task_of(run, specs, "train", 7, 0)
+    assert tasks[0] == resolve.task_in(section, spec, "train", 7, 0)
     assert tasks[0].options == {"instructions": False, "split": "train"}
 
 

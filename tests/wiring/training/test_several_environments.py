@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -44,34 +43,11 @@ def run_of(*envs: dict[str, Any], **sections: Any) -> RunConfig:
 def test_a_run_with_one_environment_has_the_tasks_of_its_seed_whatever_its_weight() -> None:
     for env in (LAKE, {**LAKE, "weight": 0.3}, [LAKE]):
         run = config.parse({"env": env})
-        tasks = [resolve.task_of(run, resolve.specs_of(run), "train", 7, number) for number in range(20)]
+        (section,), (spec,) = run.envs, resolve.specs_of(run)
+        tasks = [resolve.task_in(section, spec, "train", 7, number) for number in range(20)]
         options: dict[str, JSON] = {"size": 3, "split": "train"}
         expected = [Task("FrozenLake-v0", stable_hash(7, "train", number) >> 33, options) for number in range(20)]
         assert tasks == expected
-
-
-def test_each_number_has_one_environment_which_is_the_same_in_every_process() -> None:
-    run = run_of(LAKE, SOKOBAN)
-    chosen = [1, 1, 0, 1, 1, 1, 1, 1, 0, 1, 0, 0, 0, 1, 0, 0]
-    assert [resolve.env_index(run, "train", 7, number) for number in range(16)] == chosen
-
-
-@pytest.mark.parametrize("weights", [(1, 1), (3, 1), (0.2, 0.1, 0.7)])
-def test_environments_are_chosen_in_proportion_to_their_weights(weights: tuple[float, ...]) -> None:
-    run = run_of(*({**LAKE, "weight": weight} for weight in weights))
-    counts = Counter(resolve.env_index(run, "train", 7, number) for number in range(8000))
-    for index, weight in enumerate(weights):
-        assert counts[index] / 8000 == pytest.approx(weight / sum(weights), abs=0.02)
-
-
-def test_a_task_is_the_one_that_its_environment_has_alone() -> None:
-    run = run_of(LAKE, SOKOBAN)
-    specs = resolve.specs_of(run)
-    for number in range(20):
-        section = run.envs[resolve.env_index(run, "train", 7, number)]
-        alone = run_of(section.model_dump())
-        found = resolve.task_of(run, specs, "train", 7, number)
-        assert found == resolve.task_of(alone, resolve.specs_of(alone), "train", 7, number)
 
 
 def test_names_are_ids_and_those_that_occur_several_times_have_an_index() -> None:
