@@ -90,6 +90,11 @@ class RolloutSection(Section):
     """Sampling temperature, in training and in sampled evaluation."""
     retries: Annotated[int, Field(ge=0)] = 3
     """Maximum number of times that an episode is played again if a lost sandbox or a hung step has made it void."""
+
+
+class TrainRolloutSection(RolloutSection):
+    """Limits and sampling of the episodes, and how far they run ahead of the trainer."""
+
     asynchronous: bool = False
     """Play episodes while the trainer updates: ahead is 1 and max_lag is 4, unless they are set."""
     ahead: Annotated[int, Field(ge=0)] | None = None
@@ -250,7 +255,7 @@ class RunConfig(Section):
     sandbox: SerializeAsAny[Annotated[SandboxSection, ByKind("sandboxes", "auto")]] = BuiltInSandboxSection()
     engine: SerializeAsAny[Annotated[EngineSection, ByKind("engines", "transformers")]] = TransformersEngineSection()
     renderer: SerializeAsAny[Annotated[RendererSection, ByKind("renderers", "auto")]] = AutoRendererSection()
-    rollout: RolloutSection = RolloutSection()
+    rollout: TrainRolloutSection = TrainRolloutSection()
     algorithm: AlgorithmSection = Field(default_factory=default_algorithm)
     trainer: SerializeAsAny[Annotated[TrainerSection, ByKind("trainers", "torch_local")]] = TorchTrainerSection()
     evaluation: EvaluationSection = EvaluationSection()

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from envkit.config import ImitationSection, RunConfig, kinds
 from envkit.config.grammar import Section
 from envkit.config.parts import RendererSection, TorchTrainerSection, TransformersEngineSection, VllmEngineSection
-from envkit.config.training import EnvSection, RolloutSection
+from envkit.config.training import EnvSection, RolloutSection, TrainRolloutSection
 from envkit.errors import ConfigError, UsageError
 from envkit.registry import EnvSpec
 from envkit.trainer_bridge.algorithms.algorithm import Algorithm
@@ -224,7 +224,7 @@ def limits_of(section: RolloutSection) -> RolloutLimits:
     return RolloutLimits(**{**limits, "turn_tokens": section.turn_tokens or TURN_TOKENS})
 
 
-def lag_of(section: RolloutSection) -> tuple[int, int]:
+def lag_of(section: TrainRolloutSection) -> tuple[int, int]:
     """Return `ahead` and `max_lag`."""
     ahead = section.ahead if section.ahead is not None else int(section.asynchronous)
     usual = max(ahead, _ASYNCHRONOUS_LAG) if section.asynchronous else ahead
