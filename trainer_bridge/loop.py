@@ -6,9 +6,11 @@ This module does not import torch.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Protocol
 
 import anyio
@@ -32,7 +34,7 @@ from .scheduler.accounting import last_actions, trained_sessions
 from .scheduler.continuous import Batch, Continuous
 from .scheduler.staleness import with_stale_ignored
 from .sources.source import Source
-from .step_metrics import schedule_metrics, step_metrics, why_no_samples
+from .step_metrics import schedule_metrics, step_metrics, waiting_metrics, why_no_samples
 from .stopping import Stop
 from .weights.channel import Push, WeightChannel
 
@@ -40,6 +42,8 @@ _SAVE_EVERY = 100
 """Number of updates of imitation between two checkpoints."""
 _CHECK_EVERY = 25
 """Maximum number of updates between two validations of a phase of imitation that may end early."""
+_STALL_S, _STALL_FACTOR = 60.0, 5.0
+"""A wait for episodes is reported after this many seconds, and this many times the median wait."""
 
 
 class Record(Protocol):
@@ -158,6 +162,7 @@ class TrainLoop:
         self._diagnostics = diagnostics or Diagnostics()
         self._probe = probe
         self._probe_s = 0.0
+        self._waits: deque[float] = deque(maxlen=20)
 
     async def run(self, display: Display) -> None:
         """Imitate, and train until the last step. After a cancellation, call `save` for a checkpoint of what is done.
@@ -280,8 +285,10 @@ class TrainLoop:
         """Play, update, push and record; return the push and what is wrong. `push` is that of the weights that play."""
         state, number, scheduler = self.state, self.state.step + 1, self._scheduler
         began = clock.now()
-        batch = await scheduler.batch()
-        rollout_s = clock.now() - began
+        async with clock.background_tasks() as tasks:
+            tasks.start_soon(self._watch, display)
+            batch = await scheduler.batch()
+        self._waits.append(rollout_s := clock.now() - began)
         samples = with_stale_ignored(samples_of(batch.groups), batch.version, scheduler.pace.max_lag)
         if not samples:
             raise EnvkitError(f"train step {number}: {why_no_samples(batch.trajectories)}")
@@ -303,10 +310,12 @@ class TrainLoop:
             accounting = scheduler.published(number, trained_sessions(samples, batch.trajectories))
             before, state.accounting = state.accounting, scheduler.ledger.counts()
             state.schedule = scheduler.state()
+            updates = report.get("updates", 1.0) + report.get("skipped_updates", 0.0)
             seconds = {"rollout_s": rollout_s, "update_s": times[2] - times[0], "push_s": push.exposed_s}
             values = {
                 **step_metrics(batch, report, seconds),
-                **schedule_metrics(batch, samples, before, state.accounting),
+                **schedule_metrics(batch, samples, before, state.accounting, updates=updates),
+                **waiting_metrics(batch, times[2] - began),
                 **quantile_metrics(durations(batch.attempts)),
                 "train_s": times[1] - times[0],
                 "probe_s": self._probe_s,
@@ -320,6 +329,14 @@ class TrainLoop:
         void_after, played_after = last_actions(batch.void), last_actions(valid(batch.trajectories))
         event = TrainStep(number, values, len(samples), accounting, void_after, played_after)
         return push, self._diagnostics.stepped(event)
+
+    async def _watch(self, display: Display) -> None:
+        """Say what the trainer waits for, if it waits for much longer than usual."""
+        await anyio.sleep(max(_STALL_S, _STALL_FACTOR * median(self._waits or [0.0])))
+        began = clock.now()
+        while True:
+            display.announce(f"train step {self.state.step + 1} waits for episodes: {self._scheduler.waits_for()}")
+            await anyio.sleep(max(_STALL_S, clock.now() - began))
 
     def _record_episodes(self, number: int, batch: Batch, work: Sequence[Span]) -> None:
         """Record some episodes and a timeline, if they are due. `work` is that of the trainer."""
@@ -381,6 +398,8 @@ class TrainLoop:
             "tokens/s": f"{values['tokens_per_s']:.0f}",
             "lost": f"{self.state.lost_episodes}",
         }
+        if self._scheduler.pace.ahead:
+            self._shown["lag"] = f"{values['lag_mean']:.1f}"
         if "entropy_nats" in values:
             self._shown["entropy"] = f"{values['entropy_nats']:.2f}"
         if values["cut_completions"] > 0:

@@ -56,7 +56,7 @@ def step_metrics(result: RolloutResult, report: Mapping[str, float], seconds: Ma
 
 
 def schedule_metrics(
-    batch: Batch, samples: Sequence[Sample], before: Mapping[str, int], after: Mapping[str, int]
+    batch: Batch, samples: Sequence[Sample], before: Mapping[str, int], after: Mapping[str, int], *, updates: float
 ) -> dict[str, float]:
     """Return what became of the attempts since the train step before, and how old the tokens of the batch are.
 
@@ -65,6 +65,7 @@ def schedule_metrics(
         samples: Its samples.
         before: `Ledger.counts` after the train step before.
         after: The same after this one.
+        updates: Number of updates of the train step.
     """
     levels = {stage.value for stage in Stage}
     counts = {
@@ -72,12 +73,34 @@ def schedule_metrics(
         for name, count in after.items()
     }
     lag_N = lags(samples, batch.version)
+    lag_max = float(max(lag_N, default=0))
     return {
         **{name if name.startswith("tokens_") else f"episodes_{name}": float(count) for name, count in counts.items()},
         "groups_filtered": float(len(batch.filtered)),
         "lag_mean": mean(lag_N.tolist()),
-        "lag_max": float(max(lag_N, default=0)),
+        "lag_max": lag_max,
+        "lag_updates_max": lag_max * updates + max(updates - 1, 0.0),
         **{f"lag_share_{lag}": float(count) / len(lag_N) for lag, count in enumerate(np.bincount(lag_N)) if count},
+    }
+
+
+def waiting_metrics(batch: Batch, seconds: float) -> dict[str, float]:
+    """Return how long the attempts of a batch waited for each part together, and who was busy.
+
+    Args:
+        batch: The batch.
+        seconds: Duration of the train step, with the wait for the batch.
+    """
+    turns = [turn for one in batch.attempts for turn in one.turns]
+    return {
+        "waiting_place_s": sum(one.queue_s for one in batch.attempts),
+        "waiting_environment_s": sum(one.reset_s for one in batch.attempts) + sum(turn.step_s for turn in turns),
+        "waiting_engine_s": sum(turn.generate_s for turn in turns),
+        "waiting_gate_s": sum(turn.wait_s for turn in turns),
+        "waiting_grader_s": sum(one.grade_s for one in batch.attempts),
+        "evaluation_s": batch.paused_s,
+        "trainer_busy_s": seconds - batch.waited_s,
+        "engine_busy_s": batch.engine_s,
     }
 
 

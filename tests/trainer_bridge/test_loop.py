@@ -96,6 +96,7 @@ def test_the_numbers_of_a_step_are_those_of_its_episodes(tmp_path: Path) -> None
         "groups_filtered": 0.0,
         "lag_mean": 0.0,
         "lag_max": 0.0,
+        "lag_updates_max": 0.0,
         "lag_share_0": 1.0,
         "tokens": 32.0,
         "policy_version": 0.0,

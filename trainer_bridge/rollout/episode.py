@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from inspect import isawaitable
-from typing import cast
+from typing import Literal, TypeAlias, cast
 
 import anyio
 import anyio.lowlevel
@@ -46,6 +46,9 @@ from envkit.types import (
 )
 
 from .gates import OpenGate
+
+Part: TypeAlias = Literal["queue", "reset", "gate", "engine", "environment", "grader"]
+"""What an episode may wait for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +106,7 @@ async def play(
     """
     gate = gate or OpenGate()
     running = running or RunningEpisode(request)
-    running.began_s = clock.now()
+    running.began_s = running.waits("queue")
     arrived = has_left = False
 
     def leave() -> None:
@@ -152,7 +155,7 @@ async def play(
 
 async def _reset(running: RunningEpisode, episode: Episode, limits: RolloutLimits) -> Reset:
     """Start a leased episode."""
-    began = clock.now()
+    began = running.waits("reset")
     reset_timeout_s = limits.step_timeout_s if limits.reset_timeout_s is None else limits.reset_timeout_s
     with _deadline(reset_timeout_s, StopReason.TIMEOUT, "the environment did not answer a reset"):
         start = running.start = await episode.reset()
@@ -179,9 +182,9 @@ async def _turns(
     while len(running.turns) < limits.max_turns:
         # Yield to the event loop so that Ctrl-C works: an environment that only computes never yields.
         await anyio.lowlevel.checkpoint()
-        arrived = clock.now()
+        arrived = running.waits("gate")
         await gate.together()
-        began = clock.now()
+        began = running.waits("engine")
         try:
             with anyio.move_on_after(left_s) as scope, _errors_of_the_player():
                 action = _checked(await _coroutine(acting.act(observation)))
@@ -189,7 +192,7 @@ async def _turns(
             return _reason(stopped)
         if scope.cancelled_caught:
             return StopReason.PLAYER_TIMEOUT
-        acted = clock.now()
+        acted = running.waits("environment")
         left_s -= acted - began
         step = None
         try:
@@ -227,7 +230,7 @@ def _reason(stopped: PlayerStoppedError) -> StopReason:
 
 async def _grade(running: RunningEpisode, episode: Episode, timeout_s: float | None, limit_s: float | None) -> None:
     """Grade an episode whose last turn was played."""
-    began = clock.now()
+    began = running.waits("grader")
     seconds = None if timeout_s is None else deadline_s(timeout_s, limit_s)
     with _deadline(seconds, StopReason.NO_GRADE, "the grader did not answer"):
         grade = await episode.grade()
@@ -299,10 +302,12 @@ def _deadline(seconds: float | None, stop: StopReason, what: str) -> Iterator[an
 
 @dataclass(slots=True)
 class RunningEpisode:
-    """The record of an episode in progress."""
+    """The record of an episode in progress; it has waited for what `doing` names since `since_s`."""
 
     request: RolloutRequest
     began_s: float = 0.0
+    doing: Part = "queue"
+    since_s: float = 0.0
     queue_s: float = 0.0
     reset_s: float = 0.0
     start: Reset | None = None
@@ -313,6 +318,11 @@ class RunningEpisode:
     grader_output: str = ""
     grade_s: float = 0.0
     failure: Outcome | None = None
+
+    def waits(self, doing: Part) -> float:
+        """Enter what the episode waits for from now on, and return the time."""
+        self.doing, self.since_s = doing, clock.now()
+        return self.since_s
 
     def void(self, stop: StopReason, error: str, cause: Cause | None = None) -> None:
         """Make the episode void."""

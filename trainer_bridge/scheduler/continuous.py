@@ -8,7 +8,7 @@ when the weights of its batch are published. With `Pace.max_lag` L, no token tra
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -103,6 +103,8 @@ class Batch(RolloutResult):
         filtered: Groups that filters rejected since the batch before.
         wanted: Number of groups that a batch has; this one has fewer if groups are void or too many were rejected.
         waited_s: Seconds that the trainer waited for it.
+        engine_s: Seconds since the batch before in which at least one completion was in progress.
+        paused_s: Seconds since the batch before in which no group could be opened, because of an evaluation.
     """
 
     version: int = 0
@@ -111,6 +113,8 @@ class Batch(RolloutResult):
     filtered: tuple[Group, ...] = ()
     wanted: int = 0
     waited_s: float = 0.0
+    engine_s: float = 0.0
+    paused_s: float = 0.0
 
 
 class Continuous(Plan):
@@ -156,7 +160,8 @@ class Continuous(Plan):
         self._task = task
         self.ledger = Ledger(counts)
         self.problems: list[str] = []
-        self._scheduler = Scheduler(host, _Counted(player, self.ledger), limits, num_envs, self)
+        self._player = _Counted(player, self.ledger)
+        self._scheduler = Scheduler(host, self._player, limits, num_envs, self)
         self._cursor = Cursor(weights, pace.steps * pace.groups_per_step)
         if state:
             self._cursor.restore(state)
@@ -171,6 +176,7 @@ class Continuous(Plan):
         self._lost_groups: list[GroupState] = []
         self._kept = deque[bool]([True], maxlen=4 * pace.groups_per_step)
         self._is_wanted = self._is_paused = False
+        self._paused_s = 0.0
         self._arrived = anyio.Event()
 
     async def run(self) -> None:
@@ -206,10 +212,13 @@ class Continuous(Plan):
             filtered=tuple(self._filtered),
             wanted=sum(self._quota(self.version)),
             waited_s=clock.now() - began,
+            engine_s=self._player.busy.take(),
+            paused_s=self._paused_s,
         )
         still_open = {*self._scheduler.groups, *(group.request.number for group in self._buffer)}
         self._env_of = {number: env for number, env in self._env_of.items() if number in still_open}
         self._void, self._aborted, self._filtered, self._lost_groups = [], [], [], []
+        self._paused_s = 0.0
         self._drop_stale(self.version + 1)
         self._check()
         return batch
@@ -243,17 +252,30 @@ class Continuous(Plan):
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Open no groups during the block, such as an evaluation, which needs the places."""
-        self._is_paused = True
+        self._is_paused, began = True, clock.now()
         try:
             yield
         finally:
             self._is_paused = False
+            self._paused_s += clock.now() - began
             self._scheduler.wake()
 
     def state(self) -> dict[str, JSON]:
         """Return the state for a checkpoint of this moment, when no batch is in training."""
         opened = [*self._scheduler.groups.values(), *self._buffer]
         return self._cursor.state(map(_place, opened))
+
+    def waits_for(self) -> str:
+        """Return what the trainer waits for, in one line: the open groups, and their oldest episode."""
+        flights = sorted(self._scheduler.in_flight.values(), key=lambda one: one.request.key)
+        doing = Counter(one.episode.doing for one in flights)
+        what = ", ".join(f"{count} in {name}" for name, count in doing.most_common()) or "no episode in progress"
+        line = f"{len(self._buffer)} groups are ready and {len(self._scheduler.groups)} open; {what}"
+        if flights:
+            oldest = min(flights, key=lambda one: one.episode.since_s)
+            seconds = clock.now() - oldest.episode.since_s
+            line += f"; {oldest.request.session} is in {oldest.episode.doing} for {seconds:.0f} s"
+        return line
 
     def _check(self) -> None:
         """Compare the accounts with what there is."""
@@ -451,31 +473,62 @@ def _is_open(trajectory: Trajectory) -> bool:
     return fate_before_training(trajectory) is None
 
 
+@dataclass(slots=True)
+class _Busy:
+    """The time in which something is in progress."""
+
+    count: int = 0
+    since_s: float = 0.0
+    total_s: float = 0.0
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """Something is in progress during the block."""
+        if not self.count:
+            self.since_s = clock.now()
+        self.count += 1
+        try:
+            yield
+        finally:
+            self.count -= 1
+            if not self.count:
+                self.total_s += clock.now() - self.since_s
+
+    def take(self) -> float:
+        """Return the seconds since the last call."""
+        now = clock.now()
+        found = self.total_s + (now - self.since_s if self.count else 0.0)
+        self.total_s, self.since_s = 0.0, now
+        return found
+
+
 @dataclass(frozen=True, slots=True)
 class _Counted(Player):
     """A player whose tokens are entered in the ledger as they come from the engine."""
 
     player: Player
     ledger: Ledger
+    busy: _Busy = field(default_factory=_Busy)
 
     @property
     def repeats(self) -> bool:
         return self.player.repeats
 
     def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
-        return _CountedEpisode(self.player.begin(request, start), request.session, self.ledger)
+        return _CountedEpisode(self.player.begin(request, start), request.session, self)
 
 
 @dataclass(frozen=True, slots=True)
 class _CountedEpisode(EpisodePlayer):
     player: EpisodePlayer
     session: str
-    ledger: Ledger
+    counted: _Counted
 
     async def act(self, observation: Observation) -> Action | str:
-        action = await self.player.act(observation)
+        with self.counted.busy.one():
+            action = await self.player.act(observation)
         if isinstance(action, Action):
-            self.ledger.receive(self.session, len(action.completion.token_ids))
+            self.counted.ledger.receive(self.session, len(action.completion.token_ids))
         return action
 
     def end(self) -> None:
