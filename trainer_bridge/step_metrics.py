@@ -98,10 +98,16 @@ def waiting_metrics(batch: Batch, seconds: float) -> dict[str, float]:
         "waiting_engine_s": sum(turn.generate_s for turn in turns),
         "waiting_gate_s": sum(turn.wait_s for turn in turns),
         "waiting_grader_s": sum(one.grade_s for one in batch.attempts),
+        "trained_mean_s": mean([_seconds(one) for one in batch.trajectories if not one.is_void]),
+        **({"aborted_mean_s": mean([_seconds(one) for one in batch.aborted])} if batch.aborted else {}),
         "evaluation_s": batch.paused_s,
         "trainer_busy_s": seconds - batch.waited_s,
         "engine_busy_s": batch.engine_s,
     }
+
+
+def _seconds(trajectory: Trajectory) -> float:
+    return trajectory.reset_s + sum(turn.wait_s + turn.generate_s + turn.step_s for turn in trajectory.turns)
 
 
 def cut_completions(trajectories: Sequence[Trajectory]) -> float:

@@ -109,6 +109,9 @@ class TrainRolloutSection(RolloutSection):
     group_extra: Annotated[int, Field(ge=0)] = 0
     """Episodes that are played in addition for each group; the last ones to end are aborted. Shortens train steps, but
     long episodes are trained on less often."""
+    straggler: Annotated[float, Field(gt=1)] | None = None
+    """Once half of a group has ended, an episode that takes longer than this many times the median of its environment
+    gets a replacement; the first to end counts, and the other is aborted. null: never."""
     filters: list[SerializeAsAny[Annotated[FilterSection, ByKind("filters", may_be_name=True)]]] = Field(
         default_factory=list
     )

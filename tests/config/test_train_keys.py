@@ -419,6 +419,7 @@ IN_SANDBOX = {"sandbox.kind": "process"}
 PPO = {"algorithm.preset": "ppo"}
 REINFORCE = {"algorithm.preset": "reinforce"}
 UNEVEN = {"env.options": {"is_uneven": True}}
+LONG_ROOMS = {"env.options": {"is_uneven": True, "rooms": 9}, "env.num_envs": 99, "rollout.max_turns": 9}
 KL = {"algorithm.kl.coefficient": 0.1}
 OVERLONG = {"algorithm.overlong": {"max_tokens": 3, "buffer_tokens": 3}, **UNEVEN}
 BF16 = {"engine.dtype": "bfloat16", "algorithm.old_logprobs": "recomputed"}
@@ -474,6 +475,7 @@ TRAIN: Mapping[str, How] = {
     "rollout.grade_timeout_s": How(1.0, more={"env.options": {"is_graded": True}}),
     "rollout.ahead": How(1),
     "rollout.max_lag": How(2, more=REINFORCE),
+    "rollout.straggler": How(1.1, more={**LONG_ROOMS, "rollout.group_size": 8, "trainer.steps": 3}),
     "rollout.filters": How(["zero_variance"]),
     "rollout.max_filtered": How(0.25, more={"rollout.filters": [{"kind": "success_band", "low": 0.3, "high": 0.4}]}),
     "rollout.retries": How(0, more={"env.options": {"is_broken": True}}),

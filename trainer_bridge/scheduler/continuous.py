@@ -67,6 +67,7 @@ class Pace:
         ahead: Batches that may be open, buffered or in training besides the next one.
         max_lag: Maximum lag of a token in versions; at least `ahead`.
         lag_policy: What happens to tokens that would be older.
+        straggler: See `Scheduler`.
         filters: Reject groups, which others then replace.
         max_filtered: Batches' worth of rejected groups after which a batch is taken with the groups that there are.
         temperature: Sampling temperature.
@@ -81,6 +82,7 @@ class Pace:
     ahead: int = 0
     max_lag: int = 0
     lag_policy: LagPolicy = LagPolicy.WAIT
+    straggler: float | None = None
     filters: Sequence[Filter] = ()
     max_filtered: float = 8.0
     temperature: float = 1.0
@@ -155,13 +157,13 @@ class Continuous(Plan):
         counts: Mapping[str, int] | None = None,
     ) -> None:
         self.version = version
-        self.in_lockstep = player.repeats and pace.ahead == 0 and pace.group_extra == 0
+        self.in_lockstep = player.repeats and not (pace.ahead or pace.group_extra or pace.straggler)
         self.pace = pace
         self._task = task
         self.ledger = Ledger(counts)
         self.problems: list[str] = []
         self._player = _Counted(player, self.ledger)
-        self._scheduler = Scheduler(host, self._player, limits, num_envs, self)
+        self._scheduler = Scheduler(host, self._player, limits, num_envs, self, straggler=pace.straggler)
         self._cursor = Cursor(weights, pace.steps * pace.groups_per_step)
         if state:
             self._cursor.restore(state)

@@ -20,6 +20,7 @@ class GroupState:
         playing: Members in progress, by key.
         last: Latest attempt of each member that ended, by member.
         versions: Version at which each of these attempts began to act; none if it never did.
+        replacements: Number of members that were added for stragglers.
         is_complete: Whether nothing more is played for the group.
     """
 
@@ -28,6 +29,7 @@ class GroupState:
     playing: dict[str, InFlight] = field(default_factory=dict)
     last: dict[int, Trajectory] = field(default_factory=dict)
     versions: dict[int, int] = field(default_factory=dict)
+    replacements: int = 0
     is_complete: bool = False
 
     def end(
@@ -43,6 +45,13 @@ class GroupState:
         is_over = not self.queued and not self.playing
         self.is_complete = len(self.valid) >= self.request.size or is_over
         return None
+
+    def another(self, request: RolloutRequest) -> RolloutRequest:
+        """Return a request for one more member, which may take the place of that of `request`."""
+        member = len(self.request.members) + self.replacements
+        self.replacements += 1
+        key, seed = f"{request.group}/{member:04d}", stable_hash(request.seed, "replacement", member)
+        return replace(request, key=key, member=member, seed=seed, attempt=0)
 
     @property
     def valid(self) -> list[Trajectory]:

@@ -22,6 +22,7 @@ class InFlight:
         episode: Its record so far.
         version: Version of the weights when its first turn reached the engine, so that none of its tokens is older;
             None before its first turn.
+        is_replaced: Whether another member was started because this one takes long.
         verdict: Why the scheduler aborts it; None if it does not.
         scope: Cancels it.
     """
@@ -29,6 +30,7 @@ class InFlight:
     request: RolloutRequest
     episode: RunningEpisode
     version: int | None = None
+    is_replaced: bool = False
     verdict: StopReason | None = None
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
 

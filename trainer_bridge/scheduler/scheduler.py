@@ -7,11 +7,14 @@ neither the engine nor a place among the episodes that act.
 from __future__ import annotations
 
 import heapq
+from collections import defaultdict, deque
+from statistics import median
 from typing import Protocol
 
 import anyio
 from anyio.abc import TaskGroup
 
+from envkit import clock
 from envkit.protocols import EnvHost, Gate, Player
 from envkit.types import RolloutRequest, StopReason, Trajectory
 
@@ -20,6 +23,9 @@ from ..rollout.gates import Lockstep, OpenGate
 from .groups import GroupState
 from .in_flight import InFlight, VersionGate
 from .requests import GroupRequest
+
+_DURATIONS, _LEAST_DURATIONS = 200, 20
+"""Number of latest episodes of an environment whose median duration counts, and the least number."""
 
 
 class Plan(Protocol):
@@ -65,18 +71,31 @@ class Scheduler:
         num_envs: Maximum number of concurrent episodes, unless the capacity of the host is lower. Episodes that are
             being graded do not count.
         plan: What to play.
+        straggler: An episode is replaced after this many times the median duration of its environment's episodes, once
+            half of its group has ended: another one starts, and the first to end counts. None: never.
 
     Attributes:
         groups: The groups that are open, by number.
         in_flight: The episodes in progress, by session; those of closed groups are in it until their abort has ended.
     """
 
-    def __init__(self, host: EnvHost, player: Player, limits: RolloutLimits, num_envs: int, plan: Plan) -> None:
+    def __init__(
+        self,
+        host: EnvHost,
+        player: Player,
+        limits: RolloutLimits,
+        num_envs: int,
+        plan: Plan,
+        *,
+        straggler: float | None = None,
+    ) -> None:
         self._host = host
         self._player = player
         self._limits = limits
         self._num_envs = num_envs
         self._plan = plan
+        self._straggler = straggler
+        self._durations: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_DURATIONS))
         self._acting = 0
         self._queue: list[tuple[tuple[int, int, int, int], RolloutRequest, GroupState]] = []
         self._asked = 0
@@ -91,6 +110,8 @@ class Scheduler:
             ExceptionGroup: Errors of the player.
         """
         async with anyio.create_task_group() as tasks:
+            if self._straggler is not None:
+                tasks.start_soon(self._replace_stragglers, self._straggler)
             while True:
                 self._open()
                 self._start(tasks)
@@ -171,6 +192,8 @@ class Scheduler:
         if flight.scope.cancelled_caught:
             trajectory = flight.aborted()
         del group.playing[request.key], self.in_flight[request.session]
+        if trajectory.start is not None:
+            self._durations[request.task.env_id].append(clock.now() - flight.episode.began_s)
         plan.ended(trajectory, is_needed=flight.verdict is None)
         if flight.verdict is None:
             again = group.end(request, trajectory, flight.version, self._limits.retries)
@@ -179,6 +202,21 @@ class Scheduler:
             elif group.is_complete:
                 self._complete(group)
         self.wake()
+
+    async def _replace_stragglers(self, factor: float) -> None:
+        """Look for stragglers every second. A replacement is one more member of the group."""
+        while True:
+            await anyio.sleep(1.0)
+            for group in self.groups.values():
+                size, seen = group.request.size, self._durations[group.request.task.env_id]
+                if len(seen) < _LEAST_DURATIONS or 2 * len(group.valid) < size:
+                    continue
+                too_long_s = factor * median(seen)
+                for flight in [*group.playing.values()]:
+                    if not flight.is_replaced and clock.now() - flight.episode.began_s > too_long_s:
+                        flight.is_replaced = True
+                        self._ask(group, group.another(flight.request))
+            self.wake()
 
     def _played(self) -> None:
         self._acting -= 1

@@ -244,6 +244,7 @@ def pace_of(run: RunConfig) -> Pace:
         ahead=filled(section.ahead),
         max_lag=filled(section.max_lag),
         lag_policy=LagPolicy(section.lag_policy),
+        straggler=section.straggler,
         filters=[kinds.find("filters", one.kind).open(one) for one in section.filters],
         max_filtered=section.max_filtered,
         temperature=section.temperature,

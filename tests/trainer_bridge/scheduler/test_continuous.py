@@ -59,6 +59,18 @@ def test_extra_members_shorten_a_step_and_their_bias_is_visible(tmp_path: Path) 
     assert extra.total("episodes_trained") == 8 * 32 * 8
 
 
+def test_a_straggler_is_replaced_and_the_first_to_end_counts(tmp_path: Path) -> None:
+    def one_in_fifty(rng: random.Random) -> float:
+        return 300.0 if rng.random() < 0.02 else 10.0
+
+    plain = Simulation(tmp_path / "plain", SlowHost(one_in_fifty, seed=0), HEAVY, steps=8).run()
+    fast = replace(HEAVY, straggler=3.0)
+    replaced = Simulation(tmp_path / "fast", SlowHost(one_in_fifty, seed=0), fast, steps=8).run()
+    assert replaced.seconds < 0.4 * plain.seconds
+    assert replaced.total("episodes_trained") == 8 * 32 * 8
+    assert 10 < replaced.total("episodes_aborted") < 100
+
+
 # --- Any schedule ----------------------------------------------------------------------------------------------------
 
 
@@ -70,6 +82,7 @@ def random_pace(rng: random.Random) -> tuple[Pace, dict[str, Any]]:
         groups_per_step=rng.randint(1, 5),
         group_size=rng.randint(1, 4),
         group_extra=rng.choice([0, 0, 1, 2]),
+        straggler=rng.choice([None, None, 2.0]),
         least=rng.randint(1, 2),
         ahead=ahead,
         max_lag=ahead + rng.randint(0, 2),

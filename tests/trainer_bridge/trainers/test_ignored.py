@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ def ignoring(samples: Sequence[Sample], *, even: bool) -> list[Sample]:
 
 @pytest.mark.parametrize("preset", ["grpo", "ppo", "reinforce", "gigpo", "kl_cov", "decoupled_ppo"])
 def test_what_is_learned_is_the_sum_of_what_two_halves_of_the_tokens_teach(preset: str, tiny_folder: Path) -> None:
-    how = (
+    how: dict[str, Any] = (
         {"preset": "grpo", "loss": "kl_cov", "old_logprobs": "recomputed"} if preset == "kl_cov" else {"preset": preset}
     )
 
