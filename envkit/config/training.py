@@ -112,6 +112,10 @@ class TrainRolloutSection(RolloutSection):
     straggler: Annotated[float, Field(gt=1)] | None = None
     """Once half of a group has ended, an episode that takes longer than this many times the median of its environment
     gets a replacement; the first to end counts, and the other is aborted. null: never."""
+    on_hang: Literal["void", "fail"] = "void"
+    """What becomes of an episode whose step takes longer than step_timeout_s. void: it is played again; see `retries`.
+    fail: its actions are played again in two fresh environments; if both hang at the same step while others go on, it
+    has failed with the rewards so far, so that the policy learns to avoid the action. Otherwise, it is void."""
     filters: list[SerializeAsAny[Annotated[FilterSection, ByKind("filters", may_be_name=True)]]] = Field(
         default_factory=list
     )

@@ -68,6 +68,7 @@ class Pace:
         max_lag: Maximum lag of a token in versions; at least `ahead`.
         lag_policy: What happens to tokens that would be older.
         straggler: See `Scheduler`.
+        fails_hangs: See `Scheduler`.
         filters: Reject groups, which others then replace.
         max_filtered: Batches' worth of rejected groups after which a batch is taken with the groups that there are.
         temperature: Sampling temperature.
@@ -83,6 +84,7 @@ class Pace:
     max_lag: int = 0
     lag_policy: LagPolicy = LagPolicy.WAIT
     straggler: float | None = None
+    fails_hangs: bool = False
     filters: Sequence[Filter] = ()
     max_filtered: float = 8.0
     temperature: float = 1.0
@@ -163,7 +165,15 @@ class Continuous(Plan):
         self.ledger = Ledger(counts)
         self.problems: list[str] = []
         self._player = _Counted(player, self.ledger)
-        self._scheduler = Scheduler(host, self._player, limits, num_envs, self, straggler=pace.straggler)
+        self._scheduler = Scheduler(
+            host,
+            self._player,
+            limits,
+            num_envs,
+            self,
+            straggler=pace.straggler,
+            fails_hangs=pace.fails_hangs,
+        )
         self._cursor = Cursor(weights, pace.steps * pace.groups_per_step)
         if state:
             self._cursor.restore(state)

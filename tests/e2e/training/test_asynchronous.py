@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,7 @@ def test_a_run_killed_twice_trains_on_every_task_once_and_its_accounts_add_up(tm
     file.write_text(yaml.safe_dump({**AHEAD, "sandbox": {"kind": "local"}}))
     for step in (1, 4):
         words = ["--resume"] if folder.exists() else []
-        code, _ = stop_when(
-            file, folder, lambda pid: os.kill(pid, signal.SIGKILL), lambda step=step: len(lines(folder)) >= step, *words
-        )
+        code, _ = stop_when(file, folder, kill, partial(has_lines, folder, step), *words)
         assert code == -signal.SIGKILL
     assert f"train {STEPS}/{STEPS}" in train(file, folder, "--resume")
 
@@ -56,6 +55,14 @@ def test_a_run_killed_twice_trains_on_every_task_once_and_its_accounts_add_up(tm
     assert attempts.pop("asked") == sum(attempts.values())
     assert counts["trained"] == STEPS * GROUPS * SMALL["rollout"]["group_size"]
     assert counts["aborted"] > 0  # in progress at a kill
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+def has_lines(folder: Path, count: int) -> bool:
+    return len(lines(folder)) >= count
 
 
 def seeds(folder: Path, step: int) -> set[int]:
