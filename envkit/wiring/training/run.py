@@ -41,6 +41,7 @@ from envkit.wiring.training.models import locate
 from envkit.wiring.training.policy import Policy, open_policy
 from envkit.wiring.training.remote import check_server, served_host
 from envkit.wiring.training.resolve import (
+    filled,
     limits_of,
     names_of,
     pace_of,
@@ -261,7 +262,9 @@ class _Run:
         """Return how many episodes can be in progress, graders included, in a train step or an evaluation."""
         run = self._run
         return max(
-            run.trainer.groups_per_step * run.rollout.group_size,
+            run.trainer.groups_per_step
+            * (run.rollout.group_size + run.rollout.group_extra)
+            * (filled(run.rollout.ahead) + 1),
             run.evaluation.episodes * run.evaluation.attempts * len(run.envs),
         )
 
