@@ -207,7 +207,7 @@ class TorchTrainer:
                 seed=settings.seed * 1_000_003 + self.version,
             ):
                 indices = [kept[place] for place in chosen]
-                has_learned = sums["current_tokens"] > 0  # an update without advantages computes no log-probabilities
+                has_learned = sums["learned_tokens"] > 0  # an update without advantages computes no log-probabilities
                 for key, value in self._learn(rows, indices, rate, critic_rate).items():
                     sums[key] += value
                 if not has_learned and sums["current_tokens"] > 0:

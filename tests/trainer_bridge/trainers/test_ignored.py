@@ -61,3 +61,11 @@ def test_the_gap_to_the_sampler_is_that_of_tokens_of_the_current_version(tiny_fo
     old = [replace(one, versions=np.where(one.mask, 5, -1)) for one in SAMPLES]
     assert "sampler_gap_nats" in Trainee(tiny_folder, None, preset="grpo").update(SAMPLES)
     assert "sampler_gap_nats" not in Trainee(tiny_folder, None, preset="grpo").update(old)
+    # In the second update, the weights are no longer those of the current version.
+    mixed = [two if one.group == "0" else one for one, two in zip(SAMPLES, old, strict=True)]
+    gaps = [
+        Trainee(tiny_folder, None, preset="grpo", seed=seed, learning_rate=0.1).update(mixed).get("sampler_gap_nats")
+        for seed in range(6)
+    ]
+    assert None in gaps
+    assert len({gap for gap in gaps if gap is not None}) == 1
