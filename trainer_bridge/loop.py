@@ -52,6 +52,7 @@ class Record(Protocol):
     def step(self, step: int, values: Mapping[str, float]) -> None: ...
     def evaluation(self, step: int, values: Mapping[str, float]) -> None: ...
     def trajectories(self, step: int, episodes: Sequence[EpisodeRecord]) -> None: ...
+    def schedule(self, step: int, row: Mapping[str, JSON]) -> None: ...
     def timeline(self, step: int, events: Sequence[Mapping[str, JSON]]) -> None: ...
 
 
@@ -307,6 +308,7 @@ class TrainLoop:
             state.step = number
             state.episodes += len(valid(batch.trajectories)) + len(batch.void)
             state.lost_episodes += len(batch.void)
+            schedule = scheduler.schedule
             accounting = scheduler.published(number, trained_sessions(samples, batch.trajectories))
             before, state.accounting = state.accounting, scheduler.ledger.counts()
             state.schedule = scheduler.state()
@@ -321,6 +323,7 @@ class TrainLoop:
                 "probe_s": self._probe_s,
                 **self._by_environment(batch),
             }
+            self._record.schedule(number, schedule)
             self._record.step(number, {**values, "lost_total": float(state.lost_episodes)})
             self._learning = False
             self._record_episodes(number, batch, [Span("update", *times[:2]), Span("push", *times[1:])])

@@ -44,6 +44,7 @@ class Notes:
     steps: dict[int, dict[str, float]] = field(default_factory=dict)
     evaluations: dict[int, dict[str, float]] = field(default_factory=dict)
     shown: dict[int, list[EpisodeRecord]] = field(default_factory=dict)
+    schedules: dict[int, Mapping[str, JSON]] = field(default_factory=dict)
     timelines: dict[int, list[Mapping[str, JSON]]] = field(default_factory=dict)
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
@@ -56,6 +57,9 @@ class Notes:
 
     def trajectories(self, step: int, episodes: Sequence[EpisodeRecord]) -> None:
         self.shown[step] = list(episodes)
+
+    def schedule(self, step: int, row: Mapping[str, JSON]) -> None:
+        self.schedules[step] = row
 
     def timeline(self, step: int, events: Sequence[Mapping[str, JSON]]) -> None:
         self.timelines[step] = list(events)

@@ -3,6 +3,7 @@
     config.yaml                 the whole configuration, including defaults
     metrics.jsonl               one object per train step
     evaluations.jsonl           one object per evaluation
+    schedule.jsonl              the groups of each train step, one object each
     trajectories/step-N.jsonl   episodes of train step N, one object each
     timeline/step-N.json.gz     what happened when in train step N, for https://ui.perfetto.dev
     checkpoints/                checkpoints of the trainer
@@ -44,6 +45,7 @@ from .timeline import encoded_timeline
 CONFIG = "config.yaml"
 METRICS = "metrics.jsonl"
 EVALUATIONS = "evaluations.jsonl"
+SCHEDULE = "schedule.jsonl"
 SUMMARY = "summary.json"
 LOCK = "run.lock"
 CHECKPOINTS = "checkpoints"
@@ -53,7 +55,7 @@ TIMELINE = "timeline"
 RUN_FORMAT = 1
 """Format number of a run's folder. A release whose files older releases would misread has a higher number."""
 
-FILES = (METRICS, EVALUATIONS, SUMMARY, CONFIG)
+FILES = (METRICS, EVALUATIONS, SCHEDULE, SUMMARY, CONFIG)
 FOLDERS = {
     TRAJECTORIES: ("step-*.jsonl",),
     TIMELINE: ("step-*.json.gz",),
@@ -88,6 +90,7 @@ class RunRecord:
             self.checkpoints.mkdir(exist_ok=True)
         self._metrics = opened.enter_context(closing(Rows(folder / METRICS)))
         self._evaluations = opened.enter_context(closing(Rows(folder / EVALUATIONS)))
+        self._schedule = opened.enter_context(closing(Rows(folder / SCHEDULE)))
         self._opened = opened.pop_all()
 
     def add(self, tracker: Tracker) -> None:
@@ -170,6 +173,7 @@ class RunRecord:
             with writing(config):
                 _refuse_other_config(config, config_yaml, complete)
             keep_until(folder / METRICS, step)
+            keep_until(folder / SCHEDULE, step)
             keep_until(folder / EVALUATIONS, step if is_evaluated else step - 1)
             with writing(folder):
                 for number, path in (*recorded_steps(folder).items(), *_numbered(folder / TIMELINE, ".json.gz")):
@@ -184,6 +188,10 @@ class RunRecord:
         self._metrics.append({"step": step, **values})
         for tracker in self._trackers:
             tracker.step(step, values)
+
+    def schedule(self, step: int, row: Mapping[str, JSON]) -> None:
+        """Record the groups of a train step; see `envkit.trainer_bridge.scheduler.replay.row_of`."""
+        self._schedule.append({"step": step, **row})
 
     def evaluation(self, step: int, values: Mapping[str, float]) -> None:
         """Record an evaluation of the policy after train step `step`; step 0 is the policy before training."""

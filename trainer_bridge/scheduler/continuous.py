@@ -39,6 +39,7 @@ from .accounting import Fate, Ledger, fate_before_training
 from .filters import Filter
 from .groups import GroupState
 from .once import RolloutResult
+from .replay import LoggedGroup, row_of
 from .requests import Cursor, GroupRequest, Place
 from .scheduler import Plan, Scheduler
 
@@ -137,6 +138,8 @@ class Continuous(Plan):
         version: Number of train steps that the run has made.
         state: What `state` returned when the checkpoint was saved; empty for a new run.
         counts: What `Ledger.counts` returned then.
+        replay: Groups of each train step of another run. They are played and taken in the same order, without their
+            members that were aborted and without rejected groups. None: those of the cursor.
 
     Attributes:
         pace: How far the episodes run ahead.
@@ -157,6 +160,7 @@ class Continuous(Plan):
         version: int = 0,
         state: Mapping[str, JSON] | None = None,
         counts: Mapping[str, int] | None = None,
+        replay: Mapping[int, Sequence[LoggedGroup]] | None = None,
     ) -> None:
         self.version = version
         self.in_lockstep = player.repeats and not (pace.ahead or pace.group_extra or pace.straggler)
@@ -171,7 +175,7 @@ class Continuous(Plan):
             limits,
             num_envs,
             self,
-            straggler=pace.straggler,
+            straggler=None if replay is not None else pace.straggler,
             fails_hangs=pace.fails_hangs,
         )
         self._cursor = Cursor(weights, pace.steps * pace.groups_per_step)
@@ -179,6 +183,8 @@ class Continuous(Plan):
             self._cursor.restore(state)
         else:
             self._cursor.skip(version * pace.groups_per_step)
+        self._replay = replay
+        self._logged = deque(group for step, row in sorted((replay or {}).items()) if step > version for group in row)
         self._buffer: list[GroupState] = []
         self._training: list[GroupState] = []
         self._void: list[Trajectory] = []
@@ -274,8 +280,12 @@ class Continuous(Plan):
 
     def state(self) -> dict[str, JSON]:
         """Return the state for a checkpoint of this moment, when no batch is in training."""
-        opened = [*self._scheduler.groups.values(), *self._buffer]
-        return self._cursor.state(map(_place, opened))
+        return self._cursor.state(map(_place, [*self._scheduler.groups.values(), *self._buffer]))
+
+    @property
+    def schedule(self) -> dict[str, JSON]:
+        """The groups of the batch in training, for a later replay."""
+        return row_of([(_place(group), group.group()) for group in self._training])
 
     def waits_for(self) -> str:
         """Return what the trainer waits for, in one line: the open groups, and their oldest episode."""
@@ -304,7 +314,13 @@ class Continuous(Plan):
         pace = self.pace
         if self._is_paused or not (self._is_wanted or pace.ahead):
             return None
-        place = self._cursor.next(self._room())
+        members: Sequence[int] = range(pace.group_size + pace.group_extra)
+        if self._replay is None:
+            place = self._cursor.next(self._room())
+        elif self._logged and sum(self._room()) > 0:
+            place, members = (logged := self._logged.popleft()).place, logged.members
+        else:
+            place = None
         if place is None:
             return None
         task = self._task(place.env, place.index)
@@ -312,7 +328,7 @@ class Continuous(Plan):
         seed = stable_hash(pace.seed, batch + 1)
         name = f"train/{place.number:08d}" + (f".{place.round}" if place.round else "")
         self._env_of[place.number] = place.env
-        members = tuple(
+        requests = tuple(
             RolloutRequest(
                 f"{name}/{member:04d}",
                 task,
@@ -322,9 +338,9 @@ class Continuous(Plan):
                 group=name,
                 index=place.number,
             )
-            for member in range(pace.group_size + pace.group_extra)
+            for member in members
         )
-        return GroupRequest(place.number, task, members, pace.group_size, pace.least, place)
+        return GroupRequest(place.number, task, requests, min(pace.group_size, len(requests)), pace.least, place)
 
     def asked(self, request: RolloutRequest) -> None:
         self._entered(partial(self.ledger.ask, request.session))
@@ -352,7 +368,7 @@ class Continuous(Plan):
         if group.is_void and pace.refills:
             self._lost_groups.append(group)
             self._end_unused(group, Fate.VOIDED)
-        elif all(one.keeps(group.group()) for one in pace.filters):
+        elif self._replay is not None or all(one.keeps(group.group()) for one in pace.filters):
             self._kept.append(True)
             self._buffer.append(group)
         else:
@@ -378,6 +394,8 @@ class Continuous(Plan):
             opened = sum(_env(group) == env for group in self._scheduler.groups.values())
             if self._is_at_cap or kept >= window:
                 room[env] = 0
+            elif self._replay is not None:
+                room[env] = window - kept - opened
             elif pace.filters and pace.ahead == 0:
                 room[env] = window - opened  # as many in progress as a batch has, until a batch is kept
             elif pace.filters:
@@ -396,6 +414,10 @@ class Continuous(Plan):
     def _next_batch(self) -> list[GroupState] | None:
         """Return the groups of the batch that may be taken now; None if it must wait."""
         pace, quota = self.pace, self._quota(self.version)
+        if self._replay is not None:
+            wanted = {one.place.number for one in self._replay.get(self.version + 1, ())}
+            waiting = {*self._scheduler.groups, *(one.place.number for one in self._logged)}
+            return None if wanted & waiting else [group for group in self._buffer if group.request.number in wanted]
         if not pace.refills:
             return [*self._buffer] if len(self._buffer) >= sum(quota) else None
         by_age = sorted(self._buffer, key=lambda group: (self._oldest(group), group.request.number))

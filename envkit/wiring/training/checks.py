@@ -30,7 +30,15 @@ from envkit.wiring.environments import Resources
 from envkit.wiring.training.kinds import vllm
 from envkit.wiring.training.models import CATALOGUE, check_length, check_room, folder_of, is_cached, is_path, verify
 from envkit.wiring.training.remote import check_served
-from envkit.wiring.training.resolve import TURN_TOKENS, creates_policy, is_served_only, keys_of, lag_of, policy_kind
+from envkit.wiring.training.resolve import (
+    TURN_TOKENS,
+    creates_policy,
+    is_served_only,
+    keys_of,
+    lag_of,
+    policy_kind,
+    replay_of,
+)
 
 _HIGHEST_RATE = 1e-4
 """Learning rate above which training may destroy a pretrained model."""
@@ -281,6 +289,10 @@ def _check_rollout(run: RunConfig) -> None:
         problems.append(f"rollout.max_lag: {reason}; got {max_lag}")
     if not ahead and section.lag_policy != "wait":
         problems.append("rollout.lag_policy: no token is old while rollout.ahead is 0; leave it out, or set ahead")
+    try:
+        replay_of(run)
+    except UsageError as error:
+        problems.append(error.detail)
     if problems:
         raise ConfigError(problems)
 

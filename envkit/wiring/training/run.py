@@ -47,6 +47,7 @@ from envkit.wiring.training.resolve import (
     pace_of,
     parts_of,
     policy_kind,
+    replay_of,
     resolve,
     specs_of,
     task_in,
@@ -314,6 +315,7 @@ class _Run:
             version=state.step,
             state=state.schedule,
             counts=state.accounting,
+            replay=replay_of(run),
         )
         return TrainLoop(
             scheduler=scheduler,

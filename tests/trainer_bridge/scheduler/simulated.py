@@ -25,6 +25,7 @@ from envkit.trainer_bridge.run_folder import checkpoint
 from envkit.trainer_bridge.run_folder.checkpoint import RunState
 from envkit.trainer_bridge.scheduler import Rollout
 from envkit.trainer_bridge.scheduler.continuous import Batch, Continuous, Pace
+from envkit.trainer_bridge.scheduler.replay import LoggedGroup
 from envkit.trainer_bridge.stopping import Stop
 from envkit.trainer_bridge.weights.channel import WeightChannel
 from envkit.types import Observation, PauseMode, Reset, Step, Task, stable_hash
@@ -115,6 +116,7 @@ class Simulation:
         tokens: Tokens of a completion.
         weights: Weight of each environment.
         cut_s: Seconds of virtual time after which the run is killed: nothing more is saved.
+        replay: The schedule of another run.
         limits: Of an episode.
     """
 
@@ -129,6 +131,7 @@ class Simulation:
         tokens: int = 100,
         weights: Sequence[float] = (1.0,),
         cut_s: float = math.inf,
+        replay: Mapping[int, Sequence[LoggedGroup]] | None = None,
         **limits: Any,
     ) -> None:
         self.host, self.cut_s, self.notes = host, cut_s, Notes()
@@ -152,6 +155,7 @@ class Simulation:
             version=state.step,
             state=state.schedule,
             counts=state.accounting,
+            replay=replay,
         )
         self.diagnostics = Diagnostics(
             DiagnosticSettings(stop_on=frozenset()), rows=[{"step": number + 1} for number in range(state.step)]

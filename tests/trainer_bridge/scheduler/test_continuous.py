@@ -15,6 +15,7 @@ import pytest
 from envkit.errors import EnvkitError
 from envkit.trainer_bridge.scheduler.continuous import LagPolicy, Pace
 from envkit.trainer_bridge.scheduler.filters import Filter, SuccessBand, TopVariance, ZeroVariance
+from envkit.trainer_bridge.scheduler.replay import read_schedule
 from envkit.trainer_bridge.scheduler.requests import Cursor, shares
 from envkit.types import Trajectory
 from tests.trainer_bridge.scheduler.simulated import Simulation, SlowHost, heavy_tailed
@@ -168,6 +169,19 @@ def test_a_run_killed_at_any_moment_trains_on_every_group_once(seed: int, tmp_pa
             surviving[batch.version] = [group.trajectories[0].index for group in batch.groups]
     trained = sorted(number for numbers in surviving.values() for number in numbers)
     assert trained == list(range(8 * pace.groups_per_step))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_schedule_that_is_replayed_has_the_same_groups_and_members(seed: int, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    pace, how = random_pace(rng)
+    pace, how = replace(pace, steps=5), {**how, "step_timeout_s": math.inf}
+    first = Simulation(tmp_path / "first", SlowHost(heavy_tailed, seed=seed, turns=3, capacity=20), pace, **how).run()
+    schedule = read_schedule([{"step": step, **row} for step, row in first.notes.schedules.items()])
+    host = SlowHost(heavy_tailed, seed=seed + 100, turns=3, capacity=20)  # other latencies, so that other races are won
+    again = Simulation(tmp_path / "again", host, pace, replay=schedule, **how).run()
+    assert again.notes.schedules == first.notes.schedules
+    assert again.total("episodes_aborted") == 0
 
 
 # --- Filters, mixtures -----------------------------------------------------------------------------------------------
