@@ -31,7 +31,8 @@ from .run_folder.checkpoint import RunState
 from .run_folder.timeline import Span, durations, quantile_metrics, timeline
 from .samples import samples_of
 from .scheduler.accounting import last_actions, trained_sessions
-from .scheduler.continuous import Batch, Continuous
+from .scheduler.continuous import Continuous
+from .scheduler.pace import Batch
 from .scheduler.staleness import with_stale_ignored
 from .sources.source import Source
 from .step_metrics import schedule_metrics, step_metrics, waiting_metrics, why_no_samples

@@ -14,7 +14,7 @@ from envkit.types import Sample, StopReason, Trajectory
 from .evaluation.evaluator import mean, return_of, success_of, valid
 from .scheduler import RolloutResult
 from .scheduler.accounting import Stage
-from .scheduler.continuous import Batch
+from .scheduler.pace import Batch
 from .scheduler.staleness import lags
 
 

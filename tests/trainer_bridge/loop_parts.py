@@ -18,7 +18,8 @@ from envkit.trainer_bridge.rollout import PolicyPlayer, RolloutLimits
 from envkit.trainer_bridge.run_folder import checkpoint
 from envkit.trainer_bridge.run_folder.checkpoint import RunState
 from envkit.trainer_bridge.scheduler import Rollout
-from envkit.trainer_bridge.scheduler.continuous import Continuous, Pace
+from envkit.trainer_bridge.scheduler.continuous import Continuous
+from envkit.trainer_bridge.scheduler.pace import Pace
 from envkit.trainer_bridge.sources.source import Source
 from envkit.trainer_bridge.stopping import Stop
 from envkit.trainer_bridge.weights.channel import WeightChannel

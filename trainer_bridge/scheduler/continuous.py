@@ -1,9 +1,4 @@
-"""The training plan: groups are played ahead of the trainer, within a bounded policy lag.
-
-A version is the number of train steps whose weights were published, and a batch has the groups of one train step. With
-`Pace.ahead` A, at most the groups of A + 1 batches are open, buffered or in training; a place among them is free again
-when the weights of its batch are published. With `Pace.max_lag` L, no token trains more than L versions after its own.
-"""
+"""The training plan: groups are played ahead of the trainer, within a bounded policy lag; see `pace`."""
 
 from __future__ import annotations
 
@@ -11,21 +6,16 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from enum import StrEnum
 from functools import partial
 
 import anyio
 
 from envkit import clock
 from envkit.errors import EnvkitError
-from envkit.protocols import EnvHost, EpisodePlayer, Player
+from envkit.protocols import EnvHost, Player
 from envkit.types import (
     JSON,
-    Action,
     Group,
-    Observation,
-    Reset,
     RolloutRequest,
     StopReason,
     Task,
@@ -36,90 +26,12 @@ from envkit.types import (
 from ..rollout.episode import RolloutLimits
 from . import staleness
 from .accounting import Fate, Ledger, fate_before_training
-from .filters import Filter
+from .counted import CountedPlayer
 from .groups import GroupState
-from .once import RolloutResult
+from .pace import Batch, LagPolicy, Pace
 from .replay import LoggedGroup, row_of
 from .requests import Cursor, GroupRequest, Place
 from .scheduler import Plan, Scheduler
-
-
-class LagPolicy(StrEnum):
-    """What keeps tokens from training more than `Pace.max_lag` versions after their own."""
-
-    WAIT = "wait"
-    """A batch is taken only if all groups that have tokens can still be used in time. Nothing is masked or dropped."""
-    RESUME = "resume"
-    """A batch is taken at once, and tokens that are too old are masked."""
-    DROP = "drop"
-    """Groups whose oldest token is too old are dropped and played again."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
-    """How far the episodes run ahead of the trainer, and what a batch is.
-
-    Attributes:
-        steps: Number of train steps in the whole run.
-        groups_per_step: Groups per batch.
-        group_size: Valid episodes per group.
-        group_extra: Episodes that are played in addition for each group. The last ones to end are aborted.
-        least: Number of valid episodes that a group needs at least, when retries are used up.
-        ahead: Batches that may be open, buffered or in training besides the next one.
-        max_lag: Maximum lag of a token in versions; at least `ahead`.
-        lag_policy: What happens to tokens that would be older.
-        straggler: See `Scheduler`.
-        fails_hangs: See `Scheduler`.
-        filters: Reject groups, which others then replace.
-        max_filtered: Batches' worth of rejected groups after which a batch is taken with the groups that there are.
-        temperature: Sampling temperature.
-        seed: Seed of the sampling.
-    """
-
-    steps: int
-    groups_per_step: int
-    group_size: int
-    group_extra: int = 0
-    least: int = 1
-    ahead: int = 0
-    max_lag: int = 0
-    lag_policy: LagPolicy = LagPolicy.WAIT
-    straggler: float | None = None
-    fails_hangs: bool = False
-    filters: Sequence[Filter] = ()
-    max_filtered: float = 8.0
-    temperature: float = 1.0
-    seed: int = 0
-
-    @property
-    def refills(self) -> bool:
-        """Whether other groups replace those that are void or rejected."""
-        return bool(self.filters) or self.ahead > 0
-
-
-@dataclass(frozen=True, slots=True)
-class Batch(RolloutResult):
-    """The groups of a train step, by number, and the void attempts that ended since the batch before.
-
-    Attributes:
-        version: Version that the batch trains.
-        envs: Index of the environment of each group and void attempt, by `Trajectory.index`.
-        aborted: Attempts that the scheduler aborted since the batch before.
-        filtered: Groups that filters rejected since the batch before.
-        wanted: Number of groups that a batch has; this one has fewer if groups are void or too many were rejected.
-        waited_s: Seconds that the trainer waited for it.
-        engine_s: Seconds since the batch before in which at least one completion was in progress.
-        paused_s: Seconds since the batch before in which no group could be opened, because of an evaluation.
-    """
-
-    version: int = 0
-    envs: Mapping[int, int] = field(default_factory=dict)
-    aborted: tuple[Trajectory, ...] = ()
-    filtered: tuple[Group, ...] = ()
-    wanted: int = 0
-    waited_s: float = 0.0
-    engine_s: float = 0.0
-    paused_s: float = 0.0
 
 
 class Continuous(Plan):
@@ -168,7 +80,7 @@ class Continuous(Plan):
         self._task = task
         self.ledger = Ledger(counts)
         self.problems: list[str] = []
-        self._player = _Counted(player, self.ledger)
+        self._player = CountedPlayer(player, self.ledger)
         self._scheduler = Scheduler(
             host,
             self._player,
@@ -505,65 +417,3 @@ def _env(group: GroupState) -> int:
 def _is_open(trajectory: Trajectory) -> bool:
     """Whether the attempt has no fate before its group has one."""
     return fate_before_training(trajectory) is None
-
-
-@dataclass(slots=True)
-class _Busy:
-    """The time in which something is in progress."""
-
-    count: int = 0
-    since_s: float = 0.0
-    total_s: float = 0.0
-
-    @contextmanager
-    def one(self) -> Iterator[None]:
-        """Something is in progress during the block."""
-        if not self.count:
-            self.since_s = clock.now()
-        self.count += 1
-        try:
-            yield
-        finally:
-            self.count -= 1
-            if not self.count:
-                self.total_s += clock.now() - self.since_s
-
-    def take(self) -> float:
-        """Return the seconds since the last call."""
-        now = clock.now()
-        found = self.total_s + (now - self.since_s if self.count else 0.0)
-        self.total_s, self.since_s = 0.0, now
-        return found
-
-
-@dataclass(frozen=True, slots=True)
-class _Counted(Player):
-    """A player whose tokens are entered in the ledger as they come from the engine."""
-
-    player: Player
-    ledger: Ledger
-    busy: _Busy = field(default_factory=_Busy)
-
-    @property
-    def repeats(self) -> bool:
-        return self.player.repeats
-
-    def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
-        return _CountedEpisode(self.player.begin(request, start), request.session, self)
-
-
-@dataclass(frozen=True, slots=True)
-class _CountedEpisode(EpisodePlayer):
-    player: EpisodePlayer
-    session: str
-    counted: _Counted
-
-    async def act(self, observation: Observation) -> Action | str:
-        with self.counted.busy.one():
-            action = await self.player.act(observation)
-        if isinstance(action, Action):
-            self.counted.ledger.receive(self.session, len(action.completion.token_ids))
-        return action
-
-    def end(self) -> None:
-        self.player.end()

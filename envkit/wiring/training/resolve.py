@@ -21,7 +21,7 @@ from envkit.trainer_bridge.models.catalogue import CATALOGUE
 from envkit.trainer_bridge.models.saved_policy import SavedPolicy
 from envkit.trainer_bridge.rollout import RolloutLimits
 from envkit.trainer_bridge.run_folder.record import SCHEDULE
-from envkit.trainer_bridge.scheduler.continuous import LagPolicy, Pace
+from envkit.trainer_bridge.scheduler.pace import LagPolicy, Pace
 from envkit.trainer_bridge.scheduler.replay import LoggedGroup, read_schedule
 from envkit.types import Task
 from envkit.wiring import environments, tasks

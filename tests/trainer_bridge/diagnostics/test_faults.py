@@ -13,7 +13,8 @@ import torch
 from envkit.errors import EnvkitError
 from envkit.trainer_bridge.engines.transformers import TransformersEngine
 from envkit.trainer_bridge.run_folder import checkpoint
-from envkit.trainer_bridge.scheduler.continuous import Batch, Continuous
+from envkit.trainer_bridge.scheduler.continuous import Continuous
+from envkit.trainer_bridge.scheduler.pace import Batch
 from envkit.types import Group, Sample, Weights
 from tests.trainer_bridge.diagnostics.runs import SETTINGS, Run, WordHost, WordRenderer, tiny_run
 from tests.trainer_bridge.fakes import LetterRenderer, ScriptedEngine, ScriptedTrainer

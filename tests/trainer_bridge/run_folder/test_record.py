@@ -94,7 +94,8 @@ def test_force_removes_the_files_of_the_run_and_nothing_else(tmp_path: Path) -> 
     record.close()
 
     left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
-    assert left == {*mine, "config.yaml", "metrics.jsonl", "evaluations.jsonl", "run.lock", "format.json"}
+    own = ("config.yaml", "metrics.jsonl", "evaluations.jsonl", "schedule.jsonl", "run.lock", "format.json")
+    assert left == {*mine, *own}
     assert read_rows(tmp_path / "metrics.jsonl") == []
 
 

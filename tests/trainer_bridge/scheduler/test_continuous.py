@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from envkit.errors import EnvkitError
-from envkit.trainer_bridge.scheduler.continuous import LagPolicy, Pace
 from envkit.trainer_bridge.scheduler.filters import Filter, SuccessBand, TopVariance, ZeroVariance
+from envkit.trainer_bridge.scheduler.pace import LagPolicy, Pace
 from envkit.trainer_bridge.scheduler.replay import read_schedule
 from envkit.trainer_bridge.scheduler.requests import Cursor, shares
 from envkit.types import Trajectory

@@ -8,7 +8,8 @@ import pytest
 
 from envkit import clock
 from envkit.trainer_bridge.rollout import PolicyPlayer, RolloutLimits
-from envkit.trainer_bridge.scheduler.continuous import Batch, Continuous, Pace
+from envkit.trainer_bridge.scheduler.continuous import Continuous
+from envkit.trainer_bridge.scheduler.pace import Batch, Pace
 from envkit.types import StopReason, Task, Trajectory
 from tests.trainer_bridge.fakes import Answer, LetterRenderer, ScriptedEngine, ScriptedHost
 
