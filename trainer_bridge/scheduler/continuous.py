@@ -26,11 +26,10 @@ from envkit.types import (
 from ..rollout.episode import RolloutLimits
 from . import staleness
 from .accounting import Fate, Ledger, fate_before_training
-from .counted import CountedPlayer
 from .groups import GroupState
+from .in_flight import CountedPlayer
 from .pace import Batch, LagPolicy, Pace
-from .replay import LoggedGroup, row_of
-from .requests import Cursor, GroupRequest, Place
+from .requests import Cursor, GroupRequest, LoggedGroup, Place, row_of
 from .scheduler import Plan, Scheduler
 
 

@@ -22,7 +22,7 @@ from envkit.trainer_bridge.models.saved_policy import SavedPolicy
 from envkit.trainer_bridge.rollout import RolloutLimits
 from envkit.trainer_bridge.run_folder.record import SCHEDULE
 from envkit.trainer_bridge.scheduler.pace import LagPolicy, Pace
-from envkit.trainer_bridge.scheduler.replay import LoggedGroup, read_schedule
+from envkit.trainer_bridge.scheduler.requests import LoggedGroup, read_schedule
 from envkit.types import Task
 from envkit.wiring import environments, tasks
 from envkit.wiring.contexts import PolicyKind

@@ -26,7 +26,7 @@ from envkit.trainer_bridge.run_folder.checkpoint import RunState
 from envkit.trainer_bridge.scheduler import Rollout
 from envkit.trainer_bridge.scheduler.continuous import Continuous
 from envkit.trainer_bridge.scheduler.pace import Batch, Pace
-from envkit.trainer_bridge.scheduler.replay import LoggedGroup
+from envkit.trainer_bridge.scheduler.requests import LoggedGroup
 from envkit.trainer_bridge.stopping import Stop
 from envkit.trainer_bridge.weights.channel import WeightChannel
 from envkit.types import Observation, PauseMode, Reset, Step, Task, stable_hash

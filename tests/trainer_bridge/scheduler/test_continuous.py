@@ -15,8 +15,7 @@ import pytest
 from envkit.errors import EnvkitError
 from envkit.trainer_bridge.scheduler.filters import Filter, SuccessBand, TopVariance, ZeroVariance
 from envkit.trainer_bridge.scheduler.pace import LagPolicy, Pace
-from envkit.trainer_bridge.scheduler.replay import read_schedule
-from envkit.trainer_bridge.scheduler.requests import Cursor, shares
+from envkit.trainer_bridge.scheduler.requests import Cursor, read_schedule, shares
 from envkit.types import Trajectory
 from tests.trainer_bridge.scheduler.simulated import Simulation, SlowHost, heavy_tailed
 
