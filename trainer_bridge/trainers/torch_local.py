@@ -195,7 +195,7 @@ class TorchTrainer:
         factor = self._rate_factor()
         rate = factor * (settings.imitation_rate if self._phase == "imitation" else settings.learning_rate)
         critic_rate = settings.critic_learning_rate * factor
-        first_gap: float | None = None
+        first_gap: float | None = 0.0
         with torch_threads(settings.threads):
             rows = self._prepare(samples).without_ignored()
             kept = [number for number, sample in enumerate(rows.samples) if sample.mask.any()]
@@ -210,8 +210,8 @@ class TorchTrainer:
                 has_learned = sums["learned_tokens"] > 0  # an update without advantages computes no log-probabilities
                 for key, value in self._learn(rows, indices, rate, critic_rate).items():
                     sums[key] += value
-                if not has_learned and sums["current_tokens"] > 0:
-                    first_gap = sums["sampler_gap"] / sums["current_tokens"]
+                if not has_learned and sums["learned_tokens"] > 0:
+                    first_gap = sums["sampler_gap"] / sums["current_tokens"] if sums["current_tokens"] else None
         self.version += 1
         updates = sums["updates"] + sums["skipped_updates"]
         counts = {key: sums.pop(key, 0.0) for key in ("updates", "skipped_updates", "nonfinite_updates")}
