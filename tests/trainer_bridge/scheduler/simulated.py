@@ -29,7 +29,7 @@ from envkit.trainer_bridge.scheduler.pace import Batch, Pace
 from envkit.trainer_bridge.scheduler.requests import LoggedGroup
 from envkit.trainer_bridge.stopping import Stop
 from envkit.trainer_bridge.weights.channel import WeightChannel
-from envkit.types import Observation, PauseMode, Reset, Step, Task, stable_hash
+from envkit.types import Observation, PauseMode, Reset, Step, Task, Trajectory, stable_hash
 from tests.causes import cause
 from tests.trainer_bridge.fakes import LetterRenderer, ScriptedEngine, ScriptedTrainer
 from tests.trainer_bridge.loop_parts import Notes
@@ -59,12 +59,17 @@ class SlowEpisode(Episode):
 
 
 class SlowHost(EnvHost):
-    """Leases slow episodes, each with random numbers of its own; at most `capacity` at once."""
+    """Leases slow episodes, each with random numbers of its own; at most `capacity` at once.
+
+    An episode has from `least_turns` to `turns` turns.
+    """
 
     capacity: int = 256
 
-    def __init__(self, latency: Latency, *, seed: int, turns: int = 1, capacity: int = 256) -> None:
-        self._latency, self._seed, self._turns = latency, seed, turns
+    def __init__(
+        self, latency: Latency, *, seed: int, turns: int = 1, least_turns: int = 1, capacity: int = 256
+    ) -> None:
+        self._latency, self._seed, self._turns = latency, seed, (least_turns, turns)
         self._leases = 0
         self.lent = 0
         self.capacity = capacity
@@ -76,7 +81,7 @@ class SlowHost(EnvHost):
         assert self.lent <= self.capacity, "more episodes than places"
         try:
             rng = random.Random(stable_hash(self._seed, self._leases))
-            yield SlowEpisode(self._latency, rng, rng.randint(1, self._turns))
+            yield SlowEpisode(self._latency, rng, rng.randint(*self._turns))
         finally:
             self.lent -= 1
 
@@ -94,15 +99,20 @@ class SlowTrainer(ScriptedTrainer):
 
 
 class Watched(Continuous):
-    """A scheduler that keeps its batches."""
+    """A scheduler that keeps its batches, and the time at which the weights of each were published."""
 
     def __init__(self, *args: Any, **how: Any) -> None:
         super().__init__(*args, **how)
         self.batches: list[Batch] = []
+        self.published_s: list[float] = []
 
     async def batch(self) -> Batch:
         self.batches.append(await super().batch())
         return self.batches[-1]
+
+    def published(self, version: int, trained: Sequence[str]) -> str:
+        self.published_s.append(clock.now())
+        return super().published(version, trained)
 
 
 class Simulation:
@@ -116,6 +126,7 @@ class Simulation:
         train_s: Seconds of an update.
         tokens: Tokens of a completion.
         weights: Weight of each environment.
+        repeats: Whether the engine repeats its completions, so that at `ahead` 0 episodes play in lockstep.
         cut_s: Seconds of virtual time after which the run is killed: nothing more is saved.
         replay: The schedule of another run.
         limits: Of an episode.
@@ -131,13 +142,14 @@ class Simulation:
         train_s: float = 30.0,
         tokens: int = 100,
         weights: Sequence[float] = (1.0,),
+        repeats: bool = False,
         cut_s: float = math.inf,
         replay: Mapping[int, Sequence[LoggedGroup]] | None = None,
         **limits: Any,
     ) -> None:
         self.host, self.cut_s, self.notes = host, cut_s, Notes()
         engine, self.trainer = ScriptedEngine(lambda call: "x" * tokens), SlowTrainer(train_s)
-        engine.repeats = False
+        engine.repeats = repeats
         state = RunState()
         if list(folder.glob("step-*")):
             newest = checkpoint.latest(folder)
@@ -209,3 +221,8 @@ class Simulation:
 def heavy_tailed(rng: random.Random) -> float:
     """Median 10 s, mean 20 s, at most 300 s."""
     return min(rng.lognormvariate(math.log(10), 1.2), 300.0)
+
+
+def seconds_of(trajectory: Trajectory) -> float:
+    """Return the seconds of the steps of an episode."""
+    return sum(float(str(turn.step.info["seconds"])) for turn in trajectory.turns if turn.step is not None)

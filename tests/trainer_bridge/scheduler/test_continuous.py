@@ -5,19 +5,17 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from envkit.errors import EnvkitError
-from envkit.trainer_bridge.scheduler.filters import Filter, SuccessBand, TopVariance, ZeroVariance
+from envkit.trainer_bridge.scheduler.filters import SuccessBand, ZeroVariance
 from envkit.trainer_bridge.scheduler.pace import LagPolicy, Pace
 from envkit.trainer_bridge.scheduler.requests import Cursor, read_schedule, shares
-from envkit.types import Trajectory
-from tests.trainer_bridge.scheduler.simulated import Simulation, SlowHost, heavy_tailed
+from tests.trainer_bridge.scheduler.schedules import problems, random_pace, random_run
+from tests.trainer_bridge.scheduler.simulated import Simulation, SlowHost, heavy_tailed, seconds_of
 
 HEAVY = Pace(steps=40, groups_per_step=32, group_size=8)
 """The heavy-tailed setting; `steps` is beyond the end of the tests, so that nothing is drained."""
@@ -71,64 +69,22 @@ def test_a_straggler_is_replaced_and_the_first_to_end_counts(tmp_path: Path) -> 
     assert 10 < replaced.total("episodes_aborted") < 100
 
 
+def test_lockstep_takes_much_longer_than_turns_that_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    def seconds(*, repeats: bool) -> float:
+        host = SlowHost(lambda rng: max(0.0, rng.normalvariate(10.0, 10.0)), seed=0, turns=12, least_turns=12)
+        pace = Pace(steps=1, groups_per_step=16, group_size=8)
+        return Simulation(tmp_path / str(repeats), host, pace, train_s=0.0, tokens=1, repeats=repeats).run().seconds
+
+    assert seconds(repeats=True) > 1.6 * seconds(repeats=False)
+
+
 # --- Any schedule ----------------------------------------------------------------------------------------------------
-
-
-def random_pace(rng: random.Random) -> tuple[Pace, dict[str, Any]]:
-    ahead = rng.randint(0, 3)
-    filters: Sequence[Filter] = rng.choice([[], [], [ZeroVariance()], [SuccessBand(0.2, 0.8)], [TopVariance(0.5)]])
-    pace = Pace(
-        steps=rng.randint(2, 5),
-        groups_per_step=rng.randint(1, 5),
-        group_size=rng.randint(1, 4),
-        group_extra=rng.choice([0, 0, 1, 2]),
-        straggler=rng.choice([None, None, 2.0]),
-        least=rng.randint(1, 2),
-        ahead=ahead,
-        max_lag=ahead + rng.randint(0, 2),
-        lag_policy=rng.choice([*LagPolicy]),
-        filters=filters,
-        max_filtered=50.0,
-    )
-    pace = replace(pace, least=min(pace.least, pace.group_size), group_size=max(pace.group_size, 3 if filters else 1))
-    weights = rng.choice([(1.0,), (1.0,), (0.4, 0.3, 0.3), (5.0, 1.0)])
-    how = {"weights": weights, "train_s": rng.choice([0.0, 1.0, 30.0]), "retries": rng.randint(0, 2)}
-    return pace, {**how, "step_timeout_s": 100.0, "tokens": 3}
-
-
-def faulty(rng: random.Random) -> float:
-    """Most steps take a while; some hang, and some lose their sandbox."""
-    return rng.choice([-1.0, 1000.0]) if rng.random() < 0.05 else rng.lognormvariate(1.0, 1.5)
 
 
 @pytest.mark.parametrize("part", range(4))
 def test_any_schedule_keeps_its_promises(part: int, tmp_path: Path) -> None:
     for seed in range(part, 100, 4):
-        rng = random.Random(seed)
-        pace, how = random_pace(rng)
-        host = SlowHost(faulty, seed=seed, turns=4, capacity=rng.randint(1, 30))
-        check(Simulation(tmp_path / str(seed), host, pace, **how).run(), seed)
-
-
-def check(run: Simulation, seed: int) -> None:
-    """Check what holds for every schedule. That the accounts add up is checked by the run itself."""
-    pace, counts = run.scheduler.pace, run.scheduler.ledger.counts()
-    assert max(row["lag_max"] for row in run.rows) <= pace.max_lag, seed
-    assert len(run.rows) == pace.steps, seed
-    numbers: Counter[int] = Counter()
-    for batch in run.scheduler.batches:
-        assert len(batch.groups) <= pace.groups_per_step, seed
-        for group in batch.groups:
-            valid = [one for one in group.trajectories if not one.is_void]
-            assert len(valid) <= pace.group_size, seed
-            assert len(valid) >= pace.least or not pace.refills, seed
-            numbers[group.trajectories[0].index] += 1
-    assert set(numbers.values()) <= {1}, seed
-    if pace.lag_policy is LagPolicy.WAIT:
-        assert counts["tokens_masked"] == counts["dropped"] == 0, seed
-        if pace.ahead and not pace.filters:
-            assert counts["stale"] == 0, seed
-    assert counts["queued"] == counts["finished"] == 0 or pace.refills, seed
+        assert problems(random_run(seed, tmp_path / str(seed))) == [], seed
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -144,12 +100,6 @@ def test_every_length_that_was_asked_for_is_trained_on(seed: int, ahead: int, ma
     run = Simulation(tmp_path, SlowHost(noted, seed=seed, capacity=40), pace).run()
     trained = [seconds_of(one) for batch in run.scheduler.batches for one in batch.trajectories]
     assert Counter(trained) == Counter(asked)
-
-
-def seconds_of(trajectory: Trajectory) -> float:
-    (turn,) = trajectory.turns
-    assert turn.step is not None
-    return float(str(turn.step.info["seconds"]))
 
 
 # --- Killed and resumed ----------------------------------------------------------------------------------------------
