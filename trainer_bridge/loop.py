@@ -15,6 +15,7 @@ from typing import Protocol
 
 import anyio
 import anyio.lowlevel
+from anyio.abc import TaskGroup
 
 from envkit import clock
 from envkit.errors import EnvkitError, leaves
@@ -176,16 +177,16 @@ class TrainLoop:
             await self._imitate(self._imitation, display)
         try:
             async with clock.background_tasks() as tasks:
-                tasks.start_soon(self._scheduler.run)
-                await self._reinforce(display)
+                await self._reinforce(display, tasks)
         except ExceptionGroup as errors:  # an error of the player, with its own cause
             first = next(leaves(errors))
             raise first from first.__cause__
 
-    async def _reinforce(self, display: Display) -> None:
+    async def _reinforce(self, display: Display, tasks: TaskGroup) -> None:
         settings, state = self._settings, self.state
         await self._report(self._diagnostics.begun(state.step), display)
         push = await self._channel.push()
+        tasks.start_soon(self._scheduler.run)  # not before: the engine had other weights
         await self._report(await self._probed(push), display)
         shows_training = False
         await self._evaluate_and_save(display)

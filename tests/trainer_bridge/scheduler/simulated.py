@@ -29,7 +29,7 @@ from envkit.trainer_bridge.scheduler.pace import Batch, Pace
 from envkit.trainer_bridge.scheduler.requests import LoggedGroup
 from envkit.trainer_bridge.stopping import Stop
 from envkit.trainer_bridge.weights.channel import WeightChannel
-from envkit.types import Observation, PauseMode, Reset, Step, Task, Trajectory, stable_hash
+from envkit.types import Observation, PauseMode, Reset, Step, Task, Trajectory, Weights, stable_hash
 from tests.causes import cause
 from tests.trainer_bridge.fakes import LetterRenderer, ScriptedEngine, ScriptedTrainer
 from tests.trainer_bridge.loop_parts import Notes
@@ -87,15 +87,19 @@ class SlowHost(EnvHost):
 
 
 class SlowTrainer(ScriptedTrainer):
-    """Takes `seconds` for an update."""
+    """Takes `seconds` for an update, and `publish_s` to publish its weights."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, publish_s: float) -> None:
         super().__init__()
-        self._seconds = seconds
+        self._seconds, self._publish_s = seconds, publish_s
 
     async def update(self) -> Mapping[str, float]:
         await anyio.sleep(self._seconds)
         return await super().update()
+
+    async def publish(self) -> Weights:
+        await anyio.sleep(self._publish_s)
+        return await super().publish()
 
 
 class Watched(Continuous):
@@ -124,6 +128,7 @@ class Simulation:
         pace: Of the scheduler.
         steps: Train steps of the loop; those of `pace` if None. With fewer, it ends while episodes are in progress.
         train_s: Seconds of an update.
+        publish_s: Seconds until its weights are published.
         tokens: Tokens of a completion.
         weights: Weight of each environment.
         repeats: Whether the engine repeats its completions, so that at `ahead` 0 episodes play in lockstep.
@@ -140,6 +145,7 @@ class Simulation:
         *,
         steps: int | None = None,
         train_s: float = 30.0,
+        publish_s: float = 0.0,
         tokens: int = 100,
         weights: Sequence[float] = (1.0,),
         repeats: bool = False,
@@ -148,8 +154,9 @@ class Simulation:
         **limits: Any,
     ) -> None:
         self.host, self.cut_s, self.notes = host, cut_s, Notes()
-        engine, self.trainer = ScriptedEngine(lambda call: "x" * tokens), SlowTrainer(train_s)
+        engine = self.engine = ScriptedEngine(lambda call: "x" * tokens)
         engine.repeats = repeats
+        self.trainer = SlowTrainer(train_s, publish_s)
         state = RunState()
         if list(folder.glob("step-*")):
             newest = checkpoint.latest(folder)

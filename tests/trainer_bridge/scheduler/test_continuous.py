@@ -102,6 +102,12 @@ def test_every_length_that_was_asked_for_is_trained_on(seed: int, ahead: int, ma
     assert Counter(trained) == Counter(asked)
 
 
+def test_no_episode_begins_before_the_engine_has_the_weights_of_the_run(tmp_path: Path) -> None:
+    pace = Pace(steps=2, groups_per_step=2, group_size=2, ahead=1, max_lag=1)
+    run = Simulation(tmp_path, SlowHost(heavy_tailed, seed=0), pace, publish_s=5.0).run()
+    assert run.engine.calls[0].at_s == 5.0
+
+
 # --- Killed and resumed ----------------------------------------------------------------------------------------------
 
 
