@@ -46,10 +46,10 @@ STALE_AFTER = (
 TWIN = "tests/wiring/training/test_presets.py::test_a_preset_trains_for_ten_steps_without_a_finding"
 RANKED = ("grpo", "rloo", "ppo", "gspo", "rebn")
 SEEDS, FEW_SEEDS = (3, 7, 11, 19, 23), (3, 7)
-IMITATION = ("imitation.states=20000", "imitation.updates=250", "trainer.steps=0", "evaluation.episodes=0")
+IMITATION = ("trainer.steps=0", "evaluation.episodes=0")
 REINFORCEMENT = (
     *("imitation.kind=none", "trainer.steps=40", "trainer.groups_per_step=16", "trainer.checkpoint_every=40"),
-    *("evaluation.every=10", "evaluation.episodes=256"),
+    *("evaluation.every=20", "evaluation.episodes=256"),
 )
 LEVELS, DRAWS = 2000, 10_000
 PICTURE = ROOT / "docs" / "pictures" / "algorithms.png"
