@@ -22,10 +22,9 @@ RUN cd /usr/lib/python3.*/ && rm -r ctypes lib-dynload/_ctypes.*
 @cache
 def image() -> str:
     """Return the image with Python that ``docker/with-base`` makes; without it, skip, or fail if Docker is required."""
-    name = os.environ.get("ENVKIT_BASE", OFFLINE_BASE)
-    if not docker("image", "ls", "--quiet", name):
-        missing(f"there is no image {name}; docker/base-from-debootstrap makes it")
-    return name
+    if not docker("image", "ls", "--quiet", OFFLINE_BASE):
+        missing(f"there is no image {OFFLINE_BASE}; docker/base-from-debootstrap makes it")
+    return OFFLINE_BASE
 
 
 @contextmanager
