@@ -25,6 +25,7 @@ MAX_DEPTH = 64
 """Maximum nesting of folders of an artifact."""
 MAX_MEMBERS = 50_000
 """Maximum number of files, folders and links of an artifact."""
+_PACK = 'tar "$@" | head -c "$0"'  # ends tar at the limit: a sparse file may have terabytes
 _MAX_NAME = 4096
 _MAX_EXTENDED = 64 << 10
 _BLOCK = tarfile.BLOCKSIZE
@@ -51,11 +52,12 @@ async def pack(sandbox: Sandbox, task: TerminalTask, step: TaskStep) -> Sequence
     for one in wanted:
         folder, name = posixpath.split(one.source.rstrip("/"))
         excluded = [f"--exclude={pattern}" for pattern in one.exclude]
-        argv = ["tar", "--numeric-owner", *excluded, "-C", folder or "/", "-cf", "-", "--", name or "."]
+        words = ["--numeric-owner", *excluded, "-C", folder or "/", "-cf", "-", "--", name or "."]
+        argv = ["sh", "-c", _PACK, str(left + 1), *words]
         result = await sandbox.exec(argv, cwd="/", timeout_s=SETUP_S, max_output_bytes=left)
         if result.timed_out or result.truncated_bytes or len(result.stdout_bytes) > left:
             return f"the artifact {one.source} is larger than {MAX_ARTIFACTS >> 20} MiB, or cannot be read"
-        if result.exit_code == 2 and not result.stdout_bytes:
+        if not result.stdout_bytes:
             continue  # its folder does not exist
         left -= len(result.stdout_bytes)
         try:
