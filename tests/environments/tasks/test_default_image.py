@@ -1,4 +1,7 @@
-"""The environments of the kit in Docker's default image: it has no answers, and cheats that search for them earn 0."""
+"""The environments of the kit in containers of the default image: it has no answers, and some cheats earn 0.
+
+All cheats play in ``benchmarks/evidence``, and in the sandboxes of the machine in the tests of each environment.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +29,9 @@ from tests.sandbox.containers import image
 @pytest.mark.parametrize(
     ("env_id", "kind", "tasks", "cheats"),
     [
-        ("SWE-v0", Swe, SweTasks, ("site_packages", "forged_report", "git_history")),
-        ("Code-v0", Code, CodeTasks, ("search_processes", "search_frames", "edit_tests")),
-        ("Terminal-v0", Terminal, TerminalTasks, ("user_packages", "search_tests", "reward_files")),
+        ("SWE-v0", Swe, SweTasks, ("forged_report", "git_history", "report_daemon", "site_packages")),
+        ("Code-v0", Code, CodeTasks, ("daemon", "edit_tests", "search_frames", "search_processes")),
+        ("Terminal-v0", Terminal, TerminalTasks, ("reward_daemon", "search_tests", "system_programs", "user_packages")),
     ],
     ids=["swe", "code", "terminal"],
 )
