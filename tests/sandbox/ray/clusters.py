@@ -55,6 +55,10 @@ class Cluster:
         """Kill its head's server."""
         self._ask("behead")
 
+    def freeze(self) -> None:
+        """Stop the daemons of its nodes, but not the actors: they would busy-wait beside another head at its port."""
+        self._ask("freeze")
+
     def actors(self) -> list[int]:
         """The processes of actors of ours."""
         return [pid for pid in processes() if self._is_actor(pid)]

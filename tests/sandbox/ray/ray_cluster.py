@@ -1,6 +1,6 @@
 """A real Ray cluster for tests, whose nodes are processes of this machine; run in a process of its own.
 
-Its standard input takes ``begin`` first, and then ``add``, ``kill NAME`` and ``behead``; every answer is a
+Its standard input takes ``begin`` first, and then ``add``, ``kill NAME``, ``behead`` and ``freeze``; every answer is a
 line that begins with a ``>``.
 
 ``$RAY_TMPDIR`` must be the folder, too: Ray writes the cluster's address into its default folder, ``$RAY_TMPDIR/ray``,
@@ -9,6 +9,8 @@ which it makes only as the ``temp_dir`` of a node.
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,14 +19,16 @@ from ray.cluster_utils import Cluster
 
 _MEMORY = 4 << 30
 _OBJECTS = 80 << 20
+_NODE: dict[str, Any] = {"object_store_memory": _OBJECTS, "include_log_monitor": False}
 
 
 def main(folder: str, node_count: int, port: int) -> None:
     head: dict[str, Any] = {
         "num_cpus": 0,
         "include_dashboard": False,
+        "no_monitor": True,
         "temp_dir": str(Path(folder, "ray")),
-        "object_store_memory": _OBJECTS,
+        **_NODE,
         "_system_config": {"enable_worker_prestart": False, "prestart_worker_first_driver": False},
     }
     if port:
@@ -34,7 +38,7 @@ def main(folder: str, node_count: int, port: int) -> None:
     nodes: dict[str, Any] = {}
 
     def add(*, wait: bool) -> str:
-        node = cluster.add_node(wait=wait, num_cpus=1, memory=_MEMORY, object_store_memory=_OBJECTS)
+        node = cluster.add_node(wait=wait, num_cpus=1, memory=_MEMORY, **_NODE)
         name = str(node.node_id)[:8]  # with which its name in a pool ends
         nodes[name] = node
         return name
@@ -54,6 +58,11 @@ def main(folder: str, node_count: int, port: int) -> None:
             elif order == "behead":
                 cluster.head_node.kill_gcs_server()
                 print(">", "killed", flush=True)
+            elif order == "freeze":
+                for node in (cluster.head_node, *nodes.values()):
+                    for raylet in node.all_processes["raylet"]:
+                        os.kill(raylet.process.pid, signal.SIGSTOP)
+                print(">", "frozen", flush=True)
     finally:
         cluster.shutdown()
 

@@ -135,7 +135,7 @@ def test_sandboxes_on_several_nodes_behave_like_local_ones(fleet: Fleet, tmp_pat
         shell = sandbox.shell()
         await shell.run("x=1; cd /tmp", timeout_s=20)
         assert (await shell.run("echo $x $PWD", timeout_s=20)).stdout == "1 /tmp\n"
-        content = os.urandom(8 << 20)
+        content = os.urandom(1 << 20)
         (tmp_path / sandbox.id).write_bytes(content)
         await sandbox.upload(tmp_path / sandbox.id, "/workspace/there")
         await sandbox.download("/workspace/there", tmp_path / f"{sandbox.id} again")
@@ -301,6 +301,7 @@ def test_without_its_head_a_cluster_serves_on_and_one_with_a_new_head_is_joined(
                 await until(lambda: "the head of the Ray cluster does not answer" in caplog.text)
                 assert (await pool.get("old").exec(["echo", "on"], timeout_s=20)).stdout == "on\n"
                 await pool.create("late", SandboxSpec())
+                await clock.to_thread(old.freeze)
                 await clock.to_thread(new.wait)
                 with pytest.raises(SandboxLostError, match="another head has replaced the head of the cluster"):
                     await pool.get("old").exec(["sleep", "60"], timeout_s=60)
