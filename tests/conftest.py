@@ -109,6 +109,11 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Shorten the ids of long parameters. Some have megabytes, and each worker of pytest-xdist sends all ids."""
+    return f"{val[:40]!a}... ({len(val)})" if isinstance(val, str | bytes) and len(val) > 200 else None
+
+
 def pytest_collection_finish() -> None:
     """Let the garbage collector look only at what the tests themselves make."""
     gc.freeze()
