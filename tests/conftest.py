@@ -19,6 +19,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+# Threads of torch, also in programs that tests start: small matrices are slower on many, and tests run in parallel.
+# Set before the conftest.py of a folder imports torch.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 _VENVS = Path(__file__).parents[1] / ".venv"
 _PEERS = _VENVS / "peers" / "bin" / "python"
 _ALGORITHM_PEERS = _VENVS / "algorithm-peers" / "bin" / "python"
@@ -98,8 +102,6 @@ def smollm2() -> Path:
 def pytest_configure(config: pytest.Config) -> None:
     if unknown := _required() - set(_PROBES):
         raise pytest.UsageError(f"ENVKIT_REQUIRE: {', '.join(unknown)}: there are {', '.join(_PROBES)}")
-    # Threads of torch, also in programs that tests start: small matrices are slower on many, and tests run in parallel.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     # How long an example takes says more about the machine's other users than about the code.
     settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("busy")

@@ -115,7 +115,13 @@ def disturb(model: Any, seed: int, *, scale: float = 0.003) -> None:
 
 
 class Rig(ABC):
-    """Runs a test with an engine that samples from version 0 of the policy."""
+    """Runs a test with an engine that samples from version 0 of the policy.
+
+    Attributes:
+        long: Tokens of a completion that takes many times as long as a call of the engine, however fast the machine.
+    """
+
+    long: int
 
     def __init__(self, policies: Policies) -> None:
         self.policies = policies
@@ -141,6 +147,8 @@ class Rig(ABC):
 class TransformersRig(Rig):
     """The engine of this process."""
 
+    long = 30
+
     def __init__(self, policies: Policies, model: Path) -> None:
         super().__init__(policies)
         self._model = open_model(model)
@@ -152,6 +160,8 @@ class TransformersRig(Rig):
 
 class VllmRig(Rig):
     """The engine on the server of the test run."""
+
+    long = 400
 
     def __init__(self, policies: Policies, process: VllmProcess) -> None:
         super().__init__(policies)

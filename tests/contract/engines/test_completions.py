@@ -12,7 +12,6 @@ from tests.contract.engines.rigs import PROMPT, STOPPED_PROMPT, Asked, Rig, is_s
 from tests.trainer_bridge.models import slow_logps
 
 EOS = 2
-LONG = 100
 
 
 def how(n: int = 12, *, seed: int = 3, temperature: float = 1.0, stop: tuple[int, ...] = ()) -> SamplingParams:
@@ -97,21 +96,22 @@ def test_a_later_turn_of_a_session_has_the_log_probabilities_of_its_whole_prompt
 
 def test_an_aborted_session_returns_its_tokens_so_far_and_can_be_continued(rig: Rig) -> None:
     async def test(engine: PolicyEngine) -> None:
+        long = rig.long
         async with Asked(engine) as asked:
-            await asked.begun("ab", how(LONG))
+            await asked.begun("ab", how(long))
             await engine.abort("a")
         aborted, other = asked.done["a"], asked.done["b"]
         count = len(aborted.token_ids)
         assert (aborted.finish, aborted.versions) == (FinishReason.ABORTED, ((0, count),))
-        assert 0 < count < LONG
-        assert (len(other.token_ids), other.finish) == (LONG, FinishReason.LENGTH)
+        assert 0 < count < long
+        assert (len(other.token_ids), other.finish) == (long, FinishReason.LENGTH)
         assert rig.policies.agree(aborted, prompt=prompt_of("a"))
         assert rig.policies.agree(other, prompt=prompt_of("b"))
 
-        whole = await engine.generate(prompt_of("a"), how(LONG), session="a", so_far=aborted)
+        whole = await engine.generate(prompt_of("a"), how(long), session="a", so_far=aborted)
         assert whole.token_ids.tolist()[:count] == aborted.token_ids.tolist()
         assert whole.logprobs.tolist()[:count] == aborted.logprobs.tolist()
-        assert (len(whole.token_ids), whole.finish, whole.versions) == (LONG, FinishReason.LENGTH, ((0, LONG),))
+        assert (len(whole.token_ids), whole.finish, whole.versions) == (long, FinishReason.LENGTH, ((0, long),))
         assert rig.policies.agree(whole, prompt=prompt_of("a"))
 
     rig.run(test)
@@ -136,9 +136,9 @@ def test_a_cancelled_completion_leaves_nothing_running(rig: Rig) -> None:
 def test_a_second_call_of_a_session_at_once_is_refused(rig: Rig) -> None:
     async def test(engine: PolicyEngine) -> None:
         async with Asked(engine) as asked:
-            await asked.begun("a", how(LONG))
+            await asked.begun("a", how(rig.long))
             with pytest.raises(SessionConflictError, match="session a: a completion is in progress"):
-                await engine.generate(prompt_of("b"), how(LONG), session="a")
+                await engine.generate(prompt_of("b"), how(rig.long), session="a")
             await engine.abort("a")
             again = await engine.generate(prompt_of("a"), how(5), session="a")
         assert rig.policies.agree(asked.done["a"], prompt=prompt_of("a"))
@@ -152,11 +152,11 @@ def test_health_counts_what_runs_and_what_the_model_has_processed(rig: Rig) -> N
         idle = await engine.health()
         assert (idle.version, idle.running, idle.waiting, idle.is_paused) == (0, 0, 0, False)
         async with Asked(engine) as asked:
-            await asked.begun("ab", how(24))
+            await asked.begun("ab", how(rig.long))
             assert (await engine.health()).running == 2
-        prompt = len(prompt_of("a"))
+        each = len(prompt_of("a")) + rig.long
         # The last token of a completion need not be processed.
-        assert 2 * (prompt + 23) <= (await engine.health()).fed_tokens - idle.fed_tokens <= 2 * (prompt + 24)
+        assert 2 * (each - 1) <= (await engine.health()).fed_tokens - idle.fed_tokens <= 2 * each
 
     rig.run(test)
 

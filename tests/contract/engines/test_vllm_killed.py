@@ -14,12 +14,11 @@ from tests.contract.engines.rigs import Asked, VllmRig, prompt_of
 from tests.contract.engines.vllm_server import alive, child_named, shared_memory
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
-LONG = 120
 
 
 def test_completions_continue_on_the_restarted_server_and_no_process_of_the_old_one_is_left(vllm_rig: VllmRig) -> None:
     vllm_rig.is_changed = True
-    process, lines = vllm_rig.process, list[str]()
+    process, lines, long = vllm_rig.process, list[str](), vllm_rig.long
 
     async def main() -> None:
         async with vllm_rig.opened(lines=lines) as engine:
@@ -27,7 +26,7 @@ def test_completions_continue_on_the_restarted_server_and_no_process_of_the_old_
             old = process.processes()
             server = child_named(old[1:], "api_server") or 0
             async with Asked(engine) as asked:
-                await asked.begun("ab", SamplingParams(max_tokens=LONG, seed=3), tokens=6)
+                await asked.begun("ab", SamplingParams(max_tokens=long, seed=3), tokens=6)
                 arrived = {one.session: one for one in engine._requests.values()}
                 os.kill(server, signal.SIGKILL)
                 assert await clock.to_thread(process.wait) == 2
@@ -36,9 +35,9 @@ def test_completions_continue_on_the_restarted_server_and_no_process_of_the_old_
                 await clock.to_thread(process.start)
         for session in "ab":
             got = asked.done[session]
-            assert 0 < len(kept[session]) < LONG
+            assert 0 < len(kept[session]) < long
             assert got.token_ids.tolist()[: len(kept[session])] == kept[session]
-            assert (len(got.token_ids), got.finish, got.versions) == (LONG, FinishReason.LENGTH, ((1, LONG),))
+            assert (len(got.token_ids), got.finish, got.versions) == (long, FinishReason.LENGTH, ((1, long),))
             assert vllm_rig.policies.agree(got, prompt=prompt_of(session))
         assert ["lost" in lines[0], "is back" in lines[-1]] == [True, True]
 

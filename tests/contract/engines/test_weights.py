@@ -15,24 +15,22 @@ from envkit.protocols import PolicyEngine
 from envkit.types import FinishReason, PauseMode, SamplingParams, Weights
 from tests.contract.engines.rigs import PROMPT, Asked, Rig, is_still, prompt_of
 
-LONG = 100
 
-
-def how(n: int = LONG, *, seed: int = 3) -> SamplingParams:
+def how(n: int, *, seed: int = 3) -> SamplingParams:
     return SamplingParams(max_tokens=n, seed=seed)
 
 
 def test_nothing_is_sampled_in_a_pause_that_keeps_and_all_tokens_are_kept(rig: Rig) -> None:
     async def test(engine: PolicyEngine) -> None:
         async with Asked(engine) as asked:
-            await asked.begun("ab", how())
+            await asked.begun("ab", how(rig.long))
             await engine.pause(PauseMode.KEEP)
             asked.ask("c", how(4))
             assert await is_still(engine)
             assert (await engine.health()).is_paused
             assert asked.done == {}
             await engine.resume()
-        for session, count in {"a": LONG, "b": LONG, "c": 4}.items():
+        for session, count in {"a": rig.long, "b": rig.long, "c": 4}.items():
             got = asked.done[session]
             assert (len(got.token_ids), got.finish, got.versions) == (count, FinishReason.LENGTH, ((0, count),))
             assert rig.policies.agree(got, prompt=prompt_of(session))
@@ -44,7 +42,7 @@ def test_a_completion_that_is_kept_continues_with_the_weights_that_were_loaded(r
     async def test(engine: PolicyEngine) -> None:
         rig.is_changed = True
         async with Asked(engine) as asked:
-            await asked.begun("ab", how())
+            await asked.begun("ab", how(rig.long))
             await engine.pause(PauseMode.KEEP)
             await engine.load(rig.policies.weights[1])
             assert (await engine.health()).is_paused
@@ -52,7 +50,7 @@ def test_a_completion_that_is_kept_continues_with_the_weights_that_were_loaded(r
         for session in "ab":
             got = asked.done[session]
             assert [version for version, _ in got.versions] == [0, 1]
-            assert sum(count for _, count in got.versions) == len(got.token_ids) == LONG
+            assert sum(count for _, count in got.versions) == len(got.token_ids) == rig.long
             assert rig.policies.agree(got, prompt=prompt_of(session))
 
     rig.run(test)
@@ -61,7 +59,7 @@ def test_a_completion_that_is_kept_continues_with_the_weights_that_were_loaded(r
 def test_a_pause_that_aborts_returns_the_tokens_so_far_and_new_requests_wait(rig: Rig) -> None:
     async def test(engine: PolicyEngine) -> None:
         async with Asked(engine) as asked:
-            await asked.begun("ab", how())
+            await asked.begun("ab", how(rig.long))
             await engine.pause(PauseMode.ABORT)
             with anyio.fail_after(5):
                 while len(asked.done) < 2:  # noqa: ASYNC110 - the tasks return a moment later
@@ -75,7 +73,7 @@ def test_a_pause_that_aborts_returns_the_tokens_so_far_and_new_requests_wait(rig
             await engine.resume()
         for session in "ab":
             assert asked.done[session].finish is FinishReason.ABORTED
-            assert 0 < len(asked.done[session].token_ids) < LONG
+            assert 0 < len(asked.done[session].token_ids) < rig.long
             assert rig.policies.agree(asked.done[session], prompt=prompt_of(session))
         assert (len(asked.done["c"].token_ids), len(asked.done["d"].token_ids)) == (4, 0)
         assert asked.done["d"].finish is FinishReason.ABORTED
