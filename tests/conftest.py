@@ -116,6 +116,13 @@ def pytest_make_parametrize_id(val: object) -> str | None:
     return f"{val[:40]!a}... ({len(val)})" if isinstance(val, str | bytes) and len(val) > 200 else None
 
 
+@pytest.hookimpl(trylast=True)  # after pytest-randomly
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with slow tests, so that no worker is left with one at the end; groups come first anyway."""
+    names = ("slow", "xdist_group")
+    items.sort(key=lambda item: [item.get_closest_marker(name) is None for name in names] != [False, True])
+
+
 def pytest_collection_finish() -> None:
     """Let the garbage collector look only at what the tests themselves make."""
     gc.freeze()

@@ -161,9 +161,9 @@ def test_every_problem_of_a_file_is_a_line_that_begins_with_its_key(tmp_path: Pa
 
 
 def test_serve_prints_ready_serves_clients_and_ends_on_a_signal(call: Call, tmp_path: Path) -> None:
-    state = ["--state", str(tmp_path)]
+    settings = ["--state", str(tmp_path), "--set", "envs.sandboxes=1", "--set", "envs.warm=0"]
     with subprocess.Popen(
-        [SCRIPT, "serve", "--port", "0", *state], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [SCRIPT, "serve", "--port", "0", *settings], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as server:
         try:
             assert server.stdout is not None

@@ -48,7 +48,7 @@ def test_the_package_of_the_guide_installs_is_found_by_its_name_and_plays_as_sho
     (tmp_path / "questions.jsonl").write_text(files_of(GUIDE.read_text(encoding="utf-8"))["questions.jsonl"])
     output = run(sys.executable, "-Werror", "-m", "doctest", GUIDE, cwd=tmp_path, PYTHONPATH=str(lift))
     assert output == ""  # doctest prints only differences
-    with serving("process", tmp_path, environments=lift) as gateway:
+    with serving("process", tmp_path, "envs.sandboxes=1", "envs.warm=0", environments=lift) as gateway:
         for env_id in ("Lift-v0", "SlowLift-v0"):
             with envkit.make(env_id, url=gateway.url) as env:
                 assert env.reset(seed=1)[0] == "The lift is on floor 3. It was called on floor 2."

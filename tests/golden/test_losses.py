@@ -208,8 +208,9 @@ def test_the_gradient_is_the_slope_of_the_sum(kind: str, seed: int) -> None:
     def total(token: int, step: float) -> float:
         return math.fsum(map(math.fsum, evaluate_part(kind, {}, drawn.moved(rollouts, token, step)).value))
 
-    slopes = [(total(token, STEP) - total(token, -STEP)) / (2 * STEP) for token in range(len(gradient))]
-    assert gradient == pytest.approx(slopes, rel=1e-4, abs=1e-6)
+    third = range(seed, len(gradient), 3)  # of the tokens, another one for each seed
+    slopes = [(total(token, STEP) - total(token, -STEP)) / (2 * STEP) for token in third]
+    assert [gradient[token] for token in third] == pytest.approx(slopes, rel=1e-4, abs=1e-6)
 
 
 @pytest.mark.parametrize("kind", kinds.names("losses"))

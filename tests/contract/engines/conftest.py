@@ -17,14 +17,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.model)
             name = "vllm" if item.get_closest_marker("vllm") else "transformers"
             item.add_marker(pytest.mark.xdist_group(name))
-    items.sort(key=_kills)
-
-
-def _kills(item: pytest.Item) -> int:
-    """Tests that kill the server come last: so it is started only twice, and does not outlive this folder."""
-    if item.path.name != "test_vllm_killed.py":
-        return 0
-    return 2 if "killed_owner" in item.name else 1
+    items.sort(key=lambda item: item.path.name == "test_vllm_killed.py")  # it ends the server
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -8,7 +8,7 @@ import pytest
 from envkit.errors import SessionConflictError
 from envkit.protocols import PolicyEngine
 from envkit.types import FinishReason, SamplingParams
-from tests.contract.engines.rigs import PROMPT, STOPPED_PROMPT, Asked, Rig, is_still, prompt_of, score
+from tests.contract.engines.rigs import PROMPT, STOPPED_PROMPT, Asked, Rig, fed_at_least, is_still, prompt_of, score
 from tests.trainer_bridge.models import slow_logps
 
 EOS = 2
@@ -96,22 +96,26 @@ def test_a_later_turn_of_a_session_has_the_log_probabilities_of_its_whole_prompt
 
 def test_an_aborted_session_returns_its_tokens_so_far_and_can_be_continued(rig: Rig) -> None:
     async def test(engine: PolicyEngine) -> None:
-        long = rig.long
         async with Asked(engine) as asked:
-            await asked.begun("ab", how(long))
+            await asked.begun("ab", how(rig.long))
             await engine.abort("a")
+            with anyio.fail_after(5):
+                while "a" not in asked.done:  # noqa: ASYNC110 - its task returns a moment later
+                    await anyio.sleep(0.01)
+            await fed_at_least(engine, 8, (await engine.health()).fed_tokens)  # the other one goes on
+            await engine.abort("b")
         aborted, other = asked.done["a"], asked.done["b"]
         count = len(aborted.token_ids)
         assert (aborted.finish, aborted.versions) == (FinishReason.ABORTED, ((0, count),))
-        assert 0 < count < long
-        assert (len(other.token_ids), other.finish) == (long, FinishReason.LENGTH)
+        assert 0 < count < rig.long
         assert rig.policies.agree(aborted, prompt=prompt_of("a"))
         assert rig.policies.agree(other, prompt=prompt_of("b"))
 
-        whole = await engine.generate(prompt_of("a"), how(long), session="a", so_far=aborted)
+        end = count + 12
+        whole = await engine.generate(prompt_of("a"), how(end), session="a", so_far=aborted)
         assert whole.token_ids.tolist()[:count] == aborted.token_ids.tolist()
         assert whole.logprobs.tolist()[:count] == aborted.logprobs.tolist()
-        assert (len(whole.token_ids), whole.finish, whole.versions) == (long, FinishReason.LENGTH, ((0, long),))
+        assert (len(whole.token_ids), whole.finish, whole.versions) == (end, FinishReason.LENGTH, ((0, end),))
         assert rig.policies.agree(whole, prompt=prompt_of("a"))
 
     rig.run(test)
@@ -152,9 +156,12 @@ def test_health_counts_what_runs_and_what_the_model_has_processed(rig: Rig) -> N
         idle = await engine.health()
         assert (idle.version, idle.running, idle.waiting, idle.is_paused) == (0, 0, 0, False)
         async with Asked(engine) as asked:
-            await asked.begun("ab", how(rig.long))
-            assert (await engine.health()).running == 2
-        each = len(prompt_of("a")) + rig.long
+            asked.ask("a", how(24))
+            asked.ask("b", how(24))
+            with anyio.fail_after(20):
+                while (await engine.health()).running < 2:  # noqa: ASYNC110 - there is no event
+                    await anyio.sleep(0.01)
+        each = len(prompt_of("a")) + 24
         # The last token of a completion need not be processed.
         assert 2 * (each - 1) <= (await engine.health()).fed_tokens - idle.fed_tokens <= 2 * each
 

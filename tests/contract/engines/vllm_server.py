@@ -16,7 +16,7 @@ LORA_RANK = 8
 
 
 class VllmProcess:
-    """A server in a process of its own, started at the first use of `url`, and again after it was killed.
+    """A server in a process of its own.
 
     Args:
         model: Folder of the model.
@@ -33,16 +33,8 @@ class VllmProcess:
 
     @property
     def url(self) -> str:
-        """Its address, which stays the same."""
-        if self._process is None or self._process.poll() is not None:
-            self.start()
+        """Its address."""
         return f"http://127.0.0.1:{self._port}"
-
-    @property
-    def owner_pid(self) -> int:
-        """Pid of ``envkit vllm``."""
-        assert self._process is not None
-        return self._process.pid
 
     def start(self) -> None:
         """Start it, and wait until it answers."""
@@ -107,6 +99,7 @@ def child_named(pids: list[int], name: str) -> int | None:
     return None
 
 
-def shared_memory() -> set[str]:
-    """The shared memory of Python's processes on this machine."""
-    return {path.name for path in Path("/dev/shm").glob("psm_*")}
+def shared_memory(pids: list[int]) -> set[Path]:
+    """The files of shared memory that processes have mapped."""
+    lines = [line for pid in pids for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+    return {Path("/dev/shm") / line.partition("/dev/shm/")[2] for line in lines if "/dev/shm/psm_" in line}

@@ -20,7 +20,10 @@ from envkit.wiring import environments
 from tests.e2e.campaign import accounted_for, answers, moves_of, played, reported_rebuilds
 from tests.e2e.fleet.fleet import DOCKER, LOCAL, Gateway, run, serving
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root's sandboxes outlive a server")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root's sandboxes outlive a server"),
+]
 
 both = pytest.mark.parametrize("kind", [LOCAL, DOCKER])
 ONE_SANDBOX = ("envs.sandboxes=1", "envs.warm=1", "restarts.budget=20", "restarts.window_s=0.5")

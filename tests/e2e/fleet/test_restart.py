@@ -17,7 +17,10 @@ from envkit.types import Task
 from tests.contract.kinds import new_marker, sleepers, until
 from tests.e2e.fleet.fleet import DOCKER, LOCAL, NOTHING, Gateway, free_port, run, serving
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root's sandboxes outlive a server")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root's sandboxes outlive a server"),
+]
 
 both = pytest.mark.parametrize("kind", [LOCAL, DOCKER])
 TAKEN_BACK = "re-attached after a restart"

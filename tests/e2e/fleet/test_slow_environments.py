@@ -11,6 +11,8 @@ import pytest
 
 from tests.e2e.fleet.fleet import install_environment
 
+pytestmark = pytest.mark.slow
+
 ENVIRONMENT = """
 import ctypes
 import time

@@ -112,7 +112,11 @@ def test_an_environment_that_opens_a_sandbox_inside_its_sandbox_gets_an_error_wi
 def test_a_servers_log_has_the_traceback_and_its_callers_the_files_base_name(
     kind: str, tmp_path: Path, broken: Path
 ) -> None:
-    with serving(kind, tmp_path, environments=broken) as gateway, envkit.make("Crash-v0", url=gateway.url) as env:
+    one_sandbox = ("envs.sandboxes=1", "envs.warm=0") if kind == "local" else ()
+    with (
+        serving(kind, tmp_path, *one_sandbox, environments=broken) as gateway,
+        envkit.make("Crash-v0", url=gateway.url) as env,
+    ):
         env.reset(seed=5)
         with pytest.raises(EnvError) as raised:
             env.step("on")

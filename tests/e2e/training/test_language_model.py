@@ -41,6 +41,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_a_language_model_imitates_and_then_learns_from_reward(tmp_path: Path, smollm2: Path) -> None:
     lessons = ("imitation.states=32", "imitation.updates=3", "imitation.batch=8")

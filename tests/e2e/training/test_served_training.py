@@ -25,6 +25,7 @@ pytestmark = pytest.mark.xdist_group("training")
 PATIENCE_S = 300
 """After which a run hangs; on a machine where much else runs, training takes many times as long."""
 STEPS, EPISODES = 3, 16
+ONE_SANDBOX = ("envs.sandboxes=1", "envs.warm=0")
 
 SMALL: dict[str, Any] = {
     "seed": 3,
@@ -74,7 +75,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_on_a_server_plays_the_episodes_of_a_run_in_its_own_sandbox(own: Path, tmp_path: Path) -> None:
-    with serving("process", tmp_path, "envs.sandboxes=2") as gateway:
+    with serving("process", tmp_path, "envs.sandboxes=2", "envs.warm=0") as gateway:
         summary = envkit.train(served(gateway.url), output=tmp_path / "run")
 
     assert (summary.train_steps, summary.episodes, summary.lost_episodes) == (STEPS, STEPS * EPISODES, 0)
@@ -102,12 +103,12 @@ def test_a_server_that_is_killed_and_restarted_loses_no_episode_of_the_plan(
             summary.append(await clock.to_thread(run))
 
         async with anyio.create_task_group() as tasks:
-            with serving("process", tmp_path, port=port) as gateway:
+            with serving("process", tmp_path, *ONE_SANDBOX, port=port) as gateway:
                 tasks.start_soon(train, gateway.url)
                 await until_it_plays_train_step_2(gateway)
                 await gateway.end(signal.SIGKILL)
             await anyio.sleep(2)
-            with serving("process", tmp_path, port=port):
+            with serving("process", tmp_path, *ONE_SANDBOX, port=port):
                 while not summary:  # noqa: ASYNC110
                     await anyio.sleep(0.1)
         return summary[0]
@@ -138,7 +139,7 @@ def test_a_full_server_is_waited_for(own: Path, tmp_path: Path, capsys: pytest.C
                     printed += capsys.readouterr().out
                 await last_leases.aclose()  # the run goes on with three slots
 
-    with serving("process", tmp_path, f"envs.capacity={EPISODES}", "envs.sandboxes=1") as gateway:
+    with serving("process", tmp_path, *ONE_SANDBOX, f"envs.capacity={EPISODES}") as gateway:
         clock.run(main, gateway.url)
 
     assert [episode[0] for episode in played(tmp_path / "run")] == [episode[0] for episode in played(own)]
@@ -147,7 +148,7 @@ def test_a_full_server_is_waited_for(own: Path, tmp_path: Path, capsys: pytest.C
 def test_a_run_whose_server_does_not_return_saves_a_checkpoint_and_continues_on_another_server(
     own: Path, tmp_path: Path
 ) -> None:
-    with serving("process", tmp_path) as gateway:
+    with serving("process", tmp_path, *ONE_SANDBOX) as gateway:
 
         def kill(step: int, values: object) -> None:
             if step == 2:
@@ -156,7 +157,7 @@ def test_a_run_whose_server_does_not_return_saves_a_checkpoint_and_continues_on_
         with pytest.raises(EnvkitError, match=r"^env.url: lost the server for 1 s: .* with --resume$"):
             envkit.train(served(gateway.url, outage_timeout_s=1), output=tmp_path / "run", on_step=kill)
     assert (tmp_path / "run/checkpoints/step-2").exists()
-    with serving("process", tmp_path) as gateway:
+    with serving("process", tmp_path, *ONE_SANDBOX) as gateway:
         envkit.train(served(gateway.url), output=tmp_path / "run", resume=True)
     assert played(tmp_path / "run") == played(own)
 
@@ -183,7 +184,7 @@ def register_all():
 def test_an_environment_that_only_the_server_has_trains_a_model_without_imitation(tmp_path: Path) -> None:
     install_environment(tmp_path / "site-packages", "echo", ECHO)
     model = write_chat(tmp_path / "model", seed=5)
-    with serving("process", tmp_path, environments=tmp_path / "site-packages") as gateway:
+    with serving("process", tmp_path, *ONE_SANDBOX, environments=tmp_path / "site-packages") as gateway:
         config = {
             "env": {"id": "Echo-v0", "url": gateway.url},
             "engine": {"model": str(model), "device": "cpu"},

@@ -419,7 +419,7 @@ def test_a_run_that_does_not_end_is_repeated_once_and_not_resolved(hangs: bytes,
 
     async def main() -> tuple[Verdict, int]:
         async with open_tool_pool("local") as pool:
-            return await graded_in(pool, task(), tmp_path, hangs, timeout_s=1.5), len(pool.views())
+            return await graded_in(pool, task(), tmp_path, hangs, timeout_s=0.7), len(pool.views())
 
     found, runs = clock.run(main)
     assert (found.resolved, found.problem, runs) == (False, "the tests did not end in time", 2)
@@ -464,10 +464,11 @@ def test_without_pytest_there_is_an_error_and_no_verdict(tmp_path: Path) -> None
     assert not verdict.resolved
 
 
+@pytest.mark.slow
 @pytest.mark.bwrap
 def test_a_run_that_took_too_long_is_repeated_with_more_time(tmp_path: Path) -> None:
-    slow = "import time\ndef test_slow():\n    time.sleep(5)\n"
-    found = graded(with_tests(tmp_path, slow + BROKEN, failing=("test_a", "test_slow")), tmp_path, timeout_s=5.0)
+    slow = "import time\ndef test_slow():\n    time.sleep(2.5)\n"
+    found = graded(with_tests(tmp_path, slow + BROKEN, failing=("test_a", "test_slow")), tmp_path, timeout_s=2.5)
     assert (found.resolved, found.problem) == (True, "")
 
 

@@ -131,7 +131,7 @@ def whole(folder: Path, algorithm: str, minibatches: int) -> tuple[dict[Any, flo
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-@settings(max_examples=4)
+@settings(max_examples=3)
 @given(
     samples=cuts(),
     micro_tokens=st.sampled_from([1, 60, 10**6]),

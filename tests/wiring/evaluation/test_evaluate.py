@@ -92,6 +92,7 @@ class Killer(SilentDisplay):
 
 def test_a_lost_server_is_named(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "envkit", "serve", "--port", "0", "--state", str(tmp_path)]
+    command += ["--set", "envs.sandboxes=1", "--set", "envs.warm=0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         url = server.stdout.readline().split()[1]

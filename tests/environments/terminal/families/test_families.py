@@ -76,15 +76,15 @@ def test_words_are_different_and_none_is_part_of_another() -> None:
 
 
 @levels
-def test_the_oracle_solves_the_task_and_doing_nothing_does_not(name: str, difficulty: int) -> None:
+def test_the_oracle_solves_the_task(name: str, difficulty: int) -> None:
     task = drawn(name, difficulty, difficulty)
     assert play(task, task.solution) == ""
-    assert play(task) != ""
 
 
 @pytest.mark.parametrize(("name", "difficulty"), [level for level in LEVELS if level[1] in (1, MAX_DIFFICULTY)])
-def test_the_solution_of_another_seed_does_not_solve_the_task(name: str, difficulty: int) -> None:
+def test_neither_doing_nothing_nor_the_solution_of_another_seed_solves_the_task(name: str, difficulty: int) -> None:
     task, other = drawn(name, 5, difficulty), drawn(name, 6, difficulty)
+    assert play(task) != ""
     assert play(task, f"(\n{other.solution}\n) >/dev/null 2>&1 || true") != ""
 
 
