@@ -292,6 +292,11 @@ class TrainLoop:
             tasks.start_soon(self._watch, display)
             batch = await scheduler.batch()
         self._waits.append(rollout_s := clock.now() - began)
+        if batch.filtered and len(batch.groups) < batch.wanted:
+            display.announce(
+                f"train step {number} has {len(batch.groups)} of {batch.wanted} groups: {len(batch.filtered)} were "
+                "rejected, which is rollout.max_filtered times as many"
+            )
         samples = with_stale_ignored(samples_of(batch.groups), batch.version, scheduler.pace.max_lag)
         if not samples:
             raise EnvkitError(f"train step {number}: {why_no_samples(batch.trajectories)}")
@@ -317,7 +322,7 @@ class TrainLoop:
             updates = report.get("updates", 1.0) + report.get("skipped_updates", 0.0)
             seconds = {"rollout_s": rollout_s, "update_s": times[2] - times[0], "push_s": push.exposed_s}
             values = {
-                **step_metrics(batch, report, seconds),
+                **step_metrics(batch.played if batch.filtered else batch, report, seconds),
                 **schedule_metrics(batch, samples, before, state.accounting, updates=updates),
                 **waiting_metrics(batch, times[2] - began),
                 **quantile_metrics(durations(batch.attempts)),
@@ -403,7 +408,7 @@ class TrainLoop:
             "tokens/s": f"{values['tokens_per_s']:.0f}",
             "lost": f"{self.state.lost_episodes}",
         }
-        if self._scheduler.pace.ahead:
+        if self._scheduler.pace.ahead and "lag_mean" in values:
             self._shown["lag"] = f"{values['lag_mean']:.1f}"
         if "entropy_nats" in values:
             self._shown["entropy"] = f"{values['entropy_nats']:.2f}"

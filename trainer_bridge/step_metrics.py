@@ -77,9 +77,16 @@ def schedule_metrics(
     return {
         **{name if name.startswith("tokens_") else f"episodes_{name}": float(count) for name, count in counts.items()},
         "groups_filtered": float(len(batch.filtered)),
-        "lag_mean": mean(lag_N.tolist()),
-        "lag_max": lag_max,
-        "lag_updates_max": lag_max * updates + max(updates - 1, 0.0),
+        "groups_missing": float(batch.wanted - len(batch.groups)),
+        **(
+            {
+                "lag_mean": mean(lag_N.tolist()),
+                "lag_max": lag_max,
+                "lag_updates_max": lag_max * updates + max(updates - 1, 0.0),
+            }
+            if len(lag_N)
+            else {}
+        ),
         **{f"lag_share_{lag}": float(count) / len(lag_N) for lag, count in enumerate(np.bincount(lag_N)) if count},
     }
 

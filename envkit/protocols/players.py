@@ -51,6 +51,10 @@ class EpisodePlayer(Protocol):
         """
         ...
 
+    async def abort(self) -> None:
+        """Let the `act` in progress return what was sampled so far. An `act` that does not return is cancelled."""
+        return
+
     def end(self) -> None:
         """Release what the episode holds. Called once, after the last action; the grader may still run."""
         return

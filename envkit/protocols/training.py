@@ -168,7 +168,7 @@ class Trainer(Protocol):
     """Trains the policy's weights. One call at a time."""
 
     async def accumulate(self, samples: Sequence[Sample]) -> None:
-        """Store samples for the next update."""
+        """Store samples for the next update, which learns nothing from their tokens that are `Sample.ignored`."""
         ...
 
     async def update(self) -> Mapping[str, float]:

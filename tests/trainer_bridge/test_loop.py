@@ -94,6 +94,7 @@ def test_the_numbers_of_a_step_are_those_of_its_episodes(tmp_path: Path) -> None
         "tokens_trained": 8.0,
         **dict.fromkeys((f"tokens_{name}" for name in ("masked", *NOTHING) if name not in ("dropped", "queued")), 0.0),
         "groups_filtered": 0.0,
+        "groups_missing": 0.0,
         "lag_mean": 0.0,
         "lag_max": 0.0,
         "lag_updates_max": 0.0,

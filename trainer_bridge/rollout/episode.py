@@ -196,7 +196,7 @@ async def _turns(
         left_s -= acted - began
         step = None
         try:
-            if action.completion.finish is not FinishReason.ABORTED:
+            if action.completion.finish is not FinishReason.ABORTED and not running.is_aborted:
                 with _deadline(step_timeout_s, StopReason.TIMEOUT, "the environment did not answer a step"):
                     step = await episode.step(action.text)
         finally:  # the record of a void episode ends with the action that was in progress
@@ -302,12 +302,18 @@ def _deadline(seconds: float | None, stop: StopReason, what: str) -> Iterator[an
 
 @dataclass(slots=True)
 class RunningEpisode:
-    """The record of an episode in progress; it has waited for what `doing` names since `since_s`."""
+    """The record of an episode in progress.
+
+    Attributes:
+        doing: What it waits for, since `since_s`.
+        is_aborted: Whether it must take no other step: it ends after the completion in progress.
+    """
 
     request: RolloutRequest
     began_s: float = 0.0
     doing: Part = "queue"
     since_s: float = 0.0
+    is_aborted: bool = False
     queue_s: float = 0.0
     reset_s: float = 0.0
     start: Reset | None = None

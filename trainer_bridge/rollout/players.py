@@ -80,6 +80,9 @@ class _PolicyEpisode(EpisodePlayer):
         history.append(Exchange(observation, tuple(token_ids)))
         return Action(self.renderer.action(token_ids), prompt.ids, completion, prompt.starts_sample)
 
+    async def abort(self) -> None:
+        await self.policy.engine.abort(self.request.session)
+
     def end(self) -> None:
         self.policy.engine.forget(self.request.session)
 

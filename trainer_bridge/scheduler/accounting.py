@@ -76,6 +76,7 @@ class Ledger:
         self._live: dict[str, Stage] = {}
         self._received: Counter[str] = Counter()
         for name, count in (counts or {}).items():
+            name = "asked" if name == "begun" else name  # in checkpoints before asynchronous training
             kind, into = name.removeprefix("tokens_"), self._tokens if name.startswith("tokens_") else self._attempts
             into[Fate.ABORTED.value if kind in {*Stage} else kind] += count
 

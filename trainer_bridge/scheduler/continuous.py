@@ -36,7 +36,8 @@ from .scheduler import Plan, Scheduler
 class Continuous(Plan):
     """Plays the groups of a training run, and gives them to the trainer in batches.
 
-    With `ahead` 0, groups are opened only while the trainer waits for a batch, and the batch has all of them.
+    With `ahead` 0, groups are opened only while the trainer waits for a batch, and without filters the batch has all of
+    them. Filters, extra members and replacements race, so that only runs without them repeat to the last digit.
 
     Args:
         host: Leases the environments.
@@ -74,7 +75,8 @@ class Continuous(Plan):
         replay: Mapping[int, Sequence[LoggedGroup]] | None = None,
     ) -> None:
         self.version = version
-        self.in_lockstep = player.repeats and not (pace.ahead or pace.group_extra or pace.straggler)
+        races = pace.ahead or pace.group_extra or pace.straggler or pace.filters
+        self.in_lockstep = player.repeats and not races
         self.pace = pace
         self._task = task
         self.ledger = Ledger(counts)
@@ -102,8 +104,10 @@ class Continuous(Plan):
         self._aborted: list[Trajectory] = []
         self._filtered: list[Group] = []
         self._env_of: dict[int, int] = {}
-        self._lost_groups: list[GroupState] = []
-        self._kept = deque[bool]([True], maxlen=4 * pace.groups_per_step)
+        self._lost_groups = 0
+        self._kept = deque[bool](maxlen=32 * pace.groups_per_step)
+        self._opened: Counter[int] = Counter()
+        self._held: Counter[int] = Counter()
         self._is_wanted = self._is_paused = False
         self._paused_s = 0.0
         self._arrived = anyio.Event()
@@ -130,7 +134,8 @@ class Continuous(Plan):
             await arrived.wait()
         self._is_wanted = False
         chosen.sort(key=lambda group: group.request.number)
-        self._buffer = [group for group in self._buffer if group not in chosen]
+        taken = {group.request.number for group in chosen}
+        self._buffer = [group for group in self._buffer if group.request.number not in taken]
         self._training = chosen
         batch = Batch(
             tuple(group.group() for group in chosen),
@@ -146,7 +151,7 @@ class Continuous(Plan):
         )
         still_open = {*self._scheduler.groups, *(group.request.number for group in self._buffer)}
         self._env_of = {number: env for number, env in self._env_of.items() if number in still_open}
-        self._void, self._aborted, self._filtered, self._lost_groups = [], [], [], []
+        self._void, self._aborted, self._filtered, self._lost_groups = [], [], [], 0
         self._paused_s = 0.0
         self._drop_stale(self.version + 1)
         self._check()
@@ -171,6 +176,7 @@ class Continuous(Plan):
             fate = Fate.DROPPED if tokens and masked == tokens else Fate.TRAINED
             self._entered(partial(self.ledger.end, session, fate, masked=masked))
         self.version = version
+        self._held.subtract(map(_env, self._training))
         self._training = []
         self._drop_stale(version)
         self._check()
@@ -234,7 +240,12 @@ class Continuous(Plan):
             place = None
         if place is None:
             return None
-        task = self._task(place.env, place.index)
+        try:
+            task = self._task(place.env, place.index)
+        except BaseException:
+            self._cursor.put_back(place)
+            raise
+        self._opened[place.env] += 1
         batch, index = divmod(place.number, pace.groups_per_step)
         seed = stable_hash(pace.seed, batch + 1)
         name = f"train/{place.number:08d}" + (f".{place.round}" if place.round else "")
@@ -275,12 +286,14 @@ class Continuous(Plan):
         self._entered(partial(self.ledger.end, request.session, Fate.ABORTED))
 
     def completed(self, group: GroupState) -> None:
-        pace = self.pace
+        pace, env = self.pace, _env(group)
+        self._opened[env] -= 1
         if group.is_void and pace.refills:
-            self._lost_groups.append(group)
+            self._lost_groups += 1
             self._end_unused(group, Fate.VOIDED)
         elif self._replay is not None or all(one.keeps(group.group()) for one in pace.filters):
             self._kept.append(True)
+            self._held[env] += 1
             self._buffer.append(group)
         else:
             self._kept.append(False)
@@ -301,8 +314,7 @@ class Continuous(Plan):
         """Return how many groups of each environment may be opened."""
         pace, room = self.pace, self._quota(self.version, self.pace.ahead + 1)
         for env, window in enumerate(room):
-            kept = sum(_env(group) == env for group in (*self._buffer, *self._training))
-            opened = sum(_env(group) == env for group in self._scheduler.groups.values())
+            kept, opened = self._held[env], self._opened[env]
             if self._is_at_cap or kept >= window:
                 room[env] = 0
             elif self._replay is not None:
@@ -310,16 +322,21 @@ class Continuous(Plan):
             elif pace.filters and pace.ahead == 0:
                 room[env] = window - opened  # as many in progress as a batch has, until a batch is kept
             elif pace.filters:
-                expected = max(sum(self._kept) / len(self._kept), 1 / (1 + pace.max_filtered))
-                room[env] = math.ceil((window - kept) / expected) - opened
+                room[env] = math.ceil((window - kept) / self._share_kept) - opened
             else:
                 room[env] = window - kept - opened
         return room
 
     @property
+    def _share_kept(self) -> float:
+        """Share of the groups that the filters are expected to keep; 1 at first."""
+        prior = self.pace.groups_per_step
+        return (sum(self._kept) + prior) / (len(self._kept) + prior)
+
+    @property
     def _is_at_cap(self) -> bool:
         """Whether too many groups were rejected for this batch to open others."""
-        rejected = len(self._filtered) + len(self._lost_groups)
+        rejected = len(self._filtered) + self._lost_groups
         return rejected >= self.pace.max_filtered * self.pace.groups_per_step
 
     def _next_batch(self) -> list[GroupState] | None:
@@ -331,6 +348,8 @@ class Continuous(Plan):
             return None if wanted & waiting else [group for group in self._buffer if group.request.number in wanted]
         if not pace.refills:
             return [*self._buffer] if len(self._buffer) >= sum(quota) else None
+        if len(self._buffer) < sum(quota) and not self._is_at_cap:
+            return None
         by_age = sorted(self._buffer, key=lambda group: (self._oldest(group), group.request.number))
         chosen: list[GroupState] = []
         for env, size in enumerate(quota):
@@ -341,10 +360,13 @@ class Continuous(Plan):
             if not chosen:
                 raise EnvkitError(self._why_no_batch())
         if pace.lag_policy is LagPolicy.WAIT:
-            rest = [group for group in by_age if group not in chosen]
+            taken = {group.request.number for group in chosen}
+            rest = [group for group in by_age if group.request.number not in taken]
             while rest and not self._can_wait(rest):  # more groups were kept than expected
                 self._drop(rest.pop())
-            if not self._can_wait([*rest, *self._scheduler.groups.values()]):
+            opened = sorted(self._scheduler.groups.values(), key=self._oldest)
+            expected = opened[:: max(1, round(1 / self._share_kept))] if pace.filters else opened
+            if not self._can_wait([*rest, *expected]):
                 return None
         return chosen
 
@@ -368,7 +390,10 @@ class Continuous(Plan):
 
     def _drop(self, group: GroupState) -> None:
         """Drop a group, and play its task again later."""
-        if group in self._buffer:
+        if group.request.number in self._scheduler.groups:
+            self._opened[_env(group)] -= 1
+        else:
+            self._held[_env(group)] -= 1
             self._buffer.remove(group)
         self._scheduler.drop(group, StopReason.STALE)
         self._end_unused(group, Fate.STALE)
@@ -384,8 +409,8 @@ class Continuous(Plan):
 
     def _why_no_batch(self) -> str:
         if not self._filtered:
-            void = [one for one in self._void if one.outcome.stop is not StopReason.STALE]
-            return f"all {len(self._lost_groups)} groups are void; the first episode: {void[0].outcome.error}"
+            reason = f"; the last episode: {self._void[-1].outcome.error}" if self._void else ""
+            return f"all {self._lost_groups} groups are void{reason}"
         names = ", ".join(one.name for one in self.pace.filters)
         return (
             f"the filters ({names}) rejected all {len(self._filtered)} groups since the last train step; the tasks may "

@@ -13,6 +13,10 @@ _SPREAD = 1e-6
 """Smallest difference of returns that counts, relative to their size; smaller ones are rounding errors."""
 
 
+_FIRST = 20
+"""Number of first groups that are not compared with others."""
+
+
 class Filter(Protocol):
     """Decides whether a group is trained on. It sees each complete group once."""
 
@@ -50,11 +54,11 @@ class SuccessBand:
 
 @dataclass(slots=True)
 class TopVariance:
-    """Keeps the share of groups whose returns vary most, compared with the last groups (RAGEN).
+    """Keeps the share of groups whose returns vary most, compared with the last groups (RAGEN); never one without any.
 
     Attributes:
         share: Share of groups to keep, in (0, 1].
-        window: Number of last groups that a group is compared with; the first ones are all kept.
+        window: Number of last groups that a group is compared with.
     """
 
     share: float
@@ -67,7 +71,9 @@ class TopVariance:
         self._seen.append(own)
         if len(self._seen) > self.window:
             self._seen.popleft()
-        return sum(one > own for one in self._seen) < self.share * len(self._seen)
+        if not ZeroVariance().keeps(group):
+            return False
+        return len(self._seen) <= _FIRST or sum(one >= own for one in self._seen) <= self.share * len(self._seen)
 
 
 def returns_of(group: Group) -> list[float]:

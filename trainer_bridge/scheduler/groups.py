@@ -21,7 +21,6 @@ class GroupState:
         last: Latest attempt of each member that ended, by member.
         versions: Version at which each of these attempts began to act; none if it never did.
         replacements: Number of members that were added for stragglers.
-        is_complete: Whether nothing more is played for the group.
     """
 
     request: GroupRequest
@@ -30,7 +29,6 @@ class GroupState:
     last: dict[int, Trajectory] = field(default_factory=dict)
     versions: dict[int, int] = field(default_factory=dict)
     replacements: int = 0
-    is_complete: bool = False
 
     def end(
         self, request: RolloutRequest, trajectory: Trajectory, version: int | None, retries: int
@@ -42,9 +40,12 @@ class GroupState:
             self.versions[request.member] = version
         if trajectory.is_void and request.attempt < retries:
             return next_attempt(request, trajectory.outcome.stop)
-        is_over = not self.queued and not self.playing
-        self.is_complete = len(self.valid) >= self.request.size or is_over
         return None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it has enough valid episodes, or nothing more is played for it."""
+        return len(self.valid) >= self.request.size or not (self.queued or self.playing)
 
     def another(self, request: RolloutRequest) -> RolloutRequest:
         """Return a request for one more member, which may take the place of that of `request`."""

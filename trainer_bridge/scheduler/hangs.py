@@ -6,14 +6,15 @@ observations and hang at the same step, while other episodes of the environment 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
-from envkit.protocols import EnvHost
-from envkit.types import Outcome, RolloutRequest, StopReason, Trajectory
+from envkit.errors import PlayerStoppedError
+from envkit.protocols import EnvHost, EpisodePlayer, Player
+from envkit.types import Observation, Outcome, Reset, RolloutRequest, StopReason, Trajectory
 
 from ..rollout.episode import RolloutLimits, play
-from ..rollout.players import ScriptedPlayer
+from ..rollout.players import Chooser
 
 _REPLAYS = 2
 """Number of fresh places in which an episode is played again."""
@@ -36,7 +37,7 @@ async def failed_if_its_action_hangs(
         limits: Limits of the episode.
         steps_of_others: Returns a number that grows with the steps of other episodes of the environment.
     """
-    player = ScriptedPlayer([[turn.action for turn in trajectory.turns]])
+    player = _Replay([turn.action for turn in trajectory.turns])
     before = steps_of_others()
     for number in range(_REPLAYS):
         request = RolloutRequest(f"{trajectory.session}/replay-{number}", trajectory.task, trajectory.member)
@@ -46,7 +47,26 @@ async def failed_if_its_action_hangs(
     if steps_of_others() == before:
         return trajectory
     reward = sum(turn.step.reward for turn in trajectory.turns if turn.step is not None)
-    return replace(trajectory, outcome=Outcome.score(StopReason.HUNG, reward, {"success": 0.0}))
+    declared = {} if trajectory.start is None else trajectory.start.info.get("metrics")
+    metrics = {"success": 0.0} if isinstance(declared, dict) and "success" in declared else {}
+    return replace(trajectory, outcome=Outcome.score(StopReason.HUNG, reward, metrics))
+
+
+@dataclass(frozen=True, slots=True)
+class _Replay(Player):
+    """Plays given actions; an episode that goes on after them is void, so that nothing grades it."""
+
+    actions: Sequence[str]
+
+    def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
+        left = iter(self.actions)
+
+        def choose(observation: Observation) -> str:
+            if (action := next(left, None)) is None:
+                raise PlayerStoppedError(StopReason.ABORTED)
+            return action
+
+        return Chooser(choose)
 
 
 def _observed(trajectory: Trajectory) -> list[str | None]:

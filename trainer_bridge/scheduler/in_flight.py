@@ -15,6 +15,9 @@ from envkit.types import Action, Observation, Reset, RolloutRequest, StopReason,
 from ..rollout.episode import RunningEpisode
 from .accounting import Ledger
 
+_ABORT_S = 5.0
+"""Maximum seconds that an engine may take to return the tokens of a completion that is aborted."""
+
 
 @dataclass(slots=True, eq=False)
 class InFlight:
@@ -28,6 +31,7 @@ class InFlight:
         is_replaced: Whether another member was started because this one takes long.
         verdict: Why the scheduler aborts it; None if it does not.
         scope: Cancels it.
+        ended: Set at its end.
     """
 
     request: RolloutRequest
@@ -36,10 +40,15 @@ class InFlight:
     is_replaced: bool = False
     verdict: StopReason | None = None
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    ended: anyio.Event = field(default_factory=anyio.Event)
 
-    def abort(self, verdict: StopReason) -> None:
-        """End the episode at once. Its completion in progress is lost; its finished turns are in its record."""
-        self.verdict = verdict
+    async def abort(self) -> None:
+        """End the episode at once. Its record has the tokens so far of a completion in progress."""
+        self.episode.is_aborted = True
+        if self.episode.doing == "engine" and self.episode.player is not None:
+            with anyio.move_on_after(_ABORT_S):
+                await self.episode.player.abort()
+                await self.ended.wait()
         self.scope.cancel()
 
     def aborted(self) -> Trajectory:
@@ -127,6 +136,9 @@ class _Episode(EpisodePlayer):
         if isinstance(action, Action):
             self.counted.ledger.receive(self.session, len(action.completion.token_ids))
         return action
+
+    async def abort(self) -> None:
+        await self.player.abort()
 
     def end(self) -> None:
         self.player.end()

@@ -21,7 +21,8 @@ class LagPolicy(StrEnum):
     """What keeps tokens from training more than `Pace.max_lag` versions after their own."""
 
     WAIT = "wait"
-    """A batch is taken only if all groups that have tokens can still be used in time. Nothing is masked or dropped."""
+    """A batch is taken only if all groups that have tokens can still be used in time. Nothing is masked, and without
+    filters nothing is dropped."""
     RESUME = "resume"
     """A batch is taken at once, and tokens that are too old are masked."""
     DROP = "drop"
@@ -93,3 +94,15 @@ class Batch(RolloutResult):
     waited_s: float = 0.0
     engine_s: float = 0.0
     paused_s: float = 0.0
+
+    @property
+    def attempts(self) -> list[Trajectory]:
+        """Every attempt once: those that finished, also of rejected groups, then the void and the aborted ones."""
+        rejected = [one for group in self.filtered for one in group.trajectories if not one.is_void]
+        finished = [one for one in self.trajectories if not one.is_void]
+        return [*finished, *rejected, *self.void, *self.aborted]
+
+    @property
+    def played(self) -> RolloutResult:
+        """The groups with those that filters rejected: what the policy can do."""
+        return RolloutResult((*self.groups, *self.filtered), self.void)

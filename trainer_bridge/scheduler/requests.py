@@ -57,7 +57,7 @@ class Cursor:
     """Numbers the groups of a run, and deals them to its environments.
 
     The share of each environment in the whole run is that of its weight, rounded by largest remainder. Within the run,
-    each number goes to the environment that is furthest behind its share, so every train step has its share, too.
+    the environment that is furthest behind its share comes next, so every train step has its share, too.
 
     Args:
         weights: Weight of each environment.
@@ -101,6 +101,10 @@ class Cursor:
     def skip(self, groups: int) -> None:
         """Begin after the first `groups` groups."""
         self._number, self._dealt = groups, [*self.planned(groups)]
+
+    def put_back(self, place: Place) -> None:
+        """Take back a place that `next` returned and nothing was played for."""
+        self._returned = sorted([*self._returned, place], key=lambda place: place.number)
 
     def give_back(self, places: Iterable[Place]) -> None:
         """Play these groups again, before new ones."""

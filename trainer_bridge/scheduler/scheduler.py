@@ -101,6 +101,7 @@ class Scheduler:
         self._fails_hangs = fails_hangs
         self._steps: Counter[str] = Counter()
         self._durations: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_DURATIONS))
+        self._tasks: TaskGroup
         self._acting = 0
         self._queue: list[tuple[tuple[int, int, int, int], RolloutRequest, GroupState]] = []
         self._asked = 0
@@ -115,6 +116,7 @@ class Scheduler:
             ExceptionGroup: Errors of the player.
         """
         async with anyio.create_task_group() as tasks:
+            self._tasks = tasks
             if self._straggler is not None:
                 tasks.start_soon(self._replace_stragglers, self._straggler)
             while True:
@@ -133,7 +135,6 @@ class Scheduler:
     def drop(self, group: GroupState, verdict: StopReason) -> None:
         """Close a group and abort what is played for it."""
         self.groups.pop(group.request.number, None)
-        group.is_complete = True
         self._abort_rest(group, verdict)
 
     def _open(self) -> None:
@@ -178,12 +179,12 @@ class Scheduler:
     def _begin(self, tasks: TaskGroup, request: RolloutRequest, group: GroupState, gate: Gate) -> None:
         self._acting += 1
         self._plan.began(request)
-        flight = InFlight(request, RunningEpisode(request))
+        flight = InFlight(request, RunningEpisode(request, began_s=clock.now(), since_s=clock.now()))
         group.playing[request.key] = self.in_flight[request.session] = flight
         tasks.start_soon(self._play, flight, group, gate)
 
     async def _play(self, flight: InFlight, group: GroupState, gate: Gate) -> None:
-        request, plan = flight.request, self._plan
+        request, plan, took_s = flight.request, self._plan, 0.0
         with flight.scope:
             trajectory = await play(
                 self._host,
@@ -194,13 +195,16 @@ class Scheduler:
                 on_played=self._played,
                 running=flight.episode,
             )
+            took_s = clock.now() - flight.episode.began_s
             if self._fails_hangs and hung_in_step(trajectory):
+                flight.is_replaced = True  # no straggler: it has ended
                 trajectory = await self._judge(trajectory)
-        if flight.scope.cancelled_caught:
+        flight.ended.set()
+        if flight.scope.cancelled_caught or (flight.verdict is not None and trajectory.is_void):
             trajectory = flight.aborted()
         del group.playing[request.key], self.in_flight[request.session]
         if trajectory.start is not None:
-            self._durations[request.task.env_id].append(clock.now() - flight.episode.began_s)
+            self._durations[request.task.env_id].append(took_s or clock.now() - flight.episode.began_s)
             self._steps[request.task.env_id] += flight.episode.steps
         plan.ended(trajectory, is_needed=flight.verdict is None)
         if flight.verdict is None:
@@ -219,6 +223,9 @@ class Scheduler:
             playing = (one for one in self.in_flight.values() if one.request.task.env_id == env_id)
             return self._steps[env_id] + sum(one.episode.steps for one in playing)
 
+        while self._acting >= max(1, min(self._num_envs, self._host.capacity)):
+            changed = self._changed
+            await changed.wait()
         self._acting += 1
         try:
             return await failed_if_its_action_hangs(trajectory, self._host, self._limits, steps_of_others)
@@ -229,11 +236,12 @@ class Scheduler:
         """Look for stragglers every second. A replacement is one more member of the group."""
         while True:
             await anyio.sleep(1.0)
+            usual_s = {env: median(seen) for env, seen in self._durations.items() if len(seen) >= _LEAST_DURATIONS}
             for group in self.groups.values():
-                size, seen = group.request.size, self._durations[group.request.task.env_id]
-                if len(seen) < _LEAST_DURATIONS or 2 * len(group.valid) < size:
+                env_id, size = group.request.task.env_id, group.request.size
+                if env_id not in usual_s or 2 * len(group.valid) < size:
                     continue
-                too_long_s = factor * median(seen)
+                too_long_s = factor * usual_s[env_id]
                 for flight in [*group.playing.values()]:
                     if not flight.is_replaced and clock.now() - flight.episode.began_s > too_long_s:
                         flight.is_replaced = True
@@ -245,14 +253,14 @@ class Scheduler:
         self.wake()
 
     def _complete(self, group: GroupState) -> None:
-        self.groups.pop(group.request.number, None)
-        group.is_complete = True
         self._abort_rest(group, StopReason.ABORTED)
         self._plan.completed(group)
+        self.groups.pop(group.request.number, None)
 
     def _abort_rest(self, group: GroupState, verdict: StopReason) -> None:
         for request in group.queued.values():
             self._plan.unasked(request)
         group.queued.clear()
         for flight in group.playing.values():
-            flight.abort(verdict)
+            flight.verdict = verdict
+            self._tasks.start_soon(flight.abort)

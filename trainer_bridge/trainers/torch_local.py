@@ -137,10 +137,10 @@ class TorchTrainer:
         Returns:
             learning_rate, policy_loss, entropy_nats, approx_kl (k3 estimate relative to the old log-probabilities),
             sampler_gap_nats (mean absolute difference between the log-probabilities of engine and trainer for the same
-            weights, in the first update that learns from tokens of these weights; absent without such tokens), samples
-            (number of samples), updates (number of optimiser updates of the policy), skipped_updates (updates left out
-            because the gradient is 0: the policy and its optimiser stay as they are), nonfinite_updates (updates left
-            out because a gradient is not finite), clip_share (of losses with a clip or a mask), correction_factor (mean
+            weights, in the first update that learns; absent if none of its tokens is of these weights), samples (number
+            of samples), updates (number of optimiser updates of the policy), skipped_updates (updates left out because
+            the gradient is 0: the policy and its optimiser stay as they are), nonfinite_updates (updates left out
+            because a gradient is not finite), clip_share (of losses with a clip or a mask), correction_factor (mean
             factor of the correction), grad_norm, advantage_abs, and value_loss with a critic. They are means over the
             tokens (for the critic, its values) of all updates with finite gradients, whatever the aggregation. There
             are also skipped_samples (samples whose advantages are 0), learned_tokens (tokens of all other samples, over
@@ -195,7 +195,7 @@ class TorchTrainer:
         factor = self._rate_factor()
         rate = factor * (settings.imitation_rate if self._phase == "imitation" else settings.learning_rate)
         critic_rate = settings.critic_learning_rate * factor
-        first_gap: float | None = 0.0
+        first_gap = None if any(sample.ignored.any() for sample in samples) else 0.0
         with torch_threads(settings.threads):
             rows = self._prepare(samples).without_ignored()
             kept = [number for number, sample in enumerate(rows.samples) if sample.mask.any()]

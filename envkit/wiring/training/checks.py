@@ -287,6 +287,8 @@ def _check_rollout(run: RunConfig) -> None:
     if max_lag < ahead:
         reason = f"must be at least rollout.ahead, which is {ahead}, or no batch could be in time"
         problems.append(f"rollout.max_lag: {reason}; got {max_lag}")
+    if max_lag and not ahead and not section.filters:
+        problems.append("rollout.max_lag: no token is old while rollout.ahead is 0; leave it out, or set ahead")
     if not ahead and section.lag_policy != "wait":
         problems.append("rollout.lag_policy: no token is old while rollout.ahead is 0; leave it out, or set ahead")
     try:
