@@ -1,7 +1,7 @@
 """Hangs: whether an action made its environment hang, or the machine did.
 
 The actions of the episode are played again, without the engine, in two fresh places. Only if both give the same
-observations and hang at the same step, while other episodes of the environment go on, the action is to blame.
+observations and hang at the same step, while other episodes of the environment go on, the action is the cause.
 """
 
 from __future__ import annotations

@@ -257,7 +257,7 @@ def pace_of(run: RunConfig) -> Pace:
 
 
 def replay_of(run: RunConfig) -> dict[int, list[LoggedGroup]] | None:
-    """Return the schedule of the run whose groups are played again; None if there is none.
+    """Return the schedule of the run whose groups are played again; None without one.
 
     Raises:
         UsageError: The folder has no schedule, or it is damaged.
