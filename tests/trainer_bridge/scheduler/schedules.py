@@ -33,7 +33,9 @@ def random_pace(rng: random.Random) -> tuple[Pace, dict[str, Any]]:
     )
     pace = replace(pace, least=min(pace.least, pace.group_size), group_size=max(pace.group_size, 3 if filters else 1))
     weights = rng.choice([(1.0,), (1.0,), (0.4, 0.3, 0.3), (5.0, 1.0)])
-    how = {"weights": weights, "train_s": rng.choice([0.0, 1.0, 30.0]), "retries": rng.randint(0, 2)}
+    # A run ends with an error if all episodes of a train step are void.
+    retries = 10 if not pace.refills and pace.groups_per_step * pace.group_size < 8 else rng.randint(0, 2)
+    how = {"weights": weights, "train_s": rng.choice([0.0, 1.0, 30.0]), "retries": retries}
     return pace, {**how, "step_timeout_s": 100.0, "tokens": 3}
 
 
