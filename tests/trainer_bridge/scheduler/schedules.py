@@ -61,7 +61,7 @@ def problems(run: Simulation) -> list[str]:
     waits = pace.lag_policy is LagPolicy.WAIT
     holds = {
         "every train step was made": len(run.rows) == pace.steps,
-        "no token is too old": max(row["lag_max"] for row in run.rows) <= pace.max_lag,
+        "no token is too old": max(row.get("lag_max", 0.0) for row in run.rows) <= pace.max_lag,
         "no batch has too many groups": all(len(batch.groups) <= pace.groups_per_step for batch in batches),
         "no group is too large": all(count <= pace.group_size for count in valid),
         "no group is too small": not pace.refills or all(count >= pace.least for count in valid),
