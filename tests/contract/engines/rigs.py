@@ -118,7 +118,7 @@ class Rig(ABC):
     """Runs a test with an engine that samples from version 0 of the policy.
 
     Attributes:
-        long: Tokens of a completion that takes many times as long as a call of the engine, however fast the machine.
+        long: Tokens of a completion that takes many times as long as a call of the engine.
     """
 
     long: int
@@ -161,7 +161,7 @@ class TransformersRig(Rig):
 class VllmRig(Rig):
     """The engine on the server of the test run."""
 
-    long = 400
+    long = 200
 
     def __init__(self, policies: Policies, process: VllmProcess) -> None:
         super().__init__(policies)
@@ -210,9 +210,15 @@ class Asked:
 
         self._tasks.start_soon(one)
 
-    async def begun(self, sessions: str, how: SamplingParams, *, tokens: int = 3) -> None:
-        """Ask for each session (a letter), and wait until their completions have some `tokens`."""
+    async def begun(self, sessions: str, how: SamplingParams) -> None:
+        """Ask for each session (a letter), and wait until their completions have some tokens."""
         fed = (await self._engine.health()).fed_tokens
         for session in sessions:
             self.ask(session, how)
-        await fed_at_least(self._engine, len(sessions) * (len(prompt_of("a")) + tokens), fed)
+        await fed_at_least(self._engine, len(sessions) * (len(prompt_of("a")) + 3), fed)
+
+    async def ended(self, sessions: str) -> None:
+        """Wait until the completions of sessions (letters) have returned."""
+        with anyio.fail_after(20):
+            while not self.done.keys() >= set(sessions):  # noqa: ASYNC110 - there is no event
+                await anyio.sleep(0.01)

@@ -31,7 +31,7 @@ def test_a_killed_server_is_lost_with_all_its_processes_and_the_tokens_that_came
             memory = shared_memory(pids)
             server = child_named(pids[1:], "api_server") or 0
             async with Asked(engine) as asked:
-                await asked.begun("ab", SamplingParams(max_tokens=vllm_rig.long, seed=3), tokens=6)
+                await asked.begun("ab", SamplingParams(max_tokens=vllm_rig.long, seed=3))
                 arrived = {one.session: one for one in engine._requests.values()}
                 os.kill(server, signal.SIGKILL)
                 assert await clock.to_thread(process.wait) == 2
