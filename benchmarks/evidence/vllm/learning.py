@@ -28,7 +28,7 @@ STALE_AFTER = (
     "trainer_bridge/trainers/torch_local.py",
     "trainer_bridge/weights",
 )
-TWIN = "tests/contract/engines/test_training.py::test_two_train_steps_on_a_server_have_no_finding"
+TWIN = "tests/contract/engines/test_training.py::test_asynchronous_train_steps_on_a_server_have_no_finding"
 FILE = ROOT / "examples" / "llm-arithmetic.yaml"
 KINDS = ("vllm", "transformers")
 MAX_GAP_NATS = 1e-4

@@ -37,7 +37,7 @@ from envkit.types import SamplingParams
 
 NAME = "vllm-performance"
 STALE_AFTER = ("trainer_bridge/engines",)
-TWIN = "tests/contract/engines/test_training.py::test_two_train_steps_on_a_server_have_no_finding"
+TWIN = "tests/contract/engines/test_training.py::test_asynchronous_train_steps_on_a_server_have_no_finding"
 TOKENS = 64
 AT_ONCE = (1, 16, 64)
 REPEATS = 3
