@@ -191,7 +191,7 @@ class Campaign:
             self.seen += 1
 
 
-def accounted_for(kind: str, folder: Path, episodes: int, kill_chance: float) -> dict[str, int]:
+def accounted_for(kind: str, folder: Path, episodes: int, kill_chance: float, *, sandboxes: int = 8) -> dict[str, int]:
     """Play a campaign on a server of its own; check that each episode ended once, and that nothing is left.
 
     Args:
@@ -199,6 +199,7 @@ def accounted_for(kind: str, folder: Path, episodes: int, kill_chance: float) ->
         folder: An empty folder for the server's state and its environment.
         episodes: Number of episodes.
         kill_chance: Probability in [0, 1] that the sandbox of an episode is killed.
+        sandboxes: Number of sandboxes of the server; half as many are warm.
 
     Returns:
         The numbers of finished, rebuilt and void episodes, of killed sandboxes, and of rebuilds.
@@ -232,7 +233,12 @@ def accounted_for(kind: str, folder: Path, episodes: int, kill_chance: float) ->
         figures.update(rebuilds=round(rebuilt))
 
     install_environment(folder / "site-packages", "once_env", ONCE_ENV)
-    settings = ("envs.sandboxes=8", "envs.warm=4", "restarts.budget=1000", "restarts.window_s=0.5")
+    settings = (
+        f"envs.sandboxes={sandboxes}",
+        f"envs.warm={sandboxes // 2}",
+        "restarts.budget=1000",
+        "restarts.window_s=0.5",
+    )
     with serving(kind, folder, *settings, environments=folder / "site-packages") as gateway:
         run(lambda: main(gateway), CAMPAIGN_S)
     return figures

@@ -73,8 +73,8 @@ def test_an_episode_of_a_killed_sandbox_continues_in_a_warm_one_soon(kind: str, 
         run(lambda: main(gateway), 180)
 
 
-@pytest.mark.parametrize("kind", [LOCAL, pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.alone])])
-def test_episodes_of_a_hanging_env_server_continue_elsewhere_soon(kind: str, tmp_path: Path) -> None:
+@pytest.mark.bwrap
+def test_episodes_of_a_hanging_env_server_continue_elsewhere_soon(tmp_path: Path) -> None:
     async def main(gateway: Gateway) -> None:
         tasks = [Task("Sokoban-v0", 3), Task("FrozenLake-v0", 4)]
         seconds: list[float] = []
@@ -106,12 +106,12 @@ def test_episodes_of_a_hanging_env_server_continue_elsewhere_soon(kind: str, tmp
                         group.start_soon(play_on, task, episode)
         assert max(seconds) < HUNG_S + BUSY * REBUILD_S
 
-    with serving(kind, tmp_path, *ONE_SANDBOX) as gateway:
+    with serving("local", tmp_path, *ONE_SANDBOX) as gateway:
         run(lambda: main(gateway), 120)
 
 
-@pytest.mark.parametrize("kind", [LOCAL])
-def test_every_episode_ends_once_when_sandboxes_are_killed(kind: str, tmp_path: Path) -> None:
-    figures = accounted_for(kind, tmp_path, 100, 0.15)
+@pytest.mark.bwrap
+def test_every_episode_ends_once_when_sandboxes_are_killed(tmp_path: Path) -> None:
+    figures = accounted_for("local", tmp_path, 60, 0.15, sandboxes=4)
 
-    assert figures["finished"] + figures["rebuilt"] + figures["void"] == 100
+    assert figures["finished"] + figures["rebuilt"] + figures["void"] == 60

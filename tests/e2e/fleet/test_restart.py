@@ -22,7 +22,6 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="only root's sandboxes outlive a server"),
 ]
 
-both = pytest.mark.parametrize("kind", [LOCAL, DOCKER])
 TAKEN_BACK = "re-attached after a restart"
 
 
@@ -30,7 +29,7 @@ def first_pids(gateway: Gateway, sandbox_ids: dict[str, str]) -> dict[str, int]:
     return {id: gateway.first_pid(sandbox_id) for id, sandbox_id in sandbox_ids.items()}
 
 
-@both
+@pytest.mark.parametrize("kind", [LOCAL, DOCKER])
 def test_named_sandboxes_survive_a_killed_server(kind: str, tmp_path: Path) -> None:
     port = free_port()
     marker = new_marker()
@@ -91,8 +90,8 @@ async def until_not_ready(client: EnvClient) -> None:
     assert ready.why == "the server is shutting down"
 
 
-@both
-def test_a_planned_restart_finishes_episodes_and_leaves_sandboxes_to_the_next_server(kind: str, tmp_path: Path) -> None:
+@pytest.mark.bwrap
+def test_a_planned_restart_finishes_episodes_and_leaves_sandboxes_to_the_next_server(tmp_path: Path) -> None:
     settings, port = ("envs.sandboxes=1", "envs.warm=0", "drain_s=20"), free_port()
 
     async def main(first: Gateway) -> None:
@@ -111,7 +110,7 @@ def test_a_planned_restart_finishes_episodes_and_leaves_sandboxes_to_the_next_se
                 await episode.step("<answer>down</answer>")
                 assert first.process.poll() is None
             assert await first.exit_code() == 0, first.log.read_text()
-            with serving(kind, tmp_path, *settings, port=port) as second:
+            with serving("local", tmp_path, *settings, port=port) as second:
                 assert await client.get("a").read("kept") == b"there"
                 assert await second.user_sandboxes() | await second.env_sandboxes() == held
                 await client.stop("a")
@@ -122,12 +121,12 @@ def test_a_planned_restart_finishes_episodes_and_leaves_sandboxes_to_the_next_se
                     await until_not_ready(player)
                     second.process.terminate()  # the second signal ends the wait
                     assert await second.exit_code() == 0, second.log.read_text()
-                    with serving(kind, tmp_path, "envs.sandboxes=1", "envs.warm=0", port=port) as third:
+                    with serving("local", tmp_path, "envs.sandboxes=1", "envs.warm=0", port=port) as third:
                         await episode.step("<answer>down</answer>")
                 assert third.left() == NOTHING
         assert first.left() == NOTHING
 
-    with serving(kind, tmp_path, *settings, port=port) as first:
+    with serving("local", tmp_path, *settings, port=port) as first:
         run(lambda: main(first), 90)
 
 
@@ -153,8 +152,8 @@ async def _work(gateway: Gateway, number: int, answers: list[str]) -> None:
                 answers.append(done.stdout)
 
 
-@both
-def test_a_server_stopped_under_load_answers_running_calls_and_leaves_nothing(kind: str, tmp_path: Path) -> None:
+@pytest.mark.bwrap
+def test_a_server_stopped_under_load_answers_running_calls_and_leaves_nothing(tmp_path: Path) -> None:
     async def main(gateway: Gateway) -> None:
         played: list[str] = []
         worked: list[str] = []
@@ -184,17 +183,17 @@ def test_a_server_stopped_under_load_answers_running_calls_and_leaves_nothing(ki
         assert gateway.process.returncode == 0, gateway.log.read_text()
         assert gateway.left() == NOTHING
 
-    with serving(kind, tmp_path, "envs.sandboxes=2", "envs.warm=1") as gateway:
+    with serving("local", tmp_path, "envs.sandboxes=2", "envs.warm=1") as gateway:
         run(lambda: main(gateway), 60)
 
 
-@pytest.mark.parametrize("kind", [LOCAL])
+@pytest.mark.bwrap
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_server_stopped_during_its_start_leaves_nothing(kind: str, number: signal.Signals, tmp_path: Path) -> None:
+def test_a_server_stopped_during_its_start_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
     async def main(gateway: Gateway) -> None:
         await until(lambda: bool(gateway.left()["groups"]), 20)
         assert await gateway.end(number) == 0
         assert gateway.left() == NOTHING
 
-    with serving(kind, tmp_path, "envs.sandboxes=2", is_awaited=False) as gateway:
+    with serving("local", tmp_path, "envs.sandboxes=2", is_awaited=False) as gateway:
         run(lambda: main(gateway), 40)

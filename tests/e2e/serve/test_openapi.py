@@ -27,7 +27,7 @@ Request: TypeAlias = Case[Any]
 pytestmark = [pytest.mark.bwrap, pytest.mark.xdist_group("openapi")]
 
 CHECKS = [status_code_conformance, content_type_conformance, response_schema_conformance]
-EXAMPLES = 8
+EXAMPLES = 6
 MAX_S = 30.0
 STREAMS = {"/v1/events"}
 UNAVAILABLE = {"no_capacity", "sandbox_lost", "sandbox_start", "unreachable"}

@@ -176,8 +176,12 @@ def test_tests_do_not_see_the_packages_of_the_machines_distribution(tmp_path: Pa
 @pytest.mark.bwrap
 @pytest.mark.slow
 def test_bugs_that_hang_flood_or_use_up_the_memory_end_their_trials(tmp_path: Path) -> None:
-    source = b"""def count(n, kept=()):
+    source = b"""import time
+
+
+def count(n):
     while n > 0:
+        time.sleep(0.01)
         n -= 1
     return n
 

@@ -133,7 +133,7 @@ from envkit.types import Task
 from envkit.wiring.sandboxes.env_sandboxes import sandbox_host
 
 async def main():
-    section = BuiltInSandboxSection(kind=sys.argv[1], count=2)
+    section = BuiltInSandboxSection(kind=sys.argv[1], count=1)
     try:
         async with sandbox_host(section, slots_per_sandbox=1, announce=print) as host:
             async with host.lease(Task(sys.argv[2], 5)) as episode:
@@ -215,13 +215,13 @@ def test_an_environment_that_only_a_script_registers_is_refused_with_a_remedy(ki
 
 @pytest.mark.bwrap
 def test_the_kind_of_sandbox_is_announced(tmp_path: Path) -> None:
-    assert script(tmp_path, "auto", "FrozenLake-v0")[0] == "sandbox: bubblewrap, 2 sandboxes"
+    assert script(tmp_path, "auto", "FrozenLake-v0")[0] == "sandbox: bubblewrap, 1 sandbox"
 
 
 def test_without_bubblewrap_plain_processes_are_used_and_the_reason_announced(tmp_path: Path) -> None:
     announced = script(tmp_path, "auto", "FrozenLake-v0", path=str(tmp_path))[0]
     reason = "because bubblewrap is not installed (apt install bubblewrap); no Docker daemon answers"
-    assert announced.startswith(f"sandbox: plain child processes, 2 sandboxes, {reason}")
+    assert announced.startswith(f"sandbox: plain child processes, 1 sandbox, {reason}")
 
 
 def test_requiring_bubblewrap_without_it_names_the_package_to_install(tmp_path: Path) -> None:

@@ -324,6 +324,7 @@ def test_a_server_on_a_machine_where_ray_never_ran_joins_a_cluster(cluster: Clus
     home, ray_folder = tmp_path / "home", tmp_path / "ray"
     home.mkdir()
     words = ["--backend", "ray", "--port", "0", "--set", f"ray.address={cluster.address}", "--set", "access_log=null"]
+    words += ["--set", "envs.sandboxes=1", "--set", "envs.warm=0"]
     with (
         (tmp_path / "log").open("w") as log,
         subprocess.Popen(

@@ -11,16 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from wandb.proto import wandb_internal_pb2
-
-Record: Any = vars(wandb_internal_pb2)["Record"]  # the package has no types for its messages
-
 _BLOCK = 32768
 _WHOLE, _LAST = 1, 4
 
 
 def records(path: Path) -> Iterator[Any]:
     """Yield the complete records of a file."""
+    from wandb.proto import wandb_internal_pb2  # not while each worker of pytest collects all tests
+
+    record: Any = vars(wandb_internal_pb2)["Record"]  # the package has no types for its messages
     data = path.read_bytes()
     assert data.startswith(b":W&B"), f"{path} is not a file of wandb"
     position, content = 7, b""
@@ -32,5 +31,5 @@ def records(path: Path) -> Iterator[Any]:
         content += data[position + 7 : position + 7 + length]
         position += 7 + length
         if kind in (_WHOLE, _LAST):
-            yield Record.FromString(content)
+            yield record.FromString(content)
             content = b""

@@ -5,6 +5,9 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+from multiprocessing import get_context
 from pathlib import Path
 
 from envkit.environments.terminal import cases, harness
@@ -13,8 +16,18 @@ from envkit.environments.terminal.families.family import DrawnTask
 ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
 
 
+@cache
+def _small_process() -> ProcessPoolExecutor:
+    """A process without torch: to start programs as another user, Python forks, which takes longer in a large one."""
+    return ProcessPoolExecutor(1, mp_context=get_context("spawn"))
+
+
 def play(task: DrawnTask, *scripts: str) -> str:
     """Run shell scripts in the task's folder and return the problem that its checks find; empty if it is solved."""
+    return _small_process().submit(_play_here, task, scripts).result()
+
+
+def _play_here(task: DrawnTask, scripts: tuple[str, ...]) -> str:
     folder = Path(tempfile.mkdtemp(prefix="task-", dir="/tmp"))
     try:
         return _play(task, folder, scripts)
