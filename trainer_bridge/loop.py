@@ -322,7 +322,7 @@ class TrainLoop:
             updates = report.get("updates", 1.0) + report.get("skipped_updates", 0.0)
             seconds = {"rollout_s": rollout_s, "update_s": times[2] - times[0], "push_s": push.exposed_s}
             values = {
-                **step_metrics(batch.played if batch.filtered else batch, report, seconds),
+                **step_metrics(batch.played, report, seconds),
                 **schedule_metrics(batch, samples, before, state.accounting, updates=updates),
                 **waiting_metrics(batch, times[2] - began),
                 **quantile_metrics(durations(batch.attempts)),
@@ -385,7 +385,7 @@ class TrainLoop:
             return {}
         return {
             f"{key}/{name}": value
-            for name, part in batch.by_name(lambda index: self._names[batch.envs[index]]).items()
+            for name, part in batch.played.by_name(lambda index: self._names[batch.envs[index]]).items()
             for key, value in step_metrics(part, {}, {}).items()
             if key not in ("policy_version", "tokens_per_s")
         }

@@ -158,7 +158,7 @@ class RolloutResult:
         Args:
             name_of: Returns the name that belongs to `Trajectory.index`.
         """
-        names = {name_of(one.index) for one in self.attempts}
+        names = {name_of(one.index) for one in (*self.trajectories, *self.void)}
         return {
             name: replace(
                 self,

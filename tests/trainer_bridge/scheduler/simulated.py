@@ -200,6 +200,7 @@ class Simulation:
             elapsed_s=lambda: 0.0,
             stop=Stop(),
             diagnostics=self.diagnostics,
+            names=[f"Slow{env}-v0" for env in range(len(weights))] if len(weights) > 1 else [],
         )
 
     def run(self) -> Simulation:
