@@ -292,7 +292,10 @@ def _check_rollout(run: RunConfig) -> None:
     if not ahead and section.lag_policy != "wait":
         problems.append("rollout.lag_policy: no token is old while rollout.ahead is 0; leave it out, or set ahead")
     try:
-        replay_of(run)
+        schedule = replay_of(run)
+        if schedule is not None and run.trainer.steps > (last := max(schedule, default=0)):
+            reason = f"{section.replay_schedule} has the groups of {last} train steps"
+            problems.append(f"rollout.replay_schedule: {reason}; set trainer.steps to at most {last}")
     except UsageError as error:
         problems.append(error.detail)
     if problems:

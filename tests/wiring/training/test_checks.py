@@ -90,6 +90,24 @@ def run_of(**sections: Any) -> RunConfig:
             "algorithm.old_logprobs: the correction tis needs what the trainer computes before the first update; ",
         ),
         (
+            {"rollout": {"ahead": 2, "max_lag": 1}},
+            "rollout.max_lag: must be at least rollout.ahead, which is 2, or no batch could be in time; got 1",
+        ),
+        ({"rollout": {"max_lag": 1}}, "rollout.max_lag: no token is old while rollout.ahead is 0; "),
+        ({"rollout": {"lag_policy": "resume"}}, "rollout.lag_policy: no token is old while rollout.ahead is 0; "),
+        (
+            {"rollout": {"asynchronous": True}, "algorithm": {"preset": "reinforce"}},
+            "rollout.max_lag: the loss reinforce does not bound the ratio to the weights that sampled a token; ",
+        ),
+        (
+            {"rollout": {"asynchronous": True}, "algorithm": {"old_logprobs": "recomputed"}},
+            "rollout.max_lag: recomputed log-probabilities are those of the newest weights, which hides the lag ",
+        ),
+        (
+            {"rollout": {"replay_schedule": "tests"}},
+            "rollout.replay_schedule: tests has no schedule.jsonl; name the folder of a training run",
+        ),
+        (
             {"env": {"id": "Arithmetic-v0"}},
             "engine.model: a tiny policy needs a list of legal moves, which Arithmetic-v0 does not give; name a model",
         ),
@@ -100,6 +118,25 @@ def test_a_problem_is_one_line_that_begins_with_its_key(sections: dict[str, Any]
     assert len(found) == 1, found
     assert found[0].startswith(problem)
     assert "\n" not in found[0]
+
+
+@pytest.mark.parametrize("preset", ["grpo", "ppo", "dapo", "gspo", "cispo", "topr", "gigpo", "decoupled_ppo"])
+def test_an_algorithm_that_bounds_its_ratio_may_learn_from_older_tokens(preset: str) -> None:
+    found = checks.check(run_of(rollout={"asynchronous": True}, algorithm={"preset": preset}))
+    assert [line for line in found if "max_lag" in line] == []
+
+
+def test_a_correction_lets_any_loss_learn_from_older_tokens() -> None:
+    algorithm = {"preset": "reinforce", "correction": "tis", "old_logprobs": "recomputed"}
+    assert checks.check(run_of(rollout={"asynchronous": True}, algorithm=algorithm)) == []
+
+
+def test_a_schedule_with_fewer_train_steps_than_the_run_is_a_problem(tmp_path: Path) -> None:
+    (tmp_path / "schedule.jsonl").write_text('{"step": 1, "groups": [[0, 0, 0, [0, 1]]]}\n')
+    replays = {"replay_schedule": str(tmp_path)}
+    assert checks.check(run_of(rollout=replays, trainer={"steps": 1})) == []
+    (found,) = checks.check(run_of(rollout=replays, trainer={"steps": 2}))
+    assert found.endswith("has the groups of 1 train steps; set trainer.steps to at most 1")
 
 
 def test_a_kind_of_sandbox_that_does_not_work_here_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
