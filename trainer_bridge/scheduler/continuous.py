@@ -242,8 +242,8 @@ class Continuous(Plan):
             return None
         try:
             task = self._task(place.env, place.index)
-        except BaseException:
-            self._cursor.put_back(place)
+        except Exception:  # ends the run, whose checkpoint must not lose the group
+            self._cursor.give_back([place])
             raise
         self._opened[place.env] += 1
         batch, index = divmod(place.number, pace.groups_per_step)

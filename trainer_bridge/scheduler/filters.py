@@ -12,7 +12,6 @@ from envkit.types import Group
 _SPREAD = 1e-6
 """Smallest difference of returns that counts, relative to their size; smaller ones are rounding errors."""
 
-
 _FIRST = 20
 """Number of first groups that are not compared with others."""
 

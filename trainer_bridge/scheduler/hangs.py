@@ -70,6 +70,6 @@ class _Replay(Player):
 
 
 def _observed(trajectory: Trajectory) -> list[str | None]:
-    """Return the observations that the policy saw; the last turn has none."""
+    """Return the text of each observation; None for a step without an answer."""
     start = None if trajectory.start is None else trajectory.start.observation.text
     return [start, *(None if turn.step is None else turn.step.observation.text for turn in trajectory.turns)]

@@ -102,10 +102,6 @@ class Cursor:
         """Begin after the first `groups` groups."""
         self._number, self._dealt = groups, [*self.planned(groups)]
 
-    def put_back(self, place: Place) -> None:
-        """Take back a place that `next` returned and nothing was played for."""
-        self._returned = sorted([*self._returned, place], key=lambda place: place.number)
-
     def give_back(self, places: Iterable[Place]) -> None:
         """Play these groups again, before new ones."""
         again = [replace(place, round=place.round + 1) for place in places]

@@ -27,9 +27,7 @@ def can_wait(oldest: Sequence[int], version: int, max_lag: int, batch_sizes: Seq
         max_lag: Maximum lag.
         batch_sizes: Number of groups in each of the next `max_lag` batches.
     """
-    deadlines = sorted(one + max_lag - version for one in oldest)  # versions from now; that of the next batch is 1
-    if deadlines and deadlines[0] <= 0:
-        return False
+    deadlines = sorted(one + max_lag - version for one in oldest)  # batches from now; 0 is the one that is taken
     capacity = np.cumsum([0, *batch_sizes])
     needed = np.searchsorted(deadlines, np.arange(len(capacity)), side="right")
     return bool((needed <= capacity).all())

@@ -5,15 +5,22 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import anyio
 import pytest
 
+from envkit import clock
 from envkit.errors import EnvkitError
+from envkit.trainer_bridge.rollout import PolicyPlayer, RolloutLimits
+from envkit.trainer_bridge.scheduler.continuous import Continuous
 from envkit.trainer_bridge.scheduler.filters import SuccessBand, ZeroVariance
-from envkit.trainer_bridge.scheduler.pace import LagPolicy, Pace
+from envkit.trainer_bridge.scheduler.pace import Batch, LagPolicy, Pace
 from envkit.trainer_bridge.scheduler.requests import Cursor, read_schedule, shares
+from envkit.types import Completion, FinishReason, Group, SamplingParams, Task, floats, ints, stable_hash
+from tests.trainer_bridge.fakes import LetterRenderer, ScriptedEngine
 from tests.trainer_bridge.scheduler.schedules import problems, random_pace, random_run
 from tests.trainer_bridge.scheduler.simulated import Simulation, SlowHost, heavy_tailed, seconds_of
 
@@ -164,6 +171,18 @@ def test_every_environment_has_its_share_of_every_batch(tmp_path: Path) -> None:
         assert Counter(group.task.env_id for group in batch.groups) == {"Slow0-v0": 4, "Slow1-v0": 3, "Slow2-v0": 3}
 
 
+def test_metrics_of_an_environment_are_those_of_all_its_complete_groups(tmp_path: Path) -> None:
+    # Extra members often end after their batch was taken, and rejected groups count as played.
+    pace = Pace(steps=6, groups_per_step=6, group_size=2, group_extra=2, filters=[ZeroVariance()])
+    run = Simulation(tmp_path, SlowHost(heavy_tailed, seed=0), pace, weights=(0.5, 0.5)).run()
+    for batch, row in zip(run.scheduler.batches, run.rows, strict=True):
+        played = [*batch.groups, *batch.filtered]
+        for name in ("Slow0-v0", "Slow1-v0"):
+            count = sum(len(group.trajectories) for group in played if group.task.env_id == name)
+            assert row[f"episodes/{name}"] == count
+        assert row["episodes"] == sum(row[f"episodes/Slow{env}-v0"] for env in (0, 1))
+
+
 def test_the_shares_of_a_run_are_rounded_by_largest_remainder() -> None:
     assert shares([0.4, 0.3, 0.3], 100) == [40, 30, 30]
     assert shares([1.0, 1.0, 1.0], 10) == [4, 3, 3]
@@ -173,3 +192,88 @@ def test_the_shares_of_a_run_are_rounded_by_largest_remainder() -> None:
         for number in range(98):
             exact = [number * share / 97 for share in shares(weights, 97)]
             assert all(abs(one - two) < 1 for one, two in zip(cursor.planned(number), exact, strict=True))
+
+
+# --- Aborts and errors -----------------------------------------------------------------------------------------------
+
+
+class SlowEngine(ScriptedEngine):
+    """Samples a token a second; a completion that is aborted returns those so far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.repeats = False
+        self.aborts: dict[str | None, anyio.Event] = {}
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        session: str | None = None,
+        so_far: Completion | None = None,
+    ) -> Completion:
+        began, length = clock.now(), params.seed % 50 + 2
+        abort = self.aborts[session] = anyio.Event()
+        with anyio.move_on_after(length):
+            await abort.wait()
+        finish = FinishReason.ABORTED if abort.is_set() else FinishReason.STOP
+        count = min(length, int(clock.now() - began))
+        return Completion(ints([1] * count), floats([-0.5] * count), finish, ((self.version, count),))
+
+    async def abort(self, session: str) -> None:
+        self.aborts[session].set()
+
+
+def plan_of(engine: ScriptedEngine, pace: Pace, task: Callable[[int, int], Task]) -> Continuous:
+    limits = RolloutLimits(max_turns=1, max_tokens=1000, turn_tokens=100)
+    host = SlowHost(lambda rng: 0.0, seed=0)
+    return Continuous(host, PolicyPlayer(engine, LetterRenderer(), limits), limits, 256, pace, task)
+
+
+def test_the_tokens_of_a_completion_that_is_aborted_are_counted() -> None:
+    pace = Pace(steps=1, groups_per_step=4, group_size=4, group_extra=2)
+    plan = plan_of(SlowEngine(), pace, lambda env, number: Task("A-v0", number))
+
+    async def main() -> Batch:
+        async with clock.background_tasks() as tasks:
+            tasks.start_soon(plan.run)
+            batch = await plan.batch()
+            await anyio.sleep(10)  # until the aborted ones have ended
+            return batch
+
+    batch = clock.run(main, virtual=True)
+    counts = plan.ledger.counts()
+    assert counts["aborted"] == 4 * 2
+    assert counts["tokens_aborted"] > 4 * 2
+    assert counts["tokens_finished"] == sum(len(one.turns[0].completion.token_ids) for one in batch.trajectories)
+    assert plan.problems == []
+
+
+def test_a_group_whose_task_cannot_be_made_is_played_by_the_resumed_run() -> None:
+    def task(env: int, number: int) -> Task:
+        if number == 1:
+            raise OSError("no such file")
+        return Task("A-v0", number)
+
+    plan = plan_of(ScriptedEngine(), Pace(steps=1, groups_per_step=3, group_size=2, ahead=1, max_lag=1), task)
+    assert plan.next_group() is not None
+    with pytest.raises(OSError, match="no such file"):
+        plan.next_group()
+    again = plan.state()["again"]
+    assert [place[0] for place in again] == [1]  # type: ignore[union-attr, index]
+
+
+def test_with_filters_the_trainer_does_not_wait_for_groups_that_will_be_rejected(tmp_path: Path) -> None:
+    pace = Pace(steps=40, groups_per_step=8, group_size=8, ahead=1, max_lag=4, filters=[TenPercent()], max_filtered=50)
+    run = Simulation(tmp_path, SlowHost(heavy_tailed, seed=0), pace, steps=12).run()
+    assert run.seconds / 12 < 95.0  # 113 s if all groups in progress count as kept
+
+
+class TenPercent:
+    """Keeps one group of ten."""
+
+    name = "ten_percent"
+
+    def keeps(self, group: Group) -> bool:
+        return stable_hash(group.task.seed) % 10 == 0
