@@ -47,7 +47,7 @@ from envkit.types import (
 
 from .gates import OpenGate
 
-Part: TypeAlias = Literal["queue", "reset", "gate", "engine", "environment", "grader"]
+Phase: TypeAlias = Literal["queue", "reset", "gate", "engine", "environment", "grader"]
 """What an episode may wait for."""
 
 
@@ -311,7 +311,7 @@ class RunningEpisode:
 
     request: RolloutRequest
     began_s: float = 0.0
-    doing: Part = "queue"
+    doing: Phase = "queue"
     since_s: float = 0.0
     is_aborted: bool = False
     queue_s: float = 0.0
@@ -330,7 +330,7 @@ class RunningEpisode:
         """Number of steps that the environment has answered."""
         return sum(turn.step is not None for turn in self.turns)
 
-    def waits(self, doing: Part) -> float:
+    def waits(self, doing: Phase) -> float:
         """Enter what the episode waits for from now on, and return the time."""
         self.doing, self.since_s = doing, clock.now()
         return self.since_s
