@@ -26,6 +26,7 @@ from envkit.types import (
 from ..rollout.episode import RolloutLimits
 from . import staleness
 from .accounting import Fate, Ledger, fate_before_training
+from .filters import LearningFilter
 from .groups import GroupState
 from .in_flight import CountedPlayer
 from .pace import Batch, LagPolicy, Pace
@@ -92,8 +93,10 @@ class Continuous(Plan):
             fails_hangs=pace.fails_hangs,
         )
         self._cursor = Cursor(weights, pace.steps * pace.groups_per_step)
+        self._kept = deque[bool](maxlen=32 * pace.groups_per_step)
         if state:
             self._cursor.restore(state)
+            self._restore_filters(state)
         else:
             self._cursor.skip(version * pace.groups_per_step)
         self._replay = replay
@@ -105,7 +108,6 @@ class Continuous(Plan):
         self._filtered: list[Group] = []
         self._env_of: dict[int, int] = {}
         self._lost_groups = 0
-        self._kept = deque[bool](maxlen=32 * pace.groups_per_step)
         self._opened: Counter[int] = Counter()
         self._held: Counter[int] = Counter()
         self._is_wanted = self._is_paused = False
@@ -197,7 +199,21 @@ class Continuous(Plan):
 
     def state(self) -> dict[str, JSON]:
         """Return the state for a checkpoint of this moment, when no batch is in training."""
-        return self._cursor.state(map(_place, [*self._scheduler.groups.values(), *self._buffer]))
+        return {
+            **self._cursor.state(map(_place, [*self._scheduler.groups.values(), *self._buffer])),
+            "kept": [*self._kept],
+            "filters": [one.state() if isinstance(one, LearningFilter) else None for one in self.pace.filters],
+        }
+
+    def _restore_filters(self, state: Mapping[str, JSON]) -> None:
+        """Continue with what the filters had learned at the checkpoint; older checkpoints do not have it."""
+        kept, filters = state.get("kept", []), state.get("filters", [])
+        assert isinstance(kept, list), "state() wrote it"
+        assert isinstance(filters, list), "state() wrote it"
+        self._kept.extend(map(bool, kept))
+        for one, learned in zip(self.pace.filters, filters, strict=False):
+            if isinstance(one, LearningFilter):
+                one.restore(learned)
 
     @property
     def schedule(self) -> dict[str, JSON]:

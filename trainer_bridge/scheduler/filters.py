@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from statistics import pvariance
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-from envkit.types import Group
+from envkit.types import JSON, Group
 
 _SPREAD = 1e-6
 """Smallest difference of returns that counts, relative to their size; smaller ones are rounding errors."""
@@ -25,6 +25,15 @@ class Filter(Protocol):
     def keeps(self, group: Group) -> bool:
         """Return whether the group is trained on; its void episodes say nothing."""
         ...
+
+
+@runtime_checkable
+class LearningFilter(Filter, Protocol):
+    """A filter whose decisions depend on earlier groups, which checkpoints have in `state`."""
+
+    def state(self) -> JSON: ...
+
+    def restore(self, state: JSON) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +82,13 @@ class TopVariance:
         if not ZeroVariance().keeps(group):
             return False
         return len(self._seen) <= _FIRST or sum(one >= own for one in self._seen) <= self.share * len(self._seen)
+
+    def state(self) -> JSON:
+        return [*self._seen]
+
+    def restore(self, state: JSON) -> None:
+        assert isinstance(state, list), "state() wrote it"
+        self._seen = deque(float(str(one)) for one in state)
 
 
 def returns_of(group: Group) -> list[float]:

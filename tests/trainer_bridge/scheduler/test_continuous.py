@@ -10,13 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import anyio
+import orjson
 import pytest
 
 from envkit import clock
 from envkit.errors import EnvkitError
 from envkit.trainer_bridge.rollout import PolicyPlayer, RolloutLimits
+from envkit.trainer_bridge.run_folder import checkpoint
 from envkit.trainer_bridge.scheduler.continuous import Continuous
-from envkit.trainer_bridge.scheduler.filters import SuccessBand, ZeroVariance
+from envkit.trainer_bridge.scheduler.filters import SuccessBand, TopVariance, ZeroVariance
 from envkit.trainer_bridge.scheduler.pace import Batch, LagPolicy, Pace
 from envkit.trainer_bridge.scheduler.requests import Cursor, read_schedule, shares
 from envkit.types import Completion, FinishReason, Group, SamplingParams, Task, floats, ints, stable_hash
@@ -48,7 +50,7 @@ def test_a_train_step_takes_as_long_as_its_lag_allows(
     pace = replace(HEAVY, ahead=ahead, max_lag=max_lag, lag_policy=LagPolicy(policy))
     run = Simulation(tmp_path, SlowHost(heavy_tailed, seed=0), pace, steps=8).run()
     assert run.seconds / 8 <= seconds
-    assert run.total("tokens_masked") <= masked * 8 * 32 * 8 * 100
+    assert run.total("tokens_masked_lag") <= masked * 8 * 32 * 8 * 100
     assert max(row.get("lag_max", 0.0) for row in run.rows) <= max_lag
 
 
@@ -140,6 +142,27 @@ def test_a_schedule_that_is_replayed_has_the_same_groups_and_members(seed: int, 
     again = Simulation(tmp_path / "again", host, pace, replay=schedule, **how).run()
     assert again.notes.schedules == first.notes.schedules
     assert again.total("episodes_aborted") == 0
+
+
+def test_a_resumed_run_knows_what_its_filters_had_learned(tmp_path: Path) -> None:
+    def part(steps: int) -> Simulation:
+        top = TopVariance(0.5)
+        pace = Pace(steps=6, groups_per_step=8, group_size=2, ahead=1, max_lag=2, filters=[SuccessBand(0, 1), top])
+        return Simulation(tmp_path, SlowHost(heavy_tailed, seed=0), pace, steps=steps)
+
+    cut = part(4).run()
+    state = checkpoint.load_state(checkpoint.latest(tmp_path)).schedule
+    kept, filters = cut.scheduler.state()["kept"], cut.scheduler.state()["filters"]
+    assert len(state["filters"][1]) >= 4 * 8  # type: ignore[index, arg-type]
+    assert False in state["kept"]  # type: ignore[operator]
+    resumed = part(6).scheduler
+    assert [resumed.state()[name] for name in ("kept", "filters")] == [state["kept"], state["filters"]]
+    assert (kept, filters) == (state["kept"], state["filters"])
+    older = {name: value for name, value in state.items() if name not in ("kept", "filters")}
+    (path := checkpoint.latest(tmp_path) / "state.json").write_bytes(
+        orjson.dumps({**orjson.loads(path.read_bytes()), "schedule": older})
+    )
+    assert list(part(6).run().notes.steps) == [5, 6]
 
 
 # --- Filters, mixtures -----------------------------------------------------------------------------------------------
