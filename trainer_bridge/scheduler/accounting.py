@@ -20,6 +20,8 @@ _NAMED = 5
 """Maximum number of episodes that an error names."""
 _KIND = 40
 """Maximum characters of the kind of an action."""
+_RENAMED = {"begun": "asked", "tokens_masked": "tokens_masked_lag"}
+"""Names of counts in older checkpoints."""
 
 
 class Fate(StrEnum):
@@ -63,8 +65,8 @@ def fate_before_training(trajectory: Trajectory) -> Fate | None:
 class Ledger:
     """All attempts of a run, and the tokens that the policy sampled for them.
 
-    Attempts: asked = the sum over all fates and stages. Tokens: sampled = trained + masked + the sums over all other
-    fates and over the stages; tokens of dropped episodes are masked ones.
+    Attempts: asked = the sum over all fates and stages. Tokens: sampled = trained + masked_lag + the sums over all
+    other fates and over the stages; tokens of dropped episodes are masked ones, and lag is the only cause of masks.
 
     Args:
         counts: The counts of a checkpoint, from `counts`. Attempts without a fate are counted as aborted.
@@ -76,7 +78,7 @@ class Ledger:
         self._live: dict[str, Stage] = {}
         self._received: Counter[str] = Counter()
         for name, count in (counts or {}).items():
-            name = "asked" if name == "begun" else name  # in checkpoints before asynchronous training
+            name = _RENAMED.get(name, name)
             kind, into = name.removeprefix("tokens_"), self._tokens if name.startswith("tokens_") else self._attempts
             into[Fate.ABORTED.value if kind in {*Stage} else kind] += count
 
@@ -117,7 +119,7 @@ class Ledger:
             raise EnvkitError(f"episode {session}: {received} tokens were sampled, and its record has {tokens}")
 
     def end(self, session: str, fate: Fate, *, masked: int = 0) -> None:
-        """Enter the fate of an attempt that is queued or finished; `masked` of its tokens were not trained on.
+        """Enter the fate of an attempt that is queued or finished; `masked` of its tokens were too old to train on.
 
         Raises:
             EnvkitError: The session was not asked for, is in progress, or has ended before.
@@ -129,7 +131,7 @@ class Ledger:
         del self._live[session]
         self._attempts[fate.value] += 1
         tokens = self._received.pop(session, 0)
-        self._tokens["masked"] += tokens if fate is Fate.DROPPED else masked
+        self._tokens["masked_lag"] += tokens if fate is Fate.DROPPED else masked
         if fate is not Fate.DROPPED:
             self._tokens[fate.value] += tokens - masked
 
@@ -144,7 +146,7 @@ class Ledger:
             **{name: self._attempts[name] for name in fates},
             **{stage.value: stages[stage] for stage in Stage},
             "tokens_sampled": self._tokens["sampled"],
-            "tokens_masked": self._tokens["masked"],
+            "tokens_masked_lag": self._tokens["masked_lag"],
             **{f"tokens_{name}": self._tokens[name] for name in fates if name != Fate.DROPPED},
             **{f"tokens_{stage.value}": tokens[stage] for stage in (Stage.IN_FLIGHT, Stage.FINISHED)},
         }
@@ -159,7 +161,7 @@ class Ledger:
             if counts[stage] != number
         ]
         for total, prefix in (("asked", ""), ("tokens_sampled", "tokens_")):
-            names = [*Fate, *Stage] if not prefix else ["masked", *Fate, *Stage]
+            names = [*Fate, *Stage] if not prefix else ["masked_lag", *Fate, *Stage]
             parts = {name: counts.get(f"{prefix}{name}", 0) for name in names}
             if sum(parts.values()) != counts[total]:
                 shown = " + ".join(f"{count} {name}" for name, count in parts.items() if count)

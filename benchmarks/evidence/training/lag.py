@@ -92,11 +92,13 @@ def steady(run: Simulation) -> dict[str, float]:
     """Return the figures of the train steps that count."""
     rows, times = run.rows[FIRST:], run.scheduler.published_s
     seconds = times[-1] - times[FIRST - 1]
-    tokens = {name: sum(row[f"tokens_{name}"] for row in rows) for name in ("trained", "masked", "stale", "aborted")}
+    tokens = {
+        name: sum(row[f"tokens_{name}"] for row in rows) for name in ("trained", "masked_lag", "stale", "aborted")
+    }
     return {
         "step_s": seconds / COUNTED,
         "trained_tokens_per_s": tokens["trained"] / seconds,
-        "masked_share": tokens["masked"] / (tokens["masked"] + tokens["trained"]),
+        "masked_share": tokens["masked_lag"] / (tokens["masked_lag"] + tokens["trained"]),
         "discarded_share": (tokens["stale"] + tokens["aborted"]) / sum(tokens.values()),
         "lag_mean": fmean(row["lag_mean"] for row in rows),
         "lag_max": max(row["lag_max"] for row in rows),

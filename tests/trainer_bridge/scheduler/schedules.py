@@ -66,7 +66,7 @@ def problems(run: Simulation) -> list[str]:
         "no group is too large": all(count <= pace.group_size for count in valid),
         "no group is too small": not pace.refills or all(count >= pace.least for count in valid),
         "no group is trained on twice": set(numbers.values()) <= {1},
-        "nothing is masked while the trainer waits": not waits or counts["tokens_masked"] == counts["dropped"] == 0,
+        "nothing is masked while the trainer waits": not waits or counts["tokens_masked_lag"] == counts["dropped"] == 0,
         "nothing is dropped while the trainer waits": not (waits and pace.ahead and not pace.filters)
         or counts["stale"] == 0,
         "nothing is left": pace.refills or counts["queued"] == counts["finished"] == 0,
