@@ -95,17 +95,20 @@ class RolloutSection(Section):
 class TrainRolloutSection(RolloutSection):
     """Limits and sampling of the episodes, and how far they run ahead of the trainer."""
 
-    asynchronous: bool = False
-    """Play episodes while the trainer updates: ahead is 1 and max_lag is 4, unless they are set."""
+    asynchronous: bool | Literal["fast"] = False
+    """Play episodes while the trainer updates. true: ahead is 1, max_lag 4 and lag_policy wait, unless they are set.
+    fast: ahead is 2, max_lag 4 and lag_policy resume, unless they are set."""
     ahead: Annotated[int, Field(ge=0)] | None = None
     """Batches of episodes that may be in progress, finished or in training besides the next one. 0: the episodes of a
-    train step begin when the weights of the last one are loaded. null: 0, or 1 if asynchronous."""
+    train step begin when the weights of the last one are loaded. null: 0, or 1 if asynchronous; 2 if that is
+    fast."""
     max_lag: Annotated[int, Field(ge=0)] | None = None
     """Maximum lag of a token that is trained on: train steps whose weights are newer than those that sampled it. At
     least ahead. null: ahead, or 4 if asynchronous."""
-    lag_policy: Literal["wait", "resume", "drop"] = "wait"
+    lag_policy: Literal["wait", "resume", "drop"] | None = None
     """What keeps tokens within max_lag. wait: the trainer waits for episodes that would become too old. resume: it does
-    not wait, and tokens that are too old are masked. drop: groups with such tokens are dropped and played again."""
+    not wait, and tokens that are too old are masked. drop: groups with such tokens are dropped and played again. null:
+    wait, or resume if asynchronous is fast."""
     group_extra: Annotated[int, Field(ge=0)] = 0
     """Episodes that are played in addition for each group; the last ones to end are aborted. Shortens train steps, but
     long episodes are trained on less often."""

@@ -475,6 +475,7 @@ TRAIN: Mapping[str, How] = {
     "rollout.grade_timeout_s": How(1.0, more={"env.options": {"is_graded": True}}),
     "rollout.ahead": How(1),
     "rollout.max_lag": How(2),
+    "rollout.lag_policy": How("resume"),
     "rollout.replay_schedule": How("/no/such/run"),
     "rollout.on_hang": How("fail", more={"env.options": {"hangs": True}}),
     "rollout.straggler": How(1.1, more={**LONG_ROOMS, "rollout.group_size": 8, "trainer.steps": 3}),

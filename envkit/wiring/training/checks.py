@@ -23,6 +23,7 @@ from envkit.registry import EnvSpec
 from envkit.sandbox.bubblewrap.backend import why_unavailable
 from envkit.sandbox.docker import backend as docker
 from envkit.trainer_bridge.algorithms.algorithm import Algorithm
+from envkit.trainer_bridge.scheduler.pace import LagPolicy
 from envkit.trainer_bridge.sources.dialogues import parse_dialogues
 from envkit.wiring import environments, tasks
 from envkit.wiring.contexts import Model, RendererContext
@@ -274,7 +275,7 @@ def _check_model(name: str, key: str = "engine.model") -> None:
 
 def _check_algorithm(run: RunConfig) -> None:
     algorithm, whole = Algorithm.of(run.algorithm), run.renderer.history == "all"
-    _, max_lag = lag_of(run.rollout)
+    _, max_lag, _ = lag_of(run.rollout)
     if problems := algorithm.problems(group_size=run.rollout.group_size, whole_history=whole, max_lag=max_lag):
         raise ConfigError(problems)
     if run.algorithm.reference is not None:
@@ -282,14 +283,14 @@ def _check_algorithm(run: RunConfig) -> None:
 
 
 def _check_rollout(run: RunConfig) -> None:
-    section, (ahead, max_lag) = run.rollout, lag_of(run.rollout)
+    section, (ahead, max_lag, policy) = run.rollout, lag_of(run.rollout)
     problems = []
     if max_lag < ahead:
         reason = f"must be at least rollout.ahead, which is {ahead}, or no batch could be in time"
         problems.append(f"rollout.max_lag: {reason}; got {max_lag}")
     if max_lag and not ahead and not section.filters:
         problems.append("rollout.max_lag: no token is old while rollout.ahead is 0; leave it out, or set ahead")
-    if not ahead and section.lag_policy != "wait":
+    if not ahead and policy is not LagPolicy.WAIT:
         problems.append("rollout.lag_policy: no token is old while rollout.ahead is 0; leave it out, or set ahead")
     try:
         schedule = replay_of(run)

@@ -88,9 +88,10 @@ def resolve(run: RunConfig) -> RunConfig:
         device = engine.device if isinstance(engine, TransformersEngineSection) else "auto"
         dtype = "float32" if tiny or not has_fast_bfloat16(device) else "bfloat16"
         engine = engine.model_copy(update={"dtype": dtype})
-    rollout: dict[str, float | None] = {"turn_tokens": turn_tokens, "max_tokens": max_tokens}
+    rollout: dict[str, float | str | None] = {"turn_tokens": turn_tokens, "max_tokens": max_tokens}
     rollout["reset_timeout_s"] = reset_timeout_s(run.rollout, specs_of(run))
-    rollout["ahead"], rollout["max_lag"] = lag_of(run.rollout)
+    rollout["ahead"], rollout["max_lag"], policy = lag_of(run.rollout)
+    rollout["lag_policy"] = policy.value
     changed: dict[str, Section | list[EnvSection]] = {
         "env": envs if isinstance(run.env, list) else envs[0],
         "trainer": trainer,
@@ -227,11 +228,13 @@ def limits_of(section: RolloutSection) -> RolloutLimits:
     return RolloutLimits(**{**limits, "turn_tokens": section.turn_tokens or TURN_TOKENS})
 
 
-def lag_of(section: TrainRolloutSection) -> tuple[int, int]:
-    """Return `ahead` and `max_lag`."""
-    ahead = section.ahead if section.ahead is not None else int(section.asynchronous)
+def lag_of(section: TrainRolloutSection) -> tuple[int, int, LagPolicy]:
+    """Return `ahead`, `max_lag` and `lag_policy`."""
+    is_fast = section.asynchronous == "fast"
+    ahead = section.ahead if section.ahead is not None else 2 if is_fast else int(bool(section.asynchronous))
     usual = max(ahead, _ASYNCHRONOUS_LAG) if section.asynchronous else ahead
-    return ahead, usual if section.max_lag is None else section.max_lag
+    policy = section.lag_policy or (LagPolicy.RESUME if is_fast else LagPolicy.WAIT)
+    return ahead, usual if section.max_lag is None else section.max_lag, LagPolicy(policy)
 
 
 def pace_of(run: RunConfig) -> Pace:
@@ -246,7 +249,7 @@ def pace_of(run: RunConfig) -> Pace:
         least=2 if compares else 1,
         ahead=filled(section.ahead),
         max_lag=filled(section.max_lag),
-        lag_policy=LagPolicy(section.lag_policy),
+        lag_policy=LagPolicy(filled(section.lag_policy)),
         straggler=section.straggler,
         fails_hangs=section.on_hang == "fail",
         filters=[kinds.find("filters", one.kind).open(one) for one in section.filters],

@@ -96,6 +96,10 @@ def run_of(**sections: Any) -> RunConfig:
         ({"rollout": {"max_lag": 1}}, "rollout.max_lag: no token is old while rollout.ahead is 0; "),
         ({"rollout": {"lag_policy": "resume"}}, "rollout.lag_policy: no token is old while rollout.ahead is 0; "),
         (
+            {"rollout": {"asynchronous": "fast"}, "algorithm": {"preset": "reinforce"}},
+            "rollout.max_lag: the loss reinforce does not bound the ratio to the weights that sampled a token; ",
+        ),
+        (
             {"rollout": {"asynchronous": True}, "algorithm": {"preset": "reinforce"}},
             "rollout.max_lag: the loss reinforce does not bound the ratio to the weights that sampled a token; ",
         ),
@@ -124,6 +128,23 @@ def test_a_problem_is_one_line_that_begins_with_its_key(sections: dict[str, Any]
 def test_an_algorithm_that_bounds_its_ratio_may_learn_from_older_tokens(preset: str) -> None:
     found = checks.check(run_of(rollout={"asynchronous": True}, algorithm={"preset": preset}))
     assert [line for line in found if "max_lag" in line] == []
+
+
+@pytest.mark.parametrize(
+    ("rollout", "pace"),
+    [
+        ({}, (0, 0, "wait")),
+        ({"asynchronous": True}, (1, 4, "wait")),
+        ({"asynchronous": "fast"}, (2, 4, "resume")),
+        ({"asynchronous": "fast", "ahead": 5, "lag_policy": "drop"}, (5, 5, "drop")),
+        ({"asynchronous": "fast", "max_lag": 2, "lag_policy": "wait"}, (2, 2, "wait")),
+    ],
+)
+def test_asynchronous_names_a_pace_whose_parts_can_be_set(rollout: dict[str, Any], pace: tuple[int, int, str]) -> None:
+    run = run_of(rollout=rollout)
+    assert checks.check(run) == []
+    section = resolve.resolve(run).rollout
+    assert (section.ahead, section.max_lag, section.lag_policy) == pace
 
 
 def test_a_correction_lets_any_loss_learn_from_older_tokens() -> None:
