@@ -15,12 +15,12 @@ from typing import Protocol
 
 import anyio
 import anyio.lowlevel
-from anyio.abc import TaskGroup
+from anyio.abc import TaskGroup, TaskStatus
 
 from envkit import clock
 from envkit.errors import EnvkitError, leaves
 from envkit.protocols import PhasedTrainer, Trainer
-from envkit.runs.display import Display
+from envkit.runs.display import Display, SilentDisplay
 from envkit.runs.episodes import Decode, sample_episodes
 from envkit.types import JSON, EpisodeRecord
 
@@ -166,6 +166,9 @@ class TrainLoop:
         self._probe = probe
         self._probe_s = 0.0
         self._waits: deque[float] = deque(maxlen=20)
+        self._tasks: TaskGroup
+        self._evaluated: anyio.Event | None = None
+        self._evaluation_s = 0.0
 
     async def run(self, display: Display) -> None:
         """Imitate, and train until the last step. After a cancellation, call `save` for a checkpoint of what is done.
@@ -177,16 +180,17 @@ class TrainLoop:
             await self._imitate(self._imitation, display)
         try:
             async with clock.background_tasks() as tasks:
-                await self._reinforce(display, tasks)
+                self._tasks = tasks
+                await self._reinforce(display)
         except ExceptionGroup as errors:  # an error of the player, with its own cause
             first = next(leaves(errors))
             raise first from first.__cause__
 
-    async def _reinforce(self, display: Display, tasks: TaskGroup) -> None:
+    async def _reinforce(self, display: Display) -> None:
         settings, state = self._settings, self.state
         await self._report(self._diagnostics.begun(state.step), display)
         push = await self._channel.push()
-        tasks.start_soon(self._scheduler.run)  # not before: the engine had other weights
+        self._tasks.start_soon(self._scheduler.run)  # not before: the engine had other weights
         await self._report(await self._probed(push), display)
         shows_training = False
         await self._evaluate_and_save(display)
@@ -267,22 +271,35 @@ class TrainLoop:
                 self._saved = done
 
     async def _evaluate_and_save(self, display: Display) -> bool:
-        """Evaluate if that is due at this step, save if that is due, and return whether an evaluation was made."""
-        settings, state = self._settings, self.state
+        """Evaluate if that is due at this step, save if that is due, and return whether the display shows that."""
+        settings, state, began = self._settings, self.state, clock.now()
         at_end = state.step in (0, settings.steps)
         evaluates = (at_end or state.step % settings.evaluate_every == 0) and state.facts.get("evaluated") != state.step
+        saves, is_beside = at_end or state.step % settings.checkpoint_every == 0, False
+        # A checkpoint has the results of all evaluations before it, so that a resumed run has them.
+        if self._evaluated is not None and (evaluates or saves):
+            await self._evaluated.wait()
         if evaluates:
-            values = await self._evaluate(display)
-            state.facts.setdefault("before", values)
-            state.facts |= {"after": values, "evaluated": state.step}
-            success = values.get("eval_success" if _is_known(values) else "eval_return")
-            if isinstance(success, float) and (state.best_success is None or success >= state.best_success):
-                state.best_step, state.best_success = state.step, success
-            self._saved = None  # Save the checkpoint again if it was saved before the evaluation.
-        # Save the checkpoint after the evaluation, so that a resumed run has the result of the evaluation.
-        if at_end or (evaluates and state.best_step == state.step) or state.step % settings.checkpoint_every == 0:
+            if self._scheduler.pace.ahead and not at_end:
+                is_beside = await self._tasks.start(self._evaluate_beside, state.step)
+            if not is_beside:
+                with self._scheduler.paused():
+                    self._enter_evaluation(state.step, await self._evaluator.run(display, state.step))
+        self._evaluation_s += clock.now() - began
+        if saves or is_beside or (evaluates and state.best_step == state.step):
             await self.save()
-        return evaluates
+        return evaluates and not is_beside
+
+    async def _evaluate_beside(self, step: int, *, task_status: TaskStatus[bool]) -> None:
+        """Evaluate while training goes on, if the engine can keep the weights of train step `step`."""
+        async with self._channel.frozen() as engine:
+            if engine is not None:
+                self._evaluated = anyio.Event()
+            task_status.started(engine is not None)
+            if engine is not None:
+                self._enter_evaluation(step, await self._evaluator.run(SilentDisplay(), step, engine))
+        if self._evaluated is not None:
+            self._evaluated.set()
 
     async def _train_step(self, push: Push, display: Display) -> tuple[Push, list[Finding]]:
         """Play, update, push and record; return the push and what is wrong. `push` is that of the weights that play."""
@@ -328,11 +345,12 @@ class TrainLoop:
                 **quantile_metrics(durations(batch.attempts)),
                 "train_s": times[1] - times[0],
                 "probe_s": self._probe_s,
+                "evaluation_s": self._evaluation_s,
                 **self._by_environment(batch),
             }
             self._record.schedule(number, schedule)
             self._record.step(number, {**values, "lost_total": float(state.lost_episodes)})
-            self._learning = False
+            self._learning, self._evaluation_s = False, 0.0
             self._record_episodes(number, batch, [Span("update", *times[:2]), Span("push", *times[1:])])
         self._show(values)
         self._latest = values
@@ -390,15 +408,20 @@ class TrainLoop:
             if key not in ("policy_version", "tokens_per_s")
         }
 
-    async def _evaluate(self, display: Display) -> dict[str, JSON]:
-        with self._scheduler.paused():
-            values = await self._evaluator.run(display, self.state.step)
+    def _enter_evaluation(self, step: int, values: Mapping[str, float]) -> None:
+        """Record the evaluation of train step `step`, whose checkpoint may be the best."""
+        state, found = self.state, dict[str, JSON](values)
         if values:
-            self._record.evaluation(self.state.step, values)
+            self._record.evaluation(step, values)
             self._shown["held-out"] = (
-                f"{values['eval_success']:.3f}" if _is_known(values) else f"return {values['eval_return']:.2f}"
+                f"{values['eval_success']:.3f}" if _is_known(found) else f"return {values['eval_return']:.2f}"
             )
-        return {**values}
+        state.facts.setdefault("before", found)
+        state.facts |= {"after": found, "evaluated": step}
+        success = values.get("eval_success" if _is_known(found) else "eval_return")
+        if success is not None and (state.best_success is None or success >= state.best_success):
+            state.best_step, state.best_success = step, success
+        self._saved = None  # Save the checkpoint again if it was saved before the evaluation.
 
     def _show(self, values: Mapping[str, float]) -> None:
         if not math.isnan(values["success"]):

@@ -107,7 +107,6 @@ def waiting_metrics(batch: Batch, seconds: float) -> dict[str, float]:
         "waiting_grader_s": sum(one.grade_s for one in batch.attempts),
         "trained_mean_s": mean([_seconds(one) for one in batch.trajectories if not one.is_void]),
         **({"aborted_mean_s": mean([_seconds(one) for one in batch.aborted])} if batch.aborted else {}),
-        "evaluation_s": batch.paused_s,
         "trainer_busy_s": seconds - batch.waited_s,
         "engine_busy_s": batch.engine_s,
     }

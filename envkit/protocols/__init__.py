@@ -17,7 +17,17 @@ from envkit.protocols.sandboxes import (
     ServerPool,
     Shell,
 )
-from envkit.protocols.training import Engine, Gate, PhasedTrainer, PolicyEngine, Renderer, Tracker, Trainer, WeightSink
+from envkit.protocols.training import (
+    Engine,
+    FreezableEngine,
+    Gate,
+    PhasedTrainer,
+    PolicyEngine,
+    Renderer,
+    Tracker,
+    Trainer,
+    WeightSink,
+)
 
 __all__ = [
     "Engine",
@@ -25,6 +35,7 @@ __all__ = [
     "Episode",
     "EpisodePlayer",
     "Expert",
+    "FreezableEngine",
     "Gate",
     "Judge",
     "NamedTaskSet",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Protocol, runtime_checkable
 
 from envkit.types import (
@@ -98,6 +99,18 @@ class WeightSink(Protocol):
 
 class PolicyEngine(Engine, WeightSink, Protocol):
     """An engine that samples from the policy and can load new weights."""
+
+
+@runtime_checkable
+class FreezableEngine(PolicyEngine, Protocol):
+    """An engine that can keep its present weights for some completions, such as those of an evaluation."""
+
+    def frozen(self) -> AbstractAsyncContextManager[Engine | None]:
+        """Open an engine that has the present weights during the block, whatever is loaded meanwhile.
+
+        None if there is no room for it. There is at most one at a time.
+        """
+        ...
 
 
 class Gate(Protocol):

@@ -47,14 +47,19 @@ class Notes:
     shown: dict[int, list[EpisodeRecord]] = field(default_factory=dict)
     schedules: dict[int, Mapping[str, JSON]] = field(default_factory=dict)
     timelines: dict[int, list[Mapping[str, JSON]]] = field(default_factory=dict)
+    evaluated_after: dict[int, int] = field(default_factory=dict)
+    """The train step after which each evaluation was recorded."""
+    on_step: Callable[[Mapping[str, float]], object] = lambda values: None
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
         assert step not in self.steps
+        self.on_step(values)
         self.steps[step] = {name: value for name, value in values.items() if not name.endswith(("_s", "_mib"))}
 
     def evaluation(self, step: int, values: Mapping[str, float]) -> None:
         assert step not in self.evaluations
         self.evaluations[step] = dict(values)
+        self.evaluated_after[step] = max(self.steps, default=0)
 
     def trajectories(self, step: int, episodes: Sequence[EpisodeRecord]) -> None:
         self.shown[step] = list(episodes)
@@ -90,6 +95,7 @@ class Part:
         source: What the run imitates first.
         greedy: The success rate of a validation after a number of updates of imitation.
         goal: The success rate at which imitation ends.
+        engine: Makes the engine from what it says.
     """
 
     def __init__(
@@ -103,12 +109,13 @@ class Part:
         source: Source | None = None,
         greedy: Callable[[int], float] | None = None,
         goal: float = 1.0,
+        engine: Callable[[Callable[[Call], str]], ScriptedEngine] = ScriptedEngine,
     ) -> None:
         self.trainer = PhasedScriptedTrainer()
         self.checked: list[int] = []
         self.cut_at: int | None = None
         self.scope: anyio.CancelScope
-        self.engine = ScriptedEngine(self._say)
+        self.engine = engine(self._say)
         self.host = ScriptedHost(self.script)
         self.notes = Notes()
         self.played: list[int] = []

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from envkit.trainer_bridge.sources.source import Source
 from envkit.trainer_bridge.step_metrics import step_metrics, why_no_samples
 from envkit.types import Group, Outcome, Sample, StopReason, Task, Trajectory
 from tests.causes import cause
-from tests.trainer_bridge.fakes import Answer
+from tests.trainer_bridge.fakes import Answer, Call, ScriptedEngine
 from tests.trainer_bridge.loop_parts import PACE, SETTINGS, Part
 from tests.trainer_bridge.plain import plain
 from tests.trainer_bridge.run_folder.test_timeline import turn
@@ -51,7 +52,7 @@ def test_the_checkpoint_of_the_best_evaluation_is_kept_beside_the_newest(tmp_pat
     part = Part(tmp_path)
     successes = {0: 0.3, 2: 0.9, 4: 0.5, 6: 0.6}
 
-    async def evaluate(display: object, step: int) -> dict[str, float]:
+    async def evaluate(display: object, step: int, engine: object = None) -> dict[str, float]:
         return {"eval_success": successes[step]}
 
     part.loop._evaluator.run = evaluate  # type: ignore[method-assign]
@@ -92,7 +93,9 @@ def test_the_numbers_of_a_step_are_those_of_its_episodes(tmp_path: Path) -> None
         **dict.fromkeys((f"episodes_{name}" for name in NOTHING), 0.0),
         "tokens_sampled": 8.0,
         "tokens_trained": 8.0,
-        **dict.fromkeys((f"tokens_{name}" for name in ("masked", *NOTHING) if name not in ("dropped", "queued")), 0.0),
+        **dict.fromkeys(
+            (f"tokens_{name}" for name in ("masked_lag", *NOTHING) if name not in ("dropped", "queued")), 0.0
+        ),
         "groups_filtered": 0.0,
         "groups_missing": 0.0,
         "lag_mean": 0.0,
@@ -154,6 +157,92 @@ def test_the_recorded_episodes_of_a_train_step_are_of_several_tasks(tmp_path: Pa
     settings = replace(SETTINGS, steps=1, trajectories_every=1)
     part = Part(tmp_path, settings, pace=replace(PACE, groups_per_step=6)).run()
     assert [(one.index, one.seed) for one in part.notes.shown[1]] == [(0, 0), (2, 2), (4, 4)]
+
+
+# --- Evaluation beside training --------------------------------------------------------------------------------------
+
+
+class Freezable(ScriptedEngine):
+    """Can keep its weights for an evaluation; `copies` are the engines that have them."""
+
+    def __init__(self, say: Callable[[Call], str]) -> None:
+        super().__init__(say)
+        self.copies: list[ScriptedEngine] = []
+
+    @asynccontextmanager
+    async def frozen(self) -> AsyncIterator[ScriptedEngine | None]:
+        self.copies.append(ScriptedEngine())
+        self.copies[-1].version = self.version
+        yield self.copies[-1]
+
+
+class Full(Freezable):
+    """Has no room for other weights."""
+
+    @asynccontextmanager
+    async def frozen(self) -> AsyncIterator[ScriptedEngine | None]:
+        yield None
+
+
+class SlowEvaluations(Part):
+    """The tasks of evaluations take time, and those of training do not."""
+
+    def script(self, task: Task, time: int) -> Sequence[Answer]:
+        answers = super().script(task, time)
+        return [replace(one, after_s=5.0 * (task.seed >= 1000)) for one in answers]
+
+
+def beside(folder: Path, engine: type[ScriptedEngine] = Freezable, *, ahead: int = 1, saves: int = 100) -> Part:
+    settings = replace(SETTINGS, checkpoint_every=saves)
+    return SlowEvaluations(folder, settings, pace=replace(PACE, ahead=ahead, max_lag=4), engine=engine)
+
+
+@pytest.mark.parametrize(
+    ("engine", "ahead", "saves", "after"),
+    [
+        (Freezable, 1, 100, {0: 0, 2: 4, 4: 6, 6: 6}),
+        (Freezable, 1, 3, {0: 0, 2: 3, 4: 6, 6: 6}),  # a checkpoint has the evaluations before it
+        (Full, 1, 100, {0: 0, 2: 2, 4: 4, 6: 6}),
+        (ScriptedEngine, 1, 100, {0: 0, 2: 2, 4: 4, 6: 6}),
+        (Freezable, 0, 100, {0: 0, 2: 2, 4: 4, 6: 6}),
+    ],
+)
+def test_training_goes_on_beside_an_evaluation_if_the_engine_can_keep_its_weights(
+    engine: type[ScriptedEngine], ahead: int, saves: int, after: dict[int, int], tmp_path: Path
+) -> None:
+    part = beside(tmp_path, engine, ahead=ahead, saves=saves).run()
+    assert part.notes.evaluated_after == after
+    assert part.loop.state.best_step == 6
+    newest = checkpoint.latest(tmp_path)
+    for path in tmp_path.iterdir():
+        assert path == newest or checkpoint.load_state(path).facts["evaluated"] in range(max(after))
+    copies = part.engine.copies if isinstance(part.engine, Freezable) else []
+    assert [one.version for one in copies] == [step for step in (2, 4) if after[step] > step]
+    for one in copies:
+        assert {str(call.session).partition("-")[2].partition("-")[0] for call in one.calls} == {str(one.version)}
+        assert len(one.calls) == 2 * 3 * 2  # sampled and greedy, three tasks of two turns
+
+
+def test_a_wait_for_an_evaluation_is_measured(tmp_path: Path) -> None:
+    def waits(engine: type[ScriptedEngine]) -> list[float]:
+        part, found = beside(tmp_path / engine.__name__, engine), list[float]()
+        part.notes.on_step = lambda values: found.append(round(values["evaluation_s"]))
+        part.run()
+        return found
+
+    whole, *others = waits(Full)  # the evaluation before training always pauses it
+    assert (whole > 0, others) == (True, [0, whole, 0, whole, 0])
+    assert waits(Freezable) == [whole, 0, 0, 0, whole, 0]
+
+
+def test_a_run_that_is_stopped_in_an_evaluation_beside_it_leaves_that_out(tmp_path: Path) -> None:
+    part = beside(tmp_path)
+    part.trainer.during_update = lambda: part.scope.cancel() if part.trainer.version == 2 else None
+    part.run()
+    assert (list(part.notes.steps), list(part.notes.evaluations)) == ([1, 2, 3], [0])
+    resumed = beside(tmp_path).run()
+    assert (list(resumed.notes.steps), list(resumed.notes.evaluations)) == ([4, 5, 6], [4, 6])
+    assert resumed.loop.state.facts["before"] == part.notes.evaluations[0]
 
 
 # --- What is lost ----------------------------------------------------------------------------------------------------

@@ -8,7 +8,9 @@ iteration of the event loop form one batch, so episodes in lockstep always give 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -90,7 +92,7 @@ class _Request:
 class TransformersEngine:
     """Generates text with a causal language model of the transformers library.
 
-    It implements `envkit.protocols.PolicyEngine`.
+    It implements `envkit.protocols.FreezableEngine`.
 
     Args:
         model: Model in evaluation mode, on its device; `load` overwrites its weights.
@@ -111,6 +113,7 @@ class TransformersEngine:
     ) -> None:
         widen(model)
         self._model = model
+        self._pad_id = pad_id
         self._batch_tokens = batch_tokens
         self._threads = threads
         self._source = source
@@ -263,6 +266,17 @@ class TransformersEngine:
         finally:
             if not is_paused:
                 await self.resume()
+
+    @asynccontextmanager
+    async def frozen(self) -> AsyncIterator[TransformersEngine]:
+        """See `envkit.protocols.FreezableEngine.frozen`. It has a copy of the weights and a cache of its own."""
+        async with self._busy:
+            model = await clock.to_thread(deepcopy, self._model)
+            copy = TransformersEngine(
+                model, pad_id=self._pad_id, batch_tokens=self._batch_tokens, threads=self._threads
+            )
+            copy._version = self._version
+        yield copy
 
     async def _read(self, weights: Weights) -> int:
         """Read the weights into the model and return their version."""

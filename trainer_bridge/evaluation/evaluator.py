@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
+from envkit.protocols import Engine
 from envkit.runs.display import Display
 from envkit.types import Task, Trajectory
 
+from ..rollout import PolicyPlayer
 from ..scheduler import Rollout, RolloutResult
 
 
@@ -35,8 +38,10 @@ class Evaluator:
         self._attempts = attempts
         self._names = names
 
-    async def run(self, display: Display, step: int) -> dict[str, float]:
+    async def run(self, display: Display, step: int, engine: Engine | None = None) -> dict[str, float]:
         """Play all tasks after train step `step`, sampled and greedily; return the metrics, if there are tasks.
+
+        `engine` has the weights of the train step; None: the engine that the policy plays with.
 
         eval_success, eval_return and eval_turns are means over the valid sampled episodes; eval_greedy is the success
         of greedy play; eval_episodes is the number of valid sampled episodes. Metrics such as
@@ -44,9 +49,13 @@ class Evaluator:
         """
         if not self._tasks:
             return {}
+        rollout = self._rollout
+        if engine is not None:
+            assert isinstance(rollout.player, PolicyPlayer), "only a policy has an engine"
+            rollout = replace(rollout, player=replace(rollout.player, engine=engine))
         display.phase("evaluate", (self._attempts + 1) * len(self._tasks))
-        sampled = await self._play(self._temperature, display, f"eval-{step}-sampled", self._attempts)
-        greedy = await self._play(0.0, display, f"eval-{step}-greedy", 1)
+        sampled = await self._play(rollout, self._temperature, display, f"eval-{step}-sampled", self._attempts)
+        greedy = await self._play(rollout, 0.0, display, f"eval-{step}-greedy", 1)
         values = _evaluated(sampled, greedy)
         if not self._names:
             return values
@@ -55,11 +64,13 @@ class Evaluator:
             values |= {f"{key}/{name}": value for key, value in _evaluated(part, greedy_parts[name]).items()}
         return values
 
-    async def _play(self, temperature: float, display: Display, phase: str, attempts: int) -> RolloutResult:
+    async def _play(
+        self, rollout: Rollout, temperature: float, display: Display, phase: str, attempts: int
+    ) -> RolloutResult:
         def count(trajectory: Trajectory) -> None:
             display.advance(0 if trajectory.is_void else 1)
 
-        return await self._rollout.groups(
+        return await rollout.groups(
             self._tasks, attempts, phase=phase, temperature=temperature, seed=self._seed, on_episode=count
         )
 

@@ -92,6 +92,9 @@ async def save(
     Raises:
         UsageError: The disk is full or the folder cannot be written; older checkpoints are kept.
     """
+    content = orjson.dumps(
+        dataclasses.asdict(state), option=orjson.OPT_INDENT_2
+    )  # now: an evaluation may end meanwhile
     target = folder / f"step-{state.step}"
     draft = folder / f".step-{state.step}"
     with writing(target):
@@ -99,7 +102,7 @@ async def save(
         try:
             await trainer.save(str(draft))
             await clock.to_thread(_link_equal, draft, _found(folder)[-1:], source)
-            await clock.to_thread(_finish, draft, target, state, policy)
+            await clock.to_thread(_finish, draft, target, content, policy)
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
             raise
@@ -131,11 +134,11 @@ def _link_equal(draft: Path, newest: Sequence[Path], source: Path | None) -> Non
                     break
 
 
-def _finish(draft: Path, target: Path, state: RunState, policy: SavedPolicy | None) -> None:
+def _finish(draft: Path, target: Path, state: bytes, policy: SavedPolicy | None) -> None:
     """Write the remaining files of a checkpoint, and rename it to its final name."""
     if policy is not None:
         policy.write(draft / "policy")
-    (draft / _STATE).write_bytes(orjson.dumps(dataclasses.asdict(state), option=orjson.OPT_INDENT_2))
+    (draft / _STATE).write_bytes(state)
     aside = target.with_name(f".{target.name}.old")
     if target.exists():
         shutil.rmtree(aside, ignore_errors=True)

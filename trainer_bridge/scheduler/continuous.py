@@ -111,7 +111,6 @@ class Continuous(Plan):
         self._opened: Counter[int] = Counter()
         self._held: Counter[int] = Counter()
         self._is_wanted = self._is_paused = False
-        self._paused_s = 0.0
         self._arrived = anyio.Event()
 
     async def run(self) -> None:
@@ -149,12 +148,10 @@ class Continuous(Plan):
             wanted=sum(self._quota(self.version)),
             waited_s=clock.now() - began,
             engine_s=self._player.busy.take(),
-            paused_s=self._paused_s,
         )
         still_open = {*self._scheduler.groups, *(group.request.number for group in self._buffer)}
         self._env_of = {number: env for number, env in self._env_of.items() if number in still_open}
         self._void, self._aborted, self._filtered, self._lost_groups = [], [], [], 0
-        self._paused_s = 0.0
         self._drop_stale(self.version + 1)
         self._check()
         return batch
@@ -189,12 +186,11 @@ class Continuous(Plan):
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Open no groups during the block, such as an evaluation, which needs the places."""
-        self._is_paused, began = True, clock.now()
+        self._is_paused = True
         try:
             yield
         finally:
             self._is_paused = False
-            self._paused_s += clock.now() - began
             self._scheduler.wake()
 
     def state(self) -> dict[str, JSON]:

@@ -83,7 +83,6 @@ class Batch(RolloutResult):
         wanted: Number of groups that a batch has; this one has fewer if groups are void or too many were rejected.
         waited_s: Seconds that the trainer waited for it.
         engine_s: Seconds since the batch before in which at least one completion was in progress.
-        paused_s: Seconds since the batch before in which no group could be opened, because of an evaluation.
     """
 
     version: int = 0
@@ -93,7 +92,6 @@ class Batch(RolloutResult):
     wanted: int = 0
     waited_s: float = 0.0
     engine_s: float = 0.0
-    paused_s: float = 0.0
 
     @property
     def attempts(self) -> list[Trajectory]:

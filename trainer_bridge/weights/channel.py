@@ -9,8 +9,8 @@ import os
 import platform
 import secrets
 import shutil
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -20,7 +20,7 @@ import anyio
 
 from envkit import clock
 from envkit.errors import UsageError
-from envkit.protocols import PolicyEngine, Trainer
+from envkit.protocols import Engine, FreezableEngine, PolicyEngine, Trainer
 from envkit.runs.folder import lock_folder, private_folder
 from envkit.types import PauseMode, Weights, stable_hash
 
@@ -48,7 +48,7 @@ class Push:
 class WeightChannel:
     """Publishes the trainer's weights and loads them into the engine.
 
-    A file or folder is kept until the engine has loaded a newer one.
+    A file or folder is kept until the engine has loaded a newer one, and while a frozen engine has its weights.
 
     Args:
         trainer: Publishes its weights.
@@ -61,6 +61,7 @@ class WeightChannel:
         self._engine = engine
         self._mode = mode
         self._current: Weights | None = None
+        self._frozen: Weights | None = None
 
     async def push(self) -> Push:
         """Publish, pause the engine, load, and resume the engine."""
@@ -74,9 +75,27 @@ class WeightChannel:
                 await self._engine.resume()
         exposed_s = clock.now() - began
         before, self._current = self._current, weights
-        if before is not None and before.location and before.location != weights.location:
-            await clock.to_thread(_remove, Path(before.location))
+        if before is not self._frozen:
+            await self._remove_old(before)
         return Push(weights, before is None or before.checksum != weights.checksum, exposed_s)
+
+    @asynccontextmanager
+    async def frozen(self) -> AsyncIterator[Engine | None]:
+        """Open an engine that has the weights of the last push during the block; None if the engine cannot do that."""
+        if not isinstance(self._engine, FreezableEngine):
+            yield None
+            return
+        frozen = self._frozen = self._current
+        try:
+            async with self._engine.frozen() as engine:
+                yield engine
+        finally:
+            self._frozen = None
+            await self._remove_old(frozen)
+
+    async def _remove_old(self, weights: Weights | None) -> None:
+        if weights and weights.location and self._current and weights.location != self._current.location:
+            await clock.to_thread(_remove, Path(weights.location))
 
 
 def _remove(path: Path) -> None:

@@ -260,13 +260,15 @@ class _Run:
             yield host
 
     def _episodes_at_once(self) -> int:
-        """Return how many episodes can be in progress, graders included, in a train step or an evaluation."""
+        """Return how many episodes can be in progress, graders included: of a train step, an evaluation, or both."""
         run = self._run
-        return max(
-            run.trainer.groups_per_step
-            * (run.rollout.group_size + run.rollout.group_extra)
-            * (filled(run.rollout.ahead) + 1),
-            run.evaluation.episodes * run.evaluation.attempts * len(run.envs),
+        return (sum if filled(run.rollout.ahead) else max)(
+            (
+                run.trainer.groups_per_step
+                * (run.rollout.group_size + run.rollout.group_extra)
+                * (filled(run.rollout.ahead) + 1),
+                run.evaluation.episodes * run.evaluation.attempts * len(run.envs),
+            )
         )
 
     def _loop(self, policy: Policy, host: EnvHost, record: RunRecord, imitation: Imitation | None) -> TrainLoop:
@@ -345,12 +347,13 @@ class _Run:
         sampling, learning = (
             getattr(one, key, "") for one, key in ((self._run.engine, "dtype"), (self._run.trainer, "precision"))
         )
-        is_first = not self._warned and values.get("learned_tokens", 0) > 0
+        gap_nats = values.get("sampler_gap_nats")
+        is_first = not self._warned and values.get("learned_tokens", 0) > 0 and gap_nats is not None
         if is_first and sampling and learning and sampling != learning and self._run.algorithm.correction is None:
             self._warned = True
             self._display.announce(
                 f"the engine computes in {sampling} and the trainer in {learning}: log-probabilities differ by "
-                f"{values.get('sampler_gap_nats', math.nan):.4f} nats on average; algorithm.correction makes up for it"
+                f"{gap_nats:.4f} nats on average; algorithm.correction makes up for it"
             )
         if self._on_step is not None:
             self._on_step(number, values)

@@ -19,6 +19,7 @@ import safetensors.torch
 
 from envkit import clock
 from envkit.errors import DeadlineError
+from envkit.trainer_bridge.engines.transformers import TransformersEngine
 from envkit.types import Completion, FinishReason, PauseMode, SamplingParams, Weights
 from tests.trainer_bridge.models import open_model, shake, slow_generate, slow_logps, slow_pick
 from tests.trainer_bridge.watched import Watched, agrees_with_the_slow_way, params
@@ -237,3 +238,20 @@ def test_a_deadline_counts_the_passes_after_the_first_token_but_no_pause(tiny_fo
     scene = Scene(watched)
     clock.run(main)
     assert len(scene.done["a"].token_ids) == 3
+
+
+def test_a_frozen_engine_keeps_the_weights_that_it_was_made_with(
+    tiny_folder: Path, other_weights: tuple[Any, Weights]
+) -> None:
+    async def main() -> None:
+        other, weights = other_weights
+        engine = TransformersEngine(open_model(tiny_folder), pad_id=0)
+        async with engine.frozen() as frozen:
+            await engine.load(weights)
+            old = await frozen.generate(PROMPTS["a"], how("a"))
+            new = await engine.generate(PROMPTS["a"], how("a"))
+        agrees_with_the_slow_way(open_model(tiny_folder), PROMPTS["a"], how("a"), old)
+        agrees_with_the_slow_way(other, PROMPTS["a"], how("a"), new)
+        assert (old.versions, new.versions) == (((0, LONG),), ((1, LONG),))
+
+    clock.run(main)

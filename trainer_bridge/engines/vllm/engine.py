@@ -34,7 +34,7 @@ _ABORT_EVERY_S = 0.1
 class VllmEngine:
     """Generates text with vLLM servers.
 
-    It implements `envkit.protocols.PolicyEngine`. Open it with `running`.
+    It implements `envkit.protocols.FreezableEngine`. Open it with `running`.
 
     Args:
         settings: Settings.
@@ -119,13 +119,23 @@ class VllmEngine:
                 log-probabilities that vLLM returns.
             EnvkitError: No server is left, or one has other weights than the engine has loaded.
         """
+        return await self._generate(None, prompt_ids, params, session, so_far)
+
+    async def _generate(
+        self,
+        pinned: Replica | None,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        session: str | None,
+        so_far: Completion | None,
+    ) -> Completion:
         if params.top_p < 1 or params.top_k > 0:
             raise UsageError("the engine vllm supports neither top_p nor top_k; use 1 and 0")
         if any(one.session == session is not None and not one.is_aborted for one in self._requests.values()):
             raise SessionConflictError(
                 f"session {session}: a completion is in progress; wait for it, or use another session"
             )
-        return await self._complete(Request.of(self._new_id(), prompt_ids, params, session, so_far))
+        return await self._complete(Request.of(self._new_id(), prompt_ids, params, session, so_far, pinned))
 
     async def abort(self, session: str) -> None:
         """See `envkit.protocols.Engine.abort`."""
@@ -138,14 +148,14 @@ class VllmEngine:
     async def pause(self, mode: PauseMode = PauseMode.WAIT) -> None:
         """See `envkit.protocols.Engine.pause`."""
         self._pause = mode
-        present = list(self._requests.values())
+        present = [request for request in self._requests.values() if not request.is_frozen]
         if mode is PauseMode.ABORT:
             for request in present:
                 request.is_aborted = True
             self._notify()
         if mode is not PauseMode.WAIT:
             await self._end(present)
-        while any(request.replica is not None for request in self._requests.values()):
+        while any(request.replica is not None and not request.is_frozen for request in self._requests.values()):
             await self._changed.wait()
 
     async def resume(self) -> None:
@@ -171,7 +181,9 @@ class VllmEngine:
         self._routing.forget(session)
 
     async def load(self, weights: Weights) -> None:
-        """Load new weights on all replicas. Without `pause`, wait for the completions that are being generated.
+        """Load new weights on all replicas but a frozen one.
+
+        Without `pause`, wait for the completions that are being generated.
 
         A replica that is lost meanwhile loads the weights when it is back.
 
@@ -189,7 +201,7 @@ class VllmEngine:
             async with self._loading:
                 errors: list[UsageError] = []
                 async with anyio.create_task_group() as tasks:
-                    for replica in self._ready():
+                    for replica in self._thawed():
                         tasks.start_soon(self._load, replica, weights, errors)
                 if errors:
                     raise errors[0]
@@ -202,11 +214,34 @@ class VllmEngine:
 
     @property
     def replicas(self) -> list[PinnedEngine]:
-        """A view of the engine for each ready replica. Each view sends all requests to its replica."""
-        return [PinnedEngine(one.index, partial(self._generate_on, one)) for one in self._ready()]
+        """A view of the engine for each ready replica with the current weights, which gets all requests of the view."""
+        return [PinnedEngine(one.index, self, partial(self._generate, one)) for one in self._thawed()]
 
-    async def _generate_on(self, replica: Replica, prompt_ids: Sequence[int], params: SamplingParams) -> Completion:
-        return await self._complete(Request.of(self._new_id(), prompt_ids, params), replica)
+    @asynccontextmanager
+    async def frozen(self) -> AsyncIterator[PinnedEngine | None]:
+        """See `envkit.protocols.FreezableEngine.frozen`.
+
+        It is the least busy replica, if two are ready. The others get its requests; then it loads the current weights.
+        """
+        ready = self._ready()
+        if len(ready) < 2 or self._current is None:
+            yield None
+            return
+        replica = min(ready, key=lambda one: one.running)
+        replica.frozen = self._current
+        try:
+            await self.drain(replica.index)
+            yield PinnedEngine(replica.index, self, partial(self._generate, replica))
+        finally:
+            errors: list[UsageError] = []
+            with anyio.CancelScope(shield=True):
+                async with self._loading:
+                    before, replica.frozen = replica.frozen, None
+                    if replica.is_ready and self._current is not before:
+                        await self._load(replica, self._current, errors)
+                self.admit(replica.index)
+            if errors:
+                raise errors[0]
 
     async def drain(self, index: int) -> None:
         """Send no more requests to a replica; those in progress there continue on others. Returns when it is idle."""
@@ -221,6 +256,9 @@ class VllmEngine:
 
     def _ready(self) -> list[Replica]:
         return [replica for replica in self._replicas if replica.is_ready]
+
+    def _thawed(self) -> list[Replica]:
+        return [replica for replica in self._ready() if replica.frozen is None]
 
     async def _start(self) -> None:
         """Start all servers at the same time."""
@@ -253,8 +291,8 @@ class VllmEngine:
                 max_tokens=settings.max_tokens, dtype=settings.dtype, takes_adapters=settings.takes_adapters
             )
             replica.version = 0
-            if self._current is not None:
-                await self._install(replica, self._current)
+            if (weights := replica.frozen or self._current) is not None:
+                await self._install(replica, weights)
             replica.is_back()
         self._notify()
 
@@ -318,19 +356,20 @@ class VllmEngine:
         # Other engines may use the same server, so the id has the process id.
         return f"{os.getpid()}-{id(self):x}-{next(self._numbers)}"
 
-    async def _complete(self, request: Request, pinned: Replica | None = None) -> Completion:
+    async def _complete(self, request: Request) -> Completion:
         self._requests[request.id] = request
         try:
             while (finish := request.finish) is None:
-                if (replica := await self._replica_for(request, pinned)) is not None:
+                if (replica := await self._replica_for(request)) is not None:
                     await self._add_part(request, replica)
             return request.completion(finish)
         finally:
             del self._requests[request.id]
             self._notify()
 
-    async def _replica_for(self, request: Request, pinned: Replica | None) -> Replica | None:
+    async def _replica_for(self, request: Request) -> Replica | None:
         """Wait until a replica can take the request, and return it; None if the request was aborted."""
+        pinned = request.pinned
         allowed = self._replicas if pinned is None else [pinned]
         while not request.is_aborted:
             if self._failure is not None:
@@ -343,7 +382,7 @@ class VllmEngine:
                 for one in allowed
                 if one.is_ready and (not one.is_draining or one is pinned) and one.running < self._settings.max_num_seqs
             }
-            if loads and self._pause is None:
+            if loads and (self._pause is None or request.is_frozen):
                 chosen = self._routing.choose([*request.prompt, *request.tokens], request.session, loads)
                 return self._replicas[chosen]
             await self._changed.wait()

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import anyio
 
-from envkit.types import Completion, SamplingParams
+from envkit.protocols import Engine
+from envkit.types import Completion, EngineHealth, PauseMode, SamplingParams, Weights
 
 from .client import ServerLostError, VllmClient
 from .server import VllmServer
@@ -48,16 +49,47 @@ class VllmSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class PinnedEngine:
+class PinnedEngine(Engine):
     """A view of an engine that sends all requests to one replica.
 
     Attributes:
         index: Index of the replica.
-        generate: Completes a prompt there; see `VllmEngine.generate`.
+        whole: The engine.
+        complete: Completes a prompt there; the arguments are those of `VllmEngine.generate`.
     """
 
     index: int
-    generate: Callable[[Sequence[int], SamplingParams], Awaitable[Completion]]
+    whole: Engine
+    complete: Callable[[Sequence[int], SamplingParams, str | None, Completion | None], Awaitable[Completion]]
+
+    @property
+    def repeats(self) -> bool:
+        return self.whole.repeats
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        session: str | None = None,
+        so_far: Completion | None = None,
+    ) -> Completion:
+        return await self.complete(prompt_ids, params, session, so_far)
+
+    async def abort(self, session: str) -> None:
+        await self.whole.abort(session)
+
+    async def pause(self, mode: PauseMode = PauseMode.WAIT) -> None:
+        await self.whole.pause(mode)
+
+    async def resume(self) -> None:
+        await self.whole.resume()
+
+    async def health(self) -> EngineHealth:
+        return await self.whole.health()
+
+    def forget(self, session: str) -> None:
+        self.whole.forget(session)
 
 
 @dataclass(slots=True, eq=False)
@@ -70,6 +102,7 @@ class Replica:
         url: Address of the server.
         is_ready: Whether requests may be sent: the server answers and has the current weights.
         is_draining: Whether it gets no new requests.
+        frozen: The weights that it keeps, whatever is loaded; see `VllmEngine.frozen`. None if it keeps none.
         is_gone: Whether it will not come back.
         running: Number of requests in progress.
         version: Policy version of its weights.
@@ -83,6 +116,7 @@ class Replica:
     url: str = ""
     is_ready: bool = False
     is_draining: bool = False
+    frozen: Weights | None = None
     is_gone: bool = False
     running: int = 0
     version: int = 0

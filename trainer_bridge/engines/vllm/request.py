@@ -21,6 +21,7 @@ class Request:
         prompt: Tokens of the prompt.
         params: Sampling parameters.
         session: The session that it belongs to, if any.
+        pinned: The only replica that may generate; None for any.
         tokens: Tokens so far.
         logprobs: Their log-probabilities in nats.
         versions: Pairs of a policy version and the number of tokens that it sampled, in order.
@@ -34,6 +35,7 @@ class Request:
     prompt: list[int]
     params: SamplingParams
     session: str | None
+    pinned: Replica | None = None
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[list[int]] = field(default_factory=list)
@@ -50,9 +52,10 @@ class Request:
         params: SamplingParams,
         session: str | None = None,
         so_far: Completion | None = None,
+        pinned: Replica | None = None,
     ) -> Request:
         """Return the request for a call of `VllmEngine.generate`."""
-        request = cls(id, list(prompt_ids), params, session)
+        request = cls(id, list(prompt_ids), params, session, pinned)
         if so_far is not None:
             request.tokens, request.logprobs = so_far.token_ids.tolist(), so_far.logprobs.tolist()
             request.versions = [list(one) for one in so_far.versions]
@@ -66,6 +69,11 @@ class Request:
         if len(self.tokens) >= self.params.max_tokens:
             return FinishReason.LENGTH
         return FinishReason.ABORTED if self.is_aborted else None
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether its replica is kept from new weights, so that pauses do not concern it."""
+        return self.pinned is not None and self.pinned.frozen is not None
 
     @property
     def part_id(self) -> str:
