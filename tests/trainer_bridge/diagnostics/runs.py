@@ -29,7 +29,7 @@ from envkit.trainer_bridge.scheduler.pace import Pace
 from envkit.trainer_bridge.stopping import Stop
 from envkit.trainer_bridge.trainers.torch_local import TorchTrainer, TrainerSettings
 from envkit.trainer_bridge.weights.channel import WeightChannel
-from envkit.types import Info, Observation, Reset, Step, Task, stable_hash
+from envkit.types import Info, Observation, PauseMode, Reset, Step, Task, stable_hash
 from tests.trainer_bridge.loop_parts import Notes
 from tests.trainer_bridge.models import open_model
 from tests.trainer_bridge.trainees import algorithm_of
@@ -102,6 +102,7 @@ class Run:
         seed: int = 7,
         rows: list[Mapping[str, Any]] | None = None,
         has_probe: bool = True,
+        ahead: int = 0,
         **diagnostics: Any,
     ) -> None:
         self.display = RecordingDisplay()
@@ -113,7 +114,7 @@ class Run:
             asyncio.run(trainer.restore(str(newest)))
         limits = RolloutLimits(max_turns=3, max_tokens=60, turn_tokens=1, step_timeout_s=10, retries=1)
         player = PolicyPlayer(engine, renderer, limits)
-        pace = Pace(steps=settings.steps, groups_per_step=4, group_size=4, seed=seed)
+        pace = Pace(steps=settings.steps, groups_per_step=4, group_size=4, seed=seed, ahead=ahead, max_lag=ahead)
         known: Any = state.facts.get("findings", {})
         diagnosing = DiagnosticSettings(**{"stop_on": frozenset(), **diagnostics})
         self.diagnostics = Diagnostics(diagnosing, rows or [], dict(known))
@@ -131,7 +132,7 @@ class Run:
             ),
             decode=renderer.text,
             trainer=trainer,
-            channel=WeightChannel(trainer, engine),
+            channel=WeightChannel(trainer, engine, mode=PauseMode.KEEP if ahead else PauseMode.WAIT),
             evaluator=Evaluator(Rollout(host, player, limits, 100), [], temperature=1.0, seed=99),
             record=self.notes,
             checkpoints=folder,

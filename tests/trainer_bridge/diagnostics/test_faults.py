@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +36,23 @@ def test_the_probe_changes_no_token_and_no_metric(tiny_folder: Path, tmp_path: P
     watched = tiny_run(tmp_path / "with", tiny_folder).run()
     plain = tiny_run(tmp_path / "without", tiny_folder, has_probe=False).run()
     assert watched.notes.steps == plain.notes.steps
+
+
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_a_run_at_a_lag_has_no_finding_and_its_gap_is_that_of_current_tokens(
+    ahead: int, tiny_folder: Path, tmp_path: Path
+) -> None:
+    # The learning rate is high, so that old tokens look as if another policy had sampled them.
+    settings = replace(SETTINGS, steps=8)
+    run = tiny_run(tmp_path, tiny_folder, settings=settings, ahead=ahead, learning_rate=0.02).run()
+    assert (run.display.lines, run.diagnostics.summary()) == ([], [])
+    rows = [*run.notes.steps.values()]
+    assert max(row["lag_max"] for row in rows) == ahead
+    assert any(row["approx_kl"] > 1e-3 for row in rows if row["lag_mean"])
+    for row in rows:
+        assert row.get("sampler_gap_nats", 0.0) < 1e-4
+        assert "sampler_gap_nats" not in row or "lag_share_0" in row
+    assert any("sampler_gap_nats" not in row for row in rows)
 
 
 # --- Weights ---------------------------------------------------------------------------------------------------------
@@ -91,6 +109,18 @@ def test_wrong_weights_are_named_once_after_the_push(
     assert (finding["name"], finding["first_step"], finding["last_step"]) == (name, step, 3)
 
 
+@pytest.mark.parametrize(
+    ("engine", "rate", "name"),
+    [(Garbled, 3e-3, "engine_disagrees"), (Stuck, 3e-3, "weights_not_applied"), (None, 1e-15, "ratio_always_1")],
+)
+def test_a_fault_is_found_at_a_lag_too(
+    engine: type[TransformersEngine] | None, rate: float, name: str, tiny_folder: Path, tmp_path: Path
+) -> None:
+    how: dict[str, Any] = {} if engine is None else {"engine": engine}
+    run = tiny_run(tmp_path, tiny_folder, settings=replace(SETTINGS, steps=6), ahead=1, learning_rate=rate, **how).run()
+    assert list(run.found) == [name]
+
+
 def test_updates_that_do_not_reach_the_weights_are_no_fault_of_the_engine(tiny_folder: Path, tmp_path: Path) -> None:
     run = tiny_run(tmp_path, tiny_folder, learning_rate=1e-15).run()
     assert run.found == {"ratio_always_1": 2}  # in step 1, one group of four differs in its returns: a single update
@@ -123,6 +153,27 @@ def test_groups_that_end_alike_are_named_after_five_steps(tiny_folder: Path, tmp
 
 def scripted(folder: Path, trainer: ScriptedTrainer | None = None, **how: Any) -> Run:
     return Run(folder, ScriptedEngine(), trainer or ScriptedTrainer(), LetterRenderer(), WordHost(), **how)
+
+
+class Late(Continuous):
+    """The tokens of the second batch are too old, when it is taken."""
+
+    async def batch(self) -> Batch:
+        found = await super().batch()
+        return replace(found, version=found.version + 9) if self.version == 1 else found
+
+
+def test_a_batch_whose_tokens_are_all_masked_changes_nothing_and_training_goes_on(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    run = tiny_run(tmp_path, tiny_folder, scheduler=Late).run()
+    assert (run.found, list(run.notes.steps)) == ({}, [1, 2, 3])
+    first, masked, last = run.notes.steps.values()
+    assert (masked["updates"], masked["learned_tokens"], masked["grad_norm"]) == (0, 0, 0)
+    assert not {"lag_mean", "lag_share_0", "sampler_gap_nats"} & {*masked}
+    assert all(math.isfinite(value) for value in masked.values())
+    assert first["updates"] > 0
+    assert last["updates"] > 0
 
 
 class Dropping(Continuous):

@@ -57,6 +57,15 @@ def test_an_update_whose_tokens_are_all_ignored_changes_nothing_but_the_version(
     assert (trainee.trainer.version, report["policy_loss"], report["samples"]) == (1, 0.0, len(SAMPLES))
 
 
+def test_a_minibatch_whose_tokens_are_all_ignored_is_not_trained(tiny_folder: Path) -> None:
+    two = groups(1, count=2, members=4)
+    half = [replace(one, ignored=one.mask) if one.group == two[0].group else one for one in two]
+    whole, part = (Trainee(tiny_folder, None, preset="grpo", minibatches=2).update(samples) for samples in (two, half))
+    assert (whole["updates"] + whole["skipped_updates"], part["updates"] + part["skipped_updates"]) == (2, 1)
+    assert all(np.isfinite(value) for value in part.values())
+    assert part["samples"] == len(two)
+
+
 def test_the_gap_to_the_sampler_is_that_of_tokens_of_the_current_version(tiny_folder: Path) -> None:
     old = [replace(one, versions=np.where(one.mask, 5, -1)) for one in SAMPLES]
     assert "sampler_gap_nats" in Trainee(tiny_folder, None, preset="grpo").update(SAMPLES)
