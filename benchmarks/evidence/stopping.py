@@ -10,9 +10,7 @@ detect processes that a run leaves behind.
 
 from __future__ import annotations
 
-import ctypes
 import json
-import os
 import random
 import signal
 import subprocess
@@ -26,6 +24,7 @@ from threading import Event
 from typing import Any
 
 from record import Evidence, parser
+from record.processes import adopt_orphans, left_behind
 
 from envkit import clock
 from envkit.trainer_bridge.run_folder import checkpoint
@@ -52,8 +51,6 @@ TWIN = "tests/e2e/training/test_training.py::test_a_killed_run_loses_nothing_sin
 MOMENTS = ("imitation", "train step", "evaluation", "checkpoint", "imitation")
 PATIENCE_S = 600.0
 """Seconds after which a run counts as hanging."""
-_SUBREAPER = 36
-"""The constant PR_SET_CHILD_SUBREAPER of prctl."""
 
 Figures = dict[str, Any]
 
@@ -114,7 +111,7 @@ def stopped(runs: Runs, name: str, send: signal.Signals, moment: str, chance: ra
     began = clock.stopwatch()
     code = process.wait(PATIENCE_S)
     seconds = clock.stopwatch() - began
-    left = _left_behind()
+    left = left_behind()
     recorded, kept = len(runs.rows(name, "metrics.jsonl")), runs.checkpoint(name)
     imitates = kept == 0 and "imitation" not in runs.facts(name)
     waited = [line.partition("for ")[2].partition(";")[0] for line in _lines(runs.log(name), "stopping: waiting")]
@@ -130,7 +127,7 @@ def stopped(runs: Runs, name: str, send: signal.Signals, moment: str, chance: ra
         "train_steps_recorded": recorded,
         "train_steps_lost": lost,
         "resumed_in_imitation": imitates,
-        "processes_left": left + _left_behind(),
+        "processes_left": left + left_behind(),
         "same_as_unbroken": same,
         "holds": same and not left and kept is not None and lost <= bound and (code in (0, 130) or send.value == 9),
     }
@@ -146,7 +143,7 @@ def timed_out(runs: Runs, seconds: int) -> Figures:
         words = ("--set", "trainer.steps=100000", *resume)
         code = runs.start(name, *words, before=("timeout", str(seconds))).wait(PATIENCE_S)
         steps = [row["step"] for row in runs.rows(name, "metrics.jsonl")]
-        kept, left = runs.checkpoint(name), _left_behind()
+        kept, left = runs.checkpoint(name), left_behind()
         holds = code == 124 and steps == list(range(1, (kept or 0) + 1)) and not left
         part = {"exit_code": code, "train_steps": len(steps), "checkpoint": kept, "processes_left": left}
         parts.append({**part, "holds": holds})
@@ -188,47 +185,6 @@ def _lines(text: str, beginning: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith(beginning)]
 
 
-def _adopt_orphans() -> None:
-    """Adopt descendants whose parent process has ended."""
-    ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
-
-
-def _left_behind() -> list[str]:
-    """Wait up to 10 s until all descendants have ended; return the command lines of those that still run."""
-    until = clock.stopwatch() + 10
-    while left := _descendants():
-        if clock.stopwatch() > until:
-            return left
-        _pause(0.05)
-    return []
-
-
-def _descendants() -> list[str]:
-    """Reap adopted processes that have ended, and return the command lines of all running descendants."""
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        return []
-    parents: dict[int, int] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue  # the process has ended
-    below = [os.getpid()]
-    for pid in below:
-        below += [child for child, parent in parents.items() if parent == pid]
-    return [words for pid in below[1:] if (words := _command(pid))]
-
-
-def _command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-    except OSError:
-        return ""
-
-
 def main() -> int:
     """Measure; return exit code 1 if a stopped run lost too much work, left processes or resumed differently."""
     arguments = parser(__doc__, NAME)
@@ -238,7 +194,7 @@ def main() -> int:
     found: dict[str, Mapping[str, Any]] = {}
     with (
         TemporaryDirectory(prefix="envkit-stopping-") as place,
-        ProcessPoolExecutor(asked.jobs, initializer=_adopt_orphans) as pool,
+        ProcessPoolExecutor(asked.jobs, initializer=adopt_orphans) as pool,
     ):
         runs = Runs(Path(place))
         runs.finish("unbroken")

@@ -72,6 +72,8 @@ def timeline(step: int, attempts: Sequence[Trajectory], work: Sequence[Span]) ->
             ended_s.append(0.0)
             events.append(_name("thread_name", f"slot {slot}", _EPISODES, slot))
         about: dict[str, JSON] = {"session": one.session, "seed": one.task.seed, "stop": one.outcome.stop.value}
+        if one.outcome.error is not None:
+            about["error"] = one.outcome.error
         at_s = one.began_s
         for name, seconds in _parts(one):
             events.append(_complete(Span(name, at_s, at_s + seconds), zero_s, _EPISODES, slot, about))

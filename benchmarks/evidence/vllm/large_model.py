@@ -23,7 +23,7 @@ import anyio
 import torch
 from agreement import push
 from parts import load, new_qwen2, perturb, trainer, vllm_engine
-from processes import peaks
+from record.processes import peaks
 from record import ROOT, Evidence, parser
 from runs import LEAST_MIB, Figures, engine_of, train
 

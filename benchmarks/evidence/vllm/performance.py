@@ -25,7 +25,7 @@ import anyio
 import httpx
 import torch
 from parts import load, model_folder, server_settings
-from processes import peaks
+from record.processes import peaks
 from record import Evidence, parser
 from runs import LEAST_MIB, Figures
 

@@ -30,7 +30,7 @@ import anyio
 import numpy as np
 import torch
 from parts import new_qwen2, perturb, server_settings, trainer
-from processes import descendants, name_of, port_of
+from record.processes import descendants, name_of, port_of
 from record import Evidence, parser
 
 from envkit import clock

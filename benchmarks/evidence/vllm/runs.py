@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from processes import peaks
+from record.processes import peaks
 from record import ROOT, run
 
 from benchmarks.training.runs import rows

@@ -1,7 +1,8 @@
-"""Peak memory of a process and of its descendants, such as vLLM's servers."""
+"""The descendants of a process, such as vLLM's servers: their peak memory, and whether any is left behind."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from collections.abc import Iterator
@@ -9,6 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from envkit import clock
+
+_SUBREAPER = 36
+"""The constant PR_SET_CHILD_SUBREAPER of prctl."""
+_LEFT_S = 10
 _EVERY_S = 0.5
 _PROC = Path("/proc")
 
@@ -54,9 +60,42 @@ def descendants(root: int) -> list[int]:
     return found
 
 
+def adopt_orphans() -> None:
+    """Adopt descendants whose parent process has ended."""
+    ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
+
+
+def left_behind() -> list[str]:
+    """Wait up to 10 s until all descendants of this process have ended; return the commands of those that still run."""
+    until = clock.stopwatch() + _LEFT_S
+    while left := _running():
+        if clock.stopwatch() > until:
+            return left
+        threading.Event().wait(0.05)
+    return []
+
+
+def _running() -> list[str]:
+    """Reap adopted processes that have ended, and return the commands of all running descendants."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return []
+    return [words for pid in descendants(os.getpid())[1:] if (words := " ".join(words_of(pid)).strip())]
+
+
+def words_of(pid: int) -> list[str]:
+    """Return the command of a process; no words if it has ended."""
+    try:
+        return (_PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").rstrip("\0 ").split("\0")
+    except OSError:
+        return []
+
+
 def name_of(pid: int) -> str:
     """Return what a process is: ``envkit train``, a process of vLLM, or the name of its program."""
-    words = (_PROC / str(pid) / "cmdline").read_text().rstrip("\0 ").split("\0")
+    words = words_of(pid) or [""]
     if words[0].startswith("VLLM::"):
         return f"vLLM {words[0].removeprefix('VLLM::').split()[0]}"
     if "vllm.entrypoints.openai.api_server" in words:
@@ -68,10 +107,7 @@ def name_of(pid: int) -> str:
 
 def port_of(pid: int) -> str:
     """Return the value of the argument ``--port`` of a process; empty if it has no such argument."""
-    try:
-        words = (_PROC / str(pid) / "cmdline").read_text().split("\0")
-    except OSError:
-        return ""
+    words = words_of(pid)
     return words[words.index("--port") + 1] if "--port" in words else ""
 
 

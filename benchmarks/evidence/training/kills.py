@@ -1,0 +1,317 @@
+"""Kill a part of asynchronous training runs with SIGKILL again and again, and check that their accounts add up.
+
+    python benchmarks/evidence/training/kills.py [--only PART]
+
+Runs of a tiny policy on FrozenLake-v0 with ``rollout.asynchronous``:
+
+- ``trainer``: one run is killed at 20 random events, such as the n-th row of a file or the n-th file of a checkpoint, and
+  resumed each time;
+- ``sandbox worker``: the env servers in the sandboxes (backend ``local``) are killed while episodes run ahead;
+- ``server``: the ``envkit serve`` that plays the episodes is killed, and started again on the same port;
+- ``server that stays away``: it is not started again, so that the run ends with an error, and is resumed;
+- ``engine replica``: the run has a language model with random weights on two vLLM servers, one of which is killed.
+
+A part holds if all attempts and tokens are accounted for after every train step, each group was trained on once or is
+void with its cause, no row of a checkpoint changed, and no process is left. The exit status is 1 if a part does not.
+Needs bubblewrap and, for ``engine replica``, ``make vllm`` and ``envkit model get smollm2-135m``. Takes half an hour.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Event
+from typing import Any
+
+import yaml
+
+sys.path.append(str(Path(__file__).parents[1]))  # the folder of `record`
+from record import Evidence, parser
+from record.processes import adopt_orphans, descendants, left_behind, name_of, words_of
+
+from envkit import clock
+from tests.e2e.fleet.fleet import NOTHING, Gateway, free_port, serving
+from tests.e2e.training.accounts import accounts, rows
+
+NAME = "kills"
+STALE_AFTER = (
+    "envkit/wiring/training/run.py",
+    "tests/e2e/training/accounts.py",
+    "trainer_bridge/loop.py",
+    "trainer_bridge/rollout",
+    "trainer_bridge/run_folder",
+    "trainer_bridge/scheduler",
+)
+TWIN = "tests/e2e/training/test_asynchronous.py::test_a_killed_run_trains_on_every_task_once_and_its_accounts_add_up"
+"""Those of the other parts are in the same file, but for ``engine replica``: its twin is in
+``tests/trainer_bridge/engines/vllm/test_losses.py``."""
+GROUPS, SIZE = 4, 4
+CONFIG: dict[str, Any] = {
+    "seed": 3,
+    "env": {"id": "FrozenLake-v0", "num_envs": 16, "options": {"size": 3}},
+    "sandbox": {"kind": "local"},
+    "engine": {"hidden_size": 16, "layers": 1},
+    "rollout": {"group_size": SIZE, "max_turns": 10, "max_tokens": 256, "asynchronous": True},
+    "threads": 1,
+    "trainer": {"groups_per_step": GROUPS, "checkpoint_every": 2},
+    "evaluation": {"episodes": 4, "every": 7},
+    "imitation": {"states": 100, "updates": 5, "batch": 16, "check_episodes": 0},
+    "tracking": {"to": [], "trajectories_every": 1, "trajectories": 2},
+}
+EVENTS = (
+    "row of metrics",
+    "row of the schedule",
+    "file of a checkpoint",
+    "checkpoint",
+    "evaluation",
+    "moment",
+    "timeline",
+)
+KILLS = {"trainer": 20, "sandbox worker": 20, "server": 5, "engine replica": 1}
+STEPS = {"trainer": 100, "sandbox worker": 40, "server": 30, "server that stays away": 10, "engine replica": 6}
+ENV_SERVER = "envkit.wiring.env_server"
+PATIENCE_S = 1800.0
+"""Seconds after which a run counts as hanging."""
+
+Figures = dict[str, Any]
+
+
+class Run:
+    """A training run in a new folder `place`, whose file is `CONFIG` with other sections."""
+
+    def __init__(self, place: Path, part: str, **sections: Any) -> None:
+        self.folder = place / "run"
+        self._file, self._log = place / "run.yaml", place / "run.log"
+        self.steps = STEPS[part]
+        self.kept: dict[int, str] = {}
+        sections["trainer"] = {"steps": self.steps, **sections.get("trainer", {})}
+        merged = {**CONFIG}
+        for name, section in sections.items():
+            merged[name] = section if "kind" in section else {**CONFIG[name], **section}
+        if "url" in merged["env"]:
+            del merged["sandbox"]
+        self._file.write_text(yaml.safe_dump(merged))
+
+    @contextmanager
+    def running(self) -> Iterator[subprocess.Popen[bytes]]:
+        """Start or resume it; it has ended at the end of the block."""
+        word = "--resume" if self.checkpoint is not None else "--force"
+        command = [sys.executable, "-m", "envkit", "train", str(self._file), "--output", str(self.folder), word]
+        with self._log.open("ab") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+            yield process
+            process.wait(PATIENCE_S)
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    @property
+    def checkpoint(self) -> int | None:
+        """The train step of the newest checkpoint."""
+        return max((int(one.name[5:]) for one in (self.folder / "checkpoints").glob("step-*")), default=None)
+
+    def count(self, file: str) -> int:
+        """Return the number of rows of a file."""
+        with suppress(FileNotFoundError):
+            return (self.folder / file).read_bytes().count(b"\n")
+        return 0
+
+    def keep(self) -> None:
+        """Note the rows that the newest checkpoint has; they must be the same in the end."""
+        known = self.checkpoint or 0
+        for row in rows(self.folder / "schedule.jsonl"):
+            if row["step"] <= known:
+                self.kept.setdefault(row["step"], json.dumps(row))
+
+    def figures(self, left: list[str], **found: Any) -> Figures:
+        """Return the figures of the run, which has ended."""
+        made = accounts(self.folder, steps=self.steps, groups=GROUPS, size=SIZE)
+        final = {row["step"]: json.dumps(row) for row in rows(self.folder / "schedule.jsonl")}
+        changed = [step for step, row in self.kept.items() if final.get(step) != row]
+        if changed:
+            made["problems"].append(f"the train steps {changed} were in a checkpoint, and are others now")
+        made["problems"] += [f"left running: {one}" for one in left]
+        return {**found, **made, "holds": not made["problems"]}
+
+
+def wait(process: subprocess.Popen[bytes], reached: Callable[[], bool]) -> bool:
+    """Wait until `reached` returns true; return false if the run has ended before."""
+    until = clock.stopwatch() + PATIENCE_S
+    while not reached():
+        if process.poll() is not None:
+            return False
+        if clock.stopwatch() > until:
+            raise SystemExit("the run took too long to reach the moment of the kill")
+        pause(0.002)
+    return True
+
+
+def pause(seconds: float) -> None:
+    Event().wait(seconds)
+
+
+def reached(run: Run, event: str, number: int, chance: random.Random) -> Callable[[], bool]:
+    """Return a function that tells whether an event has come since the run was started or resumed."""
+    first, checkpoints = run.checkpoint or 0, run.folder / "checkpoints"
+
+    def is_far() -> bool:  # in case that the event does not come
+        return run.count("metrics.jsonl") >= first + 8
+
+    if event in ("row of metrics", "row of the schedule"):
+        file = "metrics.jsonl" if event == "row of metrics" else "schedule.jsonl"
+        return lambda: run.count(file) >= first + number
+    if event == "file of a checkpoint":
+        return lambda: is_far() or len([*checkpoints.glob(".step-*/**/*")]) >= number
+    if event == "checkpoint":
+        return lambda: is_far() or (run.checkpoint or 0) > first
+    if event == "evaluation":
+        before = run.count("evaluations.jsonl")
+        return lambda: is_far() or run.count("evaluations.jsonl") > before
+    if event == "timeline":
+        return (run.folder / "timeline" / f"step-{first + number}.json.gz").exists
+    at_s = clock.stopwatch() + chance.uniform(2, 30)
+    return lambda: is_far() or clock.stopwatch() >= at_s
+
+
+def trainer(place: Path) -> Figures:
+    """Kill and resume one run, until it was killed often enough; then let it end."""
+    run, chance, kills, left = Run(place, "trainer"), random.Random(1), list[Figures](), list[str]()
+    while len(kills) < KILLS["trainer"]:
+        event, number = EVENTS[len(kills) % len(EVENTS)], chance.randint(1, 5)
+        with run.running() as process:
+            if not wait(process, reached(run, event, number, chance)):
+                raise SystemExit(f"the run has ended after {len(kills)} kills:\n{run.log}")
+            process.kill()
+        left += left_behind()
+        run.keep()
+        kill = {"event": event, "number": number, "rows": run.count("metrics.jsonl"), "checkpoint": run.checkpoint}
+        kills.append(kill)
+        print(kill, flush=True)
+    with run.running():
+        pass
+    return run.figures(left + left_behind(), kills=len(kills), events=kills)
+
+
+def sandbox_worker(place: Path) -> Figures:
+    """Kill env servers at random moments, from the first train step on."""
+    restarts = {"budget": 1000}
+    run = Run(place, "sandbox worker", sandbox={"kind": "local", "count": 3, "restarts": restarts})
+    chance, killed = random.Random(2), 0
+    with run.running() as process:
+        while wait(process, lambda: run.count("metrics.jsonl") > 0) and killed < KILLS["sandbox worker"]:
+            pause(chance.uniform(0.1, 2.0))
+            servers = [pid for pid in descendants(process.pid) if ENV_SERVER in words_of(pid)]
+            if servers:
+                os.kill(chance.choice(servers), signal.SIGKILL)
+                killed += 1
+    return run.figures(left_behind(), kills=killed, exit_code=process.returncode)
+
+
+def server(place: Path) -> Figures:
+    """Kill the server at random rows and moments after them, and start it again on the same port after some seconds."""
+    port, chance, ends = free_port(), random.Random(3), list[dict[str, Any]]()
+    run = Run(place, "server", env={"url": f"http://127.0.0.1:{port}"})
+    killed, started = 0, list[Gateway]()
+    with ExitStack() as servers:
+
+        def start() -> None:
+            started.append(servers.enter_context(serving("local", place, "envs.sandboxes=1", "envs.warm=0", port=port)))
+
+        start()
+        with run.running() as process:
+            for number in range(KILLS["server"]):
+                if wait(process, partial(lambda row: run.count("metrics.jsonl") >= row, 1 + 4 * number)):
+                    pause(chance.uniform(0, 0.5))
+                    killed += process.poll() is None
+                    started[-1].process.kill()
+                    started[-1].process.wait()
+                    pause(chance.uniform(0, 4))
+                    start()
+        started[-1].process.terminate()
+        started[-1].process.wait()
+        ends = [left for gateway in started if (left := gateway.left()) != NOTHING]
+    outages = run.log.count(" s for the server")
+    return run.figures([*map(str, ends), *left_behind()], kills=killed, outages=outages, exit_code=process.returncode)
+
+
+def server_away(place: Path) -> Figures:
+    """Kill the server for longer than the run waits, and resume the run on another one."""
+    port = free_port()
+    run = Run(place, "server that stays away", env={"url": f"http://127.0.0.1:{port}", "outage_timeout_s": 3})
+    codes, folder = list[int](), partial(serving, "local", place, "envs.sandboxes=1", "envs.warm=0", port=port)
+    for is_killed in (True, False):
+        with folder() as gateway, run.running() as process:
+            if is_killed and wait(process, lambda: run.count("metrics.jsonl") >= 3):
+                gateway.process.kill()
+        codes.append(process.returncode)
+        run.keep()
+    error = re.search(r"env\.url: lost the server.*", run.log)
+    made = run.figures(left_behind(), exit_codes=codes, error=error[0] if error else "")
+    return {**made, "holds": made["holds"] and codes == [1, 0] and "--resume" in made["error"]}
+
+
+def engine_replica(place: Path) -> Figures:
+    """Kill the API server of one of two vLLM servers after the second train step."""
+    sys.path.append(str(Path(__file__).parents[1] / "vllm"))
+    from parts import new_qwen2  # imported late: loads torch
+
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    more = {"intermediate_size": 128, "max_position_embeddings": 512}
+    new_qwen2(place / "model", dtype="float32", **sizes, **more)
+    run = Run(
+        place,
+        "engine replica",
+        engine={"kind": "vllm", "model": str(place / "model"), "replicas": 2, "dtype": "float32"},
+        imitation={"kind": "none"},
+        rollout={"max_turns": 4, "max_tokens": 512, "turn_tokens": 32},
+        trainer={"precision": "float32"},
+    )
+    chance, killed = random.Random(4), 0
+    with run.running() as process:
+        if wait(process, lambda: run.count("metrics.jsonl") >= 2):
+            pause(chance.uniform(0, 1))
+            servers = [pid for pid in descendants(process.pid) if name_of(pid) == "vLLM APIServer"]
+            os.kill(chance.choice(servers), signal.SIGKILL)
+            killed += 1
+    losses = run.log.count("lost the vLLM server")
+    return run.figures(left_behind(), kills=killed, servers_lost=losses, exit_code=process.returncode)
+
+
+PARTS: dict[str, Callable[[Path], Figures]] = {
+    "trainer": trainer,
+    "sandbox worker": sandbox_worker,
+    "server": server,
+    "server that stays away": server_away,
+    "engine replica": engine_replica,
+}
+
+
+def main() -> int:
+    arguments = parser(__doc__, NAME)
+    arguments.add_argument("--only", choices=PARTS, help="measure only this part")
+    asked = arguments.parse_args()
+    evidence = Evidence(NAME, stale_after=STALE_AFTER, folder=asked.folder, fresh=asked.fresh)
+    adopt_orphans()
+    found: dict[str, Figures] = {}
+    for name, measure in PARTS.items():
+        if asked.only in (None, name):
+            with TemporaryDirectory(prefix="envkit-kills-") as place:
+                found[name] = evidence.part(name, partial(measure, Path(place)))
+            print(name, json.dumps(found[name]), flush=True)
+    broken = Counter(name for name, figures in found.items() if not figures["holds"])
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
