@@ -4,9 +4,11 @@
 
 Runs of a tiny policy on FrozenLake-v0 with ``rollout.asynchronous``:
 
-- ``trainer``: one run is killed at 20 random events, such as the n-th row of a file or the n-th file of a checkpoint, and
-  resumed each time;
-- ``sandbox worker``: the env servers in the sandboxes (backend ``local``) are killed while episodes run ahead;
+- ``trainer``: one run is killed at 20 random events, such as the n-th row of a file or the n-th file of a checkpoint,
+  and resumed each time;
+- ``sandbox worker``: the env servers in the sandboxes (backend ``local``) are killed while episodes run ahead, which
+  are then rebuilt, and in ``sandbox worker, not replayable`` void;
+- ``tool sandbox``: on a task of Terminal-v0, the sandboxes of some episodes are killed, of some of them in each retry;
 - ``server``: the ``envkit serve`` that plays the episodes is killed, and started again on the same port;
 - ``server that stays away``: it is not started again, so that the run ends with an error, and is resumed;
 - ``engine replica``: the run has a language model with random weights on two vLLM servers, one of which is killed.
@@ -41,8 +43,9 @@ from record import Evidence, parser
 from record.processes import adopt_orphans, descendants, left_behind, name_of, words_of
 
 from envkit import clock
-from tests.e2e.fleet.fleet import NOTHING, Gateway, free_port, serving
-from tests.e2e.training.accounts import accounts, rows
+from tests.e2e.fleet.fleet import NOTHING, Gateway, free_port, install_environment, serving
+from tests.e2e.training.accounts import accounts, key, rows
+from tests.e2e.training.terminals import train_and_kill
 
 NAME = "kills"
 STALE_AFTER = (
@@ -79,7 +82,23 @@ EVENTS = (
     "timeline",
 )
 KILLS = {"trainer": 20, "sandbox worker": 20, "server": 5, "engine replica": 1}
-STEPS = {"trainer": 100, "sandbox worker": 40, "server": 30, "server that stays away": 10, "engine replica": 6}
+STEPS = {
+    "trainer": 100,
+    "sandbox worker": 40,
+    "sandbox worker, not replayable": 40,
+    "server": 30,
+    "server that stays away": 10,
+    "engine replica": 6,
+}
+MORTAL = """
+from dataclasses import fields
+from envkit.registry import find, register
+
+def register_all():
+    lake = find("FrozenLake-v0")
+    more = {one.name: getattr(lake, one.name) for one in fields(lake) if one.name not in ("id", "entry_point")}
+    register("MortalLake-v0", lake.entry_point, **{**more, "replayable": False})
+"""
 ENV_SERVER = "envkit.wiring.env_server"
 PATIENCE_S = 1800.0
 """Seconds after which a run counts as hanging."""
@@ -142,7 +161,15 @@ class Run:
         if changed:
             made["problems"].append(f"the train steps {changed} were in a checkpoint, and are others now")
         made["problems"] += [f"left running: {one}" for one in left]
-        return {**found, **made, "holds": not made["problems"]}
+        return {**found, **counted(made)}
+
+
+def counted(made: Figures) -> Figures:
+    """Return the accounts of a part, with the causes of void episodes without the names of sandboxes."""
+    causes: Counter[str] = Counter()
+    for cause, count in made["void_by_cause"].items():
+        causes[re.sub(r"sandbox \S+ lost", "sandbox lost", cause)] += count
+    return {**made, "void_by_cause": dict(causes), "holds": not made["problems"]}
 
 
 def wait(process: subprocess.Popen[bytes], reached: Callable[[], bool]) -> bool:
@@ -203,10 +230,12 @@ def trainer(place: Path) -> Figures:
     return run.figures(left + left_behind(), kills=len(kills), events=kills)
 
 
-def sandbox_worker(place: Path) -> Figures:
+def sandbox_worker(place: Path, *, part: str = "sandbox worker", env: str = "FrozenLake-v0") -> Figures:
     """Kill env servers at random moments, from the first train step on."""
-    restarts = {"budget": 1000}
-    run = Run(place, "sandbox worker", sandbox={"kind": "local", "count": 3, "restarts": restarts})
+    install_environment(place / "site", "mortal", MORTAL)
+    os.environ["PYTHONPATH"] = str(place / "site")
+    sandbox = {"kind": "local", "count": 3, "restarts": {"budget": 1000}}
+    run = Run(place, part, sandbox=sandbox, env={"id": env}, tracking={"trajectories": GROUPS * SIZE})
     chance, killed = random.Random(2), 0
     with run.running() as process:
         while wait(process, lambda: run.count("metrics.jsonl") > 0) and killed < KILLS["sandbox worker"]:
@@ -215,7 +244,24 @@ def sandbox_worker(place: Path) -> Figures:
             if servers:
                 os.kill(chance.choice(servers), signal.SIGKILL)
                 killed += 1
-    return run.figures(left_behind(), kills=killed, exit_code=process.returncode)
+    del os.environ["PYTHONPATH"]
+    rebuilt = sum(
+        any("rebuilt" in (turn["step"] or {}).get("info", {}) for turn in episode["turns"])
+        for path in run.folder.glob("trajectories/*.jsonl")
+        for episode in rows(path)
+    )
+    return run.figures(left_behind(), kills=killed, episodes_rebuilt=rebuilt, exit_code=process.returncode)
+
+
+def tool_sandbox(place: Path) -> Figures:
+    """Kill the sandboxes of 12 episodes once, of two in each attempt, and those of a whole group but one in each."""
+    steps, groups, size, chance = 12, 2, 3, random.Random(5)
+    keys = [key(number, member) for number in range(4, steps * groups) for member in range(size)]
+    kills = dict.fromkeys(chance.sample(keys, 12), 1) | dict.fromkeys((key(1, 2), key(3, 0), key(2, 0), key(2, 1)), 4)
+    train_and_kill(place, kills, steps=steps, groups=groups, size=size)
+    found = accounts(place / "run", steps=steps, groups=groups, size=size)
+    found["problems"] += [f"left running: {one}" for one in left_behind()]
+    return {"kills": sum(kills.values()), **counted(found)}
 
 
 def server(place: Path) -> Figures:
@@ -291,6 +337,10 @@ def engine_replica(place: Path) -> Figures:
 PARTS: dict[str, Callable[[Path], Figures]] = {
     "trainer": trainer,
     "sandbox worker": sandbox_worker,
+    "sandbox worker, not replayable": partial(
+        sandbox_worker, part="sandbox worker, not replayable", env="MortalLake-v0"
+    ),
+    "tool sandbox": tool_sandbox,
     "server": server,
     "server that stays away": server_away,
     "engine replica": engine_replica,
@@ -309,8 +359,7 @@ def main() -> int:
             with TemporaryDirectory(prefix="envkit-kills-") as place:
                 found[name] = evidence.part(name, partial(measure, Path(place)))
             print(name, json.dumps(found[name]), flush=True)
-    broken = Counter(name for name, figures in found.items() if not figures["holds"])
-    return 1 if broken else 0
+    return 0 if all(figures["holds"] for figures in found.values()) else 1
 
 
 if __name__ == "__main__":

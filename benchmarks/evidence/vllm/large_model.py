@@ -23,8 +23,8 @@ import anyio
 import torch
 from agreement import push
 from parts import load, new_qwen2, perturb, trainer, vllm_engine
-from record.processes import peaks
 from record import ROOT, Evidence, parser
+from record.processes import peaks
 from runs import LEAST_MIB, Figures, engine_of, train
 
 from envkit import clock

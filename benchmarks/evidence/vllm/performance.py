@@ -25,8 +25,8 @@ import anyio
 import httpx
 import torch
 from parts import load, model_folder, server_settings
-from record.processes import peaks
 from record import Evidence, parser
+from record.processes import peaks
 from runs import LEAST_MIB, Figures
 
 from envkit import clock

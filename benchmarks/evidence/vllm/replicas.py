@@ -30,8 +30,8 @@ import anyio
 import numpy as np
 import torch
 from parts import new_qwen2, perturb, server_settings, trainer
-from record.processes import descendants, name_of, port_of
 from record import Evidence, parser
+from record.processes import descendants, name_of, port_of
 
 from envkit import clock
 from envkit.config.parts import AutoRendererSection

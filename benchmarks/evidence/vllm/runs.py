@@ -12,8 +12,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from record.processes import peaks
 from record import ROOT, run
+from record.processes import peaks
 
 from benchmarks.training.runs import rows
 from envkit.trainer_bridge.evaluation.statistics import share

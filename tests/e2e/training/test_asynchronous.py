@@ -1,4 +1,7 @@
-"""Asynchronous training through the console script: killed, and resumed."""
+"""Asynchronous training while parts of it are killed: the run, its sandboxes, and the server of its environments.
+
+The same many times: ``benchmarks/evidence/training/kills.py``.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 import yaml
 
+import envkit
+from envkit import clock
 from envkit.types import stable_hash
-from tests.e2e.training.test_training import SMALL, lines, metrics, stop_when, train
+from tests.contract.kinds import traces, until
+from tests.e2e.fleet.fleet import free_port, run, serving
+from tests.e2e.training.accounts import accounts, key
+from tests.e2e.training.terminals import train_and_kill
+from tests.e2e.training.test_training import PATIENCE_S, SMALL, lines, metrics, stop_when, train
 
 pytestmark = pytest.mark.xdist_group("training")
 
-GROUPS = 4
+GROUPS, SIZE = 4, SMALL["rollout"]["group_size"]
 STEPS = 6
 AHEAD: dict[str, Any] = {
     **SMALL,
@@ -36,24 +46,57 @@ def test_a_killed_run_trains_on_every_task_once_and_its_accounts_add_up(tmp_path
     assert code == -signal.SIGKILL
     assert f"train {STEPS}/{STEPS}" in train(file, folder, "--resume")
 
-    rows = metrics(folder)
-    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
-    assert all(row["lag_max"] <= 4 for row in rows)
-    assert any(row["lag_mean"] > 0 for row in rows)
+    found = accounts(folder, steps=STEPS, groups=GROUPS, size=SIZE)
+    assert (found["problems"], found["groups_void"]) == ([], 0)
+    assert found["attempts"]["trained"] == STEPS * GROUPS * SIZE
+    assert found["attempts"]["aborted"] > 0  # in progress at a kill
+    assert found["lag_max"] <= 4
+    assert found["lag_mean"] > 0
     trained = [seed for step in range(1, STEPS + 1) for seed in seeds(folder, step)]
     assert sorted(trained) == sorted(
         stable_hash(SMALL["seed"], "train", number) >> 33 for number in range(STEPS * GROUPS)
     )
+    assert json.loads((folder / "summary.json").read_text())["diagnosis"] == []
 
-    summary = json.loads((folder / "summary.json").read_text())
-    assert summary["diagnosis"] == []
-    counts: dict[str, int] = summary["accounting"]
-    tokens = {name: count for name, count in counts.items() if name.startswith("tokens_")}
-    attempts = {name: count for name, count in counts.items() if name not in tokens}
-    assert tokens.pop("tokens_sampled") == sum(tokens.values())
-    assert attempts.pop("asked") == sum(attempts.values())
-    assert counts["trained"] == STEPS * GROUPS * SMALL["rollout"]["group_size"]
-    assert counts["aborted"] > 0  # in progress at a kill
+
+def test_a_server_that_is_killed_and_restarted_leaves_accounts_that_add_up(tmp_path: Path) -> None:
+    """It stays away in ``test_served_training.py``."""
+    port, folder = free_port(), tmp_path / "run"
+    start = partial(serving, "process", tmp_path, "envs.sandboxes=1", "envs.warm=0", port=port)
+
+    async def main() -> None:
+        with start() as first:
+            content = {**AHEAD, "env": {**AHEAD["env"], "url": first.url}}
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(clock.to_thread, partial(envkit.train, content, output=folder))
+                await until(partial(has_lines, folder, 2), PATIENCE_S)
+                await first.end(signal.SIGKILL)
+                with start():
+                    await until((folder / "summary.json").exists, PATIENCE_S)
+
+    run(main, PATIENCE_S)
+    found = accounts(folder, steps=STEPS, groups=GROUPS, size=SIZE)
+    assert (found["problems"], found["groups_void"]) == ([], 0)
+    assert found["groups_by_size"] == {str(SIZE): STEPS * GROUPS}
+
+
+@pytest.mark.bwrap
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may kill the processes of a sandbox")
+def test_a_killed_sandbox_of_a_terminal_voids_its_episode_which_is_played_again(tmp_path: Path) -> None:
+    steps, groups, size = 3, 2, 2
+    before = traces()
+    train_and_kill(tmp_path, {key(2, 1): 1}, steps=steps, groups=groups, size=size)
+    assert traces() == before
+    folder = tmp_path / "run"
+    found = accounts(folder, steps=steps, groups=groups, size=size)
+    assert found["problems"] == []
+    assert found["attempts"] == {"asked": 13, "trained": 12, "voided": 1}
+    (cause,) = found["void_by_cause"]
+    assert cause.startswith("sandbox_lost: ")
+    assert cause.endswith("killed by signal 9 (SIGKILL)")
+    episodes = [one for step in range(1, steps + 1) for one in episodes_of(folder, step)]
+    assert [one["outcome"]["grade"] for one in episodes] == [1.0, 0.0] * steps * groups
+    assert metrics(folder)[1]["lag_mean"] > 0
 
 
 def kill(pid: int) -> None:
@@ -66,5 +109,9 @@ def has_lines(folder: Path, count: int) -> bool:
 
 def seeds(folder: Path, step: int) -> set[int]:
     """The seeds of the tasks that a train step trained on."""
-    episodes = (folder / "trajectories" / f"step-{step}.jsonl").read_text().splitlines()
-    return {json.loads(line)["seed"] for line in episodes}
+    return {episode["seed"] for episode in episodes_of(folder, step)}
+
+
+def episodes_of(folder: Path, step: int) -> list[dict[str, Any]]:
+    """The episodes that a train step trained on."""
+    return [json.loads(line) for line in (folder / "trajectories" / f"step-{step}.jsonl").read_text().splitlines()]

@@ -122,6 +122,13 @@ def test_a_timeline_has_a_track_for_each_slot_and_for_the_work_of_the_trainer() 
     assert events[2]["args"] == {"session": "a.0", "seed": 3, "stop": "terminated"}
 
 
+def test_a_timeline_says_why_an_episode_is_void() -> None:
+    void = replace(TWO[0], outcome=Outcome.void(StopReason.SANDBOX_LOST, "sandbox lost: out of memory"))
+    assert timeline(7, [void], [])[2]["args"] == {
+        "session": "a.0", "seed": 3, "stop": "sandbox_lost", "error": "sandbox lost: out of memory"
+    }  # fmt: skip
+
+
 def test_times_that_are_no_whole_microseconds_do_not_overlap() -> None:
     third = turn(wait_s=1 / 3e6, generate_s=2 / 3e6, step_s=1 / 7e6)
     check_format(encoded_timeline(timeline(1, [episode("a", 1 / 3, *[third] * 50)], [])))
