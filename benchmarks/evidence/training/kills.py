@@ -7,7 +7,7 @@ Runs of a tiny policy on FrozenLake-v0 with ``rollout.asynchronous``:
 - ``trainer``: one run is killed at 20 random events, such as the n-th row of a file or the n-th file of a checkpoint,
   and resumed each time;
 - ``sandbox worker``: the env servers in the sandboxes (backend ``local``) are killed while episodes run ahead, which
-  are then rebuilt, and in ``sandbox worker, not replayable`` void;
+  are then rebuilt in other sandboxes;
 - ``tool sandbox``: on a task of Terminal-v0, the sandboxes of some episodes are killed, of some of them in each retry;
 - ``server``: the ``envkit serve`` that plays the episodes is killed, and started again on the same port;
 - ``server that stays away``: it is not started again, so that the run ends with an error, and is resumed;
@@ -46,7 +46,7 @@ from record.processes import adopt_orphans, descendants, left_behind, name_of, w
 from envkit import clock
 from envkit.cli import main as envkit_main
 from envkit.wiring.training import torch_parts  # noqa: F401 - the runs are forked from this process
-from tests.e2e.fleet.fleet import NOTHING, Gateway, free_port, install_environment, serving
+from tests.e2e.fleet.fleet import NOTHING, Gateway, free_port, serving
 from tests.e2e.training.accounts import accounts, key, rows
 from tests.e2e.training.terminals import train_and_kill
 
@@ -88,20 +88,10 @@ KILLS = {"trainer": 20, "sandbox worker": 20, "server": 5, "engine replica": 1}
 STEPS = {
     "trainer": 100,
     "sandbox worker": 40,
-    "sandbox worker, not replayable": 40,
     "server": 30,
     "server that stays away": 10,
     "engine replica": 6,
 }
-MORTAL = """
-from dataclasses import fields
-from envkit.registry import find, register
-
-def register_all():
-    lake = find("FrozenLake-v0")
-    more = {one.name: getattr(lake, one.name) for one in fields(lake) if one.name not in ("id", "entry_point")}
-    register("MortalLake-v0", lake.entry_point, **{**more, "replayable": False})
-"""
 ENV_SERVER = "envkit.wiring.env_server"
 PATIENCE_S = 1800.0
 """Seconds after which a run counts as hanging."""
@@ -244,13 +234,10 @@ def trainer(place: Path) -> Figures:
     return run.figures(left + left_behind(), kills=len(kills), events=kills)
 
 
-def sandbox_worker(place: Path, *, part: str = "sandbox worker", env: str = "FrozenLake-v0") -> Figures:
+def sandbox_worker(place: Path) -> Figures:
     """Kill env servers at random moments, from the first train step on."""
-    install_environment(place / "site", "mortal", MORTAL)
-    os.environ["PYTHONPATH"] = str(place / "site")
-    sys.path.insert(0, str(place / "site"))
     sandbox = {"kind": "local", "count": 3, "restarts": {"budget": 1000}}
-    run = Run(place, part, sandbox=sandbox, env={"id": env}, tracking={"trajectories": GROUPS * SIZE})
+    run = Run(place, "sandbox worker", sandbox=sandbox, tracking={"trajectories": GROUPS * SIZE})
     chance, killed = random.Random(2), 0
     with run.running() as process:
         while wait(process, lambda: run.count("metrics.jsonl") > 0) and killed < KILLS["sandbox worker"]:
@@ -259,8 +246,6 @@ def sandbox_worker(place: Path, *, part: str = "sandbox worker", env: str = "Fro
             if servers:
                 os.kill(chance.choice(servers), signal.SIGKILL)
                 killed += 1
-    del os.environ["PYTHONPATH"]
-    sys.path.remove(str(place / "site"))
     rebuilt = sum(
         any("rebuilt" in (turn["step"] or {}).get("info", {}) for turn in episode["turns"])
         for path in run.folder.glob("trajectories/*.jsonl")
@@ -353,9 +338,6 @@ def engine_replica(place: Path) -> Figures:
 PARTS: dict[str, Callable[[Path], Figures]] = {
     "trainer": trainer,
     "sandbox worker": sandbox_worker,
-    "sandbox worker, not replayable": partial(
-        sandbox_worker, part="sandbox worker, not replayable", env="MortalLake-v0"
-    ),
     "tool sandbox": tool_sandbox,
     "server": server,
     "server that stays away": server_away,
