@@ -105,6 +105,8 @@ def waiting_metrics(batch: Batch, seconds: float) -> dict[str, float]:
         "waiting_engine_s": sum(turn.generate_s for turn in turns),
         "waiting_gate_s": sum(turn.wait_s for turn in turns),
         "waiting_grader_s": sum(one.grade_s for one in batch.attempts),
+        "group_mean_s": mean(batch.group_s),
+        "group_max_s": max(batch.group_s, default=0.0),
         "trained_mean_s": mean([_seconds(one) for one in batch.trajectories if not one.is_void]),
         **({"aborted_mean_s": mean([_seconds(one) for one in batch.aborted])} if batch.aborted else {}),
         "trainer_busy_s": seconds - batch.waited_s,

@@ -146,6 +146,7 @@ class Continuous(Plan):
             aborted=tuple(self._aborted),
             filtered=tuple(self._filtered),
             wanted=sum(self._quota(self.version)),
+            group_s=tuple(group.took_s for group in chosen),
             waited_s=clock.now() - began,
             engine_s=self._player.busy.take(),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from envkit import clock
 from envkit.types import Group, RolloutRequest, StopReason, Trajectory, stable_hash
 
 from .in_flight import InFlight
@@ -21,6 +22,8 @@ class GroupState:
         last: Latest attempt of each member that ended, by member.
         versions: Version at which each of these attempts began to act; none if it never did.
         replacements: Number of members that were added for stragglers.
+        opened_s: When it was opened.
+        took_s: Seconds until it was complete.
     """
 
     request: GroupRequest
@@ -29,6 +32,8 @@ class GroupState:
     last: dict[int, Trajectory] = field(default_factory=dict)
     versions: dict[int, int] = field(default_factory=dict)
     replacements: int = 0
+    opened_s: float = field(default_factory=clock.now)
+    took_s: float = 0.0
 
     def end(
         self, request: RolloutRequest, trajectory: Trajectory, version: int | None, retries: int

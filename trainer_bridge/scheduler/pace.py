@@ -81,6 +81,7 @@ class Batch(RolloutResult):
         aborted: Attempts that the scheduler aborted since the batch before.
         filtered: Groups that filters rejected since the batch before.
         wanted: Number of groups that a batch has; this one has fewer if groups are void or too many were rejected.
+        group_s: Seconds from the opening of each group until it was complete.
         waited_s: Seconds that the trainer waited for it.
         engine_s: Seconds since the batch before in which at least one completion was in progress.
     """
@@ -90,6 +91,7 @@ class Batch(RolloutResult):
     aborted: tuple[Trajectory, ...] = ()
     filtered: tuple[Group, ...] = ()
     wanted: int = 0
+    group_s: tuple[float, ...] = ()
     waited_s: float = 0.0
     engine_s: float = 0.0
 

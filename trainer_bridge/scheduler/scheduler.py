@@ -253,6 +253,7 @@ class Scheduler:
         self.wake()
 
     def _complete(self, group: GroupState) -> None:
+        group.took_s = clock.now() - group.opened_s
         self._abort_rest(group, StopReason.ABORTED)
         self._plan.completed(group)
         self.groups.pop(group.request.number, None)

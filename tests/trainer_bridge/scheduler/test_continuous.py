@@ -54,6 +54,14 @@ def test_a_train_step_takes_as_long_as_its_lag_allows(
     assert max(row.get("lag_max", 0.0) for row in run.rows) <= max_lag
 
 
+def test_the_duration_of_a_group_counts_from_its_opening_until_its_last_member_has_ended(tmp_path: Path) -> None:
+    seconds = [3.0, 9.0, 1.0, 2.0]
+    host = SlowHost(lambda rng: seconds.pop(0), seed=0, capacity=2)
+    run = Simulation(tmp_path, host, Pace(steps=1, groups_per_step=2, group_size=2)).run()
+    # The second group begins after 3 s, in the place of the first episode that ends. Its episodes take 1 and 2 s.
+    assert run.scheduler.batches[0].group_s == (9.0, 6.0)
+
+
 def test_extra_members_shorten_a_step_and_their_bias_is_visible(tmp_path: Path) -> None:
     plain = Simulation(tmp_path / "plain", SlowHost(heavy_tailed, seed=0), HEAVY, steps=8).run()
     extra = Simulation(tmp_path / "extra", SlowHost(heavy_tailed, seed=0), replace(HEAVY, group_extra=2), steps=8).run()
