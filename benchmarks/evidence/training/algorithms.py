@@ -14,10 +14,8 @@ Takes about 4 minutes of one core for each of 47 runs.
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,15 +23,12 @@ from typing import Any
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 
 sys.path.append(str(Path(__file__).parents[1]))  # the folder of `record`
 from record import ROOT, Evidence, parser
 
-from benchmarks.training.runs import figures
-from envkit import evaluate
+from benchmarks.training.runs import figures, interval, marks, numbers, played, train_in
 from envkit.config.algorithm import PRESETS
-from envkit.runs.episodes import EPISODES, read_episodes
 
 NAME = "algorithms"
 STALE_AFTER = (
@@ -51,25 +46,19 @@ REINFORCEMENT = (
     *("imitation.kind=none", "trainer.steps=40", "trainer.groups_per_step=16", "trainer.checkpoint_every=40"),
     *("evaluation.every=20", "evaluation.episodes=256"),
 )
-LEVELS, DRAWS = 2000, 10_000
+LEVELS = 2000
 PICTURE = ROOT / "docs" / "pictures" / "algorithms.png"
 
 
 def train(folder: Path, *changes: str) -> None:
     """Train ``examples/sokoban.yaml`` with changed keys on one thread, or continue the run in `folder`."""
-    command = [sys.executable, "-m", "envkit", "train", str(ROOT / "examples" / "sokoban.yaml")]
-    settings = [word for change in ("threads=1", *changes) for word in ("--set", change)]
-    resume = ["--resume"] if (folder / "config.yaml").exists() else []
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([*command, "--output", str(folder), *settings, *resume], check=True, env=environment)
+    train_in(folder, ROOT / "examples" / "sokoban.yaml", *changes, threads=1)
 
 
 def successes(run: Path, folder: Path) -> str:
     """Return 1 or 0 for each level that the policy of a run plays with sampling, in one text."""
-    if not (folder / "evaluation.json").exists():
-        evaluate("Sokoban-v0", f"checkpoint:{run}", episodes=LEVELS, options={"size": 6, "boxes": 1}, output=folder)
-    episodes = sorted(read_episodes(folder / EPISODES), key=lambda episode: episode.index)
-    return "".join("1" if episode.outcome.success else "0" for episode in episodes)
+    episodes = played(run, folder, "Sokoban-v0", LEVELS, {"size": 6, "boxes": 1})
+    return marks(episode.outcome.success is True for episode in episodes)
 
 
 def measure(preset: str, seed: int, work: Path) -> dict[str, Any]:
@@ -94,28 +83,13 @@ def before_reinforcement(work: Path) -> dict[str, Any]:
     return {"solved": successes(work / "imitated", work / "imitated-eval")}
 
 
-def numbers(solved: str) -> NDArray[np.float64]:
-    return np.array([float(one) for one in solved])
-
-
-def interval(solved: Sequence[str], rng: np.random.Generator) -> tuple[float, float]:
-    """Return the bounds of the mean success over seeds and levels."""
-    table_SL = np.stack([numbers(one) for one in solved])
-    seeds, levels = table_SL.shape
-    means = [
-        table_SL[rng.integers(seeds, size=seeds)][:, rng.integers(levels, size=levels)].mean() for _ in range(DRAWS)
-    ]
-    low, high = np.quantile(means, [0.025, 0.975])
-    return float(low), float(high)
-
-
 def summary(parts: Mapping[str, Mapping[int, Any]], before: Mapping[str, Any]) -> dict[str, Any]:
     """Return mean and interval of the success with each preset that has runs, and of the imitated policy."""
     rng = np.random.default_rng(0)
     found = {}
     for preset, runs in {"imitated policy": {0: before}, **parts}.items():
         solved = [one["solved"] for one in runs.values()]
-        low, high = interval(solved, rng)
+        low, high = interval(np.stack([numbers(one) for one in solved]), rng)
         mean = float(np.mean([numbers(one) for one in solved]))
         found[preset] = {"seeds": len(solved), "success": round(mean, 4), "low": round(low, 4), "high": round(high, 4)}
     return found
