@@ -228,9 +228,9 @@ def learn(file: Path, folder: Path, env_id: str, levels: int, options: Options, 
     """Train, and return the success of each train step, and which held-out levels the final policy solves and ends."""
     train_in(folder, file, *changes, threads=1)
     steps, last = rows(folder / "metrics.jsonl"), slice(-5, None)
-    found = played(folder, folder.with_name(f"{folder.name}-eval"), env_id, levels, options)
-    rmtree(folder / "checkpoints")  # those of a language model are large
-    return {
+    evaluated = folder.with_name(f"{folder.name}-eval")
+    found = played(folder, evaluated, env_id, levels, options)
+    figures = {
         "wall_s": json.loads((folder / "summary.json").read_text())["wall_s"],
         "success_by_step": [round(row["success"], 3) for row in steps],
         "lag_mean": round(fmean(row.get("lag_mean", 0.0) for row in steps), 3),
@@ -243,6 +243,9 @@ def learn(file: Path, folder: Path, env_id: str, levels: int, options: Options, 
         "ended": marks(one.outcome.stop is StopReason.TERMINATED for one in found),
         "solved": marks(one.outcome.success is True for one in found),
     }
+    for one in (folder, evaluated):  # checkpoints of a language model are large
+        rmtree(one)
+    return figures
 
 
 def compare(part: str, runs: Mapping[Setting, Sequence[Figures]]) -> dict[str, Any]:
