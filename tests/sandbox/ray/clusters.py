@@ -38,17 +38,18 @@ class Cluster:
                 start_new_session=True,
             )
         self.address = ""
+        self.head = ""
 
     def wait(self) -> None:
-        """Return once it is up."""
-        self.address, *_ = self._ask("begin")
+        """Return once it is up; `head` is then the end of its head's name in a pool."""
+        self.address, self.head, *_ = self._ask("begin")
 
     def add(self) -> str:
         """Add a node, and return the end of its name in a pool."""
         return self._ask("add")[0]
 
     def kill(self, tail: str) -> None:
-        """Kill the node whose name ends so."""
+        """Kill the node whose name ends so, which may not be the head."""
         self._ask(f"kill {tail}")
 
     def behead(self) -> None:

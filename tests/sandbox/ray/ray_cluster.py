@@ -1,5 +1,7 @@
 """A real Ray cluster for tests, whose nodes are processes of this machine; run in a process of its own.
 
+Its head is a node like the others, since each node costs seconds of processor time.
+
 Its standard input takes ``begin`` first, and then ``add``, ``kill NAME``, ``behead`` and ``freeze``; every answer is a
 line that begins with a ``>``.
 
@@ -24,7 +26,8 @@ _NODE: dict[str, Any] = {"object_store_memory": _OBJECTS, "include_log_monitor":
 
 def main(folder: str, node_count: int, port: int) -> None:
     head: dict[str, Any] = {
-        "num_cpus": 0,
+        "num_cpus": 1,
+        "memory": _MEMORY,
         "include_dashboard": False,
         "no_monitor": True,
         "temp_dir": str(Path(folder, "ray")),
@@ -44,10 +47,10 @@ def main(folder: str, node_count: int, port: int) -> None:
         return name
 
     try:
-        for _ in range(node_count):
+        for _ in range(node_count - 1):
             add(wait=False)
         cluster.wait_for_nodes()
-        print(">", cluster.address, *nodes, flush=True)
+        print(">", cluster.address, str(cluster.head_node.node_id)[:8], *nodes, flush=True)
         for line in sys.stdin:
             order, *names = line.split()
             if order == "add":

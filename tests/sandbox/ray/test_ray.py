@@ -174,14 +174,15 @@ def test_what_listens_in_a_sandbox_on_another_node_is_reached(fleet: Fleet) -> N
 def test_a_node_that_is_killed_takes_its_own_sandboxes_and_one_that_is_added_gets_new_ones_and_loses_old_ones(
     cluster: Cluster, fleet: Fleet
 ) -> None:
-    doomed, spared, others = new_marker(), new_marker(), new_marker()
+    markers, others = {"a": new_marker(), "b": new_marker()}, new_marker()
     pool = fleet.pool
 
     async def main(local: LocalBackend) -> None:
-        await pool.create("doomed", SandboxSpec(("sleep", doomed), orphan_ttl_s=60))
-        await pool.create("spared", SandboxSpec(("sleep", spared)))
-        node = pool.view("doomed").node
-        assert pool.view("spared").node != node
+        for name in ("a", "b"):
+            await pool.create(name, SandboxSpec(("sleep", markers[name]), orphan_ttl_s=60))
+        gone, kept = ("b", "a") if pool.view("a").node.endswith(cluster.head) else ("a", "b")
+        node, doomed, spared = pool.view(gone).node, markers[gone], markers[kept]
+        assert pool.view(kept).node != node
         other = await local.start(
             SandboxSpec(("sleep", others), detached=True, orphan_ttl_s=60, ledger="of-another-server")
         )
@@ -193,10 +194,10 @@ def test_a_node_that_is_killed_takes_its_own_sandboxes_and_one_that_is_added_get
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(kill)
             with pytest.raises(SandboxLostError) as lost:
-                await pool.get("doomed").exec(["sleep", "1000"], timeout_s=1000)
+                await pool.get(gone).exec(["sleep", "1000"], timeout_s=1000)
         assert clock.now() - began < 20
         assert str(lost.value.cause) == f"node {node} of the Ray cluster is lost"
-        assert (await pool.get("spared").exec(["echo", "on"], timeout_s=20)).stdout == "on\n"
+        assert (await pool.get(kept).exec(["echo", "on"], timeout_s=20)).stdout == "on\n"
         assert len(sleepers(doomed)) == 1  # it would wait for another server, and all nodes are on this machine
         added = await clock.to_thread(cluster.add)
         new = ""
@@ -209,7 +210,7 @@ def test_a_node_that_is_killed_takes_its_own_sandboxes_and_one_that_is_added_get
         await until(lambda: sleepers(doomed) == [])
         assert len(sleepers(spared)) == len(sleepers(others)) == 1
         await other.stop()
-        await pool.stop("spared")
+        await pool.stop(kept)
         assert sleepers(spared) == []
 
     async def beside() -> None:
