@@ -33,13 +33,26 @@ def program_of(cheat: Cheat, problem: Problem) -> str:
 @pytest.mark.bwrap
 @pytest.mark.parametrize("mode", ["answer", "tools"])
 def test_the_oracle_earns_1_and_every_cheat_0(mode: str) -> None:
-    """In containers, some cheats play in ``tests/environments/tasks``, and all in ``benchmarks/evidence``."""
+    """In containers, some cheats play in ``tests/environments/tasks``, and all in ``benchmarks/evidence``.
+
+    A submission is judged in the same way in both modes, so each cheat plays where it can do what it is about.
+    """
     options: Mapping[str, Any] = {"mode": mode, "level": 4, "timeout_s": 5.0}
-    results, missing = check_tasks("Code-v0", tasks=1, repeat=1, options=options, backend="local")
+    cheats = [
+        f"cheat:{name}"
+        for name, cheat in code.CHEATS.items()
+        if (cheat.source if mode == "answer" else cheat.commands or cheat.files)
+    ]
+    players = ["oracle", "nop", *cheats]
+    results, missing = check_tasks("Code-v0", tasks=1, players=players, repeat=1, options=options, backend="local")
     assert [line for one in results for line in one.problems()] == []
-    players = [*find("Code-v0").players, "nop"]
     assert {one.player: one.successes for one in results} == {name: int(name == "oracle") for name in players}
     assert missing == []
+
+
+def test_each_cheat_is_a_player_and_plays_in_one_of_the_modes() -> None:
+    assert {f"cheat:{name}" for name in code.CHEATS} | {"oracle"} == set(find("Code-v0").players)
+    assert all(cheat.source or cheat.commands or cheat.files for cheat in code.CHEATS.values())
 
 
 NAIVE = """
