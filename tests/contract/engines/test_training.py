@@ -39,7 +39,7 @@ def trainer_of(model: Any, folder: Path, **how: Any) -> TorchTrainer:
     return TorchTrainer(model, algorithm_of(), settings, folder, **how)
 
 
-def test_the_log_probabilities_agree_after_each_of_three_updates(
+def test_the_log_probabilities_agree_after_each_of_two_updates(
     vllm_rig: VllmRig, model_folder: Path, tmp_path: Path
 ) -> None:
     vllm_rig.is_changed = True
@@ -50,7 +50,7 @@ def test_the_log_probabilities_agree_after_each_of_three_updates(
             trainer = trainer_of(model, folder)
             async with vllm_rig.opened() as engine:
                 channel, outputs, checksums = WeightChannel(trainer, engine), set(), set()
-                for version in (1, 2, 3):
+                for version in (1, 2):
                     disturb(model, version)
                     trainer.version = version
                     checksums.add((await channel.push()).weights.checksum)
@@ -58,7 +58,7 @@ def test_the_log_probabilities_agree_after_each_of_three_updates(
                     assert got.versions == ((version, 12),)
                     assert np.abs(score(model, got) - got.logprobs).mean() <= TOLERANCE_NATS
                     outputs.add((*got.token_ids.tolist(), *got.logprobs.round(3).tolist()))
-                assert (len(outputs), len(checksums)) == (3, 3)
+                assert (len(outputs), len(checksums)) == (2, 2)
 
     clock.run(main)
 
@@ -109,7 +109,7 @@ def test_asynchronous_train_steps_on_a_server_have_no_finding(
             # With an entropy bonus, the weights change even if all rewards are the same.
             "algorithm": {"preset": "grpo", "minibatches": 1, "entropy_coefficient": 0.001},
             "trainer": {
-                "steps": 3,
+                "steps": 2,
                 "groups_per_step": 2,
                 "learning_rate": 2e-5,
                 "micro_tokens": 512,
@@ -125,7 +125,7 @@ def test_asynchronous_train_steps_on_a_server_have_no_finding(
 
     summary = clock.run(main)
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows] == [1, 2, 3]
+    assert [row["step"] for row in rows] == [1, 2]
     gaps = [row["sampler_gap_nats"] for row in rows if "sampler_gap_nats" in row]  # absent if all tokens are older
     assert gaps
     assert all(gap <= TOLERANCE_NATS for gap in gaps)
