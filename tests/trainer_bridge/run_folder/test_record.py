@@ -10,12 +10,10 @@ from pathlib import Path
 
 import orjson
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
 from envkit.errors import ConfigError, UsageError
 from envkit.runs.files import read_rows
 from envkit.trainer_bridge.run_folder.record import RunRecord
-from envkit.trainer_bridge.run_folder.tensorboard import EventFile
 from tests.trainer_bridge.run_folder.disk import FULL, full_disk
 
 CONFIG = "seed: 7\nenv:\n  id: Sokoban-v0\n  options: {}\ntrainer:\n  steps: 10\n  learning_rate: 0.0003\n"
@@ -33,6 +31,8 @@ def run_of(folder: Path, *, steps: int, tensorboard: bool = False) -> None:
     """Create the folder of a run with a number of steps and a checkpoint."""
     record = create(folder)
     if tensorboard:
+        from envkit.trainer_bridge.run_folder.tensorboard import EventFile
+
         record.add(EventFile(folder / "tensorboard", first_step=0))
     for step in range(1, steps + 1):
         record.step(step, {"success": step / 10})
@@ -265,6 +265,12 @@ def test_a_timeline_is_a_compressed_file_that_a_resume_from_an_earlier_step_remo
 
 
 def test_tensorboard_sees_each_step_once_after_a_resume(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
+        EventAccumulator,  # imported late, because the import takes seconds
+    )
+
+    from envkit.trainer_bridge.run_folder.tensorboard import EventFile
+
     run_of(tmp_path, steps=5, tensorboard=True)
     (old,) = (tmp_path / "tensorboard").iterdir()
     with old.open("ab") as file:

@@ -11,7 +11,6 @@ from typing import Any
 import anyio
 import pytest
 import torch
-from peft import PeftModel
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -220,6 +219,8 @@ def test_an_engine_that_takes_adapters_gets_the_adapter_alone_in_the_format_of_p
     assert config["target_modules"] == [
         *("down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj")
     ]  # fmt: skip
+    from peft import PeftModel  # imported late, because the import takes seconds
+
     read: Any = PeftModel.from_pretrained(open_model(folder), str(place)).eval()
     samples = draw_samples(0, 4, folder)
     for sample, expected in zip(samples, one.score(samples), strict=True):
