@@ -33,9 +33,9 @@ TIMEOUT_S = 120
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """How a command is checked: whether it is run, with which settings, and which component it needs."""
+    """How a command is checked: run, called or shown, with which settings, and which component it needs."""
 
-    is_run: bool
+    mark: str
     settings: Sequence[str] = ()
     needs: str | None = None
 
@@ -44,20 +44,20 @@ class Row:
         row = {"mark": value} if isinstance(value, str) else dict(value)
         settings, needs = row.pop("set", ()), row.pop("needs", None)
         mark = row.pop("mark", "run" if settings else None)
-        assert mark in ("run", "shown"), f"{TABLE.name}: {key}: mark must be run or shown"
+        assert mark in ("run", "called", "shown"), f"{TABLE.name}: {key}: mark must be run, called or shown"
         assert not row, f"{TABLE.name}: {key}: unknown: {row}"
-        return cls(mark == "run", settings, needs)
+        return cls(mark, settings, needs)
 
 
 ROWS = {key: Row.of(key, value) for key, value in tomllib.loads(TABLE.read_text(encoding="utf-8")).items()}
 
 
-def known(*, is_run: bool) -> list[Any]:
+def known(mark: str) -> list[Any]:
     """Return the commands that are printed and in the table; the component that one needs is a pytest mark."""
     return [
         pytest.param(key, id=key, marks=[getattr(pytest.mark, row.needs)] if row.needs else [])
         for key, row in ROWS.items()
-        if key in PRINTED and row.is_run == is_run
+        if key in PRINTED and row.mark == mark
     ]
 
 
@@ -76,7 +76,7 @@ def test_every_command_of_the_table_is_in_a_document() -> None:
     )
 
 
-@pytest.mark.parametrize("key", known(is_run=True))
+@pytest.mark.parametrize("key", known("run"))
 def test_a_printed_command_runs_after_make_install(key: str, tmp_path: Path) -> None:
     one, folder = PRINTED[key], bin_folder()
     (tmp_path / ".venv").symlink_to(folder.parent)
@@ -92,7 +92,16 @@ def test_a_printed_command_runs_after_make_install(key: str, tmp_path: Path) -> 
     assert "Traceback" not in output
 
 
-@pytest.mark.parametrize("key", known(is_run=False))
+@pytest.mark.parametrize("key", known("called"))
+def test_a_printed_command_of_envkit_ends_without_an_error(key: str, tmp_path: Path) -> None:
+    """It is called in this process. That the installed packages are enough for such a command, another one shows."""
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    program, *words = shlex.split(PRINTED[key].text)
+    code, output, errors = called(*words, cwd=tmp_path, HOME=str(tmp_path))
+    assert (program, code) == ("envkit", 0), f"{PRINTED[key].place}: exit code {code}:\n{output}{errors}"
+
+
+@pytest.mark.parametrize("key", known("shown"))
 def test_a_printed_command_that_is_not_run_can_still_be_parsed(key: str) -> None:
     text = PRINTED[key].text
     if key.startswith("python: "):
