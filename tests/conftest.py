@@ -12,7 +12,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -27,37 +27,44 @@ _VENVS = Path(__file__).parents[1] / ".venv"
 _PEERS = _VENVS / "peers" / "bin" / "python"
 _ALGORITHM_PEERS = _VENVS / "algorithm-peers" / "bin" / "python"
 
-_PROBES: Mapping[str, list[str]] = {
+
+def _has_limits() -> str | None:
+    from envkit.sandbox.bubblewrap.backend import LocalBackend, why_unavailable
+
+    missing = [name for name, is_enforced in LocalBackend().capabilities().items() if not is_enforced]
+    most_need_root = f"bubblewrap cannot enforce {', '.join(missing)} on this machine; most need root"
+    return why_unavailable() or (most_need_root if missing else None)
+
+
+def _has_detached() -> str | None:
+    from envkit.sandbox.bubblewrap.arguments import why_refused
+    from envkit.types import SandboxSpec
+
+    return why_refused(SandboxSpec(detached=True))
+
+
+def _has_model() -> str | None:
+    from envkit.trainer_bridge.models.catalogue import CATALOGUE
+
+    model = CATALOGUE["smollm2-135m"]
+    return None if model.is_fetched else f"{model.folder} is missing; run: envkit model get {model.name}"
+
+
+def _has_vllm() -> str | None:
+    from envkit.trainer_bridge.engines.vllm.interpreter import find_python
+
+    find_python()
+    return None
+
+
+_PROBES: Mapping[str, list[str] | Callable[[], str | None]] = {
     # A program that exists may still be forbidden to make a namespace, as in most containers.
     "bwrap": ["bwrap", "--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "true"],
     "docker": ["docker", "version", "--format", "{{.Server.Version}}"],
-    "limits": [
-        *(sys.executable, "-c"),
-        """if True:
-            from envkit.sandbox.bubblewrap.backend import LocalBackend, why_unavailable
-            assert why_unavailable() is None, why_unavailable()
-            missing = [name for name, is_enforced in LocalBackend().capabilities().items() if not is_enforced]
-            assert not missing, f"bubblewrap cannot enforce {', '.join(missing)} on this machine; most need root"
-        """,
-    ],
-    "detached": [
-        *(sys.executable, "-c"),
-        """if True:
-            from envkit.sandbox.bubblewrap.arguments import why_refused
-            from envkit.types import SandboxSpec
-            why = why_refused(SandboxSpec(detached=True))
-            assert why is None, why
-        """,
-    ],
-    "ray": [sys.executable, "-c", "import ray"],
-    "model": [
-        *(sys.executable, "-c"),
-        """if True:
-            from envkit.trainer_bridge.models.catalogue import CATALOGUE
-            model = CATALOGUE["smollm2-135m"]
-            assert model.is_fetched, f"{model.folder} is missing; run: envkit model get {model.name}"
-        """,
-    ],
+    "limits": _has_limits,
+    "detached": _has_detached,
+    "ray": [sys.executable, "-c", "import ray"],  # tests require that their process has not loaded it
+    "model": _has_model,
     "nginx": ["nginx", "-v"],
     "valgrind": ["sh", "-c", "gcc --version && make --version && valgrind --version"],
     "node": ["node", "-e", "if (!globalThis.fetch) throw Error('needs Node.js 18 or newer')"],
@@ -67,11 +74,9 @@ _PROBES: Mapping[str, list[str]] = {
         *("peers", str(_PEERS), str(_ALGORITHM_PEERS)),
         "from importlib.metadata import version; version('verl')",  # the last to be installed; its import takes seconds
     ],
-    "vllm": [
-        *(sys.executable, "-c"),
-        "from envkit.trainer_bridge.engines.vllm.interpreter import find_python; find_python()",
-    ],
+    "vllm": _has_vllm,
 }
+"""Commands that fail where a component is missing, and functions that return why; these cost no process."""
 _PROBE_TIMEOUT_S = 20
 _REFUSED = re.compile(
     "this backend cannot limit [a-z]+|untrusted programs are refused: this backend|detached sandboxes need root"
@@ -114,6 +119,15 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_make_parametrize_id(val: object) -> str | None:
     """Shorten the ids of long parameters. Some have megabytes, and each worker of pytest-xdist sends all ids."""
     return f"{val[:40]!a}... ({len(val)})" if isinstance(val, str | bytes) and len(val) > 200 else None
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Let one worker run the tests of a module that share a fixture, so that it is made once, not in each worker."""
+    module = item.getparent(pytest.Module)
+    if isinstance(item, pytest.Function) and module is not None and item.get_closest_marker("xdist_group") is None:
+        made = [one for found in item._fixtureinfo.name2fixturedefs.values() for one in found]
+        if any(one.scope == "module" or (one.scope, one.baseid) == ("session", module.nodeid) for one in made):
+            item.add_marker(pytest.mark.xdist_group(module.nodeid))
 
 
 @pytest.hookimpl(trylast=True)  # after pytest-randomly
@@ -173,12 +187,18 @@ def _required() -> set[str]:
 @cache
 def _why_missing(name: str) -> str | None:
     """Return why the component does not work, in one line; None when it does."""
+    probe = _PROBES[name]
+    if not isinstance(probe, list):
+        try:
+            return probe()
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
     try:
         done = subprocess.run(
-            _PROBES[name], capture_output=True, text=True, errors="replace", timeout=_PROBE_TIMEOUT_S, check=False
+            probe, capture_output=True, text=True, errors="replace", timeout=_PROBE_TIMEOUT_S, check=False
         )
     except FileNotFoundError:
-        return f"there is no program {_PROBES[name][0]}"
+        return f"there is no program {probe[0]}"
     except subprocess.TimeoutExpired:
         return f"no answer within {_PROBE_TIMEOUT_S} s"
     if done.returncode == 0:
