@@ -3,13 +3,16 @@
     python benchmarks/evidence/training/algorithms.py [--runs N] [--report]
 
 Compares GRPO, RLOO, PPO, GSPO and ReBN with five seeds each, and trains each other preset with two seeds, which are too
-few for a ranking. A run has 40 train steps of 128 episodes, and every other key has the same value. The imitated policy
-is made anew from its seed if it is not in the folder of the runs, which ``--work`` names. Each policy then plays the
-same 2,000 held-out levels with sampling. The interval of a mean holds with 95 % over seeds and levels: both are drawn
-anew, 10,000 times. ``--runs`` ends the program after that many runs, and the next call continues; ``--report`` measures
-nothing, but draws the learning curves and prints the table.
+few for a ranking. A run has 40 train steps of 128 episodes, and every other key has the same value. Each policy then
+plays the same 2,000 held-out levels with sampling. The interval of a mean holds with 95 % over seeds and levels: both
+are drawn anew, 10,000 times. ``--runs`` ends the program after that many runs, and the next call continues;
+``--report`` measures nothing, but draws the learning curves and prints the tables.
 
-Takes about 4 minutes of one core for each of 47 runs.
+The imitated policy is made from its seed if it is not in the folder of the runs, which ``--work`` names. Another
+processor computes other digits, and so another policy. The two comparisons may begin from different ones, but all runs
+of a comparison begin from the same, so they need the same folder.
+
+Takes about 5 minutes of one core for each of 47 runs.
 """
 
 from __future__ import annotations
@@ -40,7 +43,12 @@ STALE_AFTER = (
 )
 TWIN = "tests/wiring/training/test_presets.py::test_a_preset_trains_for_ten_steps_without_a_finding"
 RANKED = ("grpo", "rloo", "ppo", "gspo", "rebn")
-SEEDS, FEW_SEEDS = (3, 7, 11, 19, 23), (3, 7)
+OTHERS = tuple(preset for preset in PRESETS if preset not in RANKED)
+COMPARISONS = (
+    ("imitated policy", RANKED, (3, 7, 11, 19, 23)),
+    ("imitated policy of the other presets", OTHERS, (3, 7)),
+)
+"""Name of the part with the policy that the runs begin from, the presets, and their seeds."""
 IMITATION = ("trainer.steps=0", "evaluation.episodes=0")
 REINFORCEMENT = (
     *("imitation.kind=none", "trainer.steps=40", "trainer.groups_per_step=16", "trainer.checkpoint_every=40"),
@@ -95,24 +103,25 @@ def summary(parts: Mapping[str, Mapping[int, Any]], before: Mapping[str, Any]) -
     return found
 
 
-def report(parts: Mapping[str, Mapping[int, Any]], before: Mapping[str, Any]) -> None:
-    """Print the table in Markdown, and draw the mean learning curves."""
+def show(parts: Mapping[str, Mapping[int, Any]], before: Mapping[str, Any]) -> None:
+    """Print the table of a comparison in Markdown."""
     print("| preset | seeds | success after 5,120 episodes | 95 % interval |\n|---|---|---|---|")
     for preset, row in summary(parts, before).items():
         bounds = f"{row['low']:.1%} to {row['high']:.1%}"
         print(f"| {preset} | {row['seeds']} | {row['success']:.1%} | {bounds} |")
+
+
+def draw(parts: Mapping[str, Mapping[int, Any]]) -> None:
+    """Draw the mean learning curves of the presets with five seeds."""
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for preset, runs in parts.items():
         curves = [[point["sampled"] for point in one["curve"]] for one in runs.values()]
         steps = [point["train_step"] for point in next(iter(runs.values()))["curve"]]
-        is_ranked = preset in RANKED
-        axes.plot(
-            steps, np.mean(curves, 0), label=preset, linewidth=2 if is_ranked else 0.8, alpha=1 if is_ranked else 0.5
-        )
-    axes.set(xlabel="train steps of 128 episodes", ylabel="success on held-out levels, sampled")
-    axes.legend(fontsize="small", ncols=2)
+        axes.plot(steps, np.mean(curves, 0), label=preset, linewidth=2)
+    axes.set(xlabel="train steps of 128 episodes", ylabel="success on 256 held-out levels, sampled")
+    axes.legend(fontsize="small")
     figure.savefig(PICTURE, dpi=110)
 
 
@@ -124,22 +133,25 @@ def main() -> None:
     options = arguments.parse_args()
     evidence = Evidence(NAME, stale_after=STALE_AFTER, folder=options.folder, fresh=options.fresh)
     work: Path = options.work.resolve()
-    planned = [(preset, seed) for seed in SEEDS for preset in RANKED]
-    planned += [(preset, seed) for seed in FEW_SEEDS for preset in PRESETS if preset not in RANKED]
     left = options.runs
-    before = None
-    if not options.report or evidence.has("imitated policy"):
-        before = evidence.part("imitated policy", partial(before_reinforcement, work))
-    parts: dict[str, dict[int, Any]] = {}
-    for preset, seed in planned:
-        name = f"{preset}, seed {seed}"
-        if not evidence.has(name):
-            if options.report or left <= 0:
-                continue
-            left -= 1
-        parts.setdefault(preset, {})[seed] = evidence.part(name, partial(measure, preset, seed, work))
-    if before is not None and parts:
-        report(parts, before)
+    for imitated_policy, presets, seeds in COMPARISONS:
+        parts: dict[str, dict[int, Any]] = {}
+        names = {(preset, seed): f"{preset}, seed {seed}" for seed in seeds for preset in presets}
+        is_complete = all(map(evidence.has, names.values()))
+        if not is_complete and left > 0 and not options.report:
+            before = before_reinforcement(work)
+            if evidence.part(imitated_policy, lambda before=before: before) != before:  # type: ignore[misc]
+                sys.exit(f"{work}: holds another imitated policy than that of the stored runs; name their folder")
+        for (preset, seed), name in names.items():
+            if not evidence.has(name):
+                if options.report or left <= 0:
+                    continue
+                left -= 1
+            parts.setdefault(preset, {})[seed] = evidence.part(name, partial(measure, preset, seed, work))
+        if parts:
+            show(parts, evidence.part(imitated_policy, partial(before_reinforcement, work)))
+        if presets is RANKED and parts:
+            draw(parts)
 
 
 if __name__ == "__main__":
