@@ -36,7 +36,7 @@ from envkit.errors import (
 )
 from envkit.installation import explain
 from envkit.metrics import Fold
-from envkit.protocols import Episode
+from envkit.protocols import Episode, Sandbox
 from envkit.runs.files import encoded
 from envkit.types import Info, Observation, Options, Reset, Step, Task
 
@@ -80,6 +80,11 @@ class AsyncEnv(ABC):
     @abstractmethod
     async def step(self, action: str) -> Step:
         """Play one action."""
+
+    @property
+    def sandbox(self) -> Sandbox | None:
+        """The sandbox of the running episode in which a foreign agent can work; None without one."""
+        return None
 
     async def grade(self) -> float | None:
         """Return the reward of the grader, if the reset returned `is_graded`; see `envkit.protocols.Episode.grade`."""
@@ -206,6 +211,10 @@ class AsyncEpisode(Episode):
             raise
         except BaseException as error:
             raise env_error(error, self._task.env_id, "grade", _ERRORS_OF_PLAY, env=self._env) from error
+
+    @property
+    def sandbox(self) -> Sandbox | None:
+        return self._env.sandbox
 
     @property
     def grader_output(self) -> str:

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 from envkit.types import ToolSchema
 
@@ -96,8 +96,33 @@ def canonical_call(text: str, tools: Sequence[ToolSchema] = ()) -> str | None:
         text: A completion without thoughts.
         tools: The tools of the episode, for the types of arguments in XML.
     """
-    opened = [(found, markup) for markup in MARKUPS if (found := markup.opening.search(text))]
-    if not opened and (found := FALLBACK.opening.search(text)):
+    return next(iter(all_calls(text, tools, most=1)[1]), None)
+
+
+def all_calls(text: str, tools: Sequence[ToolSchema] = (), *, most: int = 64) -> tuple[str, list[str]]:
+    """Return the text before the first tool call of `text`, and its calls up to the first broken one; see above."""
+    calls: list[str] = []
+    before, at = text, 0
+    while len(calls) < most and (found := _calls_after(text, at, tools, is_first=not calls)) is not None:
+        if not calls:
+            before = text[: found.begin].rstrip()
+        text, at = found.text, found.end
+        calls += found.calls
+    return before, calls[:most]
+
+
+class _Found(NamedTuple):
+    """Calls in one markup, where it begins and ends, and the text, in which Gemma's quotes were converted."""
+
+    text: str
+    begin: int
+    end: int
+    calls: list[str]
+
+
+def _calls_after(text: str, at: int, tools: Sequence[ToolSchema], *, is_first: bool) -> _Found | None:
+    opened = [(found, markup) for markup in MARKUPS if (found := markup.opening.search(text, at))]
+    if not opened and is_first and (found := FALLBACK.opening.search(text)):
         opened = [(found, FALLBACK)]
     if not opened:
         return None
@@ -107,14 +132,15 @@ def canonical_call(text: str, tools: Sequence[ToolSchema] = ()) -> str | None:
         if markup.content in _PARAMETERS:
             call, end = _read_elements(text, opening, _PARAMETERS[markup.content], tools)
         else:
-            if markup.content == "gemma":
+            if markup.content == "gemma" and is_first:  # the first call converts all
                 text = text[: opening.end()] + _json_of_gemma(text[opening.end() :])
             call, end = _DECODER.raw_decode(text, opening.end())
-        if markup.content == "list" and isinstance(call, list):
-            call = call[0]
-        elif markup.content in ("arguments", "gemma"):
+        if markup.content in ("arguments", "gemma"):
             call = {"name": opening["name"], "arguments": call}
-        return as_call(call) if markup.closing.match(text, end) else None
+        calls = call if markup.content == "list" and isinstance(call, list) else [call]
+        if (closing := markup.closing.match(text, end)) is None:
+            return None
+        return _Found(text, opening.start(), closing.end(), [as_call(one) for one in calls])
     except (ValueError, LookupError, RecursionError):
         return None
 

@@ -10,7 +10,8 @@ Ends         terminated after submit or the script (of the last step, if the tas
 Tasks        generated ones of ten families, the fifteen of envkit (a test set), or folders in the format of Harbor or
              Terminal-Bench
 Options      see `TerminalOptions`, and the limits of `ToolEnv`
-Info         ``task``, ``category`` and ``level`` of a reset; ``action_is_valid``: whether the action is a valid call
+Info         ``task``, ``category``, ``level`` and ``folder`` (the working directory) of a reset; ``action_is_valid``:
+             whether the action is a valid call
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ class Terminal(TaskEnv):
         self._verdicts = []
         start = await super().reset(seed=seed, options=options)
         task = self.task.task
-        info: Info = {**start.info, "category": task.category, "level": _level(task)}
+        info: Info = {**start.info, "category": task.category, "level": _level(task), "folder": task.workdir}
         return msgspec.structs.replace(start, info=info, tools=() if self._mode == "script" else start.tools)
 
     async def start(self, seed: int, options: Options) -> str:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from msgspec import Raw
 
+    from envkit.protocols.sandboxes import Sandbox
+
 
 class Episode(Protocol):
     """An episode of a task. The interface is the same whether it runs in this process, on a server or in a sandbox.
@@ -52,6 +54,11 @@ class Episode(Protocol):
             EnvError: The host of the environment cannot grade episodes.
         """
         raise EnvError("the environment", "no grade: its host cannot grade episodes")
+
+    @property
+    def sandbox(self) -> Sandbox | None:
+        """The sandbox in which a foreign agent's program can work; None if the episode has none in this process."""
+        return None
 
     @property
     def grader_output(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
+from envkit.protocols.environments import Episode
 from envkit.types import Action, Observation, Reset, RolloutRequest, Task
 
 
@@ -41,6 +42,10 @@ def expert_for(expert: Expert, task: Task) -> Expert:
 class EpisodePlayer(Protocol):
     """Chooses the actions of one episode. Inherit from it to get the defaults."""
 
+    def enter(self, episode: Episode) -> None:
+        """Receive the episode before the first action. A player must not step it, but an agent may use its sandbox."""
+        return
+
     async def act(self, observation: Observation) -> Action | str:
         """Return the action to play after `observation`. May take long, for example if a model server has to answer.
 
@@ -50,6 +55,13 @@ class EpisodePlayer(Protocol):
             Exception: Any other error ends the program that plays, such as a training run.
         """
         ...
+
+    def calls(self) -> Sequence[Action]:
+        """Return calls of a foreign agent that are turns without a step, before the action that `act` has returned.
+
+        Called after each `act`, even after one that failed, and after `end`.
+        """
+        return ()
 
     async def abort(self) -> None:
         """Let the `act` in progress return what was sampled so far. An `act` that does not return is cancelled."""

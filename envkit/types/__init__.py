@@ -34,6 +34,7 @@ from envkit.types.sandboxes import (
 from envkit.types.training import (
     NO_TOKENS,
     Action,
+    AgentCall,
     Completion,
     EngineHealth,
     Exchange,
@@ -58,6 +59,7 @@ __all__ = [
     "JSON",
     "NO_TOKENS",
     "Action",
+    "AgentCall",
     "Bools",
     "Cause",
     "CauseKind",

@@ -38,6 +38,8 @@ class StopReason(StrEnum):
     """The environment's sandbox or server was lost; the episode is void."""
     NO_COMPLETION = "no_completion"
     """The engine or the model's endpoint did not complete a prompt in time; the episode is void."""
+    AGENT_FAILED = "agent_failed"
+    """A foreign agent ended by an error before its first call of the policy; the episode is void."""
     NO_GRADE = "no_grade"
     """The grader failed or did not answer in time; the episode is void."""
     ABORTED = "aborted"

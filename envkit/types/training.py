@@ -127,6 +127,23 @@ class GenerationRecord(msgspec.Struct, frozen=True, kw_only=True):
         return self.finish is FinishReason.LENGTH and self.num_tokens[1] != 1
 
 
+@dataclass(frozen=True, slots=True)
+class AgentCall:
+    """How a call of a foreign agent to the policy continues its other calls, and which of its tokens count.
+
+    Attributes:
+        follows: Number of the turn whose tokens its prompt begins with; None if it starts a sample.
+        keeps: Number of that turn's completion tokens that are in the prompt. The rest of them is not trained on.
+        trains: Number of first tokens of its own completion that may be trained on; None means all.
+        cause: Why the others are not trained on.
+    """
+
+    follows: int | None = None
+    keeps: int = 0
+    trains: int | None = None
+    cause: str = ""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Action:
     """An action of a player: its text and, from a policy, the tokens of this text; see `Turn` for the fields."""
@@ -136,6 +153,7 @@ class Action:
     completion: Completion = NO_TOKENS
     starts_sample: bool = False
     generation: GenerationRecord | None = None
+    call: AgentCall | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -154,6 +172,7 @@ class Turn:
         starts_sample: Whether the prompt does not continue the previous tokens, so that a new sample begins here;
             always true for the first turn.
         generation: What a language model behind an endpoint read and wrote; None for other players.
+        call: How it continues other turns, if a foreign agent called the policy; None if it continues the turn before.
     """
 
     new_ids: Ints
@@ -165,6 +184,7 @@ class Turn:
     wait_s: float = 0.0
     starts_sample: bool = False
     generation: GenerationRecord | None = None
+    call: AgentCall | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "new_ids", ints(self.new_ids))

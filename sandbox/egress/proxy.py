@@ -10,7 +10,7 @@ request, to the host in its request line; the proxy replaces the header ``Host``
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,11 +91,10 @@ async def open_for(
     """
     if isinstance(spec.network, str):
         return
-    command = [python, "-I", "-S", "-c", _INSIDE.read_text(), f"{SOCKETS}/{SOCKET}", str(PORT)]
-    sandbox.while_alive(_keep_running(sandbox, command))
+    sandbox.while_alive(keep_relay(sandbox, python, SOCKET, PORT))
     try:
         with anyio.move_on_after(spec.start_timeout_s):
-            (await _connected(sandbox)).close()
+            (await connected(sandbox, SOCKET)).close()
             sandbox.while_alive(Proxy(Allowlist(spec.network, resolve)).serve(sandbox))
             return
     except SandboxLostError as error:
@@ -162,30 +161,10 @@ class Proxy:
 
     def __init__(self, allowlist: Allowlist) -> None:
         self._allowlist = allowlist
-        self._limit = anyio.CapacityLimiter(_AT_ONCE)
 
     async def serve(self, sandbox: Sandbox) -> None:
-        """Keep idle connections to the relay, and serve the requests that arrive on them, until `sandbox` ends."""
-        async with anyio.create_task_group() as tasks:
-
-            async def serve_connection() -> None:
-                async with self._limit:
-                    try:
-                        client = await SocketStream.open(await _connected(sandbox))
-                    except SandboxLostError:
-                        tasks.cancel_scope.cancel()
-                        return
-                    try:
-                        first = await client.receive()
-                        if not first:  # The relay has closed the connection. Do not reconnect in a busy loop.
-                            await anyio.sleep(_RESTART_S)
-                        tasks.start_soon(serve_connection)  # Open another idle connection in place of this one.
-                        await self._answer(client, first)
-                    finally:
-                        client.close()
-
-            for _ in range(_IDLE_CONNECTIONS):
-                tasks.start_soon(serve_connection)
+        """Serve the requests from inside `sandbox` until it ends."""
+        await serve_relay(sandbox, SOCKET, self._answer)
 
     async def _answer(self, client: SocketStream, first: bytes) -> None:
         """Serve one request from `client`; `first` is the part of it that was already received."""
@@ -200,7 +179,7 @@ class Proxy:
                 try:
                     if not request.head:
                         await client.send(b"HTTP/1.1 200 Connection established" + _END)
-                    await _join(client, upstream, request.head + rest)
+                    await join(client, upstream, request.head + rest)
                 finally:
                     upstream.close()
             with anyio.move_on_after(_LINGER_S):
@@ -209,19 +188,52 @@ class Proxy:
                     pass
 
 
-async def _keep_running(sandbox: AgentSandbox, command: Sequence[str]) -> None:
+async def serve_relay(sandbox: Sandbox, name: str, answer: Callable[[SocketStream, bytes], Awaitable[None]]) -> None:
+    """Keep idle connections to a relay, and answer the clients that arrive on them, until the sandbox ends.
+
+    Args:
+        sandbox: The sandbox that the relay runs in.
+        name: File name of the relay's Unix socket.
+        answer: Serves one client, from which it gets the connection and the first bytes.
+    """
+    limit = anyio.CapacityLimiter(_AT_ONCE)
+    async with anyio.create_task_group() as tasks:
+
+        async def serve_connection() -> None:
+            async with limit:
+                try:
+                    client = await SocketStream.open(await connected(sandbox, name))
+                except SandboxLostError:
+                    tasks.cancel_scope.cancel()
+                    return
+                try:
+                    first = await client.receive()
+                    if not first:  # The relay has closed the connection. Do not reconnect in a busy loop.
+                        await anyio.sleep(_RESTART_S)
+                    tasks.start_soon(serve_connection)  # Open another idle connection in place of this one.
+                    await answer(client, first)
+                finally:
+                    client.close()
+
+        for _ in range(_IDLE_CONNECTIONS):
+            tasks.start_soon(serve_connection)
+
+
+async def keep_relay(sandbox: Sandbox, python: str, name: str, port: int) -> None:
+    """Run the relay inside a sandbox until the sandbox ends: at `port` for clients, at the socket `name` for us."""
+    command = [python, "-I", "-S", "-c", _INSIDE.read_text(), f"{SOCKETS}/{name}", str(port)]
     with suppress(SandboxLostError):
         while True:  # Programs of the sandbox may kill the relay, because it runs as their user.
             await sandbox.exec(command, timeout_s=_FOR_EVER_S)
             await anyio.sleep(_RESTART_S)
 
 
-async def _connected(sandbox: Sandbox) -> socket.socket:
+async def connected(sandbox: Sandbox, name: str) -> socket.socket:
     """Return a connection to the relay; wait until the relay listens."""
     pause_s = _RETRY_S
     while True:
         with suppress(UnreachableError, OSError):
-            return await sandbox.connect(SOCKET)
+            return await sandbox.connect(name)
         await anyio.sleep(pause_s)
         pause_s = min(2 * pause_s, _RESTART_S)
 
@@ -240,7 +252,7 @@ async def _head(client: SocketStream, first: bytes) -> tuple[bytes, bytes]:
     raise RefusedError(400, f"no complete request within {_HEAD_S:g} s")
 
 
-async def _join(client: SocketStream, upstream: SocketStream, first: bytes) -> None:
+async def join(client: SocketStream, upstream: SocketStream, first: bytes) -> None:
     """Send `first` to `upstream`, then copy bytes both ways until `upstream` ends or no data comes for `_IDLE_S`."""
 
     async def carry_up() -> None:

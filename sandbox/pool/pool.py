@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Self
 
 import anyio
@@ -61,6 +61,7 @@ class Pool(ServerPool):
         restarts: Limit on the replacements of failed sandboxes in each warm stock; None means 20 in 10 minutes.
         ledger: Store that records the sandboxes. If this process is killed, they keep running, and the next pool with
             this ledger re-attaches to them. With None, they end with this process.
+        views: Read-only mounts of every sandbox of `lease`, besides those of its spec; see `SandboxSpec.views`.
     """
 
     def __init__(
@@ -73,7 +74,9 @@ class Pool(ServerPool):
         liveness_times: LivenessTimes | None = None,
         restarts: RestartBudget | None = None,
         ledger: LedgerStore | None = None,
+        views: Sequence[tuple[str, str]] = (),
     ) -> None:
+        self._views = tuple(views)
         self._liveness_times = liveness_times or LivenessTimes()
         self._ledger = ledger
         self._history = EventLog(ledger)
@@ -95,6 +98,7 @@ class Pool(ServerPool):
     async def lease(
         self, spec: SandboxSpec, *, tenant: str = "", wait_s: float = 60.0, snapshot: str | None = None
     ) -> AsyncIterator[Sandbox]:
+        spec = replace(spec, views=(*spec.views, *self._views))
         request = LeaseRequest(spec, ResourceRequest.of(spec), tenant, snapshot=_parsed(snapshot))
         instance = await self._scheduler.take(request, wait_s)
         try:

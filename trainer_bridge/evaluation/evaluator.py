@@ -10,6 +10,7 @@ from envkit.protocols import Engine
 from envkit.runs.display import Display
 from envkit.types import Task, Trajectory
 
+from ..agents.player import AgentPlayer
 from ..rollout import PolicyPlayer
 from ..scheduler import Rollout, RolloutResult
 
@@ -51,8 +52,8 @@ class Evaluator:
             return {}
         rollout = self._rollout
         if engine is not None:
-            assert isinstance(rollout.player, PolicyPlayer), "only a policy has an engine"
-            rollout = replace(rollout, player=replace(rollout.player, engine=engine))
+            assert isinstance(rollout.player, (PolicyPlayer, AgentPlayer)), "only a policy has an engine"
+            rollout = replace(rollout, player=rollout.player.with_engine(engine))
         display.phase("evaluate", (self._attempts + 1) * len(self._tasks))
         sampled = await self._play(rollout, self._temperature, display, f"eval-{step}-sampled", self._attempts)
         greedy = await self._play(rollout, 0.0, display, f"eval-{step}-greedy", 1)

@@ -12,8 +12,9 @@ from typing import Any, Literal
 from envkit.errors import UsageError
 from envkit.types import Exchange, Observation, Prompt, Reset, ToolSchema
 
+from ..agents.messages import ChatMessage
 from ..thoughts import END_THINK, THINK, without_thoughts
-from ..tool_calls import canonical_call, describe, hermes, join_prompts, read_call
+from ..tool_calls import all_calls, canonical_call, describe, hermes, join_prompts, read_call
 from .template import ANSWER_MARK, ChatTemplate, Message
 
 _EMPTY_THOUGHT = re.compile(rf"(?:{THINK}\s*(?:{END_THINK}\s*)?|<\|channel>thought\s*<channel\|>)\Z")
@@ -138,11 +139,85 @@ class ChatRenderer:
             return self
         key = (start.system, json.dumps(start.tools))
         if key not in self._episodes:
-            if len(self._episodes) == _MAX_EPISODE_RENDERERS:
-                del self._episodes[next(iter(self._episodes))]
             system = join_prompts(self._own_system, start.system)
-            self._episodes[key] = self._with(system=system, tools=start.tools)
+            self._remember(key, self._with(system=system, tools=start.tools))
         return self._episodes[key]
+
+    def _remember(self, key: tuple[str | None, str], made: ChatRenderer) -> None:
+        if len(self._episodes) == _MAX_EPISODE_RENDERERS:
+            del self._episodes[next(iter(self._episodes))]
+        self._episodes[key] = made
+
+    def for_tools(self, tools: Sequence[ToolSchema]) -> ChatRenderer:
+        """Return the renderer of an agent's chats with `tools`. Its system prompt is only a description of the tools,
+        if the template does not show them.
+        """
+        key = (None, json.dumps(["agent", *tools]))
+        if key not in self._episodes:
+            self._remember(key, self._with(tools=tools))
+        return self._episodes[key]
+
+    # --- Chats of agents ----------------------------------------------------------------------------------------------
+
+    def chat(self, messages: Sequence[ChatMessage], begun: str = "") -> tuple[int, ...]:
+        """Return the prompt for an answer to `messages` that begins with the text `begun`.
+
+        Raises:
+            UsageError: The template rejects the messages, or shows no answer that has begun, since it opens a thought.
+        """
+        if begun and self._opens_thought:
+            raise UsageError("the model's chat template begins every answer with a thought; send no begun answer")
+        return self._prompt(self._shown(messages)) + self.plain(begun)
+
+    def plain(self, text: str) -> tuple[int, ...]:
+        """Return text inside an answer as tokens, without special tokens."""
+        return self._template.encode(self._template.escape(text, "tool"))
+
+    def between(
+        self, messages: Sequence[ChatMessage], answer_ids: Sequence[int], after: Sequence[ChatMessage]
+    ) -> tuple[int, ...] | None:
+        """Return the tokens between an answer and the next one; None if the template then renders the chat otherwise.
+
+        Args:
+            messages: The chat up to the answer, which is the last message.
+            answer_ids: The tokens of the answer.
+            after: The messages after it; at least one.
+        """
+        shown = self._shown(messages)
+        if "tool_calls" not in shown[-1]:
+            shown[-1] = self._answer(self._words(answer_ids))
+        return self._frame(shown, answer_ids, self._shown(after, is_start=False))
+
+    def read(self, token_ids: Sequence[int]) -> tuple[str, str, list[str]]:
+        """Return the text of an answer without thoughts and calls, its thoughts, and its calls as canonical JSON."""
+        words = self._words(token_ids)
+        spoken = without_thoughts(words, is_thinking=self._opens_thought)
+        thought = words.removesuffix(spoken).strip().removeprefix(THINK).removesuffix(END_THINK).strip()
+        content, calls = all_calls(spoken, self._tools) if self._tools else (spoken, [])
+        return content, thought, calls
+
+    def _shown(self, messages: Sequence[ChatMessage], *, is_start: bool = True) -> list[Message]:
+        """Return the messages of an agent as those of the template."""
+        shown: list[Message] = []
+        described = [*self._system] if is_start else []
+        if described and messages and messages[0].role == "system":
+            text = join_prompts(messages[0].content, described[0]["content"]) or ""
+            described, messages = [{"role": "system", "content": text}], messages[1:]
+        for one in messages:
+            if one.role == "assistant" and one.calls:
+                calls = [{"name": call.name, "arguments": call.arguments} for call in one.calls]
+                if self.support.results == "call":
+                    shown.append({**_calling(*map(self._template.escape_all, calls)), "content": one.content})
+                else:
+                    written = [self._written_call(call) or hermes(json.dumps(call)) for call in calls]
+                    shown.append(_assistant("\n".join(filter(None, [one.content, *written]))))
+            elif one.role == "tool":
+                shown.append(_user(one.content) if self.support.results == "user" else _result(one.content))
+            else:
+                shown.append({"role": one.role, "content": one.content})
+        return [*described, *shown]
+
+    # --- Episodes -----------------------------------------------------------------------------------------------------
 
     def open(self, observation: Observation) -> tuple[int, ...]:
         return self._prompt([*self._system, _user(observation.text)])
@@ -327,5 +402,6 @@ def _result(content: str) -> Message:
     return {"role": "tool", "content": content, "tool_call_id": _CALL_ID}
 
 
-def _calling(call: Mapping[str, Any]) -> Message:
-    return {"role": "assistant", "content": "", "tool_calls": [{"id": _CALL_ID, "type": "function", "function": call}]}
+def _calling(*calls: Mapping[str, Any]) -> Message:
+    made = [{"id": _CALL_ID, "type": "function", "function": call} for call in calls]
+    return {"role": "assistant", "content": "", "tool_calls": made}

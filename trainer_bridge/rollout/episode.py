@@ -38,6 +38,7 @@ from envkit.types import (
     Outcome,
     Reset,
     RolloutRequest,
+    Step,
     StopReason,
     Trajectory,
     Turn,
@@ -117,6 +118,7 @@ async def play(
             try:
                 if running.player is not None:
                     running.player.end()
+                    running.turns += [_turn(call) for call in running.player.calls()]
             finally:
                 if on_played is not None:
                     on_played()
@@ -175,6 +177,7 @@ async def _turns(
     try:
         with _errors_of_the_player():
             acting = running.player = _able_to_act(player.begin(running.request, start))
+            acting.enter(episode)
     except PlayerStoppedError as stopped:
         return _reason(stopped)
     observation, left_s = start.observation, math.inf if limits.player_timeout_s is None else limits.player_timeout_s
@@ -190,6 +193,8 @@ async def _turns(
                 action = _checked(await _coroutine(acting.act(observation)))
         except PlayerStoppedError as stopped:
             return _reason(stopped)
+        finally:
+            running.turns += [_turn(call) for call in acting.calls()]
         if scope.cancelled_caught:
             return StopReason.PLAYER_TIMEOUT
         acted = running.waits("environment")
@@ -200,25 +205,27 @@ async def _turns(
                 with _deadline(step_timeout_s, StopReason.TIMEOUT, "the environment did not answer a step"):
                     step = await episode.step(action.text)
         finally:  # the record of a void episode ends with the action that was in progress
-            running.turns.append(
-                Turn(
-                    ints(action.new_ids),
-                    action.completion,
-                    action.text,
-                    step,
-                    generate_s=acted - began,
-                    step_s=clock.now() - acted,
-                    wait_s=began - arrived,
-                    starts_sample=action.starts_sample,
-                    generation=action.generation,
-                )
-            )
+            times = {"generate_s": acted - began, "step_s": clock.now() - acted, "wait_s": began - arrived}
+            running.turns.append(_turn(action, step, **times))
         if step is None:
             raise _VoidError(StopReason.ABORTED, "the engine aborted a completion")
         if step.ended:
             return StopReason.TERMINATED if step.terminated else StopReason.TRUNCATED
         observation = step.observation
     return StopReason.MAX_TURNS
+
+
+def _turn(action: Action, step: Step | None = None, **times: float) -> Turn:
+    return Turn(
+        ints(action.new_ids),
+        action.completion,
+        action.text,
+        step,
+        starts_sample=action.starts_sample,
+        generation=action.generation,
+        call=action.call,
+        **times,
+    )
 
 
 def _reason(stopped: PlayerStoppedError) -> StopReason:

@@ -65,8 +65,9 @@ def fate_before_training(trajectory: Trajectory) -> Fate | None:
 class Ledger:
     """All attempts of a run, and the tokens that the policy sampled for them.
 
-    Attempts: asked = the sum over all fates and stages. Tokens: sampled = trained + masked_lag + the sums over all
-    other fates and over the stages; tokens of dropped episodes are masked ones, and lag is the only cause of masks.
+    Attempts: asked = the sum over all fates and stages. Tokens: sampled = trained + the sums over the causes of masks,
+    all other fates and the stages; tokens of dropped episodes are masked ones. The causes are ``masked_lag`` and those
+    of `AgentCall`, such as ``masked_probe``.
 
     Args:
         counts: The counts of a checkpoint, from `counts`. Attempts without a fate are counted as aborted.
@@ -118,8 +119,8 @@ class Ledger:
             received = self._received[session]
             raise EnvkitError(f"episode {session}: {received} tokens were sampled, and its record has {tokens}")
 
-    def end(self, session: str, fate: Fate, *, masked: int = 0) -> None:
-        """Enter the fate of an attempt that is queued or finished; `masked` of its tokens were too old to train on.
+    def end(self, session: str, fate: Fate, *, masked: Mapping[str, int] | None = None) -> None:
+        """Enter the fate of an attempt that is queued or finished, and by cause how many of its tokens were masked.
 
         Raises:
             EnvkitError: The session was not asked for, is in progress, or has ended before.
@@ -131,9 +132,10 @@ class Ledger:
         del self._live[session]
         self._attempts[fate.value] += 1
         tokens = self._received.pop(session, 0)
-        self._tokens["masked_lag"] += tokens if fate is Fate.DROPPED else masked
-        if fate is not Fate.DROPPED:
-            self._tokens[fate.value] += tokens - masked
+        for cause, count in (masked or {}).items():
+            self._tokens[f"masked_{cause}"] += count
+            tokens -= count
+        self._tokens["masked_lag" if fate is Fate.DROPPED else fate.value] += tokens
 
     def counts(self) -> dict[str, int]:
         """Return the number of attempts asked for, and of each fate and stage; the same of tokens as ``tokens_...``."""
@@ -146,7 +148,7 @@ class Ledger:
             **{name: self._attempts[name] for name in fates},
             **{stage.value: stages[stage] for stage in Stage},
             "tokens_sampled": self._tokens["sampled"],
-            "tokens_masked_lag": self._tokens["masked_lag"],
+            **{f"tokens_{name}": self._tokens[name] for name in self._masks},
             **{f"tokens_{name}": self._tokens[name] for name in fates if name != Fate.DROPPED},
             **{f"tokens_{stage.value}": tokens[stage] for stage in (Stage.IN_FLIGHT, Stage.FINISHED)},
         }
@@ -161,12 +163,16 @@ class Ledger:
             if counts[stage] != number
         ]
         for total, prefix in (("asked", ""), ("tokens_sampled", "tokens_")):
-            names = [*Fate, *Stage] if not prefix else ["masked_lag", *Fate, *Stage]
+            names = [*Fate, *Stage] if not prefix else [*self._masks, *Fate, *Stage]
             parts = {name: counts.get(f"{prefix}{name}", 0) for name in names}
             if sum(parts.values()) != counts[total]:
                 shown = " + ".join(f"{count} {name}" for name, count in parts.items() if count)
                 found.append(f"{counts[total]} {total.replace('_', ' ')}, but {shown}")
         return found
+
+    @property
+    def _masks(self) -> list[str]:
+        return sorted({"masked_lag", *(name for name, count in self._tokens.items() if "masked_" in name and count)})
 
     def _move(self, session: str, before: Stage, after: Stage) -> None:
         if (stage := self._live.get(session)) is not before:

@@ -24,6 +24,7 @@ from envkit.types import (
 )
 
 from ..rollout.episode import RolloutLimits
+from ..samples import trained_parts
 from . import staleness
 from .accounting import Fate, Ledger, fate_before_training
 from .filters import LearningFilter
@@ -168,12 +169,13 @@ class Continuous(Plan):
             Why the accounts do not add up; empty if they do.
         """
         records = {one.session: one for group in self._training for one in group.last.values()}
-        for session in trained:
-            tokens = masked = 0
+        without = [session for session, one in records.items() if _is_open(one) and not _has_samples(one)]
+        for session in [*trained, *without]:
+            tokens, masked = 0, Counter[str]()
             if (one := records.get(session)) is not None:
-                tokens = staleness.num_tokens(one)
-                masked = staleness.num_stale_tokens(one, self.version, self.pace.max_lag)
-            fate = Fate.DROPPED if tokens and masked == tokens else Fate.TRAINED
+                tokens, masked = staleness.num_tokens(one), trained_parts(one)[1]
+                masked["lag"] = staleness.num_stale_tokens(one, self.version, self.pace.max_lag)
+            fate = Fate.DROPPED if tokens and masked.total() == tokens else Fate.TRAINED
             self._entered(partial(self.ledger.end, session, fate, masked=masked))
         self.version = version
         self._held.subtract(map(_env, self._training))
@@ -449,6 +451,11 @@ def _place(group: GroupState) -> Place:
 
 def _env(group: GroupState) -> int:
     return _place(group).env
+
+
+def _has_samples(trajectory: Trajectory) -> bool:
+    """Whether the attempt has a token to train on: an agent may have called the policy only as a probe."""
+    return not trajectory.turns or any(len(one.token_ids) for one in trained_parts(trajectory)[0])
 
 
 def _is_open(trajectory: Trajectory) -> bool:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import anyio
 
 from envkit import clock
-from envkit.protocols import EpisodePlayer, Gate, Player
+from envkit.protocols import Episode, EpisodePlayer, Gate, Player
 from envkit.types import Action, Observation, Reset, RolloutRequest, StopReason, Trajectory
 
 from ..rollout.episode import RunningEpisode
@@ -130,12 +130,21 @@ class _Episode(EpisodePlayer):
     session: str
     counted: CountedPlayer
 
+    def enter(self, episode: Episode) -> None:
+        self.player.enter(episode)
+
     async def act(self, observation: Observation) -> Action | str:
         with self.counted.busy.one():
             action = await self.player.act(observation)
         if isinstance(action, Action):
             self.counted.ledger.receive(self.session, len(action.completion.token_ids))
         return action
+
+    def calls(self) -> Sequence[Action]:
+        found = self.player.calls()
+        for call in found:
+            self.counted.ledger.receive(self.session, len(call.completion.token_ids))
+        return found
 
     async def abort(self) -> None:
         await self.player.abort()

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from envkit.types import Sample, Trajectory
 
+from ..samples import trained_parts
+
 
 def can_wait(oldest: Sequence[int], version: int, max_lag: int, batch_sizes: Sequence[int]) -> bool:
     """Return whether all groups can be used in time if a batch is taken now without them.
@@ -49,8 +51,8 @@ def with_stale_ignored(samples: Iterable[Sample], version: int, max_lag: int) ->
 
 
 def num_stale_tokens(trajectory: Trajectory, version: int, max_lag: int) -> int:
-    """Return how many tokens of an episode are too old to train `version`."""
-    versions = (one for turn in trajectory.turns for one in turn.completion.versions)
+    """Return how many tokens of an episode that may be trained on are too old to train `version`."""
+    versions = (one for completion in trained_parts(trajectory)[0] for one in completion.versions)
     return sum(count for own, count in versions if version - own > max_lag)
 
 

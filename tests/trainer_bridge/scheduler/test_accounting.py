@@ -47,7 +47,7 @@ def test_every_attempt_and_every_token_is_counted_once() -> None:
         "bcdef", (Fate.VOIDED, Fate.FILTERED, Fate.STALE, Fate.ABORTED, Fate.DROPPED), strict=True
     ):
         ledger.end(f"{session}.0", fate)
-    ledger.end("a.0", Fate.TRAINED, masked=4)
+    ledger.end("a.0", Fate.TRAINED, masked={"lag": 3, "probe": 1})
     ledger.ask("h.0")
     ledger.ask("i.0")
     ledger.begin("i.0")
@@ -101,7 +101,7 @@ def test_a_record_without_all_tokens_is_an_error() -> None:
 
 def test_what_was_in_progress_at_a_checkpoint_is_aborted_after_it() -> None:
     before = ledger_of("a.0", "b.0", tokens=7)
-    before.end("a.0", Fate.TRAINED, masked=2)
+    before.end("a.0", Fate.TRAINED, masked={"lag": 2})
     before.ask("c.0")
     older = {
         "begun" if name == "asked" else name.removesuffix("_lag"): count for name, count in before.counts().items()

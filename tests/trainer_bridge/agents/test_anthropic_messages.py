@@ -1,0 +1,174 @@
+"""Anthropic's messages, read and written."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from envkit.trainer_bridge.agents.anthropic_messages import read, stream, write
+from envkit.trainer_bridge.agents.dialect import PIECE_CHARACTERS, Answer
+from envkit.trainer_bridge.agents.messages import AgentToolCall, CallRefusedError, ChatMessage, Reply
+
+USER = {"role": "user", "content": "hi"}
+USE = {"type": "tool_use", "id": "t1", "name": "look", "input": {"at": 1}}
+CACHE = {"cache_control": {"type": "ephemeral"}}
+
+
+def text(content: str, **more: object) -> dict[str, object]:
+    return {"type": "text", "text": content, **more}
+
+
+def result(content: object, id: str = "t1") -> dict[str, object]:
+    return {"type": "tool_result", "tool_use_id": id, "content": content}
+
+
+def messages(*given: object, **body: object) -> tuple[ChatMessage, ...]:
+    return read({"messages": given, **body}).messages
+
+
+def answer(reply: Reply, **body: object) -> Answer:
+    return Answer("1", 7, {"model": "claude", **body}, [reply])
+
+
+def events(given: Answer) -> list[Any]:
+    return [json.loads(event.data.decode().partition("data: ")[2]) for event in stream(given)]
+
+
+def test_the_fields_that_have_an_effect_are_read() -> None:
+    tool = {"name": "look", "description": "looks", "input_schema": {"type": "object"}, **CACHE}
+    body = {"model": "claude", "max_tokens": 9, "stop_sequences": ["x"], "tools": [tool], "system": "be kind"}
+    request = read({"messages": [USER], **body, "temperature": 1, "top_k": 3, "metadata": {}})
+    function = {"name": "look", "description": "looks", "parameters": {"type": "object"}}
+    assert request.messages == (ChatMessage("system", "be kind"), ChatMessage("user", "hi"))
+    assert request.tools == ({"type": "function", "function": function},)
+    assert (request.model, request.max_tokens, request.stop, request.n) == ("claude", 9, ("x",), 1)
+    assert request.unused == ("metadata", "temperature", "top_k")
+
+
+def test_tools_that_only_anthropic_can_run_are_named() -> None:
+    request = read({"messages": [USER], "tools": [{"type": "web_search_20250305", "name": "web_search"}]})
+    assert (request.tools, request.unused) == ((), ("tools.web_search_20250305",))
+
+
+def test_the_billing_header_is_no_part_of_the_system_prompt() -> None:
+    header = "x-anthropic-billing-header: cc_version=2; cch=1a2b;"
+    assert messages(USER, system=[text(header), text("be kind", **CACHE), text("x")])[0].content == "be kind\nx"
+    assert messages(USER, system=f"{header}\nbe kind")[0].content == "be kind"
+    assert messages(USER, system=[text(header)])[0].role == "user"
+
+
+def test_calls_and_results_are_read() -> None:
+    earlier = {
+        "role": "assistant",
+        "content": [{"type": "thinking", "thinking": "hm"}, text("I look"), USE, {**USE, "id": "t2"}],
+    }
+    results = {"role": "user", "content": [result([text("b")], "t2"), result("a"), text("go on", **CACHE)]}
+    call = AgentToolCall("look", {"at": 1})
+    assert messages(USER, earlier, results)[1:] == (
+        ChatMessage("assistant", "I look", calls=(call, call)),
+        ChatMessage("tool", "b", answers=1),
+        ChatMessage("tool", "a", answers=0),
+        ChatMessage("user", "go on"),
+    )
+
+
+def test_text_before_a_result_is_a_message_before_it() -> None:
+    read_messages = messages(
+        {"role": "assistant", "content": [USE]}, {"role": "user", "content": [text("a"), result("b")]}
+    )
+    assert [(one.role, one.content) for one in read_messages[1:]] == [("user", "a"), ("tool", "b")]
+
+
+@pytest.mark.parametrize("content", ["def f():\n    ", [text("def f():\n"), text("    ", **CACHE)], "<think>x"])
+def test_the_answer_goes_on_inside_a_last_message_of_the_assistant(content: object) -> None:
+    request = read({"messages": [USER, {"role": "assistant", "content": content}]})
+    sent = content if isinstance(content, str) else "def f():\n    "
+    assert (request.continues, request.messages[-1].content) == (True, sent)
+    assert not read({"messages": [USER]}).continues
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ([USE], "the answer can only go on inside a last message of the assistant without tool calls"),
+        ([{"type": "thinking", "thinking": "hm"}, text("a")], "content of the type 'thinking' is not supported"),
+    ],
+)
+def test_an_answer_that_cannot_go_on_to_the_byte_is_refused(content: object, why: str) -> None:
+    with pytest.raises(CallRefusedError, match=why):
+        read({"messages": [USER, {"role": "assistant", "content": content}]})
+
+
+@pytest.mark.parametrize("content", [[{"type": "image", "source": {}}], [result([{"type": "image"}])]])
+def test_images_are_refused(content: object) -> None:
+    with pytest.raises(CallRefusedError, match="content of the type 'image' is not supported") as error:
+        read({"messages": [{"role": "user", "content": content}]})
+    assert error.value.kind == "request"
+
+
+def test_an_empty_message_is_read() -> None:
+    assert messages({"role": "user", "content": []}) == (ChatMessage("user", ""),)
+
+
+def test_an_answer_is_written() -> None:
+    reply = Reply(
+        content="I look",
+        thought="hm",
+        calls=(AgentToolCall("look", {"at": 1}),),
+        finish="tool_calls",
+        prompt_tokens=4,
+        completion_tokens=1,
+    )
+    assert write(answer(reply)) == {
+        "id": "msg_1",
+        "type": "message",
+        "role": "assistant",
+        "model": "claude",
+        "content": [text("I look"), {**USE, "id": "toolu_1_0"}],
+        "stop_reason": "tool_use",
+        "stop_sequence": None,
+        "usage": {"input_tokens": 4, "output_tokens": 1},
+    }
+
+
+def test_thoughts_are_written_if_the_client_asks() -> None:
+    written = write(answer(Reply(content="yes", thought="hm"), thinking={"type": "enabled"}))
+    assert written["content"] == [{"type": "thinking", "thinking": "hm", "signature": ""}, text("yes")]
+
+
+def test_an_empty_answer_has_an_empty_text() -> None:
+    assert write(answer(Reply(content="", finish="length")))["content"] == [text("")]
+    assert write(answer(Reply(content="", finish="length")))["stop_reason"] == "max_tokens"
+
+
+def test_a_stream_has_the_events_of_the_api() -> None:
+    call = AgentToolCall("look", {"at": 1})
+    reply = Reply(content="x" * (PIECE_CHARACTERS + 1), thought="hm", calls=(call,), finish="tool_calls")
+    sent = events(answer(reply, thinking={"type": "enabled"}))
+    assert sent[0]["message"]["content"] == []
+    assert sent[0]["message"]["stop_reason"] is None
+    assert sent[1:-2] == [
+        {
+            "type": "content_block_start",
+            "index": 0,
+            "content_block": {"type": "thinking", "thinking": "", "signature": ""},
+        },
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "thinking_delta", "thinking": "hm"}},
+        {"type": "content_block_stop", "index": 0},
+        {"type": "content_block_start", "index": 1, "content_block": text("")},
+        {"type": "content_block_delta", "index": 1, "delta": {"type": "text_delta", "text": "x" * PIECE_CHARACTERS}},
+        {"type": "content_block_delta", "index": 1, "delta": {"type": "text_delta", "text": "x"}},
+        {"type": "content_block_stop", "index": 1},
+        {"type": "content_block_start", "index": 2, "content_block": {**USE, "id": "toolu_1_0", "input": {}}},
+        {"type": "content_block_delta", "index": 2, "delta": {"type": "input_json_delta", "partial_json": '{"at":1}'}},
+        {"type": "content_block_stop", "index": 2},
+    ]
+    assert sent[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
+    assert sent[-1] == {"type": "message_stop"}
+
+
+def test_events_count_the_characters_of_the_content() -> None:
+    given = answer(Reply(content="abc", thought="hm"), thinking={"type": "enabled"})
+    assert sum(event.characters for event in stream(given)) == 3

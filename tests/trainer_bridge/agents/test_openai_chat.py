@@ -1,0 +1,253 @@
+"""Chat completions of OpenAI, read and written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from envkit.trainer_bridge.agents.dialect import PIECE_CHARACTERS, Answer
+from envkit.trainer_bridge.agents.messages import AgentToolCall, CallRefusedError, ChatMessage, Reply
+from envkit.trainer_bridge.agents.openai_chat import MAX_ANSWERS, read, stream, write
+
+USER = {"role": "user", "content": "hi"}
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+
+
+def messages(*given: object) -> tuple[ChatMessage, ...]:
+    return read({"messages": given}).messages
+
+
+def calling(*arguments: object, ids: Sequence[str] = ("a", "b", "c")) -> dict[str, object]:
+    calls = [
+        {"id": id, "type": "function", "function": {"name": "look", "arguments": one}}
+        for id, one in zip(ids, arguments, strict=False)
+    ]
+    return {"role": "assistant", "tool_calls": calls}
+
+
+def answer(*replies: Reply, **body: object) -> Answer:
+    return Answer("1", 7, {"model": "gpt", **body}, replies)
+
+
+def chunks(given: Answer) -> list[Any]:
+    texts = [event.data.decode().removeprefix("data: ").strip() for event in stream(given)]
+    assert texts.pop() == "[DONE]"
+    return [json.loads(text) for text in texts]
+
+
+def test_the_fields_that_have_an_effect_are_read() -> None:
+    request = read({"model": "gpt", "messages": [USER], "tools": [TOOL], "max_tokens": 9, "stop": ["a", "b"], "n": 2})
+    assert request.messages == (ChatMessage("user", "hi"),)
+    assert (request.model, request.tools, request.n, request.stop) == ("gpt", (TOOL,), 2, ("a", "b"))
+    assert (request.max_tokens, request.continues, request.unused) == (9, False, ())
+
+
+def test_one_stop_text_need_not_be_a_list() -> None:
+    assert read({"messages": [USER], "stop": "a"}).stop == ("a",)
+
+
+def test_log_probabilities_are_asked_for() -> None:
+    assert read({"messages": [USER], "logprobs": True}).logprobs
+    assert not read({"messages": [USER]}).logprobs
+
+
+def test_the_smaller_limit_of_tokens_wins() -> None:
+    assert read({"messages": [USER], "max_tokens": 9, "max_completion_tokens": 5}).max_tokens == 5
+    assert read({"messages": [USER], "max_tokens": 4, "max_completion_tokens": 5}).max_tokens == 4
+
+
+def test_fields_without_an_effect_are_named() -> None:
+    body: dict[str, object] = {
+        "temperature": 0,
+        "seed": None,
+        "tool_choice": "required",
+        "response_format": {},
+        "logit_bias": {},
+    }
+    request = read({"messages": [USER], **body, "stream": True, "stream_options": {}, "logprobs": True})
+    assert request.unused == ("logit_bias", "response_format", "temperature", "tool_choice")
+
+
+def test_tools_that_only_openai_can_run_are_named() -> None:
+    request = read({"messages": [USER], "tools": [TOOL, {"type": "custom", "custom": {"name": "patch"}}]})
+    assert (request.tools, request.unused) == ((TOOL,), ("tools.custom",))
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ({"messages": [USER], "functions": []}, "functions is not supported; use tools"),
+        ({"messages": [USER], "function_call": "auto"}, "function_call is not supported; use tools"),
+        ({"messages": []}, "invalid request: Expected `array` of length >= 1 - at `$.messages`"),
+        ({}, "invalid request: Object missing required field `messages`"),
+        ({"messages": [USER], "max_tokens": 0}, r"invalid request: Expected `int` >= 1 - at `$.max_tokens`"),
+        ({"messages": [USER], "n": MAX_ANSWERS + 1}, "invalid request: Expected `int` <= 128 - at `$.n`"),
+        ({"messages": [USER], "tools": [{"type": "function"}]}, "tools: a function has no name"),
+        ({"messages": [{"role": "function"}]}, "messages of the role 'function' are not supported"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "content of the type 'image_url' is not supported: the policy reads text only",
+        ),
+        ({"messages": [USER], "continue_final_message": True}, "the answer can only go on inside a last message"),
+        ({"messages": [{**calling("{}"), "prefix": True}]}, "the answer can only go on inside a last message"),
+    ],
+)
+def test_what_is_wrong_or_not_supported_is_refused_by_name(body: dict[str, object], why: str) -> None:
+    with pytest.raises(CallRefusedError) as error:
+        read(body)
+    assert error.value.kind == "request"
+    assert str(error.value).startswith(why)
+
+
+@pytest.mark.parametrize("content", [None, "", []])
+def test_missing_content_is_an_empty_text(content: object) -> None:
+    assert messages(USER, {"role": "assistant", "content": content})[1] == ChatMessage("assistant", "")
+    assert messages(USER, {"role": "assistant"})[1] == ChatMessage("assistant", "")
+
+
+def test_parts_of_a_text_are_one_text() -> None:
+    parts = [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}, {"type": "text", "text": "b"}]
+    assert messages({"role": "user", "content": parts}, {"role": "assistant", "content": parts}) == (
+        ChatMessage("user", "a\nb"),
+        ChatMessage("assistant", "ab"),
+    )
+
+
+def test_developer_is_another_word_for_system() -> None:
+    assert messages({"role": "developer", "content": "be kind"}) == (ChatMessage("system", "be kind"),)
+
+
+def test_thoughts_in_the_history_are_removed() -> None:
+    earlier = {"role": "assistant", "content": "<think>hm</think>\nyes", "reasoning_content": "hm"}
+    assert messages(USER, earlier)[1] == ChatMessage("assistant", "yes")
+
+
+def test_arguments_are_compared_as_json() -> None:
+    one, other = messages(USER, calling('{"a":1,"b":"ä"}')), messages(USER, calling('{ "b": "\\u00e4", "a": 1 }'))
+    assert one == other
+
+
+@pytest.mark.parametrize(
+    ("arguments", "value"),
+    [
+        ("{broken", "{broken"),
+        ("", {}),
+        (None, {}),
+        ({"a": 1}, {"a": 1}),
+        ('"text"', '"text"'),
+        ("[" * 5000, "[" * 5000),
+    ],
+)
+def test_arguments_that_are_not_json_are_text(arguments: object, value: object) -> None:
+    assert messages(calling(arguments))[0].calls[0].arguments == value
+
+
+def test_results_belong_to_the_position_of_their_call() -> None:
+    results = [{"role": "tool", "tool_call_id": id, "content": id} for id in ("b", "a")]
+    assert [one.answers for one in messages(USER, calling("", ""), *results)[2:]] == [1, 0]
+
+
+def test_ids_do_not_distinguish_messages() -> None:
+    def asked(id: str) -> tuple[ChatMessage, ...]:
+        return messages(USER, calling("", ids=[id]), {"role": "tool", "tool_call_id": id, "content": "x"})
+
+    assert asked("a") == asked("b")
+
+
+def test_equal_and_unknown_ids_take_the_calls_in_order() -> None:
+    results = [{"role": "tool", "tool_call_id": id, "content": ""} for id in ("x", "x", "unknown", "late")]
+    read_messages = messages(USER, calling("", "", "", ids=["x", "x", "z"]), *results)
+    assert [one.answers for one in read_messages[2:]] == [0, 1, 2, 0]
+
+
+def test_a_result_belongs_to_the_last_message_with_calls() -> None:
+    result = {"role": "tool", "tool_call_id": "b", "content": ""}
+    read_messages = messages(USER, calling("", ""), result, calling("", ids=["b"]), result)
+    assert [one.answers for one in read_messages if one.role == "tool"] == [1, 0]
+
+
+@pytest.mark.parametrize("body", [{"continue_final_message": True, "add_generation_prompt": False}, {}])
+def test_an_answer_goes_on_only_if_the_client_says_so(body: dict[str, object]) -> None:
+    earlier = {"role": "assistant", "content": "<think> x ", **({} if body else {"prefix": True})}
+    request = read({"messages": [USER, earlier], **body})
+    assert (request.continues, request.messages[-1].content, request.unused) == (True, "<think> x ", ())
+    assert not read({"messages": [USER, {"role": "assistant", "content": "x"}]}).continues
+
+
+def test_an_answer_is_written() -> None:
+    call = AgentToolCall("look", {"at": "ä"})
+    reply = Reply(content="", thought="hm", calls=(call,), finish="tool_calls", prompt_tokens=4, completion_tokens=1)
+    function = {"name": "look", "arguments": '{"at":"ä"}'}
+    assert write(answer(reply)) == {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 7,
+        "model": "gpt",
+        "choices": [
+            {
+                "index": 0,
+                "message": {
+                    "role": "assistant",
+                    "content": None,
+                    "reasoning_content": "hm",
+                    "tool_calls": [{"id": "call_1_0_0", "type": "function", "function": function}],
+                },
+                "finish_reason": "tool_calls",
+            }
+        ],
+        "usage": {"prompt_tokens": 4, "completion_tokens": 1, "total_tokens": 5},
+    }
+
+
+def test_an_answer_that_was_cut_in_a_call_keeps_its_finish_reason() -> None:
+    reply = Reply(content="", calls=(AgentToolCall("look", {}),), finish="length")
+    assert write(answer(reply))["choices"][0]["finish_reason"] == "length"
+    assert chunks(answer(reply))[-1]["choices"][0]["finish_reason"] == "length"
+
+
+def test_arguments_that_are_text_are_written_as_they_are() -> None:
+    written = write(answer(Reply(content="", calls=(AgentToolCall("look", "{broken"),))))
+    assert written["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"] == "{broken"
+
+
+def test_log_probabilities_are_written_if_the_client_asks() -> None:
+    reply = Reply(content="ä", tokens=[("ä", -0.5)])
+    token = {"token": "ä", "logprob": -0.5, "bytes": [195, 164], "top_logprobs": []}
+    assert "logprobs" not in write(answer(reply))["choices"][0]
+    assert write(answer(reply, logprobs=True))["choices"][0]["logprobs"] == {"content": [token]}
+    assert chunks(answer(reply, logprobs=True))[0]["choices"][0]["logprobs"] == {"content": [token]}
+
+
+def test_a_stream_has_the_parts_of_the_answer_in_order() -> None:
+    call = AgentToolCall("look", {"at": 1})
+    first = Reply(content="x" * (PIECE_CHARACTERS + 1), thought="hm", calls=(call,), finish="tool_calls")
+    deltas = [
+        (one["choices"][0]["index"], one["choices"][0]["delta"]) for one in chunks(answer(first, Reply(content="y")))
+    ]
+    function = {"name": "look", "arguments": '{"at":1}'}
+    assert deltas == [
+        (0, {"role": "assistant", "content": ""}),
+        (0, {"reasoning_content": "hm"}),
+        (0, {"content": "x" * PIECE_CHARACTERS}),
+        (0, {"content": "x"}),
+        (0, {"tool_calls": [{"index": 0, "id": "call_1_0_0", "type": "function", "function": function}]}),
+        (0, {}),
+        (1, {"role": "assistant", "content": ""}),
+        (1, {"content": "y"}),
+        (1, {}),
+    ]
+
+
+def test_events_count_the_characters_of_each_reply() -> None:
+    events = stream(answer(Reply(content="abc", thought="hm"), Reply(content="de")))
+    assert [(event.reply, event.characters) for event in events if event.characters] == [(0, 3), (1, 2)]
+
+
+def test_a_stream_ends_with_the_usage_if_the_client_asks() -> None:
+    given = answer(Reply(content="a", prompt_tokens=2, completion_tokens=1), stream_options={"include_usage": True})
+    usage = {"prompt_tokens": 2, "completion_tokens": 1, "total_tokens": 3}
+    assert chunks(given)[-1]["usage"] == usage
+    assert "usage" not in chunks(answer(Reply(content="a")))[-1]

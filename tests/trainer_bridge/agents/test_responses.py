@@ -1,0 +1,158 @@
+"""OpenAI's Responses API, read and written."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from envkit.trainer_bridge.agents.dialect import PIECE_CHARACTERS, Answer
+from envkit.trainer_bridge.agents.messages import AgentToolCall, CallRefusedError, ChatMessage, Reply
+from envkit.trainer_bridge.agents.responses import ResponseStore
+
+CALL = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '{"at": 1}'}
+LOOK = AgentToolCall("look", {"at": 1})
+
+
+def messages(*items: object, store: ResponseStore | None = None, **body: object) -> tuple[ChatMessage, ...]:
+    return (store or ResponseStore()).read({"input": list(items), **body}).messages
+
+
+def written(responses: ResponseStore, reply: Reply, id: str = "1", **body: object) -> dict[str, Any]:
+    responses.read(body)
+    return responses.write(Answer(id, 7, body, [reply]))
+
+
+def test_the_fields_that_have_an_effect_are_read() -> None:
+    tool = {
+        "type": "function",
+        "name": "look",
+        "description": "looks",
+        "parameters": {"type": "object"},
+        "strict": None,
+    }
+    body = {"model": "gpt", "input": "hi", "instructions": "be kind", "max_output_tokens": 9, "tools": [tool]}
+    request = ResponseStore().read({**body, "include": ["reasoning.encrypted_content"], "store": False, "text": {}})
+    function = {"name": "look", "description": "looks", "parameters": {"type": "object"}}
+    assert request.messages == (ChatMessage("system", "be kind"), ChatMessage("user", "hi"))
+    assert request.tools == ({"type": "function", "function": function},)
+    assert (request.model, request.max_tokens, request.unused) == ("gpt", 9, ("include", "text"))
+
+
+def test_tools_that_only_openai_can_run_are_named() -> None:
+    assert ResponseStore().read({"input": "hi", "tools": [{"type": "web_search"}]}).unused == ("tools.web_search",)
+
+
+def test_text_and_calls_of_an_answer_are_one_message() -> None:
+    read = messages(
+        {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+        {"type": "reasoning", "id": "rs_9", "summary": [], "encrypted_content": "..."},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look"}]},
+        CALL,
+        {**CALL, "call_id": "c2"},
+        {"type": "function_call_output", "call_id": "c2", "output": "b"},
+        {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "a"}]},
+        CALL,
+    )
+    assert read == (
+        ChatMessage("user", "hi"),
+        ChatMessage("assistant", "I look", calls=(LOOK, LOOK)),
+        ChatMessage("tool", "b", answers=1),
+        ChatMessage("tool", "a", answers=0),
+        ChatMessage("assistant", "", calls=(LOOK,)),
+    )
+
+
+def test_an_earlier_response_brings_its_messages_but_not_its_instructions() -> None:
+    store = ResponseStore()
+    first = written(store, Reply(content="I look", thought="hm", calls=(LOOK,)), input="hi", instructions="be kind")
+    output = {"type": "function_call_output", "call_id": first["output"][-1]["call_id"], "output": "x"}
+    body = {"input": [output], "previous_response_id": first["id"], "instructions": "be brief"}
+    assert store.read(body).messages == (
+        ChatMessage("system", "be brief"),
+        ChatMessage("user", "hi"),
+        ChatMessage("assistant", "I look", calls=(LOOK,)),
+        ChatMessage("tool", "x"),
+    )
+
+
+def test_responses_fork() -> None:
+    store = ResponseStore()
+    first = written(store, Reply(content="yes"), input="hi")["id"]
+    written(store, Reply(content="no"), "2", input="sure?", previous_response_id=first)
+    third = written(store, Reply(content="really"), "3", input="really?", previous_response_id=first)["id"]
+    read = store.read({"input": "go on", "previous_response_id": third}).messages
+    assert [one.content for one in read] == ["hi", "yes", "really?", "really", "go on"]
+
+
+def test_items_are_found_by_their_id() -> None:
+    store = ResponseStore()
+    output = written(store, Reply(content="yes", thought="hm"), input="hi")["output"]
+    references = [{"type": "item_reference", "id": item["id"]} for item in output]
+    assert messages(*references, store=store) == (ChatMessage("assistant", "yes"),)
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ({"previous_response_id": "resp_9"}, "previous_response_id: 'resp_9' is unknown"),
+        (
+            {"previous_response_id": "resp_1"},
+            "previous_response_id: 'resp_1' is unknown, or belongs to a response with",
+        ),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "item_reference: 'msg_1' is unknown"),
+        ({"input": [{"type": "item_reference", "id": ["x"]}]}, "item_reference: .* is unknown"),
+        ({"input": [{"type": "web_search_call"}]}, "input items of the type 'web_search_call' are not supported"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "content of the type 'input_image'"),
+        ({"input": []}, "input is empty"),
+        ({"conversation": "conv_1"}, "conversation is not supported"),
+        ({"prompt": {"id": "pmpt_1"}}, "prompt is not supported"),
+        ({"background": True}, "background is not supported"),
+    ],
+)
+def test_what_is_wrong_or_not_supported_is_refused_by_name(body: dict[str, object], why: str) -> None:
+    store = ResponseStore()
+    written(store, Reply(content="yes"), input="hi", store=False)
+    with pytest.raises(CallRefusedError, match=why) as error:
+        store.read({"input": "hi", **body})
+    assert error.value.kind == "request"
+
+
+def test_a_response_is_written() -> None:
+    reply = Reply(content="I look", calls=(LOOK,), finish="tool_calls", prompt_tokens=4, completion_tokens=1)
+    response = written(ResponseStore(), reply, model="gpt", input="hi", tools=[])
+    assert (response["id"], response["status"], response["model"]) == ("resp_1", "completed", "gpt")
+    assert response["output"] == [
+        {
+            "id": "msg_1",
+            "type": "message",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "I look", "annotations": [], "logprobs": []}],
+            "status": "completed",
+        },
+        {**CALL, "id": "fc_1_0", "call_id": "call_1_0", "arguments": '{"at":1}', "status": "completed"},
+    ]
+    usage = response["usage"]
+    assert (usage["input_tokens"], usage["output_tokens"], usage["total_tokens"]) == (4, 1, 5)
+
+
+def test_an_answer_that_was_cut_is_incomplete() -> None:
+    response = written(ResponseStore(), Reply(content="", finish="length"), input="hi")
+    assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+
+
+def test_a_stream_has_the_events_of_the_api() -> None:
+    reply = Reply(content="x" * (PIECE_CHARACTERS + 1), thought="hm", calls=(LOOK,))
+    streamed = list(ResponseStore().stream(Answer("1", 7, {"input": "hi"}, [reply])))
+    sent = [json.loads(event.data.decode().partition("data: ")[2]) for event in streamed]
+    assert [one["type"].removeprefix("response.") for one in sent] == [
+        *("created", "in_progress"),
+        *("output_item.added", "output_item.done"),
+        *("output_item.added", "content_part.added", "output_text.delta", "output_text.delta", "output_text.done"),
+        *("content_part.done", "output_item.done"),
+        *("output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done"),
+        "completed",
+    ]
+    assert [one["sequence_number"] for one in sent] == list(range(16))
+    assert sum(event.characters for event in streamed) == PIECE_CHARACTERS + 1

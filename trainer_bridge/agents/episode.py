@@ -1,0 +1,348 @@
+"""One episode of a foreign agent: the calls that it makes are answered, and become the turns of the episode.
+
+The agent decides when it calls the policy, with what, and when it is done. Each call is a turn. An agent beside the
+sandbox also plays actions in the environment: such an action belongs to the last call before it. When the agent ends,
+the episode ends, and is graded.
+
+Not all that was sampled is trained on. `AgentCall.cause` names why: ``probe`` (a request of one token), ``unread`` (the
+client never received it), ``aborted`` (the sampling was stopped), ``stop`` (it follows a text at which the client asked
+to stop), or ``not_selected`` (the run does not train this kind of call). If the client continued an earlier part of an
+answer, the rest of the answer is not trained on either; this is called ``rewritten``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import anyio
+
+from envkit.errors import DeadlineError, PlayerStoppedError, SandboxLostError, UsageError
+from envkit.protocols import Episode, EpisodePlayer
+from envkit.types import (
+    JSON,
+    Action,
+    AgentCall,
+    Completion,
+    FinishReason,
+    Observation,
+    Reset,
+    RolloutRequest,
+    SamplingParams,
+    StopReason,
+    stable_hash,
+)
+
+from .conversation import UNREAD, Call, CallPrompt, Conversation, kept
+from .messages import AgentToolCall, CallRefusedError, EpisodeCalls, ModelRequest, Reply, RunningCall
+
+if TYPE_CHECKING:
+    from .player import AgentPlayer
+
+_LEAVES = ("aborted", "probe", "unread")
+"""Causes of calls that no later prompt continues, if they are not trained on at all."""
+
+
+class AgentEndedError(Exception):
+    """An agent ended by an error of its own; the message says which."""
+
+
+@dataclass(slots=True, eq=False)
+class _Running(RunningCall):
+    """A request in progress."""
+
+    episode: AgentEpisode
+    prompt: CallPrompt
+    calls: dict[int, Call] = field(default_factory=dict)
+    sessions: list[str] = field(default_factory=list)
+    is_aborted: bool = False
+    is_over: anyio.Event = field(default_factory=anyio.Event)
+
+    async def replies(self) -> Sequence[Reply]:
+        await self.is_over.wait()
+        if self.episode.is_over:
+            raise CallRefusedError("ended", "the episode is over")
+        if self.is_aborted or len(self.calls) < self.prompt.request.n:
+            raise CallRefusedError("aborted", "the sampling was stopped")
+        return [self.calls[index].reply for index in range(self.prompt.request.n)]
+
+    def delivered(self, index: int = 0, characters: int | None = None) -> None:
+        call = self.calls[index]
+        if call.number is None:  # otherwise it is recorded as what it was
+            call.read = characters
+            self.episode.changed()
+
+    def abort(self) -> None:
+        self.is_aborted = True
+        for session in self.sessions:
+            self.episode.player.start_task(partial(self.episode.player.engine.abort, session))
+
+
+class AgentEpisode(EpisodePlayer, EpisodeCalls):
+    """One episode.
+
+    Attributes:
+        player: The player that began it.
+        request: What is played.
+        reset: Result of the reset.
+        episode: The episode, whose sandbox the agent may use; None before its first action.
+        is_over: Whether it has ended, so that no call is answered.
+    """
+
+    def __init__(self, player: AgentPlayer, request: RolloutRequest, reset: Reset) -> None:
+        self.player, self.request, self.reset = player, request, reset
+        self.episode: Episode | None = None
+        self.is_over = False
+        self._conversation = Conversation(player.renderer)
+        self._running: list[_Running] = []
+        self._finished: list[Call] = []
+        self._recorded: list[Action] = []
+        self._asked = self._sessions = self._turns = 0
+        self._session_of: dict[Call, str] = {}
+        self._action: str | None = None
+        self._observation: Observation | None = None
+        self._scope: anyio.CancelScope | None = None
+        self._has_ended = False
+        self._error: Exception | None = None
+        self._change = anyio.Event()
+
+    # --- EpisodePlayer ------------------------------------------------------------------------------------------------
+
+    def enter(self, episode: Episode) -> None:
+        self.episode = episode
+
+    async def act(self, observation: Observation) -> Action:
+        """Return the agent's next action in the environment."""
+        self._observation = observation
+        self.changed()
+        if self._scope is None:
+            self._scope = anyio.CancelScope()
+            self.player.start_task(self._run)
+        while self._error is None and self._action is None and (self._running or not self._has_ended):
+            await self._change.wait()
+        if self._error is not None:
+            raise self._error
+        if self._action is None:
+            raise PlayerStoppedError(StopReason.ABORTED if self.is_over else StopReason.TERMINATED)
+        text, self._action = self._action, None
+        settled = [call for call in self._finished if call.read != UNREAD]
+        for call in settled[:-1]:
+            self._record(call)
+        return replace(self._turn_of(settled[-1]), text=text) if settled else self._numbered(Action(text))
+
+    def calls(self) -> Sequence[Action]:
+        if self.is_over or self._has_ended or self._error is not None:
+            for call in [*self._finished]:
+                self._record(call)
+        found, self._recorded = self._recorded, []
+        return found
+
+    async def abort(self) -> None:
+        self._end()
+
+    def end(self) -> None:
+        self._end()
+        for session in {*self._session_of.values()}:
+            self.player.engine.forget(session)
+
+    # --- EpisodeCalls -------------------------------------------------------------------------------------------------
+
+    def start(self, request: ModelRequest) -> RunningCall:
+        limits, player = self.player.limits, self.player
+        if self.is_over or self._has_ended:
+            raise CallRefusedError("ended", "the episode is over")
+        player.unused.update(request.unused)
+        prompt = self._prompt(request)
+        length, most = len(prompt.ids()), min(limits.turn_tokens, request.max_tokens or limits.turn_tokens)
+        if length + most > limits.max_tokens:
+            why = f"{length} tokens of the prompt and {most} of the answer exceed the context of {limits.max_tokens}"
+            raise CallRefusedError("context", why)
+        if not request.is_probe:
+            if self._asked + request.n > limits.max_turns:
+                raise CallRefusedError("budget", f"the episode's limit of {limits.max_turns} calls is reached")
+            self._asked += request.n
+        running = _Running(self, prompt)
+        self._running.append(running)
+        player.start_task(partial(self._answer, running, most))
+        return running
+
+    def count(self, request: ModelRequest) -> int:
+        return len(self._prompt(request).ids())
+
+    async def step(self, action: str) -> dict[str, JSON]:
+        if self._observation is None:
+            raise CallRefusedError("request", "another action is in progress")
+        self._action, self._observation = action, None
+        self.changed()
+        return {"observation": (await self._next_observation()).text}
+
+    # --- Inside -------------------------------------------------------------------------------------------------------
+
+    def changed(self) -> None:
+        """Wake those that wait for a change."""
+        self._change.set()
+        self._change = anyio.Event()
+
+    async def _run(self) -> None:
+        """Run the agent to its end. What is in progress then is not answered any more."""
+        assert self._scope is not None, "set before it starts"
+        try:
+            with self._scope:
+                await self.player.agent.run(self)
+        except AgentEndedError as ended:
+            self.player.failures[str(ended)] += 1
+            if not self._asked:
+                stopped = PlayerStoppedError(StopReason.AGENT_FAILED, f"the agent ended before its first call: {ended}")
+                self._error = self._error or stopped
+        except SandboxLostError as error:
+            if not error.cause.by_agent:  # otherwise the grader says what that is worth
+                self._error = self._error or PlayerStoppedError(StopReason.SANDBOX_LOST, str(error))
+        except Exception as error:
+            self._error = self._error or error
+        self._has_ended = True
+        self._stop_sampling()
+
+    async def _next_observation(self) -> Observation:
+        while self._observation is None:
+            if self.is_over:
+                raise CallRefusedError("ended", "the episode is over")
+            await self._change.wait()
+        return self._observation
+
+    def _end(self) -> None:
+        self.is_over = True
+        if self._scope is not None:
+            self._scope.cancel()
+        self._stop_sampling()
+
+    def _stop_sampling(self) -> None:
+        for running in self._running:
+            running.abort()
+        self.changed()
+
+    def _prompt(self, request: ModelRequest) -> CallPrompt:
+        request = replace(request, messages=tuple(map(self.player.stable, request.messages)))
+        try:
+            return self._conversation.prompt(request)
+        except UsageError as error:
+            raise CallRefusedError("request", str(error)) from error
+
+    async def _answer(self, running: _Running, most: int) -> None:
+        """Sample the answers to a request."""
+        try:
+            async with anyio.create_task_group() as tasks:
+                for index in range(running.prompt.request.n):
+                    tasks.start_soon(self._sample, running, index, most)
+        finally:
+            self._running.remove(running)
+            running.is_over.set()
+            self.changed()
+
+    async def _sample(self, running: _Running, index: int, most: int) -> None:
+        player, prompt = self.player, running.prompt
+        number, self._sessions = self._sessions, self._sessions + 1
+        session = f"{self.request.session}.{number}"
+        if prompt.parent is not None and not index:  # the engine may have the cache of the call that this one continues
+            session = self._session_of.pop(prompt.parent, session)
+        running.sessions.append(session)
+        params = SamplingParams(
+            temperature=self.request.temperature,
+            max_tokens=most,
+            stop=player.renderer.stop,
+            seed=stable_hash(self.request.seed, number),
+            timeout_s=player.limits.completion_timeout_s or math.inf,
+        )
+        try:
+            completion = await player.engine.generate(prompt.ids(), params, session=session)
+        except DeadlineError as error:
+            self._error = self._error or PlayerStoppedError(StopReason.NO_COMPLETION, str(error))
+            return
+        except Exception as error:
+            self._error = self._error or error
+            return
+        if self.is_over:
+            player.engine.forget(session)
+        call = Call(prompt, completion, self._reply(prompt, completion))
+        running.calls[index] = call
+        self._session_of[call] = session
+        self._finished.append(call)
+        if completion.finish is not FinishReason.ABORTED and not prompt.request.is_probe:
+            self._conversation.add(call)
+
+    def _reply(self, prompt: CallPrompt, completion: Completion) -> Reply:
+        """Return what the client reads of a completion."""
+        request, renderer = prompt.request, self.player.renderer.for_tools(prompt.request.tools)
+        ids = completion.token_ids.tolist()
+        content, thought, calls = renderer.read([*prompt.begun_ids, *ids])
+        content = content[len(prompt.begun) :]
+        stop_text = _stop_of(request, content)
+        if stop_text:
+            content, calls = content[: content.index(stop_text)], []
+        is_cut = completion.finish is FinishReason.LENGTH and not stop_text
+        logprobs = zip(ids, completion.logprobs.tolist(), strict=True) if request.logprobs else ()
+        return Reply(
+            content=content,
+            thought=thought,
+            calls=tuple(AgentToolCall(one["name"], one["arguments"]) for one in map(json.loads, calls)),
+            finish="length" if is_cut else "tool_calls" if calls else "stop",
+            stop_text=stop_text,
+            tokens=[(renderer.text([token]), logprob) for token, logprob in logprobs],
+            prompt_tokens=len(prompt.ids()),
+            completion_tokens=len(ids),
+        )
+
+    # --- Turns --------------------------------------------------------------------------------------------------------
+
+    def _record(self, call: Call) -> None:
+        self._recorded.append(self._turn_of(call))
+
+    def _turn_of(self, call: Call) -> Action:
+        """Return a call as a turn, which is recorded next."""
+        self._finished.remove(call)
+        prompt, parent = call.prompt, call.prompt.parent
+        trains, cause = self._trained(call)
+        note = AgentCall(trains=trains, cause=cause)
+        if cause in _LEAVES and trains == 0:  # no later prompt continues it
+            new_ids: Sequence[int] = ()
+        elif parent is None or parent.number is None or parent.is_continued:
+            new_ids = prompt.ids()
+        else:
+            parent.is_continued = True
+            new_ids, note = prompt.new_ids, replace(note, follows=parent.number, keeps=prompt.keeps)
+        call.number = self._turns
+        return self._numbered(
+            Action(call.reply.content, new_ids, call.completion, starts_sample=note.follows is None, call=note)
+        )
+
+    def _numbered(self, action: Action) -> Action:
+        self._turns += 1
+        return action
+
+    def _trained(self, call: Call) -> tuple[int | None, str]:
+        """Return how many first tokens of a call are trained on (None: all), and why the others are not."""
+        request = call.prompt.request
+        if call.completion.finish is FinishReason.ABORTED:
+            return 0, "aborted"
+        if call.read == UNREAD:
+            return 0, "unread"
+        if request.is_probe:
+            return 0, "probe"
+        if not self.player.selects(request):
+            return 0, "not_selected"
+        renderer = self.player.renderer.for_tools(request.tools)
+        if call.read is not None:
+            return kept(renderer, call, call.content[: len(call.prompt.begun) + call.read]), "unread"
+        spoken = renderer.read(call.answer_ids(len(call.completion.token_ids)))[0][len(call.prompt.begun) :]
+        if stop_text := _stop_of(request, spoken):
+            return kept(renderer, call, call.content + stop_text), "stop"
+        return None, ""
+
+
+def _stop_of(request: ModelRequest, content: str) -> str:
+    """Return the text that stops an answer first; empty if none does."""
+    found = [(place, text) for text in request.stop if text and (place := content.find(text)) >= 0]
+    return min(found)[1] if found else ""
