@@ -17,6 +17,7 @@ from envkit.types import Observation, Reset, Step, Task
 if TYPE_CHECKING:
     from envkit.checks import CheckResult, check_env
     from envkit.http.client.env_client import EnvClient
+    from envkit.trainer_bridge.agents.programs import AgentTask
     from envkit.trainer_bridge.evaluation.result import Evaluation
     from envkit.wiring.api import TrainSummary, evaluate, train
     from envkit.wiring.environments import make, make_vec, registered
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AgentTask",
     "CheckResult",
     "EnvClient",
     "EnvSpec",
@@ -48,6 +50,7 @@ __all__ = [
 __getattr__, __dir__ = late_names(
     __name__,
     {
+        "AgentTask": "envkit.trainer_bridge.agents.programs",
         "EnvClient": "envkit.http.client.env_client",
         "CheckResult": "envkit.checks",
         "Evaluation": "envkit.trainer_bridge.evaluation.result",

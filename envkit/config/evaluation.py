@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field, SerializeAsAny
 
 from envkit.config import grammar
+from envkit.config.agents import AgentSection
 from envkit.config.grammar import Count, Seconds, Section
 from envkit.config.kinds import ByKind
 from envkit.config.parts import (
@@ -64,6 +65,7 @@ class EvalConfig(Section):
     """random, expert, model:NAME-OR-PATH (a language model in this process), checkpoint:DIR (a training run),
     openai:MODEL@URL (an OpenAI-compatible server), mini_swe:MODEL@URL, a player of the environment such as oracle or
     nop, or NAME or NAME:TEXT for a player of a package."""
+    agent: AgentSection | None = None
     evaluation: EvaluationSection = EvaluationSection()
     rollout: EvalRolloutSection = EvalRolloutSection()
     engine: SerializeAsAny[Annotated[EngineSection, ByKind("engines", "transformers")]] = TransformersEngineSection()

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 from pydantic import Field, SerializeAsAny, TypeAdapter, field_validator
 
 from envkit.config import grammar
+from envkit.config.agents import AgentSection
 from envkit.config.algorithm import AlgorithmSection, default_algorithm
 from envkit.config.grammar import Count, Rate, Seconds, Section, Share, UserPath
 from envkit.config.kinds import ByKind
@@ -80,7 +81,8 @@ class RolloutSection(Section):
     that sends no tokens for 120 seconds counts as lost in any case."""
     player_timeout_s: Seconds | None = None
     """Maximum seconds that the policy may take for the turns of an episode together, including its waits for the
-    engine. Then the episode is cut off and counts as it is. null: no limit."""
+    engine, or an agent for all that it does. Then the episode is cut off and counts as it is. null: no limit, or 3600
+    with an agent."""
     episode_timeout_s: Seconds | None = None
     """Maximum seconds of an episode, from its reset. If one takes longer, it is void. null: no limit."""
     grade_timeout_s: Seconds | None = 600.0
@@ -269,6 +271,7 @@ class RunConfig(Section):
     engine: SerializeAsAny[Annotated[EngineSection, ByKind("engines", "transformers")]] = TransformersEngineSection()
     renderer: SerializeAsAny[Annotated[RendererSection, ByKind("renderers", "auto")]] = AutoRendererSection()
     rollout: TrainRolloutSection = TrainRolloutSection()
+    agent: AgentSection | None = None
     algorithm: AlgorithmSection = Field(default_factory=default_algorithm)
     trainer: SerializeAsAny[Annotated[TrainerSection, ByKind("trainers", "torch_local")]] = TorchTrainerSection()
     evaluation: EvaluationSection = EvaluationSection()

@@ -196,6 +196,7 @@ async def open_resources(
     backend: str | None = None,
     judge: Judge | str | None = None,
     announce: Callable[[str], None] | None = None,
+    views: Sequence[tuple[str, str]] = (),
 ) -> AsyncIterator[Resources]:
     """Open the resources that environments with these `needs` get from this process.
 
@@ -204,13 +205,15 @@ async def open_resources(
         backend: As in `make`.
         judge: As in `make`.
         announce: As in `open_tool_pool`.
+        views: As in `Pool`.
     """
     async with AsyncExitStack() as parts:
         sandboxes: SandboxPool | None = None
         if "sandbox" in needs:
             from envkit.wiring.sandboxes.tool_pool import open_tool_pool  # imported late: loads the backends
 
-            sandboxes = await parts.enter_async_context(open_tool_pool(backend or "auto", announce=announce))
+            opening = open_tool_pool(backend or "auto", announce=announce, views=views)
+            sandboxes = await parts.enter_async_context(opening)
         if isinstance(judge, str):
             from envkit.wiring.judge import open_judge  # imported late: loads the client of endpoints
 

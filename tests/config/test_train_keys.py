@@ -12,6 +12,7 @@ import asyncio
 import hashlib
 import json
 import re
+import sys
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -164,6 +165,12 @@ TAUGHT: Content = {
     "imitation": {"kind": "demonstrations", "states": 8, "batch": 4, "updates": 1},
 }
 """Demonstrations for that model."""
+AGENT: Content = {**CHAT, "agent": {"function": "tests.config.agents:twice"}}
+"""A function that calls that model."""
+PROGRAM: Content = {
+    **CHAT, "agent": {"command": [sys.executable, "-m", "tests.config.agents", "1"], "place": "beside"},
+}  # fmt: skip
+"""A program that calls that model."""
 VLLM: Content = {**TINY, "engine": {"kind": "vllm", "model": "CHAT", "python": "PYTHON"}}
 """vLLM servers, whose interpreter is a script that writes its arguments to a file."""
 
@@ -432,6 +439,13 @@ STARTED = How(base=VLLM, measure=Runs.start_vllm)
 TRAIN: Mapping[str, How] = {
     "threads": How(2),
     "env.id": How("FrozenLake-v0"),
+    "agent.function": How("tests.config.agents:once", AGENT, is_virtual=False),
+    "agent.train": How(["another model"], AGENT, is_virtual=False),
+    "agent.ignore": How([r"\d"], AGENT, is_virtual=False),
+    "agent.command": How([sys.executable, "-m", "tests.config.agents", "2"], PROGRAM, is_virtual=False),
+    "agent.env": How({"MORE": "1"}, PROGRAM, is_virtual=False),
+    "agent.place": How("sandbox", PROGRAM, is_virtual=False),
+    "agent.views": How({"/opt/agent": "/no/such/folder"}, PROGRAM, is_virtual=False),
     "env.weight": How(9.0, TWO),
     "env.num_envs": How(1),
     "env.options": How({"rooms": 2}),

@@ -44,6 +44,10 @@ def test_the_cost_of_imports_is_measured() -> None:
     assert "import envkit / import gymnasium: " in run("bench_import")
 
 
+def test_the_latency_of_the_agent_proxy_is_measured() -> None:
+    assert "  latency added: p50 " in run("bench_agent_proxy")
+
+
 @pytest.mark.bwrap
 def test_the_cost_of_a_sandbox_is_measured_without_docker() -> None:
     assert "step of a shell in bubblewrap, envkit local: " in run("bench_sandboxes", "--only", "local")

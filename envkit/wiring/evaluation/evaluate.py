@@ -26,6 +26,7 @@ from envkit.trainer_bridge.evaluation.result import Evaluation
 from envkit.trainer_bridge.scheduler import Rollout
 from envkit.types import JSON, EpisodeRecord, Options, Task, Trajectory, stable_hash
 from envkit.wiring import tasks as task_sets
+from envkit.wiring.agents import views_of
 from envkit.wiring.environments import open_resources, refuse_foreign, slots
 from envkit.wiring.evaluation.contestant import FoundPolicy, num_envs
 from envkit.wiring.evaluation.policies import find_policy, spec_of
@@ -231,7 +232,7 @@ async def _host(
         count = max(1, min(TOOL_SLOTS if needs and num_envs(config) is None else found.at_once, episodes))
         backend = config.sandbox.kind if "sandbox" in config.model_fields_set else None
         async with (
-            open_resources(needs, backend=backend, judge=env.judge) as resources,
+            open_resources(needs, backend=backend, judge=env.judge, views=views_of(config.agent)) as resources,
             slots(count, options, resources) as host,
         ):
             yield host, sandboxes

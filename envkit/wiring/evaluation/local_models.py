@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
@@ -17,10 +18,10 @@ from envkit.config.parts import TransformersEngineSection
 from envkit.errors import UsageError
 from envkit.trainer_bridge.models.catalogue import is_model
 from envkit.trainer_bridge.models.saved_policy import SavedPolicy
-from envkit.trainer_bridge.rollout import PolicyPlayer
 from envkit.trainer_bridge.run_folder import checkpoint
 from envkit.trainer_bridge.run_folder.record import CONFIG, refuse_other_format
 from envkit.types import JSON, Options
+from envkit.wiring.agents import open_player
 from envkit.wiring.contexts import Model
 from envkit.wiring.evaluation.contestant import AT_ONCE, Contestant, FoundPolicy, num_envs
 from envkit.wiring.training.models import check_length, check_room, locate
@@ -79,6 +80,8 @@ def _run(content: Mapping[str, Any], evaluation: EvalConfig) -> RunConfig:
         for key, value in evaluation.set_keys(section).items():
             if key != "temperature":  # 0 is for evaluations only
                 grammar.put(changed, f"{section}.{key}", value)
+    if evaluation.agent is not None:
+        changed["agent"] = evaluation.agent.model_dump(mode="json")
     return resolve(config.parse(changed))
 
 
@@ -127,7 +130,9 @@ async def _open(run: RunConfig, path: str, options: Options) -> AsyncIterator[Co
         model = await clock.to_thread(partial(find_model, path, policy_kind(run)))
         renderer = await open_renderer(parts, run, model)
         engine = await open_engine(parts, run, model)
-        player = PolicyPlayer(engine, renderer, limits_of(run.rollout))
+        announce = partial(print, file=sys.stderr)
+        opening = open_player(run.agent, engine, renderer, limits_of(run.rollout), announce)
+        player = await parts.enter_async_context(opening)
         yield Contestant(player, renderer.text, _facts(run, model))
 
 

@@ -67,6 +67,14 @@ def find_policy(config: EvalConfig, spec: EnvSpec | None) -> FoundPolicy:
     """
     kind, name = kind_of(config.policy, spec)
     _refuse_needless(config, kind)
+    if config.agent is not None:
+        from envkit.wiring.agents import check_agent
+
+        problems = check_agent(config.agent)
+        if kind not in _LOCAL:
+            problems.append("agent: calls a policy of this process; name it as model:... or checkpoint:...")
+        if problems:
+            raise ConfigError(problems)
     if kind in _LOCAL:
         installation.load("torch")
         from envkit.wiring.evaluation.local_models import find_local

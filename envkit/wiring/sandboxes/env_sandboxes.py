@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -124,6 +124,7 @@ class ToolSettings:
         only: Whether there are no other environments.
         episodes: Maximum number of concurrent episodes, including those that are being graded.
         judge: Address of the judge, ``MODEL@URL``.
+        views: Read-only mounts of the sandboxes.
     """
 
     env_ids: frozenset[str]
@@ -131,6 +132,7 @@ class ToolSettings:
     only: bool
     episodes: int
     judge: str | None = None
+    views: Sequence[tuple[str, str]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,11 +165,13 @@ async def _tool_host(
         if "sandbox" in tools.needs and section.kind != "none":
             opening: AbstractAsyncContextManager[Pool]
             if isinstance(section, BuiltInSandboxSection):
-                opening = open_tool_pool(section.kind, times=liveness_times(section.liveness), announce=announce)
+                times = liveness_times(section.liveness)
+                opening = open_tool_pool(section.kind, times=times, announce=announce, views=tools.views)
             else:
                 context = SandboxContext(section=section, announce=announce)
                 backend: SandboxBackend = await open_part(parts, "sandboxes", section.kind, context)
-                opening = Pool([Node("here", backend)], liveness_times=liveness_times(section.liveness))
+                times = liveness_times(section.liveness)
+                opening = Pool([Node("here", backend)], liveness_times=times, views=tools.views)
             pool = await parts.enter_async_context(opening)
         judge = None
         if tools.judge is not None:

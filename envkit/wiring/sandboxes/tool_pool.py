@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
 from typing import cast
@@ -23,6 +23,7 @@ async def open_tool_pool(
     *,
     times: LivenessTimes | None = None,
     announce: Callable[[str], None] | None = None,
+    views: Sequence[tuple[str, str]] = (),
 ) -> AsyncIterator[Pool]:
     """Open a pool of sandboxes of this machine. `"auto"` isolates: it never chooses plain child processes.
 
@@ -31,6 +32,7 @@ async def open_tool_pool(
         times: When a sandbox that does not answer is suspected and lost.
         announce: Called with one line: the chosen backend, why it is a fallback, and which limits it lacks. With
             None, the log has one warning per process if it lacks limits.
+        views: As in `Pool`.
 
     Raises:
         UsageError: This kind does not work on this machine; the message names the remedy.
@@ -43,7 +45,7 @@ async def open_tool_pool(
         _warn_once(line)
     async with chosen.backend as backend:
         node = Node("here", backend, with_defaults(Capacity(), this_machine()))
-        async with Pool([node], liveness_times=times or LivenessTimes()) as pool:
+        async with Pool([node], liveness_times=times or LivenessTimes(), views=views) as pool:
             yield pool
 
 

@@ -26,6 +26,7 @@ from envkit.trainer_bridge.algorithms.algorithm import Algorithm
 from envkit.trainer_bridge.scheduler.pace import LagPolicy
 from envkit.trainer_bridge.sources.dialogues import parse_dialogues
 from envkit.wiring import environments, tasks
+from envkit.wiring.agents import check_agent
 from envkit.wiring.contexts import Model, RendererContext
 from envkit.wiring.environments import Resources
 from envkit.wiring.training.kinds import vllm
@@ -58,6 +59,7 @@ def check(run: RunConfig) -> list[str]:
         _check_engine,
         _check_renderer,
         _check_rollout,
+        _check_agent,
         _check_algorithm,
         _check_trainer,
         _check_imitation,
@@ -299,6 +301,20 @@ def _check_rollout(run: RunConfig) -> None:
             problems.append(f"rollout.replay_schedule: {reason}; set trainer.steps to at most {last}")
     except UsageError as error:
         problems.append(error.detail)
+    if problems:
+        raise ConfigError(problems)
+
+
+def _check_agent(run: RunConfig) -> None:
+    if run.agent is None:
+        return
+    problems = check_agent(run.agent)
+    if run.rollout.on_hang == "fail":
+        problems.append("rollout.on_hang: the actions of an agent cannot be played again; use void")
+    if run.engine.model is None:
+        problems.append("agent: an agent calls a model with a chat template; name one with engine.model")
+    if run.envs[0].url is not None and run.agent.command and run.agent.place == "sandbox":
+        problems.append("agent.place: the sandboxes of a server at env.url are out of reach; use beside")
     if problems:
         raise ConfigError(problems)
 

@@ -51,6 +51,10 @@ _TOOL_RESET_S = 600.0
 """Default timeout of a reset that may wait for a sandbox."""
 
 
+AGENT_TIMEOUT_S = 3600.0
+"""Maximum seconds that a foreign agent may take by default: a program may wait for ever."""
+
+
 def resolve(run: RunConfig) -> RunConfig:
     """Return `run` with the defaults that depend on other keys, such as one token per answer of a tiny policy.
 
@@ -89,6 +93,8 @@ def resolve(run: RunConfig) -> RunConfig:
         dtype = "float32" if tiny or not has_fast_bfloat16(device) else "bfloat16"
         engine = engine.model_copy(update={"dtype": dtype})
     rollout: dict[str, float | str | None] = {"turn_tokens": turn_tokens, "max_tokens": max_tokens}
+    if run.agent is not None:
+        rollout["player_timeout_s"] = run.rollout.player_timeout_s or AGENT_TIMEOUT_S
     rollout["reset_timeout_s"] = reset_timeout_s(run.rollout, specs_of(run))
     rollout["ahead"], rollout["max_lag"], policy = lag_of(run.rollout)
     rollout["lag_policy"] = policy.value

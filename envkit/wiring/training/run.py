@@ -16,7 +16,7 @@ from envkit.config import RunConfig
 from envkit.config.parts import TorchTrainerSection
 from envkit.errors import ConfigError, EnvkitError, leaves
 from envkit.local_host import SlotHost
-from envkit.protocols import EnvHost, PhasedTrainer
+from envkit.protocols import EnvHost, PhasedTrainer, Player
 from envkit.runs.display import Display
 from envkit.runs.files import read_rows
 from envkit.trainer_bridge.diagnostics import Diagnostics, DiagnosticSettings, Probe
@@ -34,6 +34,7 @@ from envkit.trainer_bridge.weights.channel import WeightChannel, weights_folder
 from envkit.types import JSON, PauseMode, stable_hash
 from envkit.wiring import environments
 from envkit.wiring import tasks as task_sets
+from envkit.wiring.agents import open_player, views_of
 from envkit.wiring.sandboxes.env_sandboxes import ToolSettings, sandbox_host
 from envkit.wiring.training.checks import check, check_docker
 from envkit.wiring.training.kinds.trackers import open_trackers
@@ -175,13 +176,21 @@ class _Run:
                     await policy.trainer.restore(str(self._newest))
                 # No output of an expert is executed, and validations of imitation are as harmless: in this process.
                 slots = await parts.enter_async_context(environments.slots(self._run.num_envs))
-                loop = self._loop(policy, host, record, self._imitation(policy, slots))
-                try:
-                    await loop.run(self._display)
-                finally:
-                    # Save the trained weights even after a stop or the loss of all sandboxes.
-                    with anyio.CancelScope(shield=True):
-                        await loop.save()
+                playing = open_player(
+                    self._run.agent,
+                    policy.engine,
+                    policy.renderer,
+                    limits_of(self._run.rollout),
+                    self._display.announce,
+                )
+                async with playing as player:
+                    loop = self._loop(policy, player, host, record, self._imitation(policy, slots))
+                    try:
+                        await loop.run(self._display)
+                    finally:
+                        # Save the trained weights even after a stop or the loss of all sandboxes.
+                        with anyio.CancelScope(shield=True):
+                            await loop.save()
 
     def _learning_threads(self) -> int:
         """Return the key `threads`, or else torch's number of threads when the run first started."""
@@ -255,6 +264,7 @@ class _Run:
                 only=all(spec.needs for spec in self._specs),
                 episodes=self._run.num_envs + self._episodes_at_once(),
                 judge=next((one.judge for one in self._run.envs if one.judge is not None), None),
+                views=views_of(self._run.agent),
             ),
         ) as host:
             yield host
@@ -271,10 +281,11 @@ class _Run:
             )
         )
 
-    def _loop(self, policy: Policy, host: EnvHost, record: RunRecord, imitation: Imitation | None) -> TrainLoop:
+    def _loop(
+        self, policy: Policy, player: Player, host: EnvHost, record: RunRecord, imitation: Imitation | None
+    ) -> TrainLoop:
         run = self._run
         limits = limits_of(run.rollout)
-        player = PolicyPlayer(policy.engine, policy.renderer, limits)
         rollout = Rollout(host, player, limits, run.num_envs)
         evaluation, state = run.evaluation, self._state
         evaluated = [

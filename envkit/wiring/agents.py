@@ -1,0 +1,164 @@
+"""Opens the player of a run: the policy itself, or a foreign agent that calls the policy through a proxy."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import anyio
+
+from envkit import installation
+from envkit.config.agents import AgentSection
+from envkit.errors import ConfigError, UsageError
+from envkit.protocols import Engine, Player, Renderer, Sandbox
+from envkit.registry import load
+from envkit.trainer_bridge.agents.messages import ChatMessage, ModelRequest
+from envkit.trainer_bridge.agents.player import Agent, AgentPlayer
+from envkit.trainer_bridge.agents.programs import FunctionAgent, ProgramAgent
+from envkit.trainer_bridge.agents.proxy import AgentProxy
+from envkit.trainer_bridge.render import ChatRenderer
+from envkit.trainer_bridge.rollout import PolicyPlayer, RolloutLimits
+
+
+@asynccontextmanager
+async def open_player(
+    section: AgentSection | None,
+    engine: Engine,
+    renderer: Renderer,
+    limits: RolloutLimits,
+    announce: Callable[[str], None] = lambda line: None,
+) -> AsyncIterator[Player]:
+    """Open the player of a run.
+
+    Args:
+        section: The agent; None lets the policy play itself.
+        engine: Samples from the policy.
+        renderer: The renderer of the policy.
+        limits: Limits of each episode.
+        announce: Shows a line to the user.
+
+    Raises:
+        UsageError: The renderer has no chat template, or the function does not exist.
+    """
+    if section is None:
+        yield PolicyPlayer(engine, renderer, limits)
+        return
+    if not isinstance(renderer, ChatRenderer):
+        raise UsageError("agent: an agent calls a model with a chat template; name one with engine.model")
+    proxy = AgentProxy()
+    async with _served(proxy) as address:
+        agent = _agent_of(section, proxy, address)
+        opening = AgentPlayer.opened(agent, engine, renderer, limits, _selects(section), _without(section.ignore))
+        async with opening as player:
+            announce(f"agent: {section.function or ' '.join(section.command)}")
+            yield player
+            for name, count in player.unused.most_common():
+                announce(f"agent: {count} requests set {name}, which has no effect")
+            for error, count in player.failures.most_common(3):
+                announce(f"agent: {count} episodes ended with an error of the agent: {error}")
+
+
+def views_of(section: AgentSection | None) -> list[tuple[str, str]]:
+    """Return the read-only mounts of an agent: pairs of a path of this machine and a path in the sandbox."""
+    return [] if section is None else [(str(Path(one).resolve()), path) for path, one in section.views.items()]
+
+
+def check_agent(section: AgentSection) -> list[str]:
+    """Return the problems of the section."""
+    problems = []
+    if bool(section.command) == bool(section.function):
+        problems.append("agent: set either command or function")
+    if section.function:
+        needless = [name for name in ("env", "place") if name in section.model_fields_set]
+        problems += [f"agent.{name}: is for a command; leave it out" for name in needless]
+        try:
+            load(section.function)
+        except (UsageError, ConfigError, ImportError, AttributeError, ValueError) as error:
+            problems.append(f"agent.function: {section.function} cannot be loaded: {error}")
+    problems += [f"agent.views: there is no {source}" for source in section.views.values() if not Path(source).exists()]
+    for name in ("train", "ignore"):
+        for pattern in getattr(section, name):
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                problems.append(f"agent.{name}: {pattern!r} is no regular expression: {error}")
+    return problems
+
+
+def _agent_of(section: AgentSection, proxy: AgentProxy, address: str) -> Agent:
+    if section.function:
+        return FunctionAgent(load(section.function), proxy, address)
+    inside = partial(_inside, address=address) if section.place == "sandbox" else None
+    return ProgramAgent(section.command, section.env, proxy, address, inside)
+
+
+def _selects(section: AgentSection) -> Callable[[ModelRequest], bool]:
+    """Return a function that chooses the calls to train on."""
+    patterns = [re.compile(pattern) for pattern in section.train]
+
+    def selects(request: ModelRequest) -> bool:
+        texts = [request.model, *(one.content for one in request.messages if one.role == "system")]
+        return not patterns or any(pattern.search(text) for pattern in patterns for text in texts)
+
+    return selects
+
+
+def _without(patterns: list[str]) -> Callable[[ChatMessage], ChatMessage]:
+    """Return a function that removes what changes between requests, such as the time, from a system message."""
+    found = [re.compile(pattern) for pattern in patterns]
+
+    def stable(message: ChatMessage) -> ChatMessage:
+        content = message.content
+        for pattern in found if message.role == "system" else ():
+            content = pattern.sub("", content)
+        return message if content == message.content else ChatMessage("system", content)
+
+    return stable
+
+
+@asynccontextmanager
+async def _inside(sandbox: Sandbox, address: str) -> AsyncIterator[str]:
+    from envkit.sandbox.egress.service import open_service
+
+    target = urlsplit(address)
+    assert target.port is not None, "the address of our own server"
+
+    async def connect() -> socket.socket:
+        stream = socket.socket()
+        stream.setblocking(False)
+        try:
+            await anyio.to_thread.run_sync(stream.connect_ex, (target.hostname or "", target.port))
+        except BaseException:
+            stream.close()
+            raise
+        return stream
+
+    async with open_service(sandbox, connect) as port:
+        yield f"http://127.0.0.1:{port}"
+
+
+@asynccontextmanager
+async def _served(proxy: AgentProxy) -> AsyncIterator[str]:
+    """Serve a proxy at a free port of 127.0.0.1, and yield its address."""
+    installation.load("uvicorn")
+    from envkit.http.server.server import serve
+
+    ready = anyio.Event()
+    addresses: list[str] = []
+
+    def on_ready(address: str) -> None:
+        addresses.append(address)
+        ready.set()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(partial(serve, proxy, port=0, on_ready=on_ready, handle_signals=False, drain_s=0.0))
+        await ready.wait()
+        try:
+            yield addresses[0]
+        finally:
+            tasks.cancel_scope.cancel()
