@@ -11,7 +11,9 @@ import yaml
 
 import envkit
 from envkit import config
+from envkit.config.agents import AgentSection
 from envkit.environments.questions import QuestionTasks
+from envkit.wiring.agents import check_agent
 from tests.cli.commands import called
 from tests.docs.pages import DOCS, GUIDE, LIFT, files_of, install, run
 from tests.e2e.fleet.fleet import serving
@@ -96,6 +98,14 @@ def test_the_file_of_questions_is_valid_and_so_is_its_training_file(tmp_path: Pa
     tasks = QuestionTasks(file=str(tmp_path / "questions.jsonl"))
     assert sum(tasks.count(split) or 0 for split in tasks.splits) == 4
     config.parse(yaml.safe_load(files["questions.yaml"]))
+
+
+def test_the_files_of_the_page_about_agents_are_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = files_of((DOCS / "train-your-agent.md").read_text(encoding="utf-8"))
+    config.parse(yaml.safe_load(files["mini.yaml"]))
+    (tmp_path / "agents.py").write_text(files["agents.py"])
+    monkeypatch.syspath_prepend(tmp_path)
+    assert check_agent(AgentSection(function="agents:solve")) == []
 
 
 @pytest.mark.slow
