@@ -55,7 +55,7 @@ async def open_player(
         agent = _agent_of(section, proxy, address)
         opening = AgentPlayer.opened(agent, engine, renderer, limits, _selects(section), _without(section.ignore))
         async with opening as player:
-            announce(f"agent: {section.function or ' '.join(section.command)}")
+            announce(f"agent: {section.function or section.command[0]}")
             yield player
             for name, count in player.unused.most_common():
                 announce(f"agent: {count} requests set {name}, which has no effect")

@@ -35,7 +35,7 @@ MAX_ENDED = 10_000
 
 _STATUS: Mapping[RefusalKind, tuple[int, str]] = {
     "context": (400, "context_length_exceeded"),
-    "budget": (400, "budget_exceeded"),  # clients would retry 429, and the budget does not come back
+    "budget": (403, "budget_exceeded"),  # clients retry 429, and some agents 400, but the budget does not come back
     "ended": (410, "episode_ended"),
     "aborted": (503, "aborted"),
     "request": (400, "invalid_request"),

@@ -210,7 +210,7 @@ def test_both_clients_wait_through_keep_alives() -> None:
     ("kind", "openai_error", "anthropic_error"),
     [
         ("context", openai.BadRequestError, anthropic.BadRequestError),
-        ("budget", openai.BadRequestError, anthropic.BadRequestError),
+        ("budget", openai.PermissionDeniedError, anthropic.PermissionDeniedError),
         ("ended", openai.APIStatusError, anthropic.APIStatusError),
     ],
 )

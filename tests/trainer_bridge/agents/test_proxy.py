@@ -263,7 +263,7 @@ def test_nothing_is_asked_for_a_client_that_goes_while_it_sends() -> None:
     ("kind", "status", "code", "words"),
     [
         ("context", 400, "context_length_exceeded", "this model's maximum context length is exceeded: why"),
-        ("budget", 400, "budget_exceeded", "why"),
+        ("budget", 403, "budget_exceeded", "why"),
         ("ended", 410, "episode_ended", "why"),
         ("aborted", 503, "aborted", "why"),
         ("request", 400, "invalid_request", "why"),
@@ -580,7 +580,7 @@ def test_a_fresh_attempt_that_fails_ends_the_stored_answer() -> None:
         served = Served("one", "three")
         await served.ask()
         served.episode.refusal = CallRefusedError("budget", "why")
-        assert (await served.ask()).status == 400
+        assert (await served.ask()).status == 403
         served.episode.refusal = None
         assert content(await served.ask(headers={"x-stainless-retry-count": "1"})) == "three"
 
