@@ -13,7 +13,7 @@ import envkit
 from envkit import config
 from envkit.config.agents import AgentSection
 from envkit.environments.questions import QuestionTasks
-from envkit.wiring.agents import check_agent
+from envkit.wiring.training.agents import check_agent
 from tests.cli.commands import called
 from tests.docs.pages import DOCS, GUIDE, LIFT, files_of, install, run
 from tests.e2e.fleet.fleet import serving

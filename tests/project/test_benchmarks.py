@@ -45,7 +45,7 @@ def test_the_cost_of_imports_is_measured() -> None:
 
 
 def test_the_latency_of_the_agent_proxy_is_measured() -> None:
-    assert "  latency added: p50 " in run("bench_agent_proxy")
+    assert "  latency added: p50 " in run("servers/bench_agent_proxy")
 
 
 @pytest.mark.bwrap

@@ -14,15 +14,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any, Protocol, TypeAlias
 
 import anyio
+from anyio.abc import TaskGroup
 
 from envkit.errors import DeadlineError, PlayerStoppedError, SandboxLostError, UsageError
-from envkit.protocols import Episode, EpisodePlayer
+from envkit.protocols import Engine, Episode, EpisodePlayer
 from envkit.types import (
     JSON,
     Action,
@@ -37,11 +39,18 @@ from envkit.types import (
     stable_hash,
 )
 
+from ..render.chat import ChatRenderer
+from ..rollout.episode import RolloutLimits
 from .conversation import UNREAD, Call, CallPrompt, Conversation, kept
-from .messages import AgentToolCall, CallRefusedError, EpisodeCalls, ModelRequest, Reply, RunningCall
-
-if TYPE_CHECKING:
-    from .player import AgentPlayer
+from .messages import (
+    AgentToolCall,
+    CallRefusedError,
+    ChatMessage,
+    EpisodeCalls,
+    ModelRequest,
+    Reply,
+    RunningCall,
+)
 
 _LEAVES = ("aborted", "probe", "unread")
 """Causes of calls that no later prompt continues, if they are not trained on at all."""
@@ -49,6 +58,61 @@ _LEAVES = ("aborted", "probe", "unread")
 
 class AgentEndedError(Exception):
     """An agent ended by an error of its own; the message says which."""
+
+
+Selects: TypeAlias = Callable[[ModelRequest], bool]
+"""Whether a call is trained on."""
+Stable: TypeAlias = Callable[[ChatMessage], ChatMessage]
+"""Returns a message without what changes between calls."""
+
+
+class Agent(Protocol):
+    """A foreign agent."""
+
+    async def run(self, task: AgentEpisode) -> None:
+        """Work on a task until done. It is cancelled if the episode ends first.
+
+        Raises:
+            AgentEndedError: The agent ended by an error. The episode is graded nevertheless, if the agent has called
+                the policy.
+        """
+        ...
+
+
+class AgentSettings:
+    """What all episodes of an agent share.
+
+    Attributes:
+        agent: The agent.
+        engine: Samples the answers.
+        renderer: Renders the chats.
+        limits: Limits of an episode: `max_turns` calls, `max_tokens` of a prompt with its answer, `turn_tokens` of an
+            answer, and `player_timeout_s` of the agent.
+        selects: Chooses the calls to train on.
+        stable: Removes from a message what changes between calls.
+        unused: Number of requests by the name of a field that had no effect.
+        failures: Number of episodes by the error that their agent ended with.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        engine: Engine,
+        renderer: ChatRenderer,
+        limits: RolloutLimits,
+        selects: Selects = lambda request: True,
+        stable: Stable = lambda message: message,
+    ) -> None:
+        self.agent, self.engine, self.renderer, self.limits = agent, engine, renderer, limits
+        self.selects, self.stable = selects, stable
+        self.unused: Counter[str] = Counter()
+        self.failures: Counter[str] = Counter()
+        self._tasks: TaskGroup | None = None
+
+    def start_task(self, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run a task in the background."""
+        assert self._tasks is not None, "only in the block of `opened`"
+        self._tasks.start_soon(run)
 
 
 @dataclass(slots=True, eq=False)
@@ -86,14 +150,14 @@ class AgentEpisode(EpisodePlayer, EpisodeCalls):
     """One episode.
 
     Attributes:
-        player: The player that began it.
+        player: The player that began it, as far as an episode knows it.
         request: What is played.
         reset: Result of the reset.
         episode: The episode, whose sandbox the agent may use; None before its first action.
         is_over: Whether it has ended, so that no call is answered.
     """
 
-    def __init__(self, player: AgentPlayer, request: RolloutRequest, reset: Reset) -> None:
+    def __init__(self, player: AgentSettings, request: RolloutRequest, reset: Reset) -> None:
         self.player, self.request, self.reset = player, request, reset
         self.episode: Episode | None = None
         self.is_over = False

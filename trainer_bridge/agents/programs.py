@@ -22,8 +22,7 @@ from envkit.errors import SandboxLostError, UsageError
 from envkit.protocols import Sandbox
 from envkit.types import Info, ToolSchema
 
-from .episode import AgentEndedError, AgentEpisode
-from .player import Agent
+from .episode import Agent, AgentEndedError, AgentEpisode
 from .proxy import AgentProxy
 
 MODEL = "policy"

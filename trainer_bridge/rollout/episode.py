@@ -118,7 +118,7 @@ async def play(
             try:
                 if running.player is not None:
                     running.player.end()
-                    running.turns += [_turn(call) for call in running.player.calls()]
+                    running.turns += _calls_of(running.player)
             finally:
                 if on_played is not None:
                     on_played()
@@ -177,7 +177,8 @@ async def _turns(
     try:
         with _errors_of_the_player():
             acting = running.player = _able_to_act(player.begin(running.request, start))
-            acting.enter(episode)
+            if (enter := getattr(acting, "enter", None)) is not None:  # a player of another package may lack it
+                enter(episode)
     except PlayerStoppedError as stopped:
         return _reason(stopped)
     observation, left_s = start.observation, math.inf if limits.player_timeout_s is None else limits.player_timeout_s
@@ -194,7 +195,7 @@ async def _turns(
         except PlayerStoppedError as stopped:
             return _reason(stopped)
         finally:
-            running.turns += [_turn(call) for call in acting.calls()]
+            running.turns += _calls_of(acting)
         if scope.cancelled_caught:
             return StopReason.PLAYER_TIMEOUT
         acted = running.waits("environment")
@@ -213,6 +214,11 @@ async def _turns(
             return StopReason.TERMINATED if step.terminated else StopReason.TRUNCATED
         observation = step.observation
     return StopReason.MAX_TURNS
+
+
+def _calls_of(player: EpisodePlayer) -> list[Turn]:
+    """Return the calls of a foreign agent since the last time; a player of another package may know of none."""
+    return [_turn(call) for call in getattr(player, "calls", tuple)()]
 
 
 def _turn(action: Action, step: Step | None = None, **times: float) -> Turn:

@@ -131,7 +131,8 @@ class _Episode(EpisodePlayer):
     counted: CountedPlayer
 
     def enter(self, episode: Episode) -> None:
-        self.player.enter(episode)
+        if (enter := getattr(self.player, "enter", None)) is not None:  # a player of another package may lack it
+            enter(episode)
 
     async def act(self, observation: Observation) -> Action | str:
         with self.counted.busy.one():
@@ -141,7 +142,7 @@ class _Episode(EpisodePlayer):
         return action
 
     def calls(self) -> Sequence[Action]:
-        found = self.player.calls()
+        found: Sequence[Action] = getattr(self.player, "calls", tuple)()
         for call in found:
             self.counted.ledger.receive(self.session, len(call.completion.token_ids))
         return found

@@ -26,10 +26,10 @@ from envkit.trainer_bridge.evaluation.result import Evaluation
 from envkit.trainer_bridge.scheduler import Rollout
 from envkit.types import JSON, EpisodeRecord, Options, Task, Trajectory, stable_hash
 from envkit.wiring import tasks as task_sets
-from envkit.wiring.agents import views_of
 from envkit.wiring.environments import open_resources, refuse_foreign, slots
 from envkit.wiring.evaluation.contestant import FoundPolicy, num_envs
 from envkit.wiring.evaluation.policies import find_policy, spec_of
+from envkit.wiring.training.agents import views_of
 
 if TYPE_CHECKING:
     from envkit.wiring.sandboxes.backends import BackendKind

@@ -21,9 +21,9 @@ from envkit.trainer_bridge.models.saved_policy import SavedPolicy
 from envkit.trainer_bridge.run_folder import checkpoint
 from envkit.trainer_bridge.run_folder.record import CONFIG, refuse_other_format
 from envkit.types import JSON, Options
-from envkit.wiring.agents import open_player
 from envkit.wiring.contexts import Model
 from envkit.wiring.evaluation.contestant import AT_ONCE, Contestant, FoundPolicy, num_envs
+from envkit.wiring.training.agents import open_player
 from envkit.wiring.training.models import check_length, check_room, locate
 from envkit.wiring.training.policy import open_engine, open_renderer
 from envkit.wiring.training.resolve import limits_of, policy_kind, resolve

@@ -68,7 +68,7 @@ def find_policy(config: EvalConfig, spec: EnvSpec | None) -> FoundPolicy:
     kind, name = kind_of(config.policy, spec)
     _refuse_needless(config, kind)
     if config.agent is not None:
-        from envkit.wiring.agents import check_agent
+        from envkit.wiring.training.agents import check_agent
 
         problems = check_agent(config.agent)
         if kind not in _LOCAL:

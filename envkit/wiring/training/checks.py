@@ -26,9 +26,9 @@ from envkit.trainer_bridge.algorithms.algorithm import Algorithm
 from envkit.trainer_bridge.scheduler.pace import LagPolicy
 from envkit.trainer_bridge.sources.dialogues import parse_dialogues
 from envkit.wiring import environments, tasks
-from envkit.wiring.agents import check_agent
 from envkit.wiring.contexts import Model, RendererContext
 from envkit.wiring.environments import Resources
+from envkit.wiring.training.agents import check_agent
 from envkit.wiring.training.kinds import vllm
 from envkit.wiring.training.models import CATALOGUE, check_length, check_room, folder_of, is_cached, is_path, verify
 from envkit.wiring.training.remote import check_served

@@ -34,8 +34,8 @@ from envkit.trainer_bridge.weights.channel import WeightChannel, weights_folder
 from envkit.types import JSON, PauseMode, stable_hash
 from envkit.wiring import environments
 from envkit.wiring import tasks as task_sets
-from envkit.wiring.agents import open_player, views_of
 from envkit.wiring.sandboxes.env_sandboxes import ToolSettings, sandbox_host
+from envkit.wiring.training.agents import open_player, views_of
 from envkit.wiring.training.checks import check, check_docker
 from envkit.wiring.training.kinds.trackers import open_trackers
 from envkit.wiring.training.models import locate

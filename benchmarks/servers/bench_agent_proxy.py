@@ -18,9 +18,12 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import anyio
 import uvicorn
+
+sys.path.append(str(Path(__file__).parents[1]))  # the folder of `settings`
 from settings import parsed, parser
 
 from envkit import clock
