@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, suppress
 
 import anyio
 
+from envkit import clock
 from envkit.errors import SandboxEndedError
 from envkit.protocols import Sandbox
 
@@ -55,15 +56,11 @@ async def open_service(
 
     port = secrets.choice(_PORTS)  # a random one, because sandboxes without isolation share the ports of the machine
     name = f"service-{port}"
-    async with anyio.create_task_group() as tasks:
+    async with clock.background_tasks() as tasks:
         tasks.start_soon(keep_relay, sandbox, python, name, port)
         with anyio.move_on_after(_START_S) as scope:
             (await connected(sandbox, name)).close()
         if scope.cancelled_caught:
-            tasks.cancel_scope.cancel()
             raise SandboxEndedError(sandbox.id, f"the relay did not start in the sandbox; it needs {python}")
         tasks.start_soon(serve_relay, sandbox, name, answer)
-        try:
-            yield port
-        finally:
-            tasks.cancel_scope.cancel()
+        yield port

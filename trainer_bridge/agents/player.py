@@ -6,8 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from copy import copy
 
-import anyio
-
+from envkit import clock
 from envkit.protocols import Engine, Player
 from envkit.types import Reset, RolloutRequest
 
@@ -32,12 +31,9 @@ class AgentPlayer(AgentSettings, Player):
     ) -> AsyncIterator[AgentPlayer]:
         """Yield a player whose agents run until the end of the block at most."""
         player = cls(agent, engine, renderer, limits, selects, stable)
-        async with anyio.create_task_group() as tasks:
+        async with clock.background_tasks() as tasks:
             player._tasks = tasks
-            try:
-                yield player
-            finally:
-                tasks.cancel_scope.cancel()
+            yield player
 
     def with_engine(self, engine: Engine) -> AgentPlayer:
         """Return the same player with other weights."""

@@ -42,13 +42,13 @@ class AgentTask:
 
     Attributes:
         prompt: The task: the text of the first observation.
-        system: System prompt of the environment; None if it has none.
+        system: System prompt of the environment; None without one.
         tools: Tools of the environment, in OpenAI's format.
         info: The environment's info about the reset.
         base_url: Base URL for an OpenAI client; without ``/v1`` at its end, it is that of an Anthropic client.
         api_key: API key for either client.
         model: Name of the policy as a model.
-        sandbox: The sandbox of the episode; None if it has none in this process.
+        sandbox: The sandbox of the episode; None if this process has no sandbox of it.
     """
 
     prompt: str

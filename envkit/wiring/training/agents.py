@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -12,7 +13,7 @@ from urllib.parse import urlsplit
 
 import anyio
 
-from envkit import installation
+from envkit import clock, installation
 from envkit.config.agents import AgentSection
 from envkit.errors import ConfigError, UsageError
 from envkit.protocols import Engine, Player, Renderer, Sandbox
@@ -133,7 +134,7 @@ async def _inside(sandbox: Sandbox, address: str) -> AsyncIterator[str]:
         stream = socket.socket()
         stream.setblocking(False)
         try:
-            await anyio.to_thread.run_sync(stream.connect_ex, (target.hostname or "", target.port))
+            await asyncio.get_running_loop().sock_connect(stream, (target.hostname or "", target.port))
         except BaseException:
             stream.close()
             raise
@@ -156,10 +157,7 @@ async def _served(proxy: AgentProxy) -> AsyncIterator[str]:
         addresses.append(address)
         ready.set()
 
-    async with anyio.create_task_group() as tasks:
+    async with clock.background_tasks() as tasks:
         tasks.start_soon(partial(serve, proxy, port=0, on_ready=on_ready, handle_signals=False, drain_s=0.0))
         await ready.wait()
-        try:
-            yield addresses[0]
-        finally:
-            tasks.cancel_scope.cancel()
+        yield addresses[0]

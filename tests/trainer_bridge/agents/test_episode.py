@@ -5,10 +5,11 @@ from __future__ import annotations
 import anyio
 import pytest
 
+from envkit.errors import SandboxLostError
 from envkit.trainer_bridge.agents.episode import AgentEndedError, AgentEpisode
 from envkit.trainer_bridge.agents.messages import AgentToolCall, CallRefusedError, ChatMessage, ModelRequest
 from envkit.trainer_bridge.rollout import RolloutLimits
-from envkit.types import StopReason
+from envkit.types import Cause, CauseKind, StopReason
 from tests.trainer_bridge.agents.agents import TOOL, ask, assistant, of, played, system, user
 from tests.trainer_bridge.fakes import Answer, ScriptedHost
 
@@ -285,6 +286,18 @@ def test_an_agent_that_fails_before_its_first_call_is_void_and_later_it_counts()
     done = played(fails_later, "one")
     assert done.trajectory.outcome.stop is StopReason.TERMINATED
     assert done.player.failures == {"exit code 1": 1}
+
+
+@pytest.mark.parametrize(("by_agent", "stop"), [(False, StopReason.SANDBOX_LOST), (True, StopReason.TERMINATED)])
+def test_a_sandbox_that_is_lost_while_the_agent_works_makes_the_episode_void_unless_the_agent_ended_it(
+    by_agent: bool, stop: StopReason
+) -> None:
+    async def run(task: AgentEpisode) -> None:
+        await ask(task, user("a?"))
+        raise SandboxLostError("box", Cause(CauseKind.KILLED, "signal 9", by_agent=by_agent))
+
+    done = played(run, "one")
+    assert done.trajectory.outcome.stop is stop
 
 
 def test_an_agent_that_takes_too_long_is_cut_off_with_what_it_has_done() -> None:
