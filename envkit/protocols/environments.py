@@ -57,7 +57,7 @@ class Episode(Protocol):
 
     @property
     def sandbox(self) -> Sandbox | None:
-        """The sandbox in which a foreign agent's program can work; None if this process has no sandbox of the episode."""
+        """The sandbox in which a foreign agent can work; None if this process has no sandbox of the episode."""
         return None
 
     @property
