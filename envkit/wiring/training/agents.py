@@ -81,7 +81,8 @@ def check_agent(section: AgentSection) -> list[str]:
         try:
             load(section.function)
         except (UsageError, ConfigError, ImportError, AttributeError, ValueError) as error:
-            problems.append(f"agent.function: {section.function} cannot be loaded: {error}")
+            remedy = "; put its folder on the path, as PYTHONPATH=. does" if isinstance(error, ImportError) else ""
+            problems.append(f"agent.function: {section.function} cannot be loaded: {error}{remedy}")
     problems += [f"agent.views: there is no {source}" for source in section.views.values() if not Path(source).exists()]
     for name in ("train", "ignore"):
         for pattern in getattr(section, name):
