@@ -18,7 +18,7 @@ from envkit.types import Cause, CauseKind
 class RelaySandbox:
     """A sandbox whose relay runs for ever."""
 
-    id = "box"
+    id = "relay"
 
     async def exec(self, argv: object, **settings: Any) -> None:
         await anyio.sleep_forever()
@@ -36,7 +36,7 @@ def test_a_sandbox_that_is_lost_inside_is_reported_as_lost() -> None:
 
     async def main() -> None:
         async with open_service(cast("Sandbox", RelaySandbox()), connect):
-            raise SandboxLostError("box", Cause(CauseKind.STOPPED, "killed"))
+            raise SandboxLostError("relay", Cause(CauseKind.STOPPED, "killed"))
 
     with pytest.raises(SandboxLostError):  # not in an exception group, which a training run would not understand
         clock.run(main)

@@ -294,7 +294,7 @@ def test_a_sandbox_that_is_lost_while_the_agent_works_makes_the_episode_void_unl
 ) -> None:
     async def run(task: AgentEpisode) -> None:
         await ask(task, user("a?"))
-        raise SandboxLostError("box", Cause(CauseKind.KILLED, "signal 9", by_agent=by_agent))
+        raise SandboxLostError("lost", Cause(CauseKind.KILLED, "signal 9", by_agent=by_agent))
 
     done = played(run, "one")
     assert done.trajectory.outcome.stop is stop
