@@ -235,8 +235,8 @@ def learn(file: Path, folder: Path, env_id: str, levels: int, options: Options, 
         "success_by_step": [round(row["success"], 3) for row in steps],
         "lag_mean": round(fmean(row.get("lag_mean", 0.0) for row in steps), 3),
         "masked_share": round(
-            sum(row["tokens_masked"] for row in steps)
-            / sum(row["tokens_masked"] + row["tokens_trained"] for row in steps),
+            sum(row["tokens_masked_lag"] for row in steps)
+            / sum(row["tokens_masked_lag"] + row["tokens_trained"] for row in steps),
             4,
         ),
         "cut_completions_at_the_end": round(fmean(row["cut_completions"] for row in steps[last]), 3),
