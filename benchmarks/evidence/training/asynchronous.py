@@ -93,14 +93,11 @@ CLOCK = (
 )
 
 SEEDS, LEVELS, LAKE, MAX_LOSS = (7, 11, 19, 23, 31), 2000, {"size": 4, "slip": 0.0, "max_moves": 10}, 0.06
-IMITATION = (
-    *("trainer.steps=0", "evaluation.episodes=0", "tracking.to=[]"),
-    *("imitation.updates=150", "imitation.states=8000", "imitation.check_episodes=0"),
-)
-"""Changes of the quickstart for the policy with which all its runs begin: it has much to learn."""
-SHORT = (
+IMITATION = ("trainer.steps=0", "evaluation.episodes=0", "tracking.to=[]")
+"""Changes of the quickstart for the policy with which all its runs begin."""
+LEARNING = (
     *("imitation.kind=none", "sandbox.kind=none", "tracking.to=[]", "evaluation.episodes=0"),
-    *("trainer.steps=40", "trainer.groups_per_step=16", "trainer.checkpoint_every=40"),
+    "trainer.checkpoint_every=60",
 )
 """Changes of the quickstart in the runs that learn."""
 VLLM = (
@@ -145,7 +142,7 @@ class SlowLake(AsyncEnv):
 
 
 def imitated(work: Path) -> str:
-    """Return the folder of a policy that has imitated the lake's expert for a while; make it if it is missing."""
+    """Return the folder of a policy that has imitated the lake's expert; make it if it is missing."""
     folder = work / "imitated"
     if not (folder / "summary.json").exists():
         train_in(folder, QUICKSTART, *IMITATION, threads=1)
@@ -278,7 +275,7 @@ def learning(evidence: Evidence, work: Path) -> bool:
         name = f"learning, {setting}, seed {seed}"
 
         def measure(setting: Setting = setting, seed: int = seed, name: str = name) -> Figures:
-            changes = (*SHORT, f"engine.model={imitated(work)}", f"seed={seed}", *setting.changes)
+            changes = (*LEARNING, f"engine.model={imitated(work)}", f"seed={seed}", *setting.changes)
             return learn(QUICKSTART, work / name, "FrozenLake-v0", LEVELS, LAKE, *changes)
 
         runs.setdefault(setting, []).append(evidence.part(name, measure))
