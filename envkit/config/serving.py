@@ -197,6 +197,10 @@ class ServeConfig(Section):
     node: NodeSection = NodeSection()
     ray: RaySection = RaySection()
     envs: EnvsSection = EnvsSection()
+    model: Text | None = None
+    """Language model that clients call like those of OpenAI and Anthropic, at /v1/chat/completions, /v1/responses and
+    /v1/messages, with a token of the scope play as API key: NAME, as in engine.model of training files, for one in a
+    process of this server, or NAME@URL for one on a running vLLM server (envkit vllm NAME). null: none."""
     warm: list[WarmSection] = Field(default_factory=list)
     """Warm sandboxes, one entry per spec."""
     liveness: LivenessSection = LivenessSection()

@@ -59,6 +59,7 @@ class ModelRequest:
         n: Number of answers to sample.
         logprobs: Whether the answers need `Reply.tokens`.
         continues: Whether the answer goes on inside the last message, which is the assistant's.
+        temperature: The temperature that the client asks for; None if it names none. Episodes have one of their own.
         unused: Names of the request's fields that have no effect, such as ``temperature``.
     """
 
@@ -70,6 +71,7 @@ class ModelRequest:
     n: int = 1
     logprobs: bool = False
     continues: bool = False
+    temperature: float | None = None
     unused: tuple[str, ...] = ()
 
     @property

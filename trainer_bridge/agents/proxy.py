@@ -58,10 +58,12 @@ class AgentProxy:
 
     Args:
         keep_alive_s: Seconds without data after which a waiting stream gets a keep-alive.
+        model: Answers requests with other keys, each of which counts as an episode that never ends; None refuses them.
     """
 
-    def __init__(self, *, keep_alive_s: float = KEEP_ALIVE_S) -> None:
+    def __init__(self, *, keep_alive_s: float = KEEP_ALIVE_S, model: EpisodeCalls | None = None) -> None:
         self._keep_alive_s = keep_alive_s
+        self._model = model
         self._episodes: dict[str, _Episode] = {}
         self._ended: dict[str, None] = {}
 
@@ -117,6 +119,8 @@ class AgentProxy:
             return found
         if any(key in self._ended for key in keys):
             raise CallRefusedError("ended", "the episode has ended")
+        if self._model is not None:
+            return self._episodes.setdefault(keys[0], _Episode(self._model))
         raise HttpError(
             401, "invalid_api_key", "no episode has this secret; use /e/SECRET/v1, or the secret as API key"
         )

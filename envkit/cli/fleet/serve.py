@@ -38,6 +38,10 @@ def serve(
             min=0, max=65535, metavar="PORT", help="Port; 0 picks a free one.  [default: 8000]", show_default=False
         ),
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Language model that clients call under /v1, or NAME@URL of a vLLM server."),
+    ] = None,
     drain_s: Annotated[
         float | None,
         typer.Option(
@@ -72,6 +76,7 @@ def serve(
         "listen.host": host,
         "listen.port": port,
         "listen.socket": None if socket is None else str(socket),
+        "model": model,
         "drain_s": drain_s,
         "state": None if state is None else str(state),
     }

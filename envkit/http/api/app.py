@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import msgspec
 
-from envkit.errors import UnreachableError
+from envkit.errors import EnvkitError, UnknownPathError, UnreachableError
 from envkit.http.api.dispatcher import Dispatcher
 from envkit.http.api.session_operations import SessionOperations
 from envkit.http.api.websocket import Sockets
@@ -38,6 +38,8 @@ from envkit.types import SandboxState, Task
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
+
+    from envkit.http.api.model_routes import ModelRoutes
 
 SLOW_RESET_S = 5.0
 """Default of the argument `slow_reset_s` of `create_app`."""
@@ -72,6 +74,7 @@ def create_app(
     metrics: Collect | None = None,
     policy: SandboxPolicy | None = None,
     sends_traces: bool = False,
+    model: ModelRoutes | None = None,
 ) -> App:
     """Return the ASGI application that serves the environments of `host` and the sandboxes of `pool`.
 
@@ -100,6 +103,7 @@ def create_app(
         metrics: Returns metrics that ``GET /metrics`` shows in addition to the metrics of sessions.
         policy: Which sandboxes callers may request; None for the defaults of `SandboxPolicy`.
         sends_traces: Whether callers get the traceback of an environment's error; for servers inside sandboxes.
+        model: The language model that clients can call; None if the server has none.
     """
     sessions = SessionTable(
         host,
@@ -129,16 +133,23 @@ def create_app(
             FilesAndEvents(access, dispatcher.outcome, folders),
         ):
             dispatcher.bind(owner)
-    return App(dispatcher, sandboxes, max_request_bytes=max_request_bytes, lazy=lazy)
+    return App(dispatcher, sandboxes, model, max_request_bytes=max_request_bytes, lazy=lazy)
 
 
 class App:
     """The ASGI application that `create_app` returns. When its ASGI lifespan ends, all its sessions end."""
 
     def __init__(
-        self, dispatcher: Dispatcher, sandboxes: SandboxLifecycle | None, *, max_request_bytes: int, lazy: bool
+        self,
+        dispatcher: Dispatcher,
+        sandboxes: SandboxLifecycle | None,
+        model: ModelRoutes | None = None,
+        *,
+        max_request_bytes: int,
+        lazy: bool,
     ) -> None:
         self._dispatcher = dispatcher
+        self._model = model
         self._operations = dispatcher.operations
         self._sandboxes = sandboxes
         self._streams = None if sandboxes is None else SandboxStreams(sandboxes.access, self._operations.failure)
@@ -243,7 +254,18 @@ class App:
                 values = {"sandbox_id": path[len(_SANDBOX) : -len(_AFTER_SANDBOX)]}
                 await self._dispatcher.respond(EXEC, values, scope, receive, send)
                 return
+        if path in messages.MODEL_PATHS:
+            await self._call_model(scope, receive, send)
+            return
         await self.api()(scope, receive, send)
+
+    async def _call_model(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            if self._model is None:
+                raise UnknownPathError("this server has no language model; start it with --model")
+            await self._model(scope, receive, send)
+        except EnvkitError as error:
+            await respond_outcome(send, self._operations.failure(error).of_model())
 
     async def _step(self, id: str, scope: Scope, receive: Receive, send: Send) -> None:
         caller = caller_of(scope)

@@ -142,6 +142,12 @@ class CallOutcome(NamedTuple):
         retry_after_s = max(RETRY_AFTER_S, math.ceil(wait_s)) if problem.retry else None
         return cls(write(problem), problem.status, retry_after_s, is_error=True)
 
+    def of_model(self) -> CallOutcome:
+        """Return an error as OpenAI's and Anthropic's clients read it."""
+        problem = msgspec.json.decode(self.body, type=Problem)
+        error = {"message": problem.detail, "type": problem.type, "code": problem.type}
+        return self._replace(body=write({"type": "error", "error": error}), is_error=False)
+
     @property
     def framed(self) -> bytes:
         """The outcome as a JSON object with the field `result` or `error`, for a list of outcomes."""

@@ -25,6 +25,12 @@ PROTOCOL = 1
 SOCKET_PATH = f"/v{PROTOCOL}/ws"
 """Path of the WebSocket."""
 
+MODEL_PATHS = frozenset(
+    f"/v{PROTOCOL}/{route}"
+    for route in ("chat/completions", "responses", "messages", "messages/count_tokens", "models")
+)
+"""Paths of the language model, which are those of OpenAI and Anthropic."""
+
 MAX_REQUEST_BYTES = 1 << 20
 """Default maximum size of a request body or WebSocket frame, in bytes."""
 

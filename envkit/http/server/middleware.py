@@ -26,7 +26,7 @@ import msgspec
 from envkit import clock
 from envkit.errors import EnvkitError, RateLimitError, RequestError, UnauthorizedError, to_problem
 from envkit.http.api.status_page import CHALLENGE as CHALLENGE_OF_PAGE
-from envkit.http.auth.caller import ADMIN, EVERYBODY, NOBODY, Caller
+from envkit.http.auth.caller import ADMIN, EVERYBODY, NOBODY, PLAY, Caller
 from envkit.http.auth.localhost_only import require_local
 from envkit.http.auth.rate_limit import Bucket, Rate
 from envkit.http.auth.tokens import TokenStore
@@ -46,6 +46,7 @@ _ROUTES = [one for one in OPERATIONS if one.verb]
 _SCOPES: Mapping[str, str | None] = {
     messages.SOCKET_PATH: "",  # Each frame is checked for the scope that its call needs.
     "/openapi.json": None,
+    **dict.fromkeys(messages.MODEL_PATHS, PLAY),
     **{one.path: one.scope for one in _ROUTES if "{" not in one.path},
 }
 """The scope that each path without parameters needs; the values are those of `Operation.scope`."""
@@ -167,7 +168,10 @@ class AuthMiddleware:
         is_unauthorized = isinstance(error, UnauthorizedError)
         problem = msgspec.convert(to_problem(error), messages.Problem)
         challenge = CHALLENGE_OF_PAGE if context.path == "/" else _CHALLENGE
-        await respond_outcome(context.refuse, CallOutcome.failed(problem), [challenge] if is_unauthorized else [])
+        outcome = CallOutcome.failed(problem)
+        if context.path in messages.MODEL_PATHS:
+            outcome = outcome.of_model()
+        await respond_outcome(context.refuse, outcome, [challenge] if is_unauthorized else [])
 
     def _new_id(self) -> bytes:
         return b"%b-%x" % (self._id_start, next(self._numbers))

@@ -15,6 +15,7 @@ from envkit import clock
 from envkit.errors import EnvkitError
 from envkit.http.auth.caller import NOBODY
 from envkit.http.protocol.asgi import ASGIApp, Message, Receive, Scope, Send
+from envkit.http.protocol.messages import MODEL_PATHS
 from envkit.http.server.logs import BackgroundHandler
 from envkit.http.sessions.counters import StepMetrics
 
@@ -67,6 +68,8 @@ class RequestContext:
                     self.token = value[7:].strip().decode("latin-1")
                 elif self.path in BROWSER_PATHS and value[:6].lower() == b"basic ":
                     self.token = _password(value[6:])
+            elif name == b"x-api-key" and self.path in MODEL_PATHS:  # of Anthropic's clients
+                self.token = self.token or value.decode("latin-1")
             elif name == b"host":
                 self.host = value
             elif name == b"origin":

@@ -56,6 +56,7 @@ from envkit.wiring.gateway.env_workers import (
     sandbox_counts,
     wait_until_serving,
 )
+from envkit.wiring.gateway.model import open_model
 from envkit.wiring.gateway.nodes import image_lacks, keeps_ledger, open_nodes
 from envkit.wiring.gateway.token_store import lock_state, open_tokens
 from envkit.wiring.gateway.trusted import TrustedEnvs, refuse_operator_options, trusted_host
@@ -125,7 +126,11 @@ async def serve_fleet(
     signals = _ShutdownSignals()
     signals.install()
     with _state(config), _access_log(config) as log, signals.cancel_on_signal():
-        async with open_fleet(config, announce) as fleet, _background(config, fleet, announce) as tasks:
+        async with (
+            open_fleet(config, announce) as fleet,
+            open_model(config, announce) as model,
+            _background(config, fleet, announce) as tasks,
+        ):
             app = create_app(
                 fleet.host,
                 envs=environments.registered,
@@ -141,6 +146,7 @@ async def serve_fleet(
                 sandbox_ttl_s=limits.sandbox_ttl_s,
                 policy=SandboxPolicy(limits.networks, limits.profiles, limits.images, fleet.isolates),
                 metrics=partial(_metrics, fleet, log),
+                model=model,
             )
             drain = anyio.Event() if config.drain_s else None
             leaves = drain is not None and fleet.keeps_sandboxes
