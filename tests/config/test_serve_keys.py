@@ -246,7 +246,7 @@ SERVE: Mapping[str, How] = {
     "envs.memory_mib": How(256),
     "envs.cpus": How(0.5),
     "envs.trusted": How(["Gone-v0"]),
-    "model": How("no-such-model", NONE),
+    "model": How("./no/such/model", NONE),
     "envs.judge": How("no-address", {"envs.trusted": ["Terminal-v0"]}),
     "warm.count": How(2, WARM),
     "warm.image": How("own:1", WARM),
