@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -22,6 +23,8 @@ from envkit.sandbox.process.backend import ProcessBackend
 from envkit.types import Cause, CauseKind, SandboxSpec
 from envkit.wiring.sandboxes.env_sandboxes import liveness_times
 from envkit.wiring.training.models import verify
+
+_log = logging.getLogger(__name__)
 
 _ID = ":model"
 _POLL_S = 0.1
@@ -103,7 +106,7 @@ class _ModelProcess:
                 causes.append(error)
             self.why_down = f"{causes[0]}; it is restarted"
             self.tried.set()
-            self._pool.alert("model", f"the model's process ended: {causes[0]}")
+            _log.warning("the model's process ended: %s", causes[0])
             await self._pool.stop(_ID)
             await anyio.sleep_until(failures.add(self._restarts, now=clock.now()).at)
 
