@@ -47,10 +47,10 @@ def test_clients_of_openai_and_anthropic_call_the_model_with_a_token_and_it_come
             ask: Any = partial(ours.chat.completions.create, model="any", messages=[USER], temperature=0, max_tokens=8)
             chat = ask()
             assert chat.usage.completion_tokens <= 8
-            assert "".join(one.choices[0].delta.content or "" for one in ask(stream=True)) == said(chat)
+            assert "".join(one.choices[0].delta.content or "" for one in ask(stream=True)) == text_of(chat)
             assert ours.responses.create(
                 model="any", input="up", temperature=0, max_output_tokens=8
-            ).output_text == said(chat)
+            ).output_text == text_of(chat)
             assert theirs.messages.create(model="any", messages=[USER], max_tokens=3).usage.output_tokens <= 3
             assert theirs.messages.count_tokens(model="any", messages=[USER]).input_tokens == chat.usage.prompt_tokens
 
@@ -66,10 +66,10 @@ def test_clients_of_openai_and_anthropic_call_the_model_with_a_token_and_it_come
             os.kill(process, signal.SIGKILL)
             assert until_another_status(server.url, token, 200) == 503
             assert until_another_status(server.url, token, 503) == 200
-            assert said(ask()) == said(chat)
+            assert text_of(ask()) == text_of(chat)
 
 
-def said(chat: Any) -> str:
+def text_of(chat: Any) -> str:
     return str(chat.choices[0].message.content)
 
 
