@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from envkit import installation
 from envkit.config import EvalConfig, kinds
@@ -24,9 +23,6 @@ from envkit.wiring.environments import find, open_expert, open_helper, registere
 from envkit.wiring.evaluation.contestant import AT_ONCE, Contestant, FoundPolicy, num_envs
 from envkit.wiring.training.resolve import limits_of, reset_timeout_s
 
-if TYPE_CHECKING:
-    from envkit.wiring.evaluation.endpoint import Endpoint
-
 SLOTS = 256
 """Maximum number of concurrent episodes of a player without a language model."""
 MAX_TURNS = 10_000
@@ -38,22 +34,28 @@ ENDPOINT_TOKENS = 4096
 NOP = "nop"
 """The player that plays an empty action in each turn, unless the environment has a player of this name."""
 
-POLICIES = ("random", "expert", "model:NAME-OR-PATH", "openai:MODEL@URL", "mini_swe:MODEL@URL", "checkpoint:DIR")
+POLICIES = ("random", "expert", "model:NAME-OR-PATH", "openai:MODEL@URL", "checkpoint:DIR")
 """The built-in policies."""
+
+_REMOVED: Mapping[str, str] = {
+    "mini_swe": "run mini-swe-agent itself, with the section agent; see docs/train-your-agent.md"
+}
+"""Kinds of policies of earlier versions, with what to do instead."""
 
 _FEW = 10
 """An error about an unknown policy lists the players of an environment that has fewer."""
 
-_LOCAL, _MODELS = ("model", "checkpoint"), ("model", "checkpoint", "openai", "mini_swe")
+_LOCAL = ("model", "checkpoint")
+_MODELS = (*_LOCAL, "openai")
 _NEEDS: Mapping[str, tuple[str, ...]] = {
     "rollout.temperature": _MODELS,
     "rollout.turn_tokens": _MODELS,
     "rollout.max_tokens": _LOCAL,
     "rollout.completion_timeout_s": _LOCAL,
-    "rollout.parameters": ("openai", "mini_swe"),
-    "renderer.system": ("model", "checkpoint", "openai"),
-    "renderer.history": ("model", "checkpoint", "openai"),
-    "renderer.thinking": ("model", "checkpoint", "openai"),
+    "rollout.parameters": ("openai",),
+    "renderer.system": _MODELS,
+    "renderer.history": _MODELS,
+    "renderer.thinking": _MODELS,
 }
 """For each key that some policies do not have, the kinds of policies that have it."""
 
@@ -83,7 +85,7 @@ def find_policy(config: EvalConfig, spec: EnvSpec | None) -> FoundPolicy:
     reset_s = reset_timeout_s(config.rollout, [] if spec is None else [spec])
     limits = replace(limits_of(config.rollout), max_tokens=sys.maxsize, reset_timeout_s=reset_s)
     if kind in _MODELS:
-        return _find_endpoint(config, kind, name, limits)
+        return _find_endpoint(config, name, limits)
     if "max_turns" not in config.rollout.model_fields_set:
         limits = replace(limits, max_turns=MAX_TURNS)
     return FoundPolicy(partial(_open_player, kind, name, config.env.id, spec), limits, num_envs(config) or SLOTS)
@@ -102,36 +104,22 @@ def _refuse_needless(config: EvalConfig, kind: str) -> None:
         raise ConfigError(problems)
 
 
-def _find_endpoint(config: EvalConfig, kind: str, name: str, limits: RolloutLimits) -> FoundPolicy:
+def _find_endpoint(config: EvalConfig, name: str, limits: RolloutLimits) -> FoundPolicy:
     installation.load("httpx")
     from envkit.http.client.chat import Address
     from envkit.wiring.evaluation.endpoint import open_endpoint
 
-    address, chosen, identity, warning = Address.of(name, prefix=f"{kind}:"), config.rollout, "", ""
+    address, chosen = Address.of(name), config.rollout
     limits = replace(limits, turn_tokens=chosen.turn_tokens or ENDPOINT_TOKENS)
     at_once = num_envs(config) or AT_ONCE
-
-    def player_on(endpoint: Endpoint) -> Player:
-        return endpoint
-
-    if kind == "mini_swe":
-        from envkit.wiring import mini_swe
-
-        prompts = mini_swe.installed_prompts()
-        identity, warning = mini_swe.identity_of(prompts), mini_swe.announcement(prompts)
-        max_turns = chosen.max_turns if "max_turns" in chosen.model_fields_set else prompts.max_steps
-        limits = replace(limits, max_turns=max_turns)
-
-        def player_on(endpoint: Endpoint) -> Player:
-            return mini_swe.MiniSwe(endpoint, prompts)
 
     @asynccontextmanager
     async def opened(options: Options) -> AsyncIterator[Contestant]:
         async with open_endpoint(address, limits, config.renderer, at_once=at_once) as endpoint:
             endpoint.client.parameters = chosen.parameters
-            yield Contestant(player_on(endpoint), client=endpoint.client)
+            yield Contestant(endpoint, client=endpoint.client)
 
-    return FoundPolicy(opened, limits, at_once, temperature=chosen.temperature, identity=identity, warning=warning)
+    return FoundPolicy(opened, limits, at_once, temperature=chosen.temperature)
 
 
 @asynccontextmanager
@@ -167,6 +155,8 @@ def kind_of(policy: str, spec: EnvSpec | None = None) -> tuple[str, str]:
     if policy == NOP or (spec is not None and policy in spec.players):
         return "player", policy
     kind, _, name = policy.partition(":")
+    if kind in _REMOVED:
+        raise UsageError(f"policy: {kind} no longer exists; {_REMOVED[kind]}")
     forms = {one.partition(":")[0]: one for one in POLICIES}
     form = forms.get(kind)
     others = kinds.names("policies") if form is None else []

@@ -387,7 +387,7 @@ def test_parameters_of_the_user_are_sent_replace_others_and_null_leaves_one_out(
         "p": 1e-5,
         "temperature": 0.25,
     }
-    with pytest.raises(ConfigError, match=r"rollout.parameters: needs the policy openai:\.\.\. or mini_swe"):
+    with pytest.raises(ConfigError, match=r"rollout.parameters: needs the policy openai:\.\.\.; leave it out"):
         policies.find_policy(evaluation.read("FrozenLake-v0", policy="expert", parameters={"a": 1}), None)
 
 

@@ -1,1 +1,0 @@
-"""Agents of others as players of these environments."""
