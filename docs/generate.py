@@ -43,8 +43,8 @@ renderer: {thinking: cut}
 Most sections are those of the [training file](config.md). A key that the policy cannot use is an error, such as
 `rollout.max_tokens` for `openai:`, and so is a key that only training uses, such as `evaluation.every`. These defaults
 depend on the policy: `env.num_envs` is 16 for language models, and 8 in an environment that uses sandboxes;
-`rollout.max_turns` is no limit for players without a language model, and 250 for `mini_swe:`; `rollout.turn_tokens` is
-4096 for `mini_swe:`; `renderer.thinking` is `cut` for `openai:`; and a `checkpoint:` has the values of its run. Editors
+`rollout.max_turns` is no limit for players without a language model; `rollout.turn_tokens` is 4096 and
+`renderer.thinking` is `cut` for `openai:`; and a `checkpoint:` has the values of its run, `agent` included. Editors
 that support JSON schemas can complete and check the file with [eval-config.schema.json](eval-config.schema.json).
 
 Do not edit this page: `make docs` generates it from `envkit/config/`.

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from envkit.wiring.api import TrainSummary, evaluate, train
     from envkit.wiring.environments import make, make_vec, registered
     from envkit.wiring.sandboxes.blocking import open_sandbox, open_sandbox_async
+    from envkit.wiring.training.agents import agent
 
 __version__ = "0.1.0"
 
@@ -36,6 +37,7 @@ __all__ = [
     "Step",
     "Task",
     "TrainSummary",
+    "agent",
     "check_env",
     "evaluate",
     "make",
@@ -55,6 +57,7 @@ __getattr__, __dir__ = late_names(
         "CheckResult": "envkit.checks",
         "Evaluation": "envkit.trainer_bridge.evaluation.result",
         "TrainSummary": "envkit.wiring.api",
+        "agent": "envkit.wiring.training.agents",
         "check_env": "envkit.checks",
         "evaluate": "envkit.wiring.api",
         "make": "envkit.wiring.environments",

@@ -20,8 +20,9 @@ SHORTHANDS: Mapping[str, Shorthand] = {
         "POLICY",
         "Required with an ENV: random, expert, model:NAME-OR-PATH (a language model in this process), checkpoint:DIR "
         "(a training run), "
-        "openai:MODEL@URL (an OpenAI-compatible server), mini_swe:MODEL@URL (the same with the prompts and loop of "
-        "mini-swe-agent), a player of the environment (oracle, nop), or NAME or NAME:TEXT for a player of a package.",
+        "openai:MODEL@URL (an OpenAI-compatible server), agent:NAME (an agent that is a function, with the language "
+        "model of engine.model), a player of the environment (oracle, nop), or NAME or NAME:TEXT for a player of a "
+        "package.",
     ),
     "episodes": Shorthand(
         "evaluation.episodes", "COUNT", "Number of tasks; by default 512, or all if there are fewer."

@@ -19,7 +19,8 @@ class AgentSection(Section):
     """Program and arguments, such as [mini, --task, "{task}"]. {task} stands for the text of the task, {model} for the
     name of the policy."""
     function: str = ""
-    """Function in place of a command, as MODULE:NAME. It gets an envkit.AgentTask, and may be async."""
+    """Function in place of a command, as MODULE:NAME, or by its name (@envkit.agent, or an agent of a package). It gets
+    an envkit.AgentTask, and may be async."""
     place: Literal["sandbox", "beside"] = "sandbox"
     """Where the command runs. sandbox: in the sandbox of the episode, which reaches the policy and no network. beside:
     on this machine; it plays actions by POST {"action": "..."} to the address in the variable ENVKIT_STEP_URL."""

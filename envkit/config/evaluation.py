@@ -51,8 +51,8 @@ class EvalRolloutSection(RolloutSection):
     retries: Annotated[int, Field(ge=0)] = 0
     """Maximum number of times that a void episode is played again."""
     parameters: dict[str, Any] = Field(default_factory=dict)
-    """Further parameters of each request to an endpoint (openai: or mini_swe:), such as reasoning_effort; null leaves a
-    parameter out, such as seed."""
+    """Further parameters of each request to an endpoint (openai:), such as reasoning_effort; null leaves a parameter
+    out, such as seed."""
 
 
 class EvalConfig(Section):
@@ -63,8 +63,9 @@ class EvalConfig(Section):
     env: EnvSection
     policy: str
     """random, expert, model:NAME-OR-PATH (a language model in this process), checkpoint:DIR (a training run),
-    openai:MODEL@URL (an OpenAI-compatible server), mini_swe:MODEL@URL, a player of the environment such as oracle or
-    nop, or NAME or NAME:TEXT for a player of a package."""
+    openai:MODEL@URL (an OpenAI-compatible server), agent:NAME (a foreign agent that is a function, with the language
+    model of engine.model; NAME as in agent.function), a player of the environment such as oracle or nop, or NAME or
+    NAME:TEXT for a player of a package."""
     agent: AgentSection | None = None
     evaluation: EvaluationSection = EvaluationSection()
     rollout: EvalRolloutSection = EvalRolloutSection()

@@ -1,7 +1,8 @@
 """Kinds of engines, trainers and other parts of a run: those of envkit, and those that installed packages provide.
 
 Each family of parts has an entry point group. The value of an entry point is an object with the attributes of `Kind`;
-its name is the value of the key ``kind``. Built-in kinds are imported when they are first used.
+its name is the value of the key ``kind``. Built-in kinds are imported when they are first used. An agent is a function,
+which a program may also add itself.
 """
 
 from __future__ import annotations
@@ -74,11 +75,13 @@ class Family:
         group: Its entry point group.
         noun: What one of its parts is called.
         built_in: The kinds of envkit.
+        added: The parts that this process has added, which take precedence over those of packages.
     """
 
     group: str
     noun: str
     built_in: Mapping[str, Kind | BuiltInPart] = field(default_factory=dict)
+    added: dict[str, Any] = field(default_factory=dict)
 
 
 _PARTS = "envkit.config.parts"
@@ -125,6 +128,7 @@ FAMILIES: Mapping[str, Family] = {
         },
     ),
     "policies": Family("envkit.policies", "player"),
+    "agents": Family("envkit.agents", "agent"),
     "filters": Family(
         "envkit.filters",
         "filter",
@@ -160,11 +164,11 @@ FAMILIES: Mapping[str, Family] = {
 def names(family: str) -> list[str]:
     """Return the names of all kinds of a family, the built-in ones first."""
     row = FAMILIES[family]
-    return list(dict.fromkeys([*row.built_in, *sorted(entry_points(group=row.group).names)]))
+    return list(dict.fromkeys([*row.built_in, *sorted(row.added), *sorted(entry_points(group=row.group).names)]))
 
 
 def find(family: str, name: str) -> Any:
-    """Return a kind of a family: a `Kind`, or a `Part` of an algorithm. A built-in kind takes precedence.
+    """Return a kind of a family: a `Kind`, a `Part` of an algorithm, or an agent. A built-in kind takes precedence.
 
     Raises:
         UsageError: There is no such kind, or its package cannot be imported.
@@ -172,6 +176,8 @@ def find(family: str, name: str) -> Any:
     row = FAMILIES[family]
     if (built_in := row.built_in.get(name)) is not None:
         return built_in.load() if isinstance(built_in, BuiltInPart) else built_in
+    if name in row.added:
+        return row.added[name]
     for point in entry_points(group=row.group, name=name):
         return _loaded(point, row.noun)
     raise UsageError(f"no {row.noun} is called {name!r}{did_you_mean(name, names(family))}")

@@ -88,6 +88,12 @@ WRONG = [
     ("eval Backgammon-v0 --policy random", 2, "no environment is called 'Backgammon-v0'; there are: "),
     ("eval FrozenLake-v0 --policy randm", 2, "policy: there is no 'randm'; did you mean 'random'?"),
     ("eval FrozenLake-v0 --policy checkpoint:folder", 2, "folder: neither a run's folder nor a checkpoint"),
+    (
+        "eval FrozenLake-v0 --policy mini_swe:m@http://h",
+        2,
+        "policy: mini_swe no longer exists; run mini-swe-agent itself",
+    ),
+    ("eval FrozenLake-v0 --policy agent:", 2, "policy: agent: lacks NAME after the colon; write agent:NAME"),
     ("eval FrozenLake-v0 --policy openai:qwen", 2, "lacks the model or the URL of a server; write openai:MODEL@URL"),
     ("eval FrozenLake-v0 --policy openai:qwen@http://a:b@c", 2, "the URL of qwen holds a password; set OPENAI_"),
     (f"eval FrozenLake-v0 --policy openai:qwen@{NO_SERVER}", 1, f"no server answers at {NO_SERVER}/v1"),

@@ -70,17 +70,21 @@ class AgentTask:
         return str((await self._episode.step(action))["observation"])
 
 
+AgentFunction: TypeAlias = Callable[[AgentTask], Awaitable[None] | None]
+"""An agent that is a Python function. It works on a task until it returns."""
+
+
 @dataclass(frozen=True, slots=True)
 class FunctionAgent(Agent):
     """An agent that is a Python function. One without ``async`` runs in a thread.
 
     Attributes:
-        function: Works on a task until it returns.
+        function: The function.
         proxy: Serves its calls.
         address: Address of the proxy, such as ``http://127.0.0.1:4000``.
     """
 
-    function: Callable[[AgentTask], Awaitable[None] | None]
+    function: AgentFunction
     proxy: AgentProxy
     address: str
 

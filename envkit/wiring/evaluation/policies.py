@@ -10,6 +10,7 @@ from functools import partial
 
 from envkit import installation
 from envkit.config import EvalConfig, kinds
+from envkit.config.agents import AgentSection
 from envkit.environments.tasks import Nop
 from envkit.errors import ConfigError, UsageError, did_you_mean
 from envkit.protocols import Player
@@ -34,7 +35,7 @@ ENDPOINT_TOKENS = 4096
 NOP = "nop"
 """The player that plays an empty action in each turn, unless the environment has a player of this name."""
 
-POLICIES = ("random", "expert", "model:NAME-OR-PATH", "openai:MODEL@URL", "checkpoint:DIR")
+POLICIES = ("random", "expert", "model:NAME-OR-PATH", "openai:MODEL@URL", "agent:NAME", "checkpoint:DIR")
 """The built-in policies."""
 
 _REMOVED: Mapping[str, str] = {
@@ -45,7 +46,7 @@ _REMOVED: Mapping[str, str] = {
 _FEW = 10
 """An error about an unknown policy lists the players of an environment that has fewer."""
 
-_LOCAL = ("model", "checkpoint")
+_LOCAL = ("model", "checkpoint", "agent")
 _MODELS = (*_LOCAL, "openai")
 _NEEDS: Mapping[str, tuple[str, ...]] = {
     "rollout.temperature": _MODELS,
@@ -69,18 +70,15 @@ def find_policy(config: EvalConfig, spec: EnvSpec | None) -> FoundPolicy:
     """
     kind, name = kind_of(config.policy, spec)
     _refuse_needless(config, kind)
-    if config.agent is not None:
-        from envkit.wiring.training.agents import check_agent
-
-        problems = check_agent(config.agent)
-        if kind not in _LOCAL:
-            problems.append("agent: calls a policy of this process; name it as model:... or checkpoint:...")
-        if problems:
-            raise ConfigError(problems)
+    if config.agent is not None and kind not in _LOCAL:
+        raise ConfigError(["agent: calls a policy of this process; name it as model:... or checkpoint:..."])
     if kind in _LOCAL:
         installation.load("torch")
         from envkit.wiring.evaluation.local_models import find_local
 
+        if kind == "agent":
+            config = _with_agent(config, name)
+            kind, _, name = config.policy.partition(":")
         return find_local(config, kind, name)
     reset_s = reset_timeout_s(config.rollout, [] if spec is None else [spec])
     limits = replace(limits_of(config.rollout), max_tokens=sys.maxsize, reset_timeout_s=reset_s)
@@ -89,6 +87,30 @@ def find_policy(config: EvalConfig, spec: EnvSpec | None) -> FoundPolicy:
     if "max_turns" not in config.rollout.model_fields_set:
         limits = replace(limits, max_turns=MAX_TURNS)
     return FoundPolicy(partial(_open_player, kind, name, config.env.id, spec), limits, num_envs(config) or SLOTS)
+
+
+def _with_agent(config: EvalConfig, name: str) -> EvalConfig:
+    """Return an evaluation with the policy ``agent:NAME`` as one with ``model:...`` and a section ``agent``.
+
+    Raises:
+        ConfigError: There is no such agent, ``engine.model`` is missing, or the section ``agent`` has another agent.
+    """
+    from envkit.wiring.training.agents import function_of
+
+    section, problems = config.agent or AgentSection(), []
+    try:
+        function_of(name)
+    except UsageError as error:
+        problems.append(f"policy: {error}")
+    if section.command or section.function not in ("", name):
+        problems.append(f"agent: is another agent than that of the policy agent:{name}; leave out one of the two")
+    model = config.set_keys("engine").get("model")
+    if model is None:
+        problems.append("engine.model: missing; name the language model that the agent calls, such as smollm2-135m")
+    if problems:
+        raise ConfigError(problems)
+    agent = section.model_copy(update={"function": name})
+    return config.model_copy(update={"policy": f"model:{model}", "agent": agent})
 
 
 def _refuse_needless(config: EvalConfig, kind: str) -> None:

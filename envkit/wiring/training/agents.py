@@ -1,4 +1,7 @@
-"""Opens the player of a run: the policy itself, or a foreign agent that calls the policy through a proxy."""
+"""Opens the player of a run: the policy itself, or a foreign agent that calls the policy through a proxy.
+
+A foreign agent is a program, or a function that `agent` or a package has registered, or that is named as MODULE:NAME.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +12,77 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar, overload
 from urllib.parse import urlsplit
 
 import anyio
 
 from envkit import clock, installation
+from envkit.config import kinds
 from envkit.config.agents import AgentSection
-from envkit.errors import ConfigError, UsageError
+from envkit.errors import ConfigError, UsageError, did_you_mean
 from envkit.protocols import Engine, Player, Renderer, Sandbox
 from envkit.registry import load
 from envkit.trainer_bridge.agents.episode import Agent
 from envkit.trainer_bridge.agents.messages import ChatMessage, ModelRequest
 from envkit.trainer_bridge.agents.player import AgentPlayer
-from envkit.trainer_bridge.agents.programs import FunctionAgent, ProgramAgent
+from envkit.trainer_bridge.agents.programs import AgentFunction, FunctionAgent, ProgramAgent
 from envkit.trainer_bridge.agents.proxy import AgentProxy
 from envkit.trainer_bridge.render import ChatRenderer
 from envkit.trainer_bridge.rollout import PolicyPlayer, RolloutLimits
+
+_Function = TypeVar("_Function", bound=AgentFunction)
+
+
+@overload
+def agent(function: _Function, /) -> _Function: ...
+@overload
+def agent(name: str, /) -> Callable[[_Function], _Function]: ...
+def agent(given: str | AgentFunction, /) -> Any:
+    """Register a function as an agent, for the key ``agent.function`` and the policy ``agent:NAME``.
+
+    Use it as ``@envkit.agent("solver")``, or as ``@envkit.agent`` if the name is that of the function. The function
+    gets an `envkit.AgentTask`, and may be async. Defining it again, as in a notebook, replaces it.
+
+    Raises:
+        UsageError: The name is empty or has a colon, or belongs to another function.
+    """
+
+    def register(function: AgentFunction, name: str) -> AgentFunction:
+        if not name or ":" in name:
+            raise UsageError(f"agent: {name!r} cannot be a name; use one without a colon, such as 'solver'")
+        added = kinds.FAMILIES["agents"].added
+        if name in added and _place(added[name]) != _place(function):
+            raise UsageError(f"agent: {name!r} is already registered for {_place(added[name])}; choose another name")
+        added[name] = function
+        return function
+
+    return partial(register, name=given) if isinstance(given, str) else register(given, given.__name__)
+
+
+def _place(function: AgentFunction) -> str:
+    return f"{function.__module__}:{function.__qualname__}"
+
+
+def function_of(name: str) -> AgentFunction:
+    """Return the function of an agent, given the agent's name or MODULE:NAME.
+
+    Raises:
+        UsageError: There is no such agent, or it cannot be imported.
+    """
+    function: AgentFunction
+    if ":" not in name:
+        if name not in (known := kinds.names("agents")):
+            remedy = "import the module that registers it, or write MODULE:NAME"
+            raise UsageError(f"no agent is called {name!r} ({remedy}){did_you_mean(name, known)}")
+        function = kinds.find("agents", name)
+        return function
+    try:
+        function = load(name)
+    except (UsageError, ConfigError, ImportError, AttributeError, ValueError) as error:
+        remedy = "; put its folder on the path, as PYTHONPATH=. does" if isinstance(error, ImportError) else ""
+        raise UsageError(f"{name} cannot be loaded: {error}{remedy}") from error
+    return function
 
 
 @asynccontextmanager
@@ -54,8 +112,8 @@ async def open_player(
         raise UsageError("agent: an agent calls a model with a chat template; name one with engine.model")
     proxy = AgentProxy()
     async with _served(proxy) as address:
-        agent = _agent_of(section, proxy, address)
-        opening = AgentPlayer.opened(agent, engine, renderer, limits, _selects(section), _without(section.ignore))
+        playing = _agent_of(section, proxy, address)
+        opening = AgentPlayer.opened(playing, engine, renderer, limits, _selects(section), _without(section.ignore))
         async with opening as player:
             announce(f"agent: {section.function or section.command[0]}")
             yield player
@@ -76,13 +134,12 @@ def check_agent(section: AgentSection) -> list[str]:
     if bool(section.command) == bool(section.function):
         problems.append("agent: set either command or function")
     if section.function:
-        needless = [name for name in ("env", "place") if name in section.model_fields_set]
-        problems += [f"agent.{name}: is for a command; leave it out" for name in needless]
+        needless = {"env": bool(section.env), "place": section.place == "beside"}
+        problems += [f"agent.{name}: is for a command; leave it out" for name, is_set in needless.items() if is_set]
         try:
-            load(section.function)
-        except (UsageError, ConfigError, ImportError, AttributeError, ValueError) as error:
-            remedy = "; put its folder on the path, as PYTHONPATH=. does" if isinstance(error, ImportError) else ""
-            problems.append(f"agent.function: {section.function} cannot be loaded: {error}{remedy}")
+            function_of(section.function)
+        except UsageError as error:
+            problems.append(f"agent.function: {error}")
     problems += [f"agent.views: there is no {source}" for source in section.views.values() if not Path(source).exists()]
     for name in ("train", "ignore"):
         for pattern in getattr(section, name):
@@ -95,7 +152,7 @@ def check_agent(section: AgentSection) -> list[str]:
 
 def _agent_of(section: AgentSection, proxy: AgentProxy, address: str) -> Agent:
     if section.function:
-        return FunctionAgent(load(section.function), proxy, address)
+        return FunctionAgent(function_of(section.function), proxy, address)
     inside = partial(_inside, address=address) if section.place == "sandbox" else None
     return ProgramAgent(section.command, section.env, proxy, address, inside)
 

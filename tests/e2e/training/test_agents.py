@@ -50,6 +50,7 @@ if listening == [own] and is_reached("127.0.0.1", own) and not any(is_reached(*o
 """Calls the policy, and solves the task if it reaches nothing else."""
 
 
+@envkit.agent("terminal_solver")
 async def solve(task: envkit.AgentTask) -> None:
     """Call the policy twice with OpenAI's client, and then play the known solution."""
     async with openai.AsyncOpenAI(base_url=task.base_url, api_key=task.api_key) as client:
@@ -101,5 +102,5 @@ def test_a_program_in_a_sandbox_reaches_the_policy_and_nothing_else(base: Mappin
 
 
 def test_a_function_trains_with_the_client_of_openai(base: Mapping[str, Any], tmp_path: Path) -> None:
-    tokens = trained(base, {"function": f"{__name__}:solve"}, tmp_path / "run")
+    tokens = trained(base, {"function": "terminal_solver"}, tmp_path / "run")
     assert tokens.keys() == {"tokens_trained"}

@@ -16,6 +16,7 @@ from envkit.errors import ConfigError, UsageError
 from envkit.runs.display import SilentDisplay
 from envkit.runs.files import read_rows
 from envkit.wiring.evaluation.policies import find_policy, kind_of
+from envkit.wiring.training.agents import function_of
 from envkit.wiring.training.run import train
 
 OUTSIDE = """
@@ -148,6 +149,13 @@ def test_a_policy_that_does_not_exist_is_refused_with_the_names_of_packages(inst
         kind_of("sonnet")
 
 
+def test_an_agent_of_a_package_is_found_by_its_name(installed: Path) -> None:
+    found = function_of("waiter")
+    assert (found.__module__, found.__name__) == ("outside_kinds.parts", "wait")
+    with pytest.raises(UsageError, match=r"^no agent is called 'waitr' \(.*\); did you mean 'waiter'\?$"):
+        function_of("waitr")
+
+
 def test_a_player_of_a_package_has_no_settings_of_a_language_model(installed: Path) -> None:
     described = evaluation.read("FrozenLake-v0", policy="always", temperature=1.0)
     with pytest.raises(ConfigError, match=r"^rollout.temperature: needs the policy .*; leave it out with always$"):
@@ -207,6 +215,8 @@ def test_without_the_package_its_names_are_unknown(file: Path) -> None:
     assert kinds.names("engines") == ["transformers", "vllm"]
     with pytest.raises(UsageError, match=r"^no player is called 'always'$"):
         kinds.find("policies", "always")
+    with pytest.raises(UsageError, match=r"^no agent is called 'waiter' \(import the module that registers it, "):
+        function_of("waiter")
     with pytest.raises(ConfigError) as caught:
         config.load(file)
     assert [problem.partition(":")[0] for problem in caught.value.problems] == [

@@ -19,6 +19,7 @@ from typing import Any, Literal
 import anyio
 from pydantic import Field
 
+from envkit import AgentTask
 from envkit.config.grammar import Section
 from envkit.config.parts import EngineSection, RendererSection, SandboxSection, TrackerSection, TrainerSection
 from envkit.protocols import EpisodePlayer, Player
@@ -278,3 +279,10 @@ def open_always(context: PlayerContext) -> Always:
 
 
 ALWAYS = Kind(None, open_always)
+
+# --- An agent --------------------------------------------------------------------------------------------------------
+
+
+async def wait(task: AgentTask) -> None:
+    """Do nothing until the episode ends."""
+    await anyio.sleep_forever()
