@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from envkit.config import EvalConfig
+from envkit.config.agents import AgentSection
 from envkit.protocols import Player
 from envkit.runs.episodes import Decode
 from envkit.trainer_bridge.rollout import RolloutLimits
@@ -44,6 +45,7 @@ class FoundPolicy:
         temperature: Sampling temperature; None for a player without a language model.
         identity: Fingerprint of the policy's files; empty if unknown.
         warning: Warning for the user, in one line; may be empty.
+        agent: The foreign agent that plays with the policy; None lets the policy play itself.
     """
 
     opened: Callable[[Options], AbstractAsyncContextManager[Contestant]]
@@ -53,6 +55,7 @@ class FoundPolicy:
     temperature: float | None = None
     identity: str = ""
     warning: str = ""
+    agent: AgentSection | None = None
 
 
 def num_envs(config: EvalConfig) -> int | None:

@@ -191,9 +191,11 @@ def _is_set(config: EvalConfig, section: str, key: str) -> bool:
 def _description(config: EvalConfig, found: FoundPolicy, options: Options, tasks: Sequence[Task]) -> dict[str, JSON]:
     """Return the values that must not change when an evaluation is resumed."""
     files = task_sets.content_of(options)
+    agent: dict[str, JSON] = {} if found.agent is None else {"agent": found.agent.model_dump(mode="json")}
     return {
         "policy": config.policy,
         "weights": found.identity,
+        **agent,
         "env": {"id": config.env.id, "url": config.env.url, "options": dict(options)},
         "evaluation": {**config.evaluation.model_dump(mode="json", exclude={"every"}), "episodes": len(tasks)},
         "rollout": {**config.set_keys("rollout"), "temperature": found.temperature},
@@ -232,7 +234,7 @@ async def _host(
         count = max(1, min(TOOL_SLOTS if needs and num_envs(config) is None else found.at_once, episodes))
         backend = config.sandbox.kind if "sandbox" in config.model_fields_set else None
         async with (
-            open_resources(needs, backend=backend, judge=env.judge, views=views_of(config.agent)) as resources,
+            open_resources(needs, backend=backend, judge=env.judge, views=views_of(found.agent)) as resources,
             slots(count, options, resources) as host,
         ):
             yield host, sandboxes

@@ -15,7 +15,7 @@ from typing import Any
 from envkit import clock, config
 from envkit.config import EvalConfig, RunConfig, grammar
 from envkit.config.parts import TransformersEngineSection
-from envkit.errors import UsageError
+from envkit.errors import ConfigError, UsageError
 from envkit.trainer_bridge.models.catalogue import is_model
 from envkit.trainer_bridge.models.saved_policy import SavedPolicy
 from envkit.trainer_bridge.run_folder import checkpoint
@@ -23,7 +23,7 @@ from envkit.trainer_bridge.run_folder.record import CONFIG, refuse_other_format
 from envkit.types import JSON, Options
 from envkit.wiring.contexts import Model
 from envkit.wiring.evaluation.contestant import AT_ONCE, Contestant, FoundPolicy, num_envs
-from envkit.wiring.training.agents import open_player
+from envkit.wiring.training.agents import check_agent, open_player
 from envkit.wiring.training.models import check_length, check_room, locate
 from envkit.wiring.training.policy import open_engine, open_renderer
 from envkit.wiring.training.resolve import limits_of, policy_kind, resolve
@@ -34,12 +34,13 @@ _WEIGHTS = (".safetensors", ".gguf", ".bin", ".json", ".jinja")
 def find_local(evaluation: EvalConfig, kind: str, name: str) -> FoundPolicy:
     """Find a model by its folder, file or name (`kind` ``"model"``), or the newest checkpoint of a run.
 
-    A checkpoint plays with the settings of its run, and a model with the defaults of training files, except for the
-    keys that `evaluation` sets.
+    A checkpoint plays with the settings of its run, its agent included, and a model with the defaults of training
+    files, except for the keys that `evaluation` sets.
 
     Raises:
         UsageError: There is no such model on this machine, or the run's folder has another format.
-        ConfigError: A key does not fit the model's renderer, or the policy file in its folder is damaged.
+        ConfigError: A key does not fit the model's renderer, the policy file in its folder is damaged, or the agent
+            cannot play here.
     """
     if kind == "model":
         path = locate(name)
@@ -51,6 +52,8 @@ def find_local(evaluation: EvalConfig, kind: str, name: str) -> FoundPolicy:
         path, content = _checkpoint(Path(name))
         run = _run(content, evaluation)
         at_once = run.num_envs
+    if run.agent is not None and (problems := check_agent(run.agent)):
+        raise ConfigError(problems)
     options = next((section.options for section in run.envs if section.id == evaluation.env.id), {})
     limits = limits_of(run.rollout)
     if (
@@ -70,6 +73,7 @@ def find_local(evaluation: EvalConfig, kind: str, name: str) -> FoundPolicy:
         temperature=evaluation.rollout.temperature if is_set else run.rollout.temperature,
         identity=_identity(Path(path)),
         warning=_mismatch(run, path, evaluation.env.id),
+        agent=run.agent,
     )
 
 

@@ -8,11 +8,13 @@ import pytest
 
 from envkit import config
 from envkit.config import evaluation
+from envkit.config.agents import AgentSection
 from envkit.errors import UsageError
 from envkit.trainer_bridge.models.saved_policy import SavedPolicy
 from envkit.wiring.evaluation import local_models
 from envkit.wiring.evaluation.contestant import FoundPolicy
 from envkit.wiring.evaluation.policies import find_policy
+from envkit.wiring.training.agents import views_of
 from envkit.wiring.training.resolve import policy_kind, resolve
 from tests.trainer_bridge.models import write_chat, write_tiny
 
@@ -69,6 +71,23 @@ def test_a_checkpoint_is_still_tiny_when_the_folder_that_it_began_as_is_gone(tmp
     (tmp_path / "config.yaml").write_text(config.dump(resolve(gone)))
     _, content = local_models._checkpoint(tmp_path)
     assert policy_kind(config.parse(content)) == "tiny"
+
+
+def test_a_checkpoint_plays_with_the_agent_of_its_run_unless_the_evaluation_has_another(tmp_path: Path) -> None:
+    write_chat(tmp_path / "checkpoints/step-1/policy", seed=1)
+    agent = {"command": ["mini"], "views": {"/opt/mini": str(tmp_path)}}
+    run = {"env": {"id": "FrozenLake-v0"}, "engine": {"model": "./gone"}, "agent": agent}
+    (tmp_path / "config.yaml").write_text(config.dump(config.parse(run)))
+
+    def found_agent(*overrides: str) -> AgentSection:
+        described = evaluation.read("FrozenLake-v0", overrides, policy=f"checkpoint:{tmp_path}")
+        agent = find_policy(described, None).agent
+        assert agent is not None
+        return agent
+
+    assert (found_agent().command, views_of(found_agent())) == (["mini"], [(str(tmp_path), "/opt/mini")])
+    other = found_agent("agent.function=tests.config.agents:once")
+    assert (other.command, other.function) == ([], "tests.config.agents:once")
 
 
 def test_a_run_with_vllm_plays_its_checkpoint_and_not_what_a_server_has(tmp_path: Path) -> None:

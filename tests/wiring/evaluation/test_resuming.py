@@ -171,6 +171,16 @@ def test_other_arguments_are_refused_with_the_difference_and_nothing_is_lost(tmp
     assert (tmp_path / "found/episodes.jsonl").read_bytes() == before
 
 
+def test_another_agent_is_refused(tmp_path: Path, model: str) -> None:
+    def how(agent: str) -> dict[str, Any]:
+        overrides = [f"agent.function=tests.config.agents:{agent}", "env.num_envs=1"]
+        return {"turn_tokens": 4, "attempts": 1, "overrides": overrides}
+
+    stopped(tmp_path / "found", model, after=1, **how("once"))
+    with pytest.raises(UsageError, match=r"agent\.function was .*:once.*, now .*:twice"):
+        evaluated(tmp_path / "found", model, **how("twice"))
+
+
 def test_an_unfinished_evaluation_of_another_version_is_not_continued(tmp_path: Path) -> None:
     (tmp_path / "arguments.json").write_text('{"env_id": "FrozenLake-v0", "policy": "random"}')
     with pytest.raises(UsageError, match="an unfinished evaluation of another version of envkit; finish it with that"):
