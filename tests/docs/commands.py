@@ -40,16 +40,18 @@ class Printed:
 def printed() -> Iterator[Printed]:
     """Yield the commands and programs of all pages, in order; a command may occur more than once."""
     for page in PAGES:
-        text = page.read_text(encoding="utf-8")
-        for block in _BLOCK.finditer(text):
-            place = f"{page.relative_to(ROOT)}, line {text.count(chr(10), 0, block.start()) + 1}"
-            content = (
-                block["fenced"] if block["indented"] is None else re.sub("^    ", "", block["indented"], flags=re.M)
-            )
-            if block["language"] == "python" and not _is_file(text, block.start()):
-                yield Printed(f"python: {_first_line(content)}", content, place)
-            elif (block["language"] or "") in _SHELLS:
-                yield from (Printed(command, command, place) for command in _commands(content))
+        yield from printed_in(page.read_text(encoding="utf-8"), str(page.relative_to(ROOT)))
+
+
+def printed_in(text: str, name: str) -> Iterator[Printed]:
+    """Yield the commands and programs of a page or a part of one, in order; `name` is for messages."""
+    for block in _BLOCK.finditer(text):
+        place = f"{name}, line {text.count(chr(10), 0, block.start()) + 1}"
+        content = block["fenced"] if block["indented"] is None else re.sub("^    ", "", block["indented"], flags=re.M)
+        if block["language"] == "python" and not _is_file(text, block.start()):
+            yield Printed(f"python: {_first_line(content)}", content, place)
+        elif (block["language"] or "") in _SHELLS:
+            yield from (Printed(command, command, place) for command in _commands(content))
 
 
 def _commands(block: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The files of the packages that the documents show, and their installation."""
+"""The files and commands that the documents show, and the installation of their packages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.docs.commands import printed_in
+
 DOCS = Path(__file__).parents[2] / "docs"
+AGENTS = DOCS / "train-your-agent.md"
 GUIDE = DOCS / "write-an-environment.md"
 LIFT = {"lift.py", "pyproject.toml", "slow_lift.py", "totals.py"}
 """The package of the guide."""
@@ -18,6 +21,16 @@ def files_of(page: str) -> dict[str, str]:
     """Return the blocks after a line that contains only a file name and a colon."""
     blocks = re.findall(r"^`([\w.]+)`:\n\n```\w+\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
     return dict(blocks)
+
+
+def sections_of(page: str) -> dict[str, tuple[dict[str, str], list[str]]]:
+    """Return the files and the commands of each section that prints commands, by its heading."""
+    found = {}
+    for section in page.split("\n## ")[1:]:
+        heading = section.partition("\n")[0]
+        if commands := [one.text for one in printed_in(section, heading)]:
+            found[heading] = files_of(section), commands
+    return found
 
 
 def run(*command: str | Path, cwd: Path, **env: str) -> str:

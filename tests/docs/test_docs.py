@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -11,12 +12,12 @@ import yaml
 
 import envkit
 from envkit import config
-from envkit.config.agents import AgentSection
 from envkit.environments.questions import QuestionTasks
 from envkit.wiring.training.agents import check_agent
 from tests.cli.commands import called
-from tests.docs.pages import DOCS, GUIDE, LIFT, files_of, install, run
+from tests.docs.pages import AGENTS, DOCS, GUIDE, LIFT, files_of, install, run, sections_of
 from tests.e2e.fleet.fleet import serving
+from tests.trainer_bridge.models import write_chat
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = (
@@ -100,12 +101,38 @@ def test_the_file_of_questions_is_valid_and_so_is_its_training_file(tmp_path: Pa
     config.parse(yaml.safe_load(files["questions.yaml"]))
 
 
-def test_the_files_of_the_page_about_agents_are_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = files_of((DOCS / "train-your-agent.md").read_text(encoding="utf-8"))
-    config.parse(yaml.safe_load(files["mini.yaml"]))
-    (tmp_path / "agents.py").write_text(files["agents.py"])
-    monkeypatch.syspath_prepend(tmp_path)
-    assert check_agent(AgentSection(function="agents:solve")) == []
+def test_the_training_file_of_the_page_about_agents_is_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "agents/mini").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    run = config.parse(yaml.safe_load(files_of(AGENTS.read_text(encoding="utf-8"))["mini.yaml"]))
+    assert run.agent is not None
+    assert check_agent(run.agent) == []
+
+
+@pytest.mark.slow
+def test_the_agent_of_the_page_about_agents_is_evaluated_as_printed(tmp_path: Path) -> None:
+    """A small random model has the name of SmolLM2. ``benchmarks/evidence/training/agent_page.py`` has the real one,
+    and runs mini-swe-agent, too.
+    """
+    files, commands = sections_of(AGENTS.read_text(encoding="utf-8"))["A function"]
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    write_chat(tmp_path / "cache/models/smollm2-135m", seed=5, max_tokens=8192)
+    env = {"ENVKIT_CACHE": str(tmp_path / "cache"), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    *_, by_name, by_module = [run("bash", "-c", command, cwd=tmp_path, **env) for command in commands]
+    assert "mean=" in by_name
+    assert "agent:agents:solve on FrozenLake-v0: 4 episodes in " in by_module
+
+
+def test_every_block_of_the_page_about_agents_is_run_or_a_file_beside_what_is_run() -> None:
+    page = AGENTS.read_text(encoding="utf-8")
+    sections = sections_of(page).values()
+    files = [text for files, _ in sections for text in files.values()]
+    blocks = re.findall(r"^```\w*\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
+    assert "".join(block for block in blocks if block not in files).splitlines() == [
+        command for _, commands in sections for command in commands
+    ]
+    assert set(files) < set(blocks)
 
 
 @pytest.mark.slow
