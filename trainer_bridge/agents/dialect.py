@@ -24,11 +24,6 @@ T = TypeVar("T")
 PIECE_CHARACTERS = 256
 """Maximum characters of content in one event of a stream."""
 
-
-class _Sampling(msgspec.Struct):
-    temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
-
-
 _ROLES: Mapping[str, MessageRole] = {
     "system": "system",
     "developer": "system",
@@ -174,7 +169,7 @@ class Chat:
             tools=tuple({"type": "function", "function": {**one}} for _, one in functions if one is not None),
             model=str(body.get("model") or ""),
             max_tokens=max_tokens,
-            temperature=parsed(body, _Sampling).temperature,
+            temperature=body.get("temperature"),
             unused=(*names, *(f"tools.{kind}" for kind, one in functions if one is None)),
             **fields,
         )

@@ -59,7 +59,7 @@ class ModelRequest:
         n: Number of answers to sample.
         logprobs: Whether the answers need `Reply.tokens`.
         continues: Whether the answer goes on inside the last message, which is the assistant's.
-        temperature: The temperature that the client asks for; None if it names none. Episodes have one of their own.
+        temperature: What the client wrote as temperature, unchecked; None for nothing. Episodes have one of their own.
         unused: Names of the request's fields that have no effect, such as ``temperature``.
     """
 
@@ -71,7 +71,7 @@ class ModelRequest:
     n: int = 1
     logprobs: bool = False
     continues: bool = False
-    temperature: float | None = None
+    temperature: JSON = None
     unused: tuple[str, ...] = ()
 
     @property

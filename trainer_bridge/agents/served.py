@@ -3,56 +3,62 @@
 from __future__ import annotations
 
 import secrets
-import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
+import anyio
+from anyio.abc import TaskGroup
+
+from envkit import clock
+from envkit.errors import EnvkitError, UsageError
 from envkit.protocols import Engine
-from envkit.types import JSON, Observation, Reset, RolloutRequest, Task
+from envkit.types import JSON, FinishReason, SamplingParams
 
 from ..render.chat import ChatRenderer
-from ..rollout.episode import RolloutLimits
-from .episode import AgentEpisode
+from .conversation import CallPrompt, Conversation, reply_of
 from .messages import CallRefusedError, EpisodeCalls, ModelRequest, Reply, RunningCall
-from .player import AgentPlayer
 
-
-class _NoAgent:
-    async def run(self, task: AgentEpisode) -> None:
-        """Never called: the agents are clients elsewhere."""
+AT_ONCE = 64
+"""Maximum number of answers that are sampled at the same time; others wait."""
 
 
 @dataclass(slots=True, eq=False)
 class _ServedCall(RunningCall):
-    """A call, with an episode of its own."""
+    """A call. Its answers are sampled by a task, so that clients may come and go."""
 
-    episode: AgentEpisode
-    running: RunningCall
-    answers: Sequence[Reply] = ()
+    sessions: list[str]
+    engine: Engine
+    tasks: TaskGroup
+    found: dict[int, Reply] = field(default_factory=dict)
+    why_not: str = ""
+    is_over: anyio.Event = field(default_factory=anyio.Event)
 
     async def replies(self) -> Sequence[Reply]:
-        try:
-            self.answers = await self.running.replies()
-        except CallRefusedError as refusal:
-            if not self.answers:  # those that another caller waited for, too
-                raise CallRefusedError(refusal.kind, str(self.episode.error or refusal)) from None
-        finally:
-            self.episode.end()
-        return self.answers
+        await self.is_over.wait()
+        if len(self.found) < len(self.sessions):
+            raise CallRefusedError("aborted", self.why_not or "the sampling was stopped")
+        return [self.found[index] for index in range(len(self.sessions))]
 
     def delivered(self, index: int = 0, characters: int | None = None) -> None:
         """Do nothing: no later prompt depends on what the client received."""
 
     def abort(self) -> None:
-        self.running.abort()
+        self.why_not = "the sampling was stopped"
+        for session in self.sessions:
+            self.tasks.start_soon(self.engine.abort, session)
 
 
 class ServedModel(EpisodeCalls):
-    """Answers calls with the temperature that the client asks for, or 1. Each prompt is rendered as a whole."""
+    """Answers calls with the temperature that the client asks for, or 1. Each prompt is rendered as a whole.
 
-    def __init__(self, player: AgentPlayer) -> None:
-        self._player = player
+    Use it as ``async with ServedModel.opened(...)``.
+    """
+
+    def __init__(self, engine: Engine, renderer: ChatRenderer, max_tokens: int, turn_tokens: int, tasks: TaskGroup):
+        self._engine, self._renderer, self._tasks = engine, renderer, tasks
+        self._max_tokens, self._turn_tokens = max_tokens, turn_tokens
+        self._limiter = anyio.CapacityLimiter(AT_ONCE)
 
     @classmethod
     @asynccontextmanager
@@ -65,24 +71,67 @@ class ServedModel(EpisodeCalls):
             engine: Samples the answers.
             renderer: Renders the chats.
             max_tokens: Maximum number of tokens of a prompt with its answer.
-            turn_tokens: Maximum number of tokens of an answer.
+            turn_tokens: Maximum number of tokens of an answer. It is shorter if the prompt leaves less room.
         """
-        limits = RolloutLimits(max_turns=sys.maxsize, max_tokens=max_tokens, turn_tokens=turn_tokens)
-        async with AgentPlayer.opened(_NoAgent(), engine, renderer, limits) as player:
-            yield cls(player)
+        async with clock.background_tasks() as tasks:
+            yield cls(engine, renderer, max_tokens, turn_tokens, tasks)
 
     def start(self, request: ModelRequest) -> RunningCall:
-        episode = self._episode(request)
-        return _ServedCall(episode, episode.start(request))
+        prompt = self._prompt(request)
+        room = self._max_tokens - len(prompt.ids())
+        if room < 1:
+            why = f"{len(prompt.ids())} tokens of the prompt leave no room for an answer in {self._max_tokens}"
+            raise CallRefusedError("context", why)
+        params = SamplingParams(
+            temperature=_temperature_of(request),
+            max_tokens=min(room, self._turn_tokens, request.max_tokens or self._turn_tokens),
+            stop=self._renderer.stop,
+        )
+        call = _ServedCall([secrets.token_hex(8) for _ in range(request.n)], self._engine, self._tasks)
+        self._tasks.start_soon(self._answer, call, prompt, params)
+        return call
 
     def count(self, request: ModelRequest) -> int:
-        return self._episode(request).count(request)
+        return len(self._prompt(request).ids())
 
     async def step(self, action: str) -> dict[str, JSON]:
         raise CallRefusedError("request", "this model belongs to no episode, which could play an action")
 
-    def _episode(self, request: ModelRequest) -> AgentEpisode:
-        name = secrets.token_hex(8)
-        temperature = 1.0 if request.temperature is None else request.temperature
-        asked = RolloutRequest(name, Task("", 0), 0, seed=secrets.randbits(63), temperature=temperature)
-        return AgentEpisode(self._player, asked, Reset(Observation(""), {}))
+    def _prompt(self, request: ModelRequest) -> CallPrompt:
+        try:
+            return Conversation(self._renderer).prompt(request)
+        except UsageError as error:
+            raise CallRefusedError("request", str(error)) from error
+
+    async def _answer(self, call: _ServedCall, prompt: CallPrompt, params: SamplingParams) -> None:
+        try:
+            async with anyio.create_task_group() as tasks:
+                for index in range(len(call.sessions)):
+                    tasks.start_soon(self._sample, call, index, prompt, params)
+        finally:
+            call.is_over.set()
+
+    async def _sample(self, call: _ServedCall, index: int, prompt: CallPrompt, params: SamplingParams) -> None:
+        session = call.sessions[index]
+        async with self._limiter:
+            if call.why_not:
+                return
+            try:
+                seeded = replace(params, seed=secrets.randbits(63))
+                completion = await self._engine.generate(prompt.ids(), seeded, session=session)
+            except EnvkitError as error:
+                call.why_not = str(error)
+                return
+            finally:
+                self._engine.forget(session)
+        if completion.finish is not FinishReason.ABORTED:
+            call.found[index] = reply_of(self._renderer, prompt, completion)
+
+
+def _temperature_of(request: ModelRequest) -> float:
+    value = request.temperature
+    if value is None:
+        return 1.0
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+        raise CallRefusedError("request", f"temperature must be a number of at least 0, not {value!r}")
+    return value

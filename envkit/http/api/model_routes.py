@@ -1,11 +1,11 @@
 """The routes of a server's language model, which are those of OpenAI and Anthropic. A process of its own answers them.
 
-A request is handed on over a Unix socket, with the caller's tenant as its API key.
+A request is forwarded over a Unix socket, with the caller's tenant as its API key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Self
 
 import anyio
 import httpx
@@ -24,17 +24,32 @@ _GIVEN = frozenset(("content-type", "content-length"))
 
 
 class ModelRoutes:
-    """Hands requests on to the model's process.
+    """Forwards requests to the model's process. Use it with ``async with``.
 
     Args:
         socket: Path of the Unix socket on which the process answers.
-        why_down: Returns why the process does not run; empty while it does.
+
+    Attributes:
+        why_down: Why the process does not answer; empty while it does.
     """
 
-    def __init__(self, socket: str, why_down: Callable[[], str] = str) -> None:
+    def __init__(self, socket: str) -> None:
         transport = httpx.AsyncHTTPTransport(uds=socket, limits=httpx.Limits(max_connections=None))
         self._client = httpx.AsyncClient(transport=transport, base_url="http://model", timeout=None)
-        self._why_down = why_down
+        self.why_down = "it is loading"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._client.aclose()
+
+    async def is_answered(self) -> bool:
+        """Return whether the process answers a request that needs no sampling."""
+        try:
+            return (await self._client.get("/")).is_success
+        except httpx.HTTPError:
+            return False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request.
@@ -50,9 +65,9 @@ class ModelRoutes:
         async with clock.background_tasks() as tasks:
             with anyio.CancelScope() as connected:
                 tasks.start_soon(cancel_on_disconnect, receive, connected)
-                await self._hand_on(request, send)
+                await self._forward(request, send)
 
-    async def _hand_on(self, request: httpx.Request, send: Send) -> None:
+    async def _forward(self, request: httpx.Request, send: Send) -> None:
         has_begun = False
         try:
             answer = await self._client.send(request, stream=True)
@@ -68,5 +83,5 @@ class ModelRoutes:
         except httpx.HTTPError as error:
             if has_begun:  # the connection ends, so that the caller sees that the answer is not whole
                 raise OSError("the model's process ended") from error
-            why = self._why_down() or f"its process does not answer ({type(error).__name__})"
+            why = self.why_down or f"its process does not answer ({type(error).__name__})"
             raise UnreachableError(f"the model of this server is not available: {why}; retry later") from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -27,21 +27,24 @@ from envkit.wiring.training.models import verify
 _log = logging.getLogger(__name__)
 
 _ID = ":model"
-_POLL_S = 0.1
-START_TIMEOUT_S = 600.0
-"""Seconds that a model may take to load."""
+_POLL_S = 0.2
+"""Seconds between two requests to a process that loads its model."""
+_PROBE_S = 5.0
+"""Seconds between two requests to a process that answers."""
+HANGS_S = 60.0
+"""Seconds without an answer after which a process that answered before is restarted."""
 
 
 @asynccontextmanager
 async def open_model(config: ServeConfig, announce: Callable[[str], None]) -> AsyncIterator[ModelRoutes | None]:
-    """Start the model of a server, and wait until it answers; it is restarted when it ends.
+    """Start the model of a server in the background. It is restarted when it ends or hangs.
 
     Args:
         config: The configuration.
         announce: Called with lines for the user.
 
     Raises:
-        UsageError: The model does not exist, or did not start; the message says why.
+        UsageError: The model does not exist, or torch is not installed.
     """
     if config.model is None:
         yield None
@@ -56,34 +59,33 @@ async def open_model(config: ServeConfig, announce: Callable[[str], None]) -> As
             backend = await parts.enter_async_context(ProcessBackend())
             times = liveness_times(config.liveness)
             pool = await parts.enter_async_context(Pool([Node("model", backend)], liveness_times=times))
-            process = _ModelProcess(pool, [name, *filter(None, [url])], folder / "model.sock", config.restarts.limit())
+            routes = await parts.enter_async_context(ModelRoutes(str(folder / "model.sock")))
             tasks = await parts.enter_async_context(clock.background_tasks())
+            words = (str(folder / "model.sock"), name, *filter(None, [url]))
+            process = _ModelProcess(pool, words, routes, config.restarts.limit(), announce)
             announce(f"model: {config.model} is loading")
             tasks.start_soon(process.keep)
-            await process.tried.wait()
-            if process.why_down:
-                raise UsageError(f"model: {config.model} did not start: {process.why_down}")
-            yield ModelRoutes(str(process.socket), lambda: process.why_down)
+            yield routes
     finally:
         run_dirs.remove(folder)
 
 
 class _ModelProcess:
-    """The process of a model.
+    """Keeps the process of a model running: ``model_server`` with the arguments `words`."""
 
-    Attributes:
-        socket: The Unix socket on which it answers.
-        tried: Set when it first answered, or first ended.
-        why_down: Why it does not answer; empty while it does.
-    """
-
-    def __init__(self, pool: Pool, words: Sequence[str], socket: Path, restarts: RestartBudget) -> None:
-        self.socket = socket
-        self.tried = anyio.Event()
-        self.why_down = "loading"
+    def __init__(
+        self,
+        pool: Pool,
+        words: tuple[str, ...],
+        routes: ModelRoutes,
+        restarts: RestartBudget,
+        announce: Callable[[str], None],
+    ) -> None:
         self._pool = pool
+        self._routes = routes
         self._restarts = restarts
-        program = (sys.executable, "-m", "envkit.wiring.gateway.model_server", str(socket), *words)
+        self._announce = announce
+        program = (sys.executable, "-m", "envkit.wiring.gateway.model_server", *words)
         paths = {"PYTHONPATH": os.pathsep.join(str(Path(path).absolute()) for path in sys.path)}
         given = {name: value for name, value in os.environ.items() if name != "ENVKIT_SOCKETS"}
         self._spec = SandboxSpec(program, env={**given, **paths})
@@ -100,22 +102,25 @@ class _ModelProcess:
 
             try:
                 await self._pool.create(_ID, self._spec)
-                self._pool.watch(_ID, self._answers, on_end)
+                self._pool.watch(_ID, self._until_it_hangs, on_end)
                 await ended.wait()
             except EnvkitError as error:
                 causes.append(error)
-            self.why_down = f"{causes[0]}; it is restarted"
-            self.tried.set()
+            self._routes.why_down = f"{causes[0]}; it is restarted"
             _log.warning("the model's process ended: %s", causes[0])
             await self._pool.stop(_ID)
             await anyio.sleep_until(failures.add(self._restarts, now=clock.now()).at)
 
-    async def _answers(self) -> Cause:
-        """Wait until the process answers, and then for ever: the pool notices its end."""
-        with anyio.move_on_after(START_TIMEOUT_S):
-            while not self.socket.exists():  # noqa: ASYNC110 - another process creates it
-                await anyio.sleep(_POLL_S)
-            self.why_down = ""
-            self.tried.set()
-            await anyio.sleep_forever()
-        return Cause(CauseKind.START_FAILED, f"the model did not load within {START_TIMEOUT_S:g} s")
+    async def _until_it_hangs(self) -> Cause:
+        """Wait until the process answers, and then until it does not; the pool itself notices its end."""
+        while not await self._routes.is_answered():  # noqa: ASYNC110 - another process listens
+            await anyio.sleep(_POLL_S)
+        self._routes.why_down = ""
+        self._announce("model: answers")
+        last_s = clock.now()
+        while clock.now() - last_s < HANGS_S:
+            with anyio.move_on_after(HANGS_S):
+                if await self._routes.is_answered():
+                    last_s = clock.now()
+                await anyio.sleep(_PROBE_S)
+        return Cause(CauseKind.UNRESPONSIVE, f"it did not answer for {HANGS_S:g} s")

@@ -25,7 +25,7 @@ from envkit.wiring.training.resolve import has_fast_bfloat16
 MAX_TOKENS = 8192
 """Maximum number of tokens of a prompt with its answer, if the model does not say how many positions it has."""
 TURN_TOKENS = 4096
-"""Maximum number of tokens of an answer; at most half of the positions. A request may ask for fewer."""
+"""Maximum number of tokens of an answer. A request may ask for fewer."""
 
 
 async def serve_model(socket: str, name: str, url: str | None = None) -> None:
@@ -49,8 +49,7 @@ async def serve_model(socket: str, name: str, url: str | None = None) -> None:
             raise UsageError(f"{name} has no chat template")
         context = EngineContext(section=section, model=model, max_tokens=max_tokens, threads=0, seed=0)
         engine = await open_part(parts, "engines", section.kind, context)
-        turn_tokens = min(TURN_TOKENS, max_tokens // 2)
-        opening = ServedModel.opened(engine, renderer, max_tokens=max_tokens, turn_tokens=turn_tokens)
+        opening = ServedModel.opened(engine, renderer, max_tokens=max_tokens, turn_tokens=TURN_TOKENS)
         await serve(AgentProxy(model=await parts.enter_async_context(opening)), uds=socket)
 
 

@@ -35,6 +35,26 @@ class RecordingEngine(LetterEngine):
         return await super().generate(prompt_ids, params, **more)
 
 
+class PausedEngine(LetterEngine):
+    """Answers when the test says so."""
+
+    def __init__(self, *answers: str) -> None:
+        super().__init__(*answers)
+        self._may_answer = anyio.Event()
+
+    async def answer_after(self, seconds: float) -> None:
+        await anyio.sleep(seconds)
+        self._may_answer.set()
+
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, **more: Any) -> Completion:
+        await self._may_answer.wait()
+        return await super().generate(prompt_ids, params, **more)
+
+
+CHAT, ANN = "/v1/chat/completions", {"Authorization": "Bearer ann"}
+BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
+
+
 def serving(engine: LetterEngine, main: Callable[[ServedModel], Awaitable[None]]) -> None:
     async def run() -> None:
         opening = ServedModel.opened(engine, ChatRenderer(TOKENIZER), max_tokens=400, turn_tokens=100)
@@ -85,24 +105,66 @@ def test_the_error_of_the_engine_reaches_the_client() -> None:
     serving(RecordingEngine("failure"), main)
 
 
-def test_a_prompt_that_is_too_long_is_refused_and_an_action_has_no_episode() -> None:
+def test_an_answer_is_as_long_as_the_prompt_leaves_room_for() -> None:
+    engine = RecordingEngine("one", "two")
+
     async def main(model: ServedModel) -> None:
-        with pytest.raises(CallRefusedError, match="exceed the context of 400"):
+        for words in (1, 60):
+            request = ModelRequest(messages=(user("long " * words),), max_tokens=1000)
+            room = 400 - model.count(request)
+            await model.start(request).replies()
+            assert engine.params[-1].max_tokens == min(100, room)
+        assert room < 100
+        with pytest.raises(CallRefusedError, match="leave no room for an answer in 400"):
             model.start(ModelRequest(messages=(user("long " * 400),)))
         with pytest.raises(CallRefusedError, match="belongs to no episode"):
             await model.step("up")
 
-    serving(LetterEngine(), main)
+    serving(engine, main)
 
 
-def test_a_proxy_with_a_model_answers_every_key_and_refuses_a_wrong_temperature() -> None:
+def test_a_stream_gets_keep_alives_until_a_slow_answer_is_there() -> None:
+    engine = PausedEngine("one")
+
+    async def main(model: ServedModel) -> None:
+        proxy = AgentProxy(model=model, keep_alive_s=1.0)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(engine.answer_after, 3.5)
+            answer = await ask(proxy, CHAT, {**BODY, "stream": True}, headers=ANN)
+        assert answer.content.count(b": keep-alive") == 3
+        assert b'"content":"one"' in answer.content
+
+    serving(engine, main)
+
+
+def test_a_client_that_leaves_does_not_end_the_call_of_another() -> None:
+    engine = PausedEngine("one")
+
+    async def main(model: ServedModel) -> None:
+        call = model.start(ModelRequest(messages=(user("hi"),)))
+        with anyio.move_on_after(1.0):
+            await call.replies()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(engine.answer_after, 1.0)
+            assert [one.content for one in await call.replies()] == ["one"]
+
+    serving(engine, main)
+
+
+def test_a_tenant_does_not_see_the_answers_of_another() -> None:
     async def main(model: ServedModel) -> None:
         proxy = AgentProxy(model=model)
-        body: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
-        headers = {"Authorization": "Bearer ann"}
-        answer = await ask(proxy, "/v1/chat/completions", body, headers=headers)
-        assert answer.json["choices"][0]["message"]["content"] == "one"
-        wrong = await ask(proxy, "/v1/chat/completions", {**body, "temperature": -1}, headers=headers)
+        first = await ask(proxy, "/v1/responses", {"input": "hi"}, headers=ANN)
+        again = {"input": "and?", "previous_response_id": first.json["id"]}
+        other = await ask(proxy, "/v1/responses", again, headers={"Authorization": "Bearer bob"})
+        assert (other.status, (await ask(proxy, "/v1/responses", again, headers=ANN)).status) == (400, 200)
+
+    serving(LetterEngine("one", "two"), main)
+
+
+def test_a_wrong_temperature_is_refused() -> None:
+    async def main(model: ServedModel) -> None:
+        wrong = await ask(AgentProxy(model=model), CHAT, {**BODY, "temperature": -1}, headers=ANN)
         assert (wrong.status, "temperature" in wrong.json["error"]["message"]) == (400, True)
 
-    serving(LetterEngine("one"), main)
+    serving(LetterEngine(), main)
