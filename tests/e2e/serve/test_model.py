@@ -44,6 +44,7 @@ def test_clients_of_openai_and_anthropic_call_the_model_with_a_token_and_it_come
             openai.OpenAI(base_url=f"{server.url}/v1", api_key=token, max_retries=0) as ours,
             anthropic.Anthropic(base_url=server.url, api_key=token, max_retries=0) as theirs,
         ):
+            assert until_another_status(server.url, token, 503) == 200  # it loads in the background
             ask: Any = partial(ours.chat.completions.create, model="any", messages=[USER], temperature=0, max_tokens=8)
             chat = ask()
             assert chat.usage.completion_tokens <= 8
