@@ -130,7 +130,8 @@ class _Running(RunningCall):
         await self.is_over.wait()
         if self.episode.is_over:
             raise CallRefusedError("ended", "the episode is over")
-        if self.is_aborted or len(self.calls) < self.prompt.request.n:
+        done = [one for one in self.calls.values() if one.completion.finish is not FinishReason.ABORTED]
+        if self.is_aborted or len(done) < self.prompt.request.n:
             raise CallRefusedError("aborted", "the sampling was stopped")
         return [self.calls[index].reply for index in range(self.prompt.request.n)]
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import re
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import anyio
 
 from envkit import clock
-from envkit.trainer_bridge.agents.episode import AgentEpisode
+from envkit.protocols import EnvHost
+from envkit.trainer_bridge.agents.episode import Agent, AgentEpisode
 from envkit.trainer_bridge.agents.messages import ChatMessage, ModelRequest, Reply
 from envkit.trainer_bridge.agents.player import AgentPlayer
 from envkit.trainer_bridge.render import ChatRenderer
 from envkit.trainer_bridge.rollout import RolloutLimits, play
-from envkit.trainer_bridge.samples import samples_from
+from envkit.trainer_bridge.samples import samples_from, trained_parts
 from envkit.types import (
     Completion,
     FinishReason,
@@ -32,26 +37,43 @@ from tests.trainer_bridge.fakes import Answer, ScriptedEngine, ScriptedHost
 from tests.trainer_bridge.render.tool_templates import tool_tokenizer
 
 TOKENIZER: Any = tool_tokenizer("hermes")
+RENDERER = ChatRenderer(TOKENIZER)
 LIMITS = RolloutLimits(max_turns=50, max_tokens=4000, turn_tokens=200)
 Run = Callable[[AgentEpisode], Awaitable[None]]
 
+_TOOLS = re.compile(r"# Tools\n.*?Answer with <tool_call></tool_call>\.", re.DOTALL)
+_SHORT: Mapping[str, str] = {
+    "<|im_end|>\n": "| ",
+    "<|im_end|>]\n": "|] ",
+    "<|im_end|>": "|",
+    "<|im_start|>system\n": "S:",
+    "<|im_start|>user\n": "U:",
+    "<|im_start|>assistant\n": "A:",
+}
 
-def logprob(prefix: Sequence[int], token: int) -> float:
-    """The log-probability of a token after a prefix; another prefix gives another one."""
-    return -1e-3 * (stable_hash([*prefix], token) % 1000)
+
+_FINISH = {"...": FinishReason.LENGTH, "!!!": FinishReason.ABORTED}
+
+
+def logprob(version: int, prefix: Sequence[int], token: int) -> float:
+    """The log-probability of a token after a prefix; another prefix or policy version gives another one."""
+    return -1e-3 * (stable_hash(version, [*prefix], token) % 1000)
 
 
 class LetterEngine(ScriptedEngine):
-    """Answers with the scripted texts in order, one letter a token, and then the end token.
+    """Answers with the scripted texts in order, one letter a token, and then the end token; an error is raised.
 
-    An answer that ends with ``...`` is cut at the limit of tokens, one that begins with ``~`` waits for an abort.
+    An answer that ends with ``...`` is cut at the limit of tokens, and one that ends with ``!!!`` is aborted by the
+    engine. One that begins with ``~`` waits for an abort, or for `release`. At each ``^``, the policy gets its next
+    version.
     """
 
-    def __init__(self, *answers: str) -> None:
+    def __init__(self, *answers: str | Exception) -> None:
         super().__init__()
         self.answers = [*answers]
-        self.sampled: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+        self.num_sampled = self.num_waiting = 0
         self._aborts: dict[str, anyio.Event] = {}
+        self._released = anyio.Event()
 
     async def generate(
         self,
@@ -62,22 +84,44 @@ class LetterEngine(ScriptedEngine):
         so_far: Completion | None = None,
     ) -> Completion:
         text = self.answers.pop(0)
-        ids = [TOKENIZER.encode(letter, add_special_tokens=False)[0] for letter in text.removeprefix("~")]
-        finish = FinishReason.LENGTH if text.endswith("...") else FinishReason.STOP
-        if finish is FinishReason.STOP:
-            ids.append(params.stop[0])
+        if isinstance(text, Exception):
+            raise text
+        finish = _FINISH.get(text[-3:], FinishReason.STOP)
         if text.startswith("~"):
-            self._aborts[session or ""] = anyio.Event()
-            await self._aborts[session or ""].wait()
-            finish = FinishReason.ABORTED
+            aborted = self._aborts[session or ""] = anyio.Event()
+            self.num_waiting += 1
+            async with anyio.create_task_group() as tasks:
+                for event in (aborted, self._released):
+                    tasks.start_soon(_wait, event, tasks.cancel_scope)
+            self.num_waiting -= 1
+            finish = FinishReason.ABORTED if aborted.is_set() else finish
         await anyio.lowlevel.checkpoint()
-        self.sampled.append((tuple(prompt_ids), tuple(ids)))
-        logps = [logprob([*prompt_ids, *ids[:at]], token) for at, token in enumerate(ids)]
-        return Completion(ints(ids), floats(logps), finish, ((self.version, len(ids)),))
+        ids: list[int] = []
+        logps: list[float] = []
+        versions: Counter[int] = Counter()
+        for letter in [*text.removeprefix("~"), *[""] * (text[-3:] not in _FINISH)]:
+            if letter == "^":
+                self.version += 1
+                continue
+            for token in TOKENIZER.encode(letter, add_special_tokens=False) if letter else params.stop[:1]:
+                logps.append(logprob(self.version, [*prompt_ids, *ids], token))
+                ids.append(token)
+                versions[self.version] += 1
+        self.num_sampled += len(ids)
+        return Completion(ints(ids), floats(logps), finish, tuple(versions.items()))
 
     async def abort(self, session: str) -> None:
         if session in self._aborts:
             self._aborts[session].set()
+
+    def release(self) -> None:
+        """Let the calls that wait go on."""
+        self._released.set()
+
+
+async def _wait(event: anyio.Event, scope: anyio.CancelScope) -> None:
+    await event.wait()
+    scope.cancel()
 
 
 @dataclass
@@ -92,78 +136,85 @@ class Scripted:
 
 @dataclass
 class Played:
-    """An episode of a scripted agent."""
+    """An episode of an agent."""
 
     trajectory: Trajectory
-    engine: LetterEngine
     player: AgentPlayer
-    host: ScriptedHost
     samples: list[Sample] = field(init=False)
 
     def __post_init__(self) -> None:
         self.samples = samples_from(self.trajectory) if self.trajectory.turns else []
 
     @property
-    def texts(self) -> list[str]:
-        """The samples, with the tokens that are trained on in brackets."""
+    def rows(self) -> list[str]:
+        """The samples as text, with the tokens that are trained on in brackets.
+
+        ``S:``, ``U:`` and ``A:`` begin a message of the system, the user and the assistant, and ``|`` ends it.
+        ``TOOLS`` is the list of tools.
+        """
         found = []
         for one in self.samples:
-            text, is_open = "", False
-            for token, is_own in zip(one.token_ids.tolist(), one.mask.tolist(), strict=True):
-                text += {(False, True): "[", (True, False): "]"}.get((is_open, is_own), "")
-                text, is_open = text + TOKENIZER.decode(token), is_own
-            found.append(text + ("]" if is_open else ""))
-        return found
+            text = ""
+            for is_own, part in groupby(zip(one.mask.tolist(), one.token_ids.tolist(), strict=True), itemgetter(0)):
+                words = RENDERER.text([token for _, token in part])
+                text += f"[{words}]" if is_own else words
+            text = _TOOLS.sub("TOOLS", text)
+            for long, short in _SHORT.items():
+                text = text.replace(long, short)
+            found.append(text)
+        return sorted(found)
+
+    @property
+    def masked(self) -> Mapping[str, int]:
+        """Number of sampled tokens that are not trained on, by cause."""
+        return trained_parts(self.trajectory)[1]
 
     @property
     def num_trained(self) -> int:
         return sum(one.num_policy_tokens for one in self.samples)
 
 
-def played(
-    run: Run,
-    *answers: str,
-    host: ScriptedHost | None = None,
+async def play_agent(
+    agent: Agent,
+    engine: LetterEngine,
+    *,
+    host: EnvHost | None = None,
     limits: RolloutLimits = LIMITS,
     selects: Callable[[ModelRequest], bool] = lambda request: True,
+    stable: Callable[[ChatMessage], ChatMessage] = lambda message: message,
 ) -> Played:
-    """Play an episode with an agent, and check that each trained token is where the engine sampled it."""
-    engine, host = LetterEngine(*answers), host or ScriptedHost(lambda task, lease: [Answer("Fix it.")])
+    """Play an episode with an agent.
+
+    Check that each trained token is where the engine sampled it, with the log-probability and the policy version that
+    it had there, and that each sampled token is trained on once, or masked with a cause.
+    """
+    host = host or ScriptedHost(lambda task, lease: [Answer("Fix it.")])
+    async with AgentPlayer.opened(agent, engine, RENDERER, limits, selects, stable) as player:
+        found = Played(await play(host, player, limits, RolloutRequest("train/0/0", Task("A-v0", 0), 0)), player)
+    for one in found.samples:
+        ids, logps, versions = one.token_ids.tolist(), one.logprobs.tolist(), one.versions.tolist()
+        for at in one.mask.nonzero()[0].tolist():
+            expected = logprob(versions[at], ids[:at], ids[at])
+            assert abs(logps[at] - expected) < 1e-6, f"token {at} is trained on where it was not sampled: {found.rows}"
+    assert "" not in found.masked, "tokens are masked without a cause"
+    assert found.num_trained + sum(found.masked.values()) == engine.num_sampled, "a token was lost, or counts twice"
+    return found
+
+
+def played(run: Run, *answers: str | Exception, **settings: Any) -> Played:
+    """Play an episode with an agent that is a function, in virtual time; see `play_agent`."""
 
     async def main() -> Played:
-        renderer = ChatRenderer(TOKENIZER)
-        async with AgentPlayer.opened(Scripted(run), engine, renderer, limits, selects) as player:
-            request = RolloutRequest("train/0/0", Task("A-v0", 0), 0)
-            return Played(await play(host, player, limits, request), engine, player, host)
+        return await play_agent(Scripted(run), LetterEngine(*answers), **settings)
 
-    found = clock.run(main, virtual=True)
-    for one in found.samples:
-        ids, logps = one.token_ids.tolist(), one.logprobs.tolist()
-        for at in one.mask.nonzero()[0].tolist():
-            assert abs(logps[at] - logprob(ids[:at], ids[at])) < 1e-6, "trained where it was not sampled"
-    total = sum(len(ids) for _, ids in engine.sampled)
-    assert sum(len(turn.completion.token_ids) for turn in found.trajectory.turns) == total, "a token was lost"
-    return found
+    return clock.run(main, virtual=True)
 
 
 # --- Messages --------------------------------------------------------------------------------------------------------
 
 
-def system(text: str) -> ChatMessage:
-    return ChatMessage("system", text)
-
-
 def user(text: str) -> ChatMessage:
     return ChatMessage("user", text)
-
-
-def assistant(text: str) -> ChatMessage:
-    return ChatMessage("assistant", text)
-
-
-def of(reply: Reply) -> ChatMessage:
-    """The answer as the client sends it back."""
-    return ChatMessage("assistant", reply.content, reply.calls)
 
 
 async def ask(task: AgentEpisode, *messages: ChatMessage, **fields: Any) -> Reply:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
-
 from envkit.trainer_bridge.agents.anthropic_messages import read, stream, write
 from envkit.trainer_bridge.agents.dialect import PIECE_CHARACTERS, Answer
-from envkit.trainer_bridge.agents.messages import AgentToolCall, CallRefusedError, ChatMessage, Reply
+from envkit.trainer_bridge.agents.messages import AgentToolCall, ChatMessage, Reply
 
 USER = {"role": "user", "content": "hi"}
 USE = {"type": "tool_use", "id": "t1", "name": "look", "input": {"at": 1}}
@@ -52,13 +50,6 @@ def test_tools_that_only_anthropic_can_run_are_named() -> None:
     assert (request.tools, request.unused) == ((), ("tools.web_search_20250305",))
 
 
-def test_the_billing_header_is_no_part_of_the_system_prompt() -> None:
-    header = "x-anthropic-billing-header: cc_version=2; cch=1a2b;"
-    assert messages(USER, system=[text(header), text("be kind", **CACHE), text("x")])[0].content == "be kind\nx"
-    assert messages(USER, system=f"{header}\nbe kind")[0].content == "be kind"
-    assert messages(USER, system=[text(header)])[0].role == "user"
-
-
 def test_calls_and_results_are_read() -> None:
     earlier = {
         "role": "assistant",
@@ -79,33 +70,6 @@ def test_text_before_a_result_is_a_message_before_it() -> None:
         {"role": "assistant", "content": [USE]}, {"role": "user", "content": [text("a"), result("b")]}
     )
     assert [(one.role, one.content) for one in read_messages[1:]] == [("user", "a"), ("tool", "b")]
-
-
-@pytest.mark.parametrize("content", ["def f():\n    ", [text("def f():\n"), text("    ", **CACHE)], "<think>x"])
-def test_the_answer_goes_on_inside_a_last_message_of_the_assistant(content: object) -> None:
-    request = read({"messages": [USER, {"role": "assistant", "content": content}]})
-    sent = content if isinstance(content, str) else "def f():\n    "
-    assert (request.continues, request.messages[-1].content) == (True, sent)
-    assert not read({"messages": [USER]}).continues
-
-
-@pytest.mark.parametrize(
-    ("content", "why"),
-    [
-        ([USE], "the answer can only go on inside a last message of the assistant without tool calls"),
-        ([{"type": "thinking", "thinking": "hm"}, text("a")], "content of the type 'thinking' is not supported"),
-    ],
-)
-def test_an_answer_that_cannot_go_on_to_the_byte_is_refused(content: object, why: str) -> None:
-    with pytest.raises(CallRefusedError, match=why):
-        read({"messages": [USER, {"role": "assistant", "content": content}]})
-
-
-@pytest.mark.parametrize("content", [[{"type": "image", "source": {}}], [result([{"type": "image"}])]])
-def test_images_are_refused(content: object) -> None:
-    with pytest.raises(CallRefusedError, match="content of the type 'image' is not supported") as error:
-        read({"messages": [{"role": "user", "content": content}]})
-    assert error.value.kind == "request"
 
 
 def test_an_empty_message_is_read() -> None:

@@ -49,31 +49,9 @@ def test_one_stop_text_need_not_be_a_list() -> None:
     assert read({"messages": [USER], "stop": "a"}).stop == ("a",)
 
 
-def test_log_probabilities_are_asked_for() -> None:
-    assert read({"messages": [USER], "logprobs": True}).logprobs
-    assert not read({"messages": [USER]}).logprobs
-
-
 def test_the_smaller_limit_of_tokens_wins() -> None:
     assert read({"messages": [USER], "max_tokens": 9, "max_completion_tokens": 5}).max_tokens == 5
     assert read({"messages": [USER], "max_tokens": 4, "max_completion_tokens": 5}).max_tokens == 4
-
-
-def test_fields_without_an_effect_are_named() -> None:
-    body: dict[str, object] = {
-        "temperature": 0,
-        "seed": None,
-        "tool_choice": "required",
-        "response_format": {},
-        "logit_bias": {},
-    }
-    request = read({"messages": [USER], **body, "stream": True, "stream_options": {}, "logprobs": True})
-    assert request.unused == ("logit_bias", "response_format", "temperature", "tool_choice")
-
-
-def test_tools_that_only_openai_can_run_are_named() -> None:
-    request = read({"messages": [USER], "tools": [TOOL, {"type": "custom", "custom": {"name": "patch"}}]})
-    assert (request.tools, request.unused) == ((TOOL,), ("tools.custom",))
 
 
 @pytest.mark.parametrize(
@@ -87,10 +65,6 @@ def test_tools_that_only_openai_can_run_are_named() -> None:
         ({"messages": [USER], "n": MAX_ANSWERS + 1}, "invalid request: Expected `int` <= 128 - at `$.n`"),
         ({"messages": [USER], "tools": [{"type": "function"}]}, "tools: a function has no name"),
         ({"messages": [{"role": "function"}]}, "messages of the role 'function' are not supported"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
-            "content of the type 'image_url' is not supported: the policy reads text only",
-        ),
         ({"messages": [USER], "continue_final_message": True}, "the answer can only go on inside a last message"),
         ({"messages": [{**calling("{}"), "prefix": True}]}, "the answer can only go on inside a last message"),
     ],
@@ -102,32 +76,12 @@ def test_what_is_wrong_or_not_supported_is_refused_by_name(body: dict[str, objec
     assert str(error.value).startswith(why)
 
 
-@pytest.mark.parametrize("content", [None, "", []])
-def test_missing_content_is_an_empty_text(content: object) -> None:
-    assert messages(USER, {"role": "assistant", "content": content})[1] == ChatMessage("assistant", "")
-    assert messages(USER, {"role": "assistant"})[1] == ChatMessage("assistant", "")
-
-
 def test_parts_of_a_text_are_one_text() -> None:
     parts = [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}, {"type": "text", "text": "b"}]
     assert messages({"role": "user", "content": parts}, {"role": "assistant", "content": parts}) == (
         ChatMessage("user", "a\nb"),
         ChatMessage("assistant", "ab"),
     )
-
-
-def test_developer_is_another_word_for_system() -> None:
-    assert messages({"role": "developer", "content": "be kind"}) == (ChatMessage("system", "be kind"),)
-
-
-def test_thoughts_in_the_history_are_removed() -> None:
-    earlier = {"role": "assistant", "content": "<think>hm</think>\nyes", "reasoning_content": "hm"}
-    assert messages(USER, earlier)[1] == ChatMessage("assistant", "yes")
-
-
-def test_arguments_are_compared_as_json() -> None:
-    one, other = messages(USER, calling('{"a":1,"b":"ä"}')), messages(USER, calling('{ "b": "\\u00e4", "a": 1 }'))
-    assert one == other
 
 
 @pytest.mark.parametrize(
@@ -148,13 +102,6 @@ def test_arguments_that_are_not_json_are_text(arguments: object, value: object) 
 def test_results_belong_to_the_position_of_their_call() -> None:
     results = [{"role": "tool", "tool_call_id": id, "content": id} for id in ("b", "a")]
     assert [one.answers for one in messages(USER, calling("", ""), *results)[2:]] == [1, 0]
-
-
-def test_ids_do_not_distinguish_messages() -> None:
-    def asked(id: str) -> tuple[ChatMessage, ...]:
-        return messages(USER, calling("", ids=[id]), {"role": "tool", "tool_call_id": id, "content": "x"})
-
-    assert asked("a") == asked("b")
 
 
 def test_equal_and_unknown_ids_take_the_calls_in_order() -> None:
@@ -200,12 +147,6 @@ def test_an_answer_is_written() -> None:
         ],
         "usage": {"prompt_tokens": 4, "completion_tokens": 1, "total_tokens": 5},
     }
-
-
-def test_an_answer_that_was_cut_in_a_call_keeps_its_finish_reason() -> None:
-    reply = Reply(content="", calls=(AgentToolCall("look", {}),), finish="length")
-    assert write(answer(reply))["choices"][0]["finish_reason"] == "length"
-    assert chunks(answer(reply))[-1]["choices"][0]["finish_reason"] == "length"
 
 
 def test_arguments_that_are_text_are_written_as_they_are() -> None:

@@ -1,0 +1,232 @@
+"""The proxies that the suite checks: our own, with a scripted policy behind it, or any other at a URL.
+
+In a block of `OwnProxy.episode`, the test is the agent; after it, `Agent.trains` checks what became of its calls. Of a
+proxy of others, only what its clients see is checked: `Agent.trains` then checks nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from typing import Any, TypeAlias
+
+import anyio
+from anyio.from_thread import BlockingPortal
+
+from envkit import clock
+from envkit.http.server.server import serve
+from envkit.trainer_bridge.agents.messages import EpisodeCalls
+from envkit.trainer_bridge.agents.programs import AgentTask, FunctionAgent
+from envkit.trainer_bridge.agents.proxy import AgentProxy
+from envkit.types import StopReason
+from tests.conformance.agents.client import TIMEOUT_S, Client, Exchange, Json
+from tests.trainer_bridge.agents.agents import LetterEngine, Played, play_agent
+
+KEEP_ALIVE_S = 0.03
+STALLS_AFTER = "x-stalls-after"
+"""Header of a request whose client receives nothing after the part of the response with this text."""
+
+
+AnyProxy: TypeAlias = "OwnProxy | ForeignProxy"
+
+
+class Agent(Client):
+    """The client of one episode, and what became of the episode.
+
+    Attributes:
+        played: The episode, after the end of its block; None with a proxy of others.
+    """
+
+    played: Played | None = None
+
+    def settle(self, waiting: int = 0) -> None:
+        """Wait until `waiting` requests are in progress, and the proxy has noticed which clients have gone."""
+        clock.run(partial(anyio.sleep, 0.2))
+
+    def trains(self, *rows: str, ends: StopReason = StopReason.TERMINATED, **masked: int) -> None:
+        """Check the samples of the episode, and the number of tokens that are masked by cause; see `Played.rows`."""
+
+
+class ForeignAgent(Agent):
+    """The client of a proxy of others. No request may make the proxy fail."""
+
+    def ask(self, *messages: Json, **settings: Any) -> Exchange:
+        asked = super().ask(*messages, **settings)
+        assert asked.status < 500, asked.content
+        return asked
+
+
+class OwnAgent(Agent):
+    """The client of an episode of our own proxy."""
+
+    def __init__(
+        self, proxy: OwnProxy, engine: LetterEngine, task: AgentTask, ended: anyio.Event, playing: Future[Played]
+    ) -> None:
+        super().__init__(task.base_url)
+        self.key = task.api_key
+        self._proxy = proxy
+        self._engine = engine
+        self._ended = ended
+        self._playing = playing
+
+    def settle(self, waiting: int = 0) -> None:
+        self._proxy.until(lambda: self._proxy.num_open == waiting)
+
+    def begun(self, *messages: Json, **settings: Any) -> Exchange:
+        """Ask the policy, and return when it samples an answer that waits."""
+        before = self._engine.num_waiting
+        asked = self.begin(*messages, **settings)
+        self._proxy.until(lambda: self._engine.num_waiting > before)
+        return asked
+
+    def release(self) -> None:
+        """Let the policy answer the calls that wait."""
+        self._proxy.portal.call(self._engine.release)
+
+    def release_when(self, is_so: Callable[[], bool]) -> Future[None]:
+        """Let the policy answer the calls that wait once `is_so` returns true."""
+
+        async def wait() -> None:
+            await _until(is_so)
+            self._engine.release()
+
+        return self._proxy.portal.start_task_soon(wait)
+
+    def end(self) -> None:
+        """End the agent, and with it the episode."""
+        self._proxy.portal.call(self._ended.set)
+        self.played = self._playing.result(TIMEOUT_S)
+
+    @property
+    def rows(self) -> list[str]:
+        """The samples; see `Played.rows`."""
+        assert self.played is not None, "the episode has not ended"
+        return self.played.rows
+
+    def trains(self, *rows: str, ends: StopReason = StopReason.TERMINATED, **masked: int) -> None:
+        assert self.rows == sorted(rows), self.rows
+        assert self.played is not None
+        assert self.played.masked == masked, self.played.masked
+        assert self.played.trajectory.outcome.stop is ends, self.played.trajectory.outcome
+
+
+class OwnProxy:
+    """Our proxy, served by our own server in the thread of `portal`.
+
+    Attributes:
+        agents: The agents, whose connections are still to be closed.
+        num_requests: Number of requests so far.
+        num_open: Number of those in progress.
+    """
+
+    def __init__(self, portal: BlockingPortal) -> None:
+        self.portal = portal
+        self.agents: list[Agent] = []
+        self.num_requests = self.num_open = 0
+        self.address = ""
+        self._proxy = AgentProxy(keep_alive_s=KEEP_ALIVE_S)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        is_request = scope["type"] == "http"
+        last, is_stalled = dict(scope.get("headers", ())).get(STALLS_AFTER.encode()), False
+
+        async def send_slowly(message: Any) -> None:
+            nonlocal is_stalled
+            if is_stalled:
+                await anyio.sleep_forever()
+            is_stalled = last is not None and last in message.get("body", b"")
+            await send(message)
+
+        self.num_requests += is_request
+        self.num_open += is_request
+        try:
+            await self._proxy(scope, receive, send_slowly if is_request else send)
+        finally:
+            self.num_open -= is_request
+
+    async def drain(self, timeout_s: float) -> None:
+        await self._proxy.drain(timeout_s)
+
+    @asynccontextmanager
+    async def served(self) -> AsyncIterator[None]:
+        """Serve the proxy at a free port."""
+        ready = anyio.Event()
+
+        def on_ready(address: str) -> None:
+            self.address = address
+            ready.set()
+
+        async with clock.background_tasks() as tasks:
+            tasks.start_soon(partial(serve, self, port=0, on_ready=on_ready, handle_signals=False, drain_s=0.0))
+            await ready.wait()
+            yield
+
+    @contextmanager
+    def episode(self, *answers: str | Exception, **settings: Any) -> Iterator[OwnAgent]:
+        """Play an episode whose agent is the block.
+
+        Args:
+            answers: What the policy answers; see `LetterEngine`.
+            settings: Those of `play_agent`.
+        """
+        tasks: Future[AgentTask] = Future()
+        ended = self.portal.call(anyio.Event)
+        engine = LetterEngine(*answers)
+
+        async def work(task: AgentTask) -> None:
+            tasks.set_result(task)
+            await ended.wait()
+
+        async def main() -> Played:
+            agent = FunctionAgent(work, self._proxy, self.address)
+            return await play_agent(agent, engine, **settings)
+
+        playing = self.portal.start_task_soon(main)
+        agent = OwnAgent(self, engine, tasks.result(TIMEOUT_S), ended, playing)
+        self.agents.append(agent)
+        try:
+            yield agent
+        except BaseException:
+            self.portal.call(ended.set)
+            raise
+        agent.end()
+
+    def until(self, is_so: Callable[[], bool]) -> None:
+        """Wait until `is_so` returns true."""
+        self.portal.call(_until, is_so)
+
+    @contextmanager
+    def serving(self, calls: EpisodeCalls) -> Iterator[Client]:
+        """Yield a client of an episode that is not played."""
+        secret = self.portal.call(self._proxy.add, calls)
+        client = Agent(f"{self.address}/e/{secret}/v1")
+        self.agents.append(client)
+        yield client
+        self.portal.call(self._proxy.end, secret)
+
+
+async def _until(is_so: Callable[[], bool]) -> None:
+    with anyio.fail_after(TIMEOUT_S):
+        while not is_so():  # noqa: ASYNC110 - what it waits for sets no event
+            await anyio.sleep(0.001)
+
+
+class ForeignProxy:
+    """A proxy of others.
+
+    Attributes:
+        url: The base URL as OpenAI's clients take it.
+        agents: The agents, whose connections are still to be closed.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        self.agents: list[Agent] = []
+
+    @contextmanager
+    def episode(self, *answers: str | Exception, **settings: Any) -> Iterator[Agent]:
+        """Yield an agent; what it is answered is up to the proxy."""
+        self.agents.append(ForeignAgent(self.url))
+        yield self.agents[-1]

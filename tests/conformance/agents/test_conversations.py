@@ -1,0 +1,334 @@
+"""Conversations: which calls continue each other, whatever a client does with the messages that it sends back."""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import Any
+
+import pytest
+
+from envkit.trainer_bridge.agents.messages import ChatMessage
+from tests.conformance.agents.client import CHAT, MESSAGES, RESPONSES, Json, assistant, system, user
+from tests.conformance.agents.served import AnyProxy, OwnAgent, OwnProxy
+from tests.trainer_bridge.agents.agents import TOOL
+
+A, B, C = user("a?"), user("b?"), user("c?")
+CALL = '<tool_call>\n{"name":  "bash", "arguments": {"command": "ls", "all": true}}\n</tool_call>'
+OTHER_TOOL: Any = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+USE = {"type": "tool_use", "id": "t", "name": "bash", "input": {"all": True, "command": "ls"}}
+
+
+# --- The same message, written otherwise -----------------------------------------------------------------------------
+
+
+def test_a_chat_that_grows_is_one_sample_with_the_tokens_as_they_were_sampled(proxy: AnyProxy) -> None:
+    with proxy.episode("one", "two", "three") as agent:
+        chat = [system("Be brief."), A]
+        for question in (B, C):
+            chat += [agent.ask(*chat).message, question]
+        agent.ask(*chat)
+    agent.trains("S:Be brief.| U:a?| A:[one|] U:b?| A:[two|] U:c?| A:[three|]")
+
+
+@pytest.mark.parametrize("sent", [" one ", "one\n", "one"])
+def test_an_answer_may_be_trimmed(proxy: AnyProxy, sent: str) -> None:
+    with proxy.episode(sent, "two") as agent:
+        agent.ask(A)
+        agent.ask(A, assistant("one"), B)
+    agent.trains(f"U:a?| A:[{sent}|] U:b?| A:[two|]")
+
+
+@pytest.mark.parametrize("content", ["one", "<think>hm</think>one", [{"type": "text", "text": "one"}]])
+def test_thoughts_may_be_removed_from_the_history(own: OwnProxy, content: object) -> None:
+    with own.episode("<think>hm</think>\n\none", "two") as agent:
+        first = agent.ask(A)
+        assert (first.message["content"], first.message["reasoning_content"]) == ("one", "hm")
+        agent.ask(A, assistant(content), B)
+    agent.trains("U:a?| A:[<think>hm</think>\n\none|] U:b?| A:[two|]")
+
+
+@pytest.mark.parametrize(
+    "arguments", ['{"command": "ls", "all": true}', '{"all":true,"command":"\\u006cs"}', {"command": "ls", "all": True}]
+)
+@pytest.mark.parametrize("content", [None, "", [], "missing"])
+def test_tool_calls_may_have_other_ids_and_their_arguments_another_form(
+    own: OwnProxy, arguments: object, content: object
+) -> None:
+    with own.episode(CALL, "two") as agent:
+        first = agent.ask(A, tools=[TOOL])
+        assert first.json["choices"][0]["finish_reason"] == "tool_calls"
+        function = {"name": "bash", "arguments": arguments}
+        sent = assistant(content, tool_calls=[{"id": "x", "type": "function", "function": function}])
+        if content == "missing":
+            del sent["content"]
+        agent.ask(A, sent, {"role": "tool", "tool_call_id": "x", "content": "f.py"}, tools=[TOOL])
+    agent.trains(
+        f"S:TOOLS| U:a?| A:[{CALL}|] U:<tool_response>\nf.py\n</tool_response>| A:[two|]",
+    )
+
+
+def test_each_api_reads_its_own_answer_back(own: OwnProxy) -> None:
+    result = "U:<tool_response>\nf.py\n</tool_response>|"
+    with own.episode(*[f"I look.\n{CALL}", "two"] * 3) as agent:
+        first = agent.ask(A, tools=[TOOL])
+        answer = {"role": "tool", "tool_call_id": first.message["tool_calls"][0]["id"], "content": "f.py"}
+        agent.ask(A, first.message, answer, tools=[TOOL])
+        tools: Any = {"tools": [{"type": "function", **TOOL["function"]}], "route": RESPONSES}
+        items = agent.ask(B, **tools).json["output"]
+        output = {"type": "function_call_output", "call_id": items[-1]["call_id"], "output": "f.py"}
+        agent.ask(B, *items, output, **tools)
+        tool = {"name": "bash", "description": "Run a command.", "input_schema": TOOL["function"]["parameters"]}
+        tools = {"tools": [tool], "route": MESSAGES}
+        blocks = agent.ask(C, **tools).json["content"]
+        answer = {"type": "tool_result", "tool_use_id": blocks[-1]["id"], "content": "f.py"}
+        agent.ask(C, assistant(blocks), user([answer]), **tools)
+    agent.trains(*(f"S:TOOLS| U:{text}?| A:[I look.\n{CALL}|] {result} A:[two|]" for text in "abc"))
+
+
+@pytest.mark.parametrize(
+    "text", ["<tool_call>{broken", '<tool_call>{"name": "bash", "arguments": {"comm...', CALL + "..."]
+)
+def test_a_call_that_is_broken_or_cut_is_text_with_the_tokens_that_were_sampled(own: OwnProxy, text: str) -> None:
+    end = "" if text.endswith("...") else "|"
+    with own.episode(text, "two") as agent:
+        first = agent.ask(A, tools=[TOOL]).json["choices"][0]
+        assert first["finish_reason"] == ("stop" if end else "length")
+        agent.ask(A, first["message"], B, tools=[TOOL])
+    (row,) = agent.rows
+    assert f"A:[{text}{end}]" in row
+    assert row.endswith("U:b?| A:[two|]")
+
+
+def test_a_history_with_a_broken_call_is_read_as_text(own: OwnProxy) -> None:
+    broken = {"id": "x", "type": "function", "function": {"name": "bash", "arguments": '{"comm'}}
+    with own.episode("one") as agent:
+        assert agent.ask(A, assistant(None, tool_calls=[broken]), B, tools=[TOOL]).status == 200
+    assert '"arguments": "{\\"comm"' in agent.rows[0]
+
+
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_developer_is_another_word_for_system(proxy: AnyProxy, role: str) -> None:
+    with proxy.episode("one", "two") as agent:
+        agent.ask(system("Be kind."), A)
+        agent.ask({"role": role, "content": [{"type": "text", "text": "Be kind."}]}, A, assistant("one"), B)
+    agent.trains("S:Be kind.| U:a?| A:[one|] U:b?| A:[two|]")
+
+
+# --- Branches and roots ----------------------------------------------------------------------------------------------
+
+
+def test_calls_at_the_same_time_from_one_answer_are_branches_that_train_it_once(own: OwnProxy) -> None:
+    with own.episode("one", "two", "two") as agent:
+        first = agent.ask(A).message
+        assert [one.text for one in [agent.begin(A, first, B), agent.begin(A, first, C)]] == ["two", "two"]
+    rows = [{f"U:a?| A:[one|] U:{x}?| A:[two|]", f"U:a?| A:one| U:{y}?| A:[two|]"} for x, y in ("bc", "cb")]
+    assert {*agent.rows} in rows
+
+
+def test_several_answers_are_branches_and_each_may_be_continued(own: OwnProxy) -> None:
+    with own.episode("x", "y", "z", "two") as agent:
+        choices = agent.ask(A, n=3).json["choices"]
+        assert [one["index"] for one in choices] == [0, 1, 2]
+        continued = choices[1]["message"]
+        agent.ask(A, continued, B)
+    texts = {one["message"]["content"] for one in choices}
+    assert texts == {"x", "y", "z"}
+    agent.trains(
+        f"U:a?| A:[{continued['content']}|] U:b?| A:[two|]",
+        *(f"U:a?| A:[{text}|]" for text in texts - {continued["content"]}),
+    )
+
+
+def test_an_answer_that_the_client_rewrote_is_context_in_a_new_root(proxy: AnyProxy) -> None:
+    with proxy.episode("one", "two") as agent:
+        agent.ask(A)
+        agent.ask(A, assistant("ONE"), B)
+    agent.trains("U:a?| A:[one|]", "U:a?| A:ONE| U:b?| A:[two|]")
+
+
+def test_a_summary_that_replaces_the_history_is_a_new_root_and_trains_where_it_was_sampled(proxy: AnyProxy) -> None:
+    with proxy.episode("one", "two", "sum", "three") as agent:
+        chat = [A, agent.ask(A).message, B]
+        chat += [agent.ask(*chat).message, user("Sum up.")]
+        summary = agent.ask(*chat).text
+        agent.ask(user(f"So far: {summary}"), C)
+    agent.trains(
+        "U:a?| A:[one|] U:b?| A:[two|] U:Sum up.| A:[sum|]",
+        "U:So far: sum| U:c?| A:[three|]",
+    )
+
+
+def test_agents_that_work_at_the_same_time_with_one_key_are_roots_of_their_own(own: OwnProxy) -> None:
+    with own.episode(*["one"] * 3, *["two"] * 3) as agent:
+        chats = [[system(f"Agent {number}."), A] for number in range(3)]
+        for chat, asked in [*zip(chats, [agent.begin(*chat) for chat in chats], strict=True)]:
+            chat += [asked.message, B]
+        assert [one.text for one in [agent.begin(*chat) for chat in chats]] == ["two"] * 3
+    agent.trains(*(f"S:Agent {number}.| U:a?| A:[one|] U:b?| A:[two|]" for number in range(3)))
+
+
+def test_the_same_text_in_another_context_is_another_node(proxy: AnyProxy) -> None:
+    with proxy.episode("one", "two", "one") as agent:
+        agent.ask(A)
+        agent.ask(B, assistant("one"), C)
+        agent.ask(B)
+    agent.trains("U:a?| A:[one|]", "U:b?| A:one| U:c?| A:[two|]", "U:b?| A:[one|]")
+
+
+@pytest.mark.parametrize("tools", [[TOOL, OTHER_TOOL], []])
+def test_other_tools_are_another_root(own: OwnProxy, tools: list[object]) -> None:
+    with own.episode("one", "two") as agent:
+        first = agent.ask(A, tools=[TOOL]).message
+        agent.ask(A, first, B, tools=tools)
+    assert [row.count("[") for row in agent.rows] == [1, 1]
+
+
+def test_a_system_prompt_that_changes_is_a_new_root(proxy: AnyProxy) -> None:
+    with proxy.episode("one", "two") as agent:
+        first = agent.ask(system("It is 1 o'clock."), A).message
+        agent.ask(system("It is 2 o'clock."), A, first, B)
+    agent.trains("S:It is 1 o'clock.| U:a?| A:[one|]", "S:It is 2 o'clock.| U:a?| A:one| U:b?| A:[two|]")
+
+
+def test_what_changes_in_a_system_prompt_can_be_ignored(own: OwnProxy) -> None:
+    def stable(message: ChatMessage) -> ChatMessage:
+        return ChatMessage(message.role, re.sub(r"It is \d o'clock\.", "", message.content), message.calls)
+
+    with own.episode("one", "two", stable=stable) as agent:
+        first = agent.ask(system("Be kind. It is 1 o'clock."), A).message
+        agent.ask(system("Be kind. It is 2 o'clock."), A, first, B)
+    agent.trains("S:Be kind. | U:a?| A:[one|] U:b?| A:[two|]")
+
+
+def test_the_billing_header_of_claude_code_is_ignored(proxy: AnyProxy) -> None:
+    def prompt(number: int) -> list[Json]:
+        texts = [f"x-anthropic-billing-header: cc_version=2; cch={number};", "Be kind."]
+        return [{"type": "text", "text": text} for text in texts]
+
+    with proxy.episode("one", "two") as agent:
+        agent.ask(A, route=MESSAGES, system=prompt(1))
+        agent.ask(A, assistant("one"), B, route=MESSAGES, system=prompt(2))
+    agent.trains("S:Be kind.| U:a?| A:[one|] U:b?| A:[two|]")
+
+
+# --- Answers that go on ----------------------------------------------------------------------------------------------
+
+
+def test_text_that_the_client_appends_to_an_answer_is_context_in_the_same_sample(own: OwnProxy) -> None:
+    stop = {"stop": ["Observation:"]}
+    with own.episode("do it\nObservation: made up", "fine") as agent:
+        assert agent.ask(A, **stop).text == "do it\n"
+        agent.ask(A, assistant("do it\nObservation: done\n"), **stop)
+    agent.trains("U:a?| A:[do it\nObservation:] done\n| A:[fine|]", stop=9)
+
+
+def test_a_last_message_of_the_assistant_is_followed_by_a_new_turn(proxy: AnyProxy) -> None:
+    with proxy.episode("one", "two") as agent:
+        agent.ask(A)
+        agent.ask(A, assistant("one"))
+    agent.trains("U:a?| A:[one|] A:[two|]")
+
+
+@pytest.mark.parametrize(
+    ("route", "fields"),
+    [
+        (CHAT, {"prefix": True}),
+        (CHAT, {}),
+        (MESSAGES, {}),
+    ],
+)
+def test_an_answer_that_the_client_begins_goes_on_after_exactly_its_bytes(
+    own: OwnProxy, route: str, fields: dict[str, bool]
+) -> None:
+    more = {"continue_final_message": True} if route == CHAT and not fields else {}
+    with own.episode("x): y", "two") as agent:
+        assert agent.ask(A, assistant("def f( ", **fields), route=route, **more).text == "x): y"
+        agent.ask(A, assistant("def f( x): y"), B, route=route)
+    agent.trains("U:a?| A:def f( [x): y|] U:b?| A:[two|]")
+
+
+def test_an_answer_that_was_cut_goes_on_in_the_same_sample(own: OwnProxy) -> None:
+    with own.episode("one...", " two") as agent:
+        first = agent.ask(A, route=MESSAGES)
+        assert first.json["stop_reason"] == "max_tokens"
+        agent.ask(A, assistant(first.text), route=MESSAGES)
+    agent.trains("U:a?| A:[one... two|]")
+
+
+@pytest.mark.parametrize("last", [assistant([USE]), assistant([{"type": "thinking", "thinking": "hm"}])])
+def test_an_answer_that_cannot_go_on_to_the_byte_is_refused(own: OwnProxy, last: Json) -> None:
+    with own.episode() as agent:
+        assert agent.ask(A, last, route=MESSAGES).status == 400
+
+
+# --- Responses that are stored ---------------------------------------------------------------------------------------
+
+
+def test_an_earlier_response_brings_its_messages_but_not_its_instructions(proxy: AnyProxy) -> None:
+    with proxy.episode("one", "two", "three") as agent:
+        first = agent.ask(A, route=RESPONSES, instructions="Be kind.")
+        agent.ask(B, route=RESPONSES, instructions="Be kind.", previous_response_id=first.id)
+        agent.ask(C, route=RESPONSES, previous_response_id=first.id)
+    agent.trains("S:Be kind.| U:a?| A:[one|] U:b?| A:[two|]", "U:a?| A:one| U:c?| A:[three|]")
+
+
+def test_items_can_be_referred_to_by_their_id(proxy: AnyProxy) -> None:
+    with proxy.episode("one", "two") as agent:
+        (item,) = agent.ask(A, route=RESPONSES).json["output"]
+        agent.ask(A, {"type": "item_reference", "id": item["id"]}, B, route=RESPONSES)
+    agent.trains("U:a?| A:[one|] U:b?| A:[two|]")
+
+
+def test_a_client_that_keeps_the_history_sends_it_with_encrypted_thoughts(proxy: AnyProxy) -> None:
+    thought = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "x"}
+    with proxy.episode("one", "two") as agent:
+        items = agent.ask(A, route=RESPONSES, store=False, include=["reasoning.encrypted_content"]).json["output"]
+        agent.ask(A, thought, *items, B, route=RESPONSES, store=False)
+    agent.trains("U:a?| A:[one|] U:b?| A:[two|]")
+
+
+def test_a_response_that_is_unknown_or_not_stored_is_refused_by_name(own: OwnProxy) -> None:
+    with own.episode("one", "two") as agent:
+        unstored = agent.ask(A, route=RESPONSES, store=False)
+        for fields in ({"previous_response_id": unstored.id}, {"previous_response_id": "resp_x"}):
+            refused = agent.ask(B, route=RESPONSES, **fields)
+            assert refused.status == 400
+            assert f"previous_response_id: {fields['previous_response_id']!r} is unknown" in refused.error["message"]
+        refused = agent.ask({"type": "item_reference", "id": "msg_x"}, route=RESPONSES)
+        assert (refused.status, "item_reference: 'msg_x' is unknown" in refused.error["message"]) == (400, True)
+    agent.trains("U:a?| A:[one|]")
+
+
+# --- Any agent -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_an_agent_that_does_all_of_this_by_chance_has_at_most_a_sample_for_each_leaf(own: OwnProxy, seed: int) -> None:
+    rng = random.Random(seed)
+    leaves: list[list[Json]] = []
+    with own.episode(*(f"t{number}" for number in range(30)), *["rest"] * 30) as agent:
+        for number in range(14):
+            before = rng.choice(leaves) if leaves and rng.random() < 0.8 else []
+            _play(agent, rng, leaves, before, number)
+    distinct = [one for one in leaves if not any(other[: len(one)] == one and other is not one for other in leaves)]
+    assert 0 < len(agent.rows) <= len(distinct)
+
+
+def _play(agent: OwnAgent, rng: random.Random, leaves: list[list[Json]], before: list[Json], number: int) -> None:
+    """Make one call that continues the messages `before`, or begins anew, and add the leaves that it makes."""
+    chat = [*before, user(f"q{number}")]
+    match rng.randrange(5):
+        case 0:  # several answers
+            leaves += [[*chat, one["message"]] for one in agent.ask(*chat, n=2).json["choices"]]
+        case 1 if before:  # an answer that was rewritten
+            chat[-2] = assistant("rewritten")
+            leaves.append([*chat, agent.ask(*chat).message])
+        case 2 if before:  # an answer that goes on with the client's text
+            chat[-2] = assistant(f"{chat[-2]['content']} and more")
+            leaves.append([*chat, agent.ask(*chat).message])
+        case 3:  # at the same time
+            asked = [agent.begin(*chat), agent.begin(*chat)]
+            leaves += [[*chat, one.message] for one in asked]
+        case _:
+            leaves.append([*chat, agent.ask(*chat).message])

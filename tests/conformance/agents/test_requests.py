@@ -1,0 +1,222 @@
+"""Requests: whose they are, which of them are read, and how the others are refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from envkit.trainer_bridge.rollout import RolloutLimits
+from tests.conformance.agents.client import CHAT, MESSAGES, RESPONSES, ROUTES, assistant, system, user
+from tests.conformance.agents.served import AnyProxy, OwnProxy
+from tests.trainer_bridge.agents.agents import TOOL
+
+HI = user("hi")
+BODY = json.dumps({"model": "m", "messages": [HI]}).encode()
+ROW = "U:hi| A:[yes|]"
+
+each_route = pytest.mark.parametrize("route", ROUTES)
+
+
+# --- Who is answered -------------------------------------------------------------------------------------------------
+
+
+@each_route
+def test_the_base_url_alone_names_the_episode(proxy: AnyProxy, route: str) -> None:
+    with proxy.episode("yes") as agent:
+        assert isinstance(agent.ask(HI, route=route).text, str)
+    agent.trains(ROW)
+
+
+@pytest.mark.parametrize("version", ["", "/v1", "/v1/v1"])
+def test_the_version_of_the_api_may_be_missing_or_repeated(own: OwnProxy, version: str) -> None:
+    with own.episode("yes") as agent:
+        base = agent.url.removesuffix("/v1") + version
+        assert agent.send(CHAT, BODY, url=base).text == "yes"
+    agent.trains(ROW)
+
+
+@pytest.mark.parametrize("header", ["Authorization: Bearer {}", "authorization: bearer {}", "X-Api-Key: {}"])
+def test_the_secret_can_be_the_api_key(own: OwnProxy, header: str) -> None:
+    with own.episode("yes") as agent:
+        name, _, value = header.format(agent.key).partition(": ")
+        assert agent.send(CHAT, BODY, url=f"{own.address}/v1", headers={name: value}).text == "yes"
+    agent.trains(ROW)
+
+
+def test_an_episode_is_only_reached_by_its_own_secret(own: OwnProxy) -> None:
+    with own.episode("one") as agent, own.episode("other") as other:
+        assert agent.ask(HI, headers={"x-api-key": other.key}).text == "one"
+        assert other.ask(HI, headers={"authorization": f"Bearer {agent.key}"}).text == "other"
+    agent.trains("U:hi| A:[one|]")
+    other.trains("U:hi| A:[other|]")
+
+
+@pytest.mark.parametrize(
+    ("route", "kind"), [(CHAT, "invalid_request_error"), (MESSAGES, "authentication_error"), ("step", None)]
+)
+@pytest.mark.parametrize("path", ["/e/sk-unknown/v1", "/v1"])
+def test_an_unknown_secret_gets_401(own: OwnProxy, path: str, route: str, kind: str | None) -> None:
+    with own.episode() as agent:
+        refused = agent.send(route, BODY, url=own.address + path)
+        assert refused.status == 401
+        assert refused.error["type"] == (kind or "invalid_request_error")
+        assert "no episode has this secret" in refused.error["message"]
+
+
+def test_after_the_end_of_the_episode_each_request_gets_410(own: OwnProxy) -> None:
+    with own.episode("yes") as agent:
+        agent.ask(HI)
+    for route in (*ROUTES, "step", "models"):
+        late = agent.begin(HI, route=route) if route in ROUTES else agent.send(route, {"action": "up"})
+        assert (late.status, late.error["message"]) == (410, "the episode has ended"), route
+    agent.trains(ROW)
+
+
+# --- What is read ----------------------------------------------------------------------------------------------------
+
+
+def test_any_name_of_a_model_means_the_policy(proxy: AnyProxy) -> None:
+    with proxy.episode("yes") as agent:
+        assert agent.ask(HI, model="no-such-model-7b").json["model"] == "no-such-model-7b"
+    agent.trains(ROW)
+
+
+def test_a_body_may_come_in_chunks_and_compressed(proxy: AnyProxy) -> None:
+    def chunks(content: bytes) -> Iterator[bytes]:
+        yield content[:9]
+        yield content[9:]
+
+    with proxy.episode("yes", "no") as agent:
+        for content, encoding in ((BODY, "identity"), (gzip.compress(BODY), "gzip")):
+            assert agent.send(CHAT, chunks(content), headers={"content-encoding": encoding}).text
+    agent.trains(ROW, "U:hi| A:[no|]")
+
+
+def test_a_client_that_waits_to_be_asked_for_the_body_is_asked(proxy: AnyProxy) -> None:
+    with proxy.episode("yes") as agent:
+        asked = agent.send(CHAT, BODY, headers={"expect": "100-continue"})  # the client of Python skips the answer 100
+        assert asked.text
+    agent.trains(ROW)
+
+
+def test_settings_of_the_run_are_accepted_and_named(own: OwnProxy) -> None:
+    settings = {"temperature": 0, "top_p": 0.5, "seed": 1, "logit_bias": {"1": 5}, "presence_penalty": 1}
+    enforced = {"tool_choice": "required", "response_format": {"type": "json_object"}}
+    with own.episode("yes", "no") as agent:
+        agent.ask(HI, **settings, **enforced, tools=[TOOL, {"type": "web_search"}])
+        agent.ask(HI, route=MESSAGES, temperature=1, metadata={"user_id": "u"})
+    assert agent.played is not None
+    names = [*settings, *enforced, "metadata", "temperature", "tools.web_search"]
+    assert agent.played.player.unused == {name: names.count(name) for name in names}
+
+
+def test_markers_of_prompt_caches_are_no_part_of_messages(proxy: AnyProxy) -> None:
+    def marked(text: str) -> list[object]:
+        return [{"type": "text", "text": text, "cache_control": {"type": "ephemeral"}}]
+
+    with proxy.episode("yes", "no") as agent:
+        first = agent.ask(HI, route=MESSAGES, system=marked("Be kind."))
+        history = [user(marked("hi")), assistant(marked(first.text)), user(marked("sure?"))]
+        agent.ask(*history, route=MESSAGES, system="Be kind.")
+    agent.trains("S:Be kind.| U:hi| A:[yes|] U:sure?| A:[no|]")
+
+
+# --- What is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("method", "route"), [("POST", "embeddings"), ("GET", CHAT), ("POST", "")])
+def test_other_routes_get_404_in_json(own: OwnProxy, method: str, route: str) -> None:
+    with own.episode() as agent:
+        refused = agent.send(route, method=method)
+        assert (refused.status, refused.error["code"]) == (404, "not_found")
+
+
+@pytest.mark.parametrize("path", ["/", "/api/hello", "/e/sk-1/", "/e/sk-1/api/hello"])
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_probes_of_the_server_are_answered(own: OwnProxy, path: str, method: str) -> None:
+    with own.episode() as agent:
+        answer = agent.send("", method=method, url=own.address + path.rstrip("/"))
+        assert (answer.status, answer.content) == (200, b"{}" if method == "GET" else b"")
+
+
+def test_models_are_listed(proxy: AnyProxy) -> None:
+    with proxy.episode() as agent:
+        listed = agent.send("models", method="GET")
+        assert listed.status == 200
+        assert [isinstance(model["id"], str) for model in listed.json["data"]]
+
+
+def test_a_compression_that_is_not_known_gets_415(proxy: AnyProxy) -> None:
+    with proxy.episode() as agent:
+        assert agent.send(CHAT, b"\x28\xb5\x2f\xfd", headers={"content-encoding": "zstd"}).status == 415
+
+
+@each_route
+@pytest.mark.parametrize("body", [b"{", b'"\xff"', b"[]", b"{}", b"[" * 100_000])
+def test_a_body_that_cannot_be_read_gets_400_in_the_shape_of_the_api(proxy: AnyProxy, body: bytes, route: str) -> None:
+    with proxy.episode() as agent:
+        refused = agent.send(route, body)
+        assert refused.status == 400
+        assert refused.error["message"]
+        assert refused.error["type"] == "invalid_request_error"
+        assert (refused.json.get("type") == "error") is (route == MESSAGES)
+
+
+@pytest.mark.parametrize(
+    ("route", "image"),
+    [
+        (CHAT, {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}),
+        (RESPONSES, {"type": "input_image", "image_url": "data:image/png;base64,AA=="}),
+        (MESSAGES, {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}),
+    ],
+)
+def test_images_are_refused_by_name(own: OwnProxy, route: str, image: dict[str, object]) -> None:
+    with own.episode("yes") as agent:
+        refused = agent.ask(user([{"type": "text", "text": "hi"}, image]), route=route)
+        assert (refused.status, refused.error["type"]) == (400, "invalid_request_error")
+        assert f"content of the type {image['type']!r} is not supported" in refused.error["message"]
+        agent.ask(HI)
+    agent.trains(ROW)
+
+
+def test_the_connection_survives_errors(proxy: AnyProxy) -> None:
+    with proxy.episode("yes") as agent:
+        first = agent.send("unknown")
+        socket, read = first.connection.sock, first.content
+        assert read
+        for body, status in ((b"{}", 400), (BODY, 200)):
+            first.connection.request("POST", f"{first.path.rpartition('/')[0]}/{CHAT}", body)
+            response = first.connection.getresponse()
+            assert (response.status, bool(response.read())) == (status, True)
+        assert first.connection.sock is socket
+    agent.trains(ROW)
+
+
+@pytest.mark.parametrize(
+    ("route", "words"),
+    [(CHAT, "maximum context length"), (RESPONSES, "maximum context length"), (MESSAGES, "prompt is too long")],
+)
+def test_a_prompt_that_exceeds_the_context_is_refused_in_words_that_clients_know(
+    own: OwnProxy, route: str, words: str
+) -> None:
+    with own.episode("yes", limits=RolloutLimits(max_turns=9, max_tokens=100, turn_tokens=20)) as agent:
+        refused = agent.ask(user("long " * 100), route=route)
+        assert refused.status == 400
+        assert words in refused.error["message"]
+        if route != MESSAGES:
+            assert refused.error["type"] == refused.error["code"] == "context_length_exceeded"
+        agent.ask(HI)  # the agent shortens its history, and goes on
+    agent.trains(ROW)
+
+
+def test_a_call_above_the_limit_gets_an_error_that_clients_do_not_retry(own: OwnProxy) -> None:
+    with own.episode("yes", limits=RolloutLimits(max_turns=1, max_tokens=100, turn_tokens=20)) as agent:
+        agent.ask(HI)
+        refused = agent.ask(HI)
+        assert (refused.status, refused.error["code"]) == (403, "budget_exceeded")
+        assert agent.ask(HI, max_tokens=0).status == 400
+        assert agent.ask(system("x"), n=0).status == 400
+    agent.trains(ROW)

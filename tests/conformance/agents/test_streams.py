@@ -1,0 +1,137 @@
+"""Streams: the same answer in pieces, kept alive while it is sampled, and cut by the client or by an error."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.conformance.agents.client import CHAT, MESSAGES, RESPONSES, ROUTES, Exchange, assistant, user
+from tests.conformance.agents.served import STALLS_AFTER, AnyProxy, OwnProxy
+from tests.trainer_bridge.agents.agents import TOOL
+from tests.trainer_bridge.agents.scripted_calls import ScriptedCalls
+
+HI = user("hi")
+LONG = "word " * 120
+CALL = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls \\u00e4"}}\n</tool_call>'
+
+each_route = pytest.mark.parametrize("route", ROUTES)
+
+
+def final(asked: Exchange, route: str) -> tuple[str, Any]:
+    """Return the text of a stream, and the arguments of its tool call."""
+    text, calls = "".join(asked.pieces()), ""
+    for event in asked.events():
+        match event:
+            case {"choices": [{"delta": {"tool_calls": [call]}}]}:
+                calls += call["function"]["arguments"]
+            case {"type": "content_block_delta", "delta": {"partial_json": piece}}:
+                calls += piece
+            case {"type": "response.function_call_arguments.delta", "delta": piece}:
+                calls += piece
+    return text, json.loads(calls or "null")
+
+
+@each_route
+def test_a_stream_has_the_text_and_the_tool_calls_of_the_answer(own: OwnProxy, route: str) -> None:
+    tool: Any = {
+        CHAT: TOOL,
+        RESPONSES: {"type": "function", **TOOL["function"]},
+        MESSAGES: {"name": "bash", "description": "Run a command.", "input_schema": TOOL["function"]["parameters"]},
+    }[route]
+    with own.episode(f"I look.\n{CALL}") as agent:
+        asked = agent.ask(HI, route=route, stream=True, tools=[tool])
+        assert final(asked, route) == ("I look.", {"command": "ls ä"})
+        assert asked.response.headers["content-type"].startswith("text/event-stream")
+    agent.trains(f"S:TOOLS| U:hi| A:[I look.\n{CALL}|]")
+
+
+@each_route
+def test_a_stream_ends_as_the_api_says(proxy: AnyProxy, route: str) -> None:
+    with proxy.episode("yes") as agent:
+        asked = agent.ask(
+            HI, route=route, stream=True, **({"stream_options": {"include_usage": True}} if route == CHAT else {})
+        )
+        *_, last = asked.events()
+        if route == CHAT:
+            assert asked.content.rstrip().endswith(b"data: [DONE]")
+            assert (last["choices"], last["usage"]["completion_tokens"] > 0) == ([], True)
+        else:
+            assert last["type"] == {RESPONSES: "response.completed", MESSAGES: "message_stop"}[route]
+    agent.trains("U:hi| A:[yes|]")
+
+
+@each_route
+def test_a_stream_is_kept_alive_while_the_policy_samples(own: OwnProxy, route: str) -> None:
+    with own.episode("~yes") as agent:
+        asked = agent.begun(HI, route=route, stream=True)
+        lines = asked.lines()
+        seen = [next(lines) for _ in range(6)]
+        assert (b'data: {"type":"ping"}\n' if route == MESSAGES else b": keep-alive\n") in seen
+        agent.release()
+        assert "".join(asked.pieces()) == "yes"
+    agent.trains("U:hi| A:[yes|]")
+
+
+@each_route
+def test_the_end_of_the_episode_within_a_stream_is_an_error_event(own: OwnProxy, route: str) -> None:
+    with own.episode("~yes") as agent:
+        asked = agent.begun(HI, route=route, stream=True)
+        next(asked.lines())
+    *_, last = asked.events()
+    assert asked.status == 200
+    assert last["error"]["message"] in ("the sampling was stopped", "the episode is over")
+    agent.trains(aborted=4)
+
+
+@each_route
+def test_of_a_stream_that_the_client_cuts_only_what_it_received_is_trained_on_and_continued(
+    own: OwnProxy, route: str
+) -> None:
+    with own.episode(LONG, "two") as agent:
+        cut = agent.begin(HI, route=route, stream=True, headers={STALLS_AFTER: "word"})
+        begun = next(cut.pieces())
+        cut.close()
+        agent.settle()
+        agent.ask(HI, assistant(begun), user("go on"), route=route)
+    rest = len(LONG) - len(begun) + 1
+    agent.trains(f"U:hi| A:[{begun}]| U:go on| A:[two|]", unread=rest)
+
+
+def test_what_a_client_never_received_is_neither_trained_on_nor_continued(own: OwnProxy) -> None:
+    with own.episode("~yes", "two") as agent:
+        agent.begun(HI).close()
+        agent.settle()
+        agent.release()
+        agent.settle()
+        agent.ask(HI, assistant("yes"), user("go on"))
+    agent.trains("U:hi| A:yes| U:go on| A:[two|]", unread=4)
+
+
+def test_a_client_may_read_less_than_it_received(own: OwnProxy) -> None:
+    with own.episode("one and the rest", "two") as agent:
+        agent.ask(HI, stream=True)
+        agent.ask(HI, assistant("one"), user("go on"))
+    agent.trains("U:hi| A:[one]| U:go on| A:[two|]", rewritten=14)
+
+
+def test_a_call_goes_on_beside_the_next_one_while_it_is_stopped(own: OwnProxy) -> None:
+    with own.episode("one", "~cut", "two") as agent:
+        agent.ask(HI)
+        agent.begun(HI, assistant("one"), user("a?")).close()
+        agent.settle()
+        agent.ask(HI, assistant("one"), user("b?"))
+    agent.trains("U:hi| A:[one|] U:b?| A:[two|]", aborted=4)
+
+
+def test_a_client_that_closes_a_long_stream_has_received_a_part(own: OwnProxy) -> None:
+    length = 64 << 20  # more than the buffers of the sockets
+    calls = ScriptedCalls(["x" * length])
+    with own.serving(calls) as client:
+        cut = client.begin(HI, stream=True)
+        next(cut.pieces())
+        cut.close()
+        own.until(lambda: bool(calls.calls[0].deliveries))
+    ((index, characters),) = calls.calls[0].deliveries
+    assert (index, 0 < (characters or 0) < length) == (0, True)
