@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 import anyio
 
-from envkit.errors import SandboxLostError, UsageError
+from envkit.errors import SandboxLostError, SandboxStartError, UsageError
 from envkit.protocols import Sandbox
 from envkit.types import Info, ToolSchema
 
@@ -152,6 +152,8 @@ class ProgramAgent(Agent):
                     cwd = folder if isinstance(folder, str) and folder else None
                     done = await sandbox.exec(argv, env=env, cwd=cwd, timeout_s=_FOR_EVER_S)
                     code, output = done.exit_code, f"{done.stdout}{done.stderr}"
+        except SandboxStartError as error:  # of what makes the proxy reachable inside
+            raise AgentEndedError(str(error)) from error
         finally:
             self.proxy.end(secret)
         if code:

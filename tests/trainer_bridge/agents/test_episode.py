@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
 import anyio
 import pytest
 
-from envkit.errors import SandboxLostError
+from envkit import clock
+from envkit.errors import SandboxEndedError, SandboxLostError
 from envkit.trainer_bridge.agents.episode import AgentEndedError, AgentEpisode
+from envkit.trainer_bridge.agents.programs import ProgramAgent
+from envkit.trainer_bridge.agents.proxy import AgentProxy
 from envkit.trainer_bridge.rollout import RolloutLimits
-from envkit.types import Cause, CauseKind, StopReason
-from tests.trainer_bridge.agents.agents import ask, played, user
+from envkit.types import Cause, CauseKind, StopReason, Task
+from tests.trainer_bridge.agents.agents import LetterEngine, ask, play_agent, played, user
+from tests.trainer_bridge.fakes import Answer, ScriptedEpisode, ScriptedHost
 
 
 def test_an_agent_that_fails_before_its_first_call_is_void_and_later_it_counts() -> None:
@@ -24,6 +32,29 @@ def test_an_agent_that_fails_before_its_first_call_is_void_and_later_it_counts()
     done = played(fails_later, "one")
     assert done.trajectory.outcome.stop is StopReason.TERMINATED
     assert done.player.failures == {"exit code 1": 1}
+
+
+def test_an_agent_whose_sandbox_does_not_reach_the_policy_is_void() -> None:
+    @asynccontextmanager
+    async def inside(sandbox: object) -> AsyncIterator[str]:
+        raise SandboxEndedError("s", "the relay did not start in the sandbox; it needs python3")
+        yield ""
+
+    class WithSandbox(ScriptedEpisode):
+        sandbox: Any = object()
+
+    class Host(ScriptedHost):
+        @asynccontextmanager
+        async def lease(self, task: Task) -> AsyncIterator[ScriptedEpisode]:
+            yield WithSandbox([Answer("Fix it.")])
+
+    async def main() -> None:
+        agent = ProgramAgent(["true"], {}, AgentProxy(), "", inside)
+        done = await play_agent(agent, LetterEngine(), host=Host(lambda task, lease: []))
+        assert done.trajectory.outcome.stop is StopReason.AGENT_FAILED
+        assert "it needs python3" in (done.trajectory.outcome.error or "")
+
+    clock.run(main, virtual=True)
 
 
 @pytest.mark.parametrize(("by_agent", "stop"), [(False, StopReason.SANDBOX_LOST), (True, StopReason.TERMINATED)])
