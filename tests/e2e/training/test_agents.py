@@ -1,13 +1,13 @@
-"""Foreign agents train on a terminal: a program in a sandbox without a network, and a function with OpenAI's client."""
+"""Foreign agents train on a terminal: a program in a sandbox with Anthropic's client, and a function with OpenAI's."""
 
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 
@@ -20,34 +20,20 @@ from tests.trainer_bridge.models import write_chat
 pytestmark = [pytest.mark.bwrap, pytest.mark.slow, pytest.mark.xdist_group("training")]
 
 PROGRAM = """
-import json, os, socket, subprocess, sys, urllib.request
-base, (task, solution, *ports) = os.environ["OPENAI_BASE_URL"], sys.argv[1:]
-
-def ask(messages, **fields):
-    content = json.dumps({"model": "policy", "messages": messages, **fields}).encode()
-    headers = {"content-type": "application/json", "authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
-    with urllib.request.urlopen(urllib.request.Request(base + "/chat/completions", content, headers)) as answer:
-        return json.load(answer)["choices"][0]["message"]
-
-def is_reached(host, port):
-    try:
-        socket.create_connection((host, port), timeout=5).close()
-        return True
-    except OSError:
-        return False
-
-ask([{"role": "user", "content": "ping"}], max_tokens=1)
+import subprocess, sys
+import anthropic
+task, solution = sys.argv[1:]
+client = anthropic.Anthropic()
+asked = {"model": "claude", "system": "Be brief.", "max_tokens": 64}
+client.messages.create(model="claude", messages=[{"role": "user", "content": "ping"}], max_tokens=1)
 messages = [{"role": "user", "content": task}]
 for _ in range(2):
-    messages += [ask(messages), {"role": "user", "content": "Go on."}]
-own = int(base.split(":")[2].split("/")[0])
-with open("/proc/net/tcp") as file:
-    listening = [int(row.split()[1].split(":")[1], 16) for row in [*file][1:] if row.split()[3] == "0A"]
-others = [("127.0.0.1", int(port)) for port in ports] + [("1.1.1.1", 53), ("192.168.0.1", 80)]
-if listening == [own] and is_reached("127.0.0.1", own) and not any(is_reached(*other) for other in others):
-    subprocess.run(["sh", "-c", solution], check=True)
+    with client.messages.stream(messages=messages, **asked) as stream:
+        answer = stream.get_final_message()
+    messages += [{"role": "assistant", "content": answer.content}, {"role": "user", "content": "Go on."}]
+subprocess.run(["sh", "-c", solution], check=True)
 """
-"""Calls the policy, and solves the task if it reaches nothing else."""
+"""Calls the policy with Anthropic's client, and solves the task."""
 
 
 @envkit.agent("terminal_solver")
@@ -91,12 +77,14 @@ def trained(base: Mapping[str, Any], agent: Mapping[str, Any], folder: Path) -> 
     return tokens
 
 
-def test_a_program_in_a_sandbox_reaches_the_policy_and_nothing_else(base: Mapping[str, Any], tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        socket.create_connection(("127.0.0.1", port)).close()  # here, it is reached
-        command = ["python3", "-c", PROGRAM, "{task}", SOLUTION, str(port)]
-        tokens = trained(base, {"command": command}, tmp_path / "run")
+def test_a_program_in_a_sandbox_trains_with_the_client_of_anthropic(base: Mapping[str, Any], tmp_path: Path) -> None:
+    clients = str(Path(anthropic.__file__).parents[1])
+    agent = {
+        "command": ["python3", "-c", PROGRAM, "{task}", SOLUTION],
+        "views": {"/opt/clients": clients},
+        "env": {"PYTHONPATH": "/opt/clients"},
+    }
+    tokens = trained(base, agent, tmp_path / "run")
     assert tokens.pop("tokens_masked_probe") == 4
     assert tokens.keys() == {"tokens_trained"}
 
