@@ -1,8 +1,11 @@
-"""Anthropic's messages API. A request whose last message is the assistant's goes on inside that message."""
+"""Anthropic's messages API. A request whose last message is the assistant's goes on inside that message.
+
+Tools with ``defer_loading`` are not among the tools of a request, but shown in the result of the tool that found them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -27,6 +30,7 @@ class _Tool(msgspec.Struct):
     type: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
+    defer_loading: bool | None = None
 
 
 class _Request(msgspec.Struct):
@@ -48,19 +52,21 @@ def read(body: Body) -> ModelRequest:
     lines = text_of(request.system).split("\n")
     if system := "\n".join(line for line in lines if not line.startswith(_BILLING)):
         chat.add("system", system)
+    tools = request.tools or []
+    deferred = {tool.name: _function(tool) for tool in tools if tool.defer_loading}
     for message in request.messages:
-        _add(chat, message)
+        _add(chat, message, deferred)
     continues = chat.messages[-1].role == "assistant"
     if continues:
         chat.end_inside(request.messages[-1].content)  # thinking blocks are refused
-    functions = [(tool.type, _function(tool)) for tool in request.tools or ()]
+    functions = [(tool.type, _function(tool)) for tool in tools if not tool.defer_loading]
     stop = tuple(request.stop_sequences or ())
     return chat.request(body, _Request, functions, request.max_tokens, stop=stop, continues=continues)
 
 
-def _add(chat: Chat, message: _Message) -> None:
-    content = message.content or ""
-    blocks: list[Any] = [{"type": "text", "text": content}] if isinstance(content, str) else content
+def _add(chat: Chat, message: _Message, deferred: Mapping[str, Body | None]) -> None:
+    given = message.content or ""
+    blocks: list[Any] = [{"type": "text", "text": given}] if isinstance(given, str) else given
     if message.role == "assistant":
         chat.add("assistant", [one for one in blocks if one.get("type") not in {"tool_use", *_THOUGHTS}])
         for block in blocks:
@@ -74,9 +80,19 @@ def _add(chat: Chat, message: _Message) -> None:
             chat.add(message.role, texts)
             texts = []
         if is_result:
-            chat.add_result(block.get("tool_use_id"), block.get("content"))
+            content = block.get("content")
+            parts = [_expanded(part, deferred) for part in content] if isinstance(content, list) else content
+            chat.add_result(block.get("tool_use_id"), parts)
         else:
             texts.append(block)
+
+
+def _expanded(part: Any, deferred: Mapping[str, Body | None]) -> Any:
+    """Return a part of a tool's result. One that refers to a deferred tool becomes its definition."""
+    if not isinstance(part, dict) or part.get("type") != "tool_reference":
+        return part
+    name = str(part.get("tool_name"))
+    return {"type": "text", "text": msgspec.json.encode(deferred.get(name) or {"name": name}).decode()}
 
 
 def _function(tool: _Tool) -> Body | None:

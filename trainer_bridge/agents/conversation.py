@@ -18,10 +18,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from envkit.types import Completion, ToolSchema
+from envkit.types import JSON, Completion, ToolSchema
 
 from ..render.chat import ChatRenderer
-from .messages import ChatMessage, ModelRequest, Reply
+from .messages import AgentToolCall, ChatMessage, ModelRequest, Reply
 
 UNREAD = -1
 """The client received nothing of an answer."""
@@ -148,7 +148,7 @@ def _continued(renderer: ChatRenderer, call: Call, request: ModelRequest, at: in
     """Return the prompt of a request whose message `at` may be the answer of `call`; None if it is not."""
     message, after = request.messages[at], request.messages[at + 1 :]
     goes_on = request.continues and not after
-    if message.calls != call.reply.calls:
+    if _compared(message.calls, request.tools) != _compared(call.reply.calls, request.tools):
         return None
     keeps = len(call.completion.token_ids)
     is_whole = call.read is None and message.content.strip() == call.content.strip() and not goes_on
@@ -181,9 +181,25 @@ def _keys(tools: Sequence[ToolSchema], messages: Sequence[ChatMessage]) -> Itera
     yield found.digest()
     for one in messages:
         content = one.content.strip() if one.role == "assistant" else one.content
-        calls = [[call.name, call.arguments] for call in one.calls]
-        found.update(json.dumps([one.role, content, calls, one.answers], sort_keys=True).encode("utf-8", "replace"))
+        known = [one.role, content, _compared(one.calls, tools), one.answers]
+        found.update(json.dumps(known, sort_keys=True).encode("utf-8", "replace"))
         yield found.digest()
+
+
+def _compared(calls: Sequence[AgentToolCall], tools: Sequence[ToolSchema]) -> list[tuple[str, JSON]]:
+    """Return calls without arguments that equal the default in the tool's schema, which some clients add."""
+    found: list[tuple[str, JSON]] = []
+    for call in calls:
+        schemas = [tool["function"].get("parameters") for tool in tools if tool["function"]["name"] == call.name]
+        properties = schemas[0].get("properties") if schemas and isinstance(schemas[0], dict) else None
+        arguments = call.arguments
+        if isinstance(arguments, dict) and isinstance(properties, dict):
+            known = {name: one for name, one in properties.items() if isinstance(one, dict) and "default" in one}
+            arguments = {
+                name: value for name, value in arguments.items() if name not in known or known[name]["default"] != value
+            }
+        found.append((call.name, arguments))
+    return found
 
 
 _INCOMPLETE = "\ufffd"

@@ -2,8 +2,8 @@
 
 Two requests continue each other if the messages of the later one begin with those of the earlier one and its answer.
 Clients do not send messages back as they were, so messages are compared in a normal form: tool calls without their ids,
-arguments as JSON values, no thoughts, no difference between null, empty and missing content, ``developer`` as
-``system``, and text in several parts as one text.
+arguments as JSON values and without those that equal their default, no thoughts, no difference between null, empty and
+missing content, ``developer`` as ``system``, and text in several parts as one text.
 """
 
 from __future__ import annotations

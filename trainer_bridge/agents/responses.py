@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -44,7 +44,7 @@ class ResponseStore:
             _add(chat, item)
         if not chat.messages:
             raise refused("input is empty")
-        functions = [(tool.get("type"), _function(tool)) for tool in request.tools or ()]
+        functions = [(tool.get("type"), _function(tool)) for tool in _tools(request.tools or ())]
         return chat.request(body, _Request, functions, request.max_output_tokens)
 
     def _history(self, request: _Request) -> list[Body]:
@@ -127,13 +127,23 @@ def _add(chat: Chat, item: Body) -> None:
         case "message":
             chat.add(str(item.get("role")), item.get("content"))
         case "function_call":
-            chat.add_call(item.get("call_id"), item.get("name"), item.get("arguments"))
+            space = f"{item['namespace']}." if item.get("namespace") else ""
+            chat.add_call(item.get("call_id"), f"{space}{item.get('name')}", item.get("arguments"))
         case "function_call_output":
             chat.add_result(item.get("call_id"), item.get("output"))
         case "reasoning":  # encrypted or not, thoughts are no part of later prompts
             pass
         case kind:
             raise refused(f"input items of the type {kind!r} are not supported")
+
+
+def _tools(given: Sequence[Body]) -> Iterator[Body]:
+    """Yield tools; the name of one in a namespace begins with that of the namespace."""
+    for tool in given:
+        if tool.get("type") == "namespace":
+            yield from ({**one, "name": f"{tool.get('name')}.{one.get('name')}"} for one in tool.get("tools") or ())
+        else:
+            yield tool
 
 
 def _function(tool: Body) -> Body | None:
@@ -152,7 +162,10 @@ def _output(answer: Answer) -> list[dict[str, Any]]:
     if reply.content or not reply.calls:
         text = {"type": "output_text", "text": reply.content, "annotations": [], "logprobs": []}
         output.append({"id": f"msg_{id}", "type": "message", "role": "assistant", "content": [text]})
+    spaces = {tool.get("name") for tool in answer.body.get("tools") or () if tool.get("type") == "namespace"}
     for position, call in enumerate(reply.calls):
         ids = {"id": f"fc_{id}_{position}", "type": "function_call", "call_id": f"call_{id}_{position}"}
-        output.append({**ids, "name": call.name, "arguments": arguments_text(call.arguments)})
+        space, _, name = call.name.partition(".")
+        names = {"name": name, "namespace": space} if space in spaces else {"name": call.name}
+        output.append({**ids, **names, "arguments": arguments_text(call.arguments)})
     return [{**item, "status": "incomplete" if reply.finish == "length" else "completed"} for item in output]

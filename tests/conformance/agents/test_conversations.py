@@ -68,6 +68,22 @@ def test_tool_calls_may_have_other_ids_and_their_arguments_another_form(
     )
 
 
+def test_a_client_may_add_the_defaults_of_arguments(own: OwnProxy) -> None:
+    tool = {
+        "name": "bash",
+        "input_schema": {"type": "object", "properties": {"quick": {"default": False}, "command": {}}},
+    }
+    call = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
+    more: Any = {"route": MESSAGES, "tools": [tool]}
+    with own.episode(*[call] * 3) as agent:
+        chat = [A]
+        for added in ({"quick": False}, {"quick": True}):
+            (block,) = agent.ask(*chat, **more).json["content"]
+            chat += [assistant([{**block, "input": {**block["input"], **added}}]), B]
+        agent.ask(*chat, **more)
+    assert [row.count("[") for row in agent.rows] == [1, 2]
+
+
 def test_each_api_reads_its_own_answer_back(own: OwnProxy) -> None:
     result = "U:<tool_response>\nf.py\n</tool_response>|"
     with own.episode(*[f"I look.\n{CALL}", "two"] * 3) as agent:
@@ -182,6 +198,33 @@ def test_other_tools_are_another_root(own: OwnProxy, tools: list[object]) -> Non
         first = agent.ask(A, tools=[TOOL]).message
         agent.ask(A, first, B, tools=tools)
     assert [row.count("[") for row in agent.rows] == [1, 1]
+
+
+def test_tools_that_are_loaded_later_are_shown_where_they_were_found(own: OwnProxy) -> None:
+    search, fetch = [{"name": name, "input_schema": {"type": "object"}} for name in ("search", "fetch")]
+    found = user(
+        [{"type": "tool_result", "tool_use_id": "t", "content": [{"type": "tool_reference", "tool_name": "fetch"}]}]
+    )
+    with own.episode('<tool_call>\n{"name": "search", "arguments": {}}\n</tool_call>', "two") as agent:
+        blocks = agent.ask(A, route=MESSAGES, tools=[search]).json["content"]
+        late = [search, {**fetch, "defer_loading": True}]
+        agent.ask(A, assistant(blocks), found, route=MESSAGES, tools=late)
+    (row,) = agent.rows
+    assert row.endswith('{"name":"fetch","description":"","parameters":{"type":"object"}}\n</tool_response>| A:[two|]')
+
+
+def test_tools_in_a_namespace_are_called_by_both_names(own: OwnProxy) -> None:
+    call = '<tool_call>\n{"name": "team.spawn", "arguments": {}}\n</tool_call>'
+    function = {"type": "function", "name": "spawn", "parameters": {"type": "object"}}
+    more: Any = {
+        "route": RESPONSES,
+        "tools": [{"type": "namespace", "name": "team", "description": "", "tools": [function]}],
+    }
+    with own.episode(call, "two") as agent:
+        (item,) = agent.ask(A, **more).json["output"]
+        assert (item["name"], item["namespace"]) == ("spawn", "team")
+        agent.ask(A, item, {"type": "function_call_output", "call_id": item["call_id"], "output": "ok"}, **more)
+    assert agent.rows == [f"S:TOOLS| U:a?| A:[{call}|] U:<tool_response>\nok\n</tool_response>| A:[two|]"]
 
 
 def test_a_system_prompt_that_changes_is_a_new_root(proxy: AnyProxy) -> None:
