@@ -183,14 +183,19 @@ async def play_agent(
     selects: Callable[[ModelRequest], bool] = lambda request: True,
     stable: Callable[[ChatMessage], ChatMessage] = lambda message: message,
 ) -> Played:
-    """Play an episode with an agent.
+    """Play an episode with an agent, and check it; see `checked`."""
+    host = host or ScriptedHost(lambda task, lease: [Answer("Fix it.")])
+    async with AgentPlayer.opened(agent, engine, RENDERER, limits, selects, stable) as player:
+        request = RolloutRequest("train/0/0", Task("A-v0", 0), 0)
+        return checked(Played(await play(host, player, limits, request), player), engine)
+
+
+def checked(found: Played, engine: LetterEngine) -> Played:
+    """Return the only episode that an engine has answered for.
 
     Check that each trained token is where the engine sampled it, with the log-probability and the policy version that
     it had there, and that each sampled token is trained on once, or masked with a cause.
     """
-    host = host or ScriptedHost(lambda task, lease: [Answer("Fix it.")])
-    async with AgentPlayer.opened(agent, engine, RENDERER, limits, selects, stable) as player:
-        found = Played(await play(host, player, limits, RolloutRequest("train/0/0", Task("A-v0", 0), 0)), player)
     for one in found.samples:
         ids, logps, versions = one.token_ids.tolist(), one.logprobs.tolist(), one.versions.tolist()
         for at in one.mask.nonzero()[0].tolist():

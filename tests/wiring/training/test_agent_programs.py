@@ -5,28 +5,21 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
 import pytest
 
-from envkit import clock
 from envkit.config.agents import AgentSection
-from envkit.protocols import EnvHost, Sandbox
-from envkit.sandbox.bubblewrap.backend import LocalBackend
-from envkit.trainer_bridge.agents.player import AgentPlayer
-from envkit.trainer_bridge.rollout import play
+from envkit.protocols import Sandbox
 from envkit.trainer_bridge.scheduler.accounting import Fate, fate_before_training
-from envkit.types import Reset, RolloutRequest, SandboxSpec, StopReason, Task
-from envkit.wiring.training.agents import open_player
-from tests.trainer_bridge.agents.agents import LIMITS, RENDERER, LetterEngine, Played
-from tests.trainer_bridge.fakes import Answer, ScriptedEpisode
+from envkit.types import StopReason
+from tests.trainer_bridge.agents.agents import LetterEngine
+from tests.wiring.training.agent_stage import Stage, on_stage
 
 CLIENT = """
-import json, os, re, socket, sys, threading, urllib.error, urllib.request
+import json, os, re, socket, sys, threading, time, urllib.error, urllib.request
 BASE = os.environ["OPENAI_BASE_URL"].removesuffix("/v1")
 HOST, OWN = BASE.split("/e/")
 
@@ -48,8 +41,9 @@ WAITS = f"{CLIENT}\nask()\nask('b?')"
 KILLS_ITSELF = f"""{CLIENT}
 ask()
 threading.Thread(target=ask, args=["b?"], daemon=True).start()
-while ask("is it waiting?")[0] == 200:
-    os.kill(os.getpid(), 9)
+while not os.path.exists("now"):
+    time.sleep(0.01)
+os.kill(os.getpid(), 9)
 """
 ATTACK = (
     CLIENT
@@ -109,76 +103,10 @@ FOUND = {
 }
 pytestmark = pytest.mark.bwrap
 
-After = Callable[[Sandbox], Awaitable[None]]
 
-
-async def nothing(sandbox: Sandbox) -> None:
-    pass
-
-
-@dataclass
-class SandboxEpisode(ScriptedEpisode):
-    """An episode with a sandbox, in which `after` is done when its agent has ended, in place of a grader."""
-
-    own: Sandbox | None = None
-    after: After = nothing
-
-    @property
-    def sandbox(self) -> Sandbox | None:
-        return self.own
-
-    async def reset(self) -> Reset:
-        return Reset((await super().reset()).observation, {}, is_graded=True)
-
-    async def grade(self) -> float:
-        assert self.own is not None
-        await self.after(self.own)
-        return 1.0
-
-
-class SandboxHost(EnvHost):
-    """Leases episodes with a sandbox each. The text of their first observation is a program."""
-
-    capacity = 9
-
-    def __init__(self, backend: LocalBackend) -> None:
-        self._backend = backend
-        self.programs: list[tuple[str, After]] = []
-        self.sandboxes: list[Sandbox] = []
-
-    @asynccontextmanager
-    async def lease(self, task: Task) -> AsyncIterator[SandboxEpisode]:
-        program, after = self.programs[task.seed]
-        sandbox = await self._backend.start(SandboxSpec())
-        self.sandboxes.append(sandbox)
-        yield SandboxEpisode([Answer(program)], own=sandbox, after=after)
-        await sandbox.stop()
-
-
-class Stage:
-    """Plays episodes whose agents are programs in sandboxes, behind one proxy."""
-
-    def __init__(self, host: SandboxHost, player: AgentPlayer, engine: LetterEngine) -> None:
-        self.host = host
-        self.player = player
-        self.engine = engine
-
-    async def play(self, program: str, after: After = nothing) -> Played:
-        number = len(self.host.programs)
-        self.host.programs.append((program, after))
-        request = RolloutRequest(f"train/{number}/0", Task("A-v0", number), number)
-        return Played(await play(self.host, self.player, LIMITS, request), self.player)
-
-
-def on_stage(main: Callable[[Stage], Awaitable[None]], *answers: str) -> None:
-    async def run() -> None:
-        engine = LetterEngine(*answers)
-        section = AgentSection(command=["python3", "-c", "{task}"])
-        async with LocalBackend() as backend, open_player(section, engine, RENDERER, LIMITS) as player:
-            assert isinstance(player, AgentPlayer)
-            await main(Stage(SandboxHost(backend), player, engine))
-
-    clock.run(run)
+def played(main: Callable[[Stage], Awaitable[None]], *answers: str) -> None:
+    """Run `main` with a stage whose agents are the programs that their tasks are."""
+    on_stage(main, AgentSection(command=["python3", "-c", "{task}"]), LetterEngine(*answers))
 
 
 async def until(is_so: Callable[[], bool]) -> None:
@@ -216,21 +144,28 @@ def test_a_program_reaches_its_own_episode_until_its_end_and_nothing_else() -> N
             stage.engine.release()
         assert (done.rows, done.trajectory.outcome.reward) == (["U:a?| A:[two|]"], 1.0)
 
-    on_stage(main, "one", "~neighbour", "two")
+    played(main, "one", "~neighbour", "two")
     assert found == FOUND
     assert seen == ["0 ConnectionRefusedError 0 ConnectionRefusedError", "False"]
 
 
 def test_a_program_that_is_killed_ends_its_episode_which_counts_with_the_calls_that_were_answered() -> None:
     async def main(stage: Stage) -> None:
-        done = await stage.play(KILLS_ITSELF)
-        assert done.rows == ["U:a?| A:[one|]", "U:is it waiting?| A:[yes|]"]
+        async with anyio.create_task_group() as tasks:
+
+            async def kill() -> None:
+                await until(lambda: stage.engine.num_waiting == 1)
+                await stage.host.sandboxes[0].write("now", b"")
+
+            tasks.start_soon(kill)
+            done = await stage.play(KILLS_ITSELF)
+        assert done.rows == ["U:a?| A:[one|]"]
         assert (done.masked, done.trajectory.outcome.stop) == ({"aborted": 4}, StopReason.TERMINATED)
         assert fate_before_training(done.trajectory) is None
         ((error, count),) = stage.player.failures.items()
         assert (error.partition(":")[0], count) == ("exit code -9", 1)
 
-    on_stage(main, "one", "~two", "yes")
+    played(main, "one", "~two")
 
 
 def test_a_sandbox_that_is_lost_within_a_call_makes_the_episode_void() -> None:
@@ -246,4 +181,4 @@ def test_a_sandbox_that_is_lost_within_a_call_makes_the_episode_void() -> None:
         assert (done.rows, done.trajectory.outcome.stop) == (["U:a?| A:[one|]"], StopReason.SANDBOX_LOST)
         assert fate_before_training(done.trajectory) is Fate.VOIDED
 
-    on_stage(main, "one", "~two")
+    played(main, "one", "~two")
