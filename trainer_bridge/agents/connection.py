@@ -85,9 +85,7 @@ class Connection:
     async def respond(self, status: int, body: object, *, is_last: bool = True) -> None:
         """Send a response in JSON. If it is not the last part, `end` has to follow."""
         content = msgspec.json.encode(body)
-        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(content))]
-        self.has_started = True
-        await self._send_message({"type": "http.response.start", "status": status, "headers": headers})
+        await self._start(status, [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(content))])
         await self._write(b"" if self.method == "HEAD" else content, is_last=is_last)
 
     async def fail(self, status: int, body: object) -> None:

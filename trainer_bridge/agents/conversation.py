@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from envkit.types import JSON, Completion, ToolSchema
+from envkit.types import JSON, Completion, FinishReason, ToolSchema
 
 from ..render.chat import ChatRenderer
 from .messages import AgentToolCall, ChatMessage, ModelRequest, Reply
@@ -125,6 +125,47 @@ class Conversation:
         self._calls.setdefault(before if request.continues else key, []).append(call)
 
 
+def reply_of(renderer: ChatRenderer, prompt: CallPrompt, completion: Completion) -> Reply:
+    """Return what the client reads of a completion."""
+    request, ids = prompt.request, completion.token_ids.tolist()
+    content, thought, calls = renderer.for_tools(request.tools).read([*prompt.begun_ids, *ids])
+    content = content[len(prompt.begun) :]
+    stop_text = _stop_of(request, content)
+    if stop_text:
+        content, calls = content[: content.index(stop_text)], []
+    is_cut = completion.finish is FinishReason.LENGTH and not stop_text
+    logprobs = zip(ids, completion.logprobs.tolist(), strict=True) if request.logprobs else ()
+    return Reply(
+        content=content,
+        thought=thought,
+        calls=tuple(AgentToolCall(one["name"], one["arguments"]) for one in map(json.loads, calls)),
+        finish="length" if is_cut else "tool_calls" if calls else "stop",
+        stop_text=stop_text,
+        tokens=[(renderer.text([token]), logprob) for token, logprob in logprobs],
+        prompt_tokens=len(prompt.ids()),
+        completion_tokens=len(ids),
+    )
+
+
+def trained_part(renderer: ChatRenderer, call: Call, *, is_selected: bool) -> tuple[int | None, str]:
+    """Return how many first tokens of a call are trained on (None: all), and why the others are not."""
+    request = call.prompt.request
+    renderer = renderer.for_tools(request.tools)
+    if call.completion.finish is FinishReason.ABORTED:
+        return 0, "aborted"
+    if call.read == UNREAD:
+        return 0, "unread"
+    if request.is_probe:
+        return 0, "probe"
+    if not is_selected:
+        return 0, "not_selected"
+    if call.read is not None:
+        return kept(renderer, call, call.content[: len(call.prompt.begun) + call.read]), "unread"
+    if call.reply.stop_text:
+        return kept(renderer, call, call.content + call.reply.stop_text), "stop"
+    return None, ""
+
+
 def kept(renderer: ChatRenderer, call: Call, text: str) -> int:
     """Return how many first tokens of a completion show no more than `text` of the assistant's message."""
     ids = call.completion.token_ids.tolist()
@@ -166,6 +207,12 @@ def _continued(renderer: ChatRenderer, call: Call, request: ModelRequest, at: in
         return CallPrompt(request, appended, call, keeps, (*answer, *appended))
     frame = renderer.between(request.messages[: at + 1], [*answer, *appended], after)
     return None if frame is None else CallPrompt(request, (*appended, *frame), call, keeps)
+
+
+def _stop_of(request: ModelRequest, content: str) -> str:
+    """Return the text that stops an answer first; empty if none does."""
+    found = [(place, text) for text in request.stop if text and (place := content.find(text)) >= 0]
+    return min(found)[1] if found else ""
 
 
 def _end_of(call: Call) -> int | None:

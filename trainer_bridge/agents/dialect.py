@@ -163,7 +163,7 @@ class Chat:
         used = {*kind.__struct_fields__, "model", "stream"}
         if any(function is not None and not isinstance(function.get("name"), str) for _, function in functions):
             raise refused("tools: a function has no name")
-        names = sorted(name for name, value in body.items() if name not in used and value is not None)
+        names = sorted(name for name, value in body.items() if name not in used and value not in (None, "auto"))
         return ModelRequest(
             messages=tuple(self.messages),
             tools=tuple({"type": "function", "function": {**one}} for _, one in functions if one is not None),

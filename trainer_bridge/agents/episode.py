@@ -12,24 +12,24 @@ answer, the rest of the answer is not trained on either; this is called ``rewrit
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 import anyio
-from anyio.abc import TaskGroup
 
+from envkit import clock
 from envkit.errors import DeadlineError, PlayerStoppedError, SandboxLostError, UsageError
-from envkit.protocols import Engine, Episode, EpisodePlayer
+from envkit.protocols import Engine, Episode, EpisodePlayer, Player
 from envkit.types import (
     JSON,
     Action,
     AgentCall,
-    Completion,
     FinishReason,
     Observation,
     Reset,
@@ -41,16 +41,8 @@ from envkit.types import (
 
 from ..render.chat import ChatRenderer
 from ..rollout.episode import RolloutLimits
-from .conversation import UNREAD, Call, CallPrompt, Conversation, kept
-from .messages import (
-    AgentToolCall,
-    CallRefusedError,
-    ChatMessage,
-    EpisodeCalls,
-    ModelRequest,
-    Reply,
-    RunningCall,
-)
+from .conversation import UNREAD, Call, CallPrompt, Conversation, reply_of, trained_part
+from .messages import CallRefusedError, ChatMessage, EpisodeCalls, ModelRequest, Reply, RunningCall
 
 _LEAVES = ("aborted", "probe", "unread")
 """Causes of calls that no later prompt continues, if they are not trained on at all."""
@@ -79,8 +71,10 @@ class Agent(Protocol):
         ...
 
 
-class AgentSettings:
-    """What all episodes of an agent share.
+class AgentPlayer(Player):
+    """A player whose turns are the calls of a foreign agent: a program or function that calls the policy over HTTP.
+
+    Use it as ``async with AgentPlayer.opened(...)``.
 
     Attributes:
         agent: The agent.
@@ -92,6 +86,7 @@ class AgentSettings:
         stable: Removes from a message what changes between calls.
         unused: Number of requests by the name of a field that had no effect.
         failures: Number of episodes by the error that their agent ended with.
+        start_task: Runs a task in the background.
     """
 
     def __init__(
@@ -100,19 +95,38 @@ class AgentSettings:
         engine: Engine,
         renderer: ChatRenderer,
         limits: RolloutLimits,
-        selects: Selects = lambda request: True,
-        stable: Stable = lambda message: message,
+        selects: Selects,
+        stable: Stable,
+        start_task: Callable[[Callable[[], Coroutine[Any, Any, None]]], object],
     ) -> None:
         self.agent, self.engine, self.renderer, self.limits = agent, engine, renderer, limits
-        self.selects, self.stable = selects, stable
+        self.selects, self.stable, self.start_task = selects, stable, start_task
         self.unused: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
-        self._tasks: TaskGroup | None = None
 
-    def start_task(self, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run a task in the background."""
-        assert self._tasks is not None, "only in the block of `opened`"
-        self._tasks.start_soon(run)
+    @classmethod
+    @asynccontextmanager
+    async def opened(
+        cls,
+        agent: Agent,
+        engine: Engine,
+        renderer: ChatRenderer,
+        limits: RolloutLimits,
+        selects: Selects = lambda request: True,
+        stable: Stable = lambda message: message,
+    ) -> AsyncIterator[AgentPlayer]:
+        """Yield a player whose agents run until the end of the block at most."""
+        async with clock.background_tasks() as tasks:
+            yield cls(agent, engine, renderer, limits, selects, stable, tasks.start_soon)
+
+    def with_engine(self, engine: Engine) -> AgentPlayer:
+        """Return the same player with other weights."""
+        found = copy(self)
+        found.engine = engine
+        return found
+
+    def begin(self, request: RolloutRequest, start: Reset) -> AgentEpisode:
+        return AgentEpisode(self, request, start)
 
 
 @dataclass(slots=True, eq=False)
@@ -151,7 +165,7 @@ class AgentEpisode(EpisodePlayer, EpisodeCalls):
     """One episode.
 
     Attributes:
-        player: The player that began it, as far as an episode knows it.
+        player: The player that began it.
         request: What is played.
         reset: Result of the reset.
         episode: The episode, whose sandbox the agent may use; None before its first action.
@@ -159,7 +173,7 @@ class AgentEpisode(EpisodePlayer, EpisodeCalls):
         error: Why it cannot go on; None while it can.
     """
 
-    def __init__(self, player: AgentSettings, request: RolloutRequest, reset: Reset) -> None:
+    def __init__(self, player: AgentPlayer, request: RolloutRequest, reset: Reset) -> None:
         self.player, self.request, self.reset = player, request, reset
         self.episode: Episode | None = None
         self.is_over = False
@@ -332,34 +346,12 @@ class AgentEpisode(EpisodePlayer, EpisodeCalls):
             return
         if self.is_over:
             player.engine.forget(session)
-        call = Call(prompt, completion, self._reply(prompt, completion))
+        call = Call(prompt, completion, reply_of(player.renderer, prompt, completion))
         running.calls[index] = call
         self._session_of[call] = session
         self._finished.append(call)
         if completion.finish is not FinishReason.ABORTED and not prompt.request.is_probe:
             self._conversation.add(call)
-
-    def _reply(self, prompt: CallPrompt, completion: Completion) -> Reply:
-        """Return what the client reads of a completion."""
-        request, renderer = prompt.request, self.player.renderer.for_tools(prompt.request.tools)
-        ids = completion.token_ids.tolist()
-        content, thought, calls = renderer.read([*prompt.begun_ids, *ids])
-        content = content[len(prompt.begun) :]
-        stop_text = _stop_of(request, content)
-        if stop_text:
-            content, calls = content[: content.index(stop_text)], []
-        is_cut = completion.finish is FinishReason.LENGTH and not stop_text
-        logprobs = zip(ids, completion.logprobs.tolist(), strict=True) if request.logprobs else ()
-        return Reply(
-            content=content,
-            thought=thought,
-            calls=tuple(AgentToolCall(one["name"], one["arguments"]) for one in map(json.loads, calls)),
-            finish="length" if is_cut else "tool_calls" if calls else "stop",
-            stop_text=stop_text,
-            tokens=[(renderer.text([token]), logprob) for token, logprob in logprobs],
-            prompt_tokens=len(prompt.ids()),
-            completion_tokens=len(ids),
-        )
 
     # --- Turns --------------------------------------------------------------------------------------------------------
 
@@ -370,7 +362,7 @@ class AgentEpisode(EpisodePlayer, EpisodeCalls):
         """Return a call as a turn, which is recorded next."""
         self._finished.remove(call)
         prompt, parent = call.prompt, call.prompt.parent
-        trains, cause = self._trained(call)
+        trains, cause = trained_part(self.player.renderer, call, is_selected=self.player.selects(prompt.request))
         note = AgentCall(trains=trains, cause=cause)
         if cause in _LEAVES and trains == 0:  # no later prompt continues it
             new_ids: Sequence[int] = ()
@@ -387,28 +379,3 @@ class AgentEpisode(EpisodePlayer, EpisodeCalls):
     def _numbered(self, action: Action) -> Action:
         self._turns += 1
         return action
-
-    def _trained(self, call: Call) -> tuple[int | None, str]:
-        """Return how many first tokens of a call are trained on (None: all), and why the others are not."""
-        request = call.prompt.request
-        if call.completion.finish is FinishReason.ABORTED:
-            return 0, "aborted"
-        if call.read == UNREAD:
-            return 0, "unread"
-        if request.is_probe:
-            return 0, "probe"
-        if not self.player.selects(request):
-            return 0, "not_selected"
-        renderer = self.player.renderer.for_tools(request.tools)
-        if call.read is not None:
-            return kept(renderer, call, call.content[: len(call.prompt.begun) + call.read]), "unread"
-        spoken = renderer.read(call.answer_ids(len(call.completion.token_ids)))[0][len(call.prompt.begun) :]
-        if stop_text := _stop_of(request, spoken):
-            return kept(renderer, call, call.content + stop_text), "stop"
-        return None, ""
-
-
-def _stop_of(request: ModelRequest, content: str) -> str:
-    """Return the text that stops an answer first; empty if none does."""
-    found = [(place, text) for text in request.stop if text and (place := content.find(text)) >= 0]
-    return min(found)[1] if found else ""

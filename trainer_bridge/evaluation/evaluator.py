@@ -10,7 +10,7 @@ from envkit.protocols import Engine
 from envkit.runs.display import Display
 from envkit.types import Task, Trajectory
 
-from ..agents.player import AgentPlayer
+from ..agents.episode import AgentPlayer
 from ..rollout import PolicyPlayer
 from ..scheduler import Rollout, RolloutResult
 

@@ -23,9 +23,8 @@ from envkit.config.agents import AgentSection
 from envkit.errors import ConfigError, UsageError, did_you_mean
 from envkit.protocols import Engine, Player, Renderer, Sandbox
 from envkit.registry import load
-from envkit.trainer_bridge.agents.episode import Agent
+from envkit.trainer_bridge.agents.episode import Agent, AgentPlayer
 from envkit.trainer_bridge.agents.messages import ChatMessage, ModelRequest
-from envkit.trainer_bridge.agents.player import AgentPlayer
 from envkit.trainer_bridge.agents.programs import AgentFunction, FunctionAgent, ProgramAgent
 from envkit.trainer_bridge.agents.proxy import AgentProxy
 from envkit.trainer_bridge.render import ChatRenderer

@@ -14,9 +14,8 @@ import anyio
 
 from envkit import clock
 from envkit.protocols import EnvHost
-from envkit.trainer_bridge.agents.episode import Agent, AgentEpisode
+from envkit.trainer_bridge.agents.episode import Agent, AgentEpisode, AgentPlayer
 from envkit.trainer_bridge.agents.messages import ChatMessage, ModelRequest, Reply
-from envkit.trainer_bridge.agents.player import AgentPlayer
 from envkit.trainer_bridge.render import ChatRenderer
 from envkit.trainer_bridge.rollout import RolloutLimits, play
 from envkit.trainer_bridge.samples import samples_from, trained_parts

@@ -13,9 +13,8 @@ import safetensors.torch
 
 from envkit import clock
 from envkit.protocols import Engine
-from envkit.trainer_bridge.agents.episode import AgentEpisode
+from envkit.trainer_bridge.agents.episode import AgentEpisode, AgentPlayer
 from envkit.trainer_bridge.agents.messages import ChatMessage
-from envkit.trainer_bridge.agents.player import AgentPlayer
 from envkit.trainer_bridge.render import ChatRenderer
 from envkit.trainer_bridge.rollout import RolloutLimits, play
 from envkit.types import PauseMode, RolloutRequest, Sample, Task, Weights

@@ -10,7 +10,7 @@ from envkit import clock
 from envkit.config.agents import AgentSection
 from envkit.protocols import EnvHost, Sandbox
 from envkit.sandbox.bubblewrap.backend import LocalBackend
-from envkit.trainer_bridge.agents.player import AgentPlayer
+from envkit.trainer_bridge.agents.episode import AgentPlayer
 from envkit.trainer_bridge.rollout import RolloutLimits, play
 from envkit.types import Reset, RolloutRequest, SandboxSpec, Task
 from envkit.wiring.training.agents import open_player, views_of
