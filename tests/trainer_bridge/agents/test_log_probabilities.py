@@ -7,15 +7,14 @@ from pathlib import Path
 import anyio
 
 from envkit import clock
-from envkit.trainer_bridge.agents.episode import AgentEpisode
-from envkit.trainer_bridge.agents.messages import ModelRequest
-from envkit.trainer_bridge.agents.player import AgentPlayer
+from envkit.trainer_bridge.agents.episode import AgentEpisode, AgentPlayer
+from envkit.trainer_bridge.agents.messages import ChatMessage, ModelRequest
 from envkit.trainer_bridge.engines.transformers import TransformersEngine
 from envkit.trainer_bridge.render import ChatRenderer
 from envkit.trainer_bridge.rollout import RolloutLimits, play
 from envkit.trainer_bridge.samples import samples_from
 from envkit.types import RolloutRequest, Task, Trajectory
-from tests.trainer_bridge.agents.agents import Scripted, ask, assistant, of, system, user
+from tests.trainer_bridge.agents.agents import Scripted, ask, user
 from tests.trainer_bridge.fakes import Answer, ScriptedHost
 from tests.trainer_bridge.models import chat_tokenizer, open_model, slow_logps, write_chat
 
@@ -25,16 +24,30 @@ LIMITS = RolloutLimits(max_turns=50, max_tokens=400, turn_tokens=12)
 async def fork_rewrite_and_ask_at_once(task: AgentEpisode) -> None:
     """Continue an answer, fork before it, begin and rewrite answers, sample several, and call twice at once."""
     first = await ask(task, user("you see a wall"))
-    second = await ask(task, user("you see a wall"), of(first), user("up"))
-    await ask(task, user("you see a wall"), of(first), user("down"))
-    await ask(task, user("you see a wall"), assistant(f"{first.content} and left"), user("left"))
-    await ask(task, user("you see a wall"), of(first), assistant("up"), continues=True)
-    several = task.start(ModelRequest(messages=(system("answer"), user("right")), n=3))
+    second = await ask(task, user("you see a wall"), ChatMessage("assistant", first.content), user("up"))
+    await ask(task, user("you see a wall"), ChatMessage("assistant", first.content), user("down"))
+    await ask(task, user("you see a wall"), ChatMessage("assistant", f"{first.content} and left"), user("left"))
+    await ask(
+        task,
+        user("you see a wall"),
+        ChatMessage("assistant", first.content),
+        ChatMessage("assistant", "up"),
+        continues=True,
+    )
+    several = task.start(ModelRequest(messages=(ChatMessage("system", "answer"), user("right")), n=3))
     for index, _ in enumerate(await several.replies()):
         several.delivered(index)
     async with anyio.create_task_group() as tasks:
         for word in ("up", "down"):
-            tasks.start_soon(ask, task, user("you see a wall"), of(first), user("up"), of(second), user(word))
+            tasks.start_soon(
+                ask,
+                task,
+                user("you see a wall"),
+                ChatMessage("assistant", first.content),
+                user("up"),
+                ChatMessage("assistant", second.content),
+                user(word),
+            )
 
 
 def test_trained_tokens_have_the_log_probabilities_of_the_model(tmp_path: Path) -> None:
