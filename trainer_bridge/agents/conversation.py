@@ -14,7 +14,7 @@ this beginning are continued.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
@@ -189,8 +189,10 @@ def _continued(renderer: ChatRenderer, call: Call, request: ModelRequest, at: in
     """Return the prompt of a request whose message `at` may be the answer of `call`; None if it is not."""
     message, after = request.messages[at], request.messages[at + 1 :]
     goes_on = request.continues and not after
-    if _compared(message.calls, request.tools) != _compared(call.reply.calls, request.tools):
-        return None
+    if message.calls != call.reply.calls:
+        defaults = _defaults_of(request.tools)
+        if _compared(message.calls, defaults) != _compared(call.reply.calls, defaults):
+            return None
     keeps = len(call.completion.token_ids)
     is_whole = call.read is None and message.content.strip() == call.content.strip() and not goes_on
     if not is_whole or renderer.read(call.answer_ids(keeps))[0].strip() != call.content.strip():
@@ -226,25 +228,34 @@ def _keys(tools: Sequence[ToolSchema], messages: Sequence[ChatMessage]) -> Itera
     """Yield a hash of the tools and the messages before each message, and then of all."""
     found = blake2b(json.dumps(tools, sort_keys=True).encode(), digest_size=16)
     yield found.digest()
+    defaults = _defaults_of(tools)
     for one in messages:
         content = one.content.strip() if one.role == "assistant" else one.content
-        known = [one.role, content, _compared(one.calls, tools), one.answers]
+        known = [one.role, content, _compared(one.calls, defaults), one.answers]
         found.update(json.dumps(known, sort_keys=True).encode("utf-8", "replace"))
         yield found.digest()
 
 
-def _compared(calls: Sequence[AgentToolCall], tools: Sequence[ToolSchema]) -> list[tuple[str, JSON]]:
-    """Return calls without arguments that equal the default in the tool's schema, which some clients add."""
+def _defaults_of(tools: Sequence[ToolSchema]) -> dict[str, dict[str, str]]:
+    """Return the defaults of the arguments of each tool, as JSON."""
+    found = {}
+    for function in (tool["function"] for tool in tools):
+        schema = function.get("parameters")
+        properties = schema.get("properties") if isinstance(schema, dict) else None
+        given = properties.items() if isinstance(properties, dict) else ()
+        known = {name: one["default"] for name, one in given if isinstance(one, dict) and "default" in one}
+        found[function["name"]] = {name: json.dumps(value, sort_keys=True) for name, value in known.items()}
+    return found
+
+
+def _compared(calls: Sequence[AgentToolCall], defaults: Mapping[str, Mapping[str, str]]) -> list[tuple[str, JSON]]:
+    """Return calls without the arguments that equal the default of the tool, which some clients add."""
     found: list[tuple[str, JSON]] = []
     for call in calls:
-        schemas = [tool["function"].get("parameters") for tool in tools if tool["function"]["name"] == call.name]
-        properties = schemas[0].get("properties") if schemas and isinstance(schemas[0], dict) else None
-        arguments = call.arguments
-        if isinstance(arguments, dict) and isinstance(properties, dict):
-            known = {name: one for name, one in properties.items() if isinstance(one, dict) and "default" in one}
-            arguments = {
-                name: value for name, value in arguments.items() if name not in known or known[name]["default"] != value
-            }
+        known, arguments = defaults.get(call.name) or {}, call.arguments
+        if known and isinstance(arguments, dict):
+            items = arguments.items()
+            arguments = {name: one for name, one in items if known.get(name) != json.dumps(one, sort_keys=True)}
         found.append((call.name, arguments))
     return found
 

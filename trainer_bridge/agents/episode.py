@@ -181,7 +181,7 @@ class AgentEpisode(EpisodePlayer, EpisodeCalls):
         self._running: list[_Running] = []
         self._finished: list[Call] = []
         self._recorded: list[Action] = []
-        self._asked = self._sessions = self._turns = 0
+        self._asked = self._free = self._sessions = self._turns = 0
         self._session_of: dict[Call, str] = {}
         self._action: str | None = None
         self._observation: Observation | None = None
@@ -242,7 +242,7 @@ class AgentEpisode(EpisodePlayer, EpisodeCalls):
             why = f"{length} tokens of the prompt and {most} of the answer exceed the context of {limits.max_tokens}"
             raise CallRefusedError("context", why)
         if not request.is_probe:
-            if self._asked + request.n > limits.max_turns:
+            if self._asked - self._free + request.n > limits.max_turns:
                 raise CallRefusedError("budget", f"the episode's limit of {limits.max_turns} calls is reached")
             self._asked += request.n
         running = _Running(self, prompt)
@@ -324,6 +324,9 @@ class AgentEpisode(EpisodePlayer, EpisodeCalls):
 
     async def _sample(self, running: _Running, index: int, most: int) -> None:
         player, prompt = self.player, running.prompt
+        if running.is_aborted:
+            self._free += 1
+            return
         number, self._sessions = self._sessions, self._sessions + 1
         session = f"{self.request.session}.{number}"
         if prompt.parent is not None and not index:  # the engine may have the cache of the call that this one continues
@@ -340,10 +343,14 @@ class AgentEpisode(EpisodePlayer, EpisodeCalls):
             completion = await player.engine.generate(prompt.ids(), params, session=session)
         except DeadlineError as error:
             self.error = self.error or PlayerStoppedError(StopReason.NO_COMPLETION, str(error))
+            player.engine.forget(session)
             return
         except Exception as error:
             self.error = self.error or error
+            player.engine.forget(session)
             return
+        if completion.finish is FinishReason.ABORTED:
+            self._free += 1
         if self.is_over:
             player.engine.forget(session)
         call = Call(prompt, completion, reply_of(player.renderer, prompt, completion))

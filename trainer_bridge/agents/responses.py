@@ -21,12 +21,16 @@ class _Request(msgspec.Struct):
     store: bool | None = None
 
 
+MAX_STORED = 256
+"""Number of responses, and of their items, that a `ResponseStore` keeps."""
+
+
 class ResponseStore:
-    """The responses of one episode: what ``previous_response_id`` and ``item_reference`` refer to."""
+    """The latest responses of one episode: what ``previous_response_id`` and ``item_reference`` refer to."""
 
     def __init__(self) -> None:
-        self._responses: dict[str, list[Body]] = {}
-        self._items: dict[str, Body] = {}
+        self._responses: dict[str, Any] = {}  # lists of items
+        self._items: dict[str, Any] = {}
         self.dialect = Dialect(self.read, self.write, self.stream, error)
 
     def read(self, body: Body) -> ModelRequest:
@@ -67,6 +71,9 @@ class ResponseStore:
         if request.store is not False:
             self._responses[f"resp_{answer.id}"] = [*self._history(request), *output]
             self._items.update((item["id"], item) for item in output)
+            for stored in (self._responses, self._items):
+                while len(stored) > MAX_STORED:
+                    del stored[next(iter(stored))]
         is_cut = answer.replies[0].finish == "length"
         usage = {"input_tokens": prompt, "output_tokens": sampled, "total_tokens": prompt + sampled}
         details = {"input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0}}
@@ -138,12 +145,17 @@ def _add(chat: Chat, item: Body) -> None:
 
 
 def _tools(given: Sequence[Body]) -> Iterator[Body]:
-    """Yield tools; the name of one in a namespace begins with that of the namespace."""
+    """Yield tools; the name of one in a namespace begins with that of the namespace.
+
+    Raises:
+        CallRefusedError: A namespace is no list of tools.
+    """
     for tool in given:
-        if tool.get("type") == "namespace":
-            yield from ({**one, "name": f"{tool.get('name')}.{one.get('name')}"} for one in tool.get("tools") or ())
-        else:
+        if tool.get("type") != "namespace":
             yield tool
+            continue
+        for one in parsed(tool.get("tools") or [], list[dict[str, Any]]):
+            yield {**one, "name": f"{tool.get('name')}.{one.get('name')}", "namespace": tool.get("name")}
 
 
 def _function(tool: Body) -> Body | None:
@@ -162,10 +174,12 @@ def _output(answer: Answer) -> list[dict[str, Any]]:
     if reply.content or not reply.calls:
         text = {"type": "output_text", "text": reply.content, "annotations": [], "logprobs": []}
         output.append({"id": f"msg_{id}", "type": "message", "role": "assistant", "content": [text]})
-    spaces = {tool.get("name") for tool in answer.body.get("tools") or () if tool.get("type") == "namespace"}
+    spaces = {
+        tool.get("name"): tool["namespace"] for tool in _tools(answer.body.get("tools") or ()) if "namespace" in tool
+    }
     for position, call in enumerate(reply.calls):
         ids = {"id": f"fc_{id}_{position}", "type": "function_call", "call_id": f"call_{id}_{position}"}
-        space, _, name = call.name.partition(".")
-        names = {"name": name, "namespace": space} if space in spaces else {"name": call.name}
+        space = spaces.get(call.name)
+        names = {"name": call.name} if space is None else {"name": call.name[len(f"{space}.") :], "namespace": space}
         output.append({**ids, **names, "arguments": arguments_text(call.arguments)})
     return [{**item, "status": "incomplete" if reply.finish == "length" else "completed"} for item in output]

@@ -52,7 +52,7 @@ def find_local(evaluation: EvalConfig, kind: str, name: str) -> FoundPolicy:
         path, content = _checkpoint(Path(name))
         run = _run(content, evaluation)
         at_once = run.num_envs
-    if run.agent is not None and (problems := check_agent(run.agent)):
+    if run.agent is not None and (problems := check_agent(run.agent, run.renderer)):
         raise ConfigError(problems)
     options = next((section.options for section in run.envs if section.id == evaluation.env.id), {})
     limits = limits_of(run.rollout)

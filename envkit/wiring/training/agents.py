@@ -20,6 +20,7 @@ import anyio
 from envkit import clock, installation
 from envkit.config import kinds
 from envkit.config.agents import AgentSection
+from envkit.config.parts import RendererSection
 from envkit.errors import ConfigError, UsageError, did_you_mean
 from envkit.protocols import Engine, Player, Renderer, Sandbox
 from envkit.registry import load
@@ -127,9 +128,11 @@ def views_of(section: AgentSection | None) -> list[tuple[str, str]]:
     return [] if section is None else [(str(Path(one).resolve()), path) for path, one in section.views.items()]
 
 
-def check_agent(section: AgentSection) -> list[str]:
-    """Return the problems of the section."""
-    problems = []
+def check_agent(section: AgentSection, renderer: RendererSection) -> list[str]:
+    """Return the problems of the section, and of the renderer's keys that have no effect with an agent."""
+    needless = {"history": renderer.history != "all", "system": getattr(renderer, "system", None) is not None}
+    why = "has no effect, because an agent writes all messages itself; leave it out"
+    problems = [f"renderer.{name}: {why}" for name, is_set in needless.items() if is_set]
     if bool(section.command) == bool(section.function):
         problems.append("agent: set either command or function")
     if section.function:

@@ -308,7 +308,7 @@ def _check_rollout(run: RunConfig) -> None:
 def _check_agent(run: RunConfig) -> None:
     if run.agent is None:
         return
-    problems = check_agent(run.agent)
+    problems = check_agent(run.agent, run.renderer)
     if run.rollout.on_hang == "fail":
         problems.append("rollout.on_hang: the actions of an agent cannot be played again; use void")
     if run.engine.model is None:

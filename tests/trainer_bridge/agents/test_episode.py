@@ -10,13 +10,14 @@ import anyio
 import pytest
 
 from envkit import clock
-from envkit.errors import SandboxEndedError, SandboxLostError
+from envkit.errors import DeadlineError, SandboxEndedError, SandboxLostError
 from envkit.trainer_bridge.agents.episode import AgentEndedError, AgentEpisode
+from envkit.trainer_bridge.agents.messages import CallRefusedError, ModelRequest
 from envkit.trainer_bridge.agents.programs import ProgramAgent
 from envkit.trainer_bridge.agents.proxy import AgentProxy
 from envkit.trainer_bridge.rollout import RolloutLimits
 from envkit.types import Cause, CauseKind, StopReason, Task
-from tests.trainer_bridge.agents.agents import LetterEngine, ask, play_agent, played, user
+from tests.trainer_bridge.agents.agents import LetterEngine, Scripted, ask, play_agent, played, user
 from tests.trainer_bridge.fakes import Answer, ScriptedEpisode, ScriptedHost
 
 
@@ -75,3 +76,34 @@ def test_an_agent_that_takes_too_long_is_cut_off_with_what_it_has_done() -> None
     done = played(run, "one", limits=RolloutLimits(max_turns=5, max_tokens=500, turn_tokens=50, player_timeout_s=60))
     assert done.trajectory.outcome.stop is StopReason.PLAYER_TIMEOUT
     assert done.num_trained == 4
+
+
+@pytest.mark.parametrize(("after_s", "answers", "masked"), [(0, ["two"], {}), (1, ["~one", "two"], {"aborted": 4})])
+def test_a_call_that_was_stopped_costs_no_budget(after_s: int, answers: list[str], masked: dict[str, int]) -> None:
+    async def main(task: AgentEpisode) -> None:
+        stopped = task.start(ModelRequest(messages=(user("a?"),)))
+        if after_s:
+            await anyio.sleep(after_s)
+        stopped.abort()
+        with pytest.raises(CallRefusedError, match="stopped"):
+            await stopped.replies()
+        await ask(task, user("a?"))
+        with pytest.raises(CallRefusedError, match="limit of 1 calls"):
+            await ask(task, user("b?"))
+
+    done = played(main, *answers, limits=RolloutLimits(max_turns=1, max_tokens=4000, turn_tokens=200))
+    assert (done.num_trained, done.masked) == (4, masked)
+
+
+def test_the_engine_forgets_the_session_of_a_call_that_failed() -> None:
+    engine = LetterEngine(DeadlineError("no answer"))
+
+    async def fails(task: AgentEpisode) -> None:
+        await ask(task, user("a?"))
+
+    async def main() -> None:
+        done = await play_agent(Scripted(fails), engine)
+        assert done.trajectory.outcome.stop is StopReason.NO_COMPLETION
+
+    clock.run(main, virtual=True)
+    assert engine.forgotten == ["train/0/0.0.0"]

@@ -9,7 +9,7 @@ import pytest
 
 from envkit.trainer_bridge.agents.dialect import PIECE_CHARACTERS, Answer
 from envkit.trainer_bridge.agents.messages import AgentToolCall, CallRefusedError, ChatMessage, Reply
-from envkit.trainer_bridge.agents.responses import ResponseStore
+from envkit.trainer_bridge.agents.responses import MAX_STORED, ResponseStore
 
 CALL = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '{"at": 1}'}
 LOOK = AgentToolCall("look", {"at": 1})
@@ -117,3 +117,39 @@ def test_a_stream_has_the_events_of_the_api() -> None:
     ]
     assert [one["sequence_number"] for one in sent] == list(range(16))
     assert sum(event.characters for event in streamed) == PIECE_CHARACTERS + 1
+
+
+def test_a_tool_in_a_namespace_is_called_by_the_names_that_the_client_gave() -> None:
+    spaces = [
+        {"type": "namespace", "name": "mcp.files", "tools": [{"type": "function", "name": "read.all"}]},
+        {"type": "function", "name": "mcp.look"},
+    ]
+    request = ResponseStore().read({"input": "hi", "tools": spaces})
+    names = [tool["function"]["name"] for tool in request.tools]
+    assert names == ["mcp.files.read.all", "mcp.look"]
+    reply = Reply(content="", calls=tuple(AgentToolCall(name, {}) for name in names))
+    called = written(reply, input="hi", tools=spaces)["output"]
+    assert [(one.get("namespace"), one["name"]) for one in called] == [("mcp.files", "read.all"), (None, "mcp.look")]
+    (sent_back,) = messages({"role": "user", "content": "hi"}, called[0])[1:]
+    assert sent_back.calls == (AgentToolCall("mcp.files.read.all", {}),)
+
+
+def test_a_namespace_that_has_no_list_of_tools_is_refused() -> None:
+    with pytest.raises(CallRefusedError, match="Expected `array`"):
+        ResponseStore().read({"input": "hi", "tools": [{"type": "namespace", "name": "a", "tools": "look"}]})
+
+
+def test_only_the_latest_responses_can_be_continued() -> None:
+    store = ResponseStore()
+    for number in range(MAX_STORED + 1):
+        store.write(Answer(str(number), 7, {"input": "hi"}, [Reply(content="yes")]))
+    for field, prefix in (("previous_response_id", "resp"), ("item_reference", "msg")):
+        for number, is_known in ((0, False), (1, True)):
+            id = f"{prefix}_{number}"
+            item = {"type": "item_reference", "id": id}
+            body = {"input": "and?", "previous_response_id": id} if prefix == "resp" else {"input": [item]}
+            if is_known:
+                assert store.read(body).messages[-1].content in ("and?", "yes")
+            else:
+                with pytest.raises(CallRefusedError, match=field):
+                    store.read(body)

@@ -6,6 +6,7 @@ import pytest
 
 import envkit
 from envkit.config.agents import AgentSection
+from envkit.config.parts import AutoRendererSection
 from envkit.errors import UsageError
 from envkit.trainer_bridge.agents.programs import AgentFunction
 from envkit.wiring.training.agents import check_agent, function_of
@@ -42,6 +43,15 @@ def test_a_name_belongs_to_one_function_and_has_no_colon() -> None:
 
 def test_a_section_that_was_written_with_its_defaults_has_no_problem() -> None:
     section = AgentSection(function="bare_name")
-    assert check_agent(AgentSection.model_validate(section.model_dump())) == []
+    assert check_agent(AgentSection.model_validate(section.model_dump()), AutoRendererSection()) == []
     beside = section.model_copy(update={"place": "beside", "env": {"A": "1"}})
-    assert check_agent(beside) == [f"agent.{key}: is for a command; leave it out" for key in ("env", "place")]
+    assert check_agent(beside, AutoRendererSection()) == [
+        f"agent.{key}: is for a command; leave it out" for key in ("env", "place")
+    ]
+
+
+def test_keys_of_the_renderer_that_have_no_effect_with_an_agent_are_refused() -> None:
+    why = "has no effect, because an agent writes all messages itself; leave it out"
+    renderer = AutoRendererSection(history=2, system="Be brief.")
+    problems = check_agent(AgentSection(function="bare_name"), renderer)
+    assert problems == [f"renderer.history: {why}", f"renderer.system: {why}"]
