@@ -106,7 +106,7 @@ def test_the_training_file_of_the_page_about_agents_is_valid(tmp_path: Path, mon
     monkeypatch.chdir(tmp_path)
     run = config.parse(yaml.safe_load(files_of(AGENTS.read_text(encoding="utf-8"))["mini.yaml"]))
     assert run.agent is not None
-    assert check_agent(run.agent) == []
+    assert check_agent(run.agent, run.renderer) == []
 
 
 @pytest.mark.slow
