@@ -81,6 +81,10 @@ class OwnAgent(Agent):
         self._proxy.until(lambda: self._engine.num_waiting > before)
         return asked
 
+    def until_stopped(self) -> None:
+        """Wait until no sampling waits."""
+        self._proxy.until(lambda: not self._engine.num_waiting)
+
     def release(self) -> None:
         """Let the policy answer the calls that wait."""
         self._proxy.portal.call(self._engine.release)

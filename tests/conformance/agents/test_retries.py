@@ -126,8 +126,20 @@ def test_another_request_ends_a_call_whose_client_has_gone(own: OwnProxy, route:
         agent.begun(HI).close()
         agent.settle()
         assert agent.send(route, body).status == 200
+        agent.until_stopped()
         assert agent.ask(HI).text == "two"  # what was aborted is not answered again
     agent.trains(*["U:other| A:[two|]"] * (route == CHAT), TWO, aborted=4)
+
+
+def test_a_stored_answer_that_was_not_received_whole_is_given_again(own: OwnProxy) -> None:
+    with own.episode("one") as agent:
+        first = agent.ask(HI, stream=True)
+        cut = agent.begin(HI, stream=True, headers={**count(1), STALLS_AFTER: "one"})
+        assert next(cut.pieces()) == "one"
+        cut.close()
+        agent.settle()
+        assert agent.ask(HI, stream=True).content == first.content
+    agent.trains(ONE)
 
 
 def test_another_request_leaves_a_call_whose_client_waits(own: OwnProxy) -> None:
