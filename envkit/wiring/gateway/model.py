@@ -56,10 +56,10 @@ async def open_model(config: ServeConfig, announce: Callable[[str], None]) -> As
     folder = run_dirs.new_run_folder()
     try:
         async with AsyncExitStack() as parts:
+            routes = await parts.enter_async_context(ModelRoutes(str(folder / "model.sock")))
             backend = await parts.enter_async_context(ProcessBackend())
             times = liveness_times(config.liveness)
             pool = await parts.enter_async_context(Pool([Node("model", backend)], liveness_times=times))
-            routes = await parts.enter_async_context(ModelRoutes(str(folder / "model.sock")))
             tasks = await parts.enter_async_context(clock.background_tasks())
             words = (str(folder / "model.sock"), name, *filter(None, [url]))
             process = _ModelProcess(pool, words, routes, config.restarts.limit(), announce)
