@@ -13,11 +13,13 @@ Json = dict[str, Any]
 
 CHAT, RESPONSES, MESSAGES = ROUTES = ("chat/completions", "responses", "messages")
 TIMEOUT_S = 60.0
+MAX_TOKENS = 16
+"""Limit of the answers, unless a request has another one; the smallest that OpenAI's Responses API accepts."""
 
 _BODIES: Mapping[str, Callable[[list[Json]], Json]] = {
-    CHAT: lambda messages: {"model": "gpt", "messages": messages},
-    RESPONSES: lambda messages: {"model": "gpt", "input": messages},
-    MESSAGES: lambda messages: {"model": "claude", "max_tokens": 100, "messages": messages},
+    CHAT: lambda messages: {"max_tokens": MAX_TOKENS, "messages": messages},
+    RESPONSES: lambda messages: {"max_output_tokens": MAX_TOKENS, "input": messages},
+    MESSAGES: lambda messages: {"max_tokens": MAX_TOKENS, "messages": messages},
 }
 _TEXTS: Mapping[str, Callable[[Json], str]] = {
     CHAT: lambda body: body["choices"][0]["message"]["content"] or "",
@@ -131,7 +133,12 @@ class Client:
 
     Attributes:
         url: The base URL as OpenAI's clients take it, without a slash at its end.
+        model: Name of the model in requests that name no other one.
+        headers: Headers of each request.
     """
+
+    model = "gpt"
+    headers: Mapping[str, str] = {}
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -148,14 +155,16 @@ class Client:
     ) -> Exchange:
         """Send a request, and do not wait for the response."""
         content: Any = json.dumps(body).encode() if isinstance(body, dict) else body
-        sent = Exchange(f"{self.url if url is None else url}/{route}", content, method, headers or {})
+        sent = Exchange(
+            f"{self.url if url is None else url}/{route}", content, method, {**self.headers, **(headers or {})}
+        )
         self._exchanges.append(sent)
         return sent
 
     def begin(self, *messages: Json, route: Any = CHAT, headers: Any = None, **fields: Any) -> Exchange:
         """Ask the policy, and do not wait for the answer."""
         body = _BODIES[route.removesuffix("/count_tokens")]([*messages])
-        return self.send(route, {**body, **fields}, headers=headers)
+        return self.send(route, {"model": self.model, **body, **fields}, headers=headers)
 
     def ask(self, *messages: Json, route: Any = CHAT, headers: Any = None, **fields: Any) -> Exchange:
         """Ask the policy, and receive the whole response."""

@@ -1,4 +1,4 @@
-"""The proxy that is checked: our own, or that at the URL in ``ENVKIT_AGENT_PROXY``."""
+"""The proxy that is checked: our own, or that at the URL in ``ENVKIT_AGENT_PROXY``; see README.md."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from collections.abc import Iterator
 import pytest
 from anyio.from_thread import start_blocking_portal
 
+from tests.conformance.agents.client import ROUTES
 from tests.conformance.agents.served import AnyProxy, ForeignProxy, OwnProxy
 
 
 @pytest.fixture(scope="session")
 def served() -> Iterator[AnyProxy]:
     if url := os.environ.get("ENVKIT_AGENT_PROXY"):
-        yield ForeignProxy(url)
+        key, model, routes = (os.environ.get(f"ENVKIT_AGENT_PROXY_{name}", "") for name in ("KEY", "MODEL", "ROUTES"))
+        yield ForeignProxy(url.rstrip("/"), key, model, routes.split(",") if routes else ROUTES)
         return
     with start_blocking_portal() as portal:
         made = OwnProxy(portal)

@@ -6,13 +6,15 @@ proxy of others, only what its clients see is checked: `Agent.trains` then check
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 
 import anyio
+import pytest
 from anyio.from_thread import BlockingPortal
 
 from envkit import clock
@@ -21,7 +23,7 @@ from envkit.trainer_bridge.agents.messages import EpisodeCalls
 from envkit.trainer_bridge.agents.programs import AgentTask, FunctionAgent
 from envkit.trainer_bridge.agents.proxy import AgentProxy
 from envkit.types import StopReason
-from tests.conformance.agents.client import TIMEOUT_S, Client, Exchange, Json
+from tests.conformance.agents.client import ROUTES, TIMEOUT_S, Client, Exchange, Json
 from tests.trainer_bridge.agents.agents import LetterEngine, Played, play_agent
 
 KEEP_ALIVE_S = 0.03
@@ -37,9 +39,26 @@ class Agent(Client):
 
     Attributes:
         played: The episode, after the end of its block; None with a proxy of others.
+        api_key: What the clients of OpenAI and Anthropic send.
+        num_words: Number of words that do not fit into the context.
     """
 
     played: Played | None = None
+    api_key = "unused"
+    num_words = 100
+
+    def needs(self, route: str) -> None:
+        """Skip the test if the proxy does not have this route."""
+
+    def begun(self, *messages: Json, **settings: Any) -> Exchange:
+        """Ask the policy, and return when it samples an answer that waits."""
+        return self.begin(*messages, **settings)
+
+    def release(self) -> None:
+        """Let the policy answer the calls that wait."""
+
+    def scripted(self, found: object, expected: object) -> None:
+        """Check what follows from the scripted answers."""
 
     def settle(self, waiting: int = 0) -> None:
         """Wait until `waiting` requests are in progress, and the proxy has noticed which clients have gone."""
@@ -50,11 +69,28 @@ class Agent(Client):
 
 
 class ForeignAgent(Agent):
-    """The client of a proxy of others. No request may make the proxy fail."""
+    """The client of a proxy of others. `ask` requires an answer; `begin` does not."""
+
+    num_words = 300_000
+
+    def __init__(self, proxy: ForeignProxy) -> None:
+        super().__init__(proxy.url)
+        self._routes = proxy.routes
+        self.model = proxy.model or self.model
+        if proxy.key:
+            self.api_key, self.headers = proxy.key, {"authorization": f"Bearer {proxy.key}"}
+
+    def needs(self, route: str) -> None:
+        if route in {*ROUTES} - {*self._routes}:
+            pytest.skip(f"ENVKIT_AGENT_PROXY_ROUTES: the proxy does not have {route}")
+
+    def send(self, route: str, body: object = None, **settings: Any) -> Exchange:
+        self.needs(route.removesuffix("/count_tokens"))
+        return super().send(route, body, **settings)
 
     def ask(self, *messages: Json, **settings: Any) -> Exchange:
         asked = super().ask(*messages, **settings)
-        assert asked.status < 500, asked.content
+        assert asked.status == 200, asked.content
         return asked
 
 
@@ -75,7 +111,6 @@ class OwnAgent(Agent):
         self._proxy.until(lambda: self._proxy.num_open == waiting)
 
     def begun(self, *messages: Json, **settings: Any) -> Exchange:
-        """Ask the policy, and return when it samples an answer that waits."""
         before = self._engine.num_waiting
         asked = self.begin(*messages, **settings)
         self._proxy.until(lambda: self._engine.num_waiting > before)
@@ -86,8 +121,10 @@ class OwnAgent(Agent):
         self._proxy.until(lambda: not self._engine.num_waiting)
 
     def release(self) -> None:
-        """Let the policy answer the calls that wait."""
         self._proxy.portal.call(self._engine.release)
+
+    def scripted(self, found: object, expected: object) -> None:
+        assert found == expected, found
 
     def release_when(self, is_so: Callable[[], bool]) -> Future[None]:
         """Let the policy answer the calls that wait once `is_so` returns true."""
@@ -217,20 +254,26 @@ async def _until(is_so: Callable[[], bool]) -> None:
             await anyio.sleep(0.001)
 
 
+@dataclass
 class ForeignProxy:
     """A proxy of others.
 
     Attributes:
-        url: The base URL as OpenAI's clients take it.
+        url: The base URL as OpenAI's clients take it, without a slash at its end.
+        key: The API key; empty if it needs none.
+        model: Name of the model; empty if any name will do.
+        routes: Those of `ROUTES` that it has.
         agents: The agents, whose connections are still to be closed.
     """
 
-    def __init__(self, url: str) -> None:
-        self.url = url.rstrip("/")
-        self.agents: list[Agent] = []
+    url: str
+    key: str = ""
+    model: str = ""
+    routes: Sequence[str] = ROUTES
+    agents: list[Agent] = field(default_factory=list)
 
     @contextmanager
     def episode(self, *answers: str | Exception, **settings: Any) -> Iterator[Agent]:
         """Yield an agent; what it is answered is up to the proxy."""
-        self.agents.append(ForeignAgent(self.url))
+        self.agents.append(ForeignAgent(self))
         yield self.agents[-1]

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from envkit.trainer_bridge.rollout import RolloutLimits
-from tests.conformance.agents.client import TIMEOUT_S
+from tests.conformance.agents.client import CHAT, MAX_TOKENS, MESSAGES, TIMEOUT_S
 from tests.conformance.agents.served import AnyProxy, OwnProxy
 from tests.trainer_bridge.agents.agents import TOOL
 
@@ -32,14 +32,16 @@ streamed_or_not = pytest.mark.parametrize("stream", [False, True])
 def of_openai() -> Iterator[OpenAI]:
     """Returns OpenAI's client for an agent."""
     with openai.OpenAI(base_url="http://127.0.0.1", api_key="unused", timeout=TIMEOUT_S) as client:
-        yield lambda agent, **options: client.with_options(base_url=agent.url, **options)
+        yield lambda agent, **options: client.with_options(base_url=agent.url, api_key=agent.api_key, **options)
 
 
 @pytest.fixture(scope="module")
 def of_anthropic() -> Iterator[Anthropic]:
     """Returns Anthropic's client for an agent."""
     with anthropic.Anthropic(base_url="http://127.0.0.1", api_key="unused", timeout=TIMEOUT_S) as client:
-        yield lambda agent, **options: client.with_options(base_url=agent.url.removesuffix("/v1"), **options)
+        yield lambda agent, **options: client.with_options(
+            base_url=agent.url.removesuffix("/v1"), api_key=agent.api_key, **options
+        )
 
 
 @streamed_or_not
@@ -63,15 +65,19 @@ def test_openai_reads_an_answer_and_sends_it_back(own: OwnProxy, of_openai: Open
 
 
 @streamed_or_not
-def test_openai_reads_several_answers(own: OwnProxy, of_openai: OpenAI, stream: bool) -> None:
-    with own.episode("a", "b", "c") as agent:
+def test_openai_reads_several_answers(proxy: AnyProxy, of_openai: OpenAI, stream: bool) -> None:
+    with proxy.episode("a", "b", "c") as agent:
+        agent.needs(CHAT)
         client = of_openai(agent)
-        answer: Any = client.chat.completions.create(model="gpt", messages=[HI], n=3, stream=stream)
+        answer: Any = client.chat.completions.create(
+            model=agent.model, max_tokens=MAX_TOKENS, messages=[HI], n=3, stream=stream
+        )
         texts = ["", "", ""]
         for part in answer if stream else [answer]:
             for choice in part.choices:
                 texts[choice.index] += (choice.delta if stream else choice.message).content or ""
-        assert sorted(texts) == ["a", "b", "c"]
+        agent.scripted(sorted(texts), ["a", "b", "c"])
+        assert all(texts)
     agent.trains(*(f"U:hi| A:[{text}|]" for text in "abc"))
 
 
@@ -179,8 +185,14 @@ def test_a_client_that_retries_after_a_timeout_gets_the_running_call(
     agent.trains("U:hi| A:[yes|]")
 
 
-def test_openai_reads_a_text_from_any_proxy(proxy: AnyProxy, of_openai: OpenAI) -> None:
-    with proxy.episode("yes") as agent:
-        answered = of_openai(agent).chat.completions.create(model="gpt", messages=[HI])
-        assert isinstance(answered.choices[0].message.content, str)
-    agent.trains("U:hi| A:[yes|]")
+def test_both_clients_read_a_text(proxy: AnyProxy, of_openai: OpenAI, of_anthropic: Anthropic) -> None:
+    with proxy.episode("yes", "no") as agent:
+        asked: Any = {"model": agent.model, "max_tokens": MAX_TOKENS, "messages": [HI]}
+        agent.needs(CHAT)
+        chat = of_openai(agent).chat.completions.create(**asked)
+        agent.needs(MESSAGES)
+        message = of_anthropic(agent).messages.create(**asked)
+        texts = [chat.choices[0].message.content, *(block.text for block in message.content)]
+        assert all(texts)
+        agent.scripted(texts, ["yes", "no"])
+    agent.trains("U:hi| A:[yes|]", "U:hi| A:[no|]")

@@ -40,10 +40,10 @@ def test_an_answer_may_be_trimmed(proxy: AnyProxy, sent: str) -> None:
 
 
 @pytest.mark.parametrize("content", ["one", "<think>hm</think>one", [{"type": "text", "text": "one"}]])
-def test_thoughts_may_be_removed_from_the_history(own: OwnProxy, content: object) -> None:
-    with own.episode("<think>hm</think>\n\none", "two") as agent:
-        first = agent.ask(A)
-        assert (first.message["content"], first.message["reasoning_content"]) == ("one", "hm")
+def test_thoughts_may_be_removed_from_the_history(proxy: AnyProxy, content: object) -> None:
+    with proxy.episode("<think>hm</think>\n\none", "two") as agent:
+        first = agent.ask(A).message
+        agent.scripted((first["content"], first.get("reasoning_content")), ("one", "hm"))
         agent.ask(A, assistant(content), B)
     agent.trains("U:a?| A:[<think>hm</think>\n\none|] U:b?| A:[two|]")
 
@@ -53,11 +53,11 @@ def test_thoughts_may_be_removed_from_the_history(own: OwnProxy, content: object
 )
 @pytest.mark.parametrize("content", [None, "", [], "missing"])
 def test_tool_calls_may_have_other_ids_and_their_arguments_another_form(
-    own: OwnProxy, arguments: object, content: object
+    proxy: AnyProxy, arguments: object, content: object
 ) -> None:
-    with own.episode(CALL, "two") as agent:
+    with proxy.episode(CALL, "two") as agent:
         first = agent.ask(A, tools=[TOOL])
-        assert first.json["choices"][0]["finish_reason"] == "tool_calls"
+        agent.scripted(first.json["choices"][0]["finish_reason"], "tool_calls")
         function = {"name": "bash", "arguments": arguments}
         sent = assistant(content, tool_calls=[{"id": "x", "type": "function", "function": function}])
         if content == "missing":
@@ -116,11 +116,13 @@ def test_a_call_that_is_broken_or_cut_is_text_with_the_tokens_that_were_sampled(
     assert row.endswith("U:b?| A:[two|]")
 
 
-def test_a_history_with_a_broken_call_is_read_as_text(own: OwnProxy) -> None:
+def test_a_history_with_a_broken_call_is_read_as_text(proxy: AnyProxy) -> None:
     broken = {"id": "x", "type": "function", "function": {"name": "bash", "arguments": '{"comm'}}
-    with own.episode("one") as agent:
-        assert agent.ask(A, assistant(None, tool_calls=[broken]), B, tools=[TOOL]).status == 200
-    assert '"arguments": "{\\"comm"' in agent.rows[0]
+    with proxy.episode("one") as agent:
+        result = {"role": "tool", "tool_call_id": "x", "content": "not JSON"}
+        assert agent.ask(A, assistant(None, tool_calls=[broken]), result, tools=[TOOL]).status == 200
+    if isinstance(agent, OwnAgent):
+        assert '"arguments": "{\\"comm"' in agent.rows[0]
 
 
 @pytest.mark.parametrize("role", ["system", "developer"])
@@ -134,22 +136,23 @@ def test_developer_is_another_word_for_system(proxy: AnyProxy, role: str) -> Non
 # --- Branches and roots ----------------------------------------------------------------------------------------------
 
 
-def test_calls_at_the_same_time_from_one_answer_are_branches_that_train_it_once(own: OwnProxy) -> None:
-    with own.episode("one", "two", "two") as agent:
+def test_calls_at_the_same_time_from_one_answer_are_branches_that_train_it_once(proxy: AnyProxy) -> None:
+    with proxy.episode("one", "two", "two") as agent:
         first = agent.ask(A).message
-        assert [one.text for one in [agent.begin(A, first, B), agent.begin(A, first, C)]] == ["two", "two"]
+        asked = [agent.begin(A, first, B), agent.begin(A, first, C)]
+        assert len({one.id for one in asked}) == 2
     rows = [{f"U:a?| A:[one|] U:{x}?| A:[two|]", f"U:a?| A:one| U:{y}?| A:[two|]"} for x, y in ("bc", "cb")]
-    assert {*agent.rows} in rows
+    assert not isinstance(agent, OwnAgent) or {*agent.rows} in rows
 
 
-def test_several_answers_are_branches_and_each_may_be_continued(own: OwnProxy) -> None:
-    with own.episode("x", "y", "z", "two") as agent:
+def test_several_answers_are_branches_and_each_may_be_continued(proxy: AnyProxy) -> None:
+    with proxy.episode("x", "y", "z", "two") as agent:
         choices = agent.ask(A, n=3).json["choices"]
         assert [one["index"] for one in choices] == [0, 1, 2]
         continued = choices[1]["message"]
         agent.ask(A, continued, B)
     texts = {one["message"]["content"] for one in choices}
-    assert texts == {"x", "y", "z"}
+    agent.scripted(texts, {"x", "y", "z"})
     agent.trains(
         f"U:a?| A:[{continued['content']}|] U:b?| A:[two|]",
         *(f"U:a?| A:[{text}|]" for text in texts - {continued["content"]}),
@@ -175,12 +178,12 @@ def test_a_summary_that_replaces_the_history_is_a_new_root_and_trains_where_it_w
     )
 
 
-def test_agents_that_work_at_the_same_time_with_one_key_are_roots_of_their_own(own: OwnProxy) -> None:
-    with own.episode(*["one"] * 3, *["two"] * 3) as agent:
+def test_agents_that_work_at_the_same_time_with_one_key_are_roots_of_their_own(proxy: AnyProxy) -> None:
+    with proxy.episode(*["one"] * 3, *["two"] * 3) as agent:
         chats = [[system(f"Agent {number}."), A] for number in range(3)]
         for chat, asked in [*zip(chats, [agent.begin(*chat) for chat in chats], strict=True)]:
             chat += [asked.message, B]
-        assert [one.text for one in [agent.begin(*chat) for chat in chats]] == ["two"] * 3
+        assert len({one.id for one in [agent.begin(*chat) for chat in chats]}) == 3
     agent.trains(*(f"S:Agent {number}.| U:a?| A:[one|] U:b?| A:[two|]" for number in range(3)))
 
 
@@ -193,11 +196,11 @@ def test_the_same_text_in_another_context_is_another_node(proxy: AnyProxy) -> No
 
 
 @pytest.mark.parametrize("tools", [[TOOL, OTHER_TOOL], []])
-def test_other_tools_are_another_root(own: OwnProxy, tools: list[object]) -> None:
-    with own.episode("one", "two") as agent:
+def test_other_tools_are_another_root(proxy: AnyProxy, tools: list[object]) -> None:
+    with proxy.episode("one", "two") as agent:
         first = agent.ask(A, tools=[TOOL]).message
         agent.ask(A, first, B, tools=tools)
-    assert [row.count("[") for row in agent.rows] == [1, 1]
+    assert not isinstance(agent, OwnAgent) or [row.count("[") for row in agent.rows] == [1, 1]
 
 
 def test_tools_that_are_loaded_later_are_shown_where_they_were_found(own: OwnProxy) -> None:
@@ -258,10 +261,10 @@ def test_the_billing_header_of_claude_code_is_ignored(proxy: AnyProxy) -> None:
 # --- Answers that go on ----------------------------------------------------------------------------------------------
 
 
-def test_text_that_the_client_appends_to_an_answer_is_context_in_the_same_sample(own: OwnProxy) -> None:
+def test_text_that_the_client_appends_to_an_answer_is_context_in_the_same_sample(proxy: AnyProxy) -> None:
     stop = {"stop": ["Observation:"]}
-    with own.episode("do it\nObservation: made up", "fine") as agent:
-        assert agent.ask(A, **stop).text == "do it\n"
+    with proxy.episode("do it\nObservation: made up", "fine") as agent:
+        agent.scripted(agent.ask(A, **stop).text, "do it\n")
         agent.ask(A, assistant("do it\nObservation: done\n"), **stop)
     agent.trains("U:a?| A:[do it\nObservation:] done\n| A:[fine|]", stop=9)
 
@@ -282,11 +285,11 @@ def test_a_last_message_of_the_assistant_is_followed_by_a_new_turn(proxy: AnyPro
     ],
 )
 def test_an_answer_that_the_client_begins_goes_on_after_exactly_its_bytes(
-    own: OwnProxy, route: str, fields: dict[str, bool]
+    proxy: AnyProxy, route: str, fields: dict[str, bool]
 ) -> None:
     more = {"continue_final_message": True} if route == CHAT and not fields else {}
-    with own.episode("x): y", "two") as agent:
-        assert agent.ask(A, assistant("def f( ", **fields), route=route, **more).text == "x): y"
+    with proxy.episode("x): y", "two") as agent:
+        agent.scripted(agent.ask(A, assistant("def f( ", **fields), route=route, **more).text, "x): y")
         agent.ask(A, assistant("def f( x): y"), B, route=route)
     agent.trains("U:a?| A:def f( [x): y|] U:b?| A:[two|]")
 
@@ -331,15 +334,14 @@ def test_a_client_that_keeps_the_history_sends_it_with_encrypted_thoughts(proxy:
     agent.trains("U:a?| A:[one|] U:b?| A:[two|]")
 
 
-def test_a_response_that_is_unknown_or_not_stored_is_refused_by_name(own: OwnProxy) -> None:
-    with own.episode("one", "two") as agent:
+def test_a_response_that_is_unknown_or_not_stored_is_refused_by_name(proxy: AnyProxy) -> None:
+    with proxy.episode("one", "two") as agent:
         unstored = agent.ask(A, route=RESPONSES, store=False)
-        for fields in ({"previous_response_id": unstored.id}, {"previous_response_id": "resp_x"}):
-            refused = agent.ask(B, route=RESPONSES, **fields)
-            assert refused.status == 400
-            assert f"previous_response_id: {fields['previous_response_id']!r} is unknown" in refused.error["message"]
-        refused = agent.ask({"type": "item_reference", "id": "msg_x"}, route=RESPONSES)
-        assert (refused.status, "item_reference: 'msg_x' is unknown" in refused.error["message"]) == (400, True)
+        for name in (unstored.id, "resp_x"):
+            refused = agent.begin(B, route=RESPONSES, previous_response_id=name)
+            assert (refused.status in (400, 404), f"{name!r}" in refused.error["message"]) == (True, True)
+        refused = agent.begin({"type": "item_reference", "id": "msg_x"}, route=RESPONSES)
+        assert (refused.status in (400, 404), "'msg_x'" in refused.error["message"]) == (True, True)
     agent.trains("U:a?| A:[one|]")
 
 

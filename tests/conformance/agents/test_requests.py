@@ -9,13 +9,18 @@ from collections.abc import Iterator
 import pytest
 
 from envkit.trainer_bridge.rollout import RolloutLimits
-from tests.conformance.agents.client import CHAT, MESSAGES, RESPONSES, ROUTES, assistant, system, user
-from tests.conformance.agents.served import AnyProxy, OwnProxy
+from tests.conformance.agents.client import CHAT, MAX_TOKENS, MESSAGES, RESPONSES, ROUTES, assistant, system, user
+from tests.conformance.agents.served import Agent, AnyProxy, OwnProxy
 from tests.trainer_bridge.agents.agents import TOOL
 
 HI = user("hi")
-BODY = json.dumps({"model": "m", "messages": [HI]}).encode()
+BODY = json.dumps({"model": "gpt", "messages": [HI]}).encode()
 ROW = "U:hi| A:[yes|]"
+
+
+def body_of(agent: Agent) -> bytes:
+    return json.dumps({"model": agent.model, "max_tokens": MAX_TOKENS, "messages": [HI]}).encode()
+
 
 each_route = pytest.mark.parametrize("route", ROUTES)
 
@@ -80,7 +85,7 @@ def test_after_the_end_of_the_episode_each_request_gets_410(own: OwnProxy) -> No
 
 def test_any_name_of_a_model_means_the_policy(proxy: AnyProxy) -> None:
     with proxy.episode("yes") as agent:
-        assert agent.ask(HI, model="no-such-model-7b").json["model"] == "no-such-model-7b"
+        assert agent.begin(HI, model="no-such-model-7b").json["model"] == "no-such-model-7b"
     agent.trains(ROW)
 
 
@@ -90,27 +95,34 @@ def test_a_body_may_come_in_chunks_and_compressed(proxy: AnyProxy) -> None:
         yield content[9:]
 
     with proxy.episode("yes", "no") as agent:
-        for content, encoding in ((BODY, "identity"), (gzip.compress(BODY), "gzip")):
+        body = body_of(agent)
+        for content, encoding in ((body, "identity"), (gzip.compress(body), "gzip")):
             assert agent.send(CHAT, chunks(content), headers={"content-encoding": encoding}).text
     agent.trains(ROW, "U:hi| A:[no|]")
 
 
-def test_a_client_that_waits_to_be_asked_for_the_body_is_asked(proxy: AnyProxy) -> None:
+def test_expect_100_continue_is_answered_before_the_body_is_sent(proxy: AnyProxy) -> None:
     with proxy.episode("yes") as agent:
-        asked = agent.send(CHAT, BODY, headers={"expect": "100-continue"})  # the client of Python skips the answer 100
-        assert asked.text
+        body = body_of(agent)
+        asked = agent.send(CHAT, headers={"expect": "100-continue", "content-length": str(len(body))})  # without a body
+        socket = asked.connection.sock
+        with socket.makefile("rb", buffering=0) as head:
+            status, *_ = [*iter(head.readline, b"\r\n")]
+        assert status.split()[1] == b"100"
+        socket.sendall(body)
+        assert isinstance(asked.text, str)
     agent.trains(ROW)
 
 
-def test_settings_of_the_run_are_accepted_and_named(own: OwnProxy) -> None:
+def test_settings_of_the_run_are_accepted_and_named(proxy: AnyProxy) -> None:
     settings = {"temperature": 0, "top_p": 0.5, "seed": 1, "logit_bias": {"1": 5}, "presence_penalty": 1}
     enforced = {"tool_choice": "required", "response_format": {"type": "json_object"}}
-    with own.episode("yes", "no") as agent:
+    with proxy.episode("yes", "no") as agent:
         agent.ask(HI, **settings, **enforced, tools=[TOOL, {"type": "web_search"}])
         agent.ask(HI, route=MESSAGES, temperature=1, metadata={"user_id": "u"})
-    assert agent.played is not None
     names = [*settings, *enforced, "metadata", "temperature", "tools.web_search"]
-    assert agent.played.player.unused == {name: names.count(name) for name in names}
+    if agent.played is not None:
+        assert agent.played.player.unused == {name: names.count(name) for name in names}
 
 
 def test_markers_of_prompt_caches_are_no_part_of_messages(proxy: AnyProxy) -> None:
@@ -144,14 +156,16 @@ def test_probes_of_the_server_are_answered(own: OwnProxy, path: str, method: str
 
 def test_models_are_listed(proxy: AnyProxy) -> None:
     with proxy.episode() as agent:
-        listed = agent.send("models", method="GET")
-        assert listed.status == 200
-        assert [isinstance(model["id"], str) for model in listed.json["data"]]
+        listed, head = (agent.send("models", method=method) for method in ("GET", "HEAD"))
+        assert (listed.status, head.status, head.content) == (200, 200, b"")
+        assert {type(model["id"]) for model in listed.json["data"]} == {str}
 
 
-def test_a_compression_that_is_not_known_gets_415(proxy: AnyProxy) -> None:
+@each_route
+def test_a_compression_that_is_not_known_gets_415(proxy: AnyProxy, route: str) -> None:
     with proxy.episode() as agent:
-        assert agent.send(CHAT, b"\x28\xb5\x2f\xfd", headers={"content-encoding": "zstd"}).status == 415
+        refused = agent.send(route, b"\x28\xb5\x2f\xfd", headers={"content-encoding": "zstd"})
+        assert (refused.status, bool(refused.error["message"])) == (415, True)
 
 
 @each_route
@@ -187,8 +201,8 @@ def test_the_connection_survives_errors(proxy: AnyProxy) -> None:
         first = agent.send("unknown")
         socket, read = first.connection.sock, first.content
         assert read
-        for body, status in ((b"{}", 400), (BODY, 200)):
-            first.connection.request("POST", f"{first.path.rpartition('/')[0]}/{CHAT}", body)
+        for body, status in ((b"{}", 400), (body_of(agent), 200)):
+            first.connection.request("POST", f"{first.path.rpartition('/')[0]}/{CHAT}", body, agent.headers)
             response = first.connection.getresponse()
             assert (response.status, bool(response.read())) == (status, True)
         assert first.connection.sock is socket
@@ -200,14 +214,15 @@ def test_the_connection_survives_errors(proxy: AnyProxy) -> None:
     [(CHAT, "maximum context length"), (RESPONSES, "maximum context length"), (MESSAGES, "prompt is too long")],
 )
 def test_a_prompt_that_exceeds_the_context_is_refused_in_words_that_clients_know(
-    own: OwnProxy, route: str, words: str
+    proxy: AnyProxy, route: str, words: str
 ) -> None:
-    with own.episode("yes", limits=RolloutLimits(max_turns=9, max_tokens=100, turn_tokens=20)) as agent:
-        refused = agent.ask(user("long " * 100), route=route)
+    with proxy.episode("yes", limits=RolloutLimits(max_turns=9, max_tokens=100, turn_tokens=20)) as agent:
+        refused = agent.begin(user("long " * agent.num_words), route=route)
         assert refused.status == 400
         assert words in refused.error["message"]
         if route != MESSAGES:
-            assert refused.error["type"] == refused.error["code"] == "context_length_exceeded"
+            assert refused.error["code"] == "context_length_exceeded"
+            agent.scripted(refused.error["type"], "context_length_exceeded")
         agent.ask(HI)  # the agent shortens its history, and goes on
     agent.trains(ROW)
 

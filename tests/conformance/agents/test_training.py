@@ -8,7 +8,7 @@ from envkit.errors import DeadlineError
 from envkit.trainer_bridge.rollout import RolloutLimits
 from envkit.trainer_bridge.scheduler.accounting import Fate, fate_before_training
 from envkit.types import StopReason
-from tests.conformance.agents.client import CHAT, MESSAGES, ROUTES, system, user
+from tests.conformance.agents.client import CHAT, MESSAGES, RESPONSES, ROUTES, Json, system, user
 from tests.conformance.agents.served import AnyProxy, OwnAgent, OwnProxy
 from tests.trainer_bridge.fakes import Answer, ScriptedHost
 
@@ -26,9 +26,9 @@ def versions(agent: OwnAgent) -> list[list[int]]:
 # --- Which calls -----------------------------------------------------------------------------------------------------
 
 
-def test_requests_of_one_token_and_counts_of_tokens_train_nothing_and_cost_no_budget(own: OwnProxy) -> None:
+def test_requests_of_one_token_and_counts_of_tokens_train_nothing_and_cost_no_budget(proxy: AnyProxy) -> None:
     limits = RolloutLimits(max_turns=1, max_tokens=500, turn_tokens=50)
-    with own.episode("...", "...", "one", limits=limits) as agent:
+    with proxy.episode("...", "...", "one", limits=limits) as agent:
         for route in (CHAT, MESSAGES):
             agent.ask(user("quota"), route=route, max_tokens=1)
         counted = agent.ask(A, route="messages/count_tokens").json["input_tokens"]
@@ -39,7 +39,7 @@ def test_requests_of_one_token_and_counts_of_tokens_train_nothing_and_cost_no_bu
 def test_calls_beside_the_task_train_too(proxy: AnyProxy) -> None:
     with proxy.episode("one", "a title", "two") as agent:
         first = agent.ask(A).message
-        agent.ask(system("Write a title."), A, model="small")
+        agent.ask(system("Write a title."), A)
         agent.ask(A, first, B)
     agent.trains("U:a?| A:[one|] U:b?| A:[two|]", "S:Write a title.| U:a?| A:[a title|]")
 
@@ -56,25 +56,32 @@ def test_calls_that_are_not_selected_are_context_of_those_that_are(own: OwnProxy
 
 @each_route
 def test_the_smaller_limit_of_tokens_wins_and_the_client_learns_that_the_answer_was_cut(
-    own: OwnProxy, route: str
+    proxy: AnyProxy, route: str
 ) -> None:
-    limit = {CHAT: "max_completion_tokens", MESSAGES: "max_tokens"}.get(route, "max_output_tokens")
-    with own.episode("one...", limits=RolloutLimits(max_turns=1, max_tokens=40, turn_tokens=20)) as agent:
-        cut = agent.ask(user("long " * 4), route=route, **{limit: 9}).json
+    limit: Json = {
+        CHAT: {"max_tokens": None, "max_completion_tokens": 16},
+        RESPONSES: {"max_output_tokens": 16},
+        MESSAGES: {"max_tokens": 16},
+    }[route]
+    with proxy.episode("one...", limits=RolloutLimits(max_turns=1, max_tokens=47, turn_tokens=20)) as agent:
+        cut = agent.ask(user("long " * 4), route=route, **limit).json
         reason = cut["choices"][0]["finish_reason"] if route == CHAT else cut.get("stop_reason") or cut["status"]
-        assert reason == {CHAT: "length", MESSAGES: "max_tokens"}.get(route, "incomplete")
+        agent.scripted(reason, {CHAT: "length", MESSAGES: "max_tokens"}.get(route, "incomplete"))
+        usage = cut["usage"]
+        assert 0 < usage["completion_tokens" if route == CHAT else "output_tokens"] <= 16
     agent.trains("U:long long long long | A:[one...]")
 
 
 @pytest.mark.parametrize(("route", "field"), [(CHAT, "stop"), (MESSAGES, "stop_sequences")])
 def test_an_answer_ends_before_a_stop_text_and_what_was_sampled_after_it_does_not_train(
-    own: OwnProxy, route: str, field: str
+    proxy: AnyProxy, route: str, field: str
 ) -> None:
-    with own.episode("one END two") as agent:
+    with proxy.episode("one END two") as agent:
         answer = agent.ask(A, route=route, **{field: ["never", "END"]})
-        assert answer.text == "one "
+        assert "END" not in answer.text
+        agent.scripted(answer.text, "one ")
         if route == MESSAGES:
-            assert (answer.json["stop_reason"], answer.json["stop_sequence"]) == ("stop_sequence", "END")
+            agent.scripted((answer.json["stop_reason"], answer.json["stop_sequence"]), ("stop_sequence", "END"))
     agent.trains("U:a?| A:[one END]", stop=5)
 
 
@@ -105,7 +112,7 @@ def test_new_weights_within_a_call_change_the_version_from_the_next_token_on(own
 
 
 @each_route
-def test_a_client_waits_through_a_pause_of_the_policy(own: OwnProxy, route: str) -> None:
+def test_a_call_that_waits_while_the_weights_change_is_sampled_by_the_new_ones(own: OwnProxy, route: str) -> None:
     with own.episode("~^one") as agent:
         asked = agent.begun(A, route=route)
         agent.release()
