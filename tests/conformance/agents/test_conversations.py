@@ -68,6 +68,27 @@ def test_tool_calls_may_have_other_ids_and_their_arguments_another_form(
     )
 
 
+def test_results_belong_to_tool_calls_by_position_whatever_their_ids_are(proxy: AnyProxy) -> None:
+    def history(ids: str, answered: str) -> list[Json]:
+        function = {"name": "bash", "arguments": '{"command": "ls", "all": true}'}
+        calls = [{"id": id, "type": "function", "function": function} for id in ids]
+        results = [
+            {"role": "tool", "tool_call_id": id, "content": text} for id, text in zip(answered, "12", strict=True)
+        ]
+        return [A, assistant(None, tool_calls=calls), *results]
+
+    with proxy.episode(CALL + CALL, "two", "three", "four") as agent:
+        agent.ask(A, tools=[TOOL])
+        agent.ask(*history("xy", "xy"), tools=[TOOL])
+        agent.ask(*history("pq", "pq"), assistant("two"), B, tools=[TOOL])
+        agent.ask(*history("xy", "yx"), assistant("two"), B, tools=[TOOL])  # the results of other calls
+    results = " ".join(f"U:<tool_response>\n{text}\n</tool_response>|" for text in "12")
+    agent.trains(
+        f"S:TOOLS| U:a?| A:[{CALL}{CALL}|] {results} A:[two|] U:b?| A:[three|]",
+        f"S:TOOLS| U:a?| A:{CALL}{CALL}| {results} A:two| U:b?| A:[four|]",
+    )
+
+
 def test_a_client_may_add_the_defaults_of_arguments(own: OwnProxy) -> None:
     tool = {
         "name": "bash",
@@ -126,7 +147,7 @@ def test_a_history_with_a_broken_call_is_read_as_text(proxy: AnyProxy) -> None:
 
 
 @pytest.mark.parametrize("role", ["system", "developer"])
-def test_developer_is_another_word_for_system(proxy: AnyProxy, role: str) -> None:
+def test_the_developer_role_equals_the_system_role(proxy: AnyProxy, role: str) -> None:
     with proxy.episode("one", "two") as agent:
         agent.ask(system("Be kind."), A)
         agent.ask({"role": role, "content": [{"type": "text", "text": "Be kind."}]}, A, assistant("one"), B)
@@ -159,7 +180,7 @@ def test_several_answers_are_branches_and_each_may_be_continued(proxy: AnyProxy)
     )
 
 
-def test_an_answer_that_the_client_rewrote_is_context_in_a_new_root(proxy: AnyProxy) -> None:
+def test_an_answer_that_the_client_rewrote_starts_a_new_sample(proxy: AnyProxy) -> None:
     with proxy.episode("one", "two") as agent:
         agent.ask(A)
         agent.ask(A, assistant("ONE"), B)
@@ -178,7 +199,7 @@ def test_a_summary_that_replaces_the_history_is_a_new_root_and_trains_where_it_w
     )
 
 
-def test_agents_that_work_at_the_same_time_with_one_key_are_roots_of_their_own(proxy: AnyProxy) -> None:
+def test_parallel_sub_agents_with_one_key_have_separate_samples(proxy: AnyProxy) -> None:
     with proxy.episode(*["one"] * 3, *["two"] * 3) as agent:
         chats = [[system(f"Agent {number}."), A] for number in range(3)]
         for chat, asked in [*zip(chats, [agent.begin(*chat) for chat in chats], strict=True)]:
@@ -187,7 +208,7 @@ def test_agents_that_work_at_the_same_time_with_one_key_are_roots_of_their_own(p
     agent.trains(*(f"S:Agent {number}.| U:a?| A:[one|] U:b?| A:[two|]" for number in range(3)))
 
 
-def test_the_same_text_in_another_context_is_another_node(proxy: AnyProxy) -> None:
+def test_the_same_text_in_another_context_is_another_branch(proxy: AnyProxy) -> None:
     with proxy.episode("one", "two", "one") as agent:
         agent.ask(A)
         agent.ask(B, assistant("one"), C)
@@ -237,7 +258,7 @@ def test_a_system_prompt_that_changes_is_a_new_root(proxy: AnyProxy) -> None:
     agent.trains("S:It is 1 o'clock.| U:a?| A:[one|]", "S:It is 2 o'clock.| U:a?| A:one| U:b?| A:[two|]")
 
 
-def test_what_changes_in_a_system_prompt_can_be_ignored(own: OwnProxy) -> None:
+def test_a_changing_part_of_a_system_prompt_can_be_ignored(own: OwnProxy) -> None:
     def stable(message: ChatMessage) -> ChatMessage:
         return ChatMessage(message.role, re.sub(r"It is \d o'clock\.", "", message.content), message.calls)
 
@@ -261,7 +282,7 @@ def test_the_billing_header_of_claude_code_is_ignored(proxy: AnyProxy) -> None:
 # --- Answers that go on ----------------------------------------------------------------------------------------------
 
 
-def test_text_that_the_client_appends_to_an_answer_is_context_in_the_same_sample(proxy: AnyProxy) -> None:
+def test_text_that_the_client_appends_to_an_answer_does_not_train(proxy: AnyProxy) -> None:
     stop = {"stop": ["Observation:"]}
     with proxy.episode("do it\nObservation: made up", "fine") as agent:
         agent.scripted(agent.ask(A, **stop).text, "do it\n")
@@ -284,7 +305,7 @@ def test_a_last_message_of_the_assistant_is_followed_by_a_new_turn(proxy: AnyPro
         (MESSAGES, {}),
     ],
 )
-def test_an_answer_that_the_client_begins_goes_on_after_exactly_its_bytes(
+def test_the_client_may_begin_an_answer_that_the_policy_continues(
     proxy: AnyProxy, route: str, fields: dict[str, bool]
 ) -> None:
     more = {"continue_final_message": True} if route == CHAT and not fields else {}
@@ -294,7 +315,7 @@ def test_an_answer_that_the_client_begins_goes_on_after_exactly_its_bytes(
     agent.trains("U:a?| A:def f( [x): y|] U:b?| A:[two|]")
 
 
-def test_an_answer_that_was_cut_goes_on_in_the_same_sample(own: OwnProxy) -> None:
+def test_an_answer_that_was_cut_can_be_continued_in_the_same_sample(own: OwnProxy) -> None:
     with own.episode("one...", " two") as agent:
         first = agent.ask(A, route=MESSAGES)
         assert first.json["stop_reason"] == "max_tokens"
@@ -303,7 +324,7 @@ def test_an_answer_that_was_cut_goes_on_in_the_same_sample(own: OwnProxy) -> Non
 
 
 @pytest.mark.parametrize("last", [assistant([USE]), assistant([{"type": "thinking", "thinking": "hm"}])])
-def test_an_answer_that_cannot_go_on_to_the_byte_is_refused(own: OwnProxy, last: Json) -> None:
+def test_an_answer_that_begins_with_a_tool_call_or_thoughts_cannot_be_continued(own: OwnProxy, last: Json) -> None:
     with own.episode() as agent:
         assert agent.ask(A, last, route=MESSAGES).status == 400
 
@@ -311,7 +332,7 @@ def test_an_answer_that_cannot_go_on_to_the_byte_is_refused(own: OwnProxy, last:
 # --- Responses that are stored ---------------------------------------------------------------------------------------
 
 
-def test_an_earlier_response_brings_its_messages_but_not_its_instructions(proxy: AnyProxy) -> None:
+def test_previous_response_id_carries_messages_but_not_instructions(proxy: AnyProxy) -> None:
     with proxy.episode("one", "two", "three") as agent:
         first = agent.ask(A, route=RESPONSES, instructions="Be kind.")
         agent.ask(B, route=RESPONSES, instructions="Be kind.", previous_response_id=first.id)
@@ -319,14 +340,14 @@ def test_an_earlier_response_brings_its_messages_but_not_its_instructions(proxy:
     agent.trains("S:Be kind.| U:a?| A:[one|] U:b?| A:[two|]", "U:a?| A:one| U:c?| A:[three|]")
 
 
-def test_items_can_be_referred_to_by_their_id(proxy: AnyProxy) -> None:
+def test_item_references_are_resolved(proxy: AnyProxy) -> None:
     with proxy.episode("one", "two") as agent:
         (item,) = agent.ask(A, route=RESPONSES).json["output"]
         agent.ask(A, {"type": "item_reference", "id": item["id"]}, B, route=RESPONSES)
     agent.trains("U:a?| A:[one|] U:b?| A:[two|]")
 
 
-def test_a_client_that_keeps_the_history_sends_it_with_encrypted_thoughts(proxy: AnyProxy) -> None:
+def test_encrypted_reasoning_in_the_history_is_accepted(proxy: AnyProxy) -> None:
     thought = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "x"}
     with proxy.episode("one", "two") as agent:
         items = agent.ask(A, route=RESPONSES, store=False, include=["reasoning.encrypted_content"]).json["output"]
@@ -334,7 +355,7 @@ def test_a_client_that_keeps_the_history_sends_it_with_encrypted_thoughts(proxy:
     agent.trains("U:a?| A:[one|] U:b?| A:[two|]")
 
 
-def test_a_response_that_is_unknown_or_not_stored_is_refused_by_name(proxy: AnyProxy) -> None:
+def test_an_unknown_response_id_is_refused_with_an_error_that_names_it(proxy: AnyProxy) -> None:
     with proxy.episode("one", "two") as agent:
         unstored = agent.ask(A, route=RESPONSES, store=False)
         for name in (unstored.id, "resp_x"):
@@ -349,7 +370,8 @@ def test_a_response_that_is_unknown_or_not_stored_is_refused_by_name(proxy: AnyP
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_an_agent_that_does_all_of_this_by_chance_has_at_most_a_sample_for_each_leaf(own: OwnProxy, seed: int) -> None:
+def test_a_random_agent_has_at_most_one_sample_for_each_leaf(own: OwnProxy, seed: int) -> None:
+    # A leaf is a chat, up to and with its last answer, that no other chat of the agent continues.
     rng = random.Random(seed)
     leaves: list[list[Json]] = []
     with own.episode(*(f"t{number}" for number in range(30)), *["rest"] * 30) as agent:

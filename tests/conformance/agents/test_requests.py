@@ -29,14 +29,14 @@ each_route = pytest.mark.parametrize("route", ROUTES)
 
 
 @each_route
-def test_the_base_url_alone_names_the_episode(proxy: AnyProxy, route: str) -> None:
+def test_the_base_url_alone_identifies_the_episode(proxy: AnyProxy, route: str) -> None:
     with proxy.episode("yes") as agent:
         assert isinstance(agent.ask(HI, route=route).text, str)
     agent.trains(ROW)
 
 
 @pytest.mark.parametrize("version", ["", "/v1", "/v1/v1"])
-def test_the_version_of_the_api_may_be_missing_or_repeated(own: OwnProxy, version: str) -> None:
+def test_v1_may_be_missing_from_the_url_or_repeated(own: OwnProxy, version: str) -> None:
     with own.episode("yes") as agent:
         base = agent.url.removesuffix("/v1") + version
         assert agent.send(CHAT, BODY, url=base).text == "yes"
@@ -83,13 +83,13 @@ def test_after_the_end_of_the_episode_each_request_gets_410(own: OwnProxy) -> No
 # --- What is read ----------------------------------------------------------------------------------------------------
 
 
-def test_any_name_of_a_model_means_the_policy(proxy: AnyProxy) -> None:
+def test_any_model_name_is_accepted(proxy: AnyProxy) -> None:
     with proxy.episode("yes") as agent:
         assert agent.begin(HI, model="no-such-model-7b").json["model"] == "no-such-model-7b"
     agent.trains(ROW)
 
 
-def test_a_body_may_come_in_chunks_and_compressed(proxy: AnyProxy) -> None:
+def test_a_body_may_be_chunked_and_compressed_with_gzip(proxy: AnyProxy) -> None:
     def chunks(content: bytes) -> Iterator[bytes]:
         yield content[:9]
         yield content[9:]
@@ -114,7 +114,7 @@ def test_expect_100_continue_is_answered_before_the_body_is_sent(proxy: AnyProxy
     agent.trains(ROW)
 
 
-def test_settings_of_the_run_are_accepted_and_named(proxy: AnyProxy) -> None:
+def test_settings_without_an_effect_are_accepted_and_counted(proxy: AnyProxy) -> None:
     settings = {"temperature": 0, "top_p": 0.5, "seed": 1, "logit_bias": {"1": 5}, "presence_penalty": 1}
     enforced = {"tool_choice": "required", "response_format": {"type": "json_object"}}
     with proxy.episode("yes", "no") as agent:
@@ -125,7 +125,7 @@ def test_settings_of_the_run_are_accepted_and_named(proxy: AnyProxy) -> None:
         assert agent.played.player.unused == {name: names.count(name) for name in names}
 
 
-def test_markers_of_prompt_caches_are_no_part_of_messages(proxy: AnyProxy) -> None:
+def test_prompt_cache_markers_do_not_change_messages(proxy: AnyProxy) -> None:
     def marked(text: str) -> list[object]:
         return [{"type": "text", "text": text, "cache_control": {"type": "ephemeral"}}]
 
@@ -148,7 +148,7 @@ def test_other_routes_get_404_in_json(own: OwnProxy, method: str, route: str) ->
 
 @pytest.mark.parametrize("path", ["/", "/api/hello", "/e/sk-1/", "/e/sk-1/api/hello"])
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-def test_probes_of_the_server_are_answered(own: OwnProxy, path: str, method: str) -> None:
+def test_get_and_head_probes_are_answered(own: OwnProxy, path: str, method: str) -> None:
     with own.episode() as agent:
         answer = agent.send("", method=method, url=own.address + path.rstrip("/"))
         assert (answer.status, answer.content) == (200, b"{}" if method == "GET" else b"")
@@ -162,7 +162,7 @@ def test_models_are_listed(proxy: AnyProxy) -> None:
 
 
 @each_route
-def test_a_compression_that_is_not_known_gets_415(proxy: AnyProxy, route: str) -> None:
+def test_a_body_compressed_with_zstd_gets_415(proxy: AnyProxy, route: str) -> None:
     with proxy.episode() as agent:
         refused = agent.send(route, b"\x28\xb5\x2f\xfd", headers={"content-encoding": "zstd"})
         assert (refused.status, bool(refused.error["message"])) == (415, True)
@@ -170,7 +170,7 @@ def test_a_compression_that_is_not_known_gets_415(proxy: AnyProxy, route: str) -
 
 @each_route
 @pytest.mark.parametrize("body", [b"{", b'"\xff"', b"[]", b"{}", b"[" * 100_000])
-def test_a_body_that_cannot_be_read_gets_400_in_the_shape_of_the_api(proxy: AnyProxy, body: bytes, route: str) -> None:
+def test_an_invalid_body_gets_400_in_the_error_format_of_the_api(proxy: AnyProxy, body: bytes, route: str) -> None:
     with proxy.episode() as agent:
         refused = agent.send(route, body)
         assert refused.status == 400
@@ -187,7 +187,9 @@ def test_a_body_that_cannot_be_read_gets_400_in_the_shape_of_the_api(proxy: AnyP
         (MESSAGES, {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}),
     ],
 )
-def test_images_are_refused_by_name(own: OwnProxy, route: str, image: dict[str, object]) -> None:
+def test_images_are_refused_with_an_error_that_names_the_type(
+    own: OwnProxy, route: str, image: dict[str, object]
+) -> None:
     with own.episode("yes") as agent:
         refused = agent.ask(user([{"type": "text", "text": "hi"}, image]), route=route)
         assert (refused.status, refused.error["type"]) == (400, "invalid_request_error")
@@ -196,7 +198,7 @@ def test_images_are_refused_by_name(own: OwnProxy, route: str, image: dict[str, 
     agent.trains(ROW)
 
 
-def test_the_connection_survives_errors(proxy: AnyProxy) -> None:
+def test_the_connection_is_kept_alive_after_errors(proxy: AnyProxy) -> None:
     with proxy.episode("yes") as agent:
         first = agent.send("unknown")
         socket, read = first.connection.sock, first.content
@@ -213,9 +215,7 @@ def test_the_connection_survives_errors(proxy: AnyProxy) -> None:
     ("route", "words"),
     [(CHAT, "maximum context length"), (RESPONSES, "maximum context length"), (MESSAGES, "prompt is too long")],
 )
-def test_a_prompt_that_exceeds_the_context_is_refused_in_words_that_clients_know(
-    proxy: AnyProxy, route: str, words: str
-) -> None:
+def test_context_overflow_gets_the_error_that_clients_recognise(proxy: AnyProxy, route: str, words: str) -> None:
     with proxy.episode("yes", limits=RolloutLimits(max_turns=9, max_tokens=100, turn_tokens=20)) as agent:
         refused = agent.begin(user("long " * agent.num_words), route=route)
         assert refused.status == 400
@@ -227,7 +227,7 @@ def test_a_prompt_that_exceeds_the_context_is_refused_in_words_that_clients_know
     agent.trains(ROW)
 
 
-def test_a_call_above_the_limit_gets_an_error_that_clients_do_not_retry(own: OwnProxy) -> None:
+def test_a_call_above_the_limit_of_calls_gets_403(own: OwnProxy) -> None:
     with own.episode("yes", limits=RolloutLimits(max_turns=1, max_tokens=100, turn_tokens=20)) as agent:
         agent.ask(HI)
         refused = agent.ask(HI)

@@ -38,7 +38,7 @@ def test_an_equal_body_is_a_fresh_sample(proxy: AnyProxy, route: str) -> None:
     agent.trains(ONE, TWO)
 
 
-def test_equal_bodies_at_the_same_time_are_samples_of_their_own(proxy: AnyProxy) -> None:
+def test_equal_bodies_at_the_same_time_are_separate_samples(proxy: AnyProxy) -> None:
     with proxy.episode("one", "two") as agent:
         asked = [agent.begin(HI), agent.begin(HI)]
         assert len({one.id for one in asked}) == 2
@@ -90,7 +90,7 @@ def test_another_body_or_route_with_a_raised_counter_is_a_fresh_sample(proxy: An
 
 @each_route
 @pytest.mark.parametrize("headers", [{}, count(1)])
-def test_a_client_that_comes_back_gets_the_running_call(own: OwnProxy, headers: Headers, route: str) -> None:
+def test_a_client_that_reconnects_gets_the_running_call(own: OwnProxy, headers: Headers, route: str) -> None:
     with own.episode("~one", "two") as agent:
         agent.begun(HI, route=route).close()
         agent.settle()
@@ -113,7 +113,7 @@ def test_a_retry_gets_the_running_call_before_the_proxy_knows_that_the_client_ha
 
 
 @each_route
-def test_an_answer_that_was_not_received_whole_is_given_again_once(own: OwnProxy, route: str) -> None:
+def test_an_answer_that_was_cut_off_is_sent_again_once(own: OwnProxy, route: str) -> None:
     long = "one " * 100
     with own.episode(long, "two") as agent:
         cut = agent.begin(HI, route=route, stream=True, headers={STALLS_AFTER: "one"})
@@ -126,7 +126,9 @@ def test_an_answer_that_was_not_received_whole_is_given_again_once(own: OwnProxy
 
 
 @pytest.mark.parametrize(("route", "body"), [(CHAT, {"messages": [OTHER]}), ("step", {"action": "up"})])
-def test_another_request_ends_a_call_whose_client_has_gone(own: OwnProxy, route: str, body: dict[str, object]) -> None:
+def test_another_request_aborts_a_call_whose_client_disconnected(
+    own: OwnProxy, route: str, body: dict[str, object]
+) -> None:
     with own.episode("~one", "two", "two") as agent:
         agent.begun(HI).close()
         agent.settle()
@@ -147,7 +149,7 @@ def test_a_stored_answer_that_was_not_received_whole_is_given_again(own: OwnProx
     agent.trains(ONE)
 
 
-def test_another_request_leaves_a_call_whose_client_waits(own: OwnProxy) -> None:
+def test_another_request_does_not_abort_a_call_whose_client_waits(own: OwnProxy) -> None:
     with own.episode("~one", "other") as agent:
         first = agent.begun(HI)
         agent.ask(OTHER)

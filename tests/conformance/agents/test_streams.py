@@ -55,7 +55,7 @@ def test_a_stream_has_the_text_and_the_tool_calls_of_the_answer(proxy: AnyProxy,
 
 
 @each_route
-def test_a_stream_ends_as_the_api_says(proxy: AnyProxy, route: str) -> None:
+def test_a_stream_ends_with_the_last_event_of_the_api(proxy: AnyProxy, route: str) -> None:
     with proxy.episode("yes") as agent:
         asked = agent.ask(
             HI, route=route, stream=True, **({"stream_options": {"include_usage": True}} if route == CHAT else {})
@@ -96,9 +96,7 @@ def test_the_end_of_the_episode_within_a_stream_is_an_error_event(own: OwnProxy,
 
 
 @each_route
-def test_of_a_stream_that_the_client_cuts_only_what_it_received_is_trained_on_and_continued(
-    proxy: AnyProxy, route: str
-) -> None:
+def test_only_the_part_of_a_cut_stream_that_the_client_received_is_trained_on(proxy: AnyProxy, route: str) -> None:
     with proxy.episode(LONG, "two") as agent:
         cut = agent.begin(HI, route=route, stream=True, headers={STALLS_AFTER: "word"})
         begun = next(cut.pieces(), "")
@@ -109,7 +107,7 @@ def test_of_a_stream_that_the_client_cuts_only_what_it_received_is_trained_on_an
     agent.trains(f"U:hi| A:[{begun}]| U:go on| A:[two|]", unread=rest)
 
 
-def test_what_a_client_never_received_is_neither_trained_on_nor_continued(proxy: AnyProxy) -> None:
+def test_an_answer_that_the_client_never_received_is_not_trained_on(proxy: AnyProxy) -> None:
     with proxy.episode("~yes", "two") as agent:
         agent.begun(HI).close()
         agent.settle()
@@ -119,14 +117,14 @@ def test_what_a_client_never_received_is_neither_trained_on_nor_continued(proxy:
     agent.trains("U:hi| A:yes| U:go on| A:[two|]", unread=4)
 
 
-def test_a_client_may_read_less_than_it_received(proxy: AnyProxy) -> None:
+def test_a_client_may_keep_only_the_beginning_of_an_answer(proxy: AnyProxy) -> None:
     with proxy.episode("one and the rest", "two") as agent:
         agent.ask(HI, stream=True)
         agent.ask(HI, assistant("one"), user("go on"))
     agent.trains("U:hi| A:[one]| U:go on| A:[two|]", rewritten=14)
 
 
-def test_a_call_goes_on_beside_the_next_one_while_it_is_stopped(proxy: AnyProxy) -> None:
+def test_the_next_call_does_not_wait_for_the_abort_of_the_last_one(proxy: AnyProxy) -> None:
     with proxy.episode("one", "~cut", "two") as agent:
         agent.ask(HI)
         agent.begun(HI, assistant("one"), user("a?")).close()

@@ -26,7 +26,7 @@ def versions(agent: OwnAgent) -> list[list[int]]:
 # --- Which calls -----------------------------------------------------------------------------------------------------
 
 
-def test_requests_of_one_token_and_counts_of_tokens_train_nothing_and_cost_no_budget(proxy: AnyProxy) -> None:
+def test_probes_of_one_token_and_token_counts_train_nothing_and_cost_no_budget(proxy: AnyProxy) -> None:
     limits = RolloutLimits(max_turns=1, max_tokens=500, turn_tokens=50)
     with proxy.episode("...", "...", "one", limits=limits) as agent:
         for route in (CHAT, MESSAGES):
@@ -36,7 +36,7 @@ def test_requests_of_one_token_and_counts_of_tokens_train_nothing_and_cost_no_bu
     agent.trains("U:a?| A:[one|]", probe=6)
 
 
-def test_calls_beside_the_task_train_too(proxy: AnyProxy) -> None:
+def test_side_calls_train_too(proxy: AnyProxy) -> None:
     with proxy.episode("one", "a title", "two") as agent:
         first = agent.ask(A).message
         agent.ask(system("Write a title."), A)
@@ -55,9 +55,7 @@ def test_calls_that_are_not_selected_are_context_of_those_that_are(own: OwnProxy
 
 
 @each_route
-def test_the_smaller_limit_of_tokens_wins_and_the_client_learns_that_the_answer_was_cut(
-    proxy: AnyProxy, route: str
-) -> None:
+def test_an_answer_is_cut_at_the_smaller_limit_of_tokens_and_says_so(proxy: AnyProxy, route: str) -> None:
     limit: Json = {
         CHAT: {"max_tokens": None, "max_completion_tokens": 16},
         RESPONSES: {"max_output_tokens": 16},
@@ -73,7 +71,7 @@ def test_the_smaller_limit_of_tokens_wins_and_the_client_learns_that_the_answer_
 
 
 @pytest.mark.parametrize(("route", "field"), [(CHAT, "stop"), (MESSAGES, "stop_sequences")])
-def test_an_answer_ends_before_a_stop_text_and_what_was_sampled_after_it_does_not_train(
+def test_an_answer_ends_before_a_stop_sequence_and_tokens_after_it_do_not_train(
     proxy: AnyProxy, route: str, field: str
 ) -> None:
     with proxy.episode("one END two") as agent:
