@@ -5,6 +5,7 @@
 Installs Claude Code, Codex and opencode with npm, in pinned versions, and runs each with ``agent.command``, as a
 training run does. Anthropic's client is that of envkit's own tests. The policy is scripted: it calls the tools of the
 agent, also in a wrong way, and gives work to sub-agents. It answers in tokens that no tokenizer would choose.
+OpenHands is not among the agents, because it was not tried.
 
 A part holds if the agent ends without an error and has written the file of its task, each trained token is where the
 policy sampled it, and each sampled token trains once or is masked with a cause. The exit status is 1 if one does not.

@@ -8,7 +8,7 @@ from envkit.errors import DeadlineError
 from envkit.trainer_bridge.rollout import RolloutLimits
 from envkit.trainer_bridge.scheduler.accounting import Fate, fate_before_training
 from envkit.types import StopReason
-from tests.conformance.agents.client import CHAT, MESSAGES, RESPONSES, ROUTES, Json, system, user
+from tests.conformance.agents.client import CHAT, MESSAGES, RESPONSES, ROUTES, system, user
 from tests.conformance.agents.served import AnyProxy, OwnAgent, OwnProxy
 from tests.trainer_bridge.fakes import Answer, ScriptedHost
 
@@ -56,11 +56,8 @@ def test_calls_that_are_not_selected_are_context_of_those_that_are(own: OwnProxy
 
 @each_route
 def test_an_answer_is_cut_at_the_smaller_limit_of_tokens_and_says_so(proxy: AnyProxy, route: str) -> None:
-    limit: Json = {
-        CHAT: {"max_tokens": None, "max_completion_tokens": 16},
-        RESPONSES: {"max_output_tokens": 16},
-        MESSAGES: {"max_tokens": 16},
-    }[route]
+    field = {CHAT: "max_completion_tokens", RESPONSES: "max_output_tokens"}.get(route, "max_tokens")
+    limit = {**({"max_tokens": None} if route == CHAT else {}), field: 16}
     with proxy.episode("one...", limits=RolloutLimits(max_turns=1, max_tokens=47, turn_tokens=20)) as agent:
         cut = agent.ask(user("long " * 4), route=route, **limit).json
         reason = cut["choices"][0]["finish_reason"] if route == CHAT else cut.get("stop_reason") or cut["status"]
