@@ -68,7 +68,10 @@ def test_tool_calls_may_have_other_ids_and_their_arguments_another_form(
     )
 
 
-def test_results_belong_to_tool_calls_by_position_whatever_their_ids_are(proxy: AnyProxy) -> None:
+@pytest.mark.parametrize(("ids", "answered", "is_same"), [("pq", "pq", True), ("xy", "yx", False)])
+def test_results_belong_to_tool_calls_by_position_whatever_their_ids_are(
+    proxy: AnyProxy, ids: str, answered: str, is_same: bool
+) -> None:
     def history(ids: str, answered: str) -> list[Json]:
         function = {"name": "bash", "arguments": '{"command": "ls", "all": true}'}
         calls = [{"id": id, "type": "function", "function": function} for id in ids]
@@ -77,16 +80,16 @@ def test_results_belong_to_tool_calls_by_position_whatever_their_ids_are(proxy: 
         ]
         return [A, assistant(None, tool_calls=calls), *results]
 
-    with proxy.episode(CALL + CALL, "two", "three", "four") as agent:
+    with proxy.episode(CALL + CALL, "two", "three") as agent:
         agent.ask(A, tools=[TOOL])
         agent.ask(*history("xy", "xy"), tools=[TOOL])
-        agent.ask(*history("pq", "pq"), assistant("two"), B, tools=[TOOL])
-        agent.ask(*history("xy", "yx"), assistant("two"), B, tools=[TOOL])  # the results of other calls
+        agent.ask(*history(ids, answered), assistant("two"), B, tools=[TOOL])
     results = " ".join(f"U:<tool_response>\n{text}\n</tool_response>|" for text in "12")
-    agent.trains(
-        f"S:TOOLS| U:a?| A:[{CALL}{CALL}|] {results} A:[two|] U:b?| A:[three|]",
-        f"S:TOOLS| U:a?| A:{CALL}{CALL}| {results} A:two| U:b?| A:[four|]",
-    )
+    first = f"S:TOOLS| U:a?| A:[{CALL}{CALL}|] {results} A:[two|]"
+    if is_same:
+        agent.trains(f"{first} U:b?| A:[three|]")
+    else:
+        agent.trains(first, f"S:TOOLS| U:a?| A:{CALL}{CALL}| {results} A:two| U:b?| A:[three|]")
 
 
 def test_a_client_may_add_the_defaults_of_arguments(own: OwnProxy) -> None:
