@@ -19,7 +19,6 @@ from anyio.from_thread import BlockingPortal
 
 from envkit import clock
 from envkit.http.server.server import serve
-from envkit.trainer_bridge.agents.messages import EpisodeCalls
 from envkit.trainer_bridge.agents.programs import AgentTask, FunctionAgent
 from envkit.trainer_bridge.agents.proxy import AgentProxy
 from envkit.types import StopReason
@@ -27,8 +26,10 @@ from tests.conformance.agents.client import ROUTES, TIMEOUT_S, Client, Exchange,
 from tests.trainer_bridge.agents.agents import LetterEngine, Played, play_agent
 
 KEEP_ALIVE_S = 0.03
-STALLS_AFTER = "x-stalls-after"
-"""Header of a request whose client receives nothing after the part of the response with this text."""
+STALLS_AFTER, FAILS_AFTER = "x-stalls-after", "x-fails-after"
+"""Header of a request whose client receives nothing after the part of the response with this text: because it is slow,
+or because it has gone and the server raises an error, as ASGI allows.
+"""
 
 
 AnyProxy: TypeAlias = "OwnProxy | ForeignProxy"
@@ -171,13 +172,17 @@ class OwnProxy:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         is_request = scope["type"] == "http"
-        last, is_stalled = dict(scope.get("headers", ())).get(STALLS_AFTER.encode()), False
+        headers = dict(scope.get("headers", ()))
+        stalls, fails = (headers.get(name.encode(), b"\0") for name in (STALLS_AFTER, FAILS_AFTER))
+        last = b""
 
         async def send_slowly(message: Any) -> None:
-            nonlocal is_stalled
-            if is_stalled:
+            nonlocal last
+            if fails in last:
+                raise OSError("the client has gone")
+            if stalls in last:
                 await anyio.sleep_forever()
-            is_stalled = last is not None and last in message.get("body", b"")
+            last = message.get("body", b"")
             await send(message)
 
         self.num_requests += is_request
@@ -239,8 +244,8 @@ class OwnProxy:
         self.portal.call(_until, is_so)
 
     @contextmanager
-    def serving(self, calls: EpisodeCalls) -> Iterator[Client]:
-        """Yield a client of an episode that is not played."""
+    def serving(self, calls: Any) -> Iterator[Client]:
+        """Yield a client of `calls`, which has those methods of `EpisodeCalls` that the client needs."""
         secret = self.portal.call(self._proxy.add, calls)
         client = Agent(f"{self.address}/e/{secret}/v1")
         self.agents.append(client)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from envkit.trainer_bridge.agents.connection import MAX_BODY_BYTES
 from envkit.trainer_bridge.rollout import RolloutLimits
 from tests.conformance.agents.client import CHAT, MAX_TOKENS, MESSAGES, RESPONSES, ROUTES, assistant, system, user
 from tests.conformance.agents.served import Agent, AnyProxy, OwnProxy
@@ -166,6 +167,48 @@ def test_a_body_compressed_with_zstd_gets_415(proxy: AnyProxy, route: str) -> No
     with proxy.episode() as agent:
         refused = agent.send(route, b"\x28\xb5\x2f\xfd", headers={"content-encoding": "zstd"})
         assert (refused.status, bool(refused.error["message"])) == (415, True)
+
+
+@pytest.mark.parametrize(
+    ("body", "encoding", "status", "why"),
+    [
+        (b"{}", "gzip", 400, "the body is not compressed with gzip"),
+        (gzip.compress(b"{}")[:-9], "gzip", 400, "the compressed body is cut off"),
+        (gzip.compress(bytes(MAX_BODY_BYTES + 1)), "gzip", 413, "the body is larger than 33554432 bytes"),
+        (bytes(MAX_BODY_BYTES + 1), "identity", 413, "the body is larger than 33554432 bytes"),
+    ],
+    ids=range(4),
+)
+def test_a_body_that_is_too_large_or_damaged_is_refused(
+    own: OwnProxy, body: bytes, encoding: str, status: int, why: str
+) -> None:
+    with own.episode() as agent:
+        refused = agent.send(CHAT, body, headers={"content-encoding": encoding})
+        assert (refused.status, refused.error["message"][: len(why)]) == (status, why)
+
+
+def test_nothing_is_asked_for_a_client_that_goes_while_it_sends(own: OwnProxy) -> None:
+    with own.episode() as agent:
+        asked = agent.send("models", method="GET")
+        assert asked.content
+        asked.connection.putrequest("POST", asked.path.replace("models", CHAT))
+        asked.connection.putheader("content-length", str(len(BODY)))
+        asked.connection.endheaders(BODY[:9])
+        agent.settle(1)
+        asked.close()
+        agent.settle()
+    agent.trains()
+
+
+def test_websockets_are_rejected(own: OwnProxy) -> None:
+    upgrade = {
+        "connection": "upgrade",
+        "upgrade": "websocket",
+        "sec-websocket-version": "13",
+        "sec-websocket-key": "A" * 22 + "==",
+    }
+    with own.episode() as agent:
+        assert agent.send("responses", method="GET", headers=upgrade).status == 403
 
 
 @each_route

@@ -7,6 +7,7 @@ from uuid import uuid4
 
 import pytest
 
+from envkit.trainer_bridge.agents.open_calls import MAX_STORED
 from envkit.trainer_bridge.rollout import RolloutLimits
 from tests.conformance.agents.client import CHAT, MESSAGES, ROUTES, user
 from tests.conformance.agents.served import STALLS_AFTER, AnyProxy, OwnProxy
@@ -170,3 +171,22 @@ def test_a_fresh_attempt_that_fails_ends_the_stored_answer(own: OwnProxy) -> Non
         assert [agent.ask(HI).status, agent.ask(HI).status] == [200, 403]
         assert agent.ask(HI, headers=count(1)).status == 403
     agent.trains(ONE)
+
+
+def test_a_call_that_the_engine_stopped_after_its_client_went_is_started_anew(own: OwnProxy) -> None:
+    with own.episode("~one!!!", "two") as agent:
+        agent.begun(HI).close()
+        agent.settle()
+        agent.release()
+        agent.until_stopped()
+        assert agent.ask(HI).text == "two"
+    agent.trains(TWO, aborted=6)
+
+
+def test_the_oldest_stored_answers_are_forgotten(own: OwnProxy) -> None:
+    limits = RolloutLimits(max_turns=100, max_tokens=400)
+    with own.episode(*["x"] * (MAX_STORED + 2), limits=limits) as agent:
+        first, *_ = [agent.ask(HI, user=str(number)).id for number in range(MAX_STORED)]
+        assert agent.ask(HI, user="0", headers=count(1)).id == first
+        agent.ask(OTHER)
+        assert agent.ask(HI, user="0", headers=count(2)).id != first

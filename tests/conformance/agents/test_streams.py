@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import islice
 from typing import Any
 
 import pytest
 
+from envkit.trainer_bridge.agents.messages import ModelRequest, Reply
 from tests.conformance.agents.client import CHAT, MESSAGES, RESPONSES, ROUTES, Exchange, assistant, user
-from tests.conformance.agents.served import STALLS_AFTER, AnyProxy, OwnProxy
+from tests.conformance.agents.served import FAILS_AFTER, STALLS_AFTER, AnyProxy, OwnProxy
 from tests.trainer_bridge.agents.agents import TOOL
-from tests.trainer_bridge.agents.scripted_calls import ScriptedCalls
 
 HI = user("hi")
 LONG = "word " * 120
@@ -98,15 +99,36 @@ def test_the_end_of_the_episode_within_a_stream_is_an_error_event(own: OwnProxy,
 
 
 @each_route
-def test_only_the_part_of_a_cut_stream_that_the_client_received_is_trained_on(proxy: AnyProxy, route: str) -> None:
+@pytest.mark.parametrize("header", [STALLS_AFTER, FAILS_AFTER])
+def test_only_the_part_of_a_cut_stream_that_the_client_received_is_trained_on_and_continued(
+    proxy: AnyProxy, route: str, header: str
+) -> None:
     with proxy.episode(LONG, "two") as agent:
-        cut = agent.begin(HI, route=route, stream=True, headers={STALLS_AFTER: "word"})
+        cut = agent.begin(HI, route=route, stream=True, headers={header: "word"})
         begun = next(cut.pieces(), "")
         cut.close()
         agent.settle()
         agent.ask(HI, assistant(begun), user("go on"), route=route)
     rest = len(LONG) - len(begun) + 1
     agent.trains(f"U:hi| A:[{begun}]| U:go on| A:[two|]", unread=rest)
+
+
+def test_an_answer_is_received_whole_only_with_the_last_byte_of_its_stream(own: OwnProxy) -> None:
+    with own.episode("yes") as agent:
+        cut = agent.begin(HI, stream=True, headers={STALLS_AFTER: '"finish_reason":"stop"'})
+        assert [one["choices"][0]["finish_reason"] for one in islice(cut.events(), 3)] == [None, None, "stop"]
+        cut.close()
+        agent.settle()
+    agent.trains("U:hi| A:[yes]", unread=1)
+
+
+def test_of_several_answers_in_a_stream_each_is_received_by_itself(own: OwnProxy) -> None:
+    with own.episode(*["yes"] * 3) as agent:
+        cut = agent.begin(HI, n=3, stream=True, headers={STALLS_AFTER: '{"index":1,"delta":{"content":"yes"}'})
+        assert [*islice(cut.pieces(), 2)] == ["yes", "yes"]
+        cut.close()
+        agent.settle()
+    agent.trains(*["U:hi| A:[yes]"] * 2, unread=2 + 4)
 
 
 def test_an_answer_that_the_client_never_received_is_not_trained_on(proxy: AnyProxy) -> None:
@@ -135,13 +157,28 @@ def test_the_next_call_does_not_wait_for_the_abort_of_the_last_one(proxy: AnyPro
     agent.trains("U:hi| A:[one|] U:b?| A:[two|]", aborted=4)
 
 
+class LongCall:
+    """The only call of an episode. Its answer has more characters than the buffers of the sockets."""
+
+    def __init__(self) -> None:
+        self.received: list[int | None] = []
+
+    def start(self, request: ModelRequest) -> LongCall:
+        return self
+
+    async def replies(self) -> list[Reply]:
+        return [Reply(content="x" * (64 << 20))]
+
+    def delivered(self, index: int, characters: int | None) -> None:
+        self.received.append(characters)
+
+
 def test_a_client_that_closes_a_long_stream_has_received_a_part(own: OwnProxy) -> None:
-    length = 64 << 20  # more than the buffers of the sockets
-    calls = ScriptedCalls(["x" * length])
-    with own.serving(calls) as client:
+    call = LongCall()
+    with own.serving(call) as client:
         cut = client.begin(HI, stream=True)
         next(cut.pieces())
         cut.close()
-        own.until(lambda: bool(calls.calls[0].deliveries))
-    ((index, characters),) = calls.calls[0].deliveries
-    assert (index, 0 < (characters or 0) < length) == (0, True)
+        own.until(lambda: bool(call.received))
+    (characters,) = call.received
+    assert 0 < (characters or 0) < 64 << 20
