@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import anyio
+import httpx
 import pytest
 
 from envkit import clock
@@ -16,7 +17,6 @@ from envkit.trainer_bridge.agents.served import ServedModel
 from envkit.trainer_bridge.render import ChatRenderer
 from envkit.types import Completion, SamplingParams
 from tests.trainer_bridge.agents.agents import TOKENIZER, LetterEngine, user
-from tests.trainer_bridge.agents.asgi_exchange import ask
 
 
 class RecordingEngine(LetterEngine):
@@ -51,8 +51,14 @@ class PausedEngine(LetterEngine):
         return await super().generate(prompt_ids, params, **more)
 
 
-CHAT, ANN = "/v1/chat/completions", {"Authorization": "Bearer ann"}
+CHAT = "/v1/chat/completions"
 BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+async def ask(proxy: AgentProxy, path: str, body: dict[str, Any], key: str = "ann") -> httpx.Response:
+    transport = httpx.ASGITransport(proxy)
+    async with httpx.AsyncClient(transport=transport, base_url="http://model", timeout=None) as client:
+        return await client.post(path, json=body, headers={"Authorization": f"Bearer {key}"})
 
 
 def serving(engine: LetterEngine, main: Callable[[ServedModel], Awaitable[None]]) -> None:
@@ -130,7 +136,7 @@ def test_a_stream_gets_keep_alives_until_a_slow_answer_is_there() -> None:
         proxy = AgentProxy(model=model, keep_alive_s=1.0)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(engine.answer_after, 3.5)
-            answer = await ask(proxy, CHAT, {**BODY, "stream": True}, headers=ANN)
+            answer = await ask(proxy, CHAT, {**BODY, "stream": True})
         assert answer.content.count(b": keep-alive") == 3
         assert b'"content":"one"' in answer.content
 
@@ -154,17 +160,17 @@ def test_a_client_that_leaves_does_not_end_the_call_of_another() -> None:
 def test_a_tenant_does_not_see_the_answers_of_another() -> None:
     async def main(model: ServedModel) -> None:
         proxy = AgentProxy(model=model)
-        first = await ask(proxy, "/v1/responses", {"input": "hi"}, headers=ANN)
-        again = {"input": "and?", "previous_response_id": first.json["id"]}
-        other = await ask(proxy, "/v1/responses", again, headers={"Authorization": "Bearer bob"})
-        assert (other.status, (await ask(proxy, "/v1/responses", again, headers=ANN)).status) == (400, 200)
+        first = await ask(proxy, "/v1/responses", {"input": "hi"})
+        again = {"input": "and?", "previous_response_id": first.json()["id"]}
+        other = await ask(proxy, "/v1/responses", again, key="bob")
+        assert (other.status_code, (await ask(proxy, "/v1/responses", again)).status_code) == (400, 200)
 
     serving(LetterEngine("one", "two"), main)
 
 
 def test_a_wrong_temperature_is_refused() -> None:
     async def main(model: ServedModel) -> None:
-        wrong = await ask(AgentProxy(model=model), CHAT, {**BODY, "temperature": -1}, headers=ANN)
-        assert (wrong.status, "temperature" in wrong.json["error"]["message"]) == (400, True)
+        wrong = await ask(AgentProxy(model=model), CHAT, {**BODY, "temperature": -1})
+        assert (wrong.status_code, "temperature" in wrong.json()["error"]["message"]) == (400, True)
 
     serving(LetterEngine(), main)
