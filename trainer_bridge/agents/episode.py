@@ -85,6 +85,8 @@ class AgentPlayer(Player):
         selects: Chooses the calls to train on.
         stable: Removes from a message what changes between calls.
         unused: Number of requests by the name of a field that had no effect.
+        models: Number of requests by the model's name in them and whether they are trained on, without probes.
+        changed: Number of requests with a message that `stable` changed.
         failures: Number of episodes by the error that their agent ended with.
         start_task: Runs a task in the background.
     """
@@ -102,6 +104,8 @@ class AgentPlayer(Player):
         self.agent, self.engine, self.renderer, self.limits = agent, engine, renderer, limits
         self.selects, self.stable, self.start_task = selects, stable, start_task
         self.unused: Counter[str] = Counter()
+        self.models: Counter[tuple[str, bool]] = Counter()
+        self.changed = 0
         self.failures: Counter[str] = Counter()
 
     @classmethod
@@ -245,6 +249,8 @@ class AgentEpisode(EpisodePlayer, EpisodeCalls):
             if self._asked - self._free + request.n > limits.max_turns:
                 raise CallRefusedError("budget", f"the episode's limit of {limits.max_turns} calls is reached")
             self._asked += request.n
+            player.models[request.model, player.selects(request)] += 1
+            player.changed += prompt.request.messages != request.messages
         running = _Running(self, prompt)
         self._running.append(running)
         player.start_task(partial(self._answer, running, most))

@@ -117,6 +117,10 @@ async def open_player(
         async with opening as player:
             announce(f"agent: {section.function or section.command[0]}")
             yield player
+            for (model, is_trained), count in player.models.most_common() if section.train else ():
+                announce(f"agent: calls to the model {model!r}: {count}{'' if is_trained else ', not trained on'}")
+            if section.ignore:
+                announce(f"agent: calls from which agent.ignore removed text: {player.changed}")
             for name, count in player.unused.most_common():
                 announce(f"agent: {count} requests set {name}, which has no effect")
             for error, count in player.failures.most_common(3):

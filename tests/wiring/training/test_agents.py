@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import openai
 import pytest
 
 import envkit
+from envkit import clock
 from envkit.config.agents import AgentSection
 from envkit.config.parts import AutoRendererSection
 from envkit.errors import UsageError
 from envkit.trainer_bridge.agents.programs import AgentFunction
-from envkit.wiring.training.agents import check_agent, function_of
+from envkit.trainer_bridge.rollout import play
+from envkit.types import RolloutRequest, Task
+from envkit.wiring.training.agents import check_agent, function_of, open_player
+from tests.trainer_bridge.agents.agents import LIMITS, RENDERER, LetterEngine
+from tests.trainer_bridge.fakes import Answer, ScriptedHost
 
 
 def defined() -> AgentFunction:
@@ -55,3 +63,31 @@ def test_keys_of_the_renderer_that_have_no_effect_with_an_agent_are_refused() ->
     renderer = AutoRendererSection(history=2, system="Be brief.")
     problems = check_agent(AgentSection(function="bare_name"), renderer)
     assert problems == [f"renderer.history: {why}", f"renderer.system: {why}"]
+
+
+@envkit.agent
+async def ask_two_models(task: envkit.AgentTask) -> None:
+    """Call the policy under two names."""
+    messages: list[Any] = [{"role": "system", "content": "It is 10:00. Be brief."}, {"role": "user", "content": "a?"}]
+    async with openai.AsyncOpenAI(base_url=task.base_url, api_key=task.api_key) as client:
+        for model in ("large", "large", "small"):
+            await client.chat.completions.create(model=model, messages=messages)
+            messages = messages[-1:]
+
+
+def test_the_report_counts_the_calls_that_a_section_selects_and_changes() -> None:
+    section = AgentSection(function="ask_two_models", train=["large"], ignore=[r"It is \d+:\d+\. "])
+    lines: list[str] = []
+
+    async def main() -> None:
+        host = ScriptedHost(lambda task, lease: [Answer("Fix it.")])
+        async with open_player(section, LetterEngine("one", "two", "three"), RENDERER, LIMITS, lines.append) as player:
+            await play(host, player, LIMITS, RolloutRequest("train/0/0", Task("A-v0", 0), 0))
+
+    clock.run(main)
+    assert lines == [
+        "agent: ask_two_models",
+        "agent: calls to the model 'large': 2",
+        "agent: calls to the model 'small': 1, not trained on",
+        "agent: calls from which agent.ignore removed text: 1",
+    ]
