@@ -313,8 +313,8 @@ def engine_replica(place: Path) -> Figures:
     sys.path.append(str(Path(__file__).parents[1] / "vllm"))
     from parts import new_qwen2  # imported late: loads torch
 
-    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-    more = {"intermediate_size": 128, "max_position_embeddings": 512}
+    sizes = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    more = {"intermediate_size": 256, "max_position_embeddings": 512}
     new_qwen2(place / "model", dtype="float32", **sizes, **more)
     run = Run(
         place,
