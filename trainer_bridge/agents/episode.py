@@ -174,7 +174,6 @@ class AgentEpisode(EpisodePlayer, EpisodeCalls):
         reset: Result of the reset.
         episode: The episode, whose sandbox the agent may use; None before its first action.
         is_over: Whether it has ended, so that no call is answered.
-        error: Why it cannot go on; None while it can.
     """
 
     def __init__(self, player: AgentPlayer, request: RolloutRequest, reset: Reset) -> None:
@@ -191,7 +190,7 @@ class AgentEpisode(EpisodePlayer, EpisodeCalls):
         self._observation: Observation | None = None
         self._scope: anyio.CancelScope | None = None
         self._has_ended = False
-        self.error: Exception | None = None
+        self._error: Exception | None = None
         self._change = anyio.Event()
 
     # --- EpisodePlayer ------------------------------------------------------------------------------------------------
@@ -206,10 +205,10 @@ class AgentEpisode(EpisodePlayer, EpisodeCalls):
         if self._scope is None:
             self._scope = anyio.CancelScope()
             self.player.start_task(self._run)
-        while self.error is None and self._action is None and (self._running or not self._has_ended):
+        while self._error is None and self._action is None and (self._running or not self._has_ended):
             await self._change.wait()
-        if self.error is not None:
-            raise self.error
+        if self._error is not None:
+            raise self._error
         if self._action is None:
             raise PlayerStoppedError(StopReason.ABORTED if self.is_over else StopReason.TERMINATED)
         text, self._action = self._action, None
@@ -219,7 +218,7 @@ class AgentEpisode(EpisodePlayer, EpisodeCalls):
         return replace(self._turn_of(settled[-1]), text=text) if settled else self._numbered(Action(text))
 
     def calls(self) -> Sequence[Action]:
-        if self.is_over or self._has_ended or self.error is not None:
+        if self.is_over or self._has_ended or self._error is not None:
             for call in [*self._finished]:
                 self._record(call)
         found, self._recorded = self._recorded, []
@@ -283,12 +282,12 @@ class AgentEpisode(EpisodePlayer, EpisodeCalls):
             self.player.failures[str(ended)] += 1
             if not self._asked:
                 stopped = PlayerStoppedError(StopReason.AGENT_FAILED, f"the agent ended before its first call: {ended}")
-                self.error = self.error or stopped
+                self._error = self._error or stopped
         except SandboxLostError as error:
             if not error.cause.by_agent:  # otherwise the grader says what that is worth
-                self.error = self.error or PlayerStoppedError(StopReason.SANDBOX_LOST, str(error))
+                self._error = self._error or PlayerStoppedError(StopReason.SANDBOX_LOST, str(error))
         except Exception as error:
-            self.error = self.error or error
+            self._error = self._error or error
         self._has_ended = True
         self._stop_sampling()
 
@@ -348,11 +347,11 @@ class AgentEpisode(EpisodePlayer, EpisodeCalls):
         try:
             completion = await player.engine.generate(prompt.ids(), params, session=session)
         except DeadlineError as error:
-            self.error = self.error or PlayerStoppedError(StopReason.NO_COMPLETION, str(error))
+            self._error = self._error or PlayerStoppedError(StopReason.NO_COMPLETION, str(error))
             player.engine.forget(session)
             return
         except Exception as error:
-            self.error = self.error or error
+            self._error = self._error or error
             player.engine.forget(session)
             return
         if completion.finish is FinishReason.ABORTED:

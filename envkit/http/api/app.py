@@ -103,7 +103,7 @@ def create_app(
         metrics: Returns metrics that ``GET /metrics`` shows in addition to the metrics of sessions.
         policy: Which sandboxes callers may request; None for the defaults of `SandboxPolicy`.
         sends_traces: Whether callers get the traceback of an environment's error; for servers inside sandboxes.
-        model: The language model that clients can call; None if the server has none.
+        model: Routes of the server's language model; None if it has none.
     """
     sessions = SessionTable(
         host,
