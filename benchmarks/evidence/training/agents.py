@@ -168,16 +168,9 @@ class ScriptedPolicy(LetterEngine):
         super().__init__()
         self._calls = [*calls]
 
-    async def generate(
-        self,
-        prompt_ids: Sequence[int],
-        params: SamplingParams,
-        *,
-        session: str | None = None,
-        so_far: Completion | None = None,
-    ) -> Completion:
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams, **more: Any) -> Completion:
         self.answers = [self._answer(RENDERER.text(prompt_ids))]
-        return await super().generate(prompt_ids, params, session=session)
+        return await super().generate(prompt_ids, params, **more)
 
     def _answer(self, prompt: str) -> str:
         if TASK not in prompt or "# Tools" not in prompt:
