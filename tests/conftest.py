@@ -64,6 +64,7 @@ _PROBES: Mapping[str, list[str] | Callable[[], str | None]] = {
     "limits": _has_limits,
     "detached": _has_detached,
     "ray": [sys.executable, "-c", "import ray"],  # tests require that their process has not loaded it
+    "slurm": ["sh", "-c", 'test -n "$SLURM_JOB_ID" && srun --ntasks=1 --overlap true'],
     "model": _has_model,
     "nginx": ["nginx", "-v"],
     "valgrind": ["sh", "-c", "gcc --version && make --version && valgrind --version"],

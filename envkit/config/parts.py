@@ -87,16 +87,14 @@ class VllmEngineSection(EngineSection):
     servers on other machines: a folder of a shared file system. null: /dev/shm, or else the run's folder."""
     python: UserPath | None = None
     """Python interpreter that has vllm. null: that of `make vllm`, or else the one that runs envkit."""
-    replicas: Count = 1
-    """Number of servers to start."""
-    gpus: list[str] = Field(default_factory=list)
-    """CUDA_VISIBLE_DEVICES of each replica, such as ["1", "2,3"]; a replica with several uses tensor parallelism. []:
-    unchanged."""
+    replicas: Count | None = None
+    """Number of servers to start; see placement.engines. A server with several GPUs uses tensor parallelism. null: one
+    for each GPU, or one server without GPUs."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Number format of the weights for sampling, as of the engine transformers."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
-    """Share of a GPU's memory that a server may use. If a server has the trainer's GPU, the first one, it must be set,
-    such as 0.4."""
+    """Share of a GPU's memory that a server may use. If a server has the trainer's GPU, it must be set, such as
+    0.4."""
     max_num_seqs: Count = 64
     """Maximum number of completions in progress per server; others wait in the run."""
     arguments: dict[str, str | int | float | bool] = Field(default_factory=dict)

@@ -26,6 +26,7 @@ from envkit.config.parts import (
     TrainerSection,
     TransformersEngineSection,
 )
+from envkit.config.placement import PlacementSection
 
 
 class EnvSection(Section):
@@ -225,6 +226,8 @@ _REMOVED: Mapping[str, str] = {
     "trainer.threads": "use threads, at the top of the file",
     "engine.device": "use trainer.device",
     "engine.heads": "leave it out; a head has 16 of engine.hidden_size",
+    "engine.gpus": 'use placement.engines, such as ["n0:1"], or the environment variable CUDA_VISIBLE_DEVICES',
+    "engine.sleep": "no GPU has run it; give trainer and engine different GPUs, or set engine.gpu_memory_utilization",
     "engine.kv_cache_gib": "set the environment variable VLLM_CPU_KVCACHE_SPACE",
     "rollout.timeout_s": "use rollout.step_timeout_s",
     "sandbox.health": "use sandbox.liveness.lost_s",
@@ -246,7 +249,7 @@ _REMOVED: Mapping[str, str] = {
     **{
         f"{section}.{key}": _LEAVE_OUT
         for section, keys in {
-            "engine": ("batch_tokens", "start_timeout_s", "stall_timeout_s", "max_restarts", "transfer", "sleep"),
+            "engine": ("batch_tokens", "start_timeout_s", "stall_timeout_s", "max_restarts", "transfer"),
             "rollout": ("num_graders",),
             "trainer": ("shard_mib",),
             "diagnostics": ("invalid_steps",),
@@ -274,6 +277,7 @@ class RunConfig(Section):
     agent: AgentSection | None = None
     algorithm: AlgorithmSection = Field(default_factory=default_algorithm)
     trainer: SerializeAsAny[Annotated[TrainerSection, ByKind("trainers", "torch_local")]] = TorchTrainerSection()
+    placement: PlacementSection = PlacementSection()
     evaluation: EvaluationSection = EvaluationSection()
     imitation: ImitationSection = ImitationSection()
     tracking: TrackingSection = TrackingSection()

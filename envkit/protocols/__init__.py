@@ -8,6 +8,7 @@ from envkit.protocols.environments import (
     NotedTaskSet,
     TaskSet,
 )
+from envkit.protocols.launch import Launcher, Process
 from envkit.protocols.players import EpisodePlayer, Expert, Player, TaskExpert, expert_for
 from envkit.protocols.sandboxes import (
     Program,
@@ -38,11 +39,13 @@ __all__ = [
     "FreezableEngine",
     "Gate",
     "Judge",
+    "Launcher",
     "NamedTaskSet",
     "NotedTaskSet",
     "PhasedTrainer",
     "Player",
     "PolicyEngine",
+    "Process",
     "Program",
     "Renderer",
     "Sandbox",

@@ -14,6 +14,7 @@ from envkit.types.environments import (
 )
 from envkit.types.episodes import EpisodeRecord, TurnRecord
 from envkit.types.outcomes import Outcome, StopReason
+from envkit.types.placement import THIS_NODE, Node, Place
 from envkit.types.plain import JSON, CommandResult, Info, Options, Table, TenantKey, stable_hash
 from envkit.types.sandboxes import (
     EXEC_TIMEOUT_S,
@@ -58,6 +59,7 @@ __all__ = [
     "GRADER_HOME",
     "JSON",
     "NO_TOKENS",
+    "THIS_NODE",
     "Action",
     "AgentCall",
     "Bools",
@@ -77,11 +79,13 @@ __all__ = [
     "Hashes",
     "Info",
     "Ints",
+    "Node",
     "Observation",
     "Options",
     "Outcome",
     "PauseMode",
     "Phase",
+    "Place",
     "PoolEvent",
     "Prompt",
     "Reset",

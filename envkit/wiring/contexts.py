@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from envkit import clock
 from envkit.config import kinds
 from envkit.config.parts import EngineSection, RendererSection, SandboxSection, TrackerSection, TrainerSection
-from envkit.protocols import PolicyEngine
+from envkit.protocols import Launcher, PolicyEngine
 from envkit.trainer_bridge.algorithms.algorithm import Algorithm
-from envkit.types import JSON, Options
+from envkit.types import JSON, Options, Place
+from envkit.wiring.launch.local import LocalLauncher
 
 PolicyKind: TypeAlias = Literal["tiny", "pretrained"]
 
@@ -64,6 +65,8 @@ class EngineContext:
         seed: Seed of the run. Each request has a seed of its own in its sampling parameters.
         lora_rank: Rank of the LoRA adapter that the trainer trains; 0 if it trains all weights.
         announce: Shows a line to the user.
+        launcher: Starts the processes of the engine.
+        places: Where they run; for an engine in this process, the place of the trainer. Empty: envkit chose none.
     """
 
     section: EngineSection
@@ -73,6 +76,8 @@ class EngineContext:
     seed: int
     lora_rank: int = 0
     announce: Callable[[str], None] = lambda line: None
+    launcher: Launcher = field(default_factory=LocalLauncher)
+    places: tuple[Place, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +94,7 @@ class TrainerContext:
         threads: Number of threads for learning.
         seed: Seed of the run.
         imitation_rate: Learning rate of a phase of imitation.
+        place: Where the trainer is: its GPUs, by index among those that are visible to this process.
     """
 
     section: TrainerSection
@@ -100,6 +106,7 @@ class TrainerContext:
     threads: int
     seed: int
     imitation_rate: float = 0.0
+    place: Place = field(default_factory=Place)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,8 +69,10 @@ FOLDERS = {
 _MAY_GROW = "trainer.steps"
 _MAY_MOVE = re.compile(r"(env(?:\.\d+)?)\.(?:url|token_file|ca|outage_timeout_s)")
 """Keys of the server that plays the episodes. A resumed run may use another server, but not stop using one."""
-_MAY_CHANGE = re.compile(r"engine\.(?:url|python|replicas|gpus|gpu_memory_utilization|max_num_seqs|arguments)(?:\..+)?")
-"""Keys of the engine that decide where and how fast it samples, not what."""
+_MAY_CHANGE = re.compile(
+    r"placement(?:\..+)?|engine\.(?:url|python|replicas|gpu_memory_utilization|max_num_seqs|arguments)(?:\..+)?"
+)
+"""Keys that decide where and how fast the engine samples, not what."""
 _MISSING = object()
 
 

@@ -19,6 +19,7 @@ from envkit.trainer_bridge.engines.vllm.launch import ServerSettings
 from envkit.trainer_bridge.engines.vllm.server import VllmServer
 from envkit.trainer_bridge.trainers.torch_local import TorchTrainer, TrainerSettings
 from envkit.types import Completion, Sample
+from envkit.wiring.launch.local import LocalLauncher
 from envkit.wiring.training.models import locate
 
 SMOLLM2 = "smollm2-135m"
@@ -51,7 +52,9 @@ def vllm_engine(model: Path, python: Path | None, *, dtype: str, max_tokens: int
     """Return an engine, whose context manager starts one server."""
     servers = server_settings(model, python, dtype=dtype, max_tokens=max_tokens, lora_rank=lora_rank)
     settings = VllmSettings(max_tokens=max_tokens, max_num_seqs=64, dtype=dtype, takes_adapters=lora_rank > 0)
-    return VllmEngine(settings, servers=[partial(VllmServer, servers, announce=print)], announce=print)
+    return VllmEngine(
+        settings, servers=[partial(VllmServer, servers, launcher=LocalLauncher(), announce=print)], announce=print
+    )
 
 
 def trainer(

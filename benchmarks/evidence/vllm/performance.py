@@ -34,6 +34,7 @@ from envkit.trainer_bridge.engines.transformers import TransformersEngine
 from envkit.trainer_bridge.engines.vllm.engine import VllmEngine, VllmSettings
 from envkit.trainer_bridge.engines.vllm.server import VllmServer
 from envkit.types import SamplingParams
+from envkit.wiring.launch.local import LocalLauncher
 
 NAME = "vllm-performance"
 STALE_AFTER = ("trainer_bridge/engines",)
@@ -63,7 +64,7 @@ async def throughput(options: Any) -> Figures:
     servers: list[VllmServer] = []
 
     def make() -> VllmServer:
-        servers.append(VllmServer(settings, announce=print))
+        servers.append(VllmServer(settings, launcher=LocalLauncher(), announce=print))
         return servers[-1]
 
     vllm = VllmEngine(VllmSettings(max_tokens=2 * TOKENS, max_num_seqs=64, dtype="float32"), servers=[make])

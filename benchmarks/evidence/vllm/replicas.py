@@ -47,6 +47,7 @@ from envkit.types import Completion, PauseMode, Sample, SamplingParams, Task
 from envkit.wiring import environments
 from envkit.wiring import tasks as task_sets
 from envkit.wiring.contexts import RendererContext
+from envkit.wiring.launch.local import LocalLauncher
 from envkit.wiring.training.renderer import open_renderer
 from envkit.wiring.training.torch_parts import find_model
 
@@ -169,7 +170,7 @@ async def play_all(evidence: Evidence, names: Sequence[str], folder: Path, optio
     servers: dict[int, VllmServer] = {}
 
     def make(index: int) -> VllmServer:
-        servers[index] = VllmServer(settings, announce=print)
+        servers[index] = VllmServer(settings, launcher=LocalLauncher(), announce=print)
         return servers[index]
 
     engine = VllmEngine(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from envkit import config
@@ -28,6 +29,8 @@ from envkit.trainer_bridge.sources.dialogues import parse_dialogues
 from envkit.wiring import environments, tasks
 from envkit.wiring.contexts import Model, RendererContext
 from envkit.wiring.environments import Resources
+from envkit.wiring.launch.local import this_node
+from envkit.wiring.launch.placement import place_run
 from envkit.wiring.training.agents import check_agent
 from envkit.wiring.training.kinds import vllm
 from envkit.wiring.training.models import CATALOGUE, check_length, check_room, folder_of, is_cached, is_path, verify
@@ -63,6 +66,7 @@ def check(run: RunConfig) -> list[str]:
         _check_algorithm,
         _check_trainer,
         _check_imitation,
+        _check_placement,
     ):
         try:
             examine(run)
@@ -213,9 +217,7 @@ def _check_engine(run: RunConfig) -> None:
     section = run.engine
     if isinstance(section, TransformersEngineSection):
         _check_device("engine", section.device)
-    if isinstance(section, VllmEngineSection) and (
-        found := vllm.problems(section, trainer_device=getattr(run.trainer, "device", "cpu"))
-    ):
+    if isinstance(section, VllmEngineSection) and (found := vllm.problems(section)):
         raise ConfigError(found)
     if section.model is not None:
         _check_model(section.model)
@@ -325,6 +327,16 @@ def _check_trainer(run: RunConfig) -> None:
     if policy_kind(run) == "tiny" and _has_lora(run):
         reason = "a tiny policy is trained as a whole; use null, or name a model in engine.model"
         raise ConfigError([f"trainer.lora: {reason}"])
+
+
+def _check_placement(run: RunConfig) -> None:
+    """Check the device map, if this machine is all that it names: the nodes of a cluster are known when the run starts.
+
+    A broken engine.python is the subject of `_check_engine`.
+    """
+    if run.placement.launcher == "local":
+        with suppress(UsageError):
+            place_run(run, [this_node()])
 
 
 def _check_imitation(run: RunConfig) -> None:

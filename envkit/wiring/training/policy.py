@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -15,9 +16,13 @@ from envkit import clock
 from envkit.config import RunConfig
 from envkit.config.parts import TransformersEngineSection
 from envkit.errors import UsageError
-from envkit.protocols import PhasedTrainer, PolicyEngine, Renderer, Trainer
+from envkit.protocols import Launcher, PhasedTrainer, PolicyEngine, Renderer, Trainer
 from envkit.trainer_bridge.algorithms.algorithm import Algorithm
+from envkit.types import Place
 from envkit.wiring.contexts import EngineContext, Model, RendererContext, TrainerContext, open_part
+from envkit.wiring.launch.cluster import open_launcher
+from envkit.wiring.launch.local import LocalLauncher
+from envkit.wiring.launch.placement import DeviceMap, place_run
 from envkit.wiring.training.models import locate
 from envkit.wiring.training.resolve import policy_kind
 
@@ -52,14 +57,21 @@ async def open_policy(
         announce: Shows a line to the user.
 
     Raises:
-        UsageError: A part cannot be opened; for example, the model does not exist.
+        UsageError: A part cannot be opened; for example, the model does not exist, or the cluster does not answer.
+        ConfigError: The cluster does not have what the section ``placement`` names.
     """
+    launcher = await open_launcher(run.placement.launcher)
+    placed = await clock.to_thread(place_run, run, launcher.nodes)
+    if run.placement.launcher != "local" or any(node.gpus for node in launcher.nodes):
+        announce(f"placement: {placed}")
     async with AsyncExitStack() as parts:
         with TemporaryDirectory(prefix="envkit-") as scratch:
             model = await clock.to_thread(_model_of, run, Path(scratch))
             renderer = await open_renderer(parts, run, model)
-            engine = await open_engine(parts, run, model, announce)
-            trainer = await open_trainer(parts, run, model, engine, folder=folder, threads=threads)
+            engine = await open_engine(parts, run, model, announce, launcher=launcher, placed=placed)
+            trainer = await open_trainer(
+                parts, run, model, engine, folder=folder, threads=threads, place=placed.trainer
+            )
         if run.imitation.kind != "none" and not isinstance(trainer, PhasedTrainer):
             raise UsageError(
                 f"imitation.kind: the trainer {run.trainer.kind} cannot imitate; use none, and name a model"
@@ -95,9 +107,18 @@ async def open_renderer(parts: AsyncExitStack, run: RunConfig, model: Model | No
 
 
 async def open_engine(
-    parts: AsyncExitStack, run: RunConfig, model: Model | None, announce: Callable[[str], None] = lambda line: None
+    parts: AsyncExitStack,
+    run: RunConfig,
+    model: Model | None,
+    announce: Callable[[str], None] = lambda line: None,
+    *,
+    launcher: Launcher | None = None,
+    placed: DeviceMap | None = None,
 ) -> PolicyEngine:
-    """Open the engine that the section ``engine`` chooses."""
+    """Open the engine that the section ``engine`` chooses. Without a launcher and a map, it has this machine."""
+    launcher = launcher or LocalLauncher()
+    if placed is None:
+        placed = await clock.to_thread(partial(place_run, run, launcher.nodes, trains=False))
     lora = getattr(run.trainer, "lora", None)
     context = EngineContext(
         section=run.engine,
@@ -107,13 +128,22 @@ async def open_engine(
         seed=run.seed,
         lora_rank=0 if lora is None else lora.rank,
         announce=announce,
+        launcher=launcher,
+        places=placed.engines or (placed.trainer,),
     )
     engine: PolicyEngine = await open_part(parts, "engines", run.engine.kind, context)
     return engine
 
 
 async def open_trainer(
-    parts: AsyncExitStack, run: RunConfig, model: Model | None, engine: PolicyEngine, *, folder: Path, threads: int
+    parts: AsyncExitStack,
+    run: RunConfig,
+    model: Model | None,
+    engine: PolicyEngine,
+    *,
+    folder: Path,
+    threads: int,
+    place: Place,
 ) -> Trainer:
     """Open the trainer that the section ``trainer`` chooses."""
     context = TrainerContext(
@@ -126,6 +156,7 @@ async def open_trainer(
         threads=threads,
         seed=run.seed,
         imitation_rate=run.imitation.learning_rate or 0.0,
+        place=place,
     )
     trainer: Trainer = await open_part(parts, "trainers", run.trainer.kind, context)
     return trainer

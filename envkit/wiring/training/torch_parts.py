@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from envkit.trainer_bridge.models.conversion import silence_transformers
 from envkit.trainer_bridge.models.tiny_policy import make_policy
 from envkit.trainer_bridge.trainers.torch_local import TorchTrainer, TrainerSettings
 from envkit.trainer_bridge.weights.lora import LoraSettings, add_adapter, merge_adapter
-from envkit.types import Observation
+from envkit.types import Observation, Place
 from envkit.wiring.contexts import EngineContext, Model, PolicyKind, RendererContext, TrainerContext
 from envkit.wiring.training.models import locate
 from envkit.wiring.training.renderer import open_renderer
@@ -85,7 +85,7 @@ def open_transformers(context: EngineContext) -> TransformersEngine:
     section, model = context.section, context.model
     assert isinstance(section, TransformersEngineSection)
     assert model is not None, "without engine.model, a tiny policy is created"
-    playing = _load(model, device=device_of(section.device), dtype=section.dtype)
+    playing = _load(model, device=device_of(section.device, context.places[:1]), dtype=section.dtype)
     pad_id = model.tokenizer.pad_token_id if model.tokenizer.pad_token_id is not None else 0
     return TransformersEngine(playing, pad_id=pad_id, threads=context.threads)
 
@@ -122,7 +122,8 @@ def open_torch_local(context: TrainerContext) -> TorchTrainer:
         imitates_with_muon=model.kind == "tiny",
     )
     lora = section.lora
-    learning = _load(model, device=device_of(section.device), dtype="float32" if lora is None else section.precision)
+    device = device_of(section.device, [context.place])
+    learning = _load(model, device=device, dtype="float32" if lora is None else section.precision)
     if lora is not None:
         targets = () if lora.targets == "all-linear" else tuple(lora.targets)
         base = str(Path(model.path).resolve()) if Path(model.path).is_dir() else model.path
@@ -159,20 +160,23 @@ def _teacher(context: TrainerContext, model: Model) -> Any:
         )
     section = context.section
     assert isinstance(section, TorchTrainerSection)
-    return _load(teacher, device=device_of(section.device), dtype=section.precision)
+    return _load(teacher, device=device_of(section.device, [context.place]), dtype=section.precision)
 
 
-def device_of(device: str) -> str:
+def device_of(device: str, places: Sequence[Place] = ()) -> str:
     """Return `device`, or for ``"auto"`` the device to use: ``"cuda"`` if torch finds a GPU, otherwise ``"cpu"``.
+
+    If the first of `places` has a GPU other than the first one, it is named, as in ``"cuda:1"``.
 
     Raises:
         UsageError: `device` is ``"cuda"``, but torch finds no GPU.
     """
     if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and not torch.cuda.is_available():
         raise UsageError("torch finds no GPU on this machine; use device auto or cpu")
-    return device
+    gpu = next((gpu for place in places for gpu in place.gpus or ()), 0)
+    return f"cuda:{gpu}" if device == "cuda" and gpu else device
 
 
 def _load(model: Model, *, device: str, dtype: str = "float32") -> Any:

@@ -9,7 +9,7 @@ import sys
 import threading
 from pathlib import Path
 
-from envkit.trainer_bridge.engines.vllm.plugin.envkit_processes import members
+from envkit.wiring.launch.supervise import members
 
 START_S = 240.0
 LORA_RANK = 8

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from envkit.config.parts import VllmEngineSection
-from envkit.wiring.training.kinds.vllm import problems, trainers_gpu_is_shared
+from envkit.wiring.training.kinds.vllm import problems
 
 
 def section(**keys: Any) -> VllmEngineSection:
@@ -27,23 +27,3 @@ def test_a_server_on_another_machine_needs_a_folder_that_it_can_read() -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
 def test_a_server_on_this_machine_needs_no_folder(host: str) -> None:
     assert problems(section(url=f"http://{host}:8100")) == []
-
-
-@pytest.mark.parametrize(
-    ("keys", "visible", "is_shared"),
-    [
-        ({}, None, True),
-        ({"gpus": ["1"]}, None, False),
-        ({"gpus": ["1", "2, 0"], "replicas": 2}, None, True),
-        ({"gpus": ["0"]}, "1,0", False),
-        ({"gpus": ["1"]}, "1,0", True),
-        ({}, "3", True),
-        ({}, "", False),
-        ({"gpu_memory_utilization": 0.9}, None, False),
-    ],
-)
-def test_the_trainers_gpu_is_shared_only_with_a_share_of_its_memory_set(
-    keys: dict[str, Any], visible: str | None, is_shared: bool
-) -> None:
-    variables = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    assert trainers_gpu_is_shared(section(**keys), variables) is is_shared

@@ -48,8 +48,7 @@ class ServerSettings:
         max_num_seqs: Maximum number of completions in progress.
         lora_rank: Maximum rank of the LoRA adapters that the server will get; 0 if it gets none.
         gpu_memory_utilization: Share of a GPU's memory that the server may use.
-        gpus: CUDA_VISIBLE_DEVICES, such as ``"0,1"``; the server uses all of them by tensor parallelism. Empty: the
-            variable is inherited, and the server uses one GPU.
+        num_gpus: Number of GPUs, which the server uses by tensor parallelism.
         arguments: Further arguments of vLLM without dashes, such as ``{"max-num-batched-tokens": 8192}``. True stands
             for a flag, and False for its negation.
 
@@ -64,7 +63,7 @@ class ServerSettings:
     max_num_seqs: int
     lora_rank: int = 0
     gpu_memory_utilization: float = 0.9
-    gpus: str = ""
+    num_gpus: int = 1
     arguments: Arguments = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -88,9 +87,9 @@ def check_arguments(arguments: Arguments) -> None:
 
 
 def command(settings: ServerSettings, *, host: str, port: int, on_cpu: bool) -> list[str]:
-    """Return the arguments of the interpreter that start the server. `on_cpu`: vLLM is built for CPUs."""
+    """Return the command that starts the server. `on_cpu`: vLLM is built for CPUs."""
     # The command `vllm serve` starts the same module, but does not work with vLLM's wheel for CPUs.
-    words = ["-m", "vllm.entrypoints.openai.api_server"]
+    words = [settings.python, "-m", "vllm.entrypoints.openai.api_server"]
     words += ["--model", settings.model, "--served-model-name", SERVED_NAME, "--host", host, "--port", str(port)]
     words += ["--dtype", settings.dtype, "--max-model-len", str(settings.max_model_len)]
     words += ["--max-num-seqs", str(settings.max_num_seqs)]
@@ -105,17 +104,16 @@ def command(settings: ServerSettings, *, host: str, port: int, on_cpu: bool) -> 
         words += ["--max-num-batched-tokens", str(max(settings.max_model_len, _MIN_BATCHED_TOKENS))]
     else:
         words += ["--gpu-memory-utilization", str(settings.gpu_memory_utilization)]
-        if settings.gpus:
-            words += ["--tensor-parallel-size", str(len(settings.gpus.split(",")))]
+        if settings.num_gpus > 1:
+            words += ["--tensor-parallel-size", str(settings.num_gpus)]
     if settings.lora_rank:
         words += ["--enable-lora", "--max-lora-rank", str(next(one for one in _RANKS if one >= settings.lora_rank))]
     return [*words, *(_word(name, value) for name, value in settings.arguments.items())]
 
 
 def environment(settings: ServerSettings, inherited: Mapping[str, str], *, on_cpu: bool) -> dict[str, str]:
-    """Return all environment variables of the server: `inherited`, and what envkit sets."""
+    """Return the environment variables that the server needs besides those that it inherits."""
     variables = {
-        **inherited,
         # Programs of a virtual environment that is not activated, such as ninja, must be found too.
         "PATH": os.pathsep.join([str(Path(settings.python).parent), inherited.get("PATH", os.defpath)]),
         "PYTHONPATH": str(PLUGIN),
@@ -131,8 +129,6 @@ def environment(settings: ServerSettings, inherited: Mapping[str, str], *, on_cp
             "TORCH_COMPILE_DISABLE": "1",
             "VLLM_CPU_KVCACHE_SPACE": inherited.get("VLLM_CPU_KVCACHE_SPACE", "1"),
         }
-    elif settings.gpus:
-        variables["CUDA_VISIBLE_DEVICES"] = settings.gpus
     if settings.lora_rank:
         variables["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"
     if Path(settings.model).is_dir():

@@ -1,15 +1,9 @@
-"""A vLLM server: starts it, finds in its log why it did not start, watches it, and ends all its processes."""
+"""A vLLM server: starts it through a launcher, waits until it answers, and finds in its log why it did not."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
-import signal
-import socket
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -18,19 +12,16 @@ import httpx
 
 from envkit import clock
 from envkit.errors import UsageError
+from envkit.protocols import Launcher, Process
+from envkit.types import Place
 
 from .interpreter import is_built_for_cpus
-from .launch import PLUGIN, ServerSettings, command, environment
-from .plugin.envkit_processes import TERM_S, end_group
+from .launch import ServerSettings, command, environment
 
-HOST = "127.0.0.1"
-"""The server's routes need no password and can read any file, so it must not listen to other machines."""
+_LOOPBACK = "127.0.0.1"
+_HERE = Place()
 _POLL_S = 0.25
 """Seconds between two requests to a server that starts."""
-_STOP_S = 25.0
-"""Seconds for the supervisor to end the server, which has limits of its own."""
-_KILL_TERM_S = 2.0
-"""Seconds between SIGTERM and SIGKILL for a server that hangs."""
 _CAUSES: Mapping[str, str] = {
     r"Failed to load plugin|weight transfer.*envkit_file|envkit_file.*(not|un)": (
         "vLLM could not load envkit's weight plug-in"
@@ -54,20 +45,21 @@ _MAX_LINE = 400
 
 
 class VllmServer:
-    """A vLLM server in a session of its own. After it has ended, `start` starts it again.
+    """A vLLM server. After it has ended, `start` starts it again.
 
-    Its first process is a supervisor (`plugin/supervise.py`). The supervisor ends the others when the server or this
-    process is killed, or when the thread that called `start` ends. If the supervisor is killed too, the server itself
-    gets SIGTERM.
+    On this machine, it listens only to this machine. Elsewhere it listens to the network: its routes ask for no
+    password and can read any file, so the network must be private.
 
     Args:
         settings: Its settings.
-        port: Its port; None picks a free one.
+        launcher: Starts its process.
+        place: Where it runs.
+        port: Its port; None lets the launcher choose.
         announce: Receives lines for the user about the start.
 
     Attributes:
         url: Address of the server; empty before `start`.
-        pid: Pid of the supervisor, which is also the id of its session and process group; 0 before `start`.
+        pid: See `envkit.protocols.Process.pid`; 0 before `start`.
         log: The server's output. The file is deleted by `stop`, but not if the server ended by itself.
     """
 
@@ -75,6 +67,8 @@ class VllmServer:
         self,
         settings: ServerSettings,
         *,
+        launcher: Launcher,
+        place: Place = _HERE,
         port: int | None = None,
         announce: Callable[[str], object] = lambda line: None,
     ) -> None:
@@ -82,14 +76,11 @@ class VllmServer:
         self.pid = 0
         self.log = Path(os.devnull)
         self._settings = settings
+        self._launcher = launcher
+        self._place = place
         self._port = port
         self._announce = announce
-        self._process: subprocess.Popen[bytes] | None = None
-        self._is_cleared = True
-        self._pidfd = -1
-        self._leader_ended = anyio.Event()
-        self._clearing = anyio.Lock()
-        self._reason = "it was not started"
+        self._process: Process | None = None
 
     async def start(self, timeout_s: float) -> None:
         """Start the server, and wait until it answers.
@@ -98,21 +89,19 @@ class VllmServer:
             UsageError: It ended, or did not answer within `timeout_s` seconds. The message contains the cause, and the
                 path of the log. None of its processes runs any more.
         """
-        if sys.platform != "linux":
-            raise UsageError("vLLM servers can be started only on Linux; start one elsewhere, and set engine.url")
         on_cpu = await clock.to_thread(is_built_for_cpus, self._settings.python)
-        port = _usable_port(self._port)
-        self.url = f"http://{HOST}:{port}"
+        host, port = await self._launcher.endpoint(self._place.node, self._port)
+        self.url = f"http://{host}:{port}"
         began_s = clock.now()
-        self._leader_ended = anyio.Event()
-        self._launch(
-            command(self._settings, host=HOST, port=port, on_cpu=on_cpu),
-            environment(self._settings, os.environ, on_cpu=on_cpu),
-        )
-        self._announce(f"starting vLLM with {self._settings.model}; its log is {self.log}")
+        words = command(self._settings, host=host, port=port, on_cpu=on_cpu)
+        variables = environment(self._settings, os.environ, on_cpu=on_cpu)
+        process = await self._launcher.start(words, variables, place=self._place, name="vllm")
+        self._process, self.pid, self.log = process, process.pid, process.log
+        where = "" if host == _LOOPBACK else f" on {self._place} ({host}), in a network that must be private,"
+        self._announce(f"starting vLLM with {self._settings.model}{where}; its log is {self.log}")
         try:
             with anyio.move_on_after(timeout_s):
-                await self._wait_until_ready()
+                await self._wait_until_ready(process)
                 self._announce(f"vLLM answers at {self.url} after {clock.now() - began_s:.0f} s")
                 return
         except BaseException as error:
@@ -127,56 +116,24 @@ class VllmServer:
 
     async def wait_ended(self) -> str:
         """Wait until the server has ended, end the rest of its processes, and return why it ended."""
-        await self._leader_ended.wait()
-        with anyio.CancelScope(shield=True):
-            await self._clear()
-        return self._reason
+        assert self._process is not None, "not started"
+        return await self._process.wait()
 
     async def stop(self) -> None:
         """End the server and all its processes, and delete its log. Idempotent; cannot be cancelled."""
-        with anyio.CancelScope(shield=True):
-            if self._process is None:
-                return
-            ended_by_itself = self._leader_ended.is_set()
-            if not ended_by_itself:
-                self._process.send_signal(signal.SIGTERM)
-                with anyio.move_on_after(_STOP_S):
-                    await self._leader_ended.wait()
-            await self._clear()
-            if not ended_by_itself:
-                self.log.unlink(missing_ok=True)
+        if self._process is None:
+            return
+        ended_by_itself = self._process.has_ended
+        await self._process.kill()
+        if not ended_by_itself:
+            self.log.unlink(missing_ok=True)
 
     async def kill(self) -> None:
         """End all processes of a server that hangs, even if they are stopped or ignore SIGTERM. Idempotent."""
-        with anyio.CancelScope(shield=True):
-            if self._process is not None:
-                await self._clear(term_s=_KILL_TERM_S)
+        if self._process is not None:
+            await self._process.kill(grace_s=0)
 
-    def _launch(self, words: list[str], variables: dict[str, str]) -> None:
-        handle, name = tempfile.mkstemp(prefix="envkit-vllm-", suffix=".log")
-        self.log = Path(name)
-        # The kernel sends the parent-death signal when the thread ends that started the child. So start it in the event
-        # loop's thread, although that blocks the loop for some milliseconds.
-        with os.fdopen(handle, "wb") as log:
-            self._process = subprocess.Popen(
-                [self._settings.python, str(PLUGIN / "supervise.py"), str(os.getpid()), *words],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=variables,
-                start_new_session=True,
-            )
-        self.pid, self._is_cleared = self._process.pid, False
-        self._pidfd = os.pidfd_open(self.pid)
-        asyncio.get_running_loop().add_reader(self._pidfd, self._on_leader_end)
-
-    def _on_leader_end(self) -> None:
-        # The process is not waited for yet: until `_clear` has ended its group, the kernel must not reuse its pid.
-        asyncio.get_running_loop().remove_reader(self._pidfd)
-        os.close(self._pidfd)
-        self._leader_ended.set()
-
-    async def _wait_until_ready(self) -> None:
+    async def _wait_until_ready(self, process: Process) -> None:
         """Wait until the server answers.
 
         Raises:
@@ -184,7 +141,7 @@ class VllmServer:
         """
         began_s, minutes = clock.now(), 0
         async with httpx.AsyncClient(trust_env=False, timeout=5.0) as client:
-            while not self._leader_ended.is_set():
+            while not process.has_ended:
                 if clock.now() - began_s > 60 * (minutes + 1):
                     minutes += 1
                     self._announce(f"vLLM is still starting after {60 * minutes} s")
@@ -194,44 +151,10 @@ class VllmServer:
                 except httpx.HTTPError:
                     pass
                 with anyio.move_on_after(_POLL_S):
-                    await self._leader_ended.wait()
-        await self._clear()
-        assert self._process is not None
-        why = await clock.to_thread(why_not_started, self.log, self._process.returncode)
+                    await process.wait()
+        await process.wait()
+        why = await clock.to_thread(why_not_started, self.log, process.returncode)
         raise UsageError(f"the vLLM server did not start: {why}; its log is {self.log}")
-
-    async def _clear(self, *, term_s: float = TERM_S) -> None:
-        """End all remaining processes of the server, and wait for its first one; idempotent."""
-        assert self._process is not None
-        async with self._clearing:
-            if self._is_cleared:
-                return
-            await clock.to_thread(end_group, self.pid, term_s=term_s)
-            with anyio.move_on_after(_KILL_TERM_S):  # a process that is blocked in I/O may never end
-                await self._leader_ended.wait()
-            self._reason = _reason(self._process.poll())
-            self._is_cleared = True
-
-
-def _usable_port(port: int | None) -> int:
-    """Return `port`, or a free one.
-
-    Raises:
-        UsageError: The port is in use.
-    """
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port or 0))
-        except OSError as error:
-            raise UsageError(f"cannot listen on port {port} ({error.strerror}); choose another one") from None
-        return int(probe.getsockname()[1])
-
-
-def _reason(returncode: int | None) -> str:
-    if returncode is None:
-        return "it does not end"
-    return f"killed by signal {-returncode}" if returncode < 0 else f"exited with code {returncode}"
 
 
 def why_not_started(log: Path, returncode: int | None) -> str:

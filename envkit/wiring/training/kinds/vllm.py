@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
@@ -22,9 +21,11 @@ from envkit.trainer_bridge.engines.vllm.replica import START_TIMEOUT_S, VllmSett
 from envkit.trainer_bridge.engines.vllm.server import VllmServer
 from envkit.trainer_bridge.models.adapters import base_of
 from envkit.trainer_bridge.stopping import stop_on_signals
+from envkit.types import Place
 from envkit.wiring.contexts import EngineContext
+from envkit.wiring.launch.local import LocalLauncher
 from envkit.wiring.training import models
-from envkit.wiring.training.resolve import has_fast_bfloat16, uses_gpu
+from envkit.wiring.training.resolve import has_fast_bfloat16
 
 
 def open_vllm(context: EngineContext) -> AbstractAsyncContextManager[VllmEngine]:
@@ -47,22 +48,22 @@ def open_vllm(context: EngineContext) -> AbstractAsyncContextManager[VllmEngine]
     )
     if section.urls:
         return VllmEngine(settings, urls=section.urls, announce=context.announce).running()
+    places = context.places or (Place(),) * (section.replicas or 1)
     find = partial(_server_settings, section, model.path, context.max_tokens, context.lora_rank)
     servers = [
-        partial(VllmServer, find(gpus), announce=context.announce) for gpus in section.gpus or [""] * section.replicas
+        partial(VllmServer, find(place), launcher=context.launcher, place=place, announce=context.announce)
+        for place in places
     ]
     return VllmEngine(settings, servers=servers, announce=context.announce).running()
 
 
-def problems(section: VllmEngineSection, *, trainer_device: str = "auto") -> list[str]:
-    """Return what is wrong with the section, as lines that start with a key. `trainer_device`: ``trainer.device``."""
+def problems(section: VllmEngineSection) -> list[str]:
+    """Return what is wrong with the section, as lines that start with a key."""
     found = []
     if section.model is None:
         found.append("engine.model: the engine vllm needs a model; name one")
     elif base_of(Path(section.model)) is not None:
         found.append("engine.model: the engine vllm cannot start from a LoRA adapter yet; use the engine transformers")
-    if section.gpus and len(section.gpus) != section.replicas:
-        found.append(f"engine.gpus: {len(section.gpus)} entries for {section.replicas} replicas; give each replica one")
     if section.url is not None:
         for url in section.urls or ("",):
             parts = urlsplit(url)
@@ -73,17 +74,12 @@ def problems(section: VllmEngineSection, *, trainer_device: str = "auto") -> lis
                     f"engine.weights_folder: the server {url} may be on another machine, which cannot read weights in "
                     "/dev/shm; set it to a folder of a file system that both share, or name the server 127.0.0.1"
                 )
-        started = {"python", "replicas", "gpus", "gpu_memory_utilization", "arguments"}
+        started = {"python", "replicas", "gpu_memory_utilization", "arguments"}
         if without_effect := sorted(started & section.model_fields_set):
             found.append(f"engine.{without_effect[0]}: has no effect on running servers (engine.url); leave it out")
         return found
     try:
-        on_cpu = is_built_for_cpus(find_python(section.python))
-        if not on_cpu and uses_gpu(trainer_device) and trainers_gpu_is_shared(section, os.environ):
-            found.append(
-                "engine.gpus: a server has the same GPU as the trainer, which uses the first one; give the servers "
-                'others, such as ["1"], or set engine.gpu_memory_utilization, such as 0.4'
-            )
+        is_built_for_cpus(find_python(section.python))
     except UsageError as error:
         found.append(f"engine.python: {error.detail}")
     try:
@@ -91,13 +87,6 @@ def problems(section: VllmEngineSection, *, trainer_device: str = "auto") -> lis
     except UsageError as error:
         found.append(f"engine.arguments: {error.detail}")
     return found
-
-
-def trainers_gpu_is_shared(section: VllmEngineSection, variables: Mapping[str, str]) -> bool:
-    """Whether a server to start has the GPU of a trainer with these variables, and no share of the memory is set."""
-    first = variables.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
-    has_first = [not gpus or first in map(str.strip, gpus.split(",")) for gpus in section.gpus or [""]]
-    return first not in ("", "-1") and any(has_first) and "gpu_memory_utilization" not in section.model_fields_set
 
 
 async def run_server(
@@ -109,7 +98,9 @@ async def run_server(
     announce: Callable[[str], object],
     on_ready: Callable[[str], object],
 ) -> None:
-    """Run the server of an engine section with one replica until SIGINT or SIGTERM; `on_ready` receives its URL.
+    """Run a server of an engine section until SIGINT or SIGTERM; `on_ready` receives its URL.
+
+    It has the GPUs of CUDA_VISIBLE_DEVICES, and uses one unless section.arguments has tensor-parallel-size.
 
     Raises:
         UsageError: There is no such model, no interpreter has vllm, or the server did not start, or ended by itself.
@@ -118,9 +109,8 @@ async def run_server(
     if section.dtype == "auto":
         dtype = "bfloat16" if has_fast_bfloat16("auto") else "float32"  # as a training run chooses it
         section = section.model_copy(update={"dtype": dtype})
-    gpus = section.gpus[0] if section.gpus else ""
-    settings = await clock.to_thread(_server_settings, section, model, max_tokens, lora_rank, gpus)
-    server = VllmServer(settings, port=port, announce=announce)
+    settings = await clock.to_thread(_server_settings, section, model, max_tokens, lora_rank, Place())
+    server = VllmServer(settings, launcher=LocalLauncher(), port=port, announce=announce)
     try:
         with anyio.CancelScope() as scope, stop_on_signals(scope.cancel):
             await server.start(START_TIMEOUT_S)
@@ -131,7 +121,7 @@ async def run_server(
 
 
 def _server_settings(
-    section: VllmEngineSection, model: str, max_tokens: int, lora_rank: int, gpus: str
+    section: VllmEngineSection, model: str, max_tokens: int, lora_rank: int, place: Place
 ) -> ServerSettings:
     """Return the settings of the server of a replica.
 
@@ -146,6 +136,6 @@ def _server_settings(
         max_num_seqs=section.max_num_seqs,
         lora_rank=lora_rank,
         gpu_memory_utilization=section.gpu_memory_utilization,
-        gpus=gpus,
+        num_gpus=len(place.gpus or ()) or 1,
         arguments=section.arguments,
     )

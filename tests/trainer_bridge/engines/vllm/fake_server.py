@@ -40,6 +40,7 @@ class FakeServer:
         loads: Locations of the loaded weights.
         requests: Bodies of the requests for completions.
         starts: Number of starts.
+        host: Address on which it listens.
         errors: Number of answers with status 500, each of which leaves a stack trace in the log of a real server.
         running: Completions in progress.
         is_paused: Whether it was paused and not resumed.
@@ -67,6 +68,7 @@ class FakeServer:
     is_paused: bool = False
     is_updating: bool = False
     url: str = ""
+    host: str = "127.0.0.1"
     _port: int = 0
     _listener: asyncio.Server | None = None
     _connections: set[asyncio.StreamWriter] = field(default_factory=set)
@@ -83,9 +85,9 @@ class FakeServer:
         self._ended = asyncio.Event()
         self.label = self.label_at_start
         self._free = asyncio.Semaphore(self.slots)
-        self._listener = await asyncio.start_server(self._serve, "127.0.0.1", self._port)
+        self._listener = await asyncio.start_server(self._serve, self.host, self._port)
         self._port = self._listener.sockets[0].getsockname()[1]
-        self.url = f"http://127.0.0.1:{self._port}"
+        self.url = f"http://{self.host}:{self._port}"
 
     async def wait_ended(self) -> str:
         await self._ended.wait()

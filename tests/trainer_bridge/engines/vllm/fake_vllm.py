@@ -52,6 +52,24 @@ http.server.HTTPServer(("127.0.0.1", port), Answer).serve_forever()
 """
 
 
+SCRIPTED = """
+import asyncio, os, pathlib, sys
+
+sys.path.insert(0, {root!r})
+from tests.trainer_bridge.engines.vllm.fake_server import FakeServer
+
+async def main():
+    words = dict(zip(sys.argv, sys.argv[1:]))
+    server = FakeServer(host=words["--host"], _port=int(words["--port"]), has_lora=False)
+    await server.start(5)
+    with pathlib.Path({folder!r}, "pids").open("a") as pids:
+        print(os.getpid(), file=pids)
+    await server.wait_ended()
+
+asyncio.run(main())
+"""
+
+
 async def until_signals_are_set(folder: Path, model: str) -> None:
     """Wait until the server with the files in `folder` handles SIGTERM as `model` says."""
     while not (folder / f"{model}.has-set-signals").exists():  # noqa: ASYNC110
@@ -60,9 +78,25 @@ async def until_signals_are_set(folder: Path, model: str) -> None:
 
 def settings(folder: Path, model: str = "good") -> ServerSettings:
     """Return the settings of a server that runs `PROGRAM` instead of vLLM; its files are in `folder`."""
+    return ServerSettings(
+        python=str(interpreter(folder, PROGRAM)),
+        model=str(folder / model),
+        dtype="float32",
+        max_model_len=128,
+        max_num_seqs=8,
+    )
+
+
+def scripted(folder: Path, root: Path) -> Path:
+    """Write an interpreter whose vLLM is a `FakeServer`. Servers write their pids into the file `pids` in `folder`."""
+    return interpreter(folder, SCRIPTED.format(root=str(root), folder=str(folder)))
+
+
+def interpreter(folder: Path, program: str) -> Path:
+    """Write an interpreter into `folder` that seems to have a vLLM for CPUs, which is `program`."""
     package = folder / "vllm" / "entrypoints" / "openai"
     package.mkdir(parents=True, exist_ok=True)
-    (package / "api_server.py").write_text(PROGRAM, encoding="utf-8")
+    (package / "api_server.py").write_text(program, encoding="utf-8")
     python = folder / "python"
     # The first argument is -I when the interpreter is asked for which devices its vllm is built.
     python.write_text(
@@ -71,6 +105,4 @@ def settings(folder: Path, model: str = "good") -> ServerSettings:
         encoding="utf-8",
     )
     python.chmod(0o755)
-    return ServerSettings(
-        python=str(python), model=str(folder / model), dtype="float32", max_model_len=128, max_num_seqs=8
-    )
+    return python

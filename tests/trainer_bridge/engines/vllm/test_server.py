@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable
@@ -16,9 +15,9 @@ import pytest
 
 from envkit import clock
 from envkit.errors import UsageError
-from envkit.trainer_bridge.engines.vllm.launch import PLUGIN
-from envkit.trainer_bridge.engines.vllm.plugin.envkit_processes import end_group, members
 from envkit.trainer_bridge.engines.vllm.server import VllmServer
+from envkit.wiring.launch.local import LocalLauncher
+from envkit.wiring.launch.supervise import members
 
 from . import fake_vllm
 
@@ -33,10 +32,11 @@ from pathlib import Path
 import anyio
 from envkit import clock
 from envkit.trainer_bridge.engines.vllm.server import VllmServer
+from envkit.wiring.launch.local import LocalLauncher
 from tests.trainer_bridge.engines.vllm import fake_vllm
 
 async def main():
-    server = VllmServer(fake_vllm.settings(Path(sys.argv[1]), sys.argv[2]))
+    server = VllmServer(fake_vllm.settings(Path(sys.argv[1]), sys.argv[2]), launcher=LocalLauncher())
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(server.start, 60)
         await fake_vllm.until_signals_are_set(Path(sys.argv[1]), sys.argv[2])
@@ -44,18 +44,6 @@ async def main():
         await anyio.sleep(600)
 
 clock.run(main)
-"""
-
-# Ignores SIGTERM, as does its child, which needs some time to clean up when this process has ended.
-TRACKED = """
-import signal, subprocess, sys, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-clean = "import sys, time; print(flush=True); sys.stdin.read(); time.sleep(0.3); open(sys.argv[1], 'x')"
-words = [sys.executable, "-c", clean, sys.argv[1], "multiprocessing." + "resource_tracker"]
-tracker = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-tracker.stdout.readline()
-print(flush=True)
-time.sleep(600)
 """
 
 
@@ -84,7 +72,7 @@ def server_pid(group: int) -> int:
 
 def test_a_started_server_answers_and_leaves_nothing_when_it_is_stopped(tmp_path: Path, folder: Path) -> None:
     async def test() -> None:
-        server = VllmServer(fake_vllm.settings(tmp_path))
+        server = VllmServer(fake_vllm.settings(tmp_path), launcher=LocalLauncher())
         await server.start(START_S)
         async with httpx.AsyncClient() as client:
             assert (await client.get(f"{server.url}/health")).status_code == 200
@@ -103,7 +91,7 @@ def test_a_killed_server_is_reported_when_its_children_have_ended_and_can_be_sta
     tmp_path: Path, folder: Path
 ) -> None:
     async def test() -> None:
-        server = VllmServer(fake_vllm.settings(tmp_path))
+        server = VllmServer(fake_vllm.settings(tmp_path), launcher=LocalLauncher())
         await server.start(START_S)
         group = server.pid
         os.kill(server_pid(group), signal.SIGKILL)
@@ -120,7 +108,7 @@ def test_a_killed_server_is_reported_when_its_children_have_ended_and_can_be_sta
 @pytest.mark.slow
 def test_a_killed_supervisor_leaves_nothing_though_the_server_ignores_sigterm(tmp_path: Path) -> None:
     async def test() -> None:
-        server = VllmServer(fake_vllm.settings(tmp_path, "deaf"))
+        server = VllmServer(fake_vllm.settings(tmp_path, "deaf"), launcher=LocalLauncher())
         await server.start(START_S)
         group = server.pid
         os.kill(group, signal.SIGKILL)
@@ -133,7 +121,7 @@ def test_a_killed_supervisor_leaves_nothing_though_the_server_ignores_sigterm(tm
 @pytest.mark.slow
 def test_kill_ends_a_server_whose_processes_are_stopped(tmp_path: Path) -> None:
     async def test() -> None:
-        server = VllmServer(fake_vllm.settings(tmp_path, "deaf"))
+        server = VllmServer(fake_vllm.settings(tmp_path, "deaf"), launcher=LocalLauncher())
         await server.start(START_S)
         group = server.pid
         for pid in members(group):
@@ -142,35 +130,6 @@ def test_kill_ends_a_server_whose_processes_are_stopped(tmp_path: Path) -> None:
         assert members(group) == []
 
     run(test)
-
-
-def test_the_process_that_removes_shared_memory_outlives_those_that_are_killed(tmp_path: Path) -> None:
-    words = [sys.executable, "-c", TRACKED, str(tmp_path / "cleaned")]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True) as leader:
-        assert leader.stdout is not None
-        leader.stdout.readline()
-        assert len(members(leader.pid)) == 2
-        end_group(leader.pid, term_s=0.1)
-        assert members(leader.pid) == []
-    assert (tmp_path / "cleaned").exists()
-
-
-LEAVES = """
-import subprocess, time
-print(subprocess.Popen(["sleep", "600"], start_new_session=True).pid, flush=True)
-time.sleep(600)
-"""
-
-
-def test_the_supervisor_also_ends_what_has_left_its_session() -> None:
-    command = [sys.executable, str(PLUGIN / "supervise.py"), str(os.getpid()), "-c", LEAVES]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as supervisor:
-        assert supervisor.stdout is not None
-        left = int(supervisor.stdout.readline())
-        assert Path(f"/proc/{left}").exists()
-        supervisor.terminate()
-        supervisor.wait(60)
-    assert not Path(f"/proc/{left}").exists()
 
 
 @pytest.mark.slow
@@ -194,7 +153,7 @@ def test_a_killed_owner_leaves_no_process_behind_even_while_the_server_starts(mo
 )
 def test_the_error_of_a_server_that_does_not_start_contains_the_reason(model: str, why: str, tmp_path: Path) -> None:
     async def test() -> None:
-        server = VllmServer(fake_vllm.settings(tmp_path, model))
+        server = VllmServer(fake_vllm.settings(tmp_path, model), launcher=LocalLauncher())
         with pytest.raises(UsageError, match=f"the vLLM server did not start: {why}"):
             await server.start(START_S)
         assert server.log.exists()
@@ -204,7 +163,7 @@ def test_the_error_of_a_server_that_does_not_start_contains_the_reason(model: st
 
 def test_a_server_that_does_not_answer_in_time_is_ended(tmp_path: Path) -> None:
     async def test() -> None:
-        server = VllmServer(fake_vllm.settings(tmp_path, "never-ready"))
+        server = VllmServer(fake_vllm.settings(tmp_path, "never-ready"), launcher=LocalLauncher())
         with pytest.raises(UsageError, match="did not answer within 1 s"):
             await server.start(1)
         assert members(server.pid) == []
@@ -217,7 +176,7 @@ def test_a_port_in_use_is_refused_before_the_server_starts(tmp_path: Path) -> No
         async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener:
             port = listener.extra(anyio.abc.SocketAttribute.local_port)
             with pytest.raises(UsageError, match=f"cannot listen on port {port}"):
-                await VllmServer(fake_vllm.settings(tmp_path), port=port).start(START_S)
+                await VllmServer(fake_vllm.settings(tmp_path), launcher=LocalLauncher(), port=port).start(START_S)
 
     run(test)
 

@@ -1,0 +1,195 @@
+"""The launcher for this machine: a process in a session of its own, which leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import anyio
+
+from envkit import clock
+from envkit.errors import UsageError
+from envkit.types import THIS_NODE, Node, Place
+
+from . import supervise
+from .supervise import TERM_S, end_group
+
+LOOPBACK = "127.0.0.1"
+"""Servers on this machine listen only here: the routes of many ask for no password."""
+_KILL_TERM_S = 2.0
+"""Seconds between SIGTERM and SIGKILL for processes that hang."""
+_GPU = re.compile(r"nvidia\d+")
+_WORDS = 300
+"""Maximum number of characters of the last words of a relay."""
+
+
+class LocalProcess:
+    """A process of this machine. It implements `envkit.protocols.Process`.
+
+    Its first process is a supervisor (`supervise`). The supervisor ends the others when the program or this process is
+    killed, or when the thread that started it ends. If the supervisor is killed too, the program gets SIGTERM.
+
+    Args:
+        process: The supervisor, started in this thread.
+        log: The file of its output.
+        address: See `envkit.protocols.Process.address`.
+        last_words: Beginning of a line of the log that says why it ended, if the program is a relay; empty without one.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path, address: str, last_words: str) -> None:
+        self.pid = process.pid
+        self.log = log
+        self.address = address
+        self._process = process
+        self._last_words = last_words
+        self._ended = anyio.Event()
+        self._clearing = anyio.Lock()
+        self._is_cleared = False
+        self._reason = ""
+        self._pidfd = os.pidfd_open(self.pid)
+        asyncio.get_running_loop().add_reader(self._pidfd, self._on_end)
+
+    @property
+    def has_ended(self) -> bool:
+        """See `envkit.protocols.Process.has_ended`."""
+        return self._ended.is_set()
+
+    @property
+    def returncode(self) -> int | None:
+        """See `envkit.protocols.Process.returncode`."""
+        return self._process.returncode
+
+    async def wait(self) -> str:
+        """See `envkit.protocols.Process.wait`."""
+        await self._ended.wait()
+        with anyio.CancelScope(shield=True):
+            await self._clear(TERM_S)
+        return self._reason
+
+    async def kill(self, *, grace_s: float = 25.0) -> None:
+        """See `envkit.protocols.Process.kill`. The supervisor has limits of its own, which take 25 s in all."""
+        with anyio.CancelScope(shield=True):
+            if grace_s and not self.has_ended:
+                self._process.send_signal(signal.SIGTERM)
+                with anyio.move_on_after(grace_s):
+                    await self._ended.wait()
+            await self._clear(TERM_S if grace_s else _KILL_TERM_S)
+
+    def _on_end(self) -> None:
+        # The process is not waited for yet: until `_clear` has ended its group, the kernel must not reuse its pid.
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._ended.set()
+
+    async def _clear(self, term_s: float) -> None:
+        """End all remaining processes, and wait for the first one; idempotent."""
+        async with self._clearing:
+            if self._is_cleared:
+                return
+            await clock.to_thread(end_group, self.pid, term_s=term_s)
+            with anyio.move_on_after(_KILL_TERM_S):  # a process that is blocked in I/O may never end
+                await self._ended.wait()
+            self._reason = self._words() or _reason(self._process.poll())
+            self._is_cleared = True
+
+    def _words(self) -> str:
+        """Return the last line of the log in which a relay says why it ended; empty without one."""
+        if not self._last_words or not self._process.poll():
+            return ""
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        found = (line.removeprefix(self._last_words) for line in reversed(lines) if line.startswith(self._last_words))
+        return next(found, "")[:_WORDS]
+
+
+class LocalLauncher:
+    """Starts processes on this machine. It implements `envkit.protocols.Launcher`."""
+
+    def __init__(self) -> None:
+        self.nodes = (this_node(),)
+
+    async def endpoint(self, node: str, port: int | None = None) -> tuple[str, int]:
+        """See `envkit.protocols.Launcher.endpoint`."""
+        find(self.nodes, node)
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((LOOPBACK, port or 0))
+            except OSError as error:
+                raise UsageError(f"cannot listen on port {port} ({error.strerror}); choose another one") from None
+            return LOOPBACK, int(probe.getsockname()[1])
+
+    async def start(self, argv: Sequence[str], env: Mapping[str, str], *, place: Place, name: str) -> LocalProcess:
+        """See `envkit.protocols.Launcher.start`."""
+        node = find(self.nodes, place.node)
+        gpus = (
+            {} if place.gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(node.gpus[index] for index in place.gpus)}
+        )
+        return start(argv, {**env, **gpus}, name=name)
+
+
+def start(
+    argv: Sequence[str], env: Mapping[str, str], *, name: str, address: str = LOOPBACK, last_words: str = ""
+) -> LocalProcess:
+    """Start a program on this machine; see `LocalProcess`, and `envkit.protocols.Launcher.start` for the rest.
+
+    Raises:
+        UsageError: This is not Linux.
+    """
+    if sys.platform != "linux":
+        raise UsageError(f"{name} can be started only on Linux; start it elsewhere, and give its address to the run")
+    handle, log = tempfile.mkstemp(prefix=f"envkit-{name}-", suffix=".log")
+    # The kernel sends the parent-death signal when the thread ends that started the child. So start it in the event
+    # loop's thread, although that blocks the loop for some milliseconds.
+    with os.fdopen(handle, "wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-IS", supervise.__file__, str(os.getpid()), *argv],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **env},
+            start_new_session=True,
+        )
+    return LocalProcess(process, Path(log), address, last_words)
+
+
+def this_node(variables: Mapping[str, str] = os.environ, *, machine: Path = Path("/")) -> Node:
+    """Return this machine. Its GPUs are those that CUDA_VISIBLE_DEVICES leaves visible.
+
+    Args:
+        variables: Environment variables.
+        machine: Root folder, with the devices of the GPUs.
+    """
+    devices = machine / "dev"
+    count = sum(_GPU.fullmatch(entry.name) is not None for entry in devices.iterdir()) if devices.is_dir() else 0
+    gpus = [str(number) for number in range(count)]
+    if count and (visible := variables.get("CUDA_VISIBLE_DEVICES")) is not None:
+        named = [word.strip() for word in visible.split(",")]
+        gpus = named[: next((index for index, word in enumerate(named) if word in ("", "-1")), None)]
+    host = socket.gethostname()
+    return Node(name=THIS_NODE, id=host, host=host, address=LOOPBACK, gpus=tuple(gpus), cpus=os.cpu_count() or 1)
+
+
+def find(nodes: Sequence[Node], name: str) -> Node:
+    """Return the node with this name.
+
+    Raises:
+        UsageError: There is none.
+    """
+    for node in nodes:
+        if node.name == name:
+            return node
+    raise UsageError(f"there is no node {name}; there are {', '.join(node.name for node in nodes)}")
+
+
+def _reason(returncode: int | None) -> str:
+    if returncode is None:
+        return "it does not end"
+    return f"killed by signal {-returncode}" if returncode < 0 else f"exited with code {returncode}"

@@ -1,0 +1,221 @@
+"""The launcher of Ray on a real cluster of two nodes: a program on the other node, and what is left when parts die."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from envkit import clock, config
+from envkit.env import AsyncEnv
+from envkit.protocols import Process
+from envkit.runs.display import SilentDisplay
+from envkit.types import Observation, Options, Place, Reset, Step
+from envkit.wiring.launch.ray import open_ray
+from envkit.wiring.training.run import train
+from tests.trainer_bridge.engines.vllm import fake_vllm
+from tests.trainer_bridge.models import write_chat
+
+from .ray_cluster import two_nodes
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+ROOT = Path(__file__).parents[3]
+
+PROGRAM = """
+import os, subprocess, sys, time
+child = subprocess.Popen(["sleep", "600"])
+print(os.environ["WORD"], os.getpid(), child.pid, flush=True)
+time.sleep(600)
+"""
+
+# Starts the program on the other node, prints the path of its log, and waits.
+OWNER = """
+import sys
+import anyio
+from envkit import clock
+from envkit.types import Place
+from envkit.wiring.launch.ray import open_ray
+
+async def main():
+    launcher = await open_ray()
+    argv = [sys.executable, "-c", sys.argv[1]]
+    process = await launcher.start(argv, {"WORD": "hello"}, place=Place("n1"), name="test")
+    print(process.log, flush=True)
+    await anyio.sleep(600)
+
+clock.run(main)
+"""
+
+
+@pytest.fixture(scope="module")
+def variables() -> Iterator[dict[str, str]]:
+    with two_nodes() as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def cluster(variables: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        with anyio.fail_after(120):
+            await test()
+
+    clock.run(main)
+
+
+async def started() -> tuple[Process, list[int]]:
+    """Start the program on the other node; return it, and the pids that it has printed."""
+    launcher = await open_ray()
+    assert [node.name for node in launcher.nodes] == ["n0", "n1"]
+    argv = [sys.executable, "-c", PROGRAM]
+    process = await launcher.start(argv, {"WORD": "hello"}, place=Place("n1"), name="test")
+    return process, await pids_in(process.log)
+
+
+async def pids_in(log: Path) -> list[int]:
+    while not (words := log.read_text().split())[2:]:  # noqa: ASYNC110, ASYNC240 - a file sets no event
+        await anyio.sleep(0.1)
+    assert words[0] == "hello"
+    return [int(word) for word in words[1:]]
+
+
+async def gone(pids: list[int]) -> None:
+    while any(map(command, pids)):  # noqa: ASYNC110 - the kernel sets no event
+        await anyio.sleep(0.1)
+
+
+def command(pid: int) -> str:
+    """Return the command line of a process; empty if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_a_killed_actor_is_the_cause_within_five_seconds_and_its_program_ends() -> None:
+    async def test() -> None:
+        process, pids = await started()
+        actor = parent(parent(pids[0]))  # the parent of the supervisor
+        assert "Runner" in command(actor)
+        os.kill(actor, signal.SIGKILL)
+        with anyio.fail_after(5):
+            reason = await process.wait()
+        assert reason.startswith("lost the actor on its node: ")
+        await gone(pids)
+
+    run(test)
+
+
+def test_a_program_that_is_killed_or_ends_by_itself_is_reported_like_one_of_this_machine() -> None:
+    async def test() -> None:
+        process, pids = await started()
+        os.kill(pids[0], signal.SIGKILL)
+        assert await process.wait() == "killed by signal 9"
+        await gone(pids)
+        launcher = await open_ray()
+        ended = await launcher.start(["/bin/sh", "-c", "echo bye; exit 7"], {}, place=Place("n1"), name="test")
+        assert (await ended.wait(), ended.log.read_text()) == ("exited with code 7", "bye\n")
+
+    run(test)
+
+
+def test_kill_ends_the_program_on_its_node() -> None:
+    async def test() -> None:
+        process, pids = await started()
+        await process.kill()
+        assert process.has_ended
+        await gone(pids)
+
+    run(test)
+
+
+def test_a_killed_owner_leaves_nothing_on_the_other_node() -> None:
+    async def test() -> None:
+        async with await anyio.open_process([sys.executable, "-c", OWNER, PROGRAM], cwd=ROOT) as owner:
+            assert owner.stdout is not None
+            log = Path((await owner.stdout.receive()).decode().strip())
+            pids = await pids_in(log)
+            owner.kill()
+            await owner.wait()
+        await gone(pids)
+
+    run(test)
+
+
+class Rooms(AsyncEnv):
+    """Two steps, whatever they are."""
+
+    def __init__(self, **options: object) -> None: ...
+
+    async def reset(self, *, seed: int, options: Options) -> Reset:
+        self._left = 2
+        return Reset(Observation("room"), {})
+
+    async def step(self, action: str) -> Step:
+        self._left -= 1
+        return Step(Observation("room"), float(len(action)), self._left == 0, False, {"success": True})
+
+    async def close(self) -> None: ...
+
+
+class Lines(SilentDisplay):
+    """Keeps what is announced."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def announce(self, line: str) -> None:
+        self.lines.append(line)
+
+
+def test_a_run_trains_with_a_server_on_the_other_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from envkit import register
+
+    register("Rooms-v0", Rooms)
+    (tmp_path / "weights").mkdir()
+    content = {
+        "env": {"id": "Rooms-v0", "num_envs": 2},
+        "sandbox": {"kind": "none"},
+        "threads": 1,
+        "engine": {
+            "kind": "vllm",
+            "model": str(write_chat(tmp_path / "chat", seed=3)),
+            "python": str(fake_vllm.scripted(tmp_path, ROOT)),
+            "dtype": "float32",
+            "weights_folder": str(tmp_path / "weights"),
+        },
+        "placement": {"launcher": "ray", "engines": ["n1"]},
+        "rollout": {"group_size": 2, "max_tokens": 128, "turn_tokens": 4},
+        "trainer": {"steps": 1, "groups_per_step": 1, "precision": "float32"},
+        "evaluation": {"episodes": 0},
+        "diagnostics": {"stop_on": []},
+        "tracking": {"to": []},
+    }
+    display = Lines()
+
+    async def test() -> None:
+        summary = await train(config.parse(content), tmp_path / "run", resume=False, force=False, display=display)
+        assert summary["train_steps"] == 1
+        assert "placement: trainer n0, servers n1" in display.lines
+        assert any(" on n1 (" in line and "in a network that must be private" in line for line in display.lines)
+        pids = [int(name) for name in (tmp_path / "pids").read_text().split()]
+        assert len(pids) == 1
+        await gone(pids)
+
+    run(test)
