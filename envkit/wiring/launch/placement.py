@@ -203,7 +203,7 @@ def _check_shared(own: Gpu, taken: Sequence[Gpu], needs: Needs) -> None:
         raise ConfigError([f"engine.gpu_memory_utilization: {reason}"])
 
 
-def _divided(taken: Sequence[Gpu], replicas: int | None) -> list[Sequence[Gpu]]:
+def _divided(taken: Sequence[Gpu], replicas: int | None) -> Sequence[Sequence[Gpu]]:
     """Divide all GPUs, in their order, among the servers.
 
     Raises:
@@ -221,7 +221,7 @@ def _divided(taken: Sequence[Gpu], replicas: int | None) -> list[Sequence[Gpu]]:
     return groups
 
 
-def _chosen(free: Sequence[Gpu], replicas: int | None) -> list[Sequence[Gpu]]:
+def _chosen(free: Sequence[Gpu], replicas: int | None) -> Sequence[Sequence[Gpu]]:
     """Choose GPUs for the servers. Each has one, or with fewer servers the largest power of two that is possible.
 
     Raises:
