@@ -73,7 +73,10 @@ def other_nodes(variables: Mapping[str, str], hosts: Sequence[str], resolve: Cal
 def relay(
     argv: Sequence[str], env: Mapping[str, str], place: Place, node: Node
 ) -> tuple[Sequence[str], Mapping[str, str]]:
-    """Return the relay of a program on `node`; see `relays.Relay`. SIGTERM ends the step; so does its allocation."""
+    """Return the relay of a program on `node`; see `relays.Relay`. SIGTERM ends the step.
+
+    If srun itself gets SIGKILL, the step goes on until its allocation ends.
+    """
     words = ["srun", "--nodes=1", "--ntasks=1", f"--nodelist={node.id}"]
     words += ["--exact", f"--cpus-per-task={place.cpus}"] if place.cpus else ["--overlap"]
     words += [f"--gpus-per-node={len(place.gpus)}"] if place.gpus else []
