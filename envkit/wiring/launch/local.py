@@ -181,7 +181,7 @@ def find(nodes: Sequence[Node], name: str) -> Node:
     """Return the node with this name.
 
     Raises:
-        UsageError: There is none.
+        UsageError: No node has this name.
     """
     for node in nodes:
         if node.name == name:

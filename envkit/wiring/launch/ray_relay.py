@@ -46,7 +46,7 @@ class Runner:
         self._process = await LocalLauncher().start(argv, env, place=Place(), name="ray")
 
     async def output(self) -> tuple[bytes, int | None]:
-        """Return the next part of the output and, after the last one, the exit code. Wait if there is none yet."""
+        """Return the next part of the output and, after the last one, the exit code. Wait for it for a moment."""
         with anyio.move_on_after(_POLL_S):
             await self._process.wait()
         code = self._process.returncode
