@@ -134,10 +134,13 @@ def test_a_full_server_is_waited_for(own: Path, tmp_path: Path, capsys: pytest.C
                     await last_leases.enter_async_context(other.lease(Task("FrozenLake-v0", 1)))
                 tasks.start_soon(partial(clock.to_thread, partial(envkit.train, served(url), output=tmp_path / "run")))
                 printed = ""
-                while " is full; 8 episodes wait for a slot\n" not in printed:  # those of the first evaluation
-                    await anyio.sleep(0.1)
-                    printed += capsys.readouterr().out
-                await last_leases.aclose()  # the run goes on with three slots
+                try:
+                    with anyio.fail_after(PATIENCE_S):
+                        while " is full; 8 episodes wait for a slot\n" not in printed:  # those of the first evaluation
+                            await anyio.sleep(0.1)
+                            printed += capsys.readouterr().out
+                finally:
+                    await last_leases.aclose()  # the run goes on with three slots
 
     with serving("process", tmp_path, *ONE_SANDBOX, f"envs.capacity={EPISODES}") as gateway:
         clock.run(main, gateway.url)
