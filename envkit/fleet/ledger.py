@@ -61,12 +61,10 @@ class SessionRecord:
 
 @dataclass(slots=True, eq=False)
 class _WriteBatch:
-    """Records that are written in one transaction. When `done` is set, `is_written` is whether the write succeeded."""
+    """Records that are written in one transaction. `is_written` is whether the write succeeded."""
 
     views: dict[TenantKey, SandboxView] = field(default_factory=dict)
     records: dict[TenantKey, SessionRecord | None] = field(default_factory=dict)
-    is_begun: bool = False
-    done: anyio.Event = field(default_factory=anyio.Event)
     is_written: bool = False
 
 
@@ -86,9 +84,7 @@ class LeaseLedger:
         self._connection: sqlite3.Connection
         self._records: dict[TenantKey, SessionRecord] = {}
         self._next = _WriteBatch()
-        self._last = _WriteBatch()
-        """The batch that is being written; between two writes, the batch that was written last."""
-        self._last.done.set()
+        self._writing = anyio.Lock()
 
     @property
     def id(self) -> str:
@@ -122,29 +118,20 @@ class LeaseLedger:
         for key in keys:
             self._records.pop(key, None)
             self._next.records[key] = None
-        with anyio.CancelScope(shield=True):
-            await self._flush()
+        await self._flush()
 
     async def _flush(self) -> None:
-        """Wait until all records added so far are written.
-
-        They form one batch. The first task that waits for the batch writes it, after the previous batch is written.
-        """
+        """Wait until all records added so far are written: in one batch, by the first task that can write."""
         batch = self._next
-        if batch.is_begun:
-            await batch.done.wait()
-        else:
-            batch.is_begun = True
-            with anyio.CancelScope(shield=True):
-                await self._last.done.wait()
-                self._last, self._next = batch, _WriteBatch()
-                try:
-                    await clock.to_thread(_put, self._connection, list(batch.views.values()), batch.records)
-                    batch.is_written = True
-                except sqlite3.Error as error:
-                    _log.error("cannot persist leases, write to %s failed: %s", self._path, error)
-                finally:
-                    batch.done.set()
+        with anyio.CancelScope(shield=True):
+            async with self._writing:
+                if batch is self._next:
+                    self._next = _WriteBatch()
+                    try:
+                        await clock.to_thread(_put, self._connection, list(batch.views.values()), batch.records)
+                        batch.is_written = True
+                    except sqlite3.Error as error:
+                        _log.error("cannot persist leases, write to %s failed: %s", self._path, error)
         if not batch.is_written:
             raise LeaseNotPersistedError
 
@@ -195,9 +182,8 @@ class LeaseLedger:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with anyio.CancelScope(shield=True):
-            last = self._next if self._next.is_begun else self._last
-            await last.done.wait()
-            await clock.to_thread(self._connection.close)
+            async with self._writing:
+                await clock.to_thread(self._connection.close)
 
 
 @contextmanager
