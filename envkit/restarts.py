@@ -31,11 +31,12 @@ class Replacement(NamedTuple):
 
     Attributes:
         at: Time of the restart; infinity if the budget allows no restarts at all.
-        is_late: Whether the restart has to wait until the oldest failure leaves the window, because of the budget.
+        spent: Text that says that the budget is spent, so that the restart waits until the oldest failure leaves the
+            window. Empty if it is not.
     """
 
     at: float
-    is_late: bool
+    spent: str
 
 
 class Failures:
@@ -60,8 +61,8 @@ class Failures:
         count = len(self._failures)
         if count >= budget.restarts:
             oldest = min((moment for moment, _ in self._failures), default=math.inf)
-            return Replacement(oldest + budget.window_s, is_late=True)
+            return Replacement(oldest + budget.window_s, f"restart budget spent ({count} in {budget.window_s:g} s)")
         self._failures.append((now, excuse))
         # Larger powers of two would exceed the range of floats.
         delay_s = min(budget.first_delay_s * 2 ** min(count, 63), budget.longest_delay_s)
-        return Replacement(now + delay_s, is_late=False)
+        return Replacement(now + delay_s, "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Self
+from typing import Any
 
 import anyio
 
@@ -103,52 +103,24 @@ class Echo(Episode):
         raise NotImplementedError
 
 
-class EchoFleet(ScriptedFleet):
-    """A fleet whose suspects are retried in workers of the same queue; they count as its own losses."""
-
-    alone: ScriptedFleet | None = None
-
-    @property
-    def all_lost(self) -> int:
-        return self.lost + (0 if self.alone is None else self.alone.lost)
-
-    async def __aenter__(self) -> Self:
-        if self.alone is not None:
-            await self.alone.__aenter__()
-        return await super().__aenter__()
-
-    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        await super().__aexit__(kind, error, trace)
-        if self.alone is not None:
-            await self.alone.__aexit__(kind, error, trace)
-
-
 def fleet_of(
-    *workers: Worker, at_once: int = 1, slots_per_sandbox: int = 1, is_replayable: bool = True, **settings: Any
-) -> EchoFleet:
+    *workers: Worker,
+    at_once: int = 1,
+    slots_per_sandbox: int = 1,
+    is_replayable: bool = True,
+    restarts: RestartBudget = PLENTY,
+    **settings: Any,
+) -> ScriptedFleet:
     """Return a fleet that starts `workers` one after another."""
     queue = list(workers)
-    settings.setdefault("restarts", PLENTY)
 
     async def start() -> Worker:
         return queue.pop(0)
 
-    alone = None
-    if slots_per_sandbox > 1:
-        alone = ScriptedFleet(
-            ScriptedPool(start),
-            kind="suspect",
-            workers=1,
-            slots_per_sandbox=1,
-            restarts=settings["restarts"],
-        )
-    fleet = EchoFleet(
-        ScriptedPool(start),
+    return ScriptedFleet(
+        ScriptedPool(start, restarts=restarts),
         workers=at_once,
         slots_per_sandbox=slots_per_sandbox,
         replayable=lambda env_id: is_replayable and env_id == TASK.env_id,
-        suspects=alone,
         **settings,
     )
-    fleet.alone = alone
-    return fleet

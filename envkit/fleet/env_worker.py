@@ -5,35 +5,62 @@ from __future__ import annotations
 from asyncio import Future
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
-from typing import NamedTuple, ParamSpec, TypeAlias, TypeVar
+from typing import NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar
 
 import anyio
 from msgspec import Raw
 
+from envkit import clock
 from envkit.errors import EnvkitError, SandboxLostError, UnreachableError
-from envkit.fleet.worker_health import HeartbeatTimes, ServerMonitor, WorkerClient
-from envkit.protocols import Episode, Sandbox
-from envkit.types import Cause, CauseKind, Task
+from envkit.protocols import Episode, Sandbox, ServerPool
+from envkit.types import Cause, CauseKind, SandboxSpec, Task
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
 _CAUSE_S = 1.0
 """When a call cannot reach a worker: seconds to wait for the worker's sandbox to report why it ended."""
+_PATIENCE = 0.05
+"""Fraction of the time after which a silent server is lost, for which its event loop may be silent."""
 _RETRY_S = 0.02
 """Seconds between two attempts to connect to a server that does not listen yet."""
+
+
+class WorkerClient(Protocol):
+    """Client of the env server in one worker."""
+
+    async def health(self) -> object:
+        """Return once the server's event loop has answered; raise `UnreachableError` if it cannot."""
+        ...
+
+    async def heartbeat(self) -> None:
+        """Like `health`, but a thread of the server answers, also while a step of an environment blocks the loop."""
+        ...
+
+    def lease(self, task: Task, *, id: str | None = None) -> AbstractAsyncContextManager[Episode]:
+        """Lease an episode of `task`; if the server has one with this id and task, resume it."""
+        ...
 
 
 ConnectSandbox: TypeAlias = Callable[[Sandbox], AbstractAsyncContextManager[WorkerClient]]
 
 
+class WorkerStart(NamedTuple):
+    """How to start a worker.
+
+    Attributes:
+        spec: Spec of its sandbox.
+        connect: Opens a client of the env server in the sandbox; raises `UnreachableError` if the server does not
+            listen yet.
+    """
+
+    spec: SandboxSpec
+    connect: ConnectSandbox
+
+
 @asynccontextmanager
 async def connect_when_serving(connect: ConnectSandbox, sandbox: Sandbox) -> AsyncIterator[WorkerClient]:
     """Open a client of the env server in `sandbox` as soon as the server answers, for the duration of the block.
-
-    Args:
-        connect: Opens a client; raises `UnreachableError` if the server does not listen yet.
-        sandbox: The sandbox in which the server runs.
 
     Raises:
         EnvkitError: The server cannot be used, for example because it has another protocol version.
@@ -70,54 +97,77 @@ class LostDuringCallError(WorkerLostError):
 
 
 class EnvWorker:
-    """A worker of a fleet: one sandbox with an env server.
+    """A worker of a fleet: one sandbox with an env server that answers.
+
+    Args:
+        pool: Monitors the sandbox together with the server.
+        sandbox: Sandbox of the worker, leased from the pool.
+        client: Client of the env server.
+        slots: Maximum number of concurrent episodes.
+        longest_step_s: Seconds after which the worker is lost if the event loop of its server does not answer.
+        is_extra: Whether the worker was started because an episode must play alone.
 
     Attributes:
-        sandbox: Sandbox of the worker, leased from the pool.
+        is_computing: Whether the event loop of the server does not answer, so that other workers get new episodes.
         cause: Why the worker ended; a cause of kind ``unknown`` while the worker runs.
         gone: Set when the worker has ended.
         load: Number of episodes that have a slot at present.
-        served: Number of episodes that have ever had a slot.
-        monitor: Monitor of the env server; None until the server has answered.
         cut_off: Episodes whose last step got no answer because the connection broke, and has not been repeated yet.
         calls_at_end: Number of calls in progress when the worker ended. Each of them may have caused the end.
         attributed: Set when the loss of the worker is attributed to one episode. The loss then counts neither against
             other episodes nor against the restart budget.
     """
 
-    def __init__(self, sandbox: Sandbox) -> None:
+    def __init__(
+        self,
+        pool: ServerPool,
+        sandbox: Sandbox,
+        client: WorkerClient,
+        *,
+        slots: int,
+        longest_step_s: float,
+        is_extra: bool,
+    ) -> None:
         self.sandbox = sandbox
-        self.cause = Cause(CauseKind.UNKNOWN, "never connected")
+        self.slots = slots
+        self.is_extra = is_extra
+        self.cause = Cause(CauseKind.UNKNOWN, "runs")
         self.gone = anyio.Event()
         self.load = 0
-        self.served = 0
-        self.monitor: ServerMonitor | None = None
         self.cut_off: set[object] = set()
         self.calls_at_end = 0
         self.attributed = anyio.Event()
-        self._client: WorkerClient | None = None
+        self.is_computing = False
+        self._pool = pool
+        self._client = client
+        self._longest_step_s = longest_step_s
+        self._answered_at = clock.now()
         self._calls: set[anyio.CancelScope] = set()
         self._pending_steps: set[Future[Raw]] = set()
+        pool.watch(sandbox.id, self._answer, self.end)
 
     @property
     def is_lost(self) -> bool:
-        """Whether the worker ended unexpectedly after its server had answered."""
-        return self.gone.is_set() and self.monitor is not None and self.cause.kind is not CauseKind.STOPPED
+        """Whether the worker ended unexpectedly."""
+        return self.gone.is_set() and self.cause.kind is not CauseKind.STOPPED
 
-    @property
-    def was_unresponsive(self) -> bool:
-        """Whether the worker ended because it did not answer in time."""
-        return self.cause.kind is CauseKind.UNRESPONSIVE
-
-    def open(self, client: WorkerClient, heartbeat: HeartbeatTimes) -> ServerMonitor:
-        """Make the worker accept episodes, through `client`; return a monitor of the server behind `client`."""
-        self._client = client
-        self.monitor = ServerMonitor(client, heartbeat)
-        return self.monitor
+    async def _answer(self, lost_s: float) -> None:
+        """Return once the server has answered. A thread of it does so also while a step computes in its event loop."""
+        limit_s = max(self._longest_step_s, lost_s)
+        rest_s = self._answered_at + limit_s - clock.now()
+        is_last = rest_s < lost_s / 2
+        with anyio.move_on_after(rest_s if is_last else lost_s * _PATIENCE):
+            await self._client.health()
+            self._answered_at, self.is_computing = clock.now(), False
+            return
+        if is_last:
+            why = f"env server computed for {limit_s:g} s, the limit for one step"
+            raise SandboxLostError(self.sandbox.id, Cause(CauseKind.UNRESPONSIVE, why))
+        self.is_computing = True
+        await self._client.heartbeat()
 
     def slot(self, task: Task, id: str) -> WorkerSlot:
         """Return a slot for an episode of `task`. If the server has an episode with this id and task, resume it."""
-        assert self._client is not None
         return WorkerSlot(self, self._client.lease(task, id=id))
 
     def end(self, cause: Cause) -> None:
@@ -163,8 +213,7 @@ class EnvWorker:
                 if isinstance(error, SandboxLostError) and error.sandbox_id != self.sandbox.id:
                     raise
                 await anyio.sleep(_CAUSE_S)  # meanwhile, the sandbox may report why it ended
-                assert self.monitor is not None
-                self.monitor.report_lost(Cause(CauseKind.UNKNOWN, f"unreachable: {error}"))
+                self._pool.lose(self.sandbox.id, Cause(CauseKind.UNKNOWN, f"unreachable: {error}"))
                 await self.gone.wait()  # until the worker ends, which cancels this block
         raise LostDuringCallError(self)
 

@@ -15,19 +15,20 @@ from msgspec.structs import replace
 
 from envkit.errors import CapacityError, EnvkitError, SandboxLostError, SandboxStartError, UnreachableError
 from envkit.fleet.env_worker import EnvWorker, LostDuringCallError, WorkerLostError, WorkerSlot
+from envkit.fleet.suspects import Suspicion
 from envkit.protocols import Episode
-from envkit.types import JSON, Cause, Observation, Reset, Step
+from envkit.types import JSON, Observation, Reset, Step
 
 T = TypeVar("T")
 
-OpenSlot: TypeAlias = Callable[[], AbstractAsyncContextManager[WorkerSlot]]
-"""Waits for a slot in a healthy worker, and holds the slot for the duration of the block."""
+OpenSlot: TypeAlias = Callable[[bool], AbstractAsyncContextManager[WorkerSlot]]
+"""Waits for a slot in a healthy worker, and holds the slot for the duration of the block.
+
+The argument is whether the worker must have only one slot.
+"""
 
 REBUILDS = 3
 """Default of the maximum number of rebuilds per episode."""
-
-_UNRESPONSIVE = 1
-"""An episode with more losses of unresponsive workers is not rebuilt. Losses attributed to others do not count."""
 
 
 @dataclass(slots=True)
@@ -53,46 +54,24 @@ class FleetEpisode(Episode):
     to the caller contains the cause of the loss in ``info["rebuilt"]``. If the rebuild fails, the episode is void: the
     current call and all later calls raise `SandboxLostError`.
 
-    Each call that was in progress when a worker was lost is a suspect: it may have caused the loss. The episode repeats
-    a suspect call in a worker that plays no other episode, and afterwards returns to a shared worker. If the worker
-    without other episodes is lost during this call, too, both losses are attributed to this episode, which is then
-    void. Attributed losses do not count against other episodes.
+    A call that may have caused a loss is repeated alone, and the episode then returns to a shared worker; see
+    `envkit.fleet.suspects`.
 
     Args:
         open_slot: Takes a slot in a worker; called at the start and again after each loss.
-        rebuilds: Maximum number of rebuilds; 0 if the environment cannot be rebuilt.
+        suspicion: Decides which losses the episode caused, and whether it may be rebuilt.
         tally: Counts of rebuilt and void episodes, which this episode updates.
-        open_alone: Takes a slot in a worker without other episodes, for suspect calls; None if `open_slot` always does.
-        on_attributed: Called with the cause when losses are attributed to this episode; None to call nothing.
-        goes_on: Whether this process resumes an episode that a previous server process started.
     """
 
-    def __init__(
-        self,
-        open_slot: OpenSlot,
-        *,
-        rebuilds: int,
-        tally: EpisodeTally,
-        open_alone: OpenSlot | None = None,
-        on_attributed: Callable[[Cause], None] | None = None,
-        goes_on: bool = False,
-    ) -> None:
+    def __init__(self, open_slot: OpenSlot, suspicion: Suspicion, tally: EpisodeTally) -> None:
         self._open_slot = open_slot
-        self._keeps_log = rebuilds > 0
-        self._rebuilds = rebuilds
+        self._suspicion = suspicion
         self._tally = tally
-        self._open_alone = open_alone
-        self._on_attributed = on_attributed
-        self._losses: list[EnvWorker] = []
-        """The workers that this episode lost."""
-        self._suspected: EnvWorker | None = None
-        """The worker that was lost during the previous attempt of the current call."""
-        self._is_alone = open_alone is None
-        """Whether the current worker plays no other episode."""
-        self._goes_on = goes_on
         self._slot = AsyncExitStack()
         self._worker: EnvWorker
         self._episode: Episode
+        self._visits: WorkerLostError | None = None
+        """The loss because of which the episode plays alone for one call; None if it does not."""
         self._pending_action = ""
         """The action of the last `start_step`."""
         self._step_loss: WorkerLostError | None = None
@@ -101,8 +80,6 @@ class FleetEpisode(Episode):
         self._log: list[tuple[str, int]] = []
         self._loss: SandboxLostError | None = None
         """The error that made the episode void; None if it is not void."""
-        self._final_cause: Cause | None = None
-        """Why the episode must not be rebuilt: a loss was attributed to it. None before that."""
         self._rebuilt_cause = ""
 
     @property
@@ -115,19 +92,15 @@ class FleetEpisode(Episode):
             try:
                 reset = await self._attempt("reset", episode.reset)
             except WorkerLostError as loss:
-                if self._goes_on and self._start is None:  # actions of a previous server process cannot be replayed
-                    self._rebuilds = 0
                 await self._rebuild(loss)
             else:
-                if episode.turn:  # a previous server process played these turns, so this one cannot replay them
-                    self._rebuilds, self._keeps_log = 0, False
                 self._start = _fingerprint(reset.observation)
                 await self._return()
                 return replace(reset, info=self._with_rebuilt(reset.info))
 
     async def step(self, action: str) -> Step:
         loss, self._step_loss = self._step_loss, None
-        self._suspected = loss.worker if isinstance(loss, LostDuringCallError) else None
+        self._suspicion.suspect = loss.worker if isinstance(loss, LostDuringCallError) else None
         while True:
             if loss is not None:
                 await self._rebuild(loss)
@@ -152,10 +125,8 @@ class FleetEpisode(Episode):
             return await self._worker.call(episode.grade)
         except WorkerLostError as loss:
             if isinstance(loss, LostDuringCallError):
-                self._attribute(loss.worker)
-            lost = SandboxLostError(loss.sandbox_id, loss.cause)
-            self._end(lost)
-            raise lost from None
+                self._suspicion.attribute(loss.worker)
+            raise self._void(SandboxLostError(loss.sandbox_id, loss.cause)) from None
 
     def start_step(self, action: str) -> Future[Raw] | None:
         if self._rebuilt_cause or self._loss is not None:
@@ -183,10 +154,8 @@ class FleetEpisode(Episode):
 
     async def __aenter__(self) -> Self:
         try:
-            await self._take_slot(self._open_slot)
+            await self._take_slot(alone=self._suspicion.is_isolated)
         except WorkerLostError as loss:
-            if self._goes_on:  # actions of a previous server process cannot be replayed
-                self._rebuilds = 0
             await self._rebuild(loss)
         return self
 
@@ -201,7 +170,7 @@ class FleetEpisode(Episode):
         return self._episode
 
     def _keep(self, action: str, step: Step) -> None:
-        if self._keeps_log:
+        if self._suspicion.rebuilds:
             self._log.append((action, _fingerprint_of_step(step)))
 
     def _with_rebuilt(self, info: dict[str, JSON]) -> dict[str, JSON]:
@@ -209,12 +178,7 @@ class FleetEpisode(Episode):
         return {**info, "rebuilt": cause} if cause else info
 
     async def _attempt(self, name: str, call: Callable[[], Awaitable[T]]) -> T:
-        """Await `call`, the reset or step that the episode's caller requested; `name` is the method's name.
-
-        Raises:
-            WorkerLostError: The worker was lost. If it is the second worker lost during the same call, and played no
-                other episode, both losses are attributed to this episode, which is then void.
-        """
+        """Await `call`, the reset or step that the episode's caller requested; `name` is the method's name."""
         try:
             if self in self._worker.cut_off:
                 self._worker.cut_off.discard(self)
@@ -222,27 +186,14 @@ class FleetEpisode(Episode):
                     raise LostDuringCallError(self._worker)
             return await self._worker.call(call)
         except LostDuringCallError as loss:
-            worker, before, self._suspected = loss.worker, self._suspected, loss.worker
-            if before is not None and self._is_alone:
-                self._attribute(before, worker)
-                self._final_cause = loss.cause.followed_by(f"the previous worker was lost during the same {name}")
-            elif self._on_attributed is not None and not self._rebuilds and worker.calls_at_end == 1:
-                self._attribute(worker)  # no other call can have caused the loss, and this one cannot be repeated
+            self._suspicion.lost_during(name, loss.worker)
             raise
 
-    def _attribute(self, *workers: EnvWorker) -> None:
-        """Attribute the loss of `workers` to this episode."""
-        for worker in workers:
-            worker.attributed.set()
-        if self._on_attributed is not None:
-            self._on_attributed(workers[-1].cause)
-
     async def _return(self) -> None:
-        """Return to a shared worker, if the episode has repeated a suspect call in a worker without other episodes."""
-        self._suspected = None
-        if self._is_alone and self._open_alone is not None:
-            assert self._losses
-            await self._rebuild(WorkerLostError(self._losses[-1]), is_return=True)
+        """Return to a shared worker, if the episode has repeated a suspect call alone."""
+        self._suspicion.suspect = None
+        if self._visits is not None:
+            await self._rebuild(self._visits, is_return=True)
 
     async def _rebuild(self, loss: WorkerLostError, *, is_return: bool = False) -> None:
         """Rebuild the episode in another worker; if that worker is lost, too, try again.
@@ -255,65 +206,51 @@ class FleetEpisode(Episode):
             SandboxLostError: The episode cannot be rebuilt, and is void.
         """
         try:
-            await self._retry_rebuild(loss, is_return=is_return)
-        except SandboxLostError as lost:
-            self._end(lost)
-            raise
+            while is_return or self._suspicion.may_rebuild(loss.worker):
+                try:
+                    await self._move(loss)
+                    turn = await self._replay()
+                except WorkerLostError as again:
+                    loss, is_return = again, False
+                    continue
+                except EnvkitError as error:
+                    why = f"rebuild failed: {error}"
+                    raise self._void(SandboxLostError(loss.sandbox_id, loss.cause.followed_by(why))) from None
+                if turn is not None:
+                    why = f"rebuild failed: the replay differed in turn {turn}"
+                    raise self._void(SandboxLostError(loss.sandbox_id, loss.cause.followed_by(why)))
+                self._rebuilt_cause = str(loss.cause)
+                self._tally.rebuilt += not is_return
+                return
+            raise self._void(SandboxLostError(loss.sandbox_id, self._suspicion.verdict or loss.cause))
         except BaseException:
             # The episode cannot be used any more, because it is unknown how many actions were replayed.
-            self._end(SandboxLostError(loss.sandbox_id, loss.cause.followed_by("rebuild interrupted")))
+            if self._loss is None:
+                self._void(SandboxLostError(loss.sandbox_id, loss.cause.followed_by("rebuild interrupted")))
             raise
-        self._tally.rebuilt += not is_return
 
-    async def _retry_rebuild(self, loss: WorkerLostError, *, is_return: bool) -> None:
-        while is_return or self._may_try(loss):
-            is_return = False
-            try:
-                await self._move()
-                turn = await self._replay()
-            except WorkerLostError as again:
-                loss = again
-                continue
-            except EnvkitError as error:
-                raise SandboxLostError(loss.sandbox_id, loss.cause.followed_by(f"rebuild failed: {error}")) from None
-            if turn is not None:
-                difference = f"rebuild failed: the replay differed in turn {turn}"
-                raise SandboxLostError(loss.sandbox_id, loss.cause.followed_by(difference))
-            self._rebuilt_cause = str(loss.cause)
-            return
-        raise SandboxLostError(loss.sandbox_id, self._final_cause or loss.cause)
-
-    def _may_try(self, loss: WorkerLostError) -> bool:
-        """Record the loss of a worker; return whether the episode may be rebuilt after it."""
-        self._losses.append(loss.worker)
-        own = [worker for worker in self._losses if not worker.attributed.is_set()]
-        unresponsive = sum(worker.was_unresponsive for worker in own)
-        may_rebuild = 0 < self._rebuilds >= len(own) and unresponsive <= _UNRESPONSIVE
-        return may_rebuild and self._final_cause is None
-
-    def _end(self, loss: SandboxLostError) -> None:
+    def _void(self, loss: SandboxLostError) -> SandboxLostError:
+        """Make the episode void because of `loss`, and return it."""
         self._loss = loss
         self._log.clear()
         self._tally.void += 1
+        return loss
 
-    async def _move(self) -> None:
+    async def _move(self, loss: WorkerLostError) -> None:
         """Release the slot in the current worker, and take a slot in another worker."""
         left, self._slot = self._slot, AsyncExitStack()
+        self._visits = None
         await left.aclose()
-        if self._open_alone is not None:
-            self._is_alone = False
-            if self._suspected is not None:
-                self._is_alone = True
-                # Without such a worker, repeat the suspect call in a shared worker.
-                with suppress(CapacityError, SandboxStartError):
-                    await self._take_slot(self._open_alone)
-                    return
-                self._is_alone = False
-        await self._take_slot(self._open_slot)
+        if self._suspicion.plays_alone:
+            with suppress(CapacityError, SandboxStartError):  # otherwise, repeat the suspect call in a shared worker
+                await self._take_slot(alone=True)
+                self._visits = loss if self._worker.is_extra and not self._suspicion.is_isolated else None
+                return
+        await self._take_slot(alone=False)
 
-    async def _take_slot(self, open_slot: OpenSlot) -> None:
+    async def _take_slot(self, *, alone: bool) -> None:
         async with AsyncExitStack() as stack:
-            self._worker, lease = await stack.enter_async_context(open_slot())
+            self._worker, lease = await stack.enter_async_context(self._open_slot(alone))
             is_new = self._start is None
             enter = partial(self._attempt, "reset") if is_new else self._worker.call
             self._episode = await enter(lease.__aenter__)

@@ -4,74 +4,57 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, Self, TypeAlias
+from typing import Self
 
 import anyio
 
 from envkit import clock
-from envkit.errors import CapacityError, EnvkitError, SandboxError, SandboxStartError
-from envkit.fleet.env_worker import (
-    ConnectSandbox,
-    EnvWorker,
-    WorkerLostError,
-    WorkerSlot,
-    connect_when_serving,
-)
+from envkit.errors import CapacityError, EnvkitError, SandboxError, SandboxLostError, SandboxStartError
+from envkit.fleet.env_worker import EnvWorker, WorkerLostError, WorkerSlot, WorkerStart, connect_when_serving
 from envkit.fleet.episode import REBUILDS, EpisodeTally, FleetEpisode
 from envkit.fleet.ledger import LeaseLedger, SessionRecord
-from envkit.fleet.routing import Offenders
-from envkit.fleet.worker_health import HeartbeatTimes
+from envkit.fleet.slots import Slots
+from envkit.fleet.suspects import Offenders, Suspicion
 from envkit.protocols import EnvHost, Sandbox, ServerPool
-from envkit.restarts import Failures, RestartBudget
-from envkit.types import Cause, CauseKind, SandboxSpec, SandboxState, Task, TenantKey
+from envkit.types import Cause, CauseKind, SandboxState, Task, TenantKey
 
-WorkerKind: TypeAlias = Literal["shared", "own", "suspect", "trusted"]
-
-_ENV_SANDBOX = ":envs-"
-"""Prefix of the ids of the workers' sandboxes. Clients cannot use it, because their ids must not contain a colon."""
-_ROOM_S = 1.0
-"""Seconds between two attempts to start a sandbox while the pool has no capacity."""
+_SHARED, _EXTRA = ":envs-shared-", ":envs-extra-"
+"""Prefixes of the ids of the sandboxes. Clients cannot use them, because their ids must not contain a colon."""
 _ALIVE = (SandboxState.LEASED, SandboxState.SUSPECT)
 
 
 class FleetHost(EnvHost):
     """Plays episodes in a fleet of workers.
 
-    A worker is a sandbox of a pool in which an env server runs. Use the host with ``async with``: the start of the
-    block waits until each worker has started or failed once, and the end stops all workers. Sandboxes of the same kind
-    and spec that an earlier server process left running in the pool are used as workers before new ones are started.
+    A worker is a sandbox of a pool in which an env server runs. The pool monitors both, and says when a worker may be
+    restarted. Use the host with ``async with``: the start of the block waits until each worker has started or failed
+    once, and the end stops all workers. Sandboxes of the same spec that an earlier server process left running in the
+    pool are used as workers before new ones are started.
+
+    An episode that must play alone (see `envkit.fleet.suspects`) gets an extra worker, which ends when none needs it.
 
     Args:
         pool: Starts, monitors and stops the sandboxes; must be open as long as the host.
-        spec: Spec of the sandboxes.
-        connect: Opens a client of the env server in a sandbox; raises `UnreachableError` if the server does not listen
-            yet.
-        kind: Kind of the workers, which is part of the ids of their sandboxes. ``"shared"`` workers always run.
-            ``"suspect"`` and ``"own"`` workers run only while episodes wait for them or are played in them. An
-            ``"own"`` worker plays only one episode. A ``"trusted"`` worker starts with its first episode, and then
-            always runs.
+        start: How to start a worker.
         workers: Number of workers.
         slots_per_sandbox: Maximum number of concurrent episodes per worker.
-        restarts: Restart budget of each worker, or of all workers together if `ends_when_spent`. A start that failed
-            because the pool had no capacity does not count.
-        ends_when_spent: Whether a lost worker is not restarted when the budget is spent, so that a training run whose
-            workers always fail ends. If false, the worker is restarted as soon as the budget allows it.
-        heartbeat: The heartbeat settings.
+        on_demand: Whether a worker is started, and restarted, only when an episode waits for a slot.
+        ends_when_spent: Whether all workers share one restart budget, and end when it is spent, so that a training run
+            whose workers always fail ends. If false, each worker is restarted as soon as its budget allows it.
+        longest_step_s: Maximum duration of a step that blocks the event loop of its server.
         start_timeout_s: Seconds after the start of a sandbox within which its env server must answer.
-        wait_timeout_s: Seconds that an episode waits for its slot while no worker is healthy. While healthy workers are
-            busy, it waits without limit.
-        replayable: Returns whether episodes of the environment with this id may be rebuilt after the loss of a worker;
-            None to rebuild no episodes.
+        wait_timeout_s: Seconds that an episode waits for its slot while no worker is healthy, or for the capacity of an
+            extra worker. While healthy workers are busy, it waits without limit.
+        replayable: Returns whether episodes of the environment with this id may be rebuilt after the loss of a worker.
         session_store: Records in which worker each episode runs, so that the server can resume its episodes after a
             restart; None to record nothing.
-        suspects: Host with workers in which this host's episodes repeat suspect calls (calls that may have caused a
-            loss), without other episodes beside them; None to repeat suspect calls in this host's workers.
+        extra: Maximum number of extra workers.
+        extra_start: How to start an extra worker; None means `start`.
         offenders: Counts the losses attributed to each environment of each tenant; None to count none.
+        isolated: Maximum number of isolated episodes; 0 to isolate none.
 
     Attributes:
         lost: Number of workers that were lost after they had been healthy.
@@ -84,69 +67,62 @@ class FleetHost(EnvHost):
     def __init__(
         self,
         pool: ServerPool,
-        spec: SandboxSpec,
-        connect: ConnectSandbox,
+        start: WorkerStart,
         *,
-        kind: WorkerKind = "shared",
         workers: int,
         slots_per_sandbox: int,
-        restarts: RestartBudget | None = None,
+        on_demand: bool = False,
         ends_when_spent: bool = False,
-        heartbeat: HeartbeatTimes | None = None,
+        longest_step_s: float = 300.0,
         start_timeout_s: float = 60.0,
         wait_timeout_s: float = 120.0,
-        replayable: Callable[[str], bool] | None = None,
+        replayable: Callable[[str], bool] = lambda env_id: False,
         session_store: LeaseLedger | None = None,
-        suspects: FleetHost | None = None,
+        extra: int = 1,
+        extra_start: WorkerStart | None = None,
         offenders: Offenders | None = None,
+        isolated: int = 0,
     ) -> None:
         if workers < 1 or slots_per_sandbox < 1:
             raise ValueError(f"workers and slots_per_sandbox must be at least 1, got {workers} and {slots_per_sandbox}")
         self._pool = pool
-        self._spec = spec
-        self._connect = connect
-        self._prefix = f"{_ENV_SANDBOX}{kind}-"
-        self._left_running: list[str] = []
-        self._was_full = False
-        self._slots_per_worker = slots_per_sandbox
-        self._budget = restarts or RestartBudget()
+        self._workers = workers
+        self._on_demand = on_demand
         self._ends_when_spent = ends_when_spent
-        self._heartbeat = heartbeat or HeartbeatTimes()
+        self._longest_step_s = longest_step_s
         self._start_timeout_s = start_timeout_s
         self._wait_timeout_s = wait_timeout_s
-        self._replayable = replayable or (lambda env_id: False)
-        self._plays_once = kind == "own"
+        self._replayable = replayable
         self._session_store = session_store
-        self._worker_count = workers
-        self._kept_workers = 0
+        self._max_extra = extra
+        self._offenders = offenders
+        self._isolated = isolated
+        self._left_running: list[str] = []
         self._untried: set[int] = set()
         self._all_tried = anyio.Event()
-        self._failures = Failures()
-        self._ready: list[EnvWorker] = []
-        self._waiting: deque[_Waiter] = deque()
-        self._unready_since = 0.0
-        self._failure: SandboxError = SandboxStartError("fleet", "the fleet is not open")
+        self._shared = Slots(start, slots_per_sandbox, wait_timeout_s, on_demand=on_demand)
+        self._extra = Slots(extra_start or start, 1, wait_timeout_s, on_demand=True, is_extra=True)
         self.lost = 0
         self.waiting = 0
         self.failed_starts = 0
         self.restarts = 0
         self.episodes = EpisodeTally()
-        self._is_on_demand = kind != "shared"
-        self._ends_idle = kind in ("suspect", "own")
-        self._demand = anyio.Event()
-        self._suspects = suspects
-        self._offenders = offenders
 
     @property
     def capacity(self) -> int:
         """Maximum number of concurrent episodes in all workers together, including those that are being restarted."""
-        return self._kept_workers * self._slots_per_worker
+        return self._shared.running * self._shared.size
 
     @property
     def why_unready(self) -> str:
-        if any(not worker.gone.is_set() for worker in self._ready):
+        if any(not worker.gone.is_set() for worker in self._shared.workers):
             return ""
-        return f"no environment sandbox has been healthy for {clock.now() - self._unready_since:.0f} s"
+        return f"no environment sandbox has been healthy for {clock.now() - self._shared.empty_since:.0f} s"
+
+    def partition_of(self, env_id: str, tenant: str) -> tuple[str, int]:
+        if self._is_isolated(env_id, tenant):
+            return "environments in their own sandboxes", self._isolated
+        return "environments", self.capacity
 
     def lease(self, task: Task) -> FleetEpisode:
         """Return an episode of `task`. To start it, enter it with ``async with``.
@@ -156,6 +132,7 @@ class FleetHost(EnvHost):
         be rebuilt, the call raises `SandboxLostError`; see `envkit.fleet.episode.FleetEpisode`.
 
         Raises:
+            EnvRejectedError: New episodes of this environment are rejected.
             SandboxStartError: When the episode is entered: no worker became healthy in time, or all workers are lost
                 and the restart budget is spent.
         """
@@ -170,51 +147,59 @@ class FleetHost(EnvHost):
 
         An earlier server process may have recorded the episode.
         """
-        found = None if self._session_store is None else self._session_store.get(key)
-        return None if found is None or self._worker_of(found) is None else found.task
+        found = self._recorded(key)
+        return None if found is None else found[1].task
 
     def resumable_keys(self) -> Sequence[TenantKey]:
         keys = () if self._session_store is None else self._session_store.keys()
         return [key for key in keys if self.resumable_task(key) is not None]
 
     def _episode(self, task: Task, key: TenantKey | None) -> FleetEpisode:
-        is_resumed = key is not None and self.resumable_task(key) == task
         tenant = "" if key is None else key.tenant
-        return FleetEpisode(
-            partial(self.open_slot, task, key),
-            rebuilds=REBUILDS if self._replayable(task.env_id) else 0,
-            tally=self.episodes,
-            open_alone=None if self._suspects is None else partial(self._suspects.open_slot, task, None),
+        is_resumed = key is not None and self.resumable_task(key) == task
+        suspicion = Suspicion(
+            # Actions of a previous server process cannot be replayed.
+            REBUILDS if self._replayable(task.env_id) and not is_resumed else 0,
+            is_isolated=not is_resumed and self._is_isolated(task.env_id, tenant),
             on_attributed=None if self._offenders is None else partial(self._offenders.record, tenant, task.env_id),
-            goes_on=is_resumed,
         )
+        return FleetEpisode(partial(self._open_slot, task, key), suspicion, self.episodes)
 
-    def _worker_of(self, record: SessionRecord) -> EnvWorker | None:
-        return next(
-            (worker for worker in self._ready if worker.sandbox.id == record.sandbox_id and not worker.gone.is_set()),
-            None,
-        )
+    def _is_isolated(self, env_id: str, tenant: str) -> bool:
+        """Return whether new episodes of an environment are isolated; raise `EnvRejectedError` if they are rejected."""
+        return self._offenders is not None and self._offenders.is_isolated(tenant, env_id) and self._isolated > 0
+
+    def _recorded(self, key: TenantKey | None) -> tuple[EnvWorker, SessionRecord] | None:
+        """Return in which worker the recorded episode `key` runs; None without a record, or if the worker has ended."""
+        record = None if key is None or self._session_store is None else self._session_store.get(key)
+        running = (worker for worker in self._shared.workers if not worker.gone.is_set())
+        found = (worker for worker in running if record is not None and worker.sandbox.id == record.sandbox_id)
+        return next(((worker, record) for worker in found if record is not None), None)
 
     @asynccontextmanager
-    async def open_slot(self, task: Task, key: TenantKey | None) -> AsyncIterator[WorkerSlot]:
+    async def _open_slot(self, task: Task, key: TenantKey | None, alone: bool) -> AsyncIterator[WorkerSlot]:
         """Hold a slot in a worker for the duration of the block.
 
         Args:
             task: The task to play.
-            key: Key under which the session store records the episode; None to record nothing.
+            key: Key under which the session store records the episode; None to record nothing. Extra workers do not
+                outlive the server, so the episodes in them are not recorded.
+            alone: Whether the worker must have only one slot.
 
         Raises:
-            SandboxStartError: See `lease`.
+            CapacityError, SandboxStartError: No worker became healthy; see `lease`.
         """
-        store = self._session_store
-        found = None if store is None or key is None else store.get(key)
-        worker = self._worker_of(found) if found is not None and found.task == task else None
-        if worker is None or found is None:
-            worker, id = await self._take_slot(), uuid.uuid4().hex
-        else:
-            id = found.session
+        slots = self._extra if alone and self._shared.size > 1 else self._shared
+        store = None if key is None or slots is self._extra else self._session_store
+        found = None if store is None else self._recorded(key)
+        if found is not None and found[1].task == task:
+            worker, id = found[0], found[1].session
             worker.load += 1
-            worker.served += 1
+        else:
+            if slots is self._extra and self._extra.running < self._max_extra:
+                self._extra.running += 1
+                self._tasks.start_soon(self._keep, self._extra, self._extra.running)
+            worker, id = await slots.take(), uuid.uuid4().hex
         try:
             if store is not None and key is not None:
                 await store.record(key, SessionRecord(worker.sandbox.id, id, task))
@@ -224,11 +209,7 @@ class FleetHost(EnvHost):
                 if store is not None and key is not None:
                     await store.forget(key)
             finally:
-                worker.load -= 1
-                is_idle = self._ends_idle and not self._waiting
-                if worker.load == 0 and (is_idle or self._plays_once):
-                    worker.end(Cause(CauseKind.STOPPED, "served its episodes"))
-                self._wake_first()
+                slots.give_back(worker)
 
     async def __aenter__(self) -> Self:
         """Start the workers.
@@ -237,17 +218,17 @@ class FleetHost(EnvHost):
             SandboxError: All workers failed to start. The error is that of the worker that failed last.
         """
         await self._find_left_running()
-        self._kept_workers = self._worker_count
-        self._untried = set(range(len(self._left_running) if self._is_on_demand else self._worker_count))
-        self._unready_since = clock.now()
+        self._shared.running = self._workers
+        self._shared.empty_since = clock.now()
+        self._untried = set(range(self._workers))
         self._tasks = await anyio.create_task_group().__aenter__()
         try:
-            for number in range(self._worker_count):
-                self._tasks.start_soon(self._keep, number)
-            if self._untried:
+            for number in range(self._workers):
+                self._tasks.start_soon(self._keep, self._shared, number)
+            if not self._on_demand:
                 await self._all_tried.wait()
-            if not self._ready and not self._is_on_demand:
-                raise self._failure
+                if not self._shared.workers:
+                    raise self._shared.failure
         except BaseException as error:
             await self.__aexit__(type(error), error, error.__traceback__)
             raise
@@ -257,173 +238,127 @@ class FleetHost(EnvHost):
         try:
             await clock.end_tasks(self._tasks, error)
         finally:
-            self._kept_workers = 0
-            self._failure = SandboxStartError("fleet", "the fleet is closed")
-            self._wake()
-
-    async def _keep(self, number: int) -> None:
-        """Run worker `number`, and restart it after each end, as soon as the restart budget allows it."""
-        failures = self._failures if self._ends_when_spent else Failures()
-        while True:
-            if self._is_on_demand and number not in self._untried:
-                while len(self._waiting) <= len(self._untried):  # those workers will serve all that wait
-                    await self._demand.wait()
-                self._untried.add(number)
-            failure = await self._live(number)
-            if failure is None:
-                continue
-            if isinstance(failure, SandboxError):
-                self._failure = failure
-            else:
-                self._failure = SandboxStartError("of the fleet", str(failure))
-            self._tried(number)
-            if isinstance(failure, CapacityError):
-                await anyio.sleep(_ROOM_S)
-                continue
-            now = clock.now()
-            attributed = anyio.Event()
-            if isinstance(failure, WorkerLostError) and not self._ends_when_spent:
-                attributed = failure.worker.attributed
-            due, is_late = failures.add(self._budget, now=now, excuse=attributed)
-            if is_late:
-                spent = f"restart budget spent ({self._budget.restarts} in {self._budget.window_s:g} s)"
-                if self._ends_when_spent or due == math.inf:
-                    self._failure = SandboxStartError("fleet", f"no worker left; {spent}; last failure: {failure}")
-                    break
-                text = f"environment workers: {spent}; next restart in {due - now:.0f} s; last failure: {failure}"
-                self._pool.alert("restarts", text)
-            self.waiting += is_late
-            with anyio.move_on_after(due - now):
-                await attributed.wait()  # a loss attributed to an episode needs no delay
-            self.waiting -= is_late
-            self.restarts += 1
-        self._kept_workers -= 1
-        self._wake()
+            self._max_extra = 0
+            for slots in (self._shared, self._extra):
+                slots.running = 0
+                slots.failure = SandboxStartError("fleet", "the fleet is closed")
+                slots.changed()
 
     async def _find_left_running(self) -> None:
         """Find the sandboxes that an earlier server process left running; stop those that this host cannot use."""
         # Only sandboxes without a tenant belong to the server; a tenant may use the same ids for its own sandboxes.
         views = self._pool.views(tenant="")
-        found = [view for view in views if view.id.startswith(self._prefix) and view.state in _ALIVE]
-        self._left_running = [view.id for view in found if view.spec == self._spec][: self._worker_count]
+        found = [view for view in views if view.id.startswith((_SHARED, _EXTRA)) and view.state in _ALIVE]
+        usable = [view.id for view in found if view.id.startswith(_SHARED) and view.spec == self._shared.start.spec]
+        self._left_running = usable[: self._workers]
         for view in found:
             if view.id not in self._left_running:
                 await self._pool.stop(view.id)
 
-    async def _start(self) -> Sandbox:
+    async def _keep(self, slots: Slots, number: int) -> None:
+        """Run worker `number` of `slots`, and restart it after each end, as soon as the restart budget allows it.
+
+        An extra worker runs only as long as episodes need it.
+        """
+        # Let the host open with fewer workers: wait for capacity only after it was missing once.
+        wait_s = self._wait_timeout_s if slots.is_extra else None
+        while slots.is_awaited or not slots.is_extra:
+            if self._on_demand:
+                await slots.demand()
+            attributed = anyio.Event()
+            try:
+                worker = await self._run(slots, number, await self._sandbox(slots, wait_s))
+            except EnvkitError as error:
+                failure = error
+            else:
+                if not worker.is_lost:
+                    continue
+                failure, attributed = WorkerLostError(worker), worker.attributed
+            slots.failure = failure if isinstance(failure, SandboxError) else SandboxStartError("fleet", str(failure))
+            self._tried(number)
+            if not isinstance(failure, CapacityError):
+                if not await self._may_restart(slots, number, attributed):
+                    break
+            elif slots.is_extra:
+                break
+            else:
+                wait_s = math.inf
+        slots.running -= 1
+        slots.changed()
+
+    async def _may_restart(self, slots: Slots, number: int, attributed: anyio.Event) -> bool:
+        """Wait until a worker that failed may be restarted; return False if it may not.
+
+        A loss does not count against the restart budget from when it is attributed to an episode.
+        """
+        name, failure = "environment workers", slots.failure
+        if self._ends_when_spent:
+            restart = self._pool.failed(slots, name, failure)
+        else:
+            restart = self._pool.failed((slots, number), name, failure, excuse=attributed)
+        if restart.spent and (self._ends_when_spent or restart.at == math.inf):
+            slots.failure = SandboxStartError("fleet", f"no worker left; {restart.spent}; last failure: {failure}")
+            return False
+        self.waiting += bool(restart.spent)
+        with anyio.move_on_after(restart.at - clock.now()):
+            await attributed.wait()
+        self.waiting -= bool(restart.spent)
+        self.restarts += 1
+        return True
+
+    async def _sandbox(self, slots: Slots, wait_s: float | None) -> Sandbox:
         """Return a sandbox that an earlier server process left running; if all of them are in use, start one."""
-        if self._left_running:
+        if self._left_running and not slots.is_extra:
             return self._pool.get(self._left_running.pop())
-        id = f"{self._prefix}{uuid.uuid4().hex[:8]}"
+        id = f"{_EXTRA if slots.is_extra else _SHARED}{uuid.uuid4().hex[:8]}"
         try:
-            # Wait for capacity only after it was missing once, so that the host can open with fewer workers.
-            await self._pool.create(id, self._spec, wait_s=math.inf if self._was_full else None)
-        except CapacityError:
-            self._was_full = True
+            await self._pool.create(id, slots.start.spec, wait_s=wait_s)
+        except SandboxError:
+            self.failed_starts += 1
             raise
         return self._pool.get(id)
 
-    async def _live(self, number: int) -> EnvkitError | None:
-        """Run one worker until it ends; return why it failed, or None if it stopped because it had no more episodes."""
-        try:
-            sandbox = await self._start()
-        except EnvkitError as error:
-            self.failed_starts += not isinstance(error, CapacityError)
-            return error
-        worker = EnvWorker(sandbox)
-        try:
-            self._pool.watch(sandbox.id, partial(self._serve, worker, number), worker.end)
-            await worker.gone.wait()
-            self.lost += worker.is_lost
-        finally:
-            worker.end(Cause(CauseKind.STOPPED, "the fleet was closed"))
-            self._leave(worker)
-            await sandbox.stop()
-        if worker.is_lost:
-            return WorkerLostError(worker)
-        if worker.served:
-            return None
-        self.failed_starts += 1
-        return SandboxStartError(sandbox.id, worker.cause)
+    async def _run(self, slots: Slots, number: int, sandbox: Sandbox) -> EnvWorker:
+        """Run a worker in `sandbox` until it ends, stop the sandbox, and return the worker.
 
-    async def _serve(self, worker: EnvWorker, number: int) -> Cause:
-        """Let `worker` play episodes as soon as its env server answers; when the server is lost, return the cause."""
-        with anyio.CancelScope(deadline=clock.now() + self._start_timeout_s) as starting:
-            try:
-                async with connect_when_serving(self._connect, worker.sandbox) as client:
+        Raises:
+            SandboxStartError: The worker was never healthy.
+        """
+        worker: EnvWorker | None = None
+        cause = Cause(CauseKind.START_FAILED, f"env server did not answer within {self._start_timeout_s:g} s")
+        try:
+            with anyio.CancelScope(deadline=clock.now() + self._start_timeout_s) as starting:
+                async with connect_when_serving(slots.start.connect, sandbox) as client:
                     starting.deadline = math.inf
-                    if worker.gone.is_set():
-                        return worker.cause
-                    monitor = worker.open(client, self._heartbeat)
-                    self._ready.append(worker)
+                    worker = EnvWorker(
+                        self._pool,
+                        sandbox,
+                        client,
+                        slots=slots.size,
+                        longest_step_s=self._longest_step_s,
+                        is_extra=slots.is_extra,
+                    )
+                    slots.join(worker)
                     self._tried(number)
-                    self._wake()
-                    return await monitor.run()
-            except EnvkitError as error:
-                return Cause(CauseKind.START_FAILED, f"env server error: {error}")
-        return Cause(CauseKind.START_FAILED, f"env server did not answer within {self._start_timeout_s:g} s")
-
-    async def _take_slot(self) -> EnvWorker:
-        """Wait for a slot in a healthy worker, and take it. Calls are served in order of arrival."""
-        waiter = _Waiter()
-        self._waiting.append(waiter)
-        demand, self._demand = self._demand, anyio.Event()
-        demand.set()  # wakes the tasks that start workers on demand
-        began = clock.now() if self._is_on_demand else 0.0
-        try:
-            while self._waiting[0] is not waiter or (worker := self._free_worker()) is None:
-                if self._kept_workers == 0:
-                    raise self._failure
-                deadline = max(self._unready_since, began) + self._wait_timeout_s if not self._ready else math.inf
-                if clock.now() >= deadline:
-                    waited = f"no healthy worker for {self._wait_timeout_s:g} s"
-                    raise SandboxStartError("fleet", f"{waited}; last failure: {self._failure}")
-                waiter.woken = anyio.Event()
-                with anyio.CancelScope(deadline=deadline):
-                    await waiter.woken.wait()
-            worker.load += 1
-            worker.served += 1
-            return worker
+                    try:
+                        await worker.gone.wait()
+                    finally:
+                        worker.end(Cause(CauseKind.STOPPED, "the fleet was closed"))
+                        self.lost += worker.is_lost
+                        slots.leave(worker)
+                        await sandbox.stop()  # before the client, which waits for a hanging server, is closed
+        except SandboxLostError as error:
+            cause = error.cause
+        except EnvkitError as error:
+            cause = Cause(CauseKind.START_FAILED, f"env server error: {error}")
         finally:
-            self._waiting.remove(waiter)
-            self._wake_first()
-
-    def _free_worker(self) -> EnvWorker | None:
-        return min(filter(self._is_free, self._ready), key=self._rank, default=None)
-
-    def _is_free(self, worker: EnvWorker) -> bool:
-        is_used_up = self._plays_once and worker.served
-        return not worker.gone.is_set() and worker.load < self._slots_per_worker and not is_used_up
-
-    def _rank(self, worker: EnvWorker) -> tuple[bool, int]:
-        """Return a sort key: responsive workers come first, and among them those with the fewest episodes."""
-        return worker.monitor is not None and worker.monitor.is_unresponsive, worker.load
-
-    def _leave(self, worker: EnvWorker) -> None:
-        if worker in self._ready:
-            self._ready.remove(worker)
-            if not self._ready:
-                self._unready_since = clock.now()
-            self._wake()
+            await sandbox.stop()
+        if worker is None:
+            self.failed_starts += 1
+            raise SandboxStartError(sandbox.id, cause)
+        return worker
 
     def _tried(self, number: int) -> None:
         self._untried.discard(number)
         if not self._untried:
             self._all_tried.set()
-
-    def _wake_first(self) -> None:
-        """Let the first waiting episode look for a free slot."""
-        if self._waiting:
-            self._waiting[0].woken.set()
-
-    def _wake(self) -> None:
-        """Wake all waiting episodes, because the number of workers has changed."""
-        for waiter in self._waiting:
-            waiter.woken.set()
-
-
-@dataclass(slots=True, eq=False)
-class _Waiter:
-    """An episode that waits for a slot. `woken` is set when a slot may be free."""
-
-    woken: anyio.Event = field(default_factory=anyio.Event)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Protocol
 
+from anyio import Event
+
+from envkit.restarts import Replacement
 from envkit.types import (
     EXEC_TIMEOUT_S,
     JSON,
@@ -378,16 +381,36 @@ class SandboxPool(Protocol):
 
 
 class ServerPool(SandboxPool, Protocol):
-    """A sandbox pool in this process that can also monitor the servers that its user runs in the sandboxes."""
+    """A sandbox pool in this process that also monitors servers in sandboxes, and limits what its user restarts."""
 
-    def watch(self, id: str, check: Callable[[], Awaitable[Cause]], on_end: Callable[[Cause], None]) -> None:
-        """Add a check to the monitor of a leased sandbox, for example of the server that runs in it.
+    def watch(self, id: str, check: Callable[[float], Awaitable[None]], on_end: Callable[[Cause], None]) -> None:
+        """Add a check, for example of the server in a leased sandbox, to each probe of the sandbox.
 
         Args:
-            id: Id of a sandbox that has no tenant and has not ended.
-            check: Runs until the server fails, and returns the cause. The pool then treats the sandbox as lost. The
-                pool cancels the check when the sandbox has been removed.
+            id: Id of a sandbox that has no tenant.
+            check: Returns when the server has answered. It is called with the number of seconds without an answer after
+                which the sandbox is lost.
             on_end: Called with the cause as soon as the sandbox ends for any reason.
+
+        Raises:
+            SandboxLostError: The sandbox has ended.
+        """
+        ...
+
+    def lose(self, id: str, cause: Cause) -> None:
+        """Declare a sandbox without a tenant lost, because its user has found out that it is."""
+        ...
+
+    def failed(self, subject: Hashable, name: str, cause: object, *, excuse: Event | None = None) -> Replacement:
+        """Record that something failed which its user restarts; return when the restart budget allows the restart.
+
+        If the budget of `subject` is spent, emit an alert of the kind ``"restarts"`` that begins with `name`.
+
+        Args:
+            subject: What failed. Each subject has its own budget.
+            name: What failed, for people.
+            cause: Why it failed.
+            excuse: If it is set later, the failure no longer counts against the budget.
         """
         ...
 

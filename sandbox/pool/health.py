@@ -120,7 +120,7 @@ def is_silent(instance: Instance, times: LivenessTimes, *, now: float, late_s: f
 
 async def declare_lost(instance: Instance, times: LivenessTimes) -> None:
     """Diagnose a sandbox that does not answer, and declare it lost unless it answers during the diagnosis."""
-    cause = f"no answer for {times.lost_s:g} s"
+    cause = f"{instance.silence} for {times.lost_s:g} s"
     diagnosis: Blocked | str = Blocked.UNKNOWN
     answered_at = instance.answered_at
     sandbox: object = instance.sandbox
@@ -145,15 +145,6 @@ async def _diagnosis(instance: Instance, sandbox: Diagnosable) -> Blocked | str:
         return str(_unhandled(instance, error))
 
 
-async def watch(instance: Instance, check: Callable[[], Awaitable[Cause]]) -> None:
-    """Run `check` until it returns why the sandbox is lost, or until the sandbox has been removed."""
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_await_loss, instance, check)
-        # Until the sandbox has been removed, the check waits for the connection of its server to close, so let it run.
-        await instance.cleared.wait()
-        tasks.cancel_scope.cancel()
-
-
 async def _await_loss(instance: Instance, wait: Callable[[], Awaitable[Cause]]) -> None:
     """Declare the sandbox lost with the cause that `wait` returns."""
     try:
@@ -173,13 +164,17 @@ async def _probe(instance: Instance, times: LivenessTimes, alert: Alert) -> None
         if (rest_s := instance.answered_at + times.interval_s - clock.now()) > 0:
             await anyio.sleep(rest_s)
             continue
-        asked_at, began = clock.now(), clock.precise()
+        asked_at, began, instance.silence = clock.now(), clock.precise(), "no answer"
         try:
             if asked_at >= stats_at:
                 stats_at = asked_at + _STATS_S
                 _check_bounds(instance, await sandbox.stats(), alert)
             else:
                 await sandbox.probe(times.lost_s)
+            latency_s = clock.precise() - began
+            if instance.check is not None:
+                instance.silence = "env server did not answer"
+                await instance.check(times.lost_s)
         except SandboxLostError as error:
             return instance.lose(error.cause)
         except DeadlineError:
@@ -189,7 +184,7 @@ async def _probe(instance: Instance, times: LivenessTimes, alert: Alert) -> None
             continue
         except Exception as error:
             return instance.lose(_unhandled(instance, error))
-        instance.latency_s = latency_s = clock.precise() - began
+        instance.latency_s = latency_s
         instance.answered()
         if latency_s > SLOW_PROBE_S:
             alert("probe", instance, f"slow probe: {latency_s:.1f} s")

@@ -73,6 +73,8 @@ class Instance:
         latency_s: Duration of the last probe in seconds; None before the first probe.
         is_diagnosing: Whether the pool is finding out why the sandbox does not answer.
         on_end: Called with the cause when the sandbox ends.
+        check: Check of the sandbox's user that is a part of each probe; see `envkit.protocols.ServerPool.watch`.
+        silence: What the current probe waits for, as the begin of a cause.
     """
 
     def __init__(self, key: TenantKey, spec: SandboxSpec, node: Node, notify: Callable[[Instance], None]) -> None:
@@ -98,6 +100,8 @@ class Instance:
         self.latency_s: float | None = None
         self.is_diagnosing = False
         self.on_end: Callable[[Cause], None] = lambda _: None
+        self.check: Callable[[float], Awaitable[None]] | None = None
+        self.silence = "no answer"
         self._notify = notify
         self._calls: set[anyio.CancelScope] = set()
         self._open_programs = 0

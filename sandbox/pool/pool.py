@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from typing import Self
@@ -25,12 +25,12 @@ from envkit.errors import (
     SandboxNotFoundError,
 )
 from envkit.protocols import Sandbox, ServerPool
-from envkit.restarts import RestartBudget
+from envkit.restarts import Replacement, RestartBudget
 from envkit.types import Cause, CauseKind, PoolEvent, SandboxSpec, SandboxState, SandboxView, TenantKey
 
 from . import reattach
 from .event_log import EventLog, LedgerStore, LedgerWriter, PoolCounts
-from .health import CLOSED, LivenessTimes, declare_lost, is_silent, watch
+from .health import CLOSED, LivenessTimes, declare_lost, is_silent
 from .instance import GIVEN_UP, STOPPED, Instance, ended, is_over, time_to_live
 from .lease import Lease
 from .node import Node, ResourceRequest, usable, why_impossible
@@ -58,7 +58,8 @@ class Pool(ServerPool):
         share: Fraction, in (0, 1], of the total capacity of all nodes that one tenant may use. A tenant may always have
             one sandbox, whatever its size. The limit does not apply to tenant ``""``.
         liveness_times: Intervals and timeouts of liveness probes; None means the defaults of `LivenessTimes`.
-        restarts: Limit on the replacements of failed sandboxes in each warm stock; None means 20 in 10 minutes.
+        restarts: Limit on the restarts of each warm stock, and of each subject of `failed`; None means 20 in 10
+            minutes.
         ledger: Store that records the sandboxes. If this process is killed, they keep running, and the next pool with
             this ledger re-attaches to them. With None, they end with this process.
         views: Read-only mounts of every sandbox of `lease`, besides those of its spec; see `SandboxSpec.views`.
@@ -173,10 +174,17 @@ class Pool(ServerPool):
         instance.used_at = clock.now()
         return Lease(instance)
 
-    def watch(self, id: str, check: Callable[[], Awaitable[Cause]], on_end: Callable[[Cause], None]) -> None:
+    def watch(self, id: str, check: Callable[[float], Awaitable[None]], on_end: Callable[[Cause], None]) -> None:
+        self.get(id)  # raises an error if it has ended
         instance = self._scheduler.instances[TenantKey("", id)]
-        instance.on_end = on_end
-        self._tasks.start_soon(watch, instance, check)
+        instance.check, instance.on_end = check, on_end
+
+    def lose(self, id: str, cause: Cause) -> None:
+        if (instance := self._scheduler.instances.get(TenantKey("", id))) is not None:
+            instance.lose(cause)
+
+    def failed(self, subject: Hashable, name: str, cause: object, *, excuse: anyio.Event | None = None) -> Replacement:
+        return self._scheduler.failed(subject, name, cause, excuse=excuse)
 
     def view(self, id: str, *, tenant: str = "") -> SandboxView:
         """Return a sandbox's view without renewing its lease. Views of ended sandboxes are kept for 10 minutes."""

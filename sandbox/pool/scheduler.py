@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable
 from itertools import takewhile
 
 import anyio
@@ -12,7 +13,7 @@ from anyio.abc import TaskGroup
 from envkit import clock
 from envkit.errors import CapacityError, ImpossibleSandboxError, SandboxError, SandboxRefusedError
 from envkit.protocols import Sandbox
-from envkit.restarts import RestartBudget
+from envkit.restarts import Failures, Replacement, RestartBudget
 from envkit.types import Cause, CauseKind, SandboxSpec, SandboxState, SandboxView, TenantKey
 
 from . import starting
@@ -34,7 +35,7 @@ class Scheduler:
 
     Args:
         history: Event log of the pool.
-        budget: Limit on the replacements of failed sandboxes in each warm stock.
+        budget: Limit on the restarts of each warm stock, and of each subject of `failed`.
         ledger_id: Id of the ledger that records the sandboxes, so that they can outlive this process; else None.
 
     Attributes:
@@ -68,6 +69,7 @@ class Scheduler:
         self._share = share
         self._liveness_times = liveness_times
         self._budget = budget
+        self._failures: defaultdict[Hashable, Failures] = defaultdict(Failures)
         self._ledger_id = ledger_id
         self._held: dict[str, ResourceRequest] = {}
         """Resources that leased sandboxes use, by tenant. Sandboxes of the pool's own process do not count."""
@@ -327,16 +329,21 @@ class Scheduler:
         is_at_fault = warm.state is SandboxState.LOST or warm.has_failed
         if not is_at_fault or self.nodes.get(warm.node.name) is not warm.node or not self._is_open:
             return
-        now = clock.now()
-        if stock.fail(self._budget, now=now):
-            self._history.tally.restarts += 1
-        else:
-            spent = f"restart budget spent ({self._budget.restarts} in {self._budget.window_s:g} s)"
-            until = "none" if stock.resumes_at == math.inf else f"in {stock.resumes_at - now:.0f} s"
-            text = f"warm stock of {stock.warm_spec.name}: {spent}; next restart: {until}; last cause: {warm.cause}"
-            self._history.alert("restarts", None, text, about=stock)
+        restart = self.failed(stock, f"warm stock of {stock.warm_spec.name}", warm.cause)
+        stock.resumes_at = max(stock.resumes_at, restart.at)
+        self._history.tally.restarts += not restart.spent
         if stock.resumes_at < math.inf:
             self._tasks.start_soon(self._serve_at, stock.resumes_at)
+
+    def failed(self, subject: Hashable, name: str, cause: object, *, excuse: anyio.Event | None = None) -> Replacement:
+        """Record a failure in the restart budget; see `envkit.protocols.ServerPool.failed`."""
+        now = clock.now()
+        restart = self._failures[subject].add(self._budget, now=now, excuse=excuse)
+        if restart.spent:
+            until = "none" if restart.at == math.inf else f"in {restart.at - now:.0f} s"
+            text = f"{name}: {restart.spent}; next restart: {until}; last cause: {cause}"
+            self._history.alert("restarts", None, text, about=subject)
+        return restart
 
     async def _serve_at(self, moment: float) -> None:
         await anyio.sleep(max(moment - clock.now(), 0.0))

@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 
 from envkit.protocols import Sandbox
-from envkit.restarts import Failures, RestartBudget
 from envkit.types import SandboxSpec, SandboxState
 
 from .instance import Instance
@@ -47,14 +46,13 @@ class WarmStock:
     Attributes:
         warm_spec: Configuration of the stock.
         instances: Sandboxes that are ready or starting, oldest first.
-        resumes_at: Event-loop time before which the stock starts no sandbox.
+        resumes_at: Event-loop time before which the stock starts no sandbox, because of the restart budget.
     """
 
     def __init__(self, warm_spec: WarmSpec) -> None:
         self.warm_spec = warm_spec
         self.instances: dict[Instance, None] = {}
         self.resumes_at = 0.0
-        self._failures = Failures()
 
     @property
     def missing(self) -> int:
@@ -65,14 +63,3 @@ class WarmStock:
         """Return the oldest ready sandbox on one of `nodes`; None if no sandbox is ready there."""
         ready = (warm for warm in self.instances if warm.state is SandboxState.READY)
         return next((warm for warm in ready if warm.node in nodes), None)
-
-    def fail(self, budget: RestartBudget, *, now: float) -> bool:
-        """Record that a start failed or a warm sandbox was lost, and set `resumes_at` to the time of its replacement.
-
-        Returns:
-            Whether `budget` allows a replacement after its usual delay. If not, the replacement waits until the oldest
-            failure is older than the budget's window. With a budget of zero, there is no replacement.
-        """
-        replacement = self._failures.add(budget, now=now)
-        self.resumes_at = max(self.resumes_at, replacement.at)
-        return not replacement.is_late

@@ -12,11 +12,12 @@ import anyio.lowlevel
 
 from envkit import clock
 from envkit.errors import EnvkitError, SandboxLostError, SandboxStartError, UnreachableError
-from envkit.fleet import FleetHost, HeartbeatTimes, WorkerClient
+from envkit.fleet import FleetHost, WorkerClient, WorkerStart
 from envkit.fleet.ledger import SessionRecord
 from envkit.protocols import Episode, Sandbox, SandboxBackend
 from envkit.restarts import RestartBudget
 from envkit.sandbox.pool import Pool
+from envkit.sandbox.pool.health import LivenessTimes
 from envkit.sandbox.pool.node import Node
 from envkit.types import JSON, Cause, Observation, Reset, SandboxSpec, Step, Task, TenantKey
 from tests.causes import cause
@@ -42,9 +43,15 @@ class ScriptedWorker(WorkerClient, Protocol):
 class ScriptedPool(Pool):
     """A pool of one node, on which `start` starts the workers."""
 
-    def __init__(self, start: Callable[[], Awaitable[ScriptedWorker]]) -> None:
+    def __init__(
+        self,
+        start: Callable[[], Awaitable[ScriptedWorker]],
+        *,
+        restarts: RestartBudget | None = None,
+        liveness: LivenessTimes | None = None,
+    ) -> None:
         self.node = Node("here", cast(SandboxBackend, self))
-        super().__init__([self.node])
+        super().__init__([self.node], restarts=restarts or RestartBudget(), liveness_times=liveness)
         self._start = start
         self._workers: dict[str, ScriptedWorker] = {}
 
@@ -62,7 +69,7 @@ class ScriptedFleet(FleetHost):
     """A fleet that opens its pool."""
 
     def __init__(self, pool: ScriptedPool, **settings: Any) -> None:
-        super().__init__(pool, SandboxSpec(), pool.connect, **settings)
+        super().__init__(pool, WorkerStart(SandboxSpec(), pool.connect), **settings)
         self.pool = pool
 
     async def __aenter__(self) -> Self:
@@ -202,17 +209,15 @@ class WorkerStarter:
         workers: int,
         slots_per_sandbox: int,
         restarts: RestartBudget | None = None,
-        heartbeat: HeartbeatTimes | None = None,
+        liveness: LivenessTimes | None = None,
         *,
         ends_when_spent: bool = False,
     ) -> ScriptedFleet:
         return ScriptedFleet(
-            ScriptedPool(self.start),
+            ScriptedPool(self.start, restarts=restarts, liveness=liveness),
             workers=workers,
             slots_per_sandbox=slots_per_sandbox,
-            restarts=restarts or RestartBudget(),
             ends_when_spent=ends_when_spent,
-            heartbeat=heartbeat,
             start_timeout_s=10,
             wait_timeout_s=30,
         )

@@ -10,13 +10,13 @@ import pytest
 
 from envkit import clock
 from envkit.errors import RequestError, SandboxLostError, SandboxStartError
-from envkit.fleet import FleetHost, HeartbeatTimes, RoutedHosts
-from envkit.fleet.routing import Offenders
+from envkit.fleet import FleetHost, WorkerStart
 from envkit.http.api.session_operations import SessionOperations
 from envkit.http.auth.caller import EVERYBODY
 from envkit.http.protocol.messages import NoBody
 from envkit.http.sessions.table import SessionTable
 from envkit.restarts import RestartBudget
+from envkit.sandbox.pool.health import LivenessTimes
 from envkit.types import SandboxSpec, SandboxState
 from tests.fleet.fleets import TASK, ScriptedPool, Worker, WorkerStarter, play, run, silent
 
@@ -42,7 +42,7 @@ def test_a_sandbox_of_a_tenant_never_becomes_a_worker() -> None:
         async with pool:
             for tenant in ("", "bob"):
                 await pool.create(":envs-shared-1", SandboxSpec(), tenant=tenant)
-            async with FleetHost(pool, SandboxSpec(), pool.connect, workers=2, slots_per_sandbox=1):
+            async with FleetHost(pool, WorkerStart(SandboxSpec(), pool.connect), workers=2, slots_per_sandbox=1):
                 assert [(view.tenant, view.id == ":envs-shared-1") for view in pool.views()] == [
                     ("", True),
                     ("bob", True),
@@ -126,8 +126,8 @@ def test_a_worker_that_stops_answering_is_detected_by_its_heartbeats_and_replace
     async def main() -> None:
         starter = WorkerStarter()
         ends: list[str] = []
-        heartbeat = HeartbeatTimes(interval_s=5, lost_s=17)
-        async with starter.fleet(workers=1, slots_per_sandbox=1, heartbeat=heartbeat) as host:
+        liveness = LivenessTimes(interval_s=5, suspect_s=8, lost_s=17)
+        async with starter.fleet(workers=1, slots_per_sandbox=1, liveness=liveness) as host:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(play, host, 100, ends)
                 await anyio.sleep(5.1)  # just after a heartbeat, the worst moment
@@ -143,9 +143,8 @@ def test_a_worker_that_stops_answering_is_detected_by_its_heartbeats_and_replace
 def test_a_late_heartbeat_does_not_count_as_missed() -> None:
     async def main() -> None:
         starter = WorkerStarter()
-        async with starter.fleet(
-            workers=1, slots_per_sandbox=1, heartbeat=HeartbeatTimes(interval_s=5, lost_s=12)
-        ) as host:
+        liveness = LivenessTimes(interval_s=5, suspect_s=8, lost_s=12)
+        async with starter.fleet(workers=1, slots_per_sandbox=1, liveness=liveness) as host:
             for _ in range(4):
                 await anyio.sleep(4.9)
                 starter.workers[0].answers = False
@@ -191,25 +190,6 @@ def test_a_server_is_ready_only_while_a_shared_worker_is_healthy() -> None:
             assert await ready() == (False, "no environment sandbox has been healthy for 2 s")
             await anyio.sleep(2)  # the workers are replaced although there is no lease
             assert await ready() == (True, "")
-
-    run(main)
-
-
-def test_single_episode_workers_do_not_make_a_server_ready() -> None:
-    async def main() -> None:
-        shared, own = WorkerStarter(start_s=3), WorkerStarter()
-        async with (
-            shared.fleet(workers=1, slots_per_sandbox=1) as many,
-            own.fleet(workers=1, slots_per_sandbox=1) as one,
-        ):
-            routed = RoutedHosts(many, one, lambda env_id: True, Offenders(RestartBudget()))
-            assert routed.why_unready == ""
-            own.workers[0].die("it has served its episodes")
-            await anyio.sleep(0.01)
-            assert routed.why_unready == ""
-            shared.workers[0].die("killed")
-            await anyio.sleep(1)
-            assert routed.why_unready == "no environment sandbox has been healthy for 1 s"
 
     run(main)
 

@@ -6,11 +6,11 @@ import anyio
 import pytest
 
 from envkit.errors import EnvRejectedError, SandboxLostError
-from envkit.fleet.routing import FREE_LOSSES, Offenders
+from envkit.fleet.suspects import FREE_LOSSES, Offenders
 from envkit.restarts import RestartBudget
 from envkit.types import Task
 from tests.causes import cause
-from tests.echoes import EchoFleet, fleet_of
+from tests.echoes import fleet_of
 from tests.fleet.fleets import run
 from tests.fleet.test_suspects import DEADLY, KILLED, deadly_workers
 from tests.keys import key
@@ -41,7 +41,7 @@ def test_losses_isolate_and_then_reject_one_environment_of_one_tenant_for_a_wind
 def test_an_only_suspect_that_cannot_be_rebuilt_is_guilty() -> None:
     async def main() -> None:
         offenders = Offenders(BUDGET)
-        fleet: EchoFleet = fleet_of(
+        fleet = fleet_of(
             *deadly_workers(9), slots_per_sandbox=4, restarts=BUDGET, offenders=offenders, is_replayable=False
         )
         async with fleet:

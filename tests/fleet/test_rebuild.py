@@ -11,12 +11,12 @@ import anyio
 import pytest
 from msgspec import Raw
 
-from envkit.errors import DeadlineError, EnvError, EnvkitError, EnvRejectedError, ForbiddenError, SandboxLostError
-from envkit.fleet import RoutedHosts
-from envkit.fleet.routing import Offenders
+from envkit.errors import DeadlineError, EnvError, EnvkitError, EnvRejectedError, SandboxLostError
+from envkit.fleet.suspects import FREE_LOSSES, Offenders
 from envkit.protocols import Episode
 from envkit.restarts import RestartBudget
 from envkit.types import Observation, Reset, Step, Task
+from tests.causes import cause
 from tests.echoes import TASK, Echo, Worker, fleet_of
 from tests.fleet.fleets import run
 
@@ -196,22 +196,34 @@ def test_each_of_a_thousand_episodes_in_dying_workers_is_finished_rebuilt_or_voi
     run(main)
 
 
-def test_a_worker_that_has_served_its_episodes_is_replaced_without_counting_as_lost() -> None:
+def test_isolated_episodes_play_alone_in_extra_workers_that_end_with_them() -> None:
     async def main() -> None:
+        played_in: list[object] = []
+        offenders = Offenders(RestartBudget())
+        for _ in range(FREE_LOSSES):
+            offenders.record("", TASK.env_id, cause("killed by signal 9"))
+
         async def play() -> None:
             async with fleet.lease(TASK) as episode:
                 await episode.reset()
                 played_in.append((await episode.step("go")).info["worker"])
+                await anyio.sleep(1)
 
-        played_in: list[object] = []
+        workers = [Worker(name) for name in ("shared", *"abcdef")]
         none = RestartBudget(restarts=0)
-        workers = [Worker(f"worker-{n}") for n in range(9)]
-        async with fleet_of(*workers, at_once=2, restarts=none, kind="own") as fleet:
-            async with anyio.create_task_group() as tasks:
-                for _ in range(6):
-                    tasks.start_soon(play)
-            assert sorted(map(str, played_in)) == [f"worker-{n}" for n in range(6)]
-            assert (fleet.lost, fleet.restarts, fleet.capacity) == (0, 0, 2)
+        async with fleet_of(
+            *workers, slots_per_sandbox=9, restarts=none, offenders=offenders, extra=2, isolated=2
+        ) as fleet:
+            assert fleet.partition_of(TASK.env_id, "") == ("environments in their own sandboxes", 2)
+            assert fleet.partition_of("Odd-v0", "") == ("environments", 9)
+            for _ in range(3):
+                async with anyio.create_task_group() as tasks:
+                    for _ in range(2):
+                        tasks.start_soon(play)
+                await anyio.sleep(1)
+            assert sorted(map(str, played_in)) == list("abcdef")
+            assert [worker.died.is_set() for worker in workers] == [False] + 6 * [True]
+            assert (fleet.lost, fleet.restarts, fleet.capacity) == (0, 0, 9)
 
     run(main)
 
@@ -246,47 +258,6 @@ def test_a_worker_that_is_lost_during_the_grade_voids_the_episode() -> None:
                 await episode.reset()
                 assert await episode.grade() == 0.5
             assert (fleet.episodes.rebuilt, fleet.episodes.void) == (0, 1)
-
-    run(main)
-
-
-def test_an_environment_with_needs_is_routed_to_the_trusted_worker_which_keeps_running() -> None:
-    def is_trusted(env_id: str) -> bool:
-        if env_id == "Refused-v0":
-            raise ForbiddenError("not in the list")
-        return env_id == "Tooled-v0"
-
-    async def main() -> None:
-        workers = [Worker("shared"), Worker("own"), Worker("trusted")]
-        shared, own = fleet_of(workers[0], slots_per_sandbox=9), fleet_of(workers[1])
-        trusted = fleet_of(workers[2], slots_per_sandbox=4, kind="trusted")
-        async with shared, own, trusted:
-            offenders = Offenders(RestartBudget())
-            routed = RoutedHosts(shared, own, lambda env_id: True, offenders, False, trusted, is_trusted)
-            assert (routed.capacity, routed.partition_of("Tooled-v0", ""), routed.partition_of("Light-v0", "")) == (
-                *(13, ("environments with tools", 4)),
-                ("environments", 9),
-            )
-            for _ in range(2):
-                async with routed.lease(Task("Tooled-v0", 1)) as episode:
-                    await episode.reset()
-                    assert (await episode.step("go")).info == {"worker": "trusted"}
-                await anyio.sleep(5)
-            with pytest.raises(ForbiddenError):
-                routed.lease(Task("Refused-v0", 1))
-
-    run(main)
-
-
-def test_tasks_are_routed_to_shared_and_to_single_episode_workers() -> None:
-    async def main() -> None:
-        async with fleet_of(Worker("shared"), slots_per_sandbox=9) as shared, fleet_of(Worker("own")) as own:
-            routed = RoutedHosts(shared, own, lambda env_id: env_id != "Heavy-v0", Offenders(RestartBudget()))
-            assert routed.capacity == 10
-            for env_id, worker in (("Light-v0", "shared"), ("Heavy-v0", "own")):
-                async with routed.lease(Task(env_id, 1)) as episode:
-                    await episode.reset()
-                    assert (await episode.step("go")).info == {"worker": worker}
 
     run(main)
 

@@ -15,8 +15,8 @@ from envkit.errors import SandboxLostError, UnreachableError
 from envkit.fleet.ledger import SessionRecord
 from envkit.protocols import Episode
 from envkit.types import Reset, Step, Task
-from tests.echoes import Echo, EchoFleet, Worker, fleet_of
-from tests.fleet.fleets import FakeSessionStore, run
+from tests.echoes import Echo, Worker, fleet_of
+from tests.fleet.fleets import FakeSessionStore, ScriptedFleet, run
 from tests.keys import key
 
 DEADLY = 13
@@ -104,7 +104,7 @@ def deadly_workers(
     return [DeadlyWorker(name, deadly=deadly, step_s=step_s, is_blocked=is_blocked) for name in names]
 
 
-async def ends_of(host: EchoFleet, *actions: str, seeds: range, at_once: bool = True) -> dict[int, str]:
+async def ends_of(host: ScriptedFleet, *actions: str, seeds: range, at_once: bool = True) -> dict[int, str]:
     """Play a task of each seed, with all of their steps at once; return how each ended."""
     ends: dict[int, str] = {}
     is_reset = {seed: anyio.Event() for seed in seeds}
@@ -137,7 +137,7 @@ def test_of_32_concurrent_steps_only_the_one_that_kills_two_workers_is_void(
         async with fleet_of(*deadly_workers(4), slots_per_sandbox=32) as host:
             ends = await ends_of(host, "one", "boom", "two", seeds=seeds)
             assert ends == {seed: TWICE if seed == DEADLY else f"{seed} one boom two" for seed in seeds}
-            assert (host.all_lost, host.episodes.void) == (2, 1)
+            assert (host.lost, host.episodes.void) == (2, 1)
 
     run(main)
 
@@ -154,7 +154,7 @@ def test_two_deadly_episodes_cost_three_workers_and_no_other_episode() -> None:
         async with fleet_of(*(TwoDeadly(f"worker-{n}") for n in range(8)), slots_per_sandbox=8) as host:
             ends = await ends_of(host, "one", "boom", "two", seeds=range(8))
             assert ends == {seed: TWICE if seed in (3, 5) else f"{seed} one boom two" for seed in range(8)}
-            assert (host.all_lost, host.episodes.void) == (3, 2)
+            assert (host.lost, host.episodes.void) == (3, 2)
 
     run(main)
 
@@ -166,7 +166,7 @@ def test_an_episode_whose_reset_kills_two_workers_is_void(deadly: str) -> None:
             ends = await ends_of(host, "one", seeds=range(16), at_once=False)
             cause = f"{KILLED}; the previous worker was lost during the same reset"
             assert ends == {seed: cause if seed == DEADLY else f"{seed} one" for seed in range(16)}
-            assert (host.all_lost, host.episodes.void) == (2, 1)
+            assert (host.lost, host.episodes.void) == (2, 1)
 
     run(main)
 
@@ -177,7 +177,7 @@ def test_an_episode_whose_step_blocks_two_workers_is_void_and_the_others_continu
             ends = await ends_of(host, "one", "boom", "two", seeds=range(16))
             assert ends.pop(DEADLY).endswith("; the previous worker was lost during the same step")
             assert ends == {seed: f"{seed} one boom two" for seed in range(16) if seed != DEADLY}
-            assert (host.all_lost, host.episodes.void) == (2, 1)
+            assert (host.lost, host.episodes.void) == (2, 1)
 
     run(main)
 
@@ -198,7 +198,7 @@ def test_a_deadly_episode_in_single_episode_workers_is_void_without_waiting() ->
                 ends = await ends_of(host, "boom", seeds=range(DEADLY, DEADLY + 2))
             assert ends == {DEADLY: TWICE, DEADLY + 1: f"{DEADLY + 1} boom"}
             assert 9 < clock.now() - began < 9.5
-            assert host.all_lost == 3
+            assert host.lost == 3
 
     run(main)
 
@@ -216,7 +216,7 @@ def test_losses_during_different_steps_do_not_make_an_episode_void() -> None:
                     await anyio.sleep(0.5)
                     playing.die(KILLED)
             assert (await episode.step("end")).observation.text == "1 0 1 2 3 end"
-            assert (host.all_lost, host.episodes.rebuilt, host.episodes.void) == (3, 3, 0)
+            assert (host.lost, host.episodes.rebuilt, host.episodes.void) == (3, 3, 0)
 
     run(main)
 
@@ -229,7 +229,7 @@ def test_among_slow_steps_only_the_deadly_one_is_void(culprit: int) -> None:
             ends = await ends_of(host, "boom", seeds=seeds)
             assert ends.pop(DEADLY) == TWICE
             assert TWICE not in ends.values()
-            assert host.all_lost in (2, 3)
+            assert host.lost in (2, 3)
             assert set(ends.values()) == {f"{seed} boom" for seed in ends}
 
     run(main)
@@ -295,6 +295,6 @@ def test_a_loss_during_a_split_step_is_the_first_of_two(is_cut_off: bool) -> Non
                         episode.finish_step(answer)
                 with pytest.raises(SandboxLostError, match=f"lost: {TWICE}"):
                     await episode.step("boom")
-            assert (host.all_lost, host.episodes.void) == (2, 1)
+            assert (host.lost, host.episodes.void) == (2, 1)
 
     run(main)

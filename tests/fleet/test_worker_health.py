@@ -7,10 +7,10 @@ import threading
 import anyio
 
 from envkit import clock
-from envkit.fleet import HeartbeatTimes
+from envkit.sandbox.pool.health import LivenessTimes
 from tests.fleet.fleets import Worker, WorkerStarter, play, run
 
-PROBING = HeartbeatTimes(interval_s=1, lost_s=4, longest_step_s=300)
+PROBING = LivenessTimes(interval_s=1, suspect_s=2, lost_s=4)
 
 
 async def compute(worker: Worker, seconds: float) -> None:
@@ -24,7 +24,7 @@ def test_a_server_that_computes_for_long_is_not_lost_and_its_episodes_continue()
     async def main() -> None:
         starter = WorkerStarter()
         ends: list[str] = []
-        async with starter.fleet(1, 3, heartbeat=PROBING) as host, anyio.create_task_group() as tasks:
+        async with starter.fleet(1, 3, liveness=PROBING) as host, anyio.create_task_group() as tasks:
             for _ in range(3):
                 tasks.start_soon(play, host, 400, ends)
             await anyio.sleep(5.1)
@@ -39,7 +39,7 @@ def test_a_server_that_computes_longer_than_the_step_limit_is_lost_before_its_ca
     async def main() -> None:
         starter = WorkerStarter()
         ends: list[str] = []
-        async with starter.fleet(1, 1, heartbeat=PROBING) as host, anyio.create_task_group() as tasks:
+        async with starter.fleet(1, 1, liveness=PROBING) as host, anyio.create_task_group() as tasks:
             tasks.start_soon(play, host, 1000, ends)
             await anyio.sleep(5.1)
             with anyio.move_on_after(600):
@@ -53,7 +53,7 @@ def test_a_server_that_computes_longer_than_the_step_limit_is_lost_before_its_ca
 def test_a_server_that_hangs_after_it_computed_is_lost_in_time() -> None:
     async def main() -> None:
         starter = WorkerStarter()
-        async with starter.fleet(1, 1, heartbeat=PROBING) as host:
+        async with starter.fleet(1, 1, liveness=PROBING) as host:
             await anyio.sleep(5.1)
             starter.workers[0].answers = False
             await anyio.sleep(4.5)
@@ -72,7 +72,7 @@ def test_a_server_that_hangs_after_it_computed_is_lost_in_time() -> None:
 def test_a_new_episode_goes_to_a_worker_that_answers_rather_than_one_that_computes() -> None:
     async def main() -> None:
         starter = WorkerStarter()
-        async with starter.fleet(2, 2, heartbeat=PROBING) as host, anyio.create_task_group() as tasks:
+        async with starter.fleet(2, 2, liveness=PROBING) as host, anyio.create_task_group() as tasks:
             tasks.start_soon(compute, starter.workers[0], 100)
             await anyio.sleep(4)
             for _ in range(2):
@@ -87,7 +87,7 @@ def test_a_new_episode_goes_to_a_worker_that_answers_rather_than_one_that_comput
 
 def test_our_own_event_loop_lag_does_not_count_as_a_missed_heartbeat() -> None:
     async def main() -> None:
-        async with WorkerStarter(start_s=0).fleet(5, 1, heartbeat=HeartbeatTimes(0.1, 0.6)) as host:
+        async with WorkerStarter(start_s=0).fleet(5, 1, liveness=LivenessTimes(0.1, 0.2, 0.6)) as host:
             for _ in range(3):
                 await anyio.sleep(0.1)
                 threading.Event().wait(1)  # block the event loop

@@ -1,22 +1,18 @@
-"""Starts the sandboxes in which a gateway runs environments, and creates the hosts that play episodes in them."""
+"""The host that plays episodes in sandboxes of a gateway."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
 
 from envkit.config.serving import ServeConfig
 from envkit.errors import EnvkitError, UsageError
-from envkit.fleet import FleetHost, HeartbeatTimes
-from envkit.fleet.env_worker import connect_when_serving
-from envkit.fleet.host import WorkerKind
+from envkit.fleet import FleetHost, WorkerStart
+from envkit.fleet.env_worker import ConnectSandbox, connect_when_serving
 from envkit.fleet.ledger import LeaseLedger
-from envkit.fleet.routing import Offenders
+from envkit.fleet.suspects import Offenders
 from envkit.protocols import Sandbox
 from envkit.sandbox.machine import describe, env_sandbox_count
 from envkit.sandbox.pool import Pool
@@ -26,23 +22,24 @@ from envkit.wiring import environments
 from envkit.wiring.gateway.nodes import FleetNodes
 from envkit.wiring.sandboxes import env_sandboxes
 
-_SUSPECT_SANDBOXES = 2
-_OWN_SANDBOXES = 4
+_EXTRA_SANDBOXES = 4
 """Maximum number of sandboxes that play one episode each."""
+_ISOLATED = 2
+"""Maximum number of isolated episodes, so that there are always extra sandboxes for suspect calls."""
 NO_WORKER_TIMEOUT_S = 45.0
 """Seconds that episodes wait while no sandbox is running; should be below the timeout of a reset."""
 _BOOT_CALL_S = 5.0
 
 
-def sandbox_counts(config: ServeConfig, fleet_nodes: FleetNodes) -> tuple[int, int]:
-    """Return the number of sandboxes that play several episodes at once, and the maximum number that play one each.
+def sandbox_count(config: ServeConfig, fleet_nodes: FleetNodes) -> int:
+    """Return the number of sandboxes that serve environments.
 
     Raises:
-        UsageError: The shared sandboxes exceed the capacity of the node.
+        UsageError: The sandboxes exceed the capacity of the node.
     """
     processors = len(os.sched_getaffinity(0))
     if not fleet_nodes.nodes:
-        return config.envs.sandboxes or processors, _OWN_SANDBOXES
+        return config.envs.sandboxes or processors
     (node,) = fleet_nodes.nodes
     request = ResourceRequest.of(env_sandbox_spec(config, fleet_nodes, 1))
     count = config.envs.sandboxes or env_sandbox_count(node, request, processors)
@@ -53,69 +50,42 @@ def sandbox_counts(config: ServeConfig, fleet_nodes: FleetNodes) -> tuple[int, i
             f"capacity of this machine ({describe(node.capacity)}); "
             "lower envs.sandboxes or envs.memory_mib, or raise the limits in node"
         )
-    return count, max(int(min(_OWN_SANDBOXES, room - count)), 1)
+    return count
 
 
-class EnvHosts(NamedTuple):
-    """The hosts of a gateway.
-
-    Attributes:
-        shared: Host whose sandboxes play many episodes each.
-        own: Host whose sandboxes play one episode each and are then replaced; they start on demand.
-        suspects: Host whose sandboxes retry calls that may have killed a shared sandbox; they start on demand.
-    """
-
-    shared: FleetHost
-    own: FleetHost
-    suspects: FleetHost
-
-
-@asynccontextmanager
-async def env_hosts(
-    config: ServeConfig, pool: Pool, fleet_nodes: FleetNodes, offenders: Offenders, *, count: int, own_count: int
-) -> AsyncIterator[EnvHosts]:
-    """Open the hosts with `count` shared sandboxes and up to `own_count` sandboxes for single episodes.
-
-    Raises:
-        SandboxStartError: No shared sandbox started.
-    """
-    liveness, limits, longest_s = config.liveness, config.limits, config.limits.step_timeout_s
-    slow_s = max(limits.reset_timeout_s, limits.grade_timeout_s)
+def env_host(
+    config: ServeConfig, pool: Pool, fleet_nodes: FleetNodes, offenders: Offenders, *, count: int
+) -> FleetHost:
+    """Return the host that plays episodes in `count` sandboxes of `pool`, and in extra ones."""
     slots = math.ceil(config.envs.capacity / count)
-
-    def host(kind: WorkerKind, workers: int, slots_each: int = 1, suspects: FleetHost | None = None) -> FleetHost:
-        # Sandboxes of `suspects` need only one slot, but get the spec of shared ones, so that warm ones can be used.
-        return FleetHost(
-            pool,
-            env_sandbox_spec(config, fleet_nodes, 1 if kind == "own" else slots),
-            partial(env_sandboxes.connect, longest_s, slow_timeout_s=slow_s),
-            kind=kind,
-            workers=workers,
-            slots_per_sandbox=slots_each,
-            restarts=config.restarts.limit(),
-            heartbeat=HeartbeatTimes(liveness.interval_s, liveness.lost_s, longest_s),
-            wait_timeout_s=NO_WORKER_TIMEOUT_S,
-            replayable=environments.is_replayable,
-            session_store=fleet_nodes.ledger,
-            suspects=suspects,
-            offenders=offenders,
-        )
-
-    async with (
-        host("suspect", _SUSPECT_SANDBOXES) as suspects,
-        host("shared", count, slots, suspects if slots > 1 else None) as shared,
-        host("own", own_count) as own,
-    ):
-        yield EnvHosts(shared, own, suspects)
+    return FleetHost(
+        pool,
+        WorkerStart(env_sandbox_spec(config, fleet_nodes, slots), connector(config)),
+        workers=count,
+        slots_per_sandbox=slots,
+        longest_step_s=config.limits.step_timeout_s,
+        wait_timeout_s=NO_WORKER_TIMEOUT_S,
+        replayable=environments.is_replayable,
+        session_store=fleet_nodes.ledger,
+        extra=_EXTRA_SANDBOXES,
+        offenders=offenders,
+        isolated=_ISOLATED,
+    )
 
 
-async def forget_lost_sessions(ledger: LeaseLedger | None, pool: Pool, *hosts: FleetHost) -> None:
+def connector(config: ServeConfig) -> ConnectSandbox:
+    """Return a function that opens clients of environment servers with the limits of `config`."""
+    limits = config.limits
+    slow_s = max(limits.reset_timeout_s, limits.grade_timeout_s)
+    return partial(env_sandboxes.connect, limits.step_timeout_s, slow_timeout_s=slow_s)
+
+
+async def forget_lost_sessions(ledger: LeaseLedger | None, pool: Pool, host: FleetHost) -> None:
     """Delete from the ledger, after a restart of the server, the sessions whose sandboxes no longer exist."""
     if ledger is None:
         return
-    alive = {key for host in hosts for key in host.resumable_keys()}
     try:
-        await ledger.forget(*(set(ledger.keys()) - alive))
+        await ledger.forget(*(set(ledger.keys()) - set(host.resumable_keys())))
     except EnvkitError as error:
         pool.alert("ledger", str(error))
 

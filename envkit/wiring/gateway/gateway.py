@@ -27,9 +27,9 @@ from anyio.abc import TaskGroup
 from envkit import clock
 from envkit.config.serving import ServeConfig
 from envkit.errors import SandboxStartError, UsageError
-from envkit.fleet import FleetHost, RoutedHosts
+from envkit.fleet import FleetHost
 from envkit.fleet.alerts import log_events, log_rebuilds, send_alerts, warn_if_unreachable, watch_disks
-from envkit.fleet.routing import Offenders
+from envkit.fleet.suspects import Offenders
 from envkit.http.api.app import App, create_app
 from envkit.http.auth.localhost_only import is_loopback
 from envkit.http.auth.rate_limit import Rate
@@ -50,16 +50,16 @@ from envkit.types import Cause, CauseKind, SandboxSpec, SandboxState
 from envkit.wiring import environments
 from envkit.wiring.gateway import metrics
 from envkit.wiring.gateway.env_workers import (
-    env_hosts,
+    env_host,
     env_sandbox_spec,
     forget_lost_sessions,
-    sandbox_counts,
+    sandbox_count,
     wait_until_serving,
 )
 from envkit.wiring.gateway.model import open_model
 from envkit.wiring.gateway.nodes import image_lacks, keeps_ledger, open_nodes
 from envkit.wiring.gateway.token_store import lock_state, open_tokens
-from envkit.wiring.gateway.trusted import TrustedEnvs, refuse_operator_options, trusted_host
+from envkit.wiring.gateway.trusted import RoutedHosts, TrustedEnvs, refuse_operator_options, trusted_host
 from envkit.wiring.sandboxes.env_sandboxes import liveness_times
 
 if TYPE_CHECKING:
@@ -275,7 +275,7 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
     trusted_envs = TrustedEnvs.of(config)
     async with AsyncExitStack() as stack:
         fleet_nodes = await stack.enter_async_context(open_nodes(config))
-        count, own_count = sandbox_counts(config, fleet_nodes)
+        count = sandbox_count(config, fleet_nodes)
         spec = env_sandbox_spec(config, fleet_nodes, math.ceil(config.envs.capacity / count))
         pool = Pool(
             fleet_nodes.nodes,
@@ -297,9 +297,7 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
             _log.info("took over %d sandboxes of an earlier server", taken)
         offenders = Offenders(config.restarts.limit())
         try:
-            hosts = await stack.enter_async_context(
-                env_hosts(config, pool, fleet_nodes, offenders, count=count, own_count=own_count)
-            )
+            fleet = await stack.enter_async_context(env_host(config, pool, fleet_nodes, offenders, count=count))
         except SandboxStartError as error:
             if fleet_nodes.in_image and _lacks_envkit(error.cause):
                 raise UsageError(image_lacks(spec.image or GAMES_IMAGE, error.cause)) from None
@@ -308,8 +306,7 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
         for node in fleet_nodes.nodes:
             share = f"{config.limits.tenant_share:.0%}".removesuffix("%")
             announce(f"capacity: {machine.describe(node.capacity)}; one tenant may use {share} % of each of these")
-        await forget_lost_sessions(fleet_nodes.ledger, pool, *hosts)
-        dedicated = {one.id for one in environments.registered() if not one.is_shareable}
+        await forget_lost_sessions(fleet_nodes.ledger, pool, fleet)
         trusted = None
         if trusted_envs.allowed:
             trusted = await stack.enter_async_context(trusted_host(config, pool, offenders))
@@ -323,16 +320,8 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
                     "warning: those that run untrusted programs are refused, because this machine does not enforce "
                     f"{', '.join(missing)}; envkit doctor says how it could"
                 )
-        host = RoutedHosts(
-            hosts.shared,
-            hosts.own,
-            lambda env_id: env_id not in dedicated,
-            offenders,
-            bool(dedicated),
-            trusted,
-            trusted_envs.plays,
-        )
-        played_in = (*hosts, *(() if trusted is None else (trusted,)))
+        host = RoutedHosts(fleet, trusted, trusted_envs.plays)
+        played_in = (fleet,) if trusted is None else (fleet, trusted)
         yield Fleet(host, pool, fleet_nodes.disks, played_in, fleet_nodes.isolates, fleet_nodes.ledger is not None)
 
 

@@ -15,7 +15,6 @@ from envkit import clock, installation
 from envkit.config.serving import ServeConfig
 from envkit.errors import EnvkitError, UsageError
 from envkit.http.api.model_routes import ModelRoutes
-from envkit.restarts import Failures, RestartBudget
 from envkit.sandbox.host import run_dirs
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.node import Node
@@ -59,10 +58,12 @@ async def open_model(config: ServeConfig, announce: Callable[[str], None]) -> As
             routes = await parts.enter_async_context(ModelRoutes(str(folder / "model.sock")))
             backend = await parts.enter_async_context(ProcessBackend())
             times = liveness_times(config.liveness)
-            pool = await parts.enter_async_context(Pool([Node("model", backend)], liveness_times=times))
+            pool = await parts.enter_async_context(
+                Pool([Node("model", backend)], liveness_times=times, restarts=config.restarts.limit())
+            )
             tasks = await parts.enter_async_context(clock.background_tasks())
             words = (str(folder / "model.sock"), name, *filter(None, [url]))
-            process = _ModelProcess(pool, words, routes, config.restarts.limit(), announce)
+            process = _ModelProcess(pool, words, routes, announce)
             announce(f"model: {config.model} is loading")
             tasks.start_soon(process.keep)
             yield routes
@@ -78,12 +79,10 @@ class _ModelProcess:
         pool: Pool,
         words: tuple[str, ...],
         routes: ModelRoutes,
-        restarts: RestartBudget,
         announce: Callable[[str], None],
     ) -> None:
         self._pool = pool
         self._routes = routes
-        self._restarts = restarts
         self._announce = announce
         program = (sys.executable, "-m", "envkit.wiring.gateway.model_server", *words)
         paths = {"PYTHONPATH": os.pathsep.join(str(Path(path).absolute()) for path in sys.path)}
@@ -92,26 +91,21 @@ class _ModelProcess:
 
     async def keep(self) -> None:
         """Start the process, and start it again whenever it has ended."""
-        failures = Failures()
         while True:
-            ended, causes = anyio.Event(), list[object]()
-
-            def on_end(cause: Cause, ended: anyio.Event = ended, causes: list[object] = causes) -> None:
-                causes.append(cause)
-                ended.set()
-
+            cause: object
             try:
                 await self._pool.create(_ID, self._spec)
-                self._pool.watch(_ID, self._until_it_hangs, on_end)
-                await ended.wait()
+                async with clock.background_tasks() as tasks:
+                    tasks.start_soon(self._lose_if_it_hangs)
+                    cause = await self._pool.get(_ID).wait()
             except EnvkitError as error:
-                causes.append(error)
-            self._routes.why_down = f"{causes[0]}; it is restarted"
-            _log.warning("the model's process ended: %s", causes[0])
+                cause = error
+            self._routes.why_down = f"{cause}; it is restarted"
+            _log.warning("the model's process ended: %s", cause)
             await self._pool.stop(_ID)
-            await anyio.sleep_until(failures.add(self._restarts, now=clock.now()).at)
+            await anyio.sleep_until(self._pool.failed(_ID, "model", cause).at)
 
-    async def _until_it_hangs(self) -> Cause:
+    async def _lose_if_it_hangs(self) -> None:
         """Wait until the process answers, and then until it does not; the pool itself notices its end."""
         while not await self._routes.is_answered():  # noqa: ASYNC110 - another process listens
             await anyio.sleep(_POLL_S)
@@ -123,4 +117,4 @@ class _ModelProcess:
                 if await self._routes.is_answered():
                     last_s = clock.now()
                 await anyio.sleep(_PROBE_S)
-        return Cause(CauseKind.UNRESPONSIVE, f"it did not answer for {HANGS_S:g} s")
+        self._pool.lose(_ID, Cause(CauseKind.UNRESPONSIVE, f"it did not answer for {HANGS_S:g} s"))

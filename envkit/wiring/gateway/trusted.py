@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,9 +23,8 @@ import anyio
 from envkit import clock
 from envkit.config.serving import ServeConfig
 from envkit.errors import ForbiddenError, OptionError, UnknownEnvError, UsageError
-from envkit.fleet import FleetHost, HeartbeatTimes, WorkerClient
-from envkit.fleet.host import WorkerKind
-from envkit.fleet.routing import Offenders
+from envkit.fleet import FleetHost, WorkerClient, WorkerStart
+from envkit.fleet.suspects import Offenders
 from envkit.http.api.app import App, create_app
 from envkit.http.auth.caller import Caller
 from envkit.http.auth.sandbox_policy import SandboxPolicy
@@ -38,9 +37,9 @@ from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.node import Node
 from envkit.sandbox.process.backend import ProcessBackend
 from envkit.sandbox.transfer import tar_stream
-from envkit.types import SandboxSpec, Task
+from envkit.types import SandboxSpec, Task, TenantKey
 from envkit.wiring import environments
-from envkit.wiring.gateway.env_workers import NO_WORKER_TIMEOUT_S
+from envkit.wiring.gateway.env_workers import NO_WORKER_TIMEOUT_S, connector
 from envkit.wiring.judge import open_judge
 from envkit.wiring.sandboxes import env_sandboxes
 
@@ -86,6 +85,51 @@ class TrustedEnvs:
         return env_id in self.allowed
 
 
+@dataclass(frozen=True, slots=True)
+class RoutedHosts(EnvHost):
+    """Plays each environment in the trusted worker or in sandboxes.
+
+    Attributes:
+        fleet: Host whose workers are sandboxes.
+        trusted: Host of the trusted worker; None if no environment needs it.
+        is_trusted: Returns whether `trusted` must play the environment with this id; raises an error to refuse it.
+    """
+
+    fleet: EnvHost
+    trusted: EnvHost | None
+    is_trusted: Callable[[str], bool]
+
+    @property
+    def capacity(self) -> int:
+        return self.fleet.capacity + (0 if self.trusted is None else self.trusted.capacity)
+
+    @property
+    def why_unready(self) -> str:
+        return self.fleet.why_unready
+
+    def lease(self, task: Task) -> AbstractAsyncContextManager[Episode]:
+        return self._host_of(task.env_id).lease(task)
+
+    def lease_as(self, key: TenantKey, task: Task) -> AbstractAsyncContextManager[Episode]:
+        return self._host_of(task.env_id).lease_as(key, task)
+
+    def partition_of(self, env_id: str, tenant: str) -> tuple[str, int]:
+        name, slots = self._host_of(env_id).partition_of(env_id, tenant)
+        return ("environments with tools" if self.is_trusted(env_id) else name), slots
+
+    def resumable_task(self, key: TenantKey) -> Task | None:
+        return self.fleet.resumable_task(key)
+
+    def resumable_keys(self) -> Sequence[TenantKey]:
+        return self.fleet.resumable_keys()
+
+    def _host_of(self, env_id: str) -> EnvHost:
+        if not self.is_trusted(env_id):
+            return self.fleet
+        assert self.trusted is not None
+        return self.trusted
+
+
 def refuse_operator_options(task: Task) -> None:
     """Reject a task of a client that has options which only the operator sets.
 
@@ -122,34 +166,35 @@ async def trusted_host(config: ServeConfig, pool: Pool, offenders: Offenders) ->
                 pass
         except UsageError as error:
             raise UsageError(f"envs.judge: {error}") from None
-    limits, liveness, capacity = config.limits, config.liveness, config.envs.tool_episodes
+    capacity = config.envs.tool_episodes
     async with AsyncExitStack() as parts:
         backend = await parts.enter_async_context(ProcessBackend())
         workers = await parts.enter_async_context(
-            Pool([Node("trusted", backend)], liveness_times=env_sandboxes.liveness_times(liveness))
+            Pool(
+                [Node("trusted", backend)],
+                liveness_times=env_sandboxes.liveness_times(config.liveness),
+                restarts=config.restarts.limit(),
+            )
         )
 
-        async def opened(kind: WorkerKind, slots: int, suspects: FleetHost | None = None) -> FleetHost:
-            prefix = f"{_PREFIX}{kind}-"
+        async def start(name: str, slots: int) -> WorkerStart:
+            prefix = f"{_PREFIX}{name}-"
             address = await parts.enter_async_context(_serve_pool(pool, prefix))
-            host = FleetHost(
-                workers,
-                _worker_spec(slots, address, config.envs.judge),
-                partial(_connect, config, pool, prefix),
-                kind=kind,
-                workers=1,
-                slots_per_sandbox=slots,
-                restarts=config.restarts.limit(),
-                heartbeat=HeartbeatTimes(liveness.interval_s, liveness.lost_s, limits.step_timeout_s),
-                wait_timeout_s=NO_WORKER_TIMEOUT_S,
-                offenders=offenders,
-                replayable=environments.is_replayable,
-                suspects=suspects,
-            )
-            return await parts.enter_async_context(host)
+            return WorkerStart(_worker_spec(slots, address, config.envs.judge), partial(_connect, config, pool, prefix))
 
-        suspects = await opened("suspect", 1) if capacity > 1 else None
-        yield await opened("trusted", capacity, suspects)
+        host = FleetHost(
+            workers,
+            await start("trusted", capacity),
+            extra_start=await start("extra", 1),  # so that its end stops no sandboxes of the other worker
+            workers=1,
+            slots_per_sandbox=capacity,
+            on_demand=True,
+            longest_step_s=config.limits.step_timeout_s,
+            wait_timeout_s=NO_WORKER_TIMEOUT_S,
+            replayable=environments.is_replayable,
+            offenders=offenders,
+        )
+        yield await parts.enter_async_context(host)
 
 
 def _worker_spec(slots: int, address: str, judge: str | None) -> SandboxSpec:
@@ -163,9 +208,7 @@ def _worker_spec(slots: int, address: str, judge: str | None) -> SandboxSpec:
 @asynccontextmanager
 async def _connect(config: ServeConfig, pool: Pool, prefix: str, sandbox: Sandbox) -> AsyncIterator[WorkerClient]:
     """Open a client of a worker. When the worker ends, stop the sandboxes of its environments."""
-    limits = config.limits
-    slow_s = max(limits.reset_timeout_s, limits.grade_timeout_s)
-    async with env_sandboxes.connect(limits.step_timeout_s, sandbox, slow_timeout_s=slow_s) as client:
+    async with connector(config)(sandbox) as client:
         try:
             yield client
         finally:

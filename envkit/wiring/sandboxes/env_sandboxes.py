@@ -13,8 +13,7 @@ import anyio
 from envkit.config import LivenessSection
 from envkit.config.parts import BuiltInSandboxSection, SandboxSection
 from envkit.errors import UnknownEnvError, UnreachableError
-from envkit.fleet import FleetHost, HeartbeatTimes, WorkerClient
-from envkit.fleet.host import WorkerKind
+from envkit.fleet import FleetHost, WorkerClient, WorkerStart
 from envkit.http.client.env_client import EnvClient
 from envkit.protocols import EnvHost, Episode, Sandbox, SandboxBackend
 from envkit.registry import ENTRY_POINT_GROUP
@@ -77,7 +76,7 @@ async def sandbox_host(
                 others = await parts.enter_async_context(opening)
             yield with_tools if others is None else _ByEnv(tools.env_ids, with_tools, others)
         return
-    sandboxes, liveness = section.count, section.liveness
+    sandboxes = section.count
     if section.kind == "none":
         announce(f"sandbox: none, {sandboxes * slots_per_sandbox} episodes at once in this process")
         async with environments.slots(sandboxes * slots_per_sandbox) as host:
@@ -86,32 +85,26 @@ async def sandbox_host(
     async with AsyncExitStack() as parts:
         context = SandboxContext(section=section, announce=announce)
         backend: SandboxBackend = await open_part(parts, "sandboxes", section.kind, context)
-        pool = await parts.enter_async_context(
-            Pool([Node("here", backend)], liveness_times=liveness_times(section.liveness))
+        pool = Pool(
+            [Node("here", backend)],
+            liveness_times=liveness_times(section.liveness),
+            restarts=section.restarts.limit(),
         )
-
-        async def opened(kind: WorkerKind, workers: int, slots: int, suspects: FleetHost | None = None) -> FleetHost:
-            host = FleetHost(
-                pool,
-                env_sandbox_spec(
-                    slots,
-                    in_image=getattr(backend, "in_image", False),
-                    sees_data=backend.capabilities()["isolation"],
-                ),
-                partial(connect, call_timeout_s, slow_timeout_s=slow_timeout_s),
-                kind=kind,
-                workers=workers,
-                slots_per_sandbox=slots,
-                restarts=section.restarts.limit(),
-                ends_when_spent=True,
-                heartbeat=HeartbeatTimes(liveness.interval_s, liveness.lost_s, call_timeout_s),
-                replayable=environments.is_replayable,
-                suspects=suspects,
-            )
-            return await parts.enter_async_context(host)
-
-        suspects = await opened("suspect", 1, 1) if slots_per_sandbox > 1 else None
-        yield await opened("shared", sandboxes, slots_per_sandbox, suspects)
+        spec = env_sandbox_spec(
+            slots_per_sandbox,
+            in_image=getattr(backend, "in_image", False),
+            sees_data=backend.capabilities()["isolation"],
+        )
+        fleet = FleetHost(
+            await parts.enter_async_context(pool),
+            WorkerStart(spec, partial(connect, call_timeout_s, slow_timeout_s=slow_timeout_s)),
+            workers=sandboxes,
+            slots_per_sandbox=slots_per_sandbox,
+            ends_when_spent=True,
+            longest_step_s=call_timeout_s,
+            replayable=environments.is_replayable,
+        )
+        yield await parts.enter_async_context(fleet)
 
 
 @dataclass(frozen=True, slots=True)

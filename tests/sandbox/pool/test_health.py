@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 
 import anyio
+import anyio.lowlevel
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -220,35 +221,41 @@ def test_a_sandbox_that_its_programs_keep_from_answering_is_lost_by_the_agent(re
     run(main)
 
 
-def test_an_owner_adds_a_check_to_the_monitor_of_its_sandbox() -> None:
+def test_the_check_of_an_owner_is_a_part_of_each_probe() -> None:
+    async def answer_for_a_while(lost_s: float) -> None:
+        assert lost_s == WATCH.lost_s
+        if clock.now() > 5:
+            await anyio.sleep_forever()
+
+    async def fail(lost_s: float) -> None:
+        raise ZeroDivisionError
+
+    async def find_lost(lost_s: float) -> None:
+        raise SandboxLostError("c", cause("server hung"))
+
+    async def answer(lost_s: float) -> None:
+        await anyio.lowlevel.checkpoint()
+
     async def main() -> None:
         async with opened() as (pool, _):
             ended: list[str] = []
 
-            async def find_it_hung() -> Cause:
-                await anyio.sleep(5)
-                return cause("server hung")
-
-            async def fail() -> Cause:
-                raise ZeroDivisionError
-
-            async def find_nothing() -> Cause:
-                await anyio.sleep_forever()
-                return cause("never")
-
             def report(id: str, cause: Cause) -> None:
-                ended.append(f"{id}: {cause}")
+                ended.append(f"{clock.now():g} {id}: {cause}")
 
-            for id, check in (("a", find_it_hung), ("b", fail), ("c", find_nothing)):
+            for id, check in (("a", answer_for_a_while), ("b", fail), ("c", find_lost), ("d", answer)):
                 await pool.create(id, SPEC)
                 pool.watch(id, check, partial(report, id))
-            await anyio.sleep(1)
-            await pool.stop("c")
-            assert str(await pool.get("a").wait()) == "server hung"
-            assert clock.now() == 5
-            with pytest.raises(SandboxLostError, match="a lost: server hung"):
-                pool.get("a")
-            assert ended == ["b: ZeroDivisionError: ", "c: stopped", "a: server hung"]
+            assert str(await pool.get("a").wait()) == "env server did not answer for 4 s"
+            with pytest.raises(SandboxLostError, match="a lost: env server did not answer"):
+                pool.watch("a", answer, partial(report, "a"))
+            pool.lose("d", cause("its owner says so"))
+            assert ended == [
+                "1 b: ZeroDivisionError: ",
+                "1 c: server hung",
+                "9 a: env server did not answer for 4 s",
+                "9 d: its owner says so",
+            ]
 
     run(main)
 

@@ -9,16 +9,17 @@ from envkit import clock, registry
 from envkit.config.serving import ServeConfig
 from envkit.environments.tasks.prepared import lease_prepared
 from envkit.errors import ForbiddenError, UsageError
-from envkit.fleet.routing import Offenders
+from envkit.fleet.suspects import Offenders
 from envkit.protocols import Sandbox
 from envkit.registry import register
 from envkit.restarts import RestartBudget
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.node import Node
 from envkit.sandbox.process.backend import ProcessBackend
-from envkit.types import SandboxSpec
+from envkit.types import SandboxSpec, Task
 from envkit.wiring.env_server import _resources
-from envkit.wiring.gateway.trusted import TrustedEnvs, trusted_host
+from envkit.wiring.gateway.trusted import RoutedHosts, TrustedEnvs, trusted_host
+from tests.echoes import Worker, fleet_of
 from tests.http.envs import serving, slots
 from tests.http.pools import pool_of
 from tests.sandbox.fake.backend import FakeBackend
@@ -57,6 +58,33 @@ def test_an_invalid_judge_is_refused_when_the_server_starts() -> None:
                     pass
 
     clock.run(main)
+
+
+def test_environments_with_needs_are_played_by_the_trusted_worker_which_keeps_running() -> None:
+    def is_trusted(env_id: str) -> bool:
+        if env_id == "Refused-v0":
+            raise ForbiddenError("not in the list")
+        return env_id == "Tooled-v0"
+
+    async def main() -> None:
+        fleet = fleet_of(Worker("shared"), slots_per_sandbox=9)
+        trusted = fleet_of(Worker("trusted"), slots_per_sandbox=4, on_demand=True)
+        async with fleet, trusted:
+            routed = RoutedHosts(fleet, trusted, is_trusted)
+            assert routed.capacity == 13
+            assert routed.partition_of("Tooled-v0", "") == ("environments with tools", 4)
+            assert routed.partition_of("Light-v0", "") == ("environments", 9)
+            assert not trusted.pool.views()
+            for _ in range(2):
+                for env_id, worker in (("Tooled-v0", "trusted"), ("Light-v0", "shared")):
+                    async with routed.lease(Task(env_id, 1)) as episode:
+                        await episode.reset()
+                        assert (await episode.step("go")).info == {"worker": worker}
+                await anyio.sleep(5)
+            with pytest.raises(ForbiddenError):
+                routed.lease(Task("Refused-v0", 1))
+
+    clock.run(main, virtual=True)
 
 
 def test_a_worker_that_is_stopped_removes_its_snapshots_from_the_server() -> None:

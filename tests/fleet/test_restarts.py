@@ -7,7 +7,6 @@ import pytest
 
 from envkit import clock
 from envkit.errors import EnvkitError, SandboxStartError
-from envkit.fleet.host import WorkerKind
 from envkit.restarts import RestartBudget
 from tests.causes import cause
 from tests.fleet.fleets import TASK, FakeSessionStore, ScriptedFleet, ScriptedPool, WorkerStarter, play, run
@@ -15,9 +14,9 @@ from tests.keys import key
 from tests.sandbox.pool.pools import past_events
 
 
-def with_store(sessions: FakeSessionStore, *, slots_per_sandbox: int = 2, kind: WorkerKind = "shared") -> ScriptedFleet:
+def with_store(sessions: FakeSessionStore, *, slots_per_sandbox: int = 2) -> ScriptedFleet:
     pool = ScriptedPool(WorkerStarter().start)
-    return ScriptedFleet(pool, workers=1, slots_per_sandbox=slots_per_sandbox, kind=kind, session_store=sessions)
+    return ScriptedFleet(pool, workers=1, slots_per_sandbox=slots_per_sandbox, session_store=sessions)
 
 
 def test_a_worker_whose_budget_is_spent_is_restarted_when_the_oldest_failure_leaves_the_window() -> None:
@@ -29,9 +28,9 @@ def test_a_worker_whose_budget_is_spent_is_restarted_when_the_oldest_failure_lea
                 starter.workers[-1].die("killed by signal 9")
                 await anyio.sleep(10)
             assert (starter.starts, host.waiting, host.capacity) == ([0, 1, 12], 1, 2)
-            spent = "restart budget spent (2 in 100 s); next restart in 80 s"
+            spent = "restart budget spent (2 in 100 s); next restart: in 80 s"
             (alert,) = (event.text for event in await past_events(host.pool) if event.kind == "restarts")
-            assert alert.startswith(f"environment workers: {spent}; last failure: sandbox :envs-shared-")
+            assert alert.startswith(f"environment workers: {spent}; last cause: sandbox :envs-shared-")
             assert alert.endswith(" lost: killed by signal 9")
             with pytest.raises(SandboxStartError, match=r"for 30 s; last failure: .* killed by signal 9"):
                 async with host.lease(TASK):
