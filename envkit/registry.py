@@ -49,7 +49,6 @@ class EnvSpec:
         compact_options: Options that give the shortest observations, for policies trained from scratch.
         replayable: Whether task and actions alone determine the observations. envkit then restores a lost episode by
             repeating its actions.
-        is_shareable: Whether many episodes may run in one process. If not, a fleet runs each in a separate sandbox.
         vector_entry_point: ``"module:Class"`` or a callable, or None. Called with ``num_envs``, ``autoreset`` and the
             options, it returns a ``gymnasium.vector.VectorEnv`` equivalent to ``num_envs`` single environments.
         needs: What the entry point gets in addition to the options: ``"sandbox"`` passes an
@@ -91,7 +90,6 @@ class EnvSpec:
     splits: tuple[str, ...] = ()
     compact_options: Options = field(default_factory=dict)
     replayable: bool = True
-    is_shareable: bool = True
     vector_entry_point: str | Callable[..., Any] | None = None
     needs: frozenset[str] = frozenset()
     players: Mapping[str, str | Callable[..., Any]] = field(default_factory=dict)

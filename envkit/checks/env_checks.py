@@ -213,8 +213,6 @@ def expert_solves(env: EnvUnderTest) -> str:
 
 
 def steps_do_not_block(env: EnvUnderTest) -> str:
-    if not env.spec.is_shareable:
-        raise SkippedCheckError("each episode runs in its own sandbox (is_shareable=False)")
     played = env.episodes[0]
     if not played.actions:
         raise SkippedCheckError("no step was played")
@@ -224,7 +222,7 @@ def steps_do_not_block(env: EnvUnderTest) -> str:
         raise FailedCheckError(
             f"a step blocks its thread for {longest_s * 1000:.0f} ms (limit {MAX_BLOCK_S * 1000:g} ms) and stops "
             "all other episodes; await in an AsyncEnv instead (anyio.sleep; anyio.to_thread.run_sync for blocking "
-            "calls), or register an environment with long computations with is_shareable=False"
+            "calls), or serve an environment with long computations with as many sandboxes as episodes"
         )
     return f"at most {longest_s * 1000:.3f} ms a step"
 
