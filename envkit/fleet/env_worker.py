@@ -166,9 +166,9 @@ class EnvWorker:
         self.is_computing = True
         await self._client.heartbeat()
 
-    def slot(self, task: Task, id: str) -> WorkerSlot:
-        """Return a slot for an episode of `task`. If the server has an episode with this id and task, resume it."""
-        return WorkerSlot(self, self._client.lease(task, id=id))
+    def lease(self, task: Task, id: str) -> AbstractAsyncContextManager[Episode]:
+        """Lease an episode from the server; see `WorkerClient.lease`."""
+        return self._client.lease(task, id=id)
 
     def end(self, cause: Cause) -> None:
         """Record that the worker has ended, and end all calls in progress. Calling `end` again has no effect."""
@@ -228,15 +228,3 @@ class EnvWorker:
                 yield
             finally:
                 self._calls.discard(scope)
-
-
-class WorkerSlot(NamedTuple):
-    """A slot in a worker for one episode.
-
-    Attributes:
-        worker: The worker.
-        lease: Lease of the episode on the worker's server. Entering it may already reset the environment.
-    """
-
-    worker: EnvWorker
-    lease: AbstractAsyncContextManager[Episode]

@@ -14,18 +14,17 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from envkit.errors import CapacityError, EnvkitError, SandboxLostError, SandboxStartError, UnreachableError
-from envkit.fleet.env_worker import EnvWorker, LostDuringCallError, WorkerLostError, WorkerSlot
+from envkit.fleet.env_worker import EnvWorker, LostDuringCallError, WorkerLostError
 from envkit.fleet.suspects import Suspicion
 from envkit.protocols import Episode
 from envkit.types import JSON, Observation, Reset, Step
 
 T = TypeVar("T")
 
-OpenSlot: TypeAlias = Callable[[bool], AbstractAsyncContextManager[WorkerSlot]]
-"""Waits for a slot in a healthy worker, and holds the slot for the duration of the block.
-
-The argument is whether the worker must have only one slot.
-"""
+Slot: TypeAlias = tuple[EnvWorker, AbstractAsyncContextManager[Episode]]
+"""A worker with a free slot, and a lease of an episode on its server, which may reset the environment when entered."""
+OpenSlot: TypeAlias = Callable[[bool], AbstractAsyncContextManager[Slot]]
+"""Holds a slot for the duration of the block, after a wait. The argument is whether the worker must have only one."""
 
 REBUILDS = 3
 """Default of the maximum number of rebuilds per episode."""

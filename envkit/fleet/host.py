@@ -13,8 +13,8 @@ import anyio
 
 from envkit import clock
 from envkit.errors import CapacityError, EnvkitError, SandboxError, SandboxLostError, SandboxStartError
-from envkit.fleet.env_worker import EnvWorker, WorkerLostError, WorkerSlot, WorkerStart, connect_when_serving
-from envkit.fleet.episode import REBUILDS, EpisodeTally, FleetEpisode
+from envkit.fleet.env_worker import EnvWorker, WorkerLostError, WorkerStart, connect_when_serving
+from envkit.fleet.episode import REBUILDS, EpisodeTally, FleetEpisode, Slot
 from envkit.fleet.ledger import LeaseLedger, SessionRecord
 from envkit.fleet.slots import Slots
 from envkit.fleet.suspects import Offenders, Suspicion
@@ -177,7 +177,7 @@ class FleetHost(EnvHost):
         return next(((worker, record) for worker in found if record is not None), None)
 
     @asynccontextmanager
-    async def _open_slot(self, task: Task, key: TenantKey | None, alone: bool) -> AsyncIterator[WorkerSlot]:
+    async def _open_slot(self, task: Task, key: TenantKey | None, alone: bool) -> AsyncIterator[Slot]:
         """Hold a slot in a worker for the duration of the block.
 
         Args:
@@ -203,7 +203,7 @@ class FleetHost(EnvHost):
         try:
             if store is not None and key is not None:
                 await store.record(key, SessionRecord(worker.sandbox.id, id, task))
-            yield worker.slot(task, id)
+            yield worker, worker.lease(task, id)
         finally:
             try:
                 if store is not None and key is not None:
