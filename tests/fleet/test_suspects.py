@@ -14,6 +14,7 @@ from envkit import clock
 from envkit.errors import SandboxLostError, UnreachableError
 from envkit.fleet.ledger import SessionRecord
 from envkit.protocols import Episode
+from envkit.sandbox.pool.node import Capacity
 from envkit.types import Reset, Step, Task
 from tests.echoes import Echo, Worker, fleet_of
 from tests.fleet.fleets import FakeSessionStore, ScriptedFleet, run
@@ -296,5 +297,25 @@ def test_a_loss_during_a_split_step_is_the_first_of_two(is_cut_off: bool) -> Non
                 with pytest.raises(SandboxLostError, match=f"lost: {TWICE}"):
                     await episode.step("boom")
             assert (host.lost, host.episodes.void) == (2, 1)
+
+    run(main)
+
+
+def test_without_capacity_for_an_extra_worker_a_suspect_call_is_repeated_in_a_shared_one() -> None:
+    async def main() -> None:
+        workers = deadly_workers(2)
+        async with fleet_of(*workers, at_once=2, slots_per_sandbox=2, wait_timeout_s=5) as host:
+            host.pool.node.capacity = Capacity(sandboxes=1)
+            async with host.lease(Task("Echo-v0", 1)) as episode:
+                await episode.reset()
+                (playing,) = (worker for worker in workers if worker.playing)
+                playing.step_s = 1
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(episode.step, "one")
+                    await anyio.sleep(0.5)
+                    playing.die(KILLED)
+                assert 5 < clock.now() < 6
+                assert (await episode.step("two")).observation.text == "1 one two"
+            assert (host.lost, host.episodes.rebuilt, host.episodes.void) == (1, 1, 0)
 
     run(main)
