@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import anyio
@@ -13,9 +13,12 @@ from msgspec import Raw
 from envkit import clock
 from envkit.errors import SandboxLostError, UnreachableError
 from envkit.fleet.ledger import SessionRecord
+from envkit.fleet.suspects import FREE_LOSSES, Offenders
 from envkit.protocols import Episode
+from envkit.restarts import RestartBudget
 from envkit.sandbox.pool.node import Capacity
-from envkit.types import Reset, Step, Task
+from envkit.types import Reset, SandboxState, Step, Task
+from tests.causes import cause
 from tests.echoes import Echo, Worker, fleet_of
 from tests.fleet.fleets import FakeSessionStore, ScriptedFleet, run
 from tests.keys import key
@@ -301,21 +304,118 @@ def test_a_loss_during_a_split_step_is_the_first_of_two(is_cut_off: bool) -> Non
     run(main)
 
 
-def test_without_capacity_for_an_extra_worker_a_suspect_call_is_repeated_in_a_shared_one() -> None:
+def playing_in(workers: list[DeadlyWorker]) -> DeadlyWorker:
+    (playing,) = (worker for worker in workers if worker.playing and not worker.died.is_set())
+    return playing
+
+
+async def lose_during(step: Callable[[str], Awaitable[Step]], action: str, *victims: DeadlyWorker) -> None:
+    """Play a step of a second, and kill workers in the middle of it."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(step, action)
+        await anyio.sleep(0.5)
+        for worker in victims:
+            worker.die(KILLED)
+
+
+def test_an_episode_returns_from_the_extra_worker_of_a_suspect_call_which_then_ends() -> None:
     async def main() -> None:
-        workers = deadly_workers(2)
-        async with fleet_of(*workers, at_once=2, slots_per_sandbox=2, wait_timeout_s=5) as host:
+        workers = deadly_workers(3, step_s=1)
+        async with fleet_of(*workers, slots_per_sandbox=2) as host, host.lease(Task("Echo-v0", 1)) as episode:
+            await episode.reset()
+            await lose_during(episode.step, "one", workers[0])
+            await anyio.sleep(1)
+            live = [view.id[:13] for view in host.pool.views() if view.state is SandboxState.LEASED]
+            assert live == [":envs-shared-"]
+            assert (await episode.step("two")).observation.text == "1 one two"
+            assert (host.lost, host.episodes.rebuilt) == (1, 1)
+
+    run(main)
+
+
+def test_an_isolated_episode_plays_on_alone_after_a_loss() -> None:
+    async def main() -> None:
+        offenders = Offenders(RestartBudget())
+        for _ in range(FREE_LOSSES):
+            offenders.record("", "Echo-v0", cause(KILLED))
+        workers = deadly_workers(4, step_s=1)
+        fleet = fleet_of(*workers, slots_per_sandbox=2, offenders=offenders, isolated=1)
+        async with fleet, fleet.lease(Task("Echo-v0", 1)) as episode:
+            await episode.reset()
+            await lose_during(episode.step, "one", playing_in(workers))
+            await episode.step("two")
+            assert (workers[0].playing, playing_in(workers)) == (0, workers[2])
+            playing_in(workers).die(KILLED)
+            await anyio.sleep(0.5)
+            await episode.step("three")
+            assert (workers[0].playing, playing_in(workers)) == (0, workers[3])
+
+    run(main)
+
+
+def test_without_capacity_for_an_extra_worker_a_suspect_call_is_repeated_in_a_shared_one_without_guilt() -> None:
+    async def main() -> None:
+        workers = deadly_workers(3, step_s=1)
+        async with fleet_of(*workers, at_once=3, slots_per_sandbox=2, wait_timeout_s=5) as host:
             host.pool.node.capacity = Capacity(sandboxes=1)
             async with host.lease(Task("Echo-v0", 1)) as episode:
                 await episode.reset()
-                (playing,) = (worker for worker in workers if worker.playing)
-                playing.step_s = 1
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(episode.step, "one")
                     await anyio.sleep(0.5)
-                    playing.die(KILLED)
-                assert 5 < clock.now() < 6
+                    playing_in(workers).die(KILLED)
+                    await anyio.sleep(5.6)  # it is repeated after 5 s
+                    playing_in(workers).die(KILLED)
                 assert (await episode.step("two")).observation.text == "1 one two"
-            assert (host.lost, host.episodes.rebuilt, host.episodes.void) == (1, 1, 0)
+            assert (host.lost, host.episodes.rebuilt, host.episodes.void) == (2, 2, 0)
+
+    run(main)
+
+
+def test_an_episode_is_void_when_two_of_its_workers_hang_even_in_different_steps() -> None:
+    async def main() -> None:
+        workers = deadly_workers(5, step_s=1)
+        async with fleet_of(*workers, slots_per_sandbox=2) as host, host.lease(Task("Echo-v0", 1)) as episode:
+            await episode.reset()
+            await hang_during(episode.step, "one", workers)
+            assert (await episode.step("two")).observation.text == "1 one two"
+            with pytest.raises(SandboxLostError, match="did not answer for 4 s"):
+                await hang_during(episode.step, "three", workers)
+            assert (host.lost, host.episodes.void) == (2, 1)
+
+    run(main)
+
+
+async def hang_during(step: Callable[[str], Awaitable[Step]], action: str, workers: list[DeadlyWorker]) -> None:
+    async with clock.background_tasks() as tasks:
+
+        async def hang() -> None:
+            await anyio.sleep(0.5)
+            playing_in(workers).hangs = True
+
+        tasks.start_soon(hang)
+        await step(action)
+
+
+def test_attributed_losses_neither_use_up_the_restart_budget_nor_wait_for_it() -> None:
+    async def main() -> None:
+        workers = deadly_workers(9)
+        budget = RestartBudget(restarts=1, window_s=100)
+        async with fleet_of(*workers, slots_per_sandbox=2, restarts=budget) as host:
+
+            async def poison() -> None:
+                async with host.lease(Task("Echo-v0", DEADLY)) as episode:
+                    await episode.reset()
+                    with pytest.raises(SandboxLostError, match=TWICE):
+                        await episode.step("boom")
+
+            await poison()
+            await anyio.sleep(1)
+            next(worker for worker in workers[1:] if not worker.died.is_set()).die(KILLED)  # uses up the budget
+            await anyio.sleep(1)
+            await poison()
+            async with host.lease(Task("Echo-v0", 1)) as episode:
+                await episode.reset()
+            assert clock.now() < 4
 
     run(main)
