@@ -54,7 +54,6 @@ class FleetHost(EnvHost):
         extra: Maximum number of extra workers.
         extra_start: How to start an extra worker; None means `start`.
         offenders: Counts the losses attributed to each environment of each tenant; None to count none.
-        isolated: Maximum number of isolated episodes; 0 to isolate none.
 
     Attributes:
         lost: Number of workers that were lost after they had been healthy.
@@ -81,22 +80,18 @@ class FleetHost(EnvHost):
         extra: int = 1,
         extra_start: WorkerStart | None = None,
         offenders: Offenders | None = None,
-        isolated: int = 0,
     ) -> None:
         if workers < 1 or slots_per_sandbox < 1:
             raise ValueError(f"workers and slots_per_sandbox must be at least 1, got {workers} and {slots_per_sandbox}")
         self._pool = pool
         self._workers = workers
-        self._on_demand = on_demand
         self._ends_when_spent = ends_when_spent
         self._longest_step_s = longest_step_s
         self._start_timeout_s = start_timeout_s
-        self._wait_timeout_s = wait_timeout_s
         self._replayable = replayable
         self._session_store = session_store
         self._max_extra = extra
         self._offenders = offenders
-        self._isolated = isolated
         self._left_running: list[str] = []
         self._untried: set[int] = set()
         self._all_tried = anyio.Event()
@@ -120,8 +115,8 @@ class FleetHost(EnvHost):
         return f"no environment sandbox has been healthy for {clock.now() - self._shared.empty_since:.0f} s"
 
     def partition_of(self, env_id: str, tenant: str) -> tuple[str, int]:
-        if self._is_isolated(env_id, tenant):
-            return "environments in their own sandboxes", self._isolated
+        if self._offenders is not None and self._offenders.is_isolated(tenant, env_id):
+            return "environments in their own sandboxes", self._offenders.max_isolated
         return "environments", self.capacity
 
     def lease(self, task: Task) -> FleetEpisode:
@@ -157,17 +152,16 @@ class FleetHost(EnvHost):
     def _episode(self, task: Task, key: TenantKey | None) -> FleetEpisode:
         tenant = "" if key is None else key.tenant
         is_resumed = key is not None and self.resumable_task(key) == task
-        suspicion = Suspicion(
-            # Actions of a previous server process cannot be replayed.
-            REBUILDS if self._replayable(task.env_id) and not is_resumed else 0,
-            is_isolated=not is_resumed and self._is_isolated(task.env_id, tenant),
-            on_attributed=None if self._offenders is None else partial(self._offenders.record, tenant, task.env_id),
-        )
+        rebuilds = REBUILDS if self._replayable(task.env_id) else 0
+        if is_resumed:
+            suspicion = Suspicion(0)  # actions of a previous server process cannot be replayed
+        elif self._offenders is None:
+            suspicion = Suspicion(rebuilds)
+        else:
+            is_isolated = self._offenders.is_isolated(tenant, task.env_id)
+            on_attributed = partial(self._offenders.record, tenant, task.env_id)
+            suspicion = Suspicion(rebuilds, is_isolated=is_isolated, on_attributed=on_attributed)
         return FleetEpisode(partial(self._open_slot, task, key), suspicion, self.episodes)
-
-    def _is_isolated(self, env_id: str, tenant: str) -> bool:
-        """Return whether new episodes of an environment are isolated; raise `EnvRejectedError` if they are rejected."""
-        return self._offenders is not None and self._offenders.is_isolated(tenant, env_id) and self._isolated > 0
 
     def _recorded(self, key: TenantKey | None) -> tuple[EnvWorker, SessionRecord] | None:
         """Return in which worker the recorded episode `key` runs; None without a record, or if the worker has ended."""
@@ -225,7 +219,7 @@ class FleetHost(EnvHost):
         try:
             for number in range(self._workers):
                 self._tasks.start_soon(self._keep, self._shared, number)
-            if not self._on_demand:
+            if not self._shared.on_demand:
                 await self._all_tried.wait()
                 if not self._shared.workers:
                     raise self._shared.failure
@@ -261,9 +255,9 @@ class FleetHost(EnvHost):
         An extra worker runs only as long as episodes need it.
         """
         # Let the host open with fewer workers: wait for capacity only after it was missing once.
-        wait_s = self._wait_timeout_s if slots.is_extra else None
+        wait_s = slots.timeout_s if slots.is_extra else None
         while slots.is_awaited or not slots.is_extra:
-            if self._on_demand:
+            if slots.on_demand:
                 await slots.demand()
             attributed = anyio.Event()
             try:

@@ -40,8 +40,8 @@ class Slots:
         self.running = 0
         self.failure: EnvkitError = SandboxStartError("fleet", "the fleet is not open")
         self.empty_since = 0.0
-        self._timeout_s = timeout_s
-        self._on_demand = on_demand
+        self.timeout_s = timeout_s
+        self.on_demand = on_demand
         self._waiting: deque[anyio.Event] = deque()
         """For each waiting episode, an event that is set when a slot may be free."""
         self._arrival = anyio.Event()
@@ -63,7 +63,7 @@ class Slots:
             EnvkitError: `failure`, if no worker runs any more.
             SandboxStartError: No worker became healthy in time.
         """
-        woken, began = anyio.Event(), clock.now() if self._on_demand else 0.0
+        woken, began = anyio.Event(), clock.now() if self.on_demand else 0.0
         self._waiting.append(woken)
         arrival, self._arrival = self._arrival, anyio.Event()
         arrival.set()
@@ -71,9 +71,9 @@ class Slots:
             while self._waiting[0] is not woken or (worker := self._free_worker()) is None:
                 if self.running == 0:
                     raise self.failure
-                deadline = math.inf if self.workers else max(self.empty_since, began) + self._timeout_s
+                deadline = math.inf if self.workers else max(self.empty_since, began) + self.timeout_s
                 if clock.now() >= deadline:
-                    waited = f"no healthy worker for {self._timeout_s:g} s"
+                    waited = f"no healthy worker for {self.timeout_s:g} s"
                     raise SandboxStartError("fleet", f"{waited}; last failure: {self.failure}")
                 with anyio.CancelScope(deadline=deadline):
                     await woken.wait()

@@ -33,9 +33,11 @@ class Offenders:
     Args:
         budget: `window_s` is how long a loss counts. `restarts` is how many losses beyond `FREE_LOSSES` are allowed
             before new episodes are rejected.
+        max_isolated: Maximum number of isolated episodes; 0 to isolate none.
     """
 
-    def __init__(self, budget: RestartBudget) -> None:
+    def __init__(self, budget: RestartBudget, *, max_isolated: int = 0) -> None:
+        self.max_isolated = max_isolated
         self._budget = budget
         self._losses: defaultdict[tuple[str, str], list[tuple[float, Cause]]] = defaultdict(list)
 
@@ -56,7 +58,7 @@ class Offenders:
         if len(recent) >= FREE_LOSSES + self._budget.restarts:
             wait_s = recent[0][0] + window_s - now
             raise EnvRejectedError(env_id, len(recent), window_s, str(recent[-1][1]), wait_s)
-        return len(recent) >= FREE_LOSSES
+        return self.max_isolated > 0 and len(recent) >= FREE_LOSSES
 
 
 class Suspicion:
@@ -73,7 +75,7 @@ class Suspicion:
     """
 
     def __init__(
-        self, rebuilds: int, *, is_isolated: bool, on_attributed: Callable[[Cause], None] | None = None
+        self, rebuilds: int, *, is_isolated: bool = False, on_attributed: Callable[[Cause], None] | None = None
     ) -> None:
         self.rebuilds = rebuilds
         self.is_isolated = is_isolated

@@ -20,7 +20,7 @@ BUDGET = RestartBudget(restarts=2, window_s=100)
 
 def test_losses_isolate_and_then_reject_one_environment_of_one_tenant_for_a_window() -> None:
     async def main() -> None:
-        offenders = Offenders(BUDGET)
+        offenders = Offenders(BUDGET, max_isolated=1)
         for count in range(FREE_LOSSES + BUDGET.restarts):
             assert offenders.is_isolated("ann", "Nasty-v0") is (count >= FREE_LOSSES)
             offenders.record("ann", "Nasty-v0", cause(KILLED))
@@ -40,7 +40,7 @@ def test_losses_isolate_and_then_reject_one_environment_of_one_tenant_for_a_wind
 
 def test_an_only_suspect_that_cannot_be_rebuilt_is_guilty() -> None:
     async def main() -> None:
-        offenders = Offenders(BUDGET)
+        offenders = Offenders(BUDGET, max_isolated=1)
         fleet = fleet_of(
             *deadly_workers(9), slots_per_sandbox=4, restarts=BUDGET, offenders=offenders, is_replayable=False
         )

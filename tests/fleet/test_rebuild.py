@@ -199,7 +199,7 @@ def test_each_of_a_thousand_episodes_in_dying_workers_is_finished_rebuilt_or_voi
 def test_isolated_episodes_play_alone_in_extra_workers_that_end_with_them() -> None:
     async def main() -> None:
         played_in: list[object] = []
-        offenders = Offenders(RestartBudget())
+        offenders = Offenders(RestartBudget(), max_isolated=2)
         for _ in range(FREE_LOSSES):
             offenders.record("", TASK.env_id, cause("killed by signal 9"))
 
@@ -211,9 +211,7 @@ def test_isolated_episodes_play_alone_in_extra_workers_that_end_with_them() -> N
 
         workers = [Worker(name) for name in ("shared", *"abcdef")]
         none = RestartBudget(restarts=0)
-        async with fleet_of(
-            *workers, slots_per_sandbox=9, restarts=none, offenders=offenders, extra=2, isolated=2
-        ) as fleet:
+        async with fleet_of(*workers, slots_per_sandbox=9, restarts=none, offenders=offenders, extra=2) as fleet:
             assert fleet.partition_of(TASK.env_id, "") == ("environments in their own sandboxes", 2)
             assert fleet.partition_of("Odd-v0", "") == ("environments", 9)
             for _ in range(3):

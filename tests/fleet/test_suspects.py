@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from typing import Any
 
 import anyio
 import pytest
@@ -309,7 +310,7 @@ def playing_in(workers: list[DeadlyWorker]) -> DeadlyWorker:
     return playing
 
 
-async def lose_during(step: Callable[[str], Awaitable[Step]], action: str, *victims: DeadlyWorker) -> None:
+async def lose_during(step: Callable[[str], Coroutine[Any, Any, Step]], action: str, *victims: DeadlyWorker) -> None:
     """Play a step of a second, and kill workers in the middle of it."""
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(step, action)
@@ -335,11 +336,11 @@ def test_an_episode_returns_from_the_extra_worker_of_a_suspect_call_which_then_e
 
 def test_an_isolated_episode_plays_on_alone_after_a_loss() -> None:
     async def main() -> None:
-        offenders = Offenders(RestartBudget())
+        offenders = Offenders(RestartBudget(), max_isolated=1)
         for _ in range(FREE_LOSSES):
             offenders.record("", "Echo-v0", cause(KILLED))
         workers = deadly_workers(4, step_s=1)
-        fleet = fleet_of(*workers, slots_per_sandbox=2, offenders=offenders, isolated=1)
+        fleet = fleet_of(*workers, slots_per_sandbox=2, offenders=offenders)
         async with fleet, fleet.lease(Task("Echo-v0", 1)) as episode:
             await episode.reset()
             await lose_during(episode.step, "one", playing_in(workers))
@@ -386,7 +387,9 @@ def test_an_episode_is_void_when_two_of_its_workers_hang_even_in_different_steps
     run(main)
 
 
-async def hang_during(step: Callable[[str], Awaitable[Step]], action: str, workers: list[DeadlyWorker]) -> None:
+async def hang_during(
+    step: Callable[[str], Coroutine[Any, Any, Step]], action: str, workers: list[DeadlyWorker]
+) -> None:
     async with clock.background_tasks() as tasks:
 
         async def hang() -> None:

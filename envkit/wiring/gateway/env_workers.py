@@ -53,9 +53,7 @@ def sandbox_count(config: ServeConfig, fleet_nodes: FleetNodes) -> int:
     return count
 
 
-def env_host(
-    config: ServeConfig, pool: Pool, fleet_nodes: FleetNodes, offenders: Offenders, *, count: int
-) -> FleetHost:
+def env_host(config: ServeConfig, pool: Pool, fleet_nodes: FleetNodes, *, count: int) -> FleetHost:
     """Return the host that plays episodes in `count` sandboxes of `pool`, and in extra ones."""
     slots = math.ceil(config.envs.capacity / count)
     return FleetHost(
@@ -68,8 +66,7 @@ def env_host(
         replayable=environments.is_replayable,
         session_store=fleet_nodes.ledger,
         extra=_EXTRA_SANDBOXES,
-        offenders=offenders,
-        isolated=_ISOLATED,
+        offenders=Offenders(config.restarts.limit(), max_isolated=_ISOLATED),
     )
 
 

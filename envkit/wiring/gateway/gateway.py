@@ -29,7 +29,6 @@ from envkit.config.serving import ServeConfig
 from envkit.errors import SandboxStartError, UsageError
 from envkit.fleet import FleetHost
 from envkit.fleet.alerts import log_events, log_rebuilds, send_alerts, warn_if_unreachable, watch_disks
-from envkit.fleet.suspects import Offenders
 from envkit.http.api.app import App, create_app
 from envkit.http.auth.localhost_only import is_loopback
 from envkit.http.auth.rate_limit import Rate
@@ -295,9 +294,8 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
         await stack.enter_async_context(pool)
         if taken := _alive(pool):
             _log.info("took over %d sandboxes of an earlier server", taken)
-        offenders = Offenders(config.restarts.limit())
         try:
-            fleet = await stack.enter_async_context(env_host(config, pool, fleet_nodes, offenders, count=count))
+            fleet = await stack.enter_async_context(env_host(config, pool, fleet_nodes, count=count))
         except SandboxStartError as error:
             if fleet_nodes.in_image and _lacks_envkit(error.cause):
                 raise UsageError(image_lacks(spec.image or GAMES_IMAGE, error.cause)) from None
@@ -309,7 +307,7 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
         await forget_lost_sessions(fleet_nodes.ledger, pool, fleet)
         trusted = None
         if trusted_envs.allowed:
-            trusted = await stack.enter_async_context(trusted_host(config, pool, offenders))
+            trusted = await stack.enter_async_context(trusted_host(config, pool))
             names = ", ".join(sorted(trusted_envs.allowed))
             announce(
                 f"trusted worker: {config.envs.tool_episodes} concurrent episodes with sandboxes as tools ({names})"

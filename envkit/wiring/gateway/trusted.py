@@ -149,13 +149,12 @@ def refuse_operator_options(task: Task) -> None:
 
 
 @asynccontextmanager
-async def trusted_host(config: ServeConfig, pool: Pool, offenders: Offenders) -> AsyncIterator[FleetHost]:
+async def trusted_host(config: ServeConfig, pool: Pool) -> AsyncIterator[FleetHost]:
     """Open the host of the trusted worker, which starts with its first episode.
 
     Args:
         config: The configuration.
         pool: Leases the sandboxes of the environments.
-        offenders: Counts the losses of the worker that are attributed to an episode.
 
     Raises:
         UsageError: `envs.judge` is invalid.
@@ -192,7 +191,7 @@ async def trusted_host(config: ServeConfig, pool: Pool, offenders: Offenders) ->
             longest_step_s=config.limits.step_timeout_s,
             wait_timeout_s=NO_WORKER_TIMEOUT_S,
             replayable=environments.is_replayable,
-            offenders=offenders,
+            offenders=Offenders(config.restarts.limit()),
         )
         yield await parts.enter_async_context(host)
 

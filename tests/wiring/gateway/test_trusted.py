@@ -9,10 +9,8 @@ from envkit import clock, registry
 from envkit.config.serving import ServeConfig
 from envkit.environments.tasks.prepared import lease_prepared
 from envkit.errors import ForbiddenError, UsageError
-from envkit.fleet.suspects import Offenders
 from envkit.protocols import Sandbox
 from envkit.registry import register
-from envkit.restarts import RestartBudget
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.node import Node
 from envkit.sandbox.process.backend import ProcessBackend
@@ -54,7 +52,7 @@ def test_an_invalid_judge_is_refused_when_the_server_starts() -> None:
     async def main() -> None:
         async with ProcessBackend() as backend, Pool([Node("here", backend)]) as pool:
             with pytest.raises(UsageError, match=r"envs\.judge: .*no-address"):
-                async with trusted_host(config(judge="no-address"), pool, Offenders(RestartBudget())):
+                async with trusted_host(config(judge="no-address"), pool):
                     pass
 
     clock.run(main)
