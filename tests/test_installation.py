@@ -64,7 +64,6 @@ NEEDS = [
     ("sandbox run --backend docker -- true", "docker", "docker"),
     ("image build games --offline", "docker", "docker"),
     ("serve --backend docker --port 0", "docker", "docker"),
-    ("serve --backend ray --port 0", "ray", "ray"),
     ("train lake.yaml", "torch", "train"),
     ("check lake.yaml", "torch", "train"),
     ("check lake.yaml --set tracking.to=[wandb]", "wandb", "wandb"),

@@ -1,15 +1,20 @@
-"""The environments that the servers of `bench_fleet.py` serve in addition to envkit's own."""
+"""The environments that the servers of benchmarks serve in addition to envkit's own."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
+import anyio
 import gymnasium
 
+from envkit.env import AsyncEnv
 from envkit.spaces import Utf8Text
+from envkit.types import Observation, Reset, Step
 
 ECHO = "BenchmarkEcho-v0"
+WAIT = "BenchmarkWait-v0"
 OPENENV_VARIABLE = "ENVKIT_BENCH_OPENENV"
 """Environment variable. With the value ``async``, OpenEnv's environment has async methods beside those of its guide."""
 REPLY_VARIABLE = "ENVKIT_BENCH_REPLY"
@@ -27,11 +32,25 @@ class Echo(gymnasium.Env[str, str]):
         return action, 0.0, False, False, {}
 
 
+class Wait(AsyncEnv):
+    """An environment whose steps wait 50 ms, as for a program or a model."""
+
+    async def reset(self, *, seed: int, options: Mapping[str, Any]) -> Reset:
+        return Reset(Observation(""), {})
+
+    async def step(self, action: str) -> Step:
+        await anyio.sleep(0.05)
+        return Step(Observation(action), 0.0, False, False, {})
+
+    async def close(self) -> None: ...
+
+
 def bring() -> None:
-    """Register `Echo`. This is the entry point of a package that `serving.py` creates."""
+    """Register `Echo` and `Wait`. This is the entry point of a package that `serving.py` creates."""
     from envkit import registry
 
     registry.register(ECHO, f"{__name__}:Echo")
+    registry.register(WAIT, f"{__name__}:Wait")
 
 
 def starlette() -> Any:

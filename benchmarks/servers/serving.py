@@ -79,6 +79,16 @@ async def gateway(*words: str, processor: int | None = None, python: str = sys.e
 
 
 @asynccontextmanager
+async def node(*words: str) -> AsyncIterator[Server]:
+    """Start ``envkit serve --node`` with the environments of `served.py`; `words` are further arguments."""
+    with TemporaryDirectory(prefix="envkit-bench-") as folder:
+        (port,) = free_ports(1)
+        command = [sys.executable, "-m", "envkit", "serve", "--node", f"--port={port}", *words]
+        async with _serving(command, _with_environments(Path(folder)), port, "/v1/health", None) as server:
+            yield server
+
+
+@asynccontextmanager
 async def uvicorn(
     app: str, *, package: str, variables: Mapping[str, str] | None = None, processor: int | None = None
 ) -> AsyncIterator[Server]:

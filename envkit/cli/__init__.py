@@ -20,7 +20,7 @@ from envkit.cli.environments.listing import list_envs
 from envkit.cli.environments.play import play
 from envkit.cli.environments.show import show
 from envkit.cli.exits import as_exit_code
-from envkit.cli.fleet import image, sandbox, token
+from envkit.cli.fleet import image, node, sandbox, token
 from envkit.cli.fleet.doctor import doctor
 from envkit.cli.fleet.serve import serve
 from envkit.cli.tables import echo
@@ -56,6 +56,7 @@ app.add_typer(sandbox.app, name="sandbox")
 app.add_typer(image.app, name="image")
 app.add_typer(model.app, name="model")
 app.add_typer(token.app, name="token")
+app.add_typer(node.app, name="node")
 app.add_typer(tasks.app, name="tasks")
 
 

@@ -14,7 +14,7 @@ from envkit.config import grammar
 from envkit.config.grammar import Count, Seconds, Section, UserPath
 from envkit.config.restarts import LivenessSection, RestartSection
 
-BackendKind = Literal["auto", "local", "docker", "process", "ray", "none"]
+BackendKind = Literal["auto", "local", "docker", "process", "nodes", "none"]
 """Kind of sandbox backend."""
 
 Profile = Literal["strict", "system"]
@@ -47,7 +47,7 @@ class ListenSection(Section):
 class NodeSection(Section):
     """Capacity of this machine. A sandbox counts with its limits, not with what it uses. A sandbox that would not fit
     even if no other sandbox ran is refused immediately. All sandboxes together have at most half of the machine's
-    processes and threads; one without a limit counts as 256. With the backend ray, each node reports its own capacity.
+    processes and threads; one without a limit counts as 256. Each of the `nodes` has its own capacity.
     """
 
     max_sandboxes: Count = 256
@@ -61,13 +61,17 @@ class NodeSection(Section):
     """Maximum sum of the disk limits in MiB; null for no maximum."""
 
 
-class RaySection(Section):
-    """Ray cluster, for the backend ray."""
+class NodeAddressSection(Section):
+    """A node: another machine that runs envkit serve --node. Others join by themselves (envkit serve --node --join)."""
 
-    address: Text = "auto"
-    """Address of the cluster's head node, such as 10.0.0.1:6379; auto uses RAY_ADDRESS or a cluster on this machine."""
-    kind: Literal["local", "docker"] = "local"
-    """Kind of sandbox on the nodes of the cluster."""
+    url: Text
+    """Address of the node, such as http://10.0.0.7:8000."""
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]{1,100}$")] | None = None
+    """Name of the node; null: host and port of its address."""
+    token_file: UserPath | None = None
+    """File with the token of the node: the file that its --token-file names. null: the node needs none."""
+    ca: UserPath | None = None
+    """PEM file with the certificates to trust for an https address, instead of those of the system."""
 
 
 class EnvsSection(Section):
@@ -80,7 +84,8 @@ class EnvsSection(Section):
     warm: Annotated[int, Field(ge=0)] = 1
     """Number of additional sandboxes that are ready to replace a lost sandbox."""
     image: Text | None = None
-    """Image with envkit installed, for the backend docker. null: envkit/games:1."""
+    """Image with envkit installed, for the backend docker and for nodes with Docker. null: envkit/games:1; on nodes, no
+    image: they run environments with the Python of this server's path."""
     memory_mib: Mib | None = None
     """Memory limit of one sandbox."""
     cpus: Annotated[float, Field(gt=0)] | None = None
@@ -187,15 +192,19 @@ class ServeConfig(Section):
         "liveness.suspect_s": "use liveness.lost_s, of which it is three eighths",
         "node.pids": "leave it out",
         "envs.max_dedicated_sandboxes": "leave it out",
+        "ray": "start envkit serve --node on each machine of the cluster, and set backend: nodes",
     }
 
     backend: BackendKind = "auto"
-    """local: bubblewrap. docker: Docker containers. process: child processes without isolation. ray: sandboxes on
-    the nodes of a Ray cluster. none: no sandboxes; environments run in the server's process. auto: local if it works,
-    otherwise docker if it works and has the image, otherwise process, with a warning."""
+    """local: bubblewrap. docker: Docker containers. process: child processes without isolation. nodes: sandboxes only
+    on other machines, which are listed in `nodes` or join. none: no sandboxes; environments run in the server's
+    process. auto: local if it works, otherwise docker if it works and has the image, otherwise process, with a
+    warning."""
     listen: ListenSection = ListenSection()
     node: NodeSection = NodeSection()
-    ray: RaySection = RaySection()
+    nodes: list[NodeAddressSection] = Field(default_factory=list)
+    """Other machines whose sandboxes the server uses, beside its own ones or, with the backend nodes, instead of them.
+    """
     envs: EnvsSection = EnvsSection()
     model: Text | None = None
     """Language model that clients call like those of OpenAI and Anthropic, at /v1/chat/completions, /v1/responses and

@@ -155,20 +155,6 @@ class LocalBackend(SandboxBackend):
         await sandbox.reached(_ATTACH_S, as_observer=as_observer)
         return sandbox
 
-    async def open_channel(self, sandbox_id: str) -> socket.socket:
-        """Return a non-blocking socket connected to the agent of a detached sandbox, for an `AgentChannel`.
-
-        The caller must close the socket. The sandbox's orphan timeout does not run while the socket is open. Raises the
-        same errors as `attach`.
-        """
-        supervised, first = _find_detached(sandbox_id, self._cgroup_parents)
-        try:
-            return run_dirs.connect(first.folder(CONTROL_DIR), CONTROL_SOCKET)
-        except OSError:
-            raise SandboxError(f"sandbox {sandbox_id!r} has just ended") from None
-        finally:
-            supervised.release()
-
     async def remove(self, sandbox_id: str) -> None:
         """End a detached sandbox, even if it is unresponsive. Raises `SandboxError` if there is no such sandbox."""
         supervised, _ = _find_detached(sandbox_id, self._cgroup_parents)

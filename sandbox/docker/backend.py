@@ -10,8 +10,7 @@ container names the process that created it; when a backend is opened, it remove
 from __future__ import annotations
 
 import secrets
-import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -128,6 +127,10 @@ class DockerBackend(SandboxBackend):
         total = self._daemon.info.get("MemTotal")
         return total >> 20 if isinstance(total, int) and total else None
 
+    async def image_names(self) -> Sequence[str]:
+        """Return the names of the images on the daemon's machine."""
+        return await self._daemon.image_names()
+
     def disks(self) -> Mapping[str, tuple[int, int]]:
         """Return, for each disk of sandboxes and snapshots, its free MiB and the MiB that must stay free."""
         free_mib = self._disk.free_mib()
@@ -175,11 +178,6 @@ class DockerBackend(SandboxBackend):
         sandbox = self._sandbox(sandbox_id, attached, volumes.get(SOCKETS), spec, control, paths)
         await sandbox.reached(_ATTACH_S, as_observer=as_observer)
         return sandbox
-
-    async def open_channel(self, sandbox_id: str) -> socket.socket:
-        """Return a socket connected to the agent of a detached sandbox; see `LocalBackend.open_channel`."""
-        found = await orphans.find_detached(self._daemon, sandbox_id)
-        return container.connect(await container.volumes(self._daemon, str(found["Id"])))
 
     async def remove(self, sandbox_id: str) -> None:
         """Kill a detached sandbox; see `LocalBackend.remove`."""

@@ -32,6 +32,7 @@ DISK_PERCENT = 90
 _DIAGNOSIS_S = 0.5
 """Timeout in seconds for the diagnosis of a sandbox that does not answer."""
 _STATS_S = 10.0
+_NODE_POLL_S = 0.1
 _STOP_S = 15.0
 """Timeout in seconds for stopping a sandbox."""
 
@@ -82,6 +83,16 @@ class Backpressured(Protocol):
         ...
 
 
+@runtime_checkable
+class OnNode(Protocol):
+    """A sandbox of another machine."""
+
+    @property
+    def is_node_silent(self) -> bool:
+        """Whether its node does not answer. Then nothing is known about the sandbox, and only its node may be lost."""
+        ...
+
+
 async def monitor(instance: Instance, times: LivenessTimes, alert: Alert) -> None:
     """Monitor a running sandbox until the pool records its end, then stop whatever still runs in it.
 
@@ -110,7 +121,7 @@ def is_silent(instance: Instance, times: LivenessTimes, *, now: float, late_s: f
     if silent_s < times.suspect_s:
         return False
     sandbox: object = instance.sandbox
-    if isinstance(sandbox, Backpressured) and sandbox.is_unread:
+    if (isinstance(sandbox, Backpressured) and sandbox.is_unread) or _is_node_silent(instance):
         instance.answered_at = now
         return False
     if instance.state is not SandboxState.SUSPECT:
@@ -153,7 +164,14 @@ async def _await_loss(instance: Instance, wait: Callable[[], Awaitable[Cause]]) 
         cause = Cause(CauseKind.UNKNOWN, str(error))
     except Exception as error:
         cause = _unhandled(instance, error)
+    while _is_node_silent(instance):  # noqa: ASYNC110 - if its node is lost, that is the cause
+        await anyio.sleep(_NODE_POLL_S)
     instance.lose(cause)
+
+
+def _is_node_silent(instance: Instance) -> bool:
+    sandbox: object = instance.sandbox
+    return isinstance(sandbox, OnNode) and sandbox.is_node_silent
 
 
 async def _probe(instance: Instance, times: LivenessTimes, alert: Alert) -> None:

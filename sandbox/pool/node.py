@@ -7,7 +7,7 @@ import operator
 import sys
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from envkit.protocols import SandboxBackend
 from envkit.restarts import Failures, RestartBudget
@@ -18,6 +18,15 @@ _BACKOFF = RestartBudget(restarts=sys.maxsize, longest_delay_s=10.0)
 """Backoff of a node after failed starts. The number of starts is not limited."""
 _ROUNDING = 1e-9
 """Tolerance for rounding errors in sums of fractional CPUs."""
+
+
+@runtime_checkable
+class KnowsFiles(Protocol):
+    """A backend that knows which images and files its machine has."""
+
+    def lacks(self, spec: SandboxSpec) -> int:
+        """Return how many of the image and the mounted folders of `spec` the machine lacks."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +80,7 @@ class Node:
 
     Attributes:
         used: Resources that the node's sandboxes use.
+        is_draining: Whether the node gets no new sandboxes.
         resumes_at: Event-loop time before which the node is in backoff: it gets no starts, because earlier ones failed.
     """
 
@@ -79,6 +89,7 @@ class Node:
         self.backend = backend
         self.capacity = capacity or Capacity()
         self.used = ResourceRequest()
+        self.is_draining = False
         self.resumes_at = 0.0
         self._failures = Failures()
         self._backoff_until = 0.0
@@ -113,7 +124,9 @@ class Node:
     def fits(self, demand: ResourceRequest, freed: ResourceRequest | None = None) -> bool:
         """Return whether the node has room for `demand` after `freed` is released."""
         used = self.used if freed is None else self.used.without(freed)
-        return all(used[index] + demand[index] <= bound + _ROUNDING for index, bound in self._bounds)
+        return not self.is_draining and all(
+            used[index] + demand[index] <= bound + _ROUNDING for index, bound in self._bounds
+        )
 
     def could_hold(self, demand: ResourceRequest) -> bool:
         """Return whether the node would have room for `demand` if it were empty."""
@@ -124,8 +137,14 @@ class Node:
         used = self.used
         return max(((used[index] + demand[index]) / bound for index, bound in self._bounds if bound), default=0.0)
 
+    def lacks(self, spec: SandboxSpec) -> int:
+        """Return how many things that a sandbox needs, such as its image, are known not to be on the node."""
+        return self.backend.lacks(spec) if isinstance(self.backend, KnowsFiles) else 0
+
     def room(self, demand: ResourceRequest) -> float:
         """Return how many more sandboxes with this demand the node has room for; infinity means no limit."""
+        if self.is_draining:
+            return 0.0
         used = self.used
         counts = ((bound - used[index] + _ROUNDING) // demand[index] for index, bound in self._bounds if demand[index])
         return max(min(counts, default=math.inf), 0.0)
@@ -142,10 +161,14 @@ def usable(nodes: Collection[Node], demand: ResourceRequest, *, now: float) -> C
     return nodes
 
 
-def place(nodes: Iterable[Node], demand: ResourceRequest) -> Node | None:
-    """Return the least loaded node with room for `demand`, or None. Ties go to the node with the fewest sandboxes."""
+def place(nodes: Iterable[Node], demand: ResourceRequest, spec: SandboxSpec) -> Node | None:
+    """Return the node for a new sandbox, or None if no node has room for `demand`.
+
+    Nodes that have the image and the data of `spec` come first, then the least loaded, then those with the fewest
+    sandboxes. A node that lacks the data refuses the sandbox, and the pool then tries others.
+    """
     fitting = (node for node in nodes if node.fits(demand))
-    return min(fitting, key=lambda node: (node.share(demand), node.used.sandboxes), default=None)
+    return min(fitting, key=lambda node: (node.lacks(spec), node.share(demand), node.used.sandboxes), default=None)
 
 
 def why_impossible(nodes: Collection[Node], demand: ResourceRequest) -> str | None:

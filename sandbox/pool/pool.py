@@ -243,6 +243,23 @@ class Pool(ServerPool):
         self._scheduler.refuse()
         self._scheduler.serve()
 
+    def drain_node(self, name: str, *, drains: bool) -> bool:
+        """Start no more sandboxes on a node, and stop its warm sandboxes; or use it again, if `drains` is false.
+
+        Returns:
+            Whether there is another node for new sandboxes.
+
+        Raises:
+            KeyError: The pool has no node with this name.
+        """
+        node = self._scheduler.nodes[name]
+        node.is_draining = drains
+        for stock in self._scheduler.stocks:
+            for warm in [one for one in stock.instances if one.node is node and drains]:
+                warm.end(Cause(CauseKind.STOPPED, f"node {name} is being drained"))
+        self._scheduler.serve()
+        return any(not one.is_draining for one in self._scheduler.nodes.values() if one is not node)
+
     def counts(self) -> PoolCounts:
         """Return the numbers of current sandboxes and requests, and totals since the pool was opened."""
         alive = [instance for instance in self._scheduler.instances.values() if not instance.is_over]

@@ -131,7 +131,9 @@ class Scheduler:
             spec, demand = stock.warm_spec.spec, ResourceRequest.of(stock.warm_spec.spec)
             while stock.missing and clock.now() >= stock.resumes_at:
                 fitting = [node for node in self._usable(demand) if node.fits(demand)]
-                node = place([node for node in fitting if not self._is_claimed(node, self.queue.unplaced)], demand)
+                node = place(
+                    [node for node in fitting if not self._is_claimed(node, self.queue.unplaced)], demand, spec
+                )
                 if node is None:
                     break
                 warm = Instance(TenantKey("", self._own_name()), spec, node, self._entered)
@@ -212,7 +214,7 @@ class Scheduler:
             request.given = warm
             self._lease(warm, request)
             return LeaseAnswer.GRANTED
-        node = place(nodes, request.demand)
+        node = place(nodes, request.demand, request.spec)
         if node is None:
             self._makes_room(request)
             return LeaseAnswer.NO_ROOM
@@ -303,7 +305,7 @@ class Scheduler:
         """Move a sandbox that did not start to one of the nodes `others`; return False if all are full or reserved."""
         self._tasks.start_soon(self._serve_at, instance.node.resumes_at)
         free = (node for node in self._usable(instance.demand) if not self._is_claimed(node, self.queue.claims))
-        target = place((node for node in free if node in others), instance.demand)
+        target = place((node for node in free if node in others), instance.demand, instance.spec)
         if target is None:
             return False
         instance.node.give_back(instance.demand)

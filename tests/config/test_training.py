@@ -171,7 +171,7 @@ def test_a_section_that_no_longer_exists_says_what_to_do_instead() -> None:
         "state=''",
         "listen.host=''",
         "listen.socket=''",
-        "ray.address=''",
+        "nodes=[{url: ''}]",
         "envs.image=''",
         "limits.networks=['']",
         "limits.networks=['http://example.org/']",
@@ -187,7 +187,7 @@ def test_what_is_empty_and_addresses_that_are_none_are_refused_before_a_fleet_st
 
 
 def test_a_section_with_nothing_in_it_is_as_if_it_were_not_there(tmp_path: Path) -> None:
-    names = ("listen", "node", "ray", "envs", "warm", "liveness", "restarts", "limits", "alerts")
+    names = ("listen", "node", "nodes", "envs", "warm", "liveness", "restarts", "limits", "alerts")
     path = tmp_path / "fleet.yaml"
     path.write_text("backend: local\n" + "".join(f"{name}:\n" for name in names))
     assert serving.read(path, [], {}) == serving.read(None, ["backend=local"], {})

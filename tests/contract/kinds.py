@@ -25,7 +25,7 @@ from envkit.sandbox.docker.backend import DockerBackend
 from envkit.sandbox.host import run_dirs
 from envkit.sandbox.process.backend import ProcessBackend
 from envkit.types import SandboxSpec
-from tests.contract.remote import NamedRemoteSandbox, RemoteBackend
+from tests.contract.remote import RemoteBackend, WorkingSandbox
 from tests.sandbox.containers import image
 
 Backend: TypeAlias = LocalBackend | ProcessBackend | DockerBackend | RemoteBackend
@@ -71,11 +71,11 @@ class Kind:
             pytest.skip(f"{self.name}: not enforced here: {', '.join(missing)}")
 
     @asynccontextmanager
-    async def sandbox(self, *command: str, **fields: object) -> AsyncIterator[AgentSandbox | NamedRemoteSandbox]:
+    async def sandbox(self, *command: str, **fields: object) -> AsyncIterator[AgentSandbox | WorkingSandbox]:
         """Start one for the length of the block."""
         async with self.backend() as backend:
             sandbox = await backend.start(self.spec(*command, **fields))
-            assert isinstance(sandbox, (AgentSandbox, NamedRemoteSandbox))
+            assert isinstance(sandbox, (AgentSandbox, WorkingSandbox))
             yield sandbox
 
 

@@ -1,4 +1,4 @@
-"""Bubblewrap sandboxes behind a server on a real socket, as a backend."""
+"""Bubblewrap sandboxes of a node, behind its application on a real socket, as the gateway's pool uses them."""
 
 from __future__ import annotations
 
@@ -6,73 +6,51 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import Self
 
-from envkit.http.client.remote_sandbox import RemoteSandbox
-from envkit.http.client.sandbox_client import SandboxClient
+from envkit.fleet.node_pool import NodePool
+from envkit.fleet.remote_node import NodeSandbox, RemoteNode
 from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.sandbox.host.layout import WORK
+from envkit.sandbox.pool.node import Node
 from envkit.sandbox.transfer import tar_stream
 from envkit.types import SandboxSpec
-from tests.http.envs import serving, slots
-from tests.http.pools import pool_of
+from envkit.wiring.gateway.node_server import NodeFacts, node_app
+from envkit.wiring.gateway.nodes import Machine
+from tests.http.envs import listening
 
 
-class NamedRemoteSandbox:
-    """A remote sandbox with the paths of a sandbox, named by the name that it was requested with."""
+class WorkingSandbox(NodeSandbox):
+    """A sandbox of a node, with the path of its working folder, which the cases use."""
 
-    def __init__(self, sandbox: RemoteSandbox) -> None:
-        self.work = WORK
-        self.grader_home = sandbox.grader_home
-        self.id = sandbox.id
-        self.exec = sandbox.exec
-        self.program = sandbox.program
-        self.shell = sandbox.shell
-        self.read = sandbox.read
-        self.write = sandbox.write
-        self.upload = sandbox.upload
-        self.download = sandbox.download
-        self.connect = sandbox.connect
-        self.probe = sandbox.probe
-        self.snapshot = sandbox.snapshot
-        self.log = sandbox.log
-        self.stats = sandbox.stats
-        self.wait = sandbox.wait
-        self.stop = sandbox.stop
+    work = WORK
 
 
 class RemoteBackend:
     def __init__(self) -> None:
-        self._backend = LocalBackend()
         self._open = AsyncExitStack()
-        self._client: SandboxClient
-        self._started = 0
+        self.node: RemoteNode
 
     def capabilities(self) -> Mapping[str, bool]:
-        return self._backend.capabilities()
+        return self.node.capabilities()
 
-    async def start(self, spec: SandboxSpec) -> NamedRemoteSandbox:
-        return await self._create(spec, None)
+    async def start(self, spec: SandboxSpec) -> WorkingSandbox:
+        return WorkingSandbox((await self.node.start(spec)).id, self.node)
 
-    async def restore(self, snapshot: str, spec: SandboxSpec) -> NamedRemoteSandbox:
-        return await self._create(spec, snapshot)
+    async def restore(self, snapshot: str, spec: SandboxSpec) -> WorkingSandbox:
+        return WorkingSandbox((await self.node.restore(snapshot, spec)).id, self.node)
 
     async def snapshot_bytes(self, snapshot: str) -> int:
-        return sum(one.bytes for one in await self._client.snapshots() if one.snapshot == snapshot)
+        return await self.node.snapshot_bytes(snapshot)
 
     async def remove_snapshot(self, snapshot: str) -> None:
-        await self._client.remove_snapshot(snapshot)
+        await self.node.remove_snapshot(snapshot)
 
     async def __aenter__(self) -> Self:
-        backend = await self._open.enter_async_context(self._backend)
-        pool = await self._open.enter_async_context(pool_of(backend))
-        host = await self._open.enter_async_context(slots())
-        address = await self._open.enter_async_context(serving(host, pool=pool, folder_transport=tar_stream))
-        self._client = await self._open.enter_async_context(SandboxClient(address, folder_transport=tar_stream))
+        backend = await self._open.enter_async_context(LocalBackend())
+        pool = await self._open.enter_async_context(NodePool(backend))
+        app = node_app(NodeFacts(Machine(Node("here", backend), "local", "bubblewrap", backend.disks)), pool)
+        address = await self._open.enter_async_context(listening(app))
+        self.node = await self._open.enter_async_context(RemoteNode("n1", address, folder_transport=tar_stream))
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._open.aclose()
-
-    async def _create(self, spec: SandboxSpec, snapshot: str | None) -> NamedRemoteSandbox:
-        self._started += 1
-        view = await self._client.create(f"sandbox-{self._started}", spec, snapshot=snapshot)
-        return NamedRemoteSandbox(self._client.get(view.id))

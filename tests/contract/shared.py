@@ -16,9 +16,9 @@ from envkit.protocols import Sandbox
 from envkit.sandbox.agent_client.sandbox import AgentSandbox
 from envkit.types import SandboxUser
 from tests.contract.kinds import OF_HOST_IN_TMP, Backend, Kind
-from tests.contract.remote import NamedRemoteSandbox
+from tests.contract.remote import WorkingSandbox
 
-AnySandbox: TypeAlias = AgentSandbox | NamedRemoteSandbox
+AnySandbox: TypeAlias = AgentSandbox | WorkingSandbox
 
 # Empties the folders that it is given, and lists what it could not remove; then lists the programs that still run,
 # which are those that are neither of the agent nor this one.

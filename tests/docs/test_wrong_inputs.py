@@ -115,7 +115,7 @@ WRONG = [
     (f"play FrozenLake-v0 --browser --url {NO_SERVER}", 2, "--browser: a server has no pages; leave out --browser"),
     ("play FrozenLake-v0 --option slop=1", 2, "slop: no such option; did you mean 'slip'?"),
     # Serving.
-    ("serve --backend podman", 2, "backend: must be one of auto, local, docker, process, ray, none, got 'podman'"),
+    ("serve --backend podman", 2, "backend: must be one of auto, local, docker, process, nodes, none, got 'podman'"),
     ("serve --port 70000", 2, "Invalid value for '--port'"),
     ("serve --backend none --state state --port PORT", 2, "is in use; choose another one, or 0 for any free port"),
     ("serve --config nosuch.yaml", 2, "nosuch.yaml: No such file or directory"),

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from envkit.cli.tables import echo, note
+from envkit.errors import UsageError
 
 
 def serve(
@@ -24,8 +25,8 @@ def serve(
         str | None,
         typer.Option(
             metavar="KIND",
-            help="local (bubblewrap), docker, process (no isolation), ray, or none (environments in this process, no "
-            "sandboxes). By default local if it works, otherwise process.",
+            help="local (bubblewrap), docker, process (no isolation), nodes (on other machines only), or none "
+            "(environments in this process, no sandboxes). By default local if it works, otherwise process.",
         ),
     ] = None,
     host: Annotated[
@@ -60,16 +61,33 @@ def serve(
         Path | None,
         typer.Option(metavar="FOLDER", help="Folder for leases and tokens.  [default: ~/.local/state/envkit]"),
     ] = None,
+    node: Annotated[
+        bool, typer.Option("--node", help="Only run sandboxes, for the server that lists this node or that it joins.")
+    ] = False,
+    join: Annotated[
+        str | None, typer.Option(metavar="URL", help="With --node: join the server at this address.")
+    ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="With --join: file with a token of that server (scope node). With --node alone: file with the token "
+            "that the server must send.",
+        ),
+    ] = None,
 ) -> None:
     """Serve environments and sandboxes over HTTP.
 
     Prints "ready" and the address when it accepts requests. Ctrl-C finishes the running requests, stops the server and
     ends its sandboxes; with --drain, a second Ctrl-C ends the wait.
     """
+    if not node and (join is not None or token_file is not None):
+        raise UsageError("--join and --token-file are options of a node; add --node, or leave them out")
     from envkit import clock
     from envkit.config import serving
     from envkit.http.server.logs import events_on_standard_error
     from envkit.wiring.gateway.gateway import serve_fleet
+    from envkit.wiring.gateway.node_server import serve_node
 
     options: dict[str, Any] = {
         "backend": backend,
@@ -81,8 +99,12 @@ def serve(
         "state": None if state is None else str(state),
     }
     merged = serving.read(config, settings or [], {key: value for key, value in options.items() if value is not None})
+    if node:
+        serve_it = partial(serve_node, merged, join=join, token_file=token_file, announce=note, on_ready=_ready)
+    else:
+        serve_it = partial(serve_fleet, merged, announce=note, on_ready=_ready)
     with events_on_standard_error():
-        clock.run(partial(serve_fleet, merged, announce=note, on_ready=_ready), fast=True)
+        clock.run(serve_it, fast=True)
     for number in (signal.SIGTERM, signal.SIGINT):  # a signal that arrives after the end must not change the exit code
         signal.signal(number, signal.SIG_IGN)
 

@@ -27,7 +27,7 @@ State = Annotated[
 def create(
     tenant: Annotated[str, typer.Option(metavar="NAME", help="Tenant that owns what the token's users create.")],
     scopes: Annotated[
-        str, typer.Option(metavar="SCOPE,...", help="What the token allows: play, sandbox, metrics, admin.")
+        str, typer.Option(metavar="SCOPE,...", help="What the token allows: play, sandbox, metrics, node, admin.")
     ] = "play,sandbox",
     name: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the token; by default its id.")] = None,
     ttl: Annotated[

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +75,7 @@ def create_app(
     policy: SandboxPolicy | None = None,
     sends_traces: bool = False,
     model: ModelRoutes | None = None,
+    handlers: Sequence[object] = (),
 ) -> App:
     """Return the ASGI application that serves the environments of `host` and the sandboxes of `pool`.
 
@@ -104,6 +105,7 @@ def create_app(
         policy: Which sandboxes callers may request; None for the defaults of `SandboxPolicy`.
         sends_traces: Whether callers get the traceback of an environment's error; for servers inside sandboxes.
         model: Routes of the server's language model; None if it has none.
+        handlers: Objects whose methods handle further operations; see `envkit.http.protocol.handlers.handles`.
     """
     sessions = SessionTable(
         host,
@@ -122,6 +124,8 @@ def create_app(
         sends_traces=sends_traces,
     )
     dispatcher = Dispatcher(operations, slow_s=slow_reset_s, max_request_bytes=max_request_bytes)
+    for handler in handlers:
+        dispatcher.bind(handler)
     sandboxes = None
     if pool is not None:
         folders = None if folder_transport is None else FolderTransfers(folder_transport)

@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 import msgspec
 
-from envkit.errors import EnvkitError, SandboxConflictError, SandboxNotFoundError
+from envkit.errors import EnvkitError, SandboxConflictError, SandboxNotFoundError, UnknownPathError
 from envkit.http.api.session_operations import SessionOperations
 from envkit.http.auth.caller import Caller, caller_of
 from envkit.http.protocol.asgi import (
@@ -143,6 +143,8 @@ class Dispatcher:
         try:
             return self._handlers[operation.name]
         except KeyError:
+            if operation.name.startswith("node"):
+                raise UnknownPathError("this server is not a node, and has none") from None
             raise SandboxNotFoundError("this server lends no sandboxes") from None
 
 

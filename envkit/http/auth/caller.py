@@ -16,13 +16,14 @@ from envkit.errors import ForbiddenError, RateLimitError
 from envkit.http.auth.rate_limit import Bucket
 from envkit.types import TenantKey
 
-PLAY, SANDBOX, METRICS, ADMIN = "play", "sandbox", "metrics", "admin"
+PLAY, SANDBOX, METRICS, NODE, ADMIN = "play", "sandbox", "metrics", "node", "admin"
 
 SCOPES: Mapping[str, str] = MappingProxyType(
     {
         PLAY: "make and play sessions",
         SANDBOX: "make and use sandboxes",
         METRICS: "read the metrics",
+        NODE: "join the server as a node",
         ADMIN: "everything, also of other tenants",
     }
 )

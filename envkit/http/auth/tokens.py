@@ -216,6 +216,20 @@ class TokenStore:
             raise kind(f"cannot use the tokens in {self._path}: {error}") from None
 
 
+class OneToken:
+    """The only token of a server that serves one caller, such as a node. It has the methods that requests need."""
+
+    def __init__(self, text: str) -> None:
+        self._digest = _digest(text)
+
+    def is_needed(self) -> bool:
+        return True
+
+    def check(self, text: str) -> Caller | None:
+        """Return the caller, who may do everything; None if the token is another one."""
+        return Caller(token_id="one") if hmac.compare_digest(_digest(text), self._digest) else None
+
+
 def _open(path: Path, busy_s: float = _BUSY_S) -> sqlite3.Connection:
     """Open the token file, and create it if missing. Wait up to `busy_s` seconds for other processes that write."""
     try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from http import HTTPStatus
@@ -73,6 +73,9 @@ class SharedWebSocket:
     Args:
         address: The server's address, for error messages.
         connect: Opens a WebSocket to the server.
+
+    Attributes:
+        on_outage: Called with the error after the socket broke and each attempt to open a new one has failed.
     """
 
     def __init__(self, address: str, connect: Connector) -> None:
@@ -85,6 +88,7 @@ class SharedWebSocket:
         self._has_unsent = asyncio.Event()
         self._shortest_s = _MAX_SWEEP_S
         self._is_closed = False
+        self.on_outage: Callable[[EnvkitError], None] = lambda _: None
 
     async def call(self, operation: Operation[Q, R], request: Q, timeout_s: float) -> R:
         """Make a call, wait for its answer, and return the reply.
@@ -245,6 +249,7 @@ class SharedWebSocket:
                     self._unsent = sorted(self._calls)
                     self._has_unsent.set()
                     return socket
+            self.on_outage(failure)
             self._fail_all(failure)
             self._has_unsent.clear()
             await self._has_unsent.wait()

@@ -278,7 +278,10 @@ class RemoteSandbox(Sandbox):
         async with await self._transport.open_stream(table.PROGRAM, wire.ProgramQuery(self._id)) as connection:
             with suppress(ConnectionClosed):  # the server has refused the program; `receive` raises the reason
                 await connection.send(write(body).decode())
-            yield RemoteProgram(connection, self._transport.address)
+            yield self._program(connection)
+
+    def _program(self, connection: ClientConnection) -> RemoteProgram:
+        return RemoteProgram(connection, self._transport.address)
 
     async def probe(self, timeout_s: float) -> float:
         """Probe the sandbox, and return the seconds until it answered, including the network time to the server."""

@@ -23,6 +23,7 @@ from envkit.errors import (
 from envkit.http.client.env_client import TOKEN_VARIABLE
 from envkit.http.client.outages import Outages
 from envkit.http.client.remote_sandbox import SLACK_S, RemoteSandbox, SandboxTransport
+from envkit.http.protocol import node_messages as nodes
 from envkit.http.protocol import operations as table
 from envkit.http.protocol import sandbox_messages as wire
 from envkit.http.protocol.messages import NoBody
@@ -42,6 +43,9 @@ class SandboxClient:
         ca: PEM file with the certificates to trust for ``https://``, instead of those of the system.
         folder_transport: Packs folders, for example `envkit.sandbox.transfer.tar_stream`; None: folders are not copied.
         outages: Repeats calls during outages of the server, except stops and copies of folders; None: no call waits.
+
+    Attributes:
+        transport: The connections to the server.
     """
 
     def __init__(
@@ -54,7 +58,7 @@ class SandboxClient:
         outages: Outages | None = None,
     ) -> None:
         token = token or os.environ.get(TOKEN_VARIABLE) or None
-        self._transport = SandboxTransport(url, token, ca, folder_transport, outages or Outages(0.0, print))
+        self.transport = SandboxTransport(url, token, ca, folder_transport, outages or Outages(0.0, print))
         self._resources: AsyncExitStack  # created in `__aenter__`
 
     @asynccontextmanager
@@ -91,7 +95,7 @@ class SandboxClient:
             await self.create(id, spec, ttl_s=_LEASE_S, snapshot=snapshot, wait_s=left_s)
 
         try:
-            await self._transport.with_retries(create, wait_s)
+            await self.transport.with_retries(create, wait_s)
         except BaseException:
             with suppress(EnvkitError):
                 await self.stop(id)
@@ -125,11 +129,11 @@ class SandboxClient:
             raise UsageError("a remote sandbox always ends with its lease, so it cannot be detached; omit detached")
         body = wire.CreateFrame.of(spec, lease_s=ttl_s, snapshot=snapshot, wait_s=wait_s, sandbox_id=id)
         within_s = wait_s + spec.start_timeout_s + SLACK_S
-        return (await self._transport.call(table.CREATE_SANDBOX, body, within_s)).view()
+        return (await self.transport.call(table.CREATE_SANDBOX, body, within_s)).view()
 
     def get(self, id: str) -> RemoteSandbox:
         """Return the sandbox with this id, without checking that the sandbox exists."""
-        return RemoteSandbox(id, self._transport)
+        return RemoteSandbox(id, self.transport)
 
     async def view(self, id: str) -> SandboxView:
         """Return the state of a sandbox. The call does not count as use, so it does not renew the lease.
@@ -137,19 +141,35 @@ class SandboxClient:
         Raises:
             SandboxNotFoundError: No sandbox has this id.
         """
-        return (await self._transport.call(table.VIEW, wire.SandboxFrame(id))).view()
+        return (await self.transport.call(table.VIEW, wire.SandboxFrame(id))).view()
 
     async def views(self) -> list[SandboxView]:
         """List all sandboxes that this client may see, oldest first."""
-        return [one.view() for one in (await self._transport.call(table.VIEWS, NoBody())).sandboxes]
+        return [one.view() for one in (await self.transport.call(table.VIEWS, NoBody())).sandboxes]
 
     async def snapshots(self) -> list[wire.KeptReply]:
         """List all snapshots that this client may see, oldest first."""
-        return (await self._transport.call(table.LIST_SNAPSHOTS, NoBody())).snapshots
+        return (await self.transport.call(table.LIST_SNAPSHOTS, NoBody())).snapshots
 
     async def remove_snapshot(self, snapshot: str) -> None:
         """Remove a snapshot. The call is safe to repeat."""
-        await self._transport.call(table.REMOVE_SNAPSHOT, wire.KeptFrame(snapshot))
+        await self.transport.call(table.REMOVE_SNAPSHOT, wire.KeptFrame(snapshot))
+
+    async def node(self, timeout_s: float) -> nodes.NodeReply:
+        """Return what the server, which must be a node, is and has. The call does not wait for an outage to end."""
+        return await self.transport.websocket.call(table.NODE_FACTS, NoBody(), timeout_s)
+
+    async def join(self, body: nodes.JoinFrame) -> None:
+        """Make a node known to the server, which then uses it. The call is safe to repeat."""
+        await self.transport.call(table.JOIN, body)
+
+    async def list_nodes(self) -> list[nodes.NodeStatus]:
+        """List the server's nodes that are other machines."""
+        return (await self.transport.call(table.NODE_LIST, NoBody())).nodes
+
+    async def drain(self, node: str, *, drains: bool = True) -> nodes.NodeStatus:
+        """Give a node no new sandboxes, or use it again. The call is safe to repeat."""
+        return await self.transport.call(table.DRAIN, nodes.DrainFrame(drains, node=node))
 
     async def stop(self, id: str) -> None:
         """Stop a sandbox; see `RemoteSandbox.stop`."""
@@ -157,8 +177,8 @@ class SandboxClient:
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as resources:
-            self._transport.tasks = await resources.enter_async_context(self._transport.websocket.connected())
-            await self._transport.call(table.HEALTH, NoBody())
+            self.transport.tasks = await resources.enter_async_context(self.transport.websocket.connected())
+            await self.transport.call(table.HEALTH, NoBody())
             self._resources = resources.pop_all()
         return self
 

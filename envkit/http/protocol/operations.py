@@ -22,9 +22,10 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from envkit.http.auth.caller import ADMIN, METRICS, PLAY, SANDBOX
+from envkit.http.auth.caller import ADMIN, METRICS, NODE, PLAY, SANDBOX
 from envkit.http.protocol import file_messages as files
 from envkit.http.protocol import messages
+from envkit.http.protocol import node_messages as nodes
 from envkit.http.protocol import sandbox_messages as wire
 from envkit.types import PoolEvent
 
@@ -42,6 +43,7 @@ _SESSION = f"{_SESSIONS}/{{session_id}}"
 _SANDBOXES = f"{_V1}/sandboxes"
 _ONE = f"{_SANDBOXES}/{{sandbox_id}}"
 _SNAPSHOTS = f"{_V1}/snapshots"
+_NODES = f"{_V1}/nodes"
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,6 +208,7 @@ REMOVE_SNAPSHOT = Operation(
 )
 PROBE = Operation("sandbox.probe", wire.ProbeFrame, wire.ProbeReply, SANDBOX)
 WAIT = Operation("sandbox.wait", wire.SandboxFrame, wire.WaitReply, SANDBOX)
+DIAGNOSE = Operation("sandbox.diagnose", wire.SandboxFrame, wire.DiagnoseReply, SANDBOX)
 LOG = Operation("sandbox.log", wire.SandboxFrame, wire.LogReply, SANDBOX, f"GET {_ONE}/logs")
 STATS = Operation("sandbox.stats", wire.SandboxFrame, wire.StatsReply, SANDBOX, f"GET {_ONE}/stats")
 STOP = Operation("sandbox.stop", wire.SandboxFrame, messages.DoneReply, SANDBOX, f"DELETE {_ONE}")
@@ -213,6 +216,11 @@ CANCEL = Operation("sandbox.cancel", wire.CancelFrame, messages.DoneReply, SANDB
 POOL_EVENTS = Operation("sandbox.events", wire.EventsQuery, PoolEvent, ADMIN, f"GET {_V1}/events", gives=EVENTS)
 PROGRAM = Operation("sandbox.program", wire.ProgramQuery, wire.StreamEnd, SANDBOX, f"WEBSOCKET {_ONE}/program")
 CONNECT = Operation("sandbox.connect", wire.ConnectQuery, wire.StreamEnd, SANDBOX, f"WEBSOCKET {_ONE}/connect")
+
+NODE_FACTS = Operation("node", messages.NoBody, nodes.NodeReply, SANDBOX, f"GET {_V1}/node")
+JOIN = Operation("node.join", nodes.JoinFrame, messages.DoneReply, NODE, f"POST {_NODES}:join")
+NODE_LIST = Operation("node.list", messages.NoBody, nodes.NodesReply, ADMIN, f"GET {_NODES}")
+DRAIN = Operation("node.drain", nodes.DrainFrame, nodes.NodeStatus, ADMIN, f"POST {_NODES}/{{node}}/drain")
 
 OPERATIONS: tuple[Operation[Any, Any], ...] = tuple(
     value for value in list(globals().values()) if isinstance(value, Operation)

@@ -14,6 +14,7 @@ import msgspec
 from envkit.http.protocol.bytes_encoding import Bytes, decode_bytes, encode_bytes
 from envkit.http.protocol.messages import AnyId, ChosenId, Problem
 from envkit.types import Cause, ExecResult, Phase, SandboxSpec, SandboxState, SandboxUser, SandboxView
+from envkit.types.sandboxes import Blocked
 
 LEASE_S = 3600.0
 """Default idle time, in seconds, after which a sandbox is stopped."""
@@ -323,6 +324,12 @@ class WaitReply(msgspec.Struct, frozen=True):
     """Why a sandbox has ended. If `cause` is null, the sandbox still runs; repeat the call to wait longer."""
 
     cause: Cause | None
+
+
+class DiagnoseReply(msgspec.Struct, frozen=True):
+    """Why a sandbox does not answer, as far as its host can see; empty if that is unknown."""
+
+    blocked: Blocked
 
 
 class EventsQuery(msgspec.Struct, frozen=True):

@@ -25,6 +25,7 @@ from envkit.http.sandboxes.idempotency import IdempotentCalls
 from envkit.http.sandboxes.pending_starts import PendingStarts, StartRequest
 from envkit.protocols import SandboxPool
 from envkit.types import TenantKey, why_no_network
+from envkit.types.sandboxes import Blocked
 
 _MAX_SPEC_BYTES = 128 << 10
 """Limit on the size of a sandbox's spec. The server stores specs for a while after their sandboxes have ended."""
@@ -151,6 +152,13 @@ class SandboxLifecycle:
                 cause = await sandbox.wait()
                 tasks.cancel_scope.cancel()
         return wire.WaitReply(cause)
+
+    @handles(table.DIAGNOSE)
+    async def diagnose(self, body: wire.SandboxFrame, caller: Caller) -> wire.DiagnoseReply:
+        """Return why a sandbox does not answer. Only nodes know it."""
+        sandbox = self.access.find(body.sandbox_id, caller)
+        found = getattr(sandbox, "diagnose", None)
+        return wire.DiagnoseReply(Blocked.UNKNOWN if found is None else await within(SLACK_S, found))
 
     @handles(table.LOG)
     async def log(self, body: wire.SandboxFrame, caller: Caller) -> wire.LogReply:

@@ -29,7 +29,7 @@ from envkit.http.api.status_page import CHALLENGE as CHALLENGE_OF_PAGE
 from envkit.http.auth.caller import ADMIN, EVERYBODY, NOBODY, PLAY, Caller
 from envkit.http.auth.localhost_only import require_local
 from envkit.http.auth.rate_limit import Bucket, Rate
-from envkit.http.auth.tokens import TokenStore
+from envkit.http.auth.tokens import OneToken, TokenStore
 from envkit.http.protocol import messages
 from envkit.http.protocol.asgi import CallOutcome, Header, Receive, Scope, Send, respond_outcome
 from envkit.http.protocol.operations import OPERATIONS
@@ -98,7 +98,7 @@ class AuthMiddleware:
     def __init__(
         self,
         app: Served,
-        tokens: TokenStore | None = None,
+        tokens: TokenStore | OneToken | None = None,
         *,
         rate: Rate | None = None,
         max_sockets: int = MAX_SOCKETS,
@@ -158,7 +158,7 @@ class AuthMiddleware:
         tokens = self._required_tokens()
         return tokens is None or (token is not None and tokens.check(token) is not None)
 
-    def _required_tokens(self) -> TokenStore | None:
+    def _required_tokens(self) -> TokenStore | OneToken | None:
         """Return the token store if requests need a token; None if every caller is admitted."""
         return self._tokens if self._tokens is not None and self._tokens.is_needed() else None
 
@@ -209,7 +209,7 @@ class AuthMiddleware:
         context.caller = caller
         context.scope.setdefault("state", {})["caller"] = caller
 
-    def _authenticate(self, token: str | None, tokens: TokenStore) -> Caller:
+    def _authenticate(self, token: str | None, tokens: TokenStore | OneToken) -> Caller:
         if token is None:
             raise UnauthorizedError(
                 "this call needs a token; send 'Authorization: Bearer ek_...', or set ENVKIT_TOKEN for envkit's client"

@@ -31,18 +31,25 @@ NO_WORKER_TIMEOUT_S = 45.0
 _BOOT_CALL_S = 5.0
 
 
-def sandbox_count(config: ServeConfig, fleet_nodes: FleetNodes) -> int:
+def sandbox_count(config: ServeConfig, fleet_nodes: FleetNodes, processors_elsewhere: int) -> int:
     """Return the number of sandboxes that serve environments.
 
+    Args:
+        config: The configuration.
+        fleet_nodes: The node of this machine, if it has sandboxes.
+        processors_elsewhere: Number of processors of the nodes on other machines.
+
     Raises:
-        UsageError: The sandboxes exceed the capacity of the node.
+        UsageError: The sandboxes exceed the capacity of this machine, and there are no other machines.
     """
-    processors = len(os.sched_getaffinity(0))
     if not fleet_nodes.nodes:
-        return config.envs.sandboxes or processors
+        return config.envs.sandboxes or max(processors_elsewhere, 1)
+    processors = len(os.sched_getaffinity(0))
     (node,) = fleet_nodes.nodes
     request = ResourceRequest.of(env_sandbox_spec(config, fleet_nodes, 1))
     count = config.envs.sandboxes or env_sandbox_count(node, request, processors)
+    if processors_elsewhere:
+        return config.envs.sandboxes or count + processors_elsewhere
     room = node.room(request)
     if count > room:
         raise UsageError(
@@ -93,7 +100,7 @@ def env_sandbox_spec(config: ServeConfig, fleet_nodes: FleetNodes, capacity: int
         capacity,
         in_image=fleet_nodes.in_image,
         image=section.image,
-        sees_data=bool(fleet_nodes.nodes) and fleet_nodes.isolates,  # the nodes of a Ray cluster are other machines
+        sees_data=bool(fleet_nodes.nodes) and fleet_nodes.isolates,  # those of other machines may be elsewhere
     )
     return replace(spec, memory_mib=section.memory_mib, cpus=section.cpus)
 

@@ -43,7 +43,6 @@ from envkit.sandbox import machine
 from envkit.sandbox.docker.backend import GAMES_IMAGE
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.warm_stock import WarmSpec
-from envkit.sandbox.ray.node_watcher import RayNodes
 from envkit.sandbox.transfer import tar_stream
 from envkit.types import Cause, CauseKind, SandboxSpec, SandboxState
 from envkit.wiring import environments
@@ -56,9 +55,16 @@ from envkit.wiring.gateway.env_workers import (
     wait_until_serving,
 )
 from envkit.wiring.gateway.model import open_model
-from envkit.wiring.gateway.nodes import image_lacks, keeps_ledger, open_nodes
-from envkit.wiring.gateway.token_store import lock_state, open_tokens
-from envkit.wiring.gateway.trusted import RoutedHosts, TrustedEnvs, refuse_operator_options, trusted_host
+from envkit.wiring.gateway.nodes import image_lacks, keeps_ledger, open_nodes, state_file
+from envkit.wiring.gateway.remote_nodes import RemoteNodes
+from envkit.wiring.gateway.token_store import JOINED, lock_state, open_tokens
+from envkit.wiring.gateway.trusted import (
+    NoEnvironments,
+    RoutedHosts,
+    TrustedEnvs,
+    refuse_operator_options,
+    trusted_host,
+)
 from envkit.wiring.sandboxes.env_sandboxes import liveness_times
 
 if TYPE_CHECKING:
@@ -67,6 +73,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _DRAIN_POLL_S = 0.2
+_JOIN_DRAIN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +87,7 @@ class Fleet:
         hosts: The hosts that `host` routes episodes to; empty if the server has no sandboxes.
         isolates: Whether sandboxes are isolated from this process.
         keeps_sandboxes: Whether sandboxes outlive this process, for the next server with the same ledger.
+        remote: The nodes on other machines; None if the server has no sandboxes.
     """
 
     host: EnvHost
@@ -88,6 +96,7 @@ class Fleet:
     hosts: tuple[FleetHost, ...] = ()
     isolates: bool = True
     keeps_sandboxes: bool = False
+    remote: RemoteNodes | None = None
 
     def rebuilds(self) -> tuple[int, int]:
         """Return how many episodes were rebuilt after the loss of their sandboxes, and how many were void."""
@@ -146,6 +155,7 @@ async def serve_fleet(
                 policy=SandboxPolicy(limits.networks, limits.profiles, limits.images, fleet.isolates),
                 metrics=partial(_metrics, fleet, log),
                 model=model,
+                handlers=() if fleet.remote is None else (fleet.remote,),
             )
             drain = anyio.Event() if config.drain_s else None
             leaves = drain is not None and fleet.keeps_sandboxes
@@ -274,7 +284,17 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
     trusted_envs = TrustedEnvs.of(config)
     async with AsyncExitStack() as stack:
         fleet_nodes = await stack.enter_async_context(open_nodes(config))
-        count = sandbox_count(config, fleet_nodes)
+        remote = RemoteNodes(
+            config.nodes,
+            file=None if fleet_nodes.ledger is None else state_file(config, JOINED),
+            in_image=fleet_nodes.in_image,
+            isolates=fleet_nodes.isolates if fleet_nodes.nodes else None,
+            lost_s=config.liveness.lost_s,
+        )
+        await stack.enter_async_context(remote)
+        if config.backend == "nodes" and not remote.nodes:
+            await _wait_for_node(config, remote, announce)
+        count = sandbox_count(config, fleet_nodes, remote.processors)
         spec = env_sandbox_spec(config, fleet_nodes, math.ceil(config.envs.capacity / count))
         pool = Pool(
             fleet_nodes.nodes,
@@ -288,9 +308,7 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
             restarts=config.restarts.limit(),
             ledger=fleet_nodes.ledger,
         )
-        if config.backend == "ray":
-            ray = RayNodes(pool.add_node, pool.remove_node, address=config.ray.address, kind=config.ray.kind)
-            await stack.enter_async_context(ray)
+        remote.attach(pool)
         await stack.enter_async_context(pool)
         if taken := _alive(pool):
             _log.info("took over %d sandboxes of an earlier server", taken)
@@ -301,9 +319,13 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
                 raise UsageError(image_lacks(spec.image or GAMES_IMAGE, error.cause)) from None
             raise
         announce(f"sandboxes: {fleet_nodes.what}; environments in {count} {'sandbox' if count == 1 else 'sandboxes'}")
-        for node in fleet_nodes.nodes:
+        nodes = [*fleet_nodes.nodes, *remote.nodes]
+        for node in nodes:
             share = f"{config.limits.tenant_share:.0%}".removesuffix("%")
-            announce(f"capacity: {machine.describe(node.capacity)}; one tenant may use {share} % of each of these")
+            where = "" if node in fleet_nodes.nodes else f" of node {node.name}"
+            announce(
+                f"capacity{where}: {machine.describe(node.capacity)}; one tenant may use {share} % of each of these"
+            )
         await forget_lost_sessions(fleet_nodes.ledger, pool, fleet)
         trusted = None
         if trusted_envs.allowed:
@@ -312,7 +334,7 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
             announce(
                 f"trusted worker: {config.envs.tool_episodes} concurrent episodes with sandboxes as tools ({names})"
             )
-            limits = [limit for node in fleet_nodes.nodes for limit in node.backend.capabilities().items()]
+            limits = [limit for node in nodes for limit in node.backend.capabilities().items()]
             if missing := sorted(name for name, is_enforced in limits if not is_enforced):
                 announce(
                     "warning: those that run untrusted programs are refused, because this machine does not enforce "
@@ -320,7 +342,30 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
                 )
         host = RoutedHosts(fleet, trusted, trusted_envs.plays)
         played_in = (fleet,) if trusted is None else (fleet, trusted)
-        yield Fleet(host, pool, fleet_nodes.disks, played_in, fleet_nodes.isolates, fleet_nodes.ledger is not None)
+        isolates = remote.isolates if remote.isolates is not None else fleet_nodes.isolates
+        yield Fleet(host, pool, fleet_nodes.disks, played_in, isolates, fleet_nodes.ledger is not None, remote)
+
+
+async def _wait_for_node(config: ServeConfig, remote: RemoteNodes, announce: Callable[[str], None]) -> None:
+    """Answer only nodes that join, until the first one is used: without sandboxes, no environment can be served."""
+    announce("waiting for a node: envkit serve --node --join URL --token-file FILE")
+    listen = config.listen
+    app = create_app(NoEnvironments(), lazy=True, handlers=(remote,))
+    async with clock.background_tasks() as tasks:
+        tasks.start_soon(
+            partial(
+                serve,
+                AuthMiddleware(app, _tokens(config), errors=app.errors),
+                host=listen.host,
+                port=listen.port,
+                uds=listen.socket,
+                certificate=None if listen.certificate is None else Path(listen.certificate),
+                key=None if listen.key is None else Path(listen.key),
+                handle_signals=False,
+                drain_s=_JOIN_DRAIN_S,
+            )
+        )
+        await remote.found.wait()
 
 
 def _lacks_envkit(cause: Cause) -> bool:

@@ -16,6 +16,9 @@ STATE_FORMAT = 1
 LEDGER = "fleet-{}.sqlite"
 """File name of a server's ledger, in which ``{}`` stands for the server's address."""
 
+JOINED = "nodes-{}.json"
+"""Like `LEDGER`, the name of the file with the nodes that have joined, and their tokens."""
+
 _FILE = "tokens.sqlite"
 _LOCK = "server.lock"
 

@@ -194,3 +194,35 @@ def test_a_lease_waits_for_a_new_node() -> None:
                 assert pool.wanted() == -2
 
     run(main)
+
+
+class WithImages(FakeBackend):
+    """A machine that says which images it has."""
+
+    images: tuple[str, ...] = ()
+
+    def lacks(self, spec: SandboxSpec) -> int:
+        return spec.image not in self.images
+
+
+def test_a_node_with_the_image_is_preferred_until_it_is_full_and_a_draining_one_gets_nothing() -> None:
+    async def main() -> None:
+        async with WithImages() as near, WithImages() as far:
+            near.images = ("swe:1",)
+            nodes = [Node("far", far, Capacity(sandboxes=9)), Node("near", near, Capacity(sandboxes=2))]
+            async with Pool(nodes) as pool:
+                for number in range(3):
+                    await pool.create(f"sandbox {number}", SandboxSpec(image="swe:1"))
+                assert [pool.view(f"sandbox {number}").node for number in range(3)] == ["near", "near", "far"]
+                await pool.stop("sandbox 0")
+                assert pool.drain_node("near", drains=True)
+                await pool.create("later", SandboxSpec(image="swe:1"))
+                assert pool.view("later").node == "far"
+                assert not pool.drain_node("far", drains=True)
+                with pytest.raises(CapacityError):
+                    await pool.create("last", SandboxSpec())
+                pool.drain_node("near", drains=False)
+                await pool.create("last", SandboxSpec())
+                assert pool.view("last").node == "near"
+
+    run(main)

@@ -1,0 +1,107 @@
+"""``envkit node``: the nodes of a server that are other machines."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from envkit.cli.fleet.sandbox import Ca, ServerUrl, TokenFile
+from envkit.cli.tables import AsJson, echo, note, print_json, print_table
+
+if TYPE_CHECKING:
+    from envkit.http.client.sandbox_client import SandboxClient
+    from envkit.http.protocol.node_messages import NodeStatus
+
+_POLL_S = 1.0
+
+app = typer.Typer(no_args_is_help=True, help="List and drain the nodes of a server.", rich_markup_mode=None)
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the node; see envkit node list.")]
+
+
+@app.command("list")
+def list_nodes(url: ServerUrl, token_file: TokenFile = None, ca: Ca = None, as_json: AsJson = False) -> None:
+    """List the nodes of a server that are other machines. The token needs the scope admin."""
+    import msgspec
+
+    found: list[NodeStatus] = []
+
+    async def ask(client: SandboxClient) -> None:
+        found.extend(await client.list_nodes())
+
+    _run(ask, url, token_file, ca)
+    if as_json:
+        print_json(msgspec.to_builtins(found))
+        return
+    rows = [
+        [
+            one.node,
+            one.state,
+            str(one.sandboxes),
+            *(("", "", "") if one.facts is None else (one.facts.backend, one.facts.architecture, one.facts.version)),
+            "" if one.skew_s is None else f"{one.skew_s:+.1f} s",
+            one.why or one.url,
+        ]
+        for one in found
+    ]
+    print_table(("NAME", "STATE", "SANDBOXES", "BACKEND", "MACHINE", "ENVKIT", "CLOCK", "ADDRESS OR PROBLEM"), rows)
+
+
+@app.command("drain")
+def drain(name: Name, url: ServerUrl, token_file: TokenFile = None, ca: Ca = None) -> None:
+    """Start no more sandboxes on a node, and wait until it has none.
+
+    Sandboxes of environments move to other nodes. Those of clients and of tools end when their users end them. Then
+    the node can be stopped, and joins again when it is started. If the command is interrupted, the node keeps draining.
+    """
+
+    async def wait(client: SandboxClient) -> None:
+        import anyio
+
+        left, told = await client.drain(name), -1
+        while left.sandboxes and left.state == "draining":
+            if left.sandboxes != told:
+                note(f"{left.sandboxes} {'sandbox' if left.sandboxes == 1 else 'sandboxes'} left on {name}")
+            told = left.sandboxes
+            await anyio.sleep(_POLL_S)
+            left = next((one for one in await client.list_nodes() if one.node == name), left)
+
+    _run(wait, url, token_file, ca)
+    echo(f"{name} has no sandboxes; it can be stopped")
+
+
+@app.command("admit")
+def admit(name: Name, url: ServerUrl, token_file: TokenFile = None, ca: Ca = None) -> None:
+    """Use a node again that is being drained."""
+
+    async def ask(client: SandboxClient) -> None:
+        await client.drain(name, drains=False)
+
+    _run(ask, url, token_file, ca)
+    echo(f"{name} is used again")
+
+
+def _run(call: Callable[[SandboxClient], Awaitable[None]], url: str, token_file: Path | None, ca: Path | None) -> None:
+    from envkit import clock
+
+    async def main() -> None:
+        async with _client(url, token_file, ca) as client:
+            await call(client)
+
+    clock.run(main)
+
+
+@asynccontextmanager
+async def _client(url: str, token_file: Path | None, ca: Path | None) -> AsyncIterator[SandboxClient]:
+    from envkit.http.client.connect import read_token
+    from envkit.http.client.sandbox_client import SandboxClient
+
+    token = None if token_file is None else read_token(token_file, partial(print, file=sys.stderr))
+    async with SandboxClient(url, token, ca=ca) as client:
+        yield client

@@ -1,0 +1,283 @@
+"""The nodes of a gateway that are other machines: connects to them, and keeps them in the pool while they answer."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+from urllib.parse import urlsplit
+
+import anyio
+import msgspec
+
+from envkit import __version__, clock
+from envkit.config.serving import NodeAddressSection
+from envkit.errors import EnvkitError, OptionError, UnreachableError, UsageError, did_you_mean
+from envkit.fleet.remote_node import RemoteNode
+from envkit.http.auth.caller import Caller
+from envkit.http.client.connect import read_token
+from envkit.http.protocol import node_messages as wire
+from envkit.http.protocol import operations as table
+from envkit.http.protocol.handlers import handles
+from envkit.http.protocol.messages import DoneReply, NoBody
+from envkit.runs import files
+from envkit.sandbox import machine
+from envkit.sandbox.pool import Pool
+from envkit.sandbox.pool.node import Capacity, Node
+from envkit.sandbox.transfer import tar_stream
+from envkit.types import Cause, CauseKind, SandboxState
+from envkit.wiring.gateway.nodes import HERE
+
+_log = logging.getLogger(__name__)
+
+_FIRST_S = 5.0
+"""Seconds that the start waits for the known nodes to answer."""
+_AGAIN_S = (0.5, 5.0)
+"""Backoff: initial and maximum seconds between two attempts to reach a node."""
+_FORGET_S = 3600.0
+"""Seconds after which a lost node that had joined by itself is forgotten."""
+_ENVS = ":envs-"
+_ALIVE = (SandboxState.LEASED, SandboxState.SUSPECT)
+
+
+@dataclass(slots=True, eq=False)
+class _Member:
+    """A known node. `node` is its node in the pool, None while it is not used; `why` then says why."""
+
+    name: str
+    url: str
+    token: str | None
+    ca: Path | None = None
+    is_listed: bool = False
+    why: str = "not reached yet"
+    node: Node | None = None
+    backend: RemoteNode | None = None
+    is_replaced: bool = False
+    tried: anyio.Event = field(default_factory=anyio.Event)
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+
+    def status(self) -> wire.NodeStatus:
+        state = "lost" if self.node is None else "draining" if self.node.is_draining else "up"
+        facts, skew_s = (None, None) if self.backend is None else (self.backend.facts, round(self.backend.skew_s, 3))
+        used = 0 if self.node is None else self.node.used.sandboxes
+        return wire.NodeStatus(self.name, self.url, state, "" if self.node else self.why, used, skew_s, facts)
+
+
+class RemoteNodes:
+    """Keeps the nodes on other machines in a pool. Use it with ``async with``, around that of the pool.
+
+    The block begins when each known node has answered or failed. A node that is lost is connected to again.
+
+    Args:
+        listed: The nodes that the gateway's file lists.
+        file: File that remembers the nodes that have joined, for the next gateway; None to remember none.
+        in_image: Whether the sandboxes that run environments have an image; nodes of the other kind are refused.
+        isolates: Whether nodes without isolation are refused; None if the first one decides.
+        lost_s: Seconds without an answer after which a node is lost.
+
+    Raises:
+        UsageError: On entering: a token file cannot be read, or two nodes have the same name.
+    """
+
+    def __init__(
+        self,
+        listed: Sequence[NodeAddressSection],
+        *,
+        file: Path | None,
+        in_image: bool,
+        isolates: bool | None,
+        lost_s: float,
+    ) -> None:
+        self.isolates = isolates
+        """Whether all nodes isolate sandboxes; None as long as there is no node."""
+        self.found = anyio.Event()
+        """Set when a node is used for the first time."""
+        self._listed = listed
+        self._file = file
+        self._in_image = in_image
+        self._lost_s = lost_s
+        self._members: dict[str, _Member] = {}
+        self._pool: Pool | None = None
+
+    @property
+    def nodes(self) -> Sequence[Node]:
+        """The nodes that are used now."""
+        return [one.node for one in self._members.values() if one.node is not None]
+
+    @property
+    def processors(self) -> int:
+        """Number of processors of the nodes that are used now."""
+        return sum(one.backend.facts.processors for one in self._members.values() if one.node and one.backend)
+
+    def attach(self, pool: Pool) -> None:
+        """Keep the nodes in `pool` from now on."""
+        self._pool = pool
+        for node in self.nodes:
+            pool.add_node(node)
+
+    @handles(table.JOIN)
+    async def join(self, body: wire.JoinFrame, caller: Caller) -> DoneReply:
+        """Use the sandboxes of a node, until it is lost. The call is safe to repeat."""
+        known = self._members.get(body.node)
+        if body.node == HERE or (known is not None and known.is_listed):
+            raise OptionError("node", f"{body.node!r} is the name of another node; start the node with another address")
+        if known is None or (known.url, known.token) != (body.url, body.token):
+            if known is not None:
+                known.is_replaced = True
+                known.scope.cancel()
+            self._add(_Member(body.node, body.url, body.token))
+            self._remember()
+        return DoneReply()
+
+    @handles(table.NODE_LIST)
+    async def list_nodes(self, body: NoBody, caller: Caller) -> wire.NodesReply:
+        """List the server's nodes that are other machines."""
+        return wire.NodesReply([one.status() for one in self._members.values()])
+
+    @handles(table.DRAIN)
+    async def drain(self, body: wire.DrainFrame, caller: Caller) -> wire.NodeStatus:
+        """Give a node no new sandboxes, or use it again. Sandboxes of environments move to other nodes at once.
+
+        A drained node can be stopped when it has no sandboxes any more.
+        """
+        member = self._members.get(body.node)
+        if member is None:
+            raise OptionError("node", f"there is no node {body.node!r}{did_you_mean(body.node, self._members)}")
+        if member.node is None or self._pool is None:
+            raise UnreachableError(f"node {body.node} is not used now: {member.why}")
+        has_others = self._pool.drain_node(body.node, drains=body.drains)
+        if body.drains and has_others:
+            for view in self._pool.views(tenant=""):
+                if view.node == body.node and view.id.startswith(_ENVS) and view.state in _ALIVE:
+                    self._tasks.start_soon(self._pool.stop, view.id)
+        return member.status()
+
+    async def __aenter__(self) -> Self:
+        members = [_of_section(one) for one in self._listed]
+        for one in members:
+            if one.name == HERE or sum(one.name == other.name for other in members) > 1:
+                raise UsageError(f"nodes: two nodes are named {one.name!r}; give one another name")
+        names = {one.name for one in members}
+        members += [one for one in self._remembered() if one.name not in names]
+        self._tasks = await anyio.create_task_group().__aenter__()
+        for one in members:
+            self._add(one)
+        with anyio.move_on_after(_FIRST_S):
+            for one in members:
+                await one.tried.wait()
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        await clock.end_tasks(self._tasks, error)
+
+    def _add(self, member: _Member) -> None:
+        self._members[member.name] = member
+        self._tasks.start_soon(self._keep, member)
+
+    async def _keep(self, member: _Member) -> None:
+        """Keep a node in the pool while it answers, and connect to it again after each loss."""
+        delay_s, lost_at = _AGAIN_S[0], clock.now()
+        with member.scope:
+            while member.is_listed or clock.now() - lost_at < _FORGET_S:
+                try:
+                    if await self._use(member):
+                        delay_s, lost_at = _AGAIN_S[0], clock.now()
+                except EnvkitError as error:
+                    member.why = str(error)
+                member.tried.set()
+                await anyio.sleep(delay_s)
+                delay_s = min(2 * delay_s, _AGAIN_S[1])
+            del self._members[member.name]
+            self._remember()
+
+    async def _use(self, member: _Member) -> bool:
+        """Connect to a node, and keep it in the pool until it is lost. Return True, or False if it was refused."""
+        backend = RemoteNode(
+            member.name,
+            member.url,
+            member.token,
+            ca=member.ca,
+            folder_transport=tar_stream,
+            lost_s=self._lost_s,
+        )
+        async with backend:
+            member.backend = backend
+            if (why := self._why_unfit(backend.facts)) is not None:
+                if member.why != why:
+                    _log.warning("node %s is not used: %s", member.name, why)
+                member.why = why
+                return False
+            capacity = Capacity(**msgspec.structs.asdict(backend.facts.capacity))
+            member.node = Node(member.name, backend, capacity)
+            self.isolates = backend.facts.capabilities["isolation"] if self.isolates is None else self.isolates
+            self.found.set()
+            member.tried.set()
+            what = f"{backend.facts.backend}, {machine.describe(capacity)}"
+            _log.info("node %s is used: %s", member.name, what)
+            _warn_about(member.name, backend)
+            try:
+                if self._pool is not None:
+                    self._pool.add_node(member.node)
+                cause = await backend.wait()
+            except anyio.get_cancelled_exc_class():
+                cause = Cause(CauseKind.NODE_LOST, f"node {member.name} was restarted")
+                if member.is_replaced and self._pool is not None:
+                    self._pool.remove_node(member.name, cause)
+                raise
+            finally:
+                member.node = None
+            member.why = str(cause)
+            _log.warning("%s", cause)
+            if self._pool is not None:
+                self._pool.remove_node(member.name, cause)
+        return True
+
+    def _why_unfit(self, facts: wire.NodeReply) -> str | None:
+        if self.isolates and not facts.capabilities["isolation"]:
+            return f"its backend {facts.backend} isolates nothing, unlike other sandboxes of this server"
+        if self._in_image and facts.backend != "docker":
+            return f"environments run in an image here, and its backend is {facts.backend}; start it with docker"
+        if not self._in_image and facts.backend == "docker":
+            return "its sandboxes are Docker containers; name the image of environments in envs.image"
+        return None
+
+    def _remembered(self) -> Sequence[_Member]:
+        if self._file is None or not self._file.exists():
+            return ()
+        try:
+            found = msgspec.json.decode(self._file.read_bytes(), type=list[wire.JoinFrame])
+        except (OSError, msgspec.MsgspecError) as error:
+            raise UsageError(f"{self._file} cannot be read: {error}; remove it, and the nodes join again") from None
+        return [_Member(one.node, one.url, one.token) for one in found]
+
+    def _remember(self) -> None:
+        if self._file is not None:
+            joined = [wire.JoinFrame(one.name, one.url, one.token or "") for one in self._members.values()]
+            joined = [one for one in joined if not self._members[one.node].is_listed]
+            files.replace(self._file, msgspec.json.encode(joined), remedy="choose another folder (--state)")
+            self._file.chmod(0o600)
+
+
+def _of_section(section: NodeAddressSection) -> _Member:
+    token = None if section.token_file is None else read_token(Path(section.token_file), _log.warning)
+    ca = None if section.ca is None else Path(section.ca)
+    return _Member(section.name or name_of(section.url), section.url, token, ca, is_listed=True)
+
+
+def name_of(url: str) -> str:
+    """Return the name of the node with the address `url`, if it has no other: host and port, or the socket's name."""
+    parts = urlsplit(url)
+    return parts.netloc.replace("[", "").replace("]", "") or Path(parts.path).name
+
+
+def _warn_about(name: str, backend: RemoteNode) -> None:
+    facts = backend.facts
+    if facts.version != __version__:
+        _log.warning("node %s has envkit %s, this server has %s", name, facts.version, __version__)
+    if facts.python != sys.executable and facts.backend != "docker":
+        _log.warning("node %s has no %s, with which it must run environments", name, sys.executable)
+    if abs(backend.skew_s) > 2 * _AGAIN_S[1]:
+        _log.warning("the clock of node %s differs by %.0f s", name, backend.skew_s)
