@@ -138,7 +138,8 @@ class NodePool(SandboxPool):
 
     async def events(self, *, after: int = 0) -> AsyncIterator[PoolEvent]:
         """Yield nothing: the gateway records the events of its sandboxes."""
-        for event in ():
+        none: Sequence[PoolEvent] = ()
+        for event in none:
             yield event
 
     async def __aenter__(self) -> Self:

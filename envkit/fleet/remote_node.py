@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -242,6 +243,13 @@ class NodeSandbox(RemoteSandbox):
                 continue
             except UnreachableError as error:
                 return self._node.cause or Cause(CauseKind.NODE_LOST, f"node {self._node.name} is lost: {error}")
+
+    async def connect(self, address: str | int) -> socket.socket:
+        """Connect to a socket or a port in the sandbox; with TLS, through a WebSocket."""
+        if self._transport.address.startswith("https:"):
+            return await super().connect(address)
+        with self._unknown_is_lost():
+            return await self._transport.open_bytes(table.CONNECT, wire.ConnectQuery(self.id, str(address)))
 
     async def diagnose(self) -> Blocked:
         """Return why the sandbox does not answer, although its node does."""

@@ -48,7 +48,7 @@ class RemoteBackend:
         backend = await self._open.enter_async_context(LocalBackend())
         pool = await self._open.enter_async_context(NodePool(backend))
         app = node_app(NodeFacts(Machine(Node("here", backend), "local", "bubblewrap", backend.disks)), pool)
-        address = await self._open.enter_async_context(listening(app))
+        address = await self._open.enter_async_context(listening(app, byte_streams=True))
         self.node = await self._open.enter_async_context(RemoteNode("n1", address, folder_transport=tar_stream))
         return self
 

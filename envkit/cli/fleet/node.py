@@ -64,11 +64,11 @@ def drain(name: Name, url: ServerUrl, token_file: TokenFile = None, ca: Ca = Non
     async def wait(client: SandboxClient) -> None:
         import anyio
 
-        left, told = await client.drain(name), -1
+        left, printed = await client.drain(name), -1
         while left.sandboxes and left.state == "draining":
-            if left.sandboxes != told:
+            if left.sandboxes != printed:
                 note(f"{left.sandboxes} {'sandbox' if left.sandboxes == 1 else 'sandboxes'} left on {name}")
-            told = left.sandboxes
+            printed = left.sandboxes
             await anyio.sleep(_POLL_S)
             left = next((one for one in await client.list_nodes() if one.node == name), left)
 

@@ -25,6 +25,7 @@ from envkit.http.protocol import messages
 from envkit.http.protocol.asgi import CallOutcome, Receive, Scope, Send, read_body, respond_outcome
 from envkit.http.protocol.operations import CONNECT, EXEC, POOL_EVENTS, PROGRAM, STEP, STEPS
 from envkit.http.sandboxes.access import MAX_TIMEOUT_S, SandboxAccess
+from envkit.http.sandboxes.byte_relay import taker
 from envkit.http.sandboxes.files_and_events import FilesAndEvents
 from envkit.http.sandboxes.lifecycle import SandboxLifecycle
 from envkit.http.sandboxes.streams import SandboxStreams
@@ -52,6 +53,7 @@ _IN_USE = frozenset({SandboxState.STARTING, SandboxState.LEASED, SandboxState.SU
 _STEP = msgspec.json.Decoder(messages.StepBody)
 _SESSION, _AFTER_ID = STEP.path.split("{session_id}")
 _SANDBOX, _AFTER_SANDBOX = EXEC.path.split("{sandbox_id}")
+_CONNECT = CONNECT.path.partition("{sandbox_id}")[2]
 
 
 def create_app(
@@ -258,6 +260,9 @@ class App:
                 values = {"sandbox_id": path[len(_SANDBOX) : -len(_AFTER_SANDBOX)]}
                 await self._dispatcher.respond(EXEC, values, scope, receive, send)
                 return
+        if path.endswith(_CONNECT) and self._streams is not None and (take := taker(scope)) is not None:
+            await self._streams.serve_bytes(path[len(_SANDBOX) : -len(_CONNECT)], take, scope, send)
+            return
         if path in messages.MODEL_PATHS:
             await self._call_model(scope, receive, send)
             return

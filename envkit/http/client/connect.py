@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import re
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
@@ -12,8 +15,9 @@ from urllib.parse import urlsplit
 import anyio
 from websockets.asyncio.client import ClientConnection, connect, unix_connect
 
-from envkit.errors import UsageError
+from envkit.errors import UnreachableError, UsageError, from_problem
 from envkit.http.protocol.messages import SOCKET_PATH
+from envkit.http.sandboxes.byte_relay import UPGRADE
 
 Connector: TypeAlias = Callable[[], Awaitable[ClientConnection]]
 OpenSocket: TypeAlias = Callable[[], Awaitable[socket.socket]]
@@ -22,6 +26,8 @@ CONNECT_TIMEOUT_S = 10.0
 """Timeout of connecting, in seconds. If the timeout of calls is shorter, it also applies to connecting."""
 
 _MAX_ANSWER_BYTES = 64 << 20
+_PIECE = 1 << 14
+_REST_S = 0.001
 _PING_S = 20.0
 _PONG_S = 120.0
 """Seconds to wait for a pong. This is long, because environments may compute in the server's event loop."""
@@ -77,6 +83,62 @@ def socket_connector(open_socket: OpenSocket, timeout_s: float) -> Connector:
             raise
 
     return connect_socket
+
+
+async def connect_bytes(url: str, path: str, timeout_s: float, *, token: str | None) -> socket.socket:
+    """Return a non-blocking socket that a server without TLS connects to what `path` names.
+
+    See `envkit.http.sandboxes.byte_relay`.
+
+    Raises:
+        UnreachableError: The server does not answer.
+        EnvkitError: The server refused the connection with this error.
+    """
+    parts, loop = urlsplit(url), asyncio.get_running_loop()
+    head = f"GET {path} HTTP/1.1\r\nHost: {parts.netloc or 'node'}\r\nConnection: Upgrade\r\nUpgrade: {UPGRADE}\r\n"
+    head += "".join(f"{name}: {value}\r\n" for name, value in authorization_headers(token).items())
+    stream: socket.socket | None = None
+    try:
+        with anyio.fail_after(min(timeout_s, CONNECT_TIMEOUT_S)):
+            if parts.scheme == "unix":
+                stream, address = socket.socket(socket.AF_UNIX), parts.path
+            else:
+                found = await loop.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM)
+                family, kind, protocol, _, address = found[0]
+                stream = socket.socket(family, kind, protocol)
+                stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            stream.setblocking(False)
+            await loop.sock_connect(stream, address)
+            await loop.sock_sendall(stream, head.encode() + b"\r\n")
+            answer = await _head(stream)
+            if answer.startswith(b"HTTP/1.1 101 "):
+                return stream
+            size = re.search(rb"\r\ncontent-length: (\d+)", answer, re.IGNORECASE)
+            body = b""
+            while size is not None and len(body) < int(size[1]) and (piece := await loop.sock_recv(stream, _PIECE)):
+                body += piece
+            raise from_problem(json.loads(body or b"{}"))
+    except (OSError, ValueError) as error:  # OSError includes TimeoutError
+        if stream is not None:
+            stream.close()
+        raise UnreachableError(f"{url} does not answer: {error or 'timeout'}") from None
+    except BaseException:
+        if stream is not None:
+            stream.close()
+        raise
+
+
+async def _head(stream: socket.socket) -> bytes:
+    """Read the head of an HTTP response, and no byte of what follows."""
+    while True:
+        await anyio.wait_readable(stream)
+        seen = stream.recv(_PIECE, socket.MSG_PEEK)
+        head, end, _ = seen.partition(b"\r\n\r\n")
+        if end:
+            return stream.recv(len(head) + len(end))
+        if not seen or len(seen) == _PIECE:
+            raise ConnectionResetError("it closed the connection")
+        await anyio.sleep(_REST_S)  # the rest has not arrived yet
 
 
 def authorization_headers(token: str | None) -> dict[str, str]:

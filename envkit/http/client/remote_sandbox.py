@@ -28,7 +28,7 @@ from envkit.errors import (
     UnsupportedError,
     UsageError,
 )
-from envkit.http.client.connect import url_connector
+from envkit.http.client.connect import connect_bytes, url_connector
 from envkit.http.client.connection import SharedWebSocket, connect_once
 from envkit.http.client.outages import Outages
 from envkit.http.client.streams import RemoteProgram, relay
@@ -142,6 +142,14 @@ class SandboxTransport:
         path = operation.target(request)
         connector = url_connector(self.address, CALL_S, token=self._token, ca=self._ca, path=path)
         return await self._outages.call(partial(connect_once, connector, self.address))
+
+    async def open_bytes(self, operation: Operation[Q, Any], request: Q) -> socket.socket:
+        """Open the byte stream of an operation of a node without TLS; see `envkit.http.sandboxes.byte_relay`.
+
+        Raises:
+            UnreachableError: The node does not answer, or nothing listens in the sandbox.
+        """
+        return await connect_bytes(self.address, operation.target(request), CALL_S, token=self._token)
 
     async def with_retries(self, call: Callable[[], Awaitable[T]], retry_s: float = _RETRY_S) -> T:
         """Make a call. Repeat it for up to `retry_s` seconds while it exceeds the server's capacity or rate limit.

@@ -27,12 +27,13 @@ from envkit.errors import EnvkitError
 from envkit.http.auth.caller import Caller, caller_of
 from envkit.http.protocol import operations as table
 from envkit.http.protocol import sandbox_messages as wire
-from envkit.http.protocol.asgi import CallOutcome, Receive, Scope, Send, parameters
+from envkit.http.protocol.asgi import CallOutcome, Receive, Scope, Send, parameters, respond_outcome
 from envkit.http.protocol.bytes_encoding import decode_arguments
 from envkit.http.protocol.handlers import HttpCall
 from envkit.http.protocol.messages import Problem, read, write
 from envkit.http.protocol.operations import Operation
 from envkit.http.sandboxes.access import SandboxAccess
+from envkit.http.sandboxes.byte_relay import Take, relay_bytes
 from envkit.protocols import Program, Sandbox
 
 _PROGRAM = msgspec.json.Decoder(wire.ProgramBody)
@@ -75,6 +76,21 @@ class SandboxStreams:
             if end is not None:
                 await send({"type": "websocket.send", "text": write(end).decode()})
             await send({"type": "websocket.close"})
+
+    async def serve_bytes(self, sandbox_id: str, take: Take, scope: Scope, send: Send) -> None:
+        """Serve a connection to a server in a sandbox as plain bytes; see `envkit.http.sandboxes.byte_relay`."""
+        caller = caller_of(scope)
+        try:
+            query = table.CONNECT.request(**parameters(table.CONNECT, {"sandbox_id": sandbox_id}, scope))
+            stream = await self._access.find(sandbox_id, caller).connect(_address(query.to))
+        except Exception as error:
+            await respond_outcome(send, self._failure(error))
+            return
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._access.cancel_when_closing, tasks.cancel_scope)
+            tasks.start_soon(self._renew, sandbox_id, caller)
+            await relay_bytes(stream, take)
+            tasks.cancel_scope.cancel()
 
     async def _run(
         self, operation: Operation[Any, Any], values: Mapping[str, str], call: HttpCall, tasks: TaskGroup
@@ -126,7 +142,7 @@ class _DisconnectedError(Exception):
 async def _connection(sandbox: Sandbox, address: str, receive: Receive, send: Send, tasks: TaskGroup) -> None:
     """Connect to `address` in the sandbox, and copy bytes between it and the client until the connection ends."""
     loop = asyncio.get_running_loop()
-    with await sandbox.connect(int(address) if address.isascii() and address.isdigit() else address) as stream:
+    with await sandbox.connect(_address(address)) as stream:
         stream.setblocking(False)
 
         async def send_input() -> None:
@@ -138,6 +154,11 @@ async def _connection(sandbox: Sandbox, address: str, receive: Receive, send: Se
         tasks.start_soon(send_input)
         while piece := await loop.sock_recv(stream, _PIECE_BYTES):
             await send({"type": "websocket.send", "bytes": piece})
+
+
+def _address(text: str) -> str | int:
+    """Return the port or the name of a socket that a caller wrote."""
+    return int(text) if text.isascii() and text.isdigit() else text
 
 
 async def _send_input(program: Program, receive: Receive) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import resource
 import signal
@@ -15,9 +16,11 @@ from typing import Any
 
 import anyio
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from envkit.errors import UsageError
 from envkit.http.protocol.messages import MAX_MESSAGE_BYTES
+from envkit.http.sandboxes.byte_relay import EXTENSION
 from envkit.http.server.middleware import Served
 
 DRAIN_S = 10.0
@@ -64,6 +67,7 @@ async def serve(
     certificate: Path | None = None,
     key: Path | None = None,
     max_connections: int | None = None,
+    byte_streams: bool = False,
 ) -> None:
     """Serve `app` until SIGTERM, SIGINT or a cancellation; then let running calls finish and release all leases.
 
@@ -83,6 +87,7 @@ async def serve(
             key.
         max_connections: Maximum number of concurrent connections; further connections get status 503. None means
             `MAX_CONNECTIONS`, or half of this process's limit on open files if that is less.
+        byte_streams: Whether requests may become plain connections; see `envkit.http.sandboxes.byte_relay`.
 
     Raises:
         UsageError: The port, the path or the certificate cannot be used; the message says what to do.
@@ -96,6 +101,8 @@ async def serve(
         address = _address(listener, is_tls=certificate is not None)
         try:
             config = _config(app, max_connections, certificate, key)
+            if byte_streams:
+                config.http = _BytesProtocol
 
             async def drain() -> None:
                 await app.drain(drain_s)
@@ -130,6 +137,25 @@ def require_address(
     _check_certificate(certificate, key)
     listener = _listen_tcp(host, port) if uds is None else _listen_unix(Path(uds))
     _stop_listening(listener, uds)
+
+
+class _BytesProtocol(HttpToolsProtocol):
+    """An HTTP connection that an application can take over, after which it is no HTTP connection any more."""
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["extensions"] = {EXTENSION: {"take": self._take}}
+
+    def _take(self, protocol: asyncio.Protocol) -> asyncio.Transport:
+        end_protocol = protocol.connection_lost
+
+        def connection_lost(error: Exception | None) -> None:
+            end_protocol(error)
+            self.connection_lost(error)  # uvicorn forgets the connection, and sends no response
+
+        protocol.connection_lost = connection_lost  # type: ignore[method-assign]
+        self.transport.set_protocol(protocol)
+        return self.transport
 
 
 class _Server(uvicorn.Server):

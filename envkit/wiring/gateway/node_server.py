@@ -109,6 +109,7 @@ async def serve_node(
             key=key,
             on_ready=ready,
             drain_s=_DRAIN_S,
+            byte_streams=True,
         )
 
 

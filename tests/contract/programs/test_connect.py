@@ -13,7 +13,7 @@ import pytest
 
 from envkit.errors import SandboxLostError, UnreachableError
 from envkit.protocols import Sandbox
-from tests.contract.kinds import Kind, run
+from tests.contract.kinds import ALSO_REMOTE, Kind, run
 from tests.contract.shared import AnySandbox, Shared
 
 # Listens on a socket of the given name or port, and echoes what each connection sends.
@@ -87,6 +87,7 @@ def test_a_server_inside_is_reached_again_and_again(kind: Kind, place: str | int
     run(main)
 
 
+@ALSO_REMOTE
 def test_every_byte_and_more_than_any_window_passes_both_ways_at_once(kind: Kind, place: str | int) -> None:
     content = bytes(range(256)) * 20_000
 

@@ -28,8 +28,8 @@ from tests.e2e.fleet.fleet import Gateway, free_port, run, serving
 pytestmark = pytest.mark.slow
 
 ENVKIT = (sys.executable, "-m", "envkit")
-OPTIONS: dict[str, Any] = {"size": 6, "boxes": 1, "max_moves": 30}
-TASK = Task("Sokoban-v0", 11, OPTIONS)
+TASK = Task("Sokoban-v0", 11, {"size": 6, "boxes": 1, "max_moves": 30})
+OPTIONS: dict[str, Any] = dict(TASK.options)
 MOVES = ["up", "left", "down", "down", "right", "up", "left", "left"]
 CLEAN = {name: value for name, value in os.environ.items() if name != "ENVKIT_TOKEN"}
 
