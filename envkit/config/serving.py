@@ -65,13 +65,9 @@ class NodeAddressSection(Section):
     """A node: another machine that runs envkit serve --node. Others join by themselves (envkit serve --node --join)."""
 
     url: Text
-    """Address of the node, such as http://10.0.0.7:8000."""
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]{1,100}$")] | None = None
-    """Name of the node; null: host and port of its address."""
+    """Address of the node, such as http://10.0.0.7:8000. Its host and port are the name of the node."""
     token_file: UserPath | None = None
     """File with the token of the node: the file that its --token-file names. null: the node needs none."""
-    ca: UserPath | None = None
-    """PEM file with the certificates to trust for an https address, instead of those of the system."""
 
 
 class EnvsSection(Section):

@@ -12,7 +12,6 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Self
 
 import anyio
@@ -61,7 +60,6 @@ class RemoteNode(SandboxBackend):
         name: Name of the node.
         url: Address of the node.
         token: Token for the node; None for a node on this machine that needs none.
-        ca: PEM file with the certificates to trust for ``https://``, instead of those of the system.
         folder_transport: Packs folders; see `envkit.http.client.sandbox_client.SandboxClient`.
         lost_s: Seconds without an answer after which the node is lost.
 
@@ -80,7 +78,6 @@ class RemoteNode(SandboxBackend):
         url: str,
         token: str | None = None,
         *,
-        ca: Path | None = None,
         folder_transport: FolderTransport | None = None,
         lost_s: float = 4.0,
     ) -> None:
@@ -91,7 +88,7 @@ class RemoteNode(SandboxBackend):
         self.cause: Cause | None = None
         self._lost_s = lost_s
         outages = Outages(lost_s + _SLACK_S, _log_outage)
-        self._client = SandboxClient(url, token, ca=ca, folder_transport=folder_transport, outages=outages)
+        self._client = SandboxClient(url, token, folder_transport=folder_transport, outages=outages)
         # The WebSocket has then tried to reconnect twice, which is the confirmation.
         self._client.transport.websocket.on_outage = lambda error: self._lose(str(error))
         self._run = uuid.uuid4().hex[:16]

@@ -48,6 +48,10 @@ def test_the_latency_of_the_agent_proxy_is_measured() -> None:
     assert "  latency added: p50 " in run("servers/bench_agent_proxy")
 
 
+def test_the_cost_of_a_node_is_measured() -> None:
+    assert "  node   " in run("servers/bench_nodes").partition("\nstep\n")[2]
+
+
 @pytest.mark.bwrap
 def test_the_cost_of_a_sandbox_is_measured_without_docker() -> None:
     assert "step of a shell in bubblewrap, envkit local: " in run("bench_sandboxes", "--only", "local")

@@ -100,8 +100,9 @@ async def connect_bytes(url: str, path: str, timeout_s: float, *, token: str | N
     stream: socket.socket | None = None
     try:
         with anyio.fail_after(min(timeout_s, CONNECT_TIMEOUT_S)):
+            address: Any = parts.path
             if parts.scheme == "unix":
-                stream, address = socket.socket(socket.AF_UNIX), parts.path
+                stream = socket.socket(socket.AF_UNIX)
             else:
                 found = await loop.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM)
                 family, kind, protocol, _, address = found[0]
@@ -121,7 +122,7 @@ async def connect_bytes(url: str, path: str, timeout_s: float, *, token: str | N
     except (OSError, ValueError) as error:  # OSError includes TimeoutError
         if stream is not None:
             stream.close()
-        raise UnreachableError(f"{url} does not answer: {error or 'timeout'}") from None
+        raise UnreachableError(f"{url} does not answer: {str(error) or 'timeout'}") from None
     except BaseException:
         if stream is not None:
             stream.close()

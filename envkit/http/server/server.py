@@ -153,7 +153,7 @@ class _BytesProtocol(HttpToolsProtocol):
             end_protocol(error)
             self.connection_lost(error)  # uvicorn forgets the connection, and sends no response
 
-        protocol.connection_lost = connection_lost  # type: ignore[method-assign]
+        protocol.connection_lost = connection_lost  # type: ignore[method-assign, assignment]
         self.transport.set_protocol(protocol)
         return self.transport
 

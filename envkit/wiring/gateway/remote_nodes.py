@@ -50,7 +50,6 @@ class _Member:
     name: str
     url: str
     token: str | None
-    ca: Path | None = None
     is_listed: bool = False
     why: str = "not reached yet"
     node: Node | None = None
@@ -159,7 +158,7 @@ class RemoteNodes:
         members = [_of_section(one) for one in self._listed]
         for one in members:
             if one.name == HERE or sum(one.name == other.name for other in members) > 1:
-                raise UsageError(f"nodes: two nodes are named {one.name!r}; give one another name")
+                raise UsageError(f"nodes: two nodes have the name {one.name!r}; list each once")
         names = {one.name for one in members}
         members += [one for one in self._remembered() if one.name not in names]
         self._tasks = await anyio.create_task_group().__aenter__()
@@ -199,7 +198,6 @@ class RemoteNodes:
             member.name,
             member.url,
             member.token,
-            ca=member.ca,
             folder_transport=tar_stream,
             lost_s=self._lost_s,
         )
@@ -263,12 +261,11 @@ class RemoteNodes:
 
 def _of_section(section: NodeAddressSection) -> _Member:
     token = None if section.token_file is None else read_token(Path(section.token_file), _log.warning)
-    ca = None if section.ca is None else Path(section.ca)
-    return _Member(section.name or name_of(section.url), section.url, token, ca, is_listed=True)
+    return _Member(name_of(section.url), section.url, token, is_listed=True)
 
 
 def name_of(url: str) -> str:
-    """Return the name of the node with the address `url`, if it has no other: host and port, or the socket's name."""
+    """Return the name of the node with the address `url`: host and port, or the socket's name."""
     parts = urlsplit(url)
     return parts.netloc.replace("[", "").replace("]", "") or Path(parts.path).name
 

@@ -7,10 +7,13 @@ faster. ``--waiting`` measures steps that wait 50 ms, of many episodes at once, 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
+from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[1]))  # the folder of `settings`
 from servers.served import ECHO, WAIT
 from servers.serving import Server, gateway, node
 from settings import parsed, parser
