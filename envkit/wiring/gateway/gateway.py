@@ -56,7 +56,7 @@ from envkit.wiring.gateway.env_workers import (
 )
 from envkit.wiring.gateway.model import open_model
 from envkit.wiring.gateway.nodes import image_lacks, keeps_ledger, open_nodes, state_file
-from envkit.wiring.gateway.remote_nodes import RemoteNodes
+from envkit.wiring.gateway.remote_nodes import NodeAddress, RemoteNodes
 from envkit.wiring.gateway.token_store import JOINED, lock_state, open_tokens
 from envkit.wiring.gateway.trusted import (
     NoEnvironments,
@@ -285,7 +285,7 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
     async with AsyncExitStack() as stack:
         fleet_nodes = await stack.enter_async_context(open_nodes(config))
         remote = RemoteNodes(
-            config.nodes,
+            [NodeAddress.of(one) for one in config.nodes],
             file=None if fleet_nodes.ledger is None else state_file(config, JOINED),
             in_image=fleet_nodes.in_image,
             isolates=fleet_nodes.isolates if fleet_nodes.nodes else None,

@@ -30,6 +30,7 @@ from envkit.http.auth.localhost_only import is_loopback
 from envkit.http.auth.sandbox_policy import SandboxPolicy
 from envkit.http.auth.tokens import OneToken
 from envkit.http.client.connect import read_token
+from envkit.http.client.env_client import TOKEN_VARIABLE
 from envkit.http.client.sandbox_client import SandboxClient
 from envkit.http.protocol import node_messages as wire
 from envkit.http.protocol import operations as table
@@ -68,7 +69,8 @@ async def serve_node(
         config: The configuration, of which a node uses `backend`, `listen`, `node` and `envs.image`.
         join: Address of the gateway to join; None for a gateway that lists this node.
         token_file: With `join`, file with a token of the gateway with the scope node or admin. Otherwise file with
-            the token that the gateway must send, which is needed unless this node listens on loopback.
+            the token that the gateway must send, which is needed unless this node listens on loopback. None: the
+            variable ENVKIT_TOKEN, if it is set.
         announce: Called with each line to print while the node starts.
         on_ready: Called once with the node's address, as soon as it accepts requests.
 
@@ -81,10 +83,11 @@ async def serve_node(
     certificate = None if listen.certificate is None else Path(listen.certificate)
     key = None if listen.key is None else Path(listen.key)
     require_address(listen.host, listen.port, listen.socket, certificate, key)
-    given = None if token_file is None else read_token(token_file, announce)
+    given = os.environ.get(TOKEN_VARIABLE) if token_file is None else read_token(token_file, announce)
     own = secrets.token_urlsafe(32) if join is not None else given
     if own is None and listen.socket is None and not is_loopback(listen.host):
-        raise UsageError(f"{listen.host} is reachable from other machines; name a file with a token (--token-file)")
+        remedy = "name a file with a token (--token-file), or set ENVKIT_TOKEN"
+        raise UsageError(f"{listen.host} is reachable from other machines; {remedy}")
     async with open_machine(config) as here, NodePool(here.node.backend) as pool, clock.background_tasks() as tasks:
         facts = NodeFacts(here)
         app = node_app(facts, pool)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 from urllib.parse import urlsplit
 
 import anyio
@@ -43,6 +43,24 @@ _ENVS = ":envs-"
 _ALIVE = (SandboxState.LEASED, SandboxState.SUSPECT)
 
 
+class NodeAddress(NamedTuple):
+    """A node that was given to the gateway or run: its name, its address, and the token that it expects, if any."""
+
+    name: str
+    url: str
+    token: str | None = None
+
+    @classmethod
+    def of(cls, section: NodeAddressSection) -> NodeAddress:
+        """Return the node of an entry of the gateway's file.
+
+        Raises:
+            UsageError: The file with the token cannot be read.
+        """
+        token = None if section.token_file is None else read_token(Path(section.token_file), _log.warning)
+        return cls(name_of(section.url), section.url, token)
+
+
 @dataclass(slots=True, eq=False)
 class _Member:
     """A known node. `node` is its node in the pool, None while it is not used; `why` then says why."""
@@ -71,19 +89,19 @@ class RemoteNodes:
     The block begins when each known node has answered or failed. A node that is lost is connected to again.
 
     Args:
-        listed: The nodes that the gateway's file lists.
+        listed: The nodes that are known from the start.
         file: File that remembers the nodes that have joined, for the next gateway; None to remember none.
         in_image: Whether the sandboxes that run environments have an image; nodes of the other kind are refused.
         isolates: Whether nodes without isolation are refused; None if the first one decides.
         lost_s: Seconds without an answer after which a node is lost.
 
     Raises:
-        UsageError: On entering: a token file cannot be read, or two nodes have the same name.
+        UsageError: On entering: two nodes have the same name.
     """
 
     def __init__(
         self,
-        listed: Sequence[NodeAddressSection],
+        listed: Sequence[NodeAddress],
         *,
         file: Path | None,
         in_image: bool,
@@ -111,6 +129,10 @@ class RemoteNodes:
         """Number of processors of the nodes that are used now."""
         return sum(one.backend.facts.processors for one in self._members.values() if one.node and one.backend)
 
+    def states(self) -> list[wire.NodeStatus]:
+        """Return the state of each known node."""
+        return [one.status() for one in self._members.values()]
+
     def attach(self, pool: Pool) -> None:
         """Keep the nodes in `pool` from now on."""
         self._pool = pool
@@ -134,7 +156,7 @@ class RemoteNodes:
     @handles(table.NODE_LIST)
     async def list_nodes(self, body: NoBody, caller: Caller) -> wire.NodesReply:
         """List the server's nodes that are other machines."""
-        return wire.NodesReply([one.status() for one in self._members.values()])
+        return wire.NodesReply(self.states())
 
     @handles(table.DRAIN)
     async def drain(self, body: wire.DrainFrame, caller: Caller) -> wire.NodeStatus:
@@ -155,7 +177,7 @@ class RemoteNodes:
         return member.status()
 
     async def __aenter__(self) -> Self:
-        members = [_of_section(one) for one in self._listed]
+        members = [_Member(*one, is_listed=True) for one in self._listed]
         for one in members:
             if one.name == HERE or sum(one.name == other.name for other in members) > 1:
                 raise UsageError(f"nodes: two nodes have the name {one.name!r}; list each once")
@@ -257,11 +279,6 @@ class RemoteNodes:
             joined = [one for one in joined if not self._members[one.node].is_listed]
             files.replace(self._file, msgspec.json.encode(joined), remedy="choose another folder (--state)")
             self._file.chmod(0o600)
-
-
-def _of_section(section: NodeAddressSection) -> _Member:
-    token = None if section.token_file is None else read_token(Path(section.token_file), _log.warning)
-    return _Member(name_of(section.url), section.url, token, is_listed=True)
 
 
 def name_of(url: str) -> str:

@@ -1,41 +1,70 @@
-"""Starts nodes for sandboxes, ``envkit serve --node``, on the machines of a run."""
+"""Starts nodes for sandboxes, ``envkit serve --node``, on the machines of a run, and restarts those that end."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 
 import anyio
 
+from envkit import clock
 from envkit.protocols import Launcher, Process
+from envkit.restarts import Failures, RestartBudget
 from envkit.types import Place
 
 
-async def start_nodes(
-    launcher: Launcher, names: Sequence[str], arguments: Sequence[str] = (), *, env: Mapping[str, str]
-) -> list[tuple[str, Process]]:
-    """Start a node for sandboxes on each of the nodes `names`; return their addresses and processes, in that order.
+@asynccontextmanager
+async def running_nodes(
+    launcher: Launcher,
+    names: Sequence[str],
+    arguments: Sequence[str] = (),
+    *,
+    env: Mapping[str, str],
+    budget: RestartBudget,
+    announce: Callable[[str], None],
+) -> AsyncIterator[Sequence[str]]:
+    """Run a node for sandboxes on each of the nodes `names`; yield their addresses, in that order.
 
-    If one cannot be started, end the others. Whether a node answers, and how long it may take, is the caller's affair.
+    Whether a node answers is the caller's affair. A node that ends is started again at the same address, as often as
+    `budget` allows. All end with the block.
 
     Args:
         launcher: Starts them.
         names: Names of nodes of the launcher.
         arguments: Further arguments of ``envkit serve``.
         env: Variables of the nodes, such as one with a token.
+        budget: Restart budget of each node.
+        announce: Receives a line for each end of a node.
 
     Raises:
         UsageError: There is no such node, or one cannot be started.
     """
-    started: list[tuple[str, Process]] = []
+    processes: dict[str, Process] = {}
+
+    async def start(name: str, host: str, port: int) -> None:
+        argv = [sys.executable, "-m", "envkit", "serve", "--node", "--host", host, "--port", str(port), *arguments]
+        processes[name] = await launcher.start(argv, env, place=Place(name), name="node")
+
+    async def keep(name: str, host: str, port: int) -> None:
+        failures = Failures()
+        while True:
+            why = await processes[name].wait()
+            due = failures.add(budget, now=clock.now())
+            announce(f"the node for sandboxes on {name} {why}; {due.spent or 'it is started again'}")
+            await anyio.sleep(due.at - clock.now())
+            await start(name, host, port)
+
     try:
-        for name in names:
-            host, port = await launcher.endpoint(name)
-            argv = [sys.executable, "-m", "envkit", "serve", "--node", "--host", host, "--port", str(port), *arguments]
-            started.append((f"http://{host}:{port}", await launcher.start(argv, env, place=Place(name), name="node")))
-    except BaseException:
-        async with anyio.create_task_group() as tasks:
-            for _, process in started:
-                tasks.start_soon(process.kill)
-        raise
-    return started
+        places = [(name, *await launcher.endpoint(name)) for name in names]
+        for place in places:
+            await start(*place)
+        async with clock.background_tasks() as tasks:
+            for place in places:
+                tasks.start_soon(keep, *place)
+            yield [f"http://{host}:{port}" for _, host, port in places]
+    finally:
+        with anyio.CancelScope(shield=True):
+            async with anyio.create_task_group() as ends:
+                for process in processes.values():
+                    ends.start_soon(process.kill)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from envkit.config import RunConfig
-from envkit.config.parts import TransformersEngineSection, VllmEngineSection
+from envkit.config.parts import BuiltInSandboxSection, TransformersEngineSection, VllmEngineSection
 from envkit.config.placement import PlacementSection, read_gpus
 from envkit.errors import ConfigError
 from envkit.trainer_bridge.engines.vllm.interpreter import find_python, is_built_for_cpus
@@ -90,8 +90,10 @@ def place_run(run: RunConfig, nodes: Sequence[Node], *, trains: bool = True) -> 
     if away is not None and isinstance(engine, VllmEngineSection) and engine.weights_folder is None:
         reason = f"servers on {away} cannot read weights in /dev/shm of {THIS_NODE}; set a folder that both share"
         raise ConfigError([f"engine.weights_folder: {reason}"])
-    if placed.nodes:
-        raise ConfigError(["placement.nodes: a training run cannot start nodes for sandboxes yet; leave it out"])
+    if placed.nodes and run.envs[0].url is not None:
+        raise ConfigError(["placement.nodes: the server at env.url has the sandboxes; leave it out"])
+    if placed.nodes and (run.sandbox.kind == "none" or not isinstance(run.sandbox, BuiltInSandboxSection)):
+        raise ConfigError([f"placement.nodes: sandbox.kind {run.sandbox.kind} has no nodes; leave it out"])
     return placed
 
 

@@ -28,6 +28,7 @@ from envkit.wiring.contexts import SandboxContext, open_part
 from envkit.wiring.environments import Resources
 from envkit.wiring.judge import open_judge
 from envkit.wiring.sandboxes.backends import choose
+from envkit.wiring.sandboxes.run_nodes import RunNodes
 from envkit.wiring.sandboxes.tool_pool import open_tool_pool
 
 _SOCKET = "env.sock"
@@ -50,6 +51,7 @@ async def sandbox_host(
     slow_timeout_s: float | None = None,
     announce: Callable[[str], None] = lambda line: None,
     tools: ToolSettings | None = None,
+    nodes: RunNodes | None = None,
 ) -> AsyncIterator[EnvHost]:
     """Open a host for episodes. Environments that use sandboxes as tools run in this process, others in sandboxes.
 
@@ -60,6 +62,7 @@ async def sandbox_host(
         slow_timeout_s: The same for resets and graders; None means `call_timeout_s`.
         announce: Called with one line: the chosen kind and, if it is a fallback, the reason.
         tools: The environments that need something from this process; None if no environment does.
+        nodes: The nodes on which the sandboxes run; None: on this machine.
 
     Raises:
         UsageError: This kind does not work on this machine; the message names the remedy.
@@ -67,11 +70,15 @@ async def sandbox_host(
     """
     if tools is not None and tools.env_ids:
         async with AsyncExitStack() as parts:
-            with_tools = await parts.enter_async_context(_tool_host(section, tools, announce))
+            with_tools = await parts.enter_async_context(_tool_host(section, tools, announce, nodes))
             others: EnvHost | None = None
             if not tools.only:
                 opening = sandbox_host(
-                    section, slots_per_sandbox=slots_per_sandbox, call_timeout_s=call_timeout_s, announce=announce
+                    section,
+                    slots_per_sandbox=slots_per_sandbox,
+                    call_timeout_s=call_timeout_s,
+                    announce=announce,
+                    nodes=nodes,
                 )
                 others = await parts.enter_async_context(opening)
             yield with_tools if others is None else _ByEnv(tools.env_ids, with_tools, others)
@@ -83,18 +90,17 @@ async def sandbox_host(
             yield host
         return
     async with AsyncExitStack() as parts:
-        context = SandboxContext(section=section, announce=announce)
-        backend: SandboxBackend = await open_part(parts, "sandboxes", section.kind, context)
-        pool = Pool(
-            [Node("here", backend)],
-            liveness_times=liveness_times(section.liveness),
-            restarts=section.restarts.limit(),
-        )
-        spec = env_sandbox_spec(
-            slots_per_sandbox,
-            in_image=getattr(backend, "in_image", False),
-            sees_data=backend.capabilities()["isolation"],
-        )
+        if nodes is None:
+            context = SandboxContext(section=section, announce=announce)
+            backend: SandboxBackend = await open_part(parts, "sandboxes", section.kind, context)
+            here, in_image = [Node("here", backend)], getattr(backend, "in_image", False)
+            sees_data = backend.capabilities()["isolation"]
+        else:
+            here, in_image, sees_data = [], nodes.in_image, False
+        pool = Pool(here, liveness_times=liveness_times(section.liveness), restarts=section.restarts.limit())
+        if nodes is not None:
+            await parts.enter_async_context(nodes.used_by(pool))
+        spec = env_sandbox_spec(slots_per_sandbox, in_image=in_image, sees_data=sees_data)
         fleet = FleetHost(
             await parts.enter_async_context(pool),
             WorkerStart(spec, partial(connect, call_timeout_s, slow_timeout_s=slow_timeout_s)),
@@ -150,20 +156,22 @@ class _ByEnv(EnvHost):
 
 @asynccontextmanager
 async def _tool_host(
-    section: SandboxSection, tools: ToolSettings, announce: Callable[[str], None]
+    section: SandboxSection, tools: ToolSettings, announce: Callable[[str], None], nodes: RunNodes | None
 ) -> AsyncIterator[EnvHost]:
     """Open a host in this process for environments that get a pool of sandboxes or a judge."""
     async with AsyncExitStack() as parts:
         pool: Pool | None = None
         if "sandbox" in tools.needs and section.kind != "none":
             opening: AbstractAsyncContextManager[Pool]
-            if isinstance(section, BuiltInSandboxSection):
-                times = liveness_times(section.liveness)
+            times = liveness_times(section.liveness)
+            if nodes is not None:
+                opening = other = Pool([], liveness_times=times, views=tools.views)
+                await parts.enter_async_context(nodes.used_by(other))
+            elif isinstance(section, BuiltInSandboxSection):
                 opening = open_tool_pool(section.kind, times=times, announce=announce, views=tools.views)
             else:
                 context = SandboxContext(section=section, announce=announce)
                 backend: SandboxBackend = await open_part(parts, "sandboxes", section.kind, context)
-                times = liveness_times(section.liveness)
                 opening = Pool([Node("here", backend)], liveness_times=times, views=tools.views)
             pool = await parts.enter_async_context(opening)
         judge = None

@@ -36,12 +36,16 @@ class Policy:
         trainer: Updates the weights.
         renderer: Turns text into tokens and back.
         description: One line that describes the policy.
+        launcher: Starts the processes of the run.
+        placed: Where they are.
     """
 
     engine: PolicyEngine
     trainer: Trainer
     renderer: Renderer
     description: str
+    launcher: Launcher
+    placed: DeviceMap
 
 
 @asynccontextmanager
@@ -79,7 +83,7 @@ async def open_policy(
         about = getattr(engine, "description", f"engine {run.engine.kind}")
         kind = "" if model is None else "tiny policy, " if model.kind == "tiny" else "pretrained "
         lines = [f"{kind}{about}", getattr(trainer, "description", "")]
-        yield Policy(engine, trainer, renderer, ", ".join(filter(None, lines)))
+        yield Policy(engine, trainer, renderer, ", ".join(filter(None, lines)), launcher, placed)
 
 
 def _model_of(run: RunConfig, scratch: Path) -> Model | None:

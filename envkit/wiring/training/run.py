@@ -13,7 +13,7 @@ import anyio
 
 from envkit import clock, config
 from envkit.config import RunConfig
-from envkit.config.parts import TorchTrainerSection
+from envkit.config.parts import BuiltInSandboxSection, TorchTrainerSection
 from envkit.errors import ConfigError, EnvkitError, leaves
 from envkit.local_host import SlotHost
 from envkit.protocols import EnvHost, PhasedTrainer, Player
@@ -35,6 +35,7 @@ from envkit.types import JSON, PauseMode, stable_hash
 from envkit.wiring import environments
 from envkit.wiring import tasks as task_sets
 from envkit.wiring.sandboxes.env_sandboxes import ToolSettings, sandbox_host
+from envkit.wiring.sandboxes.run_nodes import run_nodes
 from envkit.wiring.training.agents import open_player, views_of
 from envkit.wiring.training.checks import check, check_docker
 from envkit.wiring.training.kinds.trackers import open_trackers
@@ -170,7 +171,7 @@ class _Run:
             if (size := getattr(policy.trainer, "checkpoint_bytes", 0)) >= _LARGE_BYTES:
                 kept = self._run.trainer.keep_checkpoints
                 self._display.announce(f"checkpoints: {size / 1e9:.1f} GB each, {kept} kept, and that of the best step")
-            async with self._host() as host:
+            async with self._host(policy) as host:
                 record = self._record or await self._open_record(opened, parts)
                 if self._newest is not None:
                     await policy.trainer.restore(str(self._newest))
@@ -246,28 +247,35 @@ class _Run:
         )
 
     @asynccontextmanager
-    async def _host(self) -> AsyncIterator[EnvHost]:
+    async def _host(self, policy: Policy) -> AsyncIterator[EnvHost]:
         if self._run.envs[0].url is not None:
             async with served_host(self._run, self._display.announce) as served:
                 yield served
             return
         section, limits = self._run.sandbox, self._run.rollout
-        async with sandbox_host(
-            section,
-            slots_per_sandbox=-(-self._run.num_envs // section.count),
-            call_timeout_s=limits.step_timeout_s,
-            slow_timeout_s=max(limits.reset_timeout_s or limits.step_timeout_s, limits.grade_timeout_s or math.inf),
-            announce=self._display.announce,
-            tools=ToolSettings(
-                frozenset(spec.id for spec in self._specs if spec.needs),
-                needs=frozenset().union(*(spec.needs for spec in self._specs)),
-                only=all(spec.needs for spec in self._specs),
-                episodes=self._run.num_envs + self._episodes_at_once(),
-                judge=next((one.judge for one in self._run.envs if one.judge is not None), None),
-                views=views_of(self._run.agent),
-            ),
-        ) as host:
-            yield host
+        async with AsyncExitStack() as parts:
+            nodes = None
+            if policy.placed.nodes:
+                assert isinstance(section, BuiltInSandboxSection), "place_run refuses others"
+                opening = run_nodes(policy.launcher, policy.placed.nodes, section, self._display.announce)
+                nodes = await parts.enter_async_context(opening)
+            host = sandbox_host(
+                section,
+                slots_per_sandbox=-(-self._run.num_envs // section.count),
+                call_timeout_s=limits.step_timeout_s,
+                slow_timeout_s=max(limits.reset_timeout_s or limits.step_timeout_s, limits.grade_timeout_s or math.inf),
+                announce=self._display.announce,
+                tools=ToolSettings(
+                    frozenset(spec.id for spec in self._specs if spec.needs),
+                    needs=frozenset().union(*(spec.needs for spec in self._specs)),
+                    only=all(spec.needs for spec in self._specs),
+                    episodes=self._run.num_envs + self._episodes_at_once(),
+                    judge=next((one.judge for one in self._run.envs if one.judge is not None), None),
+                    views=views_of(self._run.agent),
+                ),
+                nodes=nodes,
+            )
+            yield await parts.enter_async_context(host)
 
     def _episodes_at_once(self) -> int:
         """Return how many episodes can be in progress, graders included: of a train step, an evaluation, or both."""

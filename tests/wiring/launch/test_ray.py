@@ -13,10 +13,10 @@ import anyio
 import pytest
 
 from envkit import clock, config
-from envkit.env import AsyncEnv
 from envkit.protocols import Process
 from envkit.runs.display import SilentDisplay
-from envkit.types import Observation, Options, Place, Reset, Step
+from envkit.types import Place
+from envkit.wiring.launch.local import LOOPBACK
 from envkit.wiring.launch.ray import open_ray
 from envkit.wiring.training.run import train
 from tests.trainer_bridge.engines.vllm import fake_vllm
@@ -158,22 +158,6 @@ def test_a_killed_owner_leaves_nothing_on_the_other_node() -> None:
     run(test)
 
 
-class Rooms(AsyncEnv):
-    """Two steps, whatever they are."""
-
-    def __init__(self, **options: object) -> None: ...
-
-    async def reset(self, *, seed: int, options: Options) -> Reset:
-        self._left = 2
-        return Reset(Observation("room"), {})
-
-    async def step(self, action: str) -> Step:
-        self._left -= 1
-        return Step(Observation("room"), float(len(action)), self._left == 0, False, {"success": True})
-
-    async def close(self) -> None: ...
-
-
 class Lines(SilentDisplay):
     """Keeps what is announced."""
 
@@ -184,14 +168,28 @@ class Lines(SilentDisplay):
         self.lines.append(line)
 
 
-def test_a_run_trains_with_a_server_on_the_other_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from envkit import register
+def nodes_for_sandboxes() -> dict[str, int]:
+    """Return the pids of the nodes for sandboxes that runs of this process have started, by their addresses."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        words = command(int(path.name)).split("\0")
+        if "--node" in words and words[1:3] == ["-m", "envkit"] and os.environ["RAY_TMPDIR"] in variables_of(path):
+            found[words[words.index("--host") + 1]] = int(path.name)
+    return found
 
-    register("Rooms-v0", Rooms)
+
+def variables_of(process: Path) -> str:
+    try:
+        return (process / "environ").read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def test_a_run_has_a_server_on_the_other_node_and_outlives_a_killed_node_for_sandboxes(tmp_path: Path) -> None:
     (tmp_path / "weights").mkdir()
     content = {
-        "env": {"id": "Rooms-v0", "num_envs": 2},
-        "sandbox": {"kind": "none"},
+        "env": {"id": "Arithmetic-v0", "num_envs": 4, "options": {"instructions": False}},  # short prompts
+        "sandbox": {"kind": "process", "count": 2},
         "threads": 1,
         "engine": {
             "kind": "vllm",
@@ -200,22 +198,36 @@ def test_a_run_trains_with_a_server_on_the_other_node(tmp_path: Path, monkeypatc
             "dtype": "float32",
             "weights_folder": str(tmp_path / "weights"),
         },
-        "placement": {"launcher": "ray", "engines": ["n1"]},
-        "rollout": {"group_size": 2, "max_tokens": 128, "turn_tokens": 4},
-        "trainer": {"steps": 1, "groups_per_step": 1, "precision": "float32"},
+        "placement": {"launcher": "ray", "engines": ["n1"], "nodes": "all"},
+        "renderer": {"system": ""},
+        "rollout": {"group_size": 2, "max_turns": 1, "max_tokens": 128, "turn_tokens": 4},
+        "trainer": {"steps": 3, "groups_per_step": 2, "precision": "float32"},
         "evaluation": {"episodes": 0},
+        "imitation": {"kind": "none"},
         "diagnostics": {"stop_on": []},
         "tracking": {"to": []},
     }
     display = Lines()
+    pids: dict[str, int] = {}
+
+    def kill(step: int, _: object) -> None:
+        if step == 1:
+            pids.update(nodes_for_sandboxes())
+            os.kill(next(pid for host, pid in pids.items() if host != LOOPBACK), signal.SIGKILL)
 
     async def test() -> None:
-        summary = await train(config.parse(content), tmp_path / "run", resume=False, force=False, display=display)
-        assert summary["train_steps"] == 1
+        run, folder = config.parse(content), tmp_path / "run"
+        summary = await train(run, folder, resume=False, force=False, display=display, on_step=kill)
+        assert (summary["train_steps"], len(pids)) == (3, 2)
+        fates = summary["accounting"]
+        assert fates["trained"] == 12
+        assert fates["asked"] == 12 + fates.get("voided", 0), fates
         assert "placement: trainer n0, servers n1" in display.lines
         assert any(" on n1 (" in line and "in a network that must be private" in line for line in display.lines)
-        pids = [int(name) for name in (tmp_path / "pids").read_text().split()]
-        assert len(pids) == 1
-        await gone(pids)
+        assert "the node for sandboxes on n1 killed by signal 9; it is started again" in display.lines
+        servers = [int(name) for name in (tmp_path / "pids").read_text().split()]
+        assert len(servers) == 1
+        await gone([*servers, *pids.values()])
+        assert nodes_for_sandboxes() == {}
 
     run(test)
