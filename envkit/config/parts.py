@@ -83,8 +83,12 @@ class VllmEngineSection(EngineSection):
     """Whether each request has a seed of its own. true: vLLM repeats a completion for the same seed, but samples row by
     row, which is slow on a GPU. Runs do not repeat to the last digit either way."""
     weights_folder: UserPath | None = None
-    """Existing folder for the weights on their way to the servers, which must see it at the same path. Required for
-    servers on other machines: a folder of a shared file system. null: /dev/shm, or else the run's folder."""
+    """Existing folder for the weights on their way to the servers, which must see it at the same path: for servers on
+    other machines, a folder of a shared file system. null: /dev/shm, or else the run's folder, from which servers on
+    other machines fetch the weights over HTTP."""
+    weights_url: str | None = None
+    """URL at which the servers fetch the weights from the run, such as http://10.0.0.5:8300; the run listens at that
+    port. null: only servers on other machines fetch them, at an address of this machine and a free port."""
     python: UserPath | None = None
     """Python interpreter that has vllm. null: that of `make vllm`, or else the one that runs envkit."""
     replicas: Count | None = None
@@ -175,7 +179,7 @@ class TrainerSection(Section):
 
 class LoraSection(Section):
     """LoRA: the model's weights are frozen, and an adapter of low-rank matrices beside its linear layers is trained.
-    Without this section, all weights are trained. Only for a pretrained model. The frozen weights have the number
+    Only for a pretrained model. With null, all weights are trained. The frozen weights have the number
     format of trainer.precision; the adapter is float32.
     """
 
@@ -220,7 +224,8 @@ class TorchTrainerSection(TrainerSection):
     packing: bool = False
     """Whether several short samples without a common prefix share a row of a pass, which avoids padding."""
     lora: LoraSection | None = None
-    """The adapter; null: all weights are trained."""
+    """The adapter; null: all weights are trained. Left out: an adapter for a model with at least 7e9 parameters, by its
+    config.json, and null for others."""
 
 
 class TrackerSection(Section):

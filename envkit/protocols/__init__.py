@@ -20,6 +20,7 @@ from envkit.protocols.sandboxes import (
 )
 from envkit.protocols.training import (
     Engine,
+    FetchingEngine,
     FreezableEngine,
     Gate,
     PhasedTrainer,
@@ -36,6 +37,7 @@ __all__ = [
     "Episode",
     "EpisodePlayer",
     "Expert",
+    "FetchingEngine",
     "FreezableEngine",
     "Gate",
     "Judge",

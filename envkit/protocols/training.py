@@ -102,6 +102,15 @@ class PolicyEngine(Engine, WeightSink, Protocol):
 
 
 @runtime_checkable
+class FetchingEngine(PolicyEngine, Protocol):
+    """An engine that can bring new weights to its machines while it generates, so that `load` takes less time."""
+
+    async def fetch(self, weights: Weights) -> None:
+        """Bring `weights` to where `load` will read them. The engine goes on sampling from those that it has."""
+        ...
+
+
+@runtime_checkable
 class FreezableEngine(PolicyEngine, Protocol):
     """An engine that can keep its present weights for some completions, such as those of an evaluation."""
 

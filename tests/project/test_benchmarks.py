@@ -65,3 +65,7 @@ def test_many_sandboxes_answer_and_end() -> None:
 @pytest.mark.bwrap
 def test_sandboxes_on_busy_processors_are_watched() -> None:
     assert ", failed 0; " in run("bench_false_losses", "--docker", "0", "--minutes", "0.02")
+
+
+def test_the_tokens_of_scripted_servers_pass_through_the_client() -> None:
+    assert " tokens per processor second" in run("servers/bench_vllm_client")

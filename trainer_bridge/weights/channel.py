@@ -20,7 +20,7 @@ import anyio
 
 from envkit import clock
 from envkit.errors import UsageError
-from envkit.protocols import Engine, FreezableEngine, PolicyEngine, Trainer
+from envkit.protocols import Engine, FetchingEngine, FreezableEngine, PolicyEngine, Trainer
 from envkit.runs.folder import lock_folder, private_folder
 from envkit.types import PauseMode, Weights, stable_hash
 
@@ -64,8 +64,10 @@ class WeightChannel:
         self._frozen: Weights | None = None
 
     async def push(self) -> Push:
-        """Publish, pause the engine, load, and resume the engine."""
+        """Publish, let the engine fetch what is far away, pause it, load, and resume it."""
         weights = await self._trainer.publish()
+        if isinstance(self._engine, FetchingEngine):
+            await self._engine.fetch(weights)
         began = clock.now()
         try:
             await self._engine.pause(self._mode)

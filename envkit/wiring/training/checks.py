@@ -38,6 +38,7 @@ from envkit.wiring.training.remote import check_served
 from envkit.wiring.training.resolve import (
     TURN_TOKENS,
     creates_policy,
+    default_lora,
     is_served_only,
     keys_of,
     lag_of,
@@ -109,7 +110,7 @@ def unverified(run: RunConfig) -> list[str]:
 
 
 def _has_lora(run: RunConfig) -> bool:
-    return getattr(run.trainer, "lora", None) is not None
+    return getattr(run.trainer, "lora", None) is not None or default_lora(run) is not None
 
 
 def _high_learning_rate(rate: float | None, *, has_lora: bool) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import orjson
 
@@ -62,28 +63,62 @@ def verify(name: str) -> None:
         raise UsageError(f"no model is called {name!r}{near}")
 
 
-def positions_of(name: str) -> int | None:
-    """Return the maximum number of tokens of the model `name`; transformers would silently go beyond it.
-
-    None for a model whose RoPE is scaled by a factor, and for one without a configuration file on this machine, such as
-    that of a GGUF file.
+def config_of(name: str) -> dict[str, Any]:
+    """Return the configuration of the language model `name`; empty without a file on this machine, such as for a GGUF.
 
     Raises:
         UsageError: The configuration is damaged, or the folder has an adapter whose model does not exist.
     """
     folder = folder_of(name)
     if folder is not None and (base := base_of(folder)) is not None:
-        return positions_of(base)
+        return config_of(base)
     if folder is None or not (file := folder / "config.json").is_file():
-        return None
+        return {}
     try:
         content = orjson.loads(file.read_bytes())
     except ValueError as error:
         raise UsageError(f"{file}: cannot be read: {error}") from error
-    config = {**content, **(content.get("text_config") or {})}
+    return {**content, **(content.get("text_config") or {})}
+
+
+def positions_of(name: str) -> int | None:
+    """Return the maximum number of tokens of the model `name`; transformers would silently go beyond it.
+
+    None for a model whose RoPE is scaled by a factor, and for one whose configuration is not known.
+
+    Raises:
+        UsageError: As `config_of`.
+    """
+    config = config_of(name)
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     limit = config.get("max_position_embeddings", config.get("n_positions"))
     return limit if isinstance(limit, int) and "factor" not in rope else None
+
+
+def parameters_of(name: str) -> int | None:
+    """Estimate the number of parameters of the model `name`, without biases and norms; None if it is not known.
+
+    All experts of a mixture count.
+
+    Raises:
+        UsageError: As `config_of`.
+    """
+    config = config_of(name)
+    try:
+        hidden, layers, vocabulary = (config[key] for key in ("hidden_size", "num_hidden_layers", "vocab_size"))
+        heads = config["num_attention_heads"]
+        head = config.get("head_dim") or hidden // heads
+        attention = 2 * hidden * head * (heads + (config.get("num_key_value_heads") or heads))
+        experts = next((config[key] for key in _EXPERTS if config.get(key)), 0)
+        size = (config.get("moe_intermediate_size") if experts else None) or config["intermediate_size"]
+        embeddings = vocabulary * hidden * (1 if config.get("tie_word_embeddings", True) else 2)
+        return int(layers * (attention + 3 * hidden * size * (experts or 1)) + embeddings)
+    except (KeyError, TypeError, ZeroDivisionError):
+        return None
+
+
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""Names of the number of experts in configurations."""
 
 
 def folder_of(name: str) -> Path | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -11,7 +11,13 @@ from typing import Any, TypeVar
 
 from envkit.config import ImitationSection, RunConfig, kinds
 from envkit.config.grammar import Section
-from envkit.config.parts import RendererSection, TorchTrainerSection, TransformersEngineSection, VllmEngineSection
+from envkit.config.parts import (
+    LoraSection,
+    RendererSection,
+    TorchTrainerSection,
+    TransformersEngineSection,
+    VllmEngineSection,
+)
 from envkit.config.training import EnvSection, RolloutSection, TrainRolloutSection
 from envkit.errors import ConfigError, UsageError
 from envkit.registry import EnvSpec
@@ -39,6 +45,9 @@ _IMITATION: Mapping[str, tuple[float, float]] = {
 """Defaults of imitation: of a tiny policy, and of a pretrained one."""
 _LORA_IMITATION_RATE = 2e-4
 _DIALOGUE_BATCH = 16
+
+LORA_FROM = 7e9
+"""Parameters from which LoRA is the default: all weights of such a model need 16 bytes for each parameter."""
 
 _ASYNCHRONOUS_LAG = 4
 """Default of `rollout.max_lag` with `rollout.asynchronous`."""
@@ -87,7 +96,10 @@ def resolve(run: RunConfig) -> RunConfig:
         max_tokens = min(max_tokens, _positions(run.engine.model) or max_tokens)
     trainer, engine = run.trainer, run.engine
     if isinstance(trainer, TorchTrainerSection):
-        trainer = _trainer_defaults(trainer, is_tiny=tiny)
+        lora = default_lora(run)
+        trainer = _trainer_defaults(
+            trainer if lora is None else trainer.model_copy(update={"lora": lora}), is_tiny=tiny
+        )
     if isinstance(engine, (TransformersEngineSection, VllmEngineSection)) and engine.dtype == "auto":
         device = engine.device if isinstance(engine, TransformersEngineSection) else "auto"
         dtype = "float32" if tiny or not has_fast_bfloat16(device) else "bfloat16"
@@ -111,10 +123,26 @@ def resolve(run: RunConfig) -> RunConfig:
 
 def _positions(name: str | None) -> int | None:
     """Return `models.positions_of` a model; None for a name that is not valid, which the checks report."""
+    return None if name is None else _known(models.positions_of, name)
+
+
+def default_lora(run: RunConfig) -> LoraSection | None:
+    """Return the adapter that a run trains because its model is large and the file does not set `trainer.lora`."""
+    is_open = isinstance(run.trainer, TorchTrainerSection) and "lora" not in run.trainer.model_fields_set
+    return LoraSection() if is_open and (parameters(run) or 0) >= LORA_FROM else None
+
+
+def parameters(run: RunConfig) -> int | None:
+    """Return about how many parameters the model of a run has; None if it is not known."""
+    return None if run.engine.model is None else _known(models.parameters_of, run.engine.model)
+
+
+def _known(find: Callable[[str], int | None], name: str) -> int | None:
+    """Return what `find` returns for a model; None for a name that is not valid, which the checks report."""
     from huggingface_hub.errors import HFValidationError  # imported late, because the import is slow
 
     try:
-        return None if name is None else models.positions_of(name)
+        return find(name)
     except (HFValidationError, UsageError):
         return None
 

@@ -43,10 +43,12 @@ from envkit.wiring.training.models import locate
 from envkit.wiring.training.policy import Policy, open_policy
 from envkit.wiring.training.remote import check_server, served_host
 from envkit.wiring.training.resolve import (
+    default_lora,
     filled,
     limits_of,
     names_of,
     pace_of,
+    parameters,
     parts_of,
     policy_kind,
     replay_of,
@@ -80,6 +82,9 @@ async def train(
     problems = [*check(run), *await check_docker(run), *await check_server(run)]
     if problems:
         raise ConfigError(problems)
+    if (lora := default_lora(run)) is not None:
+        size = f"{(parameters(run) or 0) / 1e9:.1f} billion parameters"
+        display.announce(f"trainer.lora: rank {lora.rank}, because the model has {size}; null trains all of them")
     run = resolve(run)
     newest: Path | None = None
     state = RunState()

@@ -167,10 +167,8 @@ class VllmRig(Rig):
         super().__init__(policies)
         self.process = process
 
-    def opened(self, *, takes_adapters: bool = False, lines: list[str] | None = None) -> Any:
-        settings = VllmSettings(
-            max_tokens=512, max_num_seqs=16, dtype="float32", takes_adapters=takes_adapters, seeds=True
-        )
+    def opened(self, *, lines: list[str] | None = None, **changes: Any) -> Any:
+        settings = VllmSettings(**{"max_tokens": 512, "max_num_seqs": 16, "dtype": "float32", "seeds": True, **changes})
         announce = print if lines is None else lines.append
         return VllmEngine(settings, urls=[self.process.url], announce=announce).running()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,34 @@ def test_the_log_probabilities_agree_after_each_of_two_updates(
                     assert np.abs(score(model, got) - got.logprobs).mean() <= TOLERANCE_NATS
                     outputs.add((*got.token_ids.tolist(), *got.logprobs.round(3).tolist()))
                 assert (len(outputs), len(checksums)) == (2, 2)
+
+    clock.run(main)
+
+
+def test_a_server_that_shares_no_files_fetches_each_version_and_loads_it(
+    vllm_rig: VllmRig, model_folder: Path, tmp_path: Path
+) -> None:
+    vllm_rig.is_changed = True
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+
+    async def main() -> None:
+        model = open_model(model_folder)
+        with weights_folder(tmp_path) as folder:
+            trainer = trainer_of(model, folder)
+            async with vllm_rig.opened(weights_url=url) as engine:
+                for version in (1, 2):
+                    with torch.no_grad():
+                        model.get_input_embeddings().weight[354 + version].mul_(1.5)
+                    disturb(model.model.norm, version, scale=0.1)
+                    trainer.version = version
+                    weights = await trainer.publish()
+                    await engine.fetch(weights)
+                    await engine.load(weights)
+                    got = await engine.generate(PROMPT, HOW)
+                    assert got.versions == ((version, 12),)
+                    assert np.abs(score(model, got) - got.logprobs).mean() <= TOLERANCE_NATS
 
     clock.run(main)
 

@@ -23,9 +23,9 @@ from envkit.errors import UsageError
 from envkit.trainer_bridge.engines.transformers import TransformersEngine
 from envkit.trainer_bridge.weights import files, lora
 from envkit.trainer_bridge.weights.lora import LoraSettings
-from envkit.types import Weights
-from tests.trainer_bridge.models import open_model, shake
-from tests.trainer_bridge.trainees import Trainee, draw_samples
+from envkit.types import Completion, SamplingParams, Weights
+from tests.trainer_bridge.models import open_model, sample, shake
+from tests.trainer_bridge.trainees import Trainee, completion_logps, draw_samples
 
 Auto: Any = AutoModelForCausalLM
 SIZES: dict[str, Any] = {
@@ -92,6 +92,34 @@ def test_weights_in_shards_are_those_of_one_file(folder: Path, tmp_path: Path) -
     place = files.save_weights(model, tmp_path / "shards.safetensors", torch.float32, shard_bytes=2000)
     assert place.is_dir()
     assert are_equal(loaded(folder, Weights(1, str(place))), model)
+
+
+@pytest.mark.parametrize("kind", ["qwen3 moe", "mixtral, tied"])
+def test_a_mixture_of_experts_resumes_bit_for_bit_and_is_sampled_from(kind: str, tmp_path: Path) -> None:
+    model = Auto.from_config(CONFIGS[kind])
+    shake(model, 1)
+    model.save_pretrained(tmp_path / "model")
+    batches = [draw_samples(seed, 8, tmp_path / "model") for seed in range(2)]
+    unbroken, resumed = (Trainee(tmp_path / "model", tmp_path / "weights", preset="grpo") for _ in range(2))
+    unbroken.update(batches[0])
+    (tmp_path / "checkpoint").mkdir()
+    unbroken.save(tmp_path / "checkpoint")
+    shake(resumed.model, 2)
+    resumed.restore(tmp_path / "checkpoint")
+    assert resumed.update(batches[1]) == unbroken.update(batches[1])
+    assert are_equal(resumed.model, unbroken.model)
+
+    playing = open_model(tmp_path / "model")
+    engine = TransformersEngine(playing, pad_id=0)
+
+    async def main() -> Completion:
+        await engine.load(await resumed.trainer.publish())
+        return await engine.generate([1, 5, 9], SamplingParams(max_tokens=6, seed=1))
+
+    got = clock.run(main)
+    assert got.versions == ((2, 6),)
+    played = sample([1, 5, 9], (got.token_ids.tolist(), ()))
+    assert got.logprobs == pytest.approx(completion_logps(resumed.model, played), abs=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["qwen3 moe", "mixtral, tied"])

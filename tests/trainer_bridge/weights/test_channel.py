@@ -79,6 +79,21 @@ def test_a_push_loads_while_the_engine_is_paused_and_counts_only_that_time(mode:
     assert (push.weights, push.exposed_s) == (Weights(4, "", 7), 2.0)
 
 
+class Fetching(RecordingEngine):
+    """Fetching takes a minute."""
+
+    async def fetch(self, weights: Weights) -> None:
+        await anyio.sleep(60)
+        self.log.append(f"fetch {weights.version}")
+
+
+def test_an_engine_fetches_the_weights_before_it_is_paused() -> None:
+    engine = Fetching()
+    (push,) = pushes(WeightChannel(Publisher(Weights(4, "", 7)), engine))
+    assert engine.log == ["fetch 4", PauseMode.WAIT, 4, "resume"]
+    assert push.exposed_s == 2.0
+
+
 def test_a_push_that_fails_resumes_the_engine() -> None:
     engine = RecordingEngine(fails=True)
     with pytest.raises(RuntimeError, match="weights of another model"):

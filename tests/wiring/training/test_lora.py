@@ -54,6 +54,22 @@ def test_a_tiny_policy_has_no_lora(tmp_path: Path) -> None:
     assert checks.check(run_of(saved)) == []  # a folder that envkit did not save
 
 
+@pytest.mark.parametrize(
+    ("layers", "keys", "rank"),
+    [(28, {}, 16), (20, {}, None), (28, {"lora": None}, None), (28, {"lora": {"rank": 4}}, 4)],
+)
+def test_a_model_of_seven_billion_parameters_has_an_adapter_unless_the_file_says_otherwise(
+    layers: int, keys: Any, rank: int | None, tmp_path: Path
+) -> None:
+    shape = {"hidden_size": 3584, "intermediate_size": 18944, "num_attention_heads": 28, "num_key_value_heads": 4}
+    shape |= {"num_hidden_layers": layers, "vocab_size": 152064, "tie_word_embeddings": False}
+    (tmp_path / "config.json").write_text(json.dumps(shape), encoding="utf-8")
+    run = config.parse({"env": {"id": "FrozenLake-v0"}, "trainer": keys, "engine": {"model": str(tmp_path)}})
+    trainer = trainer_of(resolve(run))
+    assert (trainer.lora and trainer.lora.rank) == rank
+    assert trainer.learning_rate == (1e-6 if rank is None else 2e-5)
+
+
 def test_the_rates_follow_the_adapter(chat_folder: Path) -> None:
     def found(**sections: Any) -> tuple[object, ...]:
         run = resolve(run_of(chat_folder, **sections))

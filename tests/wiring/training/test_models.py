@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3MoeConfig
 
 from envkit.errors import UsageError
 from envkit.runs.cache import make_once
 from envkit.runs.display import SilentDisplay
 from envkit.trainer_bridge.models.catalogue import CATALOGUE, CatalogueModel, is_model, models_folder
-from envkit.wiring.training.models import fetch, locate, verify
+from envkit.wiring.training.models import fetch, locate, parameters_of, verify
 from tests.trainer_bridge.models import write_tiny
 from tests.wiring.training.gguf_files import SPECIAL, weights, write_gguf, write_wheel
 
@@ -265,3 +267,34 @@ def test_smollm2_loads_with_its_special_tokens_and_adds_two_numbers(smollm2: Pat
     prompt = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     ids = model.generate(**prompt, max_new_tokens=14, do_sample=False)
     assert "5" in tokenizer.decode(ids[0, prompt["input_ids"].shape[1] :])
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        Qwen2Config(
+            vocab_size=152064,
+            hidden_size=3584,
+            intermediate_size=18944,
+            num_hidden_layers=28,
+            num_attention_heads=28,
+            num_key_value_heads=4,
+        ),
+        Qwen3MoeConfig(
+            vocab_size=151936,
+            hidden_size=2048,
+            moe_intermediate_size=768,
+            num_hidden_layers=4,
+            num_experts=128,
+            head_dim=128,
+        ),
+        LlamaConfig(tie_word_embeddings=True, num_hidden_layers=4),
+    ],
+    ids=["7B", "mixture of experts", "tied"],
+)
+def test_the_number_of_parameters_is_estimated_from_the_configuration(shape: PretrainedConfig, tmp_path: Path) -> None:
+    shape.save_pretrained(tmp_path)
+    auto: Any = AutoModelForCausalLM
+    with torch.device("meta"):
+        model = auto.from_config(shape)
+    assert parameters_of(str(tmp_path)) == pytest.approx(model.num_parameters(), rel=0.01)

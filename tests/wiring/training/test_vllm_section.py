@@ -14,16 +14,20 @@ def section(**keys: Any) -> VllmEngineSection:
     return VllmEngineSection(model="org/name", **keys)
 
 
-def test_a_server_on_another_machine_needs_a_folder_that_it_can_read() -> None:
-    url = "http://10.0.0.7:8100"
-    (problem,) = problems(section(url=["http://127.0.0.1:8100", url]))
-    assert problem == (
-        f"engine.weights_folder: the server {url} may be on another machine, which cannot read weights in /dev/shm; "
-        "set it to a folder of a file system that both share, or name the server 127.0.0.1"
-    )
-    assert problems(section(url=url, weights_folder="/shared")) == []
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
-def test_a_server_on_this_machine_needs_no_folder(host: str) -> None:
+@pytest.mark.parametrize("host", ["10.0.0.7", "127.0.0.1", "[::1]"])
+def test_a_server_anywhere_needs_no_shared_folder(host: str) -> None:
     assert problems(section(url=f"http://{host}:8100")) == []
+
+
+@pytest.mark.parametrize("url", ["http://10.0.0.5", "https://10.0.0.5:8300", "http://10.0.0.5:83000", "10.0.0.5:8300"])
+def test_the_url_of_weights_has_a_host_and_a_port(url: str) -> None:
+    assert problems(section(url="http://10.0.0.7:8100", weights_url=url)) == [
+        f"engine.weights_url: must be like http://10.0.0.5:8300, got {url!r}"
+    ]
+
+
+def test_weights_are_in_a_shared_folder_or_at_a_url() -> None:
+    both = {"weights_url": "http://10.0.0.5:8300", "weights_folder": "/shared"}
+    assert problems(section(url="http://10.0.0.7:8100", **both)) == [
+        "engine.weights_url: has no effect beside engine.weights_folder; leave one of them out"
+    ]

@@ -20,6 +20,8 @@ from envkit import clock
 from envkit.errors import DeadlineError, UsageError
 from envkit.types import JSON, SamplingParams, Weights
 
+from .plugin.envkit_fetch import PATH as _FETCH
+
 _REQUEST_PREFIX = "generate-tokens-"
 """vLLM puts this before the id of a request; `abort` needs the whole id."""
 _ADAPTER = "policy"
@@ -218,11 +220,14 @@ class VllmClient:
                 ) as reply:
                     if reply.status_code != httpx.codes.OK:
                         self._refuse(reply.status_code, await reply.aread())
-                    async for line in reply.aiter_lines():
-                        if line.startswith("data: {"):
-                            self._read(orjson.loads(line[6:]), into)
-                            if into.tokens and scope.deadline == math.inf:
-                                scope.deadline = anyio.current_time() + params.timeout_s - generated_s
+                    rest = b""
+                    async for content in reply.aiter_raw():
+                        *lines, rest = (rest + content).split(b"\n")
+                        for line in lines:
+                            if line.startswith(b"data: {"):
+                                self._read(orjson.loads(line[6:]), into)
+                        if into.tokens and scope.deadline == math.inf:
+                            scope.deadline = anyio.current_time() + params.timeout_s - generated_s
             if scope.cancelled_caught and into.finish is None:
                 limit = params.timeout_s
                 raise DeadlineError(f"the engine did not complete a prompt within {limit:g} s of its first token")
@@ -252,6 +257,21 @@ class VllmClient:
     async def abort(self, request_ids: Sequence[str]) -> None:
         """End requests. Their `generate` returns the tokens so far, with the finish reason ``"abort"``."""
         await self._call("POST", "/abort_requests", {"request_ids": [*map(_REQUEST_PREFIX.__add__, request_ids)]})
+
+    async def fetch(self, url: str) -> str:
+        """Let the server fetch the weights at `url`, while it generates; return their path on its machine.
+
+        Raises:
+            ServerLostError: The server was lost.
+            UsageError: The server cannot fetch them; it still has its old weights.
+        """
+        if await self._lacks(_FETCH):
+            raise UsageError(
+                f"the vLLM server {self.url} cannot fetch weights; start it with this version of `envkit vllm`, or set "
+                "engine.weights_folder"
+            )
+        found = await self._call("POST", _FETCH, {"url": url}, is_load=True)
+        return str(found["path"])
 
     async def load(self, weights: Weights) -> None:
         """Load weights or an adapter, and drop the prefix cache. No request may be in progress.

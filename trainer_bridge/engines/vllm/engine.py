@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Self
 
@@ -21,6 +22,7 @@ from envkit import clock
 from envkit.errors import EnvkitError, SessionConflictError, UsageError
 from envkit.types import Completion, EngineHealth, PauseMode, SamplingParams, Weights
 
+from ...weights.served import WeightServer, is_this_machine
 from .client import UNKNOWN, Part, ServerLostError
 from .replica import PinnedEngine, Replica, VllmSettings
 from .request import Request
@@ -34,7 +36,7 @@ _ABORT_EVERY_S = 0.1
 class VllmEngine:
     """Generates text with vLLM servers.
 
-    It implements `envkit.protocols.FreezableEngine`. Open it with `running`.
+    It implements `envkit.protocols.FreezableEngine` and `FetchingEngine`. Open it with `running`.
 
     Args:
         settings: Settings.
@@ -63,6 +65,7 @@ class VllmEngine:
         self._pause: PauseMode | None = None
         self._current: Weights | None = None
         self._version = 0
+        self._weight_server: WeightServer | None = None
         self._failure: EnvkitError | None = None
 
     @property
@@ -180,6 +183,17 @@ class VllmEngine:
         """See `envkit.protocols.Engine.forget`. The servers drop cached tokens when they need the memory."""
         self._routing.forget(session)
 
+    async def fetch(self, weights: Weights) -> None:
+        """Let the servers on other machines that see no files of this one fetch new weights, while they generate.
+
+        A replica that is lost meanwhile fetches the weights when it loads them.
+
+        Raises:
+            UsageError: A server cannot fetch the weights.
+        """
+        async with self._loading:
+            await self._on_each(self._thawed(), lambda replica: self._fetched(replica, weights))
+
     async def load(self, weights: Weights) -> None:
         """Load new weights on all replicas but a frozen one.
 
@@ -199,12 +213,7 @@ class VllmEngine:
             if not is_paused:
                 await self.pause(PauseMode.WAIT)
             async with self._loading:
-                errors: list[UsageError] = []
-                async with anyio.create_task_group() as tasks:
-                    for replica in self._thawed():
-                        tasks.start_soon(self._load, replica, weights, errors)
-                if errors:
-                    raise errors[0]
+                await self._on_each(self._thawed(), lambda replica: self._install(replica, weights))
                 self._current, self._version = weights, weights.version
         finally:
             if not is_paused:
@@ -233,15 +242,15 @@ class VllmEngine:
             await self.drain(replica.index)
             yield PinnedEngine(replica.index, self, partial(self._generate, replica))
         finally:
-            errors: list[UsageError] = []
             with anyio.CancelScope(shield=True):
                 async with self._loading:
                     before, replica.frozen = replica.frozen, None
-                    if replica.is_ready and self._current is not before:
-                        await self._load(replica, self._current, errors)
-                self.admit(replica.index)
-            if errors:
-                raise errors[0]
+                    current = self._current
+                    try:
+                        if replica.is_ready and current is not None and current is not before:
+                            await self._on_each([replica], lambda one: self._install(one, current))
+                    finally:
+                        self.admit(replica.index)
 
     async def drain(self, index: int) -> None:
         """Send no more requests to a replica; those in progress there continue on others. Returns when it is idle."""
@@ -329,19 +338,40 @@ class VllmEngine:
             )
         self._notify()
 
-    async def _load(self, replica: Replica, weights: Weights, errors: list[UsageError]) -> None:
-        """Load on one of several replicas. Collect errors, because the others must finish even after one."""
-        try:
-            await self._install(replica, weights)
-        except ServerLostError as error:
-            self._lose(replica, error)
-        except UsageError as error:
-            errors.append(error)
+    async def _on_each(self, replicas: Sequence[Replica], call: Callable[[Replica], Awaitable[object]]) -> None:
+        """Call something for several replicas at once. Raise the first error when all have finished."""
+        errors: list[UsageError] = []
+
+        async def one(replica: Replica) -> None:
+            try:
+                await call(replica)
+            except ServerLostError as error:
+                self._lose(replica, error)
+            except UsageError as error:
+                errors.append(error)
+
+        async with anyio.create_task_group() as tasks:
+            for replica in replicas:
+                tasks.start_soon(one, replica)
+        if errors:
+            raise errors[0]
 
     async def _install(self, replica: Replica, weights: Weights) -> None:
-        await replica.client.load(weights)
+        await replica.client.load(await self._fetched(replica, weights))
         replica.version = weights.version
         self._routing.clear(replica.index)
+
+    async def _fetched(self, replica: Replica, weights: Weights) -> Weights:
+        """Return `weights` with a location that the server of a replica can read. If it must, it fetches them."""
+        settings = self._settings
+        if settings.shares_files or (settings.weights_url is None and is_this_machine(replica.url)):
+            return weights
+        if replica.fetched != weights:
+            if self._weight_server is None:
+                self._weight_server = WeightServer(settings.weights_url)
+            url = await self._weight_server.offer(weights, replica.url)
+            replica.fetched_path, replica.fetched = await replica.client.fetch(url), weights
+        return replace(weights, location=replica.fetched_path)
 
     def _lose(self, replica: Replica, error: ServerLostError) -> None:
         replica.lose(error)
@@ -351,6 +381,8 @@ class VllmEngine:
         async with anyio.create_task_group() as tasks:
             for replica in self._replicas:
                 tasks.start_soon(replica.stop)
+        if self._weight_server is not None:
+            await self._weight_server.close()
 
     def _new_id(self) -> str:
         # Other engines may use the same server, so the id has the process id.

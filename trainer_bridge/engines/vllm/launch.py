@@ -95,6 +95,7 @@ def command(settings: ServerSettings, *, host: str, port: int, on_cpu: bool) -> 
     words += ["--max-num-seqs", str(settings.max_num_seqs)]
     words += ["--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--weight-transfer-config", _BACKEND]
     words += ["--enable-prompt-tokens-details", "--disable-uvicorn-access-log"]
+    words += ["--middleware", "envkit_fetch.FetchRoute"]
     words += ["--stream-interval", str(_STREAM_INTERVAL_ON_CPU if on_cpu else _STREAM_INTERVAL)]
     # By default, all servers would draw the same random numbers, in each run and again after a restart.
     words += ["--seed", str(secrets.randbelow(1 << 31))]

@@ -35,6 +35,8 @@ class VllmSettings:
         stall_timeout_s: Maximum seconds without a token; then a server is lost.
         max_restarts: Maximum number of restarts of each server.
         seeds: Whether requests have seeds; vLLM then samples row by row.
+        shares_files: Whether all servers see the files of weights at the paths that they have here.
+        weights_url: URL at which all servers fetch weights; None: those on other machines find this one by its address.
     """
 
     max_tokens: int
@@ -46,6 +48,8 @@ class VllmSettings:
     stall_timeout_s: float = 120.0
     max_restarts: int = 3
     seeds: bool = False
+    shares_files: bool = False
+    weights_url: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +110,8 @@ class Replica:
         is_gone: Whether it will not come back.
         running: Number of requests in progress.
         version: Policy version of its weights.
+        fetched: The weights whose files its server has fetched last.
+        fetched_path: Path of these files on the server's machine.
         restarts: Number of times that it was lost.
         loss: Why it was lost; empty while it is not.
         is_stalled: Whether it was lost because it sent nothing for too long.
@@ -120,6 +126,8 @@ class Replica:
     is_gone: bool = False
     running: int = 0
     version: int = 0
+    fetched: Weights | None = None
+    fetched_path: str = ""
     restarts: int = 0
     loss: str = ""
     is_stalled: bool = False
@@ -156,6 +164,7 @@ class Replica:
             await self._server.start(settings.start_timeout_s)
             self.url = self._server.url
         self._client = VllmClient(self.url, stall_timeout_s=settings.stall_timeout_s)
+        self.fetched = None
         # If the server has never answered, the address is probably wrong.
         timeout_s = settings.start_timeout_s if self.restarts else min(settings.start_timeout_s, _FIRST_S)
         with anyio.move_on_after(timeout_s):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,6 @@ import anyio
 from envkit import clock
 from envkit.config.parts import VllmEngineSection
 from envkit.errors import UsageError
-from envkit.http.auth.localhost_only import is_loopback
 from envkit.trainer_bridge.engines.vllm.engine import VllmEngine
 from envkit.trainer_bridge.engines.vllm.interpreter import find_python, is_built_for_cpus
 from envkit.trainer_bridge.engines.vllm.launch import ServerSettings, check_arguments
@@ -45,6 +44,8 @@ def open_vllm(context: EngineContext) -> AbstractAsyncContextManager[VllmEngine]
         model=Path(model.path).name,
         takes_adapters=context.lora_rank > 0,
         seeds=section.seeds,
+        shares_files=section.weights_folder is not None,
+        weights_url=section.weights_url,
     )
     if section.urls:
         return VllmEngine(settings, urls=section.urls, announce=context.announce).running()
@@ -64,16 +65,17 @@ def problems(section: VllmEngineSection) -> list[str]:
         found.append("engine.model: the engine vllm needs a model; name one")
     elif base_of(Path(section.model)) is not None:
         found.append("engine.model: the engine vllm cannot start from a LoRA adapter yet; use the engine transformers")
+    if section.weights_url is not None:
+        if not _is_plain(section.weights_url, schemes=("http",)) or urlsplit(section.weights_url).port is None:
+            found.append(f"engine.weights_url: must be like http://10.0.0.5:8300, got {section.weights_url!r}")
+        if section.weights_folder is not None:
+            found.append("engine.weights_url: has no effect beside engine.weights_folder; leave one of them out")
     if section.url is not None:
-        for url in section.urls or ("",):
-            parts = urlsplit(url)
-            if parts.scheme not in ("http", "https") or not parts.netloc or parts.path.strip("/"):
-                found.append(f"engine.url: must be like http://127.0.0.1:8100, without a path, got {url!r}")
-            elif section.weights_folder is None and not is_loopback(parts.hostname or ""):
-                found.append(
-                    f"engine.weights_folder: the server {url} may be on another machine, which cannot read weights in "
-                    "/dev/shm; set it to a folder of a file system that both share, or name the server 127.0.0.1"
-                )
+        found += [
+            f"engine.url: must be like http://127.0.0.1:8100, without a path, got {url!r}"
+            for url in section.urls or ("",)
+            if not _is_plain(url, schemes=("http", "https"))
+        ]
         started = {"python", "replicas", "gpu_memory_utilization", "arguments"}
         if without_effect := sorted(started & section.model_fields_set):
             found.append(f"engine.{without_effect[0]}: has no effect on running servers (engine.url); leave it out")
@@ -87,6 +89,15 @@ def problems(section: VllmEngineSection) -> list[str]:
     except UsageError as error:
         found.append(f"engine.arguments: {error.detail}")
     return found
+
+
+def _is_plain(url: str, *, schemes: Sequence[str]) -> bool:
+    """Whether a URL has one of the schemes, a host and a valid port, if any, and no path."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in schemes and parts.hostname is not None and parts.port != 0 and not parts.path.strip("/")
+    except ValueError:
+        return False
 
 
 async def run_server(

@@ -13,6 +13,7 @@ import anyio
 
 from envkit.errors import UsageError
 from envkit.trainer_bridge.engines.vllm.engine import VllmEngine
+from envkit.trainer_bridge.engines.vllm.plugin.envkit_fetch import PATH, FetchError, Store
 from envkit.trainer_bridge.engines.vllm.replica import VllmSettings
 from envkit.types import SamplingParams
 
@@ -38,6 +39,8 @@ class FakeServer:
         label: Label of its weights, which is `label_at_start` after a start.
         slots: Maximum number of completions in progress; others wait.
         loads: Locations of the loaded weights.
+        store: Where it keeps fetched weights; None if it cannot fetch any.
+        fetches: Number of bytes of each fetch.
         requests: Bodies of the requests for completions.
         starts: Number of starts.
         host: Address on which it listens.
@@ -61,6 +64,8 @@ class FakeServer:
     label_at_start: str = "default"
     slots: int = 1000
     loads: list[str] = field(default_factory=list)
+    store: Store | None = None
+    fetches: list[int] = field(default_factory=list)
     requests: list[Body] = field(default_factory=list)
     starts: int = 0
     errors: int = 0
@@ -154,6 +159,15 @@ class FakeServer:
                 self.label, self.is_updating = body.get("weight_version", self.label), False
             case "/v1/load_lora_adapter" if not body:  # a GET request
                 return 405 if self.has_lora else 404, {"detail": ""}
+            case _ if path == PATH:
+                if self.store is None or not body:  # a GET request
+                    return 404 if self.store is None else 405, {"detail": ""}
+                try:
+                    found = self.store.fetch(body["url"])
+                except FetchError as error:
+                    return 500, {"error": {"message": str(error)}}
+                self.fetches.append(found["bytes"])
+                return 200, found
             case "/update_weights" | "/v1/load_lora_adapter":
                 location = body["lora_path"] if "lora_path" in body else body["update_info"]["path"]
                 if location in self.rejects:

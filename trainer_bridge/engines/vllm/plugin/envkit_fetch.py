@@ -1,0 +1,177 @@
+"""vLLM middleware: the route that fetches weights of a trainer on another machine, while the server generates.
+
+It runs in vLLM's API server. The files lie in memory, or else in the folder for temporary files; they stay until newer
+ones replace them, because the next delta needs them. What killed servers have left is removed at the next start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+import threading
+import urllib.request
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from contextlib import suppress
+from hashlib import blake2b
+from http.client import HTTPException
+from pathlib import Path
+from typing import IO, Any
+
+try:
+    from .envkit_delta import decode
+except ImportError:  # in vLLM's processes, this module is in no package
+    from envkit_delta import decode  # type: ignore[import-not-found, no-redef]
+
+PATH = "/envkit/fetch_weights"
+MANIFEST = "manifest.json"
+DELTA = ".delta"
+"""End of the name of a delta."""
+_MEMORY = Path("/dev/shm")
+_CHUNK = 1 << 22
+_TIMEOUT_S = 60.0
+"""Maximum seconds without a byte of the trainer's."""
+
+Message = MutableMapping[str, Any]
+
+
+class FetchError(Exception):
+    """The weights cannot be fetched; those that the server samples with are unchanged. The message is the reason."""
+
+
+class Store:
+    """The files of the newest weights that were fetched.
+
+    Args:
+        parent: Folder for a new folder with the files; None for one in memory if they fit twice, or else in the folder
+            for temporary files.
+    """
+
+    def __init__(self, parent: Path | None = None) -> None:
+        self._parent = parent
+        self._folder: Path | None = None
+        self._checksums: dict[str, str] = {}
+        self._fetching = threading.Lock()
+        self._open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
+
+    def fetch(self, url: str) -> dict[str, Any]:
+        """Fetch the weights whose manifest is at `url`; files that are here already are not fetched again.
+
+        Returns:
+            The folder with the files (``path``), and the number of bytes that were transferred (``bytes``).
+
+        Raises:
+            FetchError: The trainer does not answer, a file is damaged, or there is no room for it.
+        """
+        host = "/".join(url.split("/")[:3])  # the rest of the URL is a secret
+        with self._fetching:
+            try:
+                with self._open(f"{url}/{MANIFEST}", timeout=_TIMEOUT_S) as reply:
+                    files: list[dict[str, Any]] = json.load(reply)["files"]
+                folder = self._folder = self._folder or self._new_folder(sum(one["bytes"] for one in files))
+                for name in self._checksums.keys() - {one["name"] for one in files}:
+                    del self._checksums[name]
+                    (folder / name).unlink()
+                return {"path": str(folder), "bytes": sum(self._fetch(folder, url, one) for one in files)}
+            except OSError as error:
+                reason = getattr(error, "reason", error)
+                advice = "if this machine cannot reach that address, set engine.weights_url or engine.weights_folder"
+                raise FetchError(f"cannot fetch weights from {host}: {reason}; {advice}") from error
+            except (ValueError, KeyError, TypeError, HTTPException) as error:
+                raise FetchError(f"cannot fetch weights from {host}: {error}") from error
+
+    def _fetch(self, folder: Path, url: str, file: Mapping[str, Any]) -> int:
+        """Fetch one file of a manifest, and return the number of bytes that were transferred."""
+        name, checksum, delta = str(file["name"]), file["blake2b"], file.get("delta")
+        if Path(name).name != name:
+            raise ValueError(f"invalid file name {name!r}")
+        before = self._checksums.get(name)
+        if before == checksum:
+            return 0
+        is_delta = delta is not None and delta["base"] == before
+        found, draft = blake2b(digest_size=32), folder / f"{name}.part"
+        try:
+            with (
+                self._open(f"{url}/{name}{DELTA if is_delta else ''}", timeout=_TIMEOUT_S) as reply,
+                draft.open("wb") as out,
+            ):
+                for part in decode(folder / name, reply) if is_delta else _parts(reply):
+                    found.update(part)
+                    out.write(part)
+            if found.hexdigest() != checksum:
+                raise ValueError(f"{name} has the wrong checksum")
+        except BaseException:
+            self._checksums.pop(name, None)  # the next attempt fetches all of it
+            draft.unlink(missing_ok=True)
+            raise
+        draft.replace(folder / name)
+        self._checksums[name] = checksum
+        return int(delta["bytes"] if is_delta else file["bytes"])
+
+    def _new_folder(self, size: int) -> Path:
+        """Return a new folder that is locked as long as this process lives; remove those of dead processes."""
+        prefix = f"envkit-fetched-{os.geteuid()}-"
+        parent = self._parent or Path(tempfile.gettempdir())
+        if self._parent is None and _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > 2 * size:
+            parent = _MEMORY
+        for lock in parent.glob(f"{prefix}*.lock"):
+            with suppress(OSError), lock.open("ab") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _remove(lock)
+        handle, name = tempfile.mkstemp(prefix=prefix, dir=parent)
+        fcntl.flock(handle, fcntl.LOCK_EX)  # it stays open, and locked, as long as this process lives
+        lock = Path(name).rename(f"{name}.lock")  # now that it is locked, so that no other server removes it
+        atexit.register(_remove, lock)
+        folder = lock.with_suffix("")
+        folder.mkdir(mode=0o700)
+        return folder
+
+
+class FetchRoute:
+    """ASGI middleware that answers POST requests for `PATH` and passes all others on.
+
+    The body of a request is ``{"url": URL}``: that of the manifest without its name.
+    """
+
+    def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
+        self._app = app
+        self._store = Store()
+
+    async def __call__(
+        self,
+        scope: Message,
+        receive: Callable[[], Awaitable[Message]],
+        send: Callable[[Message], Awaitable[None]],
+    ) -> None:
+        if scope["type"] != "http" or scope["path"] != PATH:
+            await self._app(scope, receive, send)
+            return
+        body, has_more = b"", True
+        while has_more:
+            message = await receive()
+            body += message.get("body", b"")
+            has_more = message.get("more_body", False)
+        status, answer = 405, {"error": {"message": "use POST"}}
+        if scope["method"] == "POST":
+            try:
+                status, answer = 200, await asyncio.to_thread(self._store.fetch, str(json.loads(body)["url"]))
+            except (FetchError, ValueError, KeyError, TypeError) as error:
+                status, answer = 500, {"error": {"message": str(error)}}
+        headers = [(b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": json.dumps(answer).encode()})
+
+
+def _parts(file: IO[bytes]) -> Iterator[bytes]:
+    while part := file.read(_CHUNK):
+        yield part
+
+
+def _remove(lock: Path) -> None:
+    """Remove the folder that a lock file is for, and the lock file."""
+    shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
+    lock.unlink(missing_ok=True)

@@ -1,0 +1,228 @@
+"""The files of published weights, served over HTTP to engines on other machines: all of each file, or a delta.
+
+The files of a version lie beside its manifest, ``manifest.json``::
+
+    {"files": [{"name": "model.safetensors", "bytes": 269060552, "blake2b": HEX,
+                "delta": {"base": HEX, "bytes": 812345}}]}
+
+``blake2b`` is the checksum (32 bytes) of a file, and ``base`` that of the older file to which the delta
+``model.safetensors.delta`` applies. A file without an older one, or whose delta would be larger, has no delta.
+`envkit_delta` describes the format of deltas. This module does not import torch.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import secrets
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Thread  # noqa: TID251 - for large files, which must not block the event loop
+from types import MappingProxyType
+from urllib.parse import urlsplit
+
+import anyio
+import orjson
+
+from envkit import clock
+from envkit.errors import UsageError
+from envkit.types import JSON, Weights
+
+from ..engines.vllm.plugin import envkit_delta
+from ..engines.vllm.plugin.envkit_fetch import DELTA, MANIFEST
+
+_SINGLE = "model.safetensors"
+"""Name in the manifest of weights in a single file."""
+_CHUNK = 1 << 22
+
+
+class WeightServer:
+    """Serves the newest weights that were offered, and older ones whose files still exist.
+
+    It listens at the port of `url`, or at a free one. All paths begin with a random token.
+
+    Args:
+        url: Its URL as the engines see it. If the host is this machine, it listens only to this machine. None: each
+            engine gets the address that this machine has towards it.
+
+    Raises:
+        UsageError: It cannot listen there.
+    """
+
+    def __init__(self, url: str | None = None) -> None:
+        self._url = None if url is None else url.rstrip("/")
+        self._token = secrets.token_urlsafe(16)
+        self._offered: dict[Weights, _Offer] = {}
+        self._offering = anyio.Lock()
+        self._deltas: TemporaryDirectory[str] | None = None
+        host = "127.0.0.1" if url is not None and is_this_machine(url) else ""
+        port = urlsplit(url or "").port or 0
+        try:
+            self._http = _HttpServer((host, port), _Handler)
+        except OSError as error:
+            reason = f"cannot serve weights at port {port}: {error.strerror}"
+            raise UsageError(f"engine.weights_url: {reason}; choose another one") from None
+        # A thread, because large files must not block the event loop.
+        Thread(target=self._http.serve_forever, args=(0.05,), name="weights", daemon=True).start()
+
+    async def close(self) -> None:
+        """Stop serving."""
+        await clock.to_thread(self._http.shutdown)
+        self._http.server_close()
+        if self._deltas is not None:
+            self._deltas.cleanup()
+
+    async def offer(self, weights: Weights, engine: str) -> str:
+        """Serve weights, with deltas against those that were offered before.
+
+        Args:
+            weights: Weights whose `location` is a path.
+            engine: URL of the engine that will fetch them.
+
+        Returns:
+            The URL of their manifest, without its name.
+
+        Raises:
+            OSError: A file cannot be read, or a delta cannot be written.
+        """
+        async with self._offering:
+            if weights not in self._offered:
+                await self._add(weights)
+        base = self._url
+        if base is None:
+            base = f"http://{await clock.to_thread(_own_address, engine)}:{self._http.server_port}"
+        return f"{base}/{self._token}/{self._offered[weights].number}"
+
+    async def _add(self, weights: Weights) -> None:
+        location = Path(weights.location)
+        last = next(reversed(self._offered.values()), _Offer(0, {}))
+        files: dict[str, _File] = {}
+        deltas = TemporaryDirectory(prefix="deltas-", dir=location.parent)
+
+        async def add(name: str, path: Path) -> None:
+            delta = Path(deltas.name) / f"{name}{DELTA}"
+            files[name] = await clock.to_thread(_with_delta, path, last.files.get(name), delta)
+
+        async with anyio.create_task_group() as tasks:
+            for name, path in _files(location).items():
+                tasks.start_soon(add, name, path)
+        kept = {one: offer.without_deltas() for one, offer in self._offered.items() if offer.exists()}
+        self._offered = {**kept, weights: _Offer(last.number + 1, files)}
+        self._http.contents = {
+            f"/{self._token}/{offer.number}/{name}": content
+            for offer in self._offered.values()
+            for name, content in offer.contents().items()
+        }
+        if self._deltas is not None:
+            self._deltas.cleanup()
+        self._deltas = deltas
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    path: Path
+    checksum: str
+    base: str = ""
+    delta: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    number: int
+    files: Mapping[str, _File]
+
+    def exists(self) -> bool:
+        return all(one.path.exists() for one in self.files.values())
+
+    def without_deltas(self) -> _Offer:
+        return _Offer(self.number, {name: replace(one, delta=None) for name, one in self.files.items()})
+
+    def contents(self) -> dict[str, Path | bytes]:
+        """Return what is served, by name: paths, and the manifest."""
+        entries: list[JSON] = []
+        found: dict[str, Path | bytes] = {}
+        for name, one in self.files.items():
+            entry: dict[str, JSON] = {"name": name, "bytes": one.path.stat().st_size, "blake2b": one.checksum}
+            found[name] = one.path
+            if one.delta is not None:
+                entry["delta"] = {"base": one.base, "bytes": one.delta.stat().st_size}
+                found[name + DELTA] = one.delta
+            entries.append(entry)
+        return {**found, MANIFEST: orjson.dumps({"files": entries})}
+
+
+def _files(location: Path) -> dict[str, Path]:
+    """Return the files of weights by their names in the manifest."""
+    return {one.name: one for one in location.iterdir()} if location.is_dir() else {_SINGLE: location}
+
+
+def _with_delta(path: Path, before: _File | None, delta: Path) -> _File:
+    """Return a file with its checksum, and with the delta against an older file unless that would be larger."""
+    found, size = blake2b(digest_size=32), path.stat().st_size
+    with path.open("rb") as file:
+        while part := file.read(_CHUNK):
+            found.update(part)
+    checksum = found.hexdigest()
+    if before is None or before.checksum == checksum or not envkit_delta.fits(before.path, path):
+        return _File(path, checksum)
+    with delta.open("wb") as out:
+        for block in envkit_delta.encode(before.path, path):
+            out.write(block)
+            if out.tell() >= size:
+                return _File(path, checksum)
+    return _File(path, checksum, before.checksum, delta)
+
+
+class _HttpServer(ThreadingHTTPServer):
+    """Serves `contents` by path, and nothing else."""
+
+    daemon_threads = True
+    contents: Mapping[str, Path | bytes] = MappingProxyType({})
+
+
+class _Handler(BaseHTTPRequestHandler):
+    timeout = 60.0
+    """Maximum seconds in which the other side takes nothing."""
+    server: _HttpServer
+
+    def do_GET(self) -> None:
+        found = self.server.contents.get(self.path)
+        if isinstance(found, bytes):
+            self._begin(len(found))
+            self.wfile.write(found)
+        elif found is not None and found.is_file():
+            with found.open("rb") as file:
+                self._begin(found.stat().st_size)
+                self.connection.sendfile(file)
+        else:
+            self.send_error(HTTPStatus.NOT_FOUND)
+
+    def _begin(self, size: int) -> None:
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Length", str(size))
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Log nothing."""
+
+
+def is_this_machine(url: str) -> bool:
+    """Whether the host of a URL is localhost or a loopback address."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _own_address(engine: str) -> str:
+    """Return the address of this machine from which packets to an engine leave. Nothing is sent."""
+    parts = urlsplit(engine)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((parts.hostname, parts.port or 80))
+        return str(probe.getsockname()[0])
