@@ -42,6 +42,7 @@ class Server:
         self.rate = rate
         self.interval = interval
         self.label = "default"
+        self.rendered: dict[tuple[int, bool], bytes] = {}
 
     async def serve(self) -> None:
         listening = await asyncio.start_server(self.answer, "127.0.0.1", 0)
@@ -59,6 +60,7 @@ class Server:
                     await self.complete(body["request_id"], body["sampling_params"]["max_tokens"], writer)
                     continue
                 self.label = body.get("new_version", self.label)
+                self.rendered.clear()
                 content = json.dumps(ANSWERS.get(path, {})).encode()
                 kind = "text/plain" if path == "/metrics" else "application/json"
                 writer.write(f"HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\ncontent-length: ".encode())
@@ -76,8 +78,13 @@ class Server:
         writer.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
 
     def line(self, name: str, count: int, *, is_last: bool) -> bytes:
+        form = (count, is_last)
+        if form not in self.rendered:
+            self.rendered[form] = self.render(count, is_last=is_last)
+        return b'data: {"request_id":"generate-tokens-' + name.encode() + self.rendered[form]
+
+    def render(self, count: int, *, is_last: bool) -> bytes:
         one = {"token_id": 28120, "logprob": -0.6931471824645996, "rank": 1}
-        content = [{**one, "top_logprobs": [one]}] * count
         choice = {
             "index": 0,
             "finish_reason": "length" if is_last else None,
@@ -86,10 +93,10 @@ class Server:
             "routed_experts": None,
             "sampling_mask": None,
             "weight_versions": [{"version": self.label, "start": 0, "end": count}] if is_last else None,
-            "logprobs": {"content": content},
+            "logprobs": {"content": [{**one, "top_logprobs": [one]}] * count},
         }
-        body = {"request_id": f"generate-tokens-{name}", "usage": None, "output_mode": "tokens", "choices": [choice]}
-        return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
+        body = {"usage": None, "output_mode": "tokens", "choices": [choice]}
+        return b'",' + json.dumps(body, separators=(",", ":")).encode()[1:] + b"\n\n"
 
 
 async def measure(settings: argparse.Namespace, ports: list[int]) -> tuple[float, float, float]:

@@ -87,7 +87,7 @@ def test_a_hundred_pushes_arrive_bit_for_bit_as_deltas(tiny_folder: Path, tmp_pa
         with torch.no_grad():
             for weight in model.parameters():
                 weight.add_(torch.randn(weight.shape, generator=random), alpha=1e-4)
-        return save_weights(model, tmp_path / f"{version}.safetensors", torch.bfloat16, shard_bytes=30_000)
+        return save_weights(model, tmp_path / f"{version}.safetensors", torch.bfloat16, shard_bytes=10_000)
 
     def hashes(place: Path) -> dict[str, str]:
         return {one.name: sha256(one.read_bytes()).hexdigest() for one in place.iterdir()}

@@ -286,7 +286,6 @@ def test_smollm2_loads_with_its_special_tokens_and_adds_two_numbers(smollm2: Pat
             moe_intermediate_size=768,
             num_hidden_layers=4,
             num_experts=128,
-            head_dim=128,
         ),
         LlamaConfig(tie_word_embeddings=True, num_hidden_layers=4),
     ],

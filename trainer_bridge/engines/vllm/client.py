@@ -91,6 +91,7 @@ class VllmClient:
         self.url = url.rstrip("/")
         self.model = ""
         self._base = ""
+        self._generate_url = httpx.URL(f"{self.url}/inference/v1/generate")  # httpx joins URLs slowly
         self._token = secrets.token_hex(4)
         self._is_full = False
         self._stall_timeout_s = stall_timeout_s
@@ -216,7 +217,7 @@ class VllmClient:
         try:
             with anyio.CancelScope() as scope:
                 async with self._http.stream(
-                    "POST", "/inference/v1/generate", content=orjson.dumps(body), headers=headers
+                    "POST", self._generate_url, content=orjson.dumps(body), headers=headers
                 ) as reply:
                     if reply.status_code != httpx.codes.OK:
                         self._refuse(reply.status_code, await reply.aread())

@@ -247,7 +247,7 @@ class VllmEngine:
                     before, replica.frozen = replica.frozen, None
                     current = self._current
                     try:
-                        if replica.is_ready and current is not None and current is not before:
+                        if replica.is_ready and current is not before:
                             await self._on_each([replica], lambda one: self._install(one, current))
                     finally:
                         self.admit(replica.index)
