@@ -16,7 +16,7 @@ from record import ROOT, run
 from record.processes import peaks
 
 from benchmarks.training.runs import rows
-from envkit.trainer_bridge.evaluation.statistics import share
+from envkit.trainer_bridge.evaluation.statistics import estimate
 
 Figures = dict[str, Any]
 _EVALUATED = re.compile(r"evaluate (\d+)/\1  (\d+):(\d+)$")
@@ -71,8 +71,8 @@ def point(row: Figures) -> Figures:
     found: Figures = {"train_step": row["step"], "tasks": count}
     for name, key in (("sampled", "eval_success"), ("greedy", "eval_greedy")):
         successes = round(row[key] * count)
-        estimate = share([1.0] * successes + [0.0] * (count - successes))
-        found[name] = [round(value, 4) for value in (estimate.mean, estimate.low, estimate.high)]
+        interval = estimate([[1.0]] * successes + [[0.0]] * (count - successes), is_share=True)
+        found[name] = [round(value, 4) for value in (interval.mean, interval.low, interval.high)]
     return found
 
 
