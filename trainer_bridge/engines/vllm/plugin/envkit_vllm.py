@@ -77,6 +77,8 @@ class FileEngine(base.WeightTransferEngine[FileInit, FileUpdate]):
         if self._expected is None:
             self._expected = self._own_shapes() or shapes
         _check(shapes, self._expected, is_tied=bool(getattr(self.model_config.hf_config, "tie_word_embeddings", False)))
+        if current_platform.is_cpu():
+            self._forget_kernels_of_experts()
         initialize_layerwise_reload(self.model)
         self.model.load_weights(_tensors(files))
         finalize_layerwise_reload(self.model, self.model_config)
@@ -89,6 +91,12 @@ class FileEngine(base.WeightTransferEngine[FileInit, FileUpdate]):
             return _shapes(_files(_folder(self.model_config.model, self.model_config.revision)))
         except (OSError, ValueError):
             return None
+
+    def _forget_kernels_of_experts(self) -> None:
+        """Let vLLM pack new weights of experts, too: on a CPU, it packs only those for a new kernel."""
+        for module in self.model.modules():
+            if getattr(module, "moe_kernel", None) is not None:
+                module.moe_kernel = None
 
     def _pack_heads_again(self) -> None:
         """Renew the packed copy of tied output embeddings, which vLLM forgets when it reloads weights on a CPU."""
