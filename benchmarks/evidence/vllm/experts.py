@@ -69,7 +69,7 @@ def new_model(folder: Path) -> int:
         max_position_embeddings=512,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
-        **{"head_dim": 32},
+        head_dim=32,  # type: ignore[call-arg]
     )
     model: Any = Qwen3MoeForCausalLM(config)
     shake(model, 1)

@@ -28,8 +28,6 @@ _ADAPTER = "policy"
 _LOAD_ADAPTER = "/v1/load_lora_adapter"
 _LOAD_TIMEOUT_S = 600.0
 _CALL_TIMEOUT_S = 60.0
-_KEEP_ALIVE_S = 2.0
-"""Idle connections are closed after this time, before the server closes them (5 s)."""
 _MAX_SEED = 1 << 63
 _FULL = "-full"
 """End of the label of a server that has received all weights, and no longer has those that it started with."""
@@ -96,9 +94,15 @@ class VllmClient:
         self._is_full = False
         self._stall_timeout_s = stall_timeout_s
         self._last_s = clock.now()
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=_KEEP_ALIVE_S)
-        timeout = httpx.Timeout(_CALL_TIMEOUT_S, read=stall_timeout_s)
-        self._http = httpx.AsyncClient(base_url=self.url, limits=limits, timeout=timeout, trust_env=False)
+        # The server closes a connection after an error, and a request on it at that moment would be lost. And httpx is
+        # slow if many connections are idle.
+        self._http = httpx.AsyncClient(
+            base_url=self.url,
+            headers={"connection": "close"},
+            limits=httpx.Limits(max_connections=None),
+            timeout=httpx.Timeout(_CALL_TIMEOUT_S, read=stall_timeout_s),
+            trust_env=False,
+        )
 
     async def close(self) -> None:
         """Close all connections. Requests in progress raise `ServerLostError`."""
@@ -343,8 +347,6 @@ class VllmClient:
                 path,
                 json=body,
                 timeout=_LOAD_TIMEOUT_S if is_load else _CALL_TIMEOUT_S,
-                # The server closes a connection after an error; a request on it at that moment would be lost.
-                headers={"connection": "close"},
             )
         except httpx.HTTPError as error:
             raise ServerLostError(_reason(error)) from error
