@@ -9,7 +9,7 @@ the size of what follows in bytes, and then, unless no word has changed, a zlib 
 2. the low bytes of ``old XOR new`` of the changed words, in order;
 3. the high bytes of the same.
 
-Whoever applies a delta checks the checksum of the new file; the delta itself has none.
+A delta has no checksum: the receiver checks that of the new file.
 """
 
 from __future__ import annotations
