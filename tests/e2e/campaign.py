@@ -218,7 +218,9 @@ def accounted_for(kind: str, folder: Path, episodes: int, kill_chance: float, *,
         assert 0.5 * len(campaign.drawn) < kills <= len(campaign.drawn)
         assert campaign.seen == kills
         metrics = await gateway.metrics()
-        losses = {name: count for name, count in metrics.items() if name.startswith("envkit_sandboxes_lost_total")}
+        losses = {
+            name: count for name, count in metrics.items() if count and name.startswith("envkit_sandboxes_lost_total")
+        }
         assert losses == {'envkit_sandboxes_lost_total{cause="killed"}': kills}
         assert metrics["envkit_env_sandboxes_lost_total"] == kills
         assert metrics["envkit_sessions_created_total"] == episodes

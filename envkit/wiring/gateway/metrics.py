@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING
 from envkit.fleet import FleetHost
 from envkit.http.sessions.metrics import by_label
 from envkit.sandbox.pool import Pool
+from envkit.types import CauseKind
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
+
+
+_ALERTS = ("disk", "ledger", "memory", "probe", "restarts", "stock", "stop")
 
 
 def collect(pool: Pool, hosts: Sequence[FleetHost]) -> Iterator[Metric]:
@@ -19,6 +23,9 @@ def collect(pool: Pool, hosts: Sequence[FleetHost]) -> Iterator[Metric]:
     from prometheus_client.core import GaugeMetricFamily as Gauge
 
     counts = pool.counts()
+    # Prometheus computes no rate from the first value of a series, so each one begins before the first loss or alert.
+    losses = {kind: counts.losses.get(kind, 0) for kind in CauseKind}
+    alerts = {**dict.fromkeys(_ALERTS, 0), **counts.alerts}
     slowest = max(counts.probe_s.values(), default=0.0)
     counted = [(host.lost, host.failed_starts, host.episodes.rebuilt, host.episodes.void) for host in hosts]
     lost, failed, rebuilt, void = (sum(each) for each in zip(*counted, strict=True))
@@ -33,8 +40,8 @@ def collect(pool: Pool, hosts: Sequence[FleetHost]) -> Iterator[Metric]:
     yield Counter("envkit_sandbox_failed_starts", "Failed starts, except for invalid requests.", counts.failed_starts)
     yield Counter("envkit_warm_sandboxes_replaced", "Warm sandboxes that were replaced.", counts.restarts)
     yield Counter("envkit_sandboxes_finished", "Sandboxes whose command exited.", counts.finished)
-    yield by_label(Counter("envkit_sandboxes_lost", "Lost sandboxes, by cause.", labels=["cause"]), counts.losses)
-    yield by_label(Counter("envkit_alerts", "Alerts, by kind.", labels=["kind"]), counts.alerts)
+    yield by_label(Counter("envkit_sandboxes_lost", "Lost sandboxes, by cause.", labels=["cause"]), losses)
+    yield by_label(Counter("envkit_alerts", "Alerts, by kind.", labels=["kind"]), alerts)
     yield Counter("envkit_env_sandboxes_lost", "Lost sandboxes that served environments.", lost)
     yield Counter("envkit_env_sandbox_failed_starts", "Sandboxes lost before they served environments.", failed)
     yield Counter("envkit_episodes_rebuilt", "Episodes rebuilt in another sandbox.", rebuilt)
