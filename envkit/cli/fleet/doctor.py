@@ -1,14 +1,16 @@
-"""``envkit doctor``: report which sandboxes and limits work on this machine."""
+"""``envkit doctor``: report which sandboxes and limits work on this machine, or whether a cluster works."""
 
 from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from envkit.cli.tables import echo, print_table
+from envkit.cli.tables import echo, print_json, print_table
 
 if TYPE_CHECKING:
     from envkit.checks.doctor import DoctorReport
@@ -18,14 +20,24 @@ def doctor(
     image: Annotated[
         str | None, typer.Option(metavar="NAME", help="Image for the Docker check; by default the games image.")
     ] = None,
+    cluster: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Check the other machines that a server file or a training file names, instead of this one.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Report which sandboxes and limits work on this machine.
 
     Starts sandboxes of each kind and runs a program in them. If something is missing, prints the command that fixes
-    it. Exits with 1 only if no kind of sandbox works.
+    it. Exits with 1 only if no kind of sandbox works; with --cluster, if anything is wrong.
     """
     from envkit import clock
+
+    if cluster is not None:
+        sys.exit(_print_cluster(cluster, as_json=as_json))
     from envkit.checks.doctor import examine
 
     found = clock.run(examine, image, _show_progress)
@@ -34,6 +46,23 @@ def doctor(
     else:
         _print(found)
     sys.exit(0 if found.works else 1)
+
+
+def _print_cluster(file: Path, *, as_json: bool) -> int:
+    """Check the machines that a file names, print what was found, and return the exit code."""
+    from envkit import clock
+    from envkit.checks.cluster import examine_cluster
+
+    found = clock.run(examine_cluster, file)
+    if as_json:
+        print_json([asdict(one) for one in found])
+    else:
+        rows = [
+            ["wrong" if one.remedy else "ok", one.machine, one.check, "; ".join(filter(None, (one.result, one.remedy)))]
+            for one in found
+        ]
+        print_table(("", "MACHINE", "CHECK", "RESULT"), rows)
+    return 1 if any(one.remedy for one in found) else 0
 
 
 def _show_progress(what: str) -> None:

@@ -225,7 +225,7 @@ class RemoteNodes:
         )
         async with backend:
             member.backend = backend
-            if (why := self._why_unfit(backend.facts)) is not None:
+            if (why := why_unfit(backend.facts, in_image=self._in_image, isolates=self.isolates)) is not None:
                 if member.why != why:
                     _log.warning("node %s is not used: %s", member.name, why)
                 member.why = why
@@ -255,15 +255,6 @@ class RemoteNodes:
                 self._pool.remove_node(member.name, cause)
         return True
 
-    def _why_unfit(self, facts: wire.NodeReply) -> str | None:
-        if self.isolates and not facts.capabilities["isolation"]:
-            return f"its backend {facts.backend} isolates nothing, unlike other sandboxes of this server"
-        if self._in_image and facts.backend != "docker":
-            return f"environments run in an image here, and its backend is {facts.backend}; start it with docker"
-        if not self._in_image and facts.backend == "docker":
-            return "its sandboxes are Docker containers; name the image of environments in envs.image"
-        return None
-
     def _remembered(self) -> Sequence[_Member]:
         if self._file is None or not self._file.exists():
             return ()
@@ -285,6 +276,17 @@ def name_of(url: str) -> str:
     """Return the name of the node with the address `url`: host and port, or the socket's name."""
     parts = urlsplit(url)
     return parts.netloc.replace("[", "").replace("]", "") or Path(parts.path).name
+
+
+def why_unfit(facts: wire.NodeReply, *, in_image: bool, isolates: bool | None) -> str | None:
+    """Return why a server cannot use a node; None if it can. The other arguments are those of `RemoteNodes`."""
+    if isolates and not facts.capabilities["isolation"]:
+        return f"its backend {facts.backend} isolates nothing, unlike other sandboxes of this server"
+    if in_image and facts.backend != "docker":
+        return f"environments run in an image here, and its backend is {facts.backend}; start it with docker"
+    if not in_image and facts.backend == "docker":
+        return "its sandboxes are Docker containers; name the image of environments in envs.image"
+    return None
 
 
 def _warn_about(name: str, backend: RemoteNode) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from envkit.http.client.sandbox_client import SandboxClient
 from envkit.protocols import Episode
 from envkit.types import Task
 from envkit.wiring.gateway.token_store import open_tokens
+from tests.cli.commands import envkit as envkit_command
 from tests.e2e.fleet.fleet import Gateway, free_port, run, serving
 
 pytestmark = pytest.mark.slow
@@ -200,3 +202,24 @@ def test_nodes_are_upgraded_one_after_another_without_losing_an_episode(tmp_path
     finally:
         for one in opened:
             one.__exit__(None, None, None)
+
+
+def test_the_doctor_of_a_cluster_names_each_machine_that_does_not_work_and_what_to_do(tmp_path: Path) -> None:
+    works, refuses, gone = (free_port() for _ in range(3))
+    nodes = [{"url": f"http://127.0.0.1:{port}"} for port in (works, refuses, gone)]
+    token, other = tmp_path / "token", tmp_path / "other"
+    for file in (token, other):
+        file.touch(mode=0o600)
+        file.write_text(f"{file.name}-of-a-node-0123456789")
+    nodes[1]["token_file"] = str(other)
+    config = {"backend": "nodes", "listen": {"port": free_port()}, "nodes": nodes}
+    (tmp_path / "fleet.yaml").write_text(json.dumps(config))
+    with node(works), node(refuses, "--token-file", str(token)):
+        code, output, _ = envkit_command("doctor", "--cluster", tmp_path / "fleet.yaml", "--json")
+    found = {(one["machine"], one["check"]): one["remedy"] for one in json.loads(output)}
+    wrong = {key: remedy for key, remedy in found.items() if remedy}
+    checks = ("port", "token", "clock", "version", "architecture", "python")
+    assert code == 1
+    assert {check for machine, check in found if machine == f"127.0.0.1:{works}"} == set(checks)
+    assert set(wrong) == {(f"127.0.0.1:{refuses}", "token"), (f"127.0.0.1:{gone}", "port")}
+    assert "token_file" in wrong[f"127.0.0.1:{refuses}", "token"]

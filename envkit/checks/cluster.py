@@ -1,0 +1,176 @@
+"""Checks the other machines that a server file or a training file names: whether they answer, and fit together."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import anyio
+import httpx
+
+from envkit import __version__, clock
+from envkit.config import RunConfig, grammar, serving, training
+from envkit.config.serving import ListenSection, NodeAddressSection, ServeConfig
+from envkit.errors import EnvkitError, ForbiddenError, UnauthorizedError, UnknownPathError, UnreachableError, UsageError
+from envkit.fleet.remote_node import RemoteNode
+from envkit.http.client.connect import read_token
+from envkit.http.client.sandbox_client import SandboxClient
+from envkit.http.protocol.node_messages import NodeReply
+from envkit.sandbox.docker.backend import GAMES_IMAGE
+from envkit.wiring.gateway.remote_nodes import name_of, why_unfit
+
+_MACHINE_S = 20.0
+"""Seconds that a machine has to answer; all are asked at the same time."""
+_SKEW_S = 5.0
+_START = "start it, or open its port in the firewall"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check of a machine. If something is wrong, `remedy` says what to do; otherwise it is empty."""
+
+    machine: str
+    check: str
+    result: str
+    remedy: str = ""
+
+
+async def examine_cluster(file: Path) -> list[Finding]:
+    """Check each machine that `file` names. It takes at most half a minute.
+
+    Raises:
+        ConfigError: The file cannot be read, or is neither a server file nor a training file.
+    """
+    is_run = "env" in grammar.content_of(file, example="backend: nodes")
+    survey = _Survey()
+    async with anyio.create_task_group() as tasks:
+        if is_run:
+            await survey.see_run(training.load(file), tasks)
+        else:
+            survey.see_server(serving.read(file, [], {}), tasks)
+    return sorted(survey.found, key=lambda one: one.machine)  # stable: the checks of a machine keep their order
+
+
+@dataclass
+class _Survey:
+    found: list[Finding] = field(default_factory=list)
+    config: ServeConfig | None = None
+
+    def see_server(self, config: ServeConfig, tasks: anyio.abc.TaskGroup) -> None:
+        self.config = config
+        for section in config.nodes:
+            tasks.start_soon(self._node, name_of(section.url), section)
+        tasks.start_soon(self._gateway, _address(config.listen), None, config.listen.certificate)
+
+    async def see_run(self, run: RunConfig, tasks: anyio.abc.TaskGroup) -> None:
+        for env in run.envs:
+            if env.url is not None:
+                tasks.start_soon(self._gateway, env.url, env.token_file, env.ca)
+        for url in getattr(run.engine, "urls", ()):
+            tasks.start_soon(self._engine, url)
+        if (folder := getattr(run.engine, "weights_folder", None)) is not None:
+            self.found.append(await clock.to_thread(_folder, Path(folder)))
+
+    async def _node(self, name: str, section: NodeAddressSection) -> None:
+        """Ask a node that the server's file lists."""
+        try:
+            with anyio.fail_after(_MACHINE_S):
+                async with RemoteNode(name, section.url, _token(section.token_file)) as node:
+                    facts, skew_s = node.facts, node.skew_s
+        except (EnvkitError, TimeoutError) as error:
+            self.found.append(_failure(name, error))
+        else:
+            self.found += [Finding(name, "port", f"{section.url} answers"), Finding(name, "token", "accepted")]
+            self.found += self._facts(name, facts, skew_s)
+
+    async def _gateway(self, url: str, token_file: Path | str | None, ca: Path | str | None) -> None:
+        """Ask a server about its nodes, except those that its file lists."""
+        listed = {name_of(one.url) for one in self.config.nodes} if self.config else set()
+        try:
+            with anyio.fail_after(_MACHINE_S):
+                async with SandboxClient(url, _token(token_file), ca=ca) as client:
+                    self.found.append(Finding("gateway", "port", f"{url} answers"))
+                    statuses = [one for one in await client.list_nodes() if one.node not in listed]
+        except ForbiddenError:
+            self.found.append(Finding("gateway", "nodes", "not checked, for want of a token with the scope admin"))
+        except UnknownPathError:
+            self.found.append(Finding("gateway", "nodes", "none; its sandboxes are on its own machine"))
+        except (EnvkitError, TimeoutError) as error:
+            found = _failure("gateway", error)  # a gateway need not run for its listed nodes to be checked
+            remedy = "" if listed and isinstance(error, UnreachableError) else found.remedy
+            self.found.append(Finding("gateway", found.check, found.result, remedy))
+        else:
+            for one in statuses:
+                is_lost = one.state == "lost" or one.facts is None
+                self.found.append(
+                    Finding(one.node, "state", f"{one.state} {one.why}".strip(), _START if is_lost else "")
+                )
+                if one.facts is not None:
+                    self.found += self._facts(one.node, one.facts, one.skew_s or 0.0)
+
+    def _facts(self, name: str, facts: NodeReply, skew_s: float) -> Iterator[Finding]:
+        """Check what a node reports, against this machine and the server's file."""
+        yield Finding(name, "clock", f"{skew_s:+.1f} s", "set the clocks by NTP" if abs(skew_s) > _SKEW_S else "")
+        remedy = "" if facts.version == __version__ else f"install envkit {__version__} there"
+        yield Finding(name, "version", f"envkit {facts.version}", remedy)
+        here = platform.machine()
+        remedy = "" if facts.architecture == here else f"use machines like this one, {here}: results may differ"
+        yield Finding(name, "architecture", facts.architecture, remedy)
+        if self.config is None:
+            return
+        image = self.config.envs.image
+        if (why := why_unfit(facts, in_image=image is not None, isolates=None)) is not None:
+            yield Finding(name, "backend", facts.backend, why)
+        elif facts.backend != "docker":
+            remedy = "" if facts.python == sys.executable else f"install envkit there for {sys.executable}"
+            yield Finding(name, "python", facts.python, remedy)
+        else:
+            for wanted in sorted({image or GAMES_IMAGE, *(one.image for one in self.config.warm if one.image)}):
+                remedy = "" if wanted in facts.images else f"it is missing; run there: docker pull {wanted}"
+                yield Finding(name, "image", wanted, remedy)
+
+    async def _engine(self, url: str) -> None:
+        """Ask a vLLM server whether it works."""
+        try:
+            async with httpx.AsyncClient(timeout=_MACHINE_S / 2) as client:
+                status = (await client.get(f"{url.rstrip('/')}/health")).status_code
+        except httpx.HTTPError as error:
+            self.found.append(Finding(url, "port", f"no answer: {error}", _START))
+        else:
+            self.found.append(Finding(url, "health", f"status {status}", "" if status == 200 else "see its log"))
+
+
+def _address(listen: ListenSection) -> str:
+    if listen.socket is not None:
+        return f"unix:{listen.socket}"
+    host = "127.0.0.1" if listen.host in ("0.0.0.0", "::") else listen.host
+    return f"http{'s' if listen.certificate else ''}://{f'[{host}]' if ':' in host else host}:{listen.port}"
+
+
+def _token(file: Path | str | None) -> str | None:
+    return None if file is None else read_token(Path(file), lambda line: None)
+
+
+def _failure(name: str, error: Exception) -> Finding:
+    if isinstance(error, (UnauthorizedError, ForbiddenError)):
+        return Finding(name, "token", str(error), "name the file with its token (token_file), or set ENVKIT_TOKEN")
+    if isinstance(error, (UnreachableError, TimeoutError)):
+        return Finding(name, "port", str(error) or f"no answer within {_MACHINE_S:g} s", _START)
+    remedy = "name another file" if isinstance(error, UsageError) else "something else answers there; correct the URL"
+    return Finding(name, "address", str(error), remedy)
+
+
+def _folder(folder: Path) -> Finding:
+    """Write to the folder for weights, and read from it."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder) as file:
+            file.write(b"envkit")
+            file.flush()
+            Path(file.name).read_bytes()
+    except OSError as error:
+        return Finding("here", "weights", f"{folder}: {error.strerror}", "mount it, or let this user write to it")
+    return Finding("here", "weights", f"{folder} is readable and writable")
