@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import platform
 import sys
-import tempfile
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import anyio
 import httpx
+import msgspec
 
 from envkit import __version__, clock
 from envkit.config import RunConfig, grammar, serving, training
@@ -20,13 +21,29 @@ from envkit.fleet.remote_node import RemoteNode
 from envkit.http.client.connect import read_token
 from envkit.http.client.sandbox_client import SandboxClient
 from envkit.http.protocol.node_messages import NodeReply
+from envkit.protocols import Launcher
 from envkit.sandbox.docker.backend import GAMES_IMAGE
+from envkit.types import Node, Place
 from envkit.wiring.gateway.remote_nodes import name_of, why_unfit
+from envkit.wiring.launch.cluster import open_launcher
 
 _MACHINE_S = 20.0
 """Seconds that a machine has to answer; all are asked at the same time."""
 _SKEW_S = 5.0
+_LAUNCH_S = 40.0
 _START = "start it, or open its port in the firewall"
+_PROBE = """
+import json, pathlib, platform, sys, time
+import envkit
+problem = ""
+for name in sys.argv[1:]:
+    try:
+        pathlib.Path(name + ".back").write_bytes(pathlib.Path(name).read_bytes())
+    except OSError as error:
+        problem = str(error)
+print(json.dumps([time.time(), envkit.__version__, platform.machine(), problem]))
+"""
+"""Program that is run on each machine of a launcher, with a file to copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +57,7 @@ class Finding:
 
 
 async def examine_cluster(file: Path) -> list[Finding]:
-    """Check each machine that `file` names. It takes at most half a minute.
+    """Check each machine that `file` names. It takes at most a minute.
 
     Raises:
         ConfigError: The file cannot be read, or is neither a server file nor a training file.
@@ -72,8 +89,52 @@ class _Survey:
                 tasks.start_soon(self._gateway, env.url, env.token_file, env.ca)
         for url in getattr(run.engine, "urls", ()):
             tasks.start_soon(self._engine, url)
-        if (folder := getattr(run.engine, "weights_folder", None)) is not None:
-            self.found.append(await clock.to_thread(_folder, Path(folder)))
+        folder = getattr(run.engine, "weights_folder", None)
+        try:
+            launcher = await open_launcher(run.placement.launcher)
+        except UsageError as error:
+            self.found.append(Finding("cluster", "launcher", str(error), "correct placement.launcher"))
+            return
+        for node in launcher.nodes:
+            tasks.start_soon(self._launched, launcher, node, None if folder is None else Path(folder))
+
+    async def _launched(self, launcher: Launcher, node: Node, folder: Path | None) -> None:
+        """Run a program on a machine of the cluster, and send it a file through the folder for weights."""
+        name, began = f"{node.name} ({node.host})", clock.wall()
+        file = None if folder is None else folder / f".envkit-doctor-{uuid.uuid4().hex}"
+        copy = None if file is None else file.with_name(f"{file.name}.back")
+        try:
+            if file is not None:
+                file.write_bytes(file.name.encode())
+        except OSError as error:
+            remedy = "mount it, or let this user write to it"
+            self.found.append(Finding("here", "weights", f"{folder}: {error.strerror}", remedy))
+            return
+        words = [sys.executable, "-c", _PROBE, *([] if file is None else [str(file)])]
+        process = await launcher.start(words, {}, place=Place(node.name), name="doctor")
+        try:
+            why = f"it did not end within {_LAUNCH_S:g} s"
+            with anyio.move_on_after(_LAUNCH_S):
+                why = await process.wait()
+            lines = process.log.read_text(errors="replace").splitlines() or [why]
+            at_s, version, architecture, problem = msgspec.json.decode(lines[-1], type=tuple[float, str, str, str])
+        except msgspec.MsgspecError:
+            remedy = f"install envkit there for {sys.executable}; {process.log} has the output"
+            self.found.append(Finding(name, "start", f"{why}: {lines[-1]}", remedy))
+        else:
+            process.log.unlink()
+            self.found.append(Finding(name, "start", "runs programs"))
+            self.found += _fit(name, at_s - min(max(at_s, began), clock.wall()), version, architecture)
+            if copy is not None and not problem and (not copy.exists() or copy.read_text() != copy.stem):
+                problem = "a file that it wrote is not there on this machine"
+            if copy is not None:
+                remedy = f"mount the same {folder} there, for this user" if problem else ""
+                self.found.append(Finding(name, "weights", problem or f"{folder} is shared", remedy))
+        finally:
+            await process.kill(grace_s=0)
+            for one in (file, copy):
+                if one is not None:
+                    one.unlink(missing_ok=True)
 
     async def _node(self, name: str, section: NodeAddressSection) -> None:
         """Ask a node that the server's file lists."""
@@ -114,12 +175,7 @@ class _Survey:
 
     def _facts(self, name: str, facts: NodeReply, skew_s: float) -> Iterator[Finding]:
         """Check what a node reports, against this machine and the server's file."""
-        yield Finding(name, "clock", f"{skew_s:+.1f} s", "set the clocks by NTP" if abs(skew_s) > _SKEW_S else "")
-        remedy = "" if facts.version == __version__ else f"install envkit {__version__} there"
-        yield Finding(name, "version", f"envkit {facts.version}", remedy)
-        here = platform.machine()
-        remedy = "" if facts.architecture == here else f"use machines like this one, {here}: results may differ"
-        yield Finding(name, "architecture", facts.architecture, remedy)
+        yield from _fit(name, skew_s, facts.version, facts.architecture)
         if self.config is None:
             return
         image = self.config.envs.image
@@ -144,6 +200,16 @@ class _Survey:
             self.found.append(Finding(url, "health", f"status {status}", "" if status == 200 else "see its log"))
 
 
+def _fit(name: str, skew_s: float, version: str, architecture: str) -> Iterator[Finding]:
+    """Compare a machine with this one."""
+    yield Finding(name, "clock", f"{skew_s:+.1f} s", "set the clocks by NTP" if abs(skew_s) > _SKEW_S else "")
+    remedy = "" if version == __version__ else f"install envkit {__version__} there"
+    yield Finding(name, "version", f"envkit {version}", remedy)
+    here = platform.machine()
+    remedy = "" if architecture == here else f"use machines like this one, {here}: results may differ"
+    yield Finding(name, "architecture", architecture, remedy)
+
+
 def _address(listen: ListenSection) -> str:
     if listen.socket is not None:
         return f"unix:{listen.socket}"
@@ -162,15 +228,3 @@ def _failure(name: str, error: Exception) -> Finding:
         return Finding(name, "port", str(error) or f"no answer within {_MACHINE_S:g} s", _START)
     remedy = "name another file" if isinstance(error, UsageError) else "something else answers there; correct the URL"
     return Finding(name, "address", str(error), remedy)
-
-
-def _folder(folder: Path) -> Finding:
-    """Write to the folder for weights, and read from it."""
-    try:
-        with tempfile.NamedTemporaryFile(dir=folder) as file:
-            file.write(b"envkit")
-            file.flush()
-            Path(file.name).read_bytes()
-    except OSError as error:
-        return Finding("here", "weights", f"{folder}: {error.strerror}", "mount it, or let this user write to it")
-    return Finding("here", "weights", f"{folder} is readable and writable")

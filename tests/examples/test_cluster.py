@@ -14,7 +14,7 @@ import httpx
 import pytest
 import yaml
 
-from envkit.config import serving
+from envkit.config import serving, training
 from tests.docs.test_commands import parse
 from tests.e2e.fleet.fleet import serving as served
 
@@ -62,6 +62,14 @@ def test_the_server_files_of_the_recipes_are_valid(tmp_path: Path) -> None:
         config = serving.read(tmp_path / "fleet.yaml", [], {})
         assert (config.backend, config.listen.host) == ("nodes", "0.0.0.0")
     assert len(files) == 2
+
+
+def test_the_training_file_of_the_recipe_for_kuberay_is_valid_and_its_servers_are_on_the_workers() -> None:
+    (text,) = (one["data"]["train.yaml"] for one in manifests() if "train.yaml" in one.get("data", {}))
+    run = training.parse(yaml.safe_load(text))
+    (job,) = (one for one in manifests() if one["kind"] == "RayJob")
+    workers = sum(group["replicas"] for group in job["spec"]["rayClusterSpec"]["workerGroupSpecs"])
+    assert run.placement.engines == [f"n{number}:0" for number in range(1, workers + 1)]
 
 
 def test_the_files_that_the_compose_file_mounts_exist() -> None:

@@ -15,7 +15,7 @@ from envkit.config.parts import BuiltInSandboxSection, TransformersEngineSection
 from envkit.config.placement import PlacementSection, read_gpus
 from envkit.errors import ConfigError
 from envkit.trainer_bridge.engines.vllm.interpreter import find_python, is_built_for_cpus
-from envkit.types import THIS_NODE, Node, Place
+from envkit.types import Node, Place
 from envkit.wiring.training.resolve import lag_of
 
 _MAX_SHARED = 0.7
@@ -86,10 +86,6 @@ def place_run(run: RunConfig, nodes: Sequence[Node], *, trains: bool = True) -> 
         uses_gpus = any(node.gpus for node in nodes) and not is_built_for_cpus(find_python(engine.python))
         needs = replace(needs, utilization=utilization, servers_use_gpus=uses_gpus)
     placed = device_map(run.placement, nodes, needs)
-    away = next((place.node for place in placed.engines if place.node != THIS_NODE), None)
-    if away is not None and isinstance(engine, VllmEngineSection) and engine.weights_folder is None:
-        reason = f"servers on {away} cannot read weights in /dev/shm of {THIS_NODE}; set a folder that both share"
-        raise ConfigError([f"engine.weights_folder: {reason}"])
     if placed.nodes and run.envs[0].url is not None:
         raise ConfigError(["placement.nodes: the server at env.url has the sandboxes; leave it out"])
     if placed.nodes and (run.sandbox.kind == "none" or not isinstance(run.sandbox, BuiltInSandboxSection)):

@@ -96,13 +96,16 @@ def test_malformed_gpus_are_named_with_their_key(text: str) -> None:
         config.parse({"env": {"id": "Sokoban-v0"}, "placement": {"engines": [text]}})
 
 
-def test_servers_of_another_node_need_a_folder_for_weights_that_they_can_read() -> None:
-    content = {
-        "env": {"id": "Sokoban-v0"},
-        "engine": {"kind": "vllm", "model": "org/name"},
-        "placement": {"launcher": "ray", "engines": ["n1"]},
-    }
-    with pytest.raises(ConfigError, match=r"engine\.weights_folder: servers on n1 cannot read"):
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"env": {"id": "Sokoban-v0", "url": "http://h"}}, "env.url has the sandboxes"),
+        ({"sandbox": {"kind": "none"}}, "none has no nodes"),
+    ],
+)
+def test_a_run_without_sandboxes_of_its_own_starts_no_nodes_for_them(changes: dict[str, Any], why: str) -> None:
+    content = {"env": {"id": "Sokoban-v0"}, "placement": {"nodes": "all"}, **changes}
+    with pytest.raises(ConfigError, match=rf"placement\.nodes: .*{why}"):
         place_run(config.parse(content), nodes(0, 0))
 
 

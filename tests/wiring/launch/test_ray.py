@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -13,6 +14,7 @@ import anyio
 import pytest
 
 from envkit import clock, config
+from envkit.checks.cluster import examine_cluster
 from envkit.protocols import Process
 from envkit.runs.display import SilentDisplay
 from envkit.types import Place
@@ -186,7 +188,6 @@ def variables_of(process: Path) -> str:
 
 
 def test_a_run_has_a_server_on_the_other_node_and_outlives_a_killed_node_for_sandboxes(tmp_path: Path) -> None:
-    (tmp_path / "weights").mkdir()
     content = {
         "env": {"id": "Arithmetic-v0", "num_envs": 4, "options": {"instructions": False}},  # short prompts
         "sandbox": {"kind": "process", "count": 2},
@@ -196,7 +197,6 @@ def test_a_run_has_a_server_on_the_other_node_and_outlives_a_killed_node_for_san
             "model": str(write_chat(tmp_path / "chat", seed=3)),
             "python": str(fake_vllm.scripted(tmp_path, ROOT)),
             "dtype": "float32",
-            "weights_folder": str(tmp_path / "weights"),
         },
         "placement": {"launcher": "ray", "engines": ["n1"], "nodes": "all"},
         "renderer": {"system": ""},
@@ -220,6 +220,7 @@ def test_a_run_has_a_server_on_the_other_node_and_outlives_a_killed_node_for_san
         summary = await train(run, folder, resume=False, force=False, display=display, on_step=kill)
         assert (summary["train_steps"], len(pids)) == (3, 2)
         fates = summary["accounting"]
+        assert isinstance(fates, dict)
         assert fates["trained"] == 12
         assert fates["asked"] == 12 + fates.get("voided", 0), fates
         assert "placement: trainer n0, servers n1" in display.lines
@@ -229,5 +230,24 @@ def test_a_run_has_a_server_on_the_other_node_and_outlives_a_killed_node_for_san
         assert len(servers) == 1
         await gone([*servers, *pids.values()])
         assert nodes_for_sandboxes() == {}
+
+    run(test)
+
+
+def test_the_doctor_sends_a_file_to_each_node_of_the_cluster_and_back(tmp_path: Path) -> None:
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    file = tmp_path / "run.yaml"
+    engine = {"kind": "vllm", "model": "unused", "weights_folder": str(folder)}
+    content = {"env": {"id": "FrozenLake-v0"}, "engine": engine, "placement": {"launcher": "ray"}}
+    file.write_text(json.dumps(content))
+
+    async def test() -> None:
+        found = {(one.machine.partition(" ")[0], one.check): one for one in await examine_cluster(file)}
+        assert [one for one in found.values() if one.remedy] == []
+        for node in ("n0", "n1"):
+            assert found[node, "weights"].result == f"{folder} is shared"
+            assert {check for name, check in found if name == node} > {"start", "clock", "version", "architecture"}
+        assert list(folder.iterdir()) == []
 
     run(test)

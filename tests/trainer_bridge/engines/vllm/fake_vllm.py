@@ -56,11 +56,12 @@ SCRIPTED = """
 import asyncio, os, pathlib, sys
 
 sys.path.insert(0, {root!r})
+from envkit.trainer_bridge.engines.vllm.plugin.envkit_fetch import Store
 from tests.trainer_bridge.engines.vllm.fake_server import FakeServer
 
 async def main():
     words = dict(zip(sys.argv, sys.argv[1:]))
-    server = FakeServer(host=words["--host"], _port=int(words["--port"]), has_lora=False)
+    server = FakeServer(host=words["--host"], _port=int(words["--port"]), has_lora=False, store=Store())
     await server.start(5)
     with pathlib.Path({folder!r}, "pids").open("a") as pids:
         print(os.getpid(), file=pids)
