@@ -170,20 +170,21 @@ class NodeFacts:
 
 async def _keep_joined(gateway: str, token: str | None, body: wire.JoinFrame) -> NoReturn:
     """Join the gateway, and join it again after its restart."""
-    why = ""
+    has_joined, logged = False, ""
     while True:
         try:
             async with SandboxClient(gateway, token) as client:
                 while True:
                     await client.join(body)
-                    if why != "joined":
+                    if not has_joined:
                         _log.info("joined %s as %s", gateway, body.node)
-                    why = "joined"
+                    has_joined, logged = True, ""
                     await anyio.sleep(_JOIN_S)
         except EnvkitError as error:
-            if why != str(error):
-                _log.warning("cannot join %s: %s", gateway, error)
-            why = str(error)
+            line = f"cannot join {gateway}: {error}"
+            if line != logged:
+                _log.warning("%s", line)
+            has_joined, logged = False, line
         await anyio.sleep(_JOIN_S / 5)
 
 

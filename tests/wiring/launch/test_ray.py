@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 import anyio
 import pytest
@@ -219,8 +220,7 @@ def test_a_run_has_a_server_on_the_other_node_and_outlives_a_killed_node_for_san
         run, folder = config.parse(content), tmp_path / "run"
         summary = await train(run, folder, resume=False, force=False, display=display, on_step=kill)
         assert (summary["train_steps"], len(pids)) == (3, 2)
-        fates = summary["accounting"]
-        assert isinstance(fates, dict)
+        fates = cast("dict[str, int]", summary["accounting"])
         assert fates["trained"] == 12
         assert fates["asked"] == 12 + fates.get("voided", 0), fates
         assert "placement: trainer n0, servers n1" in display.lines
