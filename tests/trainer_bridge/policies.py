@@ -17,8 +17,10 @@ from envkit.config.parts import AutoRendererSection, RendererSection, Transforme
 from envkit.trainer_bridge.algorithms.algorithm import Algorithm
 from envkit.trainer_bridge.engines.transformers import TransformersEngine
 from envkit.trainer_bridge.trainers.torch_local import TorchTrainer
-from envkit.types import JSON
+from envkit.types import JSON, Place
 from envkit.wiring.contexts import EngineContext, Model, RendererContext, TrainerContext
+from envkit.wiring.launch.local import LocalLauncher
+from envkit.wiring.launch.placement import DeviceMap
 from envkit.wiring.training.models import locate
 from envkit.wiring.training.policy import Policy, playing_threads
 from envkit.wiring.training.renderer import open_renderer
@@ -90,4 +92,5 @@ def _opened(
         )
     )
     opened = open_renderer(RendererContext(section=renderer, model=model))
-    return LocalPolicy(engine, trainer, opened, engine.description, model.tokenizer)
+    placed = DeviceMap(Place(), ())
+    return LocalPolicy(engine, trainer, opened, engine.description, LocalLauncher(), placed, model.tokenizer)
