@@ -11,11 +11,15 @@ Runs of a tiny policy on FrozenLake-v0 with ``rollout.asynchronous``:
 - ``tool sandbox``: on a task of Terminal-v0, the sandboxes of some episodes are killed, of some of them in each retry;
 - ``server``: the ``envkit serve`` that plays the episodes is killed, and started again on the same port;
 - ``server that stays away``: it is not started again, so that the run ends with an error, and is resumed;
-- ``engine replica``: the run has a language model with random weights on two vLLM servers, one of which is killed.
+- ``engine replica``: the run has a language model with random weights on two vLLM servers, one of which is killed;
+- ``cluster``: on a Ray cluster of two nodes, which are processes of this machine, the run starts a vLLM server on the
+  other node, and a node for sandboxes on each. The node for sandboxes over there, the vLLM server, and the Ray actor
+  that runs its successor are killed, one after the other.
 
 A part holds if all attempts and tokens are accounted for after every train step, each group was trained on once or is
 void with its cause, no row of a checkpoint changed, and no process is left. The exit status is 1 if a part does not.
-Needs bubblewrap and, for ``engine replica``, ``make vllm`` and ``envkit model get smollm2-135m``. Takes half an hour.
+Needs bubblewrap and, for ``engine replica`` and ``cluster``, ``make vllm`` and ``envkit model get smollm2-135m``. Takes
+forty minutes.
 """
 
 from __future__ import annotations
@@ -49,6 +53,7 @@ from envkit.wiring.training import torch_parts  # noqa: F401 - the runs are fork
 from tests.e2e.fleet.fleet import NOTHING, Gateway, free_port, serving
 from tests.e2e.training.accounts import accounts, key, rows
 from tests.e2e.training.terminals import train_and_kill
+from tests.wiring.launch.ray_cluster import two_nodes
 
 NAME = "kills"
 STALE_AFTER = (
@@ -60,8 +65,8 @@ STALE_AFTER = (
     "trainer_bridge/scheduler",
 )
 TWIN = "tests/e2e/training/test_asynchronous.py::test_a_killed_run_trains_on_every_task_once_and_its_accounts_add_up"
-"""Those of the other parts are in the same file, but for ``engine replica``: its twin is in
-``tests/trainer_bridge/engines/vllm/test_losses.py``."""
+"""Those of the other parts are in the same file, but for ``engine replica`` and ``cluster``: their twins are in
+``tests/trainer_bridge/engines/vllm/test_losses.py`` and ``tests/wiring/launch/test_ray.py``."""
 GROUPS, SIZE = 4, 4
 CONFIG: dict[str, Any] = {
     "seed": 3,
@@ -91,6 +96,7 @@ STEPS = {
     "server": 30,
     "server that stays away": 10,
     "engine replica": 6,
+    "cluster": 8,
 }
 ENV_SERVER = "envkit.wiring.env_server"
 PATIENCE_S = 1800.0
@@ -111,7 +117,7 @@ class Run:
         sections["trainer"] = {"steps": self.steps, **sections.get("trainer", {})}
         merged = {**CONFIG}
         for name, section in sections.items():
-            merged[name] = section if "kind" in section else {**CONFIG[name], **section}
+            merged[name] = section if "kind" in section else {**CONFIG.get(name, {}), **section}
         if "url" in merged["env"]:
             del merged["sandbox"]
         self._file.write_text(yaml.safe_dump(merged))
@@ -310,29 +316,74 @@ def server_away(place: Path) -> Figures:
 
 def engine_replica(place: Path) -> Figures:
     """Kill the API server of one of two vLLM servers after the second train step."""
+    run = Run(place, "engine replica", **vllm_sections(place, replicas=2))
+    chance, killed = random.Random(4), 0
+    with run.running() as process:
+        if wait(process, lambda: run.count("metrics.jsonl") >= 2):
+            pause(chance.uniform(0, 1))
+            os.kill(chance.choice(api_servers()), signal.SIGKILL)
+            killed += 1
+    losses = run.log.count("lost the vLLM server")
+    return run.figures(left_behind(), kills=killed, servers_lost=losses, exit_code=process.exitcode)
+
+
+def cluster(place: Path) -> Figures:
+    """Kill parts of a run on the other node of a Ray cluster, and measure after how many seconds the run says so."""
+    sections = vllm_sections(place)
+    placement = {"launcher": "ray", "engines": ["n1"], "nodes": "all"}
+    run = Run(place, "cluster", **sections, sandbox={"kind": "process", "count": 2}, placement=placement)
+    noticed_s: dict[str, float] = {}
+    with two_nodes() as variables:
+        os.environ |= variables
+
+        def kill(pids: Sequence[int], what: str, line: str) -> None:
+            before, at_s = run.log.count(line), clock.stopwatch()
+            os.kill(pids[-1], signal.SIGKILL)
+            if wait(process, lambda: run.log.count(line) > before):
+                noticed_s[what] = round(clock.stopwatch() - at_s, 1)
+
+        def running(*words: str) -> list[int]:
+            """Return the processes of this run and of the cluster whose command has these words."""
+            return [pid for pid in descendants(os.getpid()) if all(word in words_of(pid) for word in words)]
+
+        with run.running() as process:
+            if wait(process, lambda: run.count("metrics.jsonl") >= 1):
+                nodes = [pid for pid in running("envkit", "--node") if "127.0.0.1" not in words_of(pid)]
+                kill(nodes, "node for sandboxes", "node n1 is lost")
+            if wait(process, lambda: run.count("metrics.jsonl") >= 3):
+                kill(api_servers(), "vLLM server", "lost the vLLM server")
+            if wait(process, lambda: run.log.count(" is back at ") >= 1 and run.count("metrics.jsonl") >= 5):
+                server = api_servers()[0]
+                kill([parent_of(parent_of(server))], "Ray actor", "lost the vLLM server")
+        left = [" ".join(words_of(pid)) for pid in running("--node") + api_servers()]
+    for name in variables:
+        del os.environ[name]
+    return run.figures(left + left_behind(), kills=len(noticed_s), noticed_s=noticed_s, exit_code=process.exitcode)
+
+
+def vllm_sections(place: Path, **engine: Any) -> dict[str, Any]:
+    """Make a language model with random weights, and return the sections of a run with vLLM."""
     sys.path.append(str(Path(__file__).parents[1] / "vllm"))
     from parts import new_qwen2  # imported late: loads torch
 
     sizes = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
     more = {"intermediate_size": 256, "max_position_embeddings": 512}
     new_qwen2(place / "model", dtype="float32", **sizes, **more)
-    run = Run(
-        place,
-        "engine replica",
-        engine={"kind": "vllm", "model": str(place / "model"), "replicas": 2, "dtype": "float32"},
-        imitation={"kind": "none"},
-        rollout={"max_turns": 4, "max_tokens": 512, "turn_tokens": 32},
-        trainer={"precision": "float32"},
-    )
-    chance, killed = random.Random(4), 0
-    with run.running() as process:
-        if wait(process, lambda: run.count("metrics.jsonl") >= 2):
-            pause(chance.uniform(0, 1))
-            servers = [pid for pid in descendants(process.pid) if name_of(pid) == "vLLM APIServer"]
-            os.kill(chance.choice(servers), signal.SIGKILL)
-            killed += 1
-    losses = run.log.count("lost the vLLM server")
-    return run.figures(left_behind(), kills=killed, servers_lost=losses, exit_code=process.exitcode)
+    return {
+        "engine": {"kind": "vllm", "model": str(place / "model"), "dtype": "float32", **engine},
+        "imitation": {"kind": "none"},
+        "rollout": {"max_turns": 4, "max_tokens": 512, "turn_tokens": 32},
+        "trainer": {"precision": "float32"},
+    }
+
+
+def api_servers() -> list[int]:
+    """Return the API servers of vLLM that runs of this process have started."""
+    return [pid for pid in descendants(os.getpid()) if name_of(pid) == "vLLM APIServer"]
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 PARTS: dict[str, Callable[[Path], Figures]] = {
@@ -342,6 +393,7 @@ PARTS: dict[str, Callable[[Path], Figures]] = {
     "server": server,
     "server that stays away": server_away,
     "engine replica": engine_replica,
+    "cluster": cluster,
 }
 
 
