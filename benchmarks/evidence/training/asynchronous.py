@@ -94,9 +94,7 @@ CLOCK = (
 
 SEEDS, LEVELS, LAKE, MAX_LOSS = (7, 11, 19, 23, 31), 2000, {"size": 4, "slip": 0.0, "max_moves": 10}, 0.06
 IMITATION = ("trainer.steps=0", "evaluation.episodes=0", "tracking.to=[]")
-"""Changes of the quickstart for the policy with which its runs that learn begin."""
-BRIEF = (*IMITATION, "imitation.updates=150", "imitation.states=8000", "imitation.check_episodes=0")
-"""Changes of the quickstart for the policy of the runs on the real clock, which soon falls into a hole."""
+"""Changes of the quickstart for the policy with which the runs on the lake begin."""
 LEARNING = (
     *("imitation.kind=none", "sandbox.kind=none", "tracking.to=[]", "evaluation.episodes=0"),
     "trainer.checkpoint_every=60",
@@ -143,10 +141,10 @@ class SlowLake(AsyncEnv):
         self._lake.close()
 
 
-def imitated(folder: Path, *changes: str) -> str:
+def imitated(folder: Path) -> str:
     """Return the folder of a policy that has imitated the lake's expert, from a run in `folder`; make it if missing."""
     if not (folder / "summary.json").exists():
-        train_in(folder, QUICKSTART, *changes, threads=1)
+        train_in(folder, QUICKSTART, *IMITATION, threads=1)
     return str(folder / "checkpoints" / "step-0" / "policy")
 
 
@@ -197,7 +195,7 @@ def speed(part: str, evidence: Evidence, work: Path, least: float, *changes: str
     """Compare the settings on the real clock; return whether asynchronous training is `least` times as fast."""
 
     def measured(name: str, setting: Setting, *changes: str) -> Figures:
-        found: Figures = evidence.part(name, lambda: real_clock(imitated(work / "brief", *BRIEF), setting, *changes))
+        found: Figures = evidence.part(name, lambda: real_clock(imitated(work / "imitated"), setting, *changes))
         return found
 
     rates = measured("clock, no latency", LAG_1)
@@ -278,7 +276,7 @@ def learning(evidence: Evidence, work: Path) -> bool:
         def measure(setting: Setting = setting, seed: int = seed, name: str = name) -> Figures:
             changes = (
                 *LEARNING,
-                f"engine.model={imitated(work / 'imitated', *IMITATION)}",
+                f"engine.model={imitated(work / 'imitated')}",
                 f"seed={seed}",
                 *setting.changes,
             )
