@@ -82,7 +82,7 @@ APART = LAG_0._replace(lockstep=False)
 
 MEDIAN_S, SIGMA, HANG_SHARE = 0.02, 1.0, 1 / 2000
 OF_THE_BOUND = 0.75
-GROUPS, MEMBERS, STEPS, FIRST, LAST = 4, 8, 100, 15, 5
+GROUPS, MEMBERS, STEPS, FIRST, LAST = 16, 8, 60, 10, 5
 """Sizes of the runs on the real clock: `FIRST` train steps at the start and `LAST` at the end do not count."""
 PLACES = 2 * GROUPS * MEMBERS
 CLOCK = (
