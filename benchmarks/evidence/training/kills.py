@@ -12,9 +12,9 @@ Runs of a tiny policy on FrozenLake-v0 with ``rollout.asynchronous``:
 - ``server``: the ``envkit serve`` that plays the episodes is killed, and started again on the same port;
 - ``server that stays away``: it is not started again, so that the run ends with an error, and is resumed;
 - ``engine replica``: the run has a language model with random weights on two vLLM servers, one of which is killed;
-- ``cluster``: on a Ray cluster of two nodes, which are processes of this machine, the run starts a vLLM server on the
-  other node, and a node for sandboxes on each. The node for sandboxes over there, the vLLM server, and the Ray actor
-  that runs its successor are killed, one after the other.
+- ``cluster``: on a Ray cluster of two nodes, which are processes of this machine, the run starts a vLLM server and a
+  node for sandboxes on each. On the other node, the node for sandboxes, the vLLM server, the Ray actor that runs its
+  successor, and Ray itself are killed, one after the other.
 
 A part holds if all attempts and tokens are accounted for after every train step, each group was trained on once or is
 void with its cause, no row of a checkpoint changed, and no process is left. The exit status is 1 if a part does not.
@@ -96,7 +96,7 @@ STEPS = {
     "server": 30,
     "server that stays away": 10,
     "engine replica": 6,
-    "cluster": 8,
+    "cluster": 12,
 }
 ENV_SERVER = "envkit.wiring.env_server"
 PATIENCE_S = 1800.0
@@ -330,7 +330,7 @@ def engine_replica(place: Path) -> Figures:
 def cluster(place: Path) -> Figures:
     """Kill parts of a run on the other node of a Ray cluster, and measure after how many seconds the run says so."""
     sections = vllm_sections(place)
-    placement = {"launcher": "ray", "engines": ["n1"], "nodes": "all"}
+    placement = {"launcher": "ray", "engines": ["n0", "n1"], "nodes": "all"}
     run = Run(place, "cluster", **sections, sandbox={"kind": "process", "count": 2}, placement=placement)
     noticed_s: dict[str, float] = {}
     with two_nodes() as variables:
@@ -351,10 +351,14 @@ def cluster(place: Path) -> Figures:
                 nodes = [pid for pid in running("envkit", "--node") if "127.0.0.1" not in words_of(pid)]
                 kill(nodes, "node for sandboxes", "node n1 is lost")
             if wait(process, lambda: run.count("metrics.jsonl") >= 3):
-                kill(api_servers(), "vLLM server", "lost the vLLM server")
-            if wait(process, lambda: run.log.count(" is back at ") >= 1 and run.count("metrics.jsonl") >= 5):
-                server = api_servers()[0]
-                kill([parent_of(parent_of(server))], "Ray actor", "lost the vLLM server")
+                kill([pid for pid in api_servers() if actor_of(pid)], "vLLM server", "lost the vLLM server 1")
+            if wait(process, lambda: run.log.count("the vLLM server 1 is back at ") >= 1):
+                kill(
+                    [found for pid in api_servers() if (found := actor_of(pid))], "Ray actor", "lost the vLLM server 1"
+                )
+            if wait(process, lambda: run.log.count("the vLLM server 1 is back at ") >= 2):
+                (actor,) = (found for pid in api_servers() if (found := actor_of(pid)))
+                kill([parent_of(actor)], "Ray on the node", "lost the vLLM server 1")
         left = [" ".join(words_of(pid)) for pid in running("--node") + api_servers()]
     for name in variables:
         del os.environ[name]
@@ -380,6 +384,15 @@ def vllm_sections(place: Path, **engine: Any) -> dict[str, Any]:
 def api_servers() -> list[int]:
     """Return the API servers of vLLM that runs of this process have started."""
     return [pid for pid in descendants(os.getpid()) if name_of(pid) == "vLLM APIServer"]
+
+
+def actor_of(pid: int) -> int | None:
+    """Return the Ray actor below which a process runs; None without one."""
+    while pid > 1:
+        if any("Runner" in word for word in words_of(pid)):
+            return pid
+        pid = parent_of(pid)
+    return None
 
 
 def parent_of(pid: int) -> int:
