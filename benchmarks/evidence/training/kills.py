@@ -351,13 +351,13 @@ def cluster(place: Path) -> Figures:
                 nodes = [pid for pid in running("envkit", "--node") if "127.0.0.1" not in words_of(pid)]
                 kill(nodes, "node for sandboxes", "node n1 is lost")
             if wait(process, lambda: run.count("metrics.jsonl") >= 3):
-                kill([pid for pid in api_servers() if actor_of(pid)], "vLLM server", "lost the vLLM server 1")
+                kill(sorted(pid for pid in api_servers() if actor_of(pid)), "vLLM server", "lost the vLLM server 1")
             if wait(process, lambda: run.log.count("the vLLM server 1 is back at ") >= 1):
                 kill(
                     [found for pid in api_servers() if (found := actor_of(pid))], "Ray actor", "lost the vLLM server 1"
                 )
             if wait(process, lambda: run.log.count("the vLLM server 1 is back at ") >= 2):
-                (actor,) = (found for pid in api_servers() if (found := actor_of(pid)))
+                actor = max(found for pid in api_servers() if (found := actor_of(pid)))  # others may still be ending
                 kill([parent_of(actor)], "Ray on the node", "lost the vLLM server 1")
         left = [" ".join(words_of(pid)) for pid in running("--node") + api_servers()]
     for name in variables:
