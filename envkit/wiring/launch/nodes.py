@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import anyio
 
@@ -12,6 +13,8 @@ from envkit import clock
 from envkit.protocols import Launcher, Process
 from envkit.restarts import Failures, RestartBudget
 from envkit.types import Place
+
+_MAX_LINE = 300
 
 
 @asynccontextmanager
@@ -27,7 +30,7 @@ async def running_nodes(
     """Run a node for sandboxes on each of the nodes `names`; yield their addresses, in that order.
 
     Whether a node answers is the caller's affair. A node that ends is started again at the same address, as often as
-    `budget` allows. All end with the block.
+    `budget` allows. All end with the block. The log of one that ended by itself stays.
 
     Args:
         launcher: Starts them.
@@ -35,7 +38,7 @@ async def running_nodes(
         arguments: Further arguments of ``envkit serve``.
         env: Variables of the nodes, such as one with a token.
         budget: Restart budget of each node.
-        announce: Receives a line for each end of a node.
+        announce: Receives a line for each end of a node, with its cause and its log.
 
     Raises:
         UsageError: There is no such node, or one cannot be started.
@@ -49,9 +52,13 @@ async def running_nodes(
     async def keep(name: str, host: str, port: int) -> None:
         failures = Failures()
         while True:
-            why = await processes[name].wait()
+            process = processes[name]
+            why = await process.wait()
+            last = await clock.to_thread(_last_line, process.log)
             due = failures.add(budget, now=clock.now())
-            announce(f"the node for sandboxes on {name} {why}; {due.spent or 'it is started again'}")
+            cause = f"{why} ({last})" if last and why not in last else why
+            follows = due.spent or "it is started again"
+            announce(f"the node for sandboxes on {name} {cause}; its log is {process.log}; {follows}")
             await anyio.sleep(due.at - clock.now())
             await start(name, host, port)
 
@@ -67,4 +74,16 @@ async def running_nodes(
         with anyio.CancelScope(shield=True):
             async with anyio.create_task_group() as ends:
                 for process in processes.values():
-                    ends.start_soon(process.kill)
+                    ends.start_soon(_end, process)
+
+
+async def _end(process: Process) -> None:
+    ended_by_itself = process.has_ended
+    await process.kill()
+    if not ended_by_itself:
+        process.log.unlink(missing_ok=True)
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+    return next((line.strip()[:_MAX_LINE] for line in reversed(lines) if line.strip()), "")

@@ -17,6 +17,7 @@ from envkit.errors import UsageError
 from envkit.types import Node, Place
 from envkit.wiring.launch import supervise
 from envkit.wiring.launch.local import LocalLauncher, this_node
+from envkit.wiring.launch.ray_relay import Runner
 from envkit.wiring.launch.supervise import end_group, members
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="launchers run on Linux")
@@ -125,3 +126,17 @@ def test_the_gpus_of_this_machine_are_those_that_are_visible(
     assert this_node(variables, machine=tmp_path).gpus == gpus
     (tmp_path / "none").mkdir()
     assert this_node(variables, machine=tmp_path / "none").gpus == ()
+
+
+def test_a_program_that_a_relay_ends_on_its_node_leaves_no_log_there(tmp_path: Path) -> None:
+    def logs() -> list[Path]:
+        return list(tmp_path.iterdir())
+
+    async def test() -> None:
+        runner = Runner()
+        await runner.start(["sleep", "600"], {})
+        assert logs()
+        await runner.end()
+        assert not logs()
+
+    run(test)

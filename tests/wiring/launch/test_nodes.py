@@ -1,7 +1,9 @@
-"""Starting nodes for sandboxes; the launcher is scripted."""
+"""Starting nodes for sandboxes; the launcher is scripted, except where their logs are tested."""
 
 from __future__ import annotations
 
+import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -13,15 +15,18 @@ from envkit import clock
 from envkit.errors import UsageError
 from envkit.restarts import RestartBudget
 from envkit.types import Node, Place
+from envkit.wiring.launch.local import LocalLauncher, LocalProcess
 from envkit.wiring.launch.nodes import running_nodes
 
 
 class Scripted:
     """A launcher of two nodes, the second of which cannot start anything if `fails`; also the processes."""
 
-    pid, address, log, has_ended, returncode = 1, "", Path("/dev/null"), False, None
+    pid, address, has_ended, returncode = 1, "", False, None
 
-    def __init__(self, *, fails: bool = False) -> None:
+    def __init__(self, log: Path, *, fails: bool = False) -> None:
+        log.touch()
+        self.log = log
         self.nodes = [Node(name=f"n{index}", id="", host="", address=f"10.0.0.{index}") for index in (0, 1)]
         self.started: list[tuple[list[str], Mapping[str, str], str]] = []
         self.killed = 0
@@ -45,8 +50,8 @@ class Scripted:
         self.killed += 1
 
 
-def test_each_node_serves_at_the_address_of_its_machine_and_is_started_again_there() -> None:
-    launcher = Scripted()
+def test_each_node_serves_at_the_address_of_its_machine_and_is_started_again_there(tmp_path: Path) -> None:
+    launcher = Scripted(tmp_path / "log")
 
     async def main() -> list[str]:
         lines: list[str] = []
@@ -73,11 +78,12 @@ def test_each_node_serves_at_the_address_of_its_machine_and_is_started_again_the
     ]
     assert (env, node, launcher.killed) == ({"A": "b"}, "n1", 2)
     assert [launcher.started.count((argv, env, "n1")), len(launcher.started)] == [3, 6]
-    assert lines.count("the node for sandboxes on n1 ended; it is started again") == 2
+    line = f"the node for sandboxes on n1 ended; its log is {tmp_path / 'log'}; it is started again"
+    assert lines.count(line) == 2
 
 
-def test_if_one_node_cannot_be_started_the_others_end() -> None:
-    launcher = Scripted(fails=True)
+def test_if_one_node_cannot_be_started_the_others_end(tmp_path: Path) -> None:
+    launcher = Scripted(tmp_path / "log", fails=True)
 
     async def main() -> None:
         with pytest.raises(UsageError, match="no room"):
@@ -88,3 +94,40 @@ def test_if_one_node_cannot_be_started_the_others_end() -> None:
 
     clock.run(main)
     assert (len(launcher.started), launcher.killed) == (1, 1)
+
+
+class Failing(LocalLauncher):
+    """Its first program prints why it fails; the others wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logs: list[Path] = []
+        self.second = anyio.Event()
+
+    async def start(self, argv: Sequence[str], env: Mapping[str, str], *, place: Place, name: str) -> LocalProcess:
+        words = ["sleep", "600"] if self.logs else ["sh", "-c", "echo started; echo the port is taken; exit 2"]
+        process = await super().start(words, env, place=place, name=name)
+        if self.logs:
+            self.second.set()
+        self.logs.append(process.log)
+        return process
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="launchers run on Linux")
+def test_the_line_about_a_node_that_ended_has_its_cause_and_its_log_and_only_that_log_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    launcher, lines = Failing(), list[str]()
+
+    async def main() -> None:
+        opening = running_nodes(launcher, ["n0"], env={}, budget=RestartBudget(2), announce=lines.append)
+        with anyio.fail_after(60):
+            async with opening:
+                await launcher.second.wait()
+
+    clock.run(main)
+    log = launcher.logs[0]
+    cause = "exited with code 2 (the port is taken)"
+    assert lines == [f"the node for sandboxes on n0 {cause}; its log is {log}; it is started again"]
+    assert list(tmp_path.iterdir()) == [log]
