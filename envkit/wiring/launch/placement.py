@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from envkit.config import RunConfig
-from envkit.config.parts import BuiltInSandboxSection, TransformersEngineSection, VllmEngineSection
+from envkit.config.parts import BuiltInSandboxSection, VllmEngineSection
 from envkit.config.placement import PlacementSection, read_gpus
 from envkit.errors import ConfigError
 from envkit.trainer_bridge.engines.vllm.interpreter import find_python, is_built_for_cpus
@@ -76,7 +76,7 @@ def place_run(run: RunConfig, nodes: Sequence[Node], *, trains: bool = True) -> 
     """
     engine = run.engine
     needs = Needs(
-        servers=not isinstance(engine, TransformersEngineSection) and not getattr(engine, "urls", ()),
+        servers=isinstance(engine, VllmEngineSection) and not engine.urls,
         replicas=getattr(engine, "replicas", None),
         trainer_uses_gpu=trains and getattr(run.trainer, "device", "cpu") != "cpu",
         ahead=lag_of(run.rollout)[0],

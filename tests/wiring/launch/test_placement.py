@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from envkit import config
+from envkit.config.parts import EngineSection, VllmEngineSection
 from envkit.config.placement import PlacementSection
 from envkit.errors import ConfigError
-from envkit.types import Node
+from envkit.types import Node, Place
 from envkit.wiring.launch.placement import Needs, device_map, place_run
 
 
@@ -107,6 +108,15 @@ def test_a_run_without_sandboxes_of_its_own_starts_no_nodes_for_them(changes: di
     content = {"env": {"id": "Sokoban-v0"}, "placement": {"nodes": "all"}, **changes}
     with pytest.raises(ConfigError, match=rf"placement\.nodes: .*{why}"):
         place_run(config.parse(content), nodes(0, 0))
+
+
+@pytest.mark.parametrize(
+    "engine", [EngineSection(kind="mine"), VllmEngineSection(url="http://h:1")], ids=["another package's", "urls"]
+)
+def test_an_engine_without_servers_of_the_run_leaves_the_only_gpu_to_the_trainer(engine: EngineSection) -> None:
+    run = config.parse({"env": {"id": "Sokoban-v0"}}).model_copy(update={"engine": engine})
+    placed = place_run(run, nodes(1))
+    assert (placed.trainer, placed.engines) == (Place("n0", (0,)), ())
 
 
 def test_the_cores_of_a_node_are_divided_among_its_servers() -> None:
