@@ -15,6 +15,7 @@ from __future__ import annotations
 import ipaddress
 import secrets
 import socket
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -88,7 +89,7 @@ class WeightServer:
             The URL of their manifest, without its name.
 
         Raises:
-            OSError: A file cannot be read, or a delta cannot be written.
+            OSError: A file cannot be read.
         """
         async with self._offering:
             if weights not in self._offered:
@@ -162,7 +163,10 @@ def _files(location: Path) -> dict[str, Path]:
 
 
 def _with_delta(path: Path, before: _File | None, delta: Path) -> _File:
-    """Return a file with its checksum, and with the delta against an older file unless that would be larger."""
+    """Return a file with its checksum, and with the delta against an older file.
+
+    It has no delta if that would be larger, or cannot be written.
+    """
     found, size = blake2b(digest_size=32), path.stat().st_size
     with path.open("rb") as file:
         while part := file.read(_CHUNK):
@@ -170,11 +174,15 @@ def _with_delta(path: Path, before: _File | None, delta: Path) -> _File:
     checksum = found.hexdigest()
     if before is None or before.checksum == checksum or not envkit_delta.fits(before.path, path):
         return _File(path, checksum)
-    with delta.open("wb") as out:
-        for block in envkit_delta.encode(before.path, path):
-            out.write(block)
-            if out.tell() >= size:
-                return _File(path, checksum)
+    try:
+        with delta.open("wb") as out:
+            for block in envkit_delta.encode(before.path, path):
+                out.write(block)
+                if out.tell() >= size:
+                    return _File(path, checksum)
+    except OSError:  # such as a full disk
+        delta.unlink(missing_ok=True)
+        return _File(path, checksum)
     return _File(path, checksum, before.checksum, delta)
 
 
@@ -183,6 +191,11 @@ class _HttpServer(ThreadingHTTPServer):
 
     daemon_threads = True
     contents: Mapping[str, Path | bytes] = MappingProxyType({})
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Print nothing about a connection that broke; print other errors, which are faults of this module."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
 
 
 class _Handler(BaseHTTPRequestHandler):

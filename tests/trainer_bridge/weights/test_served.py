@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from errno import ENOSPC
 from hashlib import sha256
 from io import BytesIO
+from os import strerror
 from pathlib import Path
+from shutil import rmtree
+from threading import Event
 
 import httpx
 import numpy as np
@@ -20,7 +24,7 @@ from envkit.trainer_bridge.engines.vllm.plugin import envkit_delta
 from envkit.trainer_bridge.engines.vllm.plugin.envkit_fetch import MANIFEST, FetchError, Store
 from envkit.trainer_bridge.weights.channel import WeightChannel
 from envkit.trainer_bridge.weights.files import INDEX, save_weights
-from envkit.trainer_bridge.weights.served import WeightServer
+from envkit.trainer_bridge.weights.served import WeightServer, _Handler, _HttpServer
 from envkit.types import Weights
 from tests.trainer_bridge.engines.vllm.fake_server import FakeServer, fleet, params
 from tests.trainer_bridge.fakes import ScriptedTrainer
@@ -140,6 +144,45 @@ def test_a_server_that_lacks_the_last_version_or_has_a_damaged_file_gets_whole_f
     clock.run(main)
 
 
+def test_without_room_for_a_delta_the_whole_file_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(old: Path, new: Path) -> Iterator[bytes]:
+        yield b"1"
+        raise OSError(ENOSPC, strerror(ENOSPC))
+
+    async def main() -> None:
+        trainer, store = Publisher(tmp_path), make_store(tmp_path / "store")
+        async with serving() as server:
+            await fetched(store, server, await trainer.publish())
+            monkeypatch.setattr(envkit_delta, "encode", full)
+            weights = await trainer.publish()
+            folder, size = await fetched(store, server, weights)
+            assert size == 100_000
+            assert held_by(folder).read_bytes() == content_of(weights)
+
+    clock.run(main)
+
+
+def test_a_client_that_is_cut_off_during_a_transfer_prints_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    handled = Event()
+
+    class Server(_HttpServer):
+        def handle_error(self, request: object, client_address: object) -> None:
+            super().handle_error(request, client_address)
+            handled.set()
+
+    (tmp_path / "large").write_bytes(bytes(32 << 20))
+    with Server(("127.0.0.1", 0), _Handler) as server:
+        server.contents = {"/large": tmp_path / "large"}
+        with socket.create_connection(("127.0.0.1", server.server_port)) as client:
+            client.sendall(b"GET /large HTTP/1.0\r\n\r\n")
+            server.handle_request()  # in a thread of its own
+            client.recv(100)
+        assert handled.wait(30)
+    assert capsys.readouterr() == ("", "")
+
+
 def test_nothing_but_the_offered_files_is_served(tmp_path: Path) -> None:
     (tmp_path / "adapter").mkdir()
     for name in ("adapter_model.safetensors", "adapter_config.json"):
@@ -202,6 +245,22 @@ def test_servers_fetch_while_they_generate_and_load_from_their_own_files(tmp_pat
     clock.run(main)
 
 
+def test_a_server_whose_fetch_fails_once_takes_the_whole_file_in_the_same_push(tmp_path: Path) -> None:
+    trainer = Publisher(tmp_path)
+
+    async def main() -> None:
+        server = FakeServer(store=make_store(tmp_path / "store"))
+        async with fleet(server, weights_url=f"http://127.0.0.1:{free_port()}") as group:
+            channel = WeightChannel(trainer, group.engine)
+            await channel.push()
+            held_by(server.loads[0]).write_bytes(b"0" * 100_000)
+            weights = (await channel.push()).weights
+            assert (len(server.loads), server.fetches) == (2, [100_000, 100_000])
+            assert held_by(server.loads[1]).read_bytes() == content_of(weights)
+
+    clock.run(main)
+
+
 def test_weights_that_cannot_be_fetched_are_an_error_and_the_old_ones_stay(tmp_path: Path) -> None:
     trainer = Publisher(tmp_path)
 
@@ -210,8 +269,8 @@ def test_weights_that_cannot_be_fetched_are_an_error_and_the_old_ones_stay(tmp_p
         async with fleet(server, weights_url=f"http://127.0.0.1:{free_port()}") as group:
             channel = WeightChannel(trainer, group.engine)
             await channel.push()
-            held_by(server.loads[0]).write_bytes(b"0" * 100_000)
-            with pytest.raises(UsageError, match=r"cannot fetch weights from .*: model.safetensors has the wrong"):
+            rmtree(Path(server.loads[0]))
+            with pytest.raises(UsageError, match=r"cannot fetch weights from \S*: .*No such file or directory: '\S*'$"):
                 await channel.push()
             assert len(server.loads) == 1
             assert (await group.engine.generate([7], params(3))).versions == ((0, 3),)

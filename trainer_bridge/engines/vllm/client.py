@@ -266,6 +266,8 @@ class VllmClient:
     async def fetch(self, url: str) -> str:
         """Let the server fetch the weights at `url`, while it generates; return their path on its machine.
 
+        If it fails, it tries once more: then it fetches all of a file that was damaged.
+
         Raises:
             ServerLostError: The server was lost.
             UsageError: The server cannot fetch them; it still has its old weights.
@@ -275,7 +277,10 @@ class VllmClient:
                 f"the vLLM server {self.url} cannot fetch weights; start it with this version of `envkit vllm`, or set "
                 "engine.weights_folder"
             )
-        found = await self._call("POST", _FETCH, {"url": url}, is_load=True)
+        try:
+            found = await self._call("POST", _FETCH, {"url": url}, is_load=True)
+        except UsageError:
+            found = await self._call("POST", _FETCH, {"url": url}, is_load=True)
         return str(found["path"])
 
     async def load(self, weights: Weights) -> None:

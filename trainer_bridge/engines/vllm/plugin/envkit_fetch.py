@@ -14,6 +14,7 @@ import os
 import shutil
 import tempfile
 import threading
+import urllib.error
 import urllib.request
 from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
 from contextlib import suppress
@@ -79,8 +80,9 @@ class Store:
                 return {"path": str(folder), "bytes": sum(self._fetch(folder, url, one) for one in files)}
             except OSError as error:
                 reason = getattr(error, "reason", error)
-                advice = "if this machine cannot reach that address, set engine.weights_url or engine.weights_folder"
-                raise FetchError(f"cannot fetch weights from {host}: {reason}; {advice}") from error
+                advice = "; if this machine cannot reach that address, set engine.weights_url or engine.weights_folder"
+                is_connection = isinstance(error, urllib.error.URLError | ConnectionError | TimeoutError)
+                raise FetchError(f"cannot fetch weights from {host}: {reason}{advice * is_connection}") from error
             except (ValueError, KeyError, TypeError, HTTPException) as error:
                 raise FetchError(f"cannot fetch weights from {host}: {error}") from error
 
