@@ -1,1 +1,1 @@
-"""Modules that run in the interpreter that has vllm: the supervisor of a server, and the weight plug-in."""
+"""Modules that run in the interpreter that has vllm: the weight plug-in, and the fetching of weights."""
