@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from envkit.errors import CapacityError, EnvkitError, SandboxLostError, SandboxStartError, UnreachableError
 from envkit.fleet.env_worker import EnvWorker, LostDuringCallError, WorkerLostError
-from envkit.fleet.suspects import Suspicion
+from envkit.fleet.suspects import Suspicion, is_blameless
 from envkit.protocols import Episode
 from envkit.types import JSON, Observation, Reset, Step
 
@@ -99,7 +99,8 @@ class FleetEpisode(Episode):
 
     async def step(self, action: str) -> Step:
         loss, self._step_loss = self._step_loss, None
-        self._suspicion.suspect = loss.worker if isinstance(loss, LostDuringCallError) else None
+        is_suspect = isinstance(loss, LostDuringCallError) and not is_blameless(loss.worker)
+        self._suspicion.suspect = loss.worker if loss is not None and is_suspect else None
         while True:
             if loss is not None:
                 await self._rebuild(loss)

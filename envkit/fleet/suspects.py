@@ -7,6 +7,9 @@ Attributed losses count neither against other episodes nor against the restart b
 and environment. After `FREE_LOSSES` of a pair within a time window, each of its new episodes is isolated: it plays
 alone from the beginning. After as many more as a restart budget allows, new episodes are rejected until the oldest loss
 leaves the window.
+
+No episode causes the loss of a node or the stop of a worker, as by a drain: they make no suspects, are attributed to no
+episode, and do not count against its rebuilds.
 """
 
 from __future__ import annotations
@@ -25,6 +28,11 @@ FREE_LOSSES = 3
 
 _UNRESPONSIVE = 1
 """An episode with more losses of unresponsive workers is not rebuilt. Losses attributed to others do not count."""
+
+
+def is_blameless(worker: EnvWorker) -> bool:
+    """Return whether no episode can have caused the loss of `worker`."""
+    return worker.cause.kind in (CauseKind.NODE_LOST, CauseKind.STOPPED)
 
 
 class Offenders:
@@ -91,6 +99,8 @@ class Suspicion:
 
     def lost_during(self, call: str, worker: EnvWorker) -> None:
         """Record that `worker` was lost during a call of the episode; `call` is the name of the method."""
+        if is_blameless(worker):
+            return
         before, self.suspect = self.suspect, worker
         if before is not None and worker.slots == 1:
             self.attribute(before, worker)
@@ -99,7 +109,9 @@ class Suspicion:
             self.attribute(worker)  # no other call can have caused the loss, and this one cannot be repeated
 
     def attribute(self, *workers: EnvWorker) -> None:
-        """Attribute the losses of `workers` to the episode."""
+        """Attribute the losses of `workers` to the episode, unless no episode can have caused the last one."""
+        if is_blameless(workers[-1]):
+            return
         for worker in workers:
             worker.attributed.set()
         if self._on_attributed is not None:
@@ -107,6 +119,8 @@ class Suspicion:
 
     def may_rebuild(self, worker: EnvWorker) -> bool:
         """Record the loss of `worker`, and return whether the episode may be rebuilt after it."""
+        if is_blameless(worker):
+            return self.verdict is None and self.rebuilds > 0
         self._losses.append(worker)
         own = [lost for lost in self._losses if not lost.attributed.is_set()]
         unresponsive = sum(lost.cause.kind is CauseKind.UNRESPONSIVE for lost in own)

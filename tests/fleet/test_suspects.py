@@ -18,7 +18,7 @@ from envkit.fleet.suspects import FREE_LOSSES, Offenders
 from envkit.protocols import Episode
 from envkit.restarts import RestartBudget
 from envkit.sandbox.pool.node import Capacity
-from envkit.types import Reset, SandboxState, Step, Task
+from envkit.types import Cause, CauseKind, Reset, SandboxState, Step, Task
 from tests.causes import cause
 from tests.echoes import Echo, Worker, fleet_of
 from tests.fleet.fleets import FakeSessionStore, ScriptedFleet, run
@@ -420,5 +420,51 @@ def test_attributed_losses_neither_use_up_the_restart_budget_nor_wait_for_it() -
             async with host.lease(Task("Echo-v0", 1)) as episode:
                 await episode.reset()
             assert clock.now() < 4
+
+    run(main)
+
+
+class Answering(Worker):
+    """A worker that takes a second for each answer."""
+
+    async def answer(self) -> None:
+        await anyio.sleep(1)
+        await super().answer()
+
+
+@pytest.mark.parametrize("kind", [CauseKind.NODE_LOST, CauseKind.STOPPED])
+@pytest.mark.parametrize("is_replayable", [True, False])
+def test_nobody_is_blamed_for_lost_nodes_and_drains(kind: CauseKind, is_replayable: bool) -> None:
+    async def main() -> None:
+        offenders = Offenders(RestartBudget(0), max_isolated=2)
+        for _ in range(FREE_LOSSES - 1):
+            offenders.record("", "Echo-v0", cause(KILLED))  # one more, and episodes are rejected
+        workers = [Answering(f"worker-{number}") for number in range(8)]
+
+        async def lose() -> None:
+            for worker in workers[: 5 if is_replayable else 1]:
+                await anyio.sleep(2.5)
+                (view,) = host.pool.views(tenant="")[-1:]
+                assert view.backend_id == worker.id
+                if kind is CauseKind.STOPPED:
+                    await host.pool.stop(view.id)
+                else:
+                    host.pool.lose(view.id, Cause(kind, "node b is lost"))
+
+        async with fleet_of(*workers, is_replayable=is_replayable, offenders=offenders, extra=1) as host:
+            async with host.lease_as(key("s"), Task("Echo-v0", 1)) as episode, anyio.create_task_group() as tasks:
+                await episode.reset()
+                tasks.start_soon(lose)
+                if is_replayable:
+                    for _ in range(7):
+                        step = await episode.step("x")
+                    assert step.observation.text == "1" + 7 * " x"
+                else:
+                    for _ in range(2):
+                        await episode.step("x")
+                    with pytest.raises(SandboxLostError):
+                        await episode.step("x")
+            assert (workers[4].died.is_set(), host.episodes.void) == (is_replayable, not is_replayable)
+            assert not offenders.is_isolated("", "Echo-v0")
 
     run(main)
