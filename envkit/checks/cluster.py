@@ -143,7 +143,7 @@ class _Survey:
                 async with RemoteNode(name, section.url, _token(section.token_file)) as node:
                     facts, skew_s = node.facts, node.skew_s
         except (EnvkitError, TimeoutError) as error:
-            self.found.append(_failure(name, error))
+            self.found.append(_failure(name, error, "name the file with its token (token_file)"))
         else:
             self.found += [Finding(name, "port", f"{section.url} answers"), Finding(name, "token", "accepted")]
             self.found += self._facts(name, facts, skew_s)
@@ -221,9 +221,11 @@ def _token(file: Path | str | None) -> str | None:
     return None if file is None else read_token(Path(file), lambda line: None)
 
 
-def _failure(name: str, error: Exception) -> Finding:
+def _failure(
+    name: str, error: Exception, token: str = "name the file with its token (token_file), or set ENVKIT_TOKEN"
+) -> Finding:
     if isinstance(error, (UnauthorizedError, ForbiddenError)):
-        return Finding(name, "token", str(error), "name the file with its token (token_file), or set ENVKIT_TOKEN")
+        return Finding(name, "token", str(error), token)
     if isinstance(error, (UnreachableError, TimeoutError)):
         return Finding(name, "port", str(error) or f"no answer within {_MACHINE_S:g} s", _START)
     remedy = "name another file" if isinstance(error, UsageError) else "something else answers there; correct the URL"

@@ -59,7 +59,7 @@ class RemoteNode(SandboxBackend):
     Args:
         name: Name of the node.
         url: Address of the node.
-        token: Token for the node; None for a node on this machine that needs none.
+        token: Token for the node; None for a node that needs none. ``ENVKIT_TOKEN`` is never sent to a node.
         folder_transport: Packs folders; see `envkit.http.client.sandbox_client.SandboxClient`.
         lost_s: Seconds without an answer after which the node is lost.
 
@@ -88,7 +88,9 @@ class RemoteNode(SandboxBackend):
         self.cause: Cause | None = None
         self._lost_s = lost_s
         outages = Outages(lost_s + _SLACK_S, _log_outage)
-        self._client = SandboxClient(url, token, folder_transport=folder_transport, outages=outages)
+        self._client = SandboxClient(
+            url, token, reads_variable=False, folder_transport=folder_transport, outages=outages
+        )
         # The WebSocket has then tried to reconnect twice, which is the confirmation.
         self._client.transport.websocket.on_outage = lambda error: self._lose(str(error))
         self._run = uuid.uuid4().hex[:16]

@@ -71,15 +71,16 @@ def _refusal(error: BaseException | None) -> OSError | None:
     return None
 
 
-def replace(path: Path, content: bytes, *, remedy: str | None = None) -> None:
+def replace(path: Path, content: bytes, *, remedy: str | None = None, mode: int = 0o666) -> None:
     """Write a file atomically: readers see either the old or the new content, even if the process is killed.
 
-    Errors are those of `writing`, with this remedy.
+    The file gets the permissions `mode`, less the umask. Errors are those of `writing`, with this remedy.
     """
     part = path.with_name(f".{path.name}.part")
     with writing(path, remedy=remedy):
         try:
-            part.write_bytes(content)
+            with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+                file.write(content)
             part.replace(path)
         except OSError:
             part.unlink(missing_ok=True)

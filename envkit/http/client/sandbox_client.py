@@ -39,7 +39,8 @@ class SandboxClient:
 
     Args:
         url: Address of the server: ``"http://host:port"``, ``"https://host"`` or ``"unix:/path/of/socket"``.
-        token: Token for the server; default: the environment variable ``ENVKIT_TOKEN``.
+        token: Token for the server; default: the environment variable ``ENVKIT_TOKEN``, if `reads_variable`.
+        reads_variable: Whether that variable is a token for this server; if not, and without `token`, none is sent.
         ca: PEM file with the certificates to trust for ``https://``, instead of those of the system.
         folder_transport: Packs folders, for example `envkit.sandbox.transfer.tar_stream`; None: folders are not copied.
         outages: Repeats calls during outages of the server, except stops and copies of folders; None: no call waits.
@@ -53,11 +54,13 @@ class SandboxClient:
         url: str,
         token: str | None = None,
         *,
+        reads_variable: bool = True,
         ca: Path | str | None = None,
         folder_transport: FolderTransport | None = None,
         outages: Outages | None = None,
     ) -> None:
-        token = token or os.environ.get(TOKEN_VARIABLE) or None
+        if reads_variable:
+            token = token or os.environ.get(TOKEN_VARIABLE) or None
         self.transport = SandboxTransport(url, token, ca, folder_transport, outages or Outages(0.0, print))
         self._resources: AsyncExitStack  # created in `__aenter__`
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from envkit.config.serving import NodeAddressSection
 from envkit.errors import EnvkitError, OptionError, UnreachableError, UsageError, did_you_mean
 from envkit.fleet.remote_node import RemoteNode
 from envkit.http.auth.caller import Caller
-from envkit.http.client.connect import read_token
+from envkit.http.client.connect import authorization_headers, read_token
 from envkit.http.protocol import node_messages as wire
 from envkit.http.protocol import operations as table
 from envkit.http.protocol.handlers import handles
@@ -40,7 +41,9 @@ _AGAIN_S = (0.5, 5.0)
 _FORGET_S = 3600.0
 """Seconds after which a lost node that had joined by itself is forgotten."""
 _ENVS = ":envs-"
-_ALIVE = (SandboxState.LEASED, SandboxState.SUSPECT)
+_ALIVE = (SandboxState.STARTING, SandboxState.LEASED, SandboxState.SUSPECT)
+_LABEL = r"[A-Za-z0-9_-]{1,63}"
+_ADDRESS = re.compile(rf"https?://(\[[0-9A-Fa-f:.]+\]|{_LABEL}(\.{_LABEL})*)(:\d{{1,5}})?/?|unix:/[^\0]+")
 
 
 class NodeAddress(NamedTuple):
@@ -142,6 +145,12 @@ class RemoteNodes:
     @handles(table.JOIN)
     async def join(self, body: wire.JoinFrame, caller: Caller) -> DoneReply:
         """Use the sandboxes of a node, until it is lost. The call is safe to repeat."""
+        if not _is_address(body.url):
+            raise OptionError("url", f"{body.url!r} is no address of a node, such as http://10.0.0.7:8000")
+        try:
+            authorization_headers(body.token)
+        except UsageError as error:
+            raise OptionError("token", str(error)) from None
         known = self._members.get(body.node)
         if body.node == HERE or (known is not None and known.is_listed):
             raise OptionError("node", f"{body.node!r} is the name of another node; start the node with another address")
@@ -208,11 +217,15 @@ class RemoteNodes:
                         delay_s, lost_at = _AGAIN_S[0], clock.now()
                 except EnvkitError as error:
                     member.why = str(error)
+                except Exception as error:  # an odd node must not end the server
+                    member.why = f"it cannot be used: {error!r}"
+                    _log.exception("node %s cannot be used", member.name)
                 member.tried.set()
                 await anyio.sleep(delay_s)
                 delay_s = min(2 * delay_s, _AGAIN_S[1])
-            del self._members[member.name]
-            self._remember()
+            if self._members.get(member.name) is member:
+                del self._members[member.name]
+                self._remember()
 
     async def _use(self, member: _Member) -> bool:
         """Connect to a node, and keep it in the pool until it is lost. Return True, or False if it was refused."""
@@ -232,7 +245,7 @@ class RemoteNodes:
                 return False
             capacity = Capacity(**msgspec.structs.asdict(backend.facts.capacity))
             member.node = Node(member.name, backend, capacity)
-            self.isolates = backend.facts.capabilities["isolation"] if self.isolates is None else self.isolates
+            self.isolates = _isolates(backend.facts) if self.isolates is None else self.isolates
             self.found.set()
             member.tried.set()
             what = f"{backend.facts.backend}, {machine.describe(capacity)}"
@@ -246,6 +259,10 @@ class RemoteNodes:
                 cause = Cause(CauseKind.NODE_LOST, f"node {member.name} was restarted")
                 if member.is_replaced and self._pool is not None:
                     self._pool.remove_node(member.name, cause)
+                raise
+            except Exception as error:
+                if self._pool is not None:
+                    self._pool.remove_node(member.name, Cause(CauseKind.NODE_LOST, f"node {member.name}: {error!r}"))
                 raise
             finally:
                 member.node = None
@@ -268,8 +285,10 @@ class RemoteNodes:
         if self._file is not None:
             joined = [wire.JoinFrame(one.name, one.url, one.token or "") for one in self._members.values()]
             joined = [one for one in joined if not self._members[one.node].is_listed]
-            files.replace(self._file, msgspec.json.encode(joined), remedy="choose another folder (--state)")
-            self._file.chmod(0o600)
+            try:
+                files.replace(self._file, msgspec.json.encode(joined), remedy="choose another folder", mode=0o600)
+            except UsageError as error:
+                _log.warning("the next server will not know the nodes that joined: %s", error)
 
 
 def name_of(url: str) -> str:
@@ -278,9 +297,20 @@ def name_of(url: str) -> str:
     return parts.netloc.replace("[", "").replace("]", "") or Path(parts.path).name
 
 
+def _is_address(url: str) -> bool:
+    try:
+        return _ADDRESS.fullmatch(url) is not None and urlsplit(url).port != 0
+    except ValueError:  # an invalid port or address
+        return False
+
+
+def _isolates(facts: wire.NodeReply) -> bool:
+    return facts.capabilities.get("isolation", False)
+
+
 def why_unfit(facts: wire.NodeReply, *, in_image: bool, isolates: bool | None) -> str | None:
     """Return why a server cannot use a node; None if it can. The other arguments are those of `RemoteNodes`."""
-    if isolates and not facts.capabilities["isolation"]:
+    if isolates and not _isolates(facts):
         return f"its backend {facts.backend} isolates nothing, unlike other sandboxes of this server"
     if in_image and facts.backend != "docker":
         return f"environments run in an image here, and its backend is {facts.backend}; start it with docker"
