@@ -57,7 +57,8 @@ class DataFolders(Mapping[str, Path]):
         if needs_source(builder):
             raise UsageError(f"{problem}; run: {command}")
         if not self._builds:
-            raise UsageError(f"{self._id} needs the data {name}, which its server does not have; run `{command}` there")
+            problem = f"{self._id} needs the data {name}, which its server does not have"
+            raise UsageError(f"{problem}; run `{command}` there, and use no nodes, whose sandboxes get no data")
         print(f"{problem}; building it once in {folder}", file=sys.stderr)
         _build(folder, builder, None, lambda line: print(line, file=sys.stderr))
         return folder

@@ -13,6 +13,7 @@ import typer
 
 from envkit.cli.fleet.sandbox import Ca, ServerUrl, TokenFile
 from envkit.cli.tables import AsJson, echo, note, print_json, print_table
+from envkit.errors import UnreachableError
 
 if TYPE_CHECKING:
     from envkit.http.client.sandbox_client import SandboxClient
@@ -64,13 +65,17 @@ def drain(name: Name, url: ServerUrl, token_file: TokenFile = None, ca: Ca = Non
     async def wait(client: SandboxClient) -> None:
         import anyio
 
-        left, printed = await client.drain(name), -1
-        while left.sandboxes and left.state == "draining":
+        left: NodeStatus | None = await client.drain(name)
+        printed = -1
+        while left is not None and left.sandboxes and left.state == "draining":
             if left.sandboxes != printed:
                 note(f"{left.sandboxes} {'sandbox' if left.sandboxes == 1 else 'sandboxes'} left on {name}")
             printed = left.sandboxes
             await anyio.sleep(_POLL_S)
-            left = next((one for one in await client.list_nodes() if one.node == name), left)
+            left = next((one for one in await client.list_nodes() if one.node == name), None)
+        if left is None or left.state != "draining":
+            state = "gone from the list" if left is None else left.state + (f" ({left.why})" if left.why else "")
+            raise UnreachableError(f"{name} is not draining any more: it is {state}")
 
     _run(wait, url, token_file, ca)
     echo(f"{name} has no sandboxes; it can be stopped")

@@ -30,7 +30,7 @@ from envkit.http.protocol.asgi import (
 )
 from envkit.http.protocol.handlers import Handler, HttpCall, handlers_of
 from envkit.http.protocol.messages import CreateSessionBody, ReadyReply, read, write
-from envkit.http.protocol.operations import Operation
+from envkit.http.protocol.operations import NODE_FACTS, Operation
 from envkit.http.protocol.sandbox_messages import SandboxReply
 from envkit.http.sandboxes.access import MAX_EXEC_BYTES
 from envkit.http.sandboxes.idempotency import IdempotentCalls
@@ -144,7 +144,8 @@ class Dispatcher:
             return self._handlers[operation.name]
         except KeyError:
             if operation.name.startswith("node"):
-                raise UnknownPathError("this server is not a node, and has none") from None
+                what = "a node, which" if NODE_FACTS.name in self._handlers else "not a node, and"
+                raise UnknownPathError(f"this server is {what} has none") from None
             raise SandboxNotFoundError("this server lends no sandboxes") from None
 
 

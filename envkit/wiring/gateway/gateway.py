@@ -275,6 +275,8 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
         SandboxError: No sandbox started; the message says why.
     """
     if config.backend == "none":
+        if config.nodes:
+            raise UsageError("nodes: no effect with backend: none, which has no sandboxes; set backend: nodes")
         announce(f"sandboxes: none; {config.envs.capacity} concurrent episodes in this process")
         remedy = "this server has none (backend: none); start it with another backend"
         resources = environments.Resources(sandbox_remedy=remedy, judge_remedy=remedy, builds_data=False)

@@ -75,8 +75,12 @@ async def serve_node(
         on_ready: Called once with the node's address, as soon as it accepts requests.
 
     Raises:
-        UsageError: The address, the token or the backend cannot be used; the message says what to do.
+        UsageError: The address, the token, the backend or a key cannot be used; the message says what to do.
     """
+    keys = {name: getattr(config, name) for name in ("nodes", "warm", "drain_s", "model")}
+    if ignored := [name for name, value in {**keys, "envs.sandboxes": config.envs.sandboxes}.items() if value]:
+        them = "it" if len(ignored) == 1 else "them"
+        raise UsageError(f"{', '.join(ignored)}: no effect on a node, only on its gateway; leave {them} out")
     if config.backend in ("nodes", "none"):
         raise UsageError(f"backend: a node has sandboxes of its own, so it cannot be {config.backend}; leave it out")
     listen = config.listen

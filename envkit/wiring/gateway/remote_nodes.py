@@ -253,6 +253,8 @@ class RemoteNodes:
             _warn_about(member.name, backend)
             try:
                 if self._pool is not None:
+                    what = "those of clients and replacements; environments get no more than at the start"
+                    _log.info("new sandboxes on node %s will be %s", member.name, what)
                     self._pool.add_node(member.node)
                 cause = await backend.wait()
             except anyio.get_cancelled_exc_class():

@@ -7,14 +7,27 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import anyio
+import httpx
 import msgspec
 import pytest
 
 from envkit import clock
-from envkit.errors import OptionError
+from envkit.config.serving import ServeConfig
+from envkit.errors import OptionError, UsageError
+from envkit.fleet.node_pool import NodePool
+from envkit.http.api.app import create_app
 from envkit.http.auth.caller import Caller
+from envkit.http.auth.tokens import OneToken, TokenStore
 from envkit.http.protocol.node_messages import JoinFrame
+from envkit.http.server.middleware import AuthMiddleware
+from envkit.sandbox.pool.node import Node
+from envkit.wiring.gateway.gateway import open_fleet
+from envkit.wiring.gateway.node_server import NodeFacts, node_app, serve_node
+from envkit.wiring.gateway.nodes import Machine
 from envkit.wiring.gateway.remote_nodes import NodeAddress, RemoteNodes
+from envkit.wiring.gateway.trusted import NoEnvironments
+from tests.http.envs import listening
+from tests.sandbox.fake.backend import FakeBackend
 
 NOWHERE = "http://127.0.0.1:1"
 
@@ -94,3 +107,74 @@ def test_the_servers_own_token_is_not_sent_to_a_node(tmp_path: Path, monkeypatch
     clock.run(main)
     assert received
     assert all(b"Upgrade: websocket" in head and b"ek_of_the_server" not in head for head in received)
+
+
+STATUS = {
+    ("GET", "/v1/nodes"): {"play,sandbox": 403, "node": 403, "admin": 200, None: 401},
+    ("POST", "/v1/nodes/n/drain"): {"play,sandbox": 403, "node": 403, "admin": 422, None: 401},
+    ("POST", "/v1/nodes:join"): {"play,sandbox": 403, "node": 200, "admin": 200, None: 401},
+}
+"""The status of each call to a gateway, by the scopes of the token. A drain of an unknown node is a wrong option."""
+
+
+def test_only_an_admin_lists_and_drains_nodes_and_only_a_node_joins(tmp_path: Path) -> None:
+    tokens = TokenStore(tmp_path / "tokens.sqlite")
+    secrets = {scopes: tokens.create("acme", scopes.split(",")) for scopes in ("play,sandbox", "node", "admin")}
+    bodies = {"/v1/nodes/n/drain": {}, "/v1/nodes:join": {"node": "m", "url": NOWHERE, "token": "t"}}
+
+    async def main(nodes: RemoteNodes) -> None:
+        app = create_app(NoEnvironments(), lazy=True, handlers=(nodes,))
+        async with (
+            listening(AuthMiddleware(app, tokens, errors=app.errors)) as address,
+            httpx.AsyncClient(base_url=address, trust_env=False) as client,
+        ):
+            for (verb, path), wanted in STATUS.items():
+                for scopes, status in wanted.items():
+                    headers = {"Authorization": f"Bearer {secrets[scopes]}"} if scopes else {}
+                    reply = await client.request(verb, path, headers=headers, json=bodies.get(path))
+                    assert (path, scopes, reply.status_code) == (path, scopes, status), reply.text
+
+    with_nodes(main, tmp_path / "joined.json")
+
+
+def test_a_node_answers_only_its_own_token_and_is_no_gateway() -> None:
+    async def main() -> None:
+        async with FakeBackend() as backend, NodePool(backend) as pool:
+            here = Machine(Node("here", backend), "process", "scripted", dict)
+            app = node_app(NodeFacts(here), pool)
+            async with (
+                listening(AuthMiddleware(app, OneToken("own"), errors=app.errors)) as address,
+                httpx.AsyncClient(base_url=address, trust_env=False) as client,
+            ):
+                for path, token, status in [
+                    ("/v1/node", "", 401),
+                    ("/v1/node", "Bearer other", 401),
+                    ("/v1/node", "Bearer own", 200),
+                    ("/v1/nodes", "Bearer own", 404),
+                ]:
+                    reply = await client.get(path, headers={"Authorization": token} if token else {})
+                    assert reply.status_code == status, reply.text
+                assert "this server is a node, which has none" in reply.text
+
+    clock.run(main)
+
+
+def test_keys_that_a_node_ignores_are_refused() -> None:
+    config = ServeConfig.model_validate({"model": "m", "nodes": [{"url": NOWHERE}], "envs": {"sandboxes": 2}})
+
+    async def main() -> None:
+        await serve_node(config, join=None, token_file=None, announce=print)
+
+    with pytest.raises(UsageError, match=r"^nodes, model, envs\.sandboxes: no effect on a node"):
+        clock.run(main)
+
+
+def test_a_server_without_sandboxes_refuses_nodes() -> None:
+    config = ServeConfig.model_validate({"backend": "none", "nodes": [{"url": NOWHERE}]})
+
+    async def main() -> None:
+        async with open_fleet(config, print):
+            pass
+
+    with pytest.raises(UsageError, match=r"^nodes: no effect with backend: none"):
+        clock.run(main)
