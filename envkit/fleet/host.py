@@ -263,6 +263,8 @@ class FleetHost(EnvHost):
             try:
                 worker = await self._run(slots, number, await self._sandbox(slots, wait_s))
             except EnvkitError as error:
+                if isinstance(error, SandboxStartError) and error.cause.kind is CauseKind.STOPPED:
+                    continue  # stopped during its start, as by a drain
                 failure = error
             else:
                 if not worker.is_lost:

@@ -109,3 +109,20 @@ def test_a_slot_is_freed_also_when_the_end_of_its_lease_could_not_be_recorded() 
                     await episode.reset()
 
     run(main)
+
+
+def test_a_worker_that_is_stopped_during_its_start_is_replaced_and_costs_no_restart() -> None:
+    async def main() -> None:
+        starter = WorkerStarter(start_s=5)
+        async with starter.fleet(1, 1, RestartBudget(restarts=1)) as host:
+            for _ in range(3):
+                (view,) = [one for one in host.pool.views(tenant="") if one.state in ("starting", "leased")]
+                await host.pool.stop(view.id)
+                await anyio.sleep(1)
+            assert (len(starter.starts), host.restarts, host.waiting) == (4, 0, 0)
+            await anyio.sleep(5)
+            ends: list[str] = []
+            await play(host, 1, ends)
+            assert len(ends) == 1
+
+    run(main)
