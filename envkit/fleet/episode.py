@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from envkit.errors import CapacityError, EnvkitError, SandboxLostError, SandboxStartError, UnreachableError
 from envkit.fleet.env_worker import EnvWorker, LostDuringCallError, WorkerLostError
-from envkit.fleet.suspects import Suspicion, is_blameless
+from envkit.fleet.suspects import Suspicion, is_from_outside
 from envkit.protocols import Episode
 from envkit.types import JSON, Observation, Reset, Step
 
@@ -99,7 +99,7 @@ class FleetEpisode(Episode):
 
     async def step(self, action: str) -> Step:
         loss, self._step_loss = self._step_loss, None
-        is_suspect = isinstance(loss, LostDuringCallError) and not is_blameless(loss.worker)
+        is_suspect = isinstance(loss, LostDuringCallError) and not is_from_outside(loss.worker)
         self._suspicion.suspect = loss.worker if loss is not None and is_suspect else None
         while True:
             if loss is not None:

@@ -30,7 +30,7 @@ _UNRESPONSIVE = 1
 """An episode with more losses of unresponsive workers is not rebuilt. Losses attributed to others do not count."""
 
 
-def is_blameless(worker: EnvWorker) -> bool:
+def is_from_outside(worker: EnvWorker) -> bool:
     """Return whether no episode can have caused the loss of `worker`."""
     return worker.cause.kind in (CauseKind.NODE_LOST, CauseKind.STOPPED)
 
@@ -99,7 +99,7 @@ class Suspicion:
 
     def lost_during(self, call: str, worker: EnvWorker) -> None:
         """Record that `worker` was lost during a call of the episode; `call` is the name of the method."""
-        if is_blameless(worker):
+        if is_from_outside(worker):
             return
         before, self.suspect = self.suspect, worker
         if before is not None and worker.slots == 1:
@@ -110,7 +110,7 @@ class Suspicion:
 
     def attribute(self, *workers: EnvWorker) -> None:
         """Attribute the losses of `workers` to the episode, unless no episode can have caused the last one."""
-        if is_blameless(workers[-1]):
+        if is_from_outside(workers[-1]):
             return
         for worker in workers:
             worker.attributed.set()
@@ -119,7 +119,7 @@ class Suspicion:
 
     def may_rebuild(self, worker: EnvWorker) -> bool:
         """Record the loss of `worker`, and return whether the episode may be rebuilt after it."""
-        if is_blameless(worker):
+        if is_from_outside(worker):
             return self.verdict is None and self.rebuilds > 0
         self._losses.append(worker)
         own = [lost for lost in self._losses if not lost.attributed.is_set()]

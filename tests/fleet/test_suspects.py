@@ -434,7 +434,7 @@ class Answering(Worker):
 
 @pytest.mark.parametrize("kind", [CauseKind.NODE_LOST, CauseKind.STOPPED])
 @pytest.mark.parametrize("is_replayable", [True, False])
-def test_nobody_is_blamed_for_lost_nodes_and_drains(kind: CauseKind, is_replayable: bool) -> None:
+def test_lost_nodes_and_drains_are_attributed_to_no_episode(kind: CauseKind, is_replayable: bool) -> None:
     async def main() -> None:
         offenders = Offenders(RestartBudget(0), max_isolated=2)
         for _ in range(FREE_LOSSES - 1):
