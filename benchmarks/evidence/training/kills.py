@@ -99,6 +99,8 @@ STEPS = {
     "cluster": 12,
 }
 ENV_SERVER = "envkit.wiring.env_server"
+GONE_S = 90.0
+"""Seconds in which the processes of a node must end whose Ray was killed; Ray's workers notice that by themselves."""
 PATIENCE_S = 1800.0
 """Seconds after which a run counts as hanging."""
 
@@ -359,10 +361,14 @@ def cluster(place: Path) -> Figures:
             if wait(process, lambda: run.log.count("the vLLM server 1 is back at ") >= 2):
                 actor = max(found for pid in api_servers() if (found := actor_of(pid)))  # others may still be ending
                 kill([parent_of(actor)], "Ray on the node", "lost the vLLM server 1")
-        left = [" ".join(words_of(pid)) for pid in running("--node") + api_servers()]
+        kills, ended_s = len(noticed_s), clock.stopwatch()
+        while (left := running("--node") + api_servers()) and clock.stopwatch() < ended_s + GONE_S:
+            pause(0.1)
+        noticed_s["end of all processes"] = round(clock.stopwatch() - ended_s, 1)
+        found = [" ".join(words_of(pid)) for pid in left]
     for name in variables:
         del os.environ[name]
-    return run.figures(left + left_behind(), kills=len(noticed_s), noticed_s=noticed_s, exit_code=process.exitcode)
+    return run.figures(found + left_behind(), kills=kills, noticed_s=noticed_s, exit_code=process.exitcode)
 
 
 def vllm_sections(place: Path, **engine: Any) -> dict[str, Any]:
