@@ -24,6 +24,8 @@ _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The values of vLLM's argument max-lora-rank."""
 _MIN_BATCHED_TOKENS = 4096
 """Tokens of one forward pass on a CPU; at least the longest prompt, because prompts are not split there."""
+_THREADS = ("OMP_WAIT_POLICY",)
+"""Variables about threads that `envkit.trainer_bridge` sets."""
 _OWN_ARGUMENTS = frozenset(
     {
         *("model", "served-model-name", "dtype", "max-model-len", "max-num-seqs"),
@@ -115,6 +117,7 @@ def command(settings: ServerSettings, *, host: str, port: int, on_cpu: bool) -> 
 def environment(settings: ServerSettings, inherited: Mapping[str, str], *, on_cpu: bool) -> dict[str, str]:
     """Return the environment variables that the server needs besides those that it inherits."""
     variables = {
+        **{name: inherited[name] for name in _THREADS if name in inherited},  # also on another node
         # Programs of a virtual environment that is not activated, such as ninja, must be found too.
         "PATH": os.pathsep.join([str(Path(settings.python).parent), inherited.get("PATH", os.defpath)]),
         "PYTHONPATH": str(PLUGIN),
