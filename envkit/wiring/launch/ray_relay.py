@@ -10,6 +10,7 @@ the actor; when the actor's process ends, the local launcher's supervisor on the
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -40,9 +41,11 @@ class Runner:
     """The actor, which runs the program with the local launcher of its node."""
 
     _process: LocalProcess
+    _watch: asyncio.Task[None]
     _read = 0
 
     async def start(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
+        self._watch = asyncio.create_task(_end_with(os.getppid()))  # noqa: TID251 - an actor has no task group
         self._process = await LocalLauncher().start(argv, env, place=Place(), name="ray")
 
     async def output(self) -> tuple[bytes, int | None]:
@@ -63,6 +66,13 @@ class Runner:
         await self._process.kill(grace_s=_END_S)
         if not ended_by_itself:
             self._process.log.unlink(missing_ok=True)
+
+
+async def _end_with(parent: int) -> None:
+    """End this process when its parent, Ray's daemon on the node, has ended: Ray itself then leaves its workers."""
+    while os.getppid() == parent:  # noqa: ASYNC110 - the kernel sets no event
+        await asyncio.sleep(_POLL_S)
+    os._exit(1)
 
 
 def run(ray: Any, order: Mapping[str, Any]) -> int:

@@ -125,6 +125,20 @@ def test_a_killed_actor_is_the_cause_within_five_seconds_and_its_program_ends() 
     run(test)
 
 
+def test_if_ray_is_killed_on_a_node_nothing_is_left_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        process, pids = await started()
+        actor = parent(parent(pids[0]))
+        os.kill(parent(actor), signal.SIGKILL)
+        assert (await process.wait()).startswith("lost the actor on its node: ")
+        await gone([actor, *pids])
+
+    with two_nodes() as own:
+        for name, value in own.items():
+            monkeypatch.setenv(name, value)
+        run(test)
+
+
 def test_a_program_that_is_killed_or_ends_by_itself_is_reported_like_one_of_this_machine() -> None:
     async def test() -> None:
         process, pids = await started()
