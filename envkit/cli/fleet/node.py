@@ -56,7 +56,7 @@ def list_nodes(url: ServerUrl, token_file: TokenFile = None, ca: Ca = None, as_j
 
 @app.command("drain")
 def drain(name: Name, url: ServerUrl, token_file: TokenFile = None, ca: Ca = None) -> None:
-    """Start no more sandboxes on a node, and wait until it has none.
+    """Start no more sandboxes on a node, and wait until those that it has have ended.
 
     Sandboxes of environments move to other nodes. Those of clients and of tools end when their users end them. Then
     the node can be stopped, and joins again when it is started. If the command is interrupted, the node keeps draining.

@@ -144,8 +144,8 @@ class Dispatcher:
             return self._handlers[operation.name]
         except KeyError:
             if operation.name.startswith("node"):
-                what = "a node, which" if NODE_FACTS.name in self._handlers else "not a node, and"
-                raise UnknownPathError(f"this server is {what} has none") from None
+                is_node = NODE_FACTS.name in self._handlers
+                raise UnknownPathError(f"this server {'is a node itself' if is_node else 'has no nodes'}") from None
             raise SandboxNotFoundError("this server lends no sandboxes") from None
 
 

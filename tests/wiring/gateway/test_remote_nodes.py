@@ -154,7 +154,7 @@ def test_a_node_answers_only_its_own_token_and_is_no_gateway() -> None:
                 ]:
                     reply = await client.get(path, headers={"Authorization": token} if token else {})
                     assert reply.status_code == status, reply.text
-                assert "this server is a node, which has none" in reply.text
+                assert "this server is a node itself" in reply.text
 
     clock.run(main)
 
