@@ -19,6 +19,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.programs.program import start_server
+
 # Threads of torch, also in programs that tests start: small matrices are slower on many, and tests run in parallel.
 # Set before the conftest.py of a folder imports torch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -115,6 +117,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # As in whatever a shell starts with '&'; the programs that tests interrupt would be deaf to it too.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    start_server()
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:

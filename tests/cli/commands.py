@@ -1,10 +1,8 @@
-"""Runs the installed command, as a user types it, or in this process."""
+"""Runs a command of envkit, in a process of its own or in this one."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
@@ -13,22 +11,12 @@ from unittest.mock import patch
 import pytest
 
 from envkit import cli
-
-SCRIPT = str(Path(sys.executable).with_name("envkit"))
+from tests.programs.program import SCRIPT, run
 
 
 def envkit(*words: str | Path, cwd: Path | None = None, stdin: str = "", **env: str) -> tuple[int, str, str]:
     """Run a command; `env` are further environment variables. Return its exit code, output and errors."""
-    done = subprocess.run(
-        [SCRIPT, *words],
-        cwd=cwd,
-        input=stdin,
-        env={**os.environ, **env},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    done = run([SCRIPT, *words], cwd=cwd, input=stdin, env={**os.environ, **env}, timeout=600)
     return done.returncode, done.stdout, done.stderr
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from tests.cli.commands import SCRIPT, called
+from tests.cli.commands import called
+from tests.programs.program import SCRIPT, Program, run
 
 LAKE = ("eval", "FrozenLake-v0", "--policy", "random", "--option", "size=4")
 
@@ -48,14 +49,7 @@ def envkit(words: Sequence[str | Path], folder: Path, *, path: Path | None = Non
     """Run a command in this process, or in another one with further packages in the folder `path`."""
     if path is None:
         return called(*words, cwd=folder)
-    done = subprocess.run(
-        [SCRIPT, *words],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(path)},
-    )
+    done = run([SCRIPT, *words], cwd=folder, env={**os.environ, "PYTHONPATH": str(path)})
     return done.returncode, done.stdout, done.stderr
 
 
@@ -182,7 +176,7 @@ def test_an_unknown_environment_is_named_beside_a_missing_policy(tmp_path: Path)
 def test_the_same_command_resumes_a_killed_evaluation(tmp_path: Path) -> None:
     words: list[str | Path] = [SCRIPT, *LAKE, "--episodes", "800", "--json", "--output"]
     code, whole, _ = envkit([*words[1:], "whole"], tmp_path)
-    with subprocess.Popen([*words, "parts"], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as one:
+    with Program([*words, "parts"], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as one:
         until = "until test -s parts/episodes.jsonl; do sleep 0.01; done"
         subprocess.run(["sh", "-c", until], cwd=tmp_path, timeout=300, check=True)
         one.kill()
@@ -199,7 +193,7 @@ def test_control_c_saves_finished_episodes_and_prints_the_command_that_resumes(t
     words = ["eval", "Plain-v0", "--policy", "random", "--episodes", "100000", "--output", "found"]
     env = {**os.environ, "PYTHONPATH": str(plain)}
     pipe = subprocess.PIPE
-    with subprocess.Popen([SCRIPT, *words], cwd=tmp_path, stdout=pipe, stderr=pipe, env=env, text=True) as process:
+    with Program([SCRIPT, *words], cwd=tmp_path, stdout=pipe, stderr=pipe, env=env, text=True) as process:
         try:
             until = "until test -s found/episodes.jsonl; do sleep 0.1; done"
             subprocess.run(["sh", "-c", until], cwd=tmp_path, timeout=300, check=True)

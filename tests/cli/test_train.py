@@ -13,6 +13,7 @@ import pytest
 
 from envkit.runs.files import read_rows
 from tests.cli.commands import SCRIPT, called
+from tests.programs.program import Program
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("cli-train")]
 
@@ -120,9 +121,7 @@ def test_a_run_whose_episodes_all_end_alike_prints_a_warning_with_a_remedy(tmp_p
 def test_an_interrupted_run_keeps_its_last_step_and_prints_the_command_that_resumes(tmp_path: Path) -> None:
     (tmp_path / "lake.yaml").write_text(FILE)
     words = ["train", "lake.yaml", "--output", "run", "--set", "trainer.steps=100000", "--set", "evaluation.episodes=2"]
-    with subprocess.Popen(
-        [SCRIPT, *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    with Program([SCRIPT, *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             until_it_trains = "until test -s run/metrics.jsonl; do sleep 0.1; done"
             subprocess.run(["sh", "-c", until_it_trains], cwd=tmp_path, timeout=300, check=True)

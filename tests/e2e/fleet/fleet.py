@@ -33,6 +33,7 @@ from envkit.sandbox.host import cgroups, run_dirs
 from envkit.types import SandboxSpec
 from tests.contract.kinds import arguments, containers, processes, volumes
 from tests.keys import key
+from tests.programs.program import Program
 from tests.sandbox.containers import docker, image, missing
 
 LOCAL = pytest.param("local", marks=pytest.mark.bwrap)
@@ -276,7 +277,7 @@ def serving(
         env["PYTHONPATH"] = os.pathsep.join([str(environments), *sys.path])
     with log.open("a") as errors:
         command = [sys.executable, "-m", "envkit", "serve", *words]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=env)
+        process = Program(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=env)
     with process:
         ledger = state / f"fleet-127.0.0.1-{port}.sqlite"
         gateway = Gateway(kind, f"http://127.0.0.1:{port}", process, log, ledger)

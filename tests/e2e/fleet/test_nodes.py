@@ -26,6 +26,8 @@ from envkit.types import Task
 from envkit.wiring.gateway.token_store import open_tokens
 from tests.cli.commands import envkit as envkit_command
 from tests.e2e.fleet.fleet import Gateway, free_port, run, serving
+from tests.programs.program import Program
+from tests.programs.program import run as run_program
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +42,7 @@ CLEAN = {name: value for name, value in os.environ.items() if name != "ENVKIT_TO
 def node(port: int, *words: str, backend: str = "process") -> Iterator[subprocess.Popen[str]]:
     """A node on this machine, which the gateway names ``127.0.0.1:PORT``."""
     command = [*ENVKIT, "serve", "--node", "--backend", backend, "--port", str(port), *words]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=CLEAN) as process:
+    with Program(command, stdout=subprocess.PIPE, text=True, env=CLEAN) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == f"ready http://127.0.0.1:{port}\n"
@@ -172,7 +174,7 @@ def test_a_killed_gateway_leaves_its_sandboxes_and_sessions_to_the_next(tmp_path
 def test_nodes_are_upgraded_one_after_another_without_losing_an_episode(tmp_path: Path) -> None:
     def drain(gateway: Gateway, name: str) -> None:
         command = [*ENVKIT, "node", "drain", name, "--url", gateway.url]
-        subprocess.run(command, check=True, capture_output=True, timeout=30, env=CLEAN)
+        run_program(command, check=True, timeout=30, env=CLEAN)
 
     async def main(gateway: Gateway, ports: dict[str, int]) -> None:
         async with SandboxClient(gateway.url) as client, playing(gateway) as episode:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from envkit.errors import EnvRejectedError, SandboxLostError
 from envkit.http.client.env_client import EnvClient
 from envkit.types import Task
 from tests.e2e.fleet.fleet import Gateway, install_environment, run, serving
+from tests.programs.program import run as run_program
 
 pytestmark = [pytest.mark.bwrap, pytest.mark.xdist_group("offenders")]
 
@@ -38,8 +38,7 @@ INNOCENT = 4
 
 def token(state: Path, tenant: str) -> str:
     command = [sys.executable, "-m", "envkit", "token", "create", "--tenant", tenant, "--scopes", "play"]
-    done = subprocess.run([*command, "--state", str(state)], capture_output=True, text=True, timeout=30, check=True)
-    return done.stdout.strip()
+    return str(run_program([*command, "--state", str(state)], timeout=30, check=True).stdout).strip()
 
 
 def test_episodes_of_other_tenants_survive_and_the_guilty_environment_is_rejected(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,10 +15,10 @@ import pytest
 
 import envkit
 from envkit.types import JSON
+from tests.programs.program import SCRIPT, Program
 
 pytestmark = [pytest.mark.bwrap, pytest.mark.detached]  # only detached sandboxes outlive their server
 
-SCRIPT = Path(sys.executable).parent / "envkit"
 TASK: dict[str, Any] = {"env_id": "Sokoban-v0", "seed": 11, "options": {"size": 6, "boxes": 1, "max_moves": 30}}
 MOVES = ["up", "left", "down", "down", "right", "up", "left", "left"]
 
@@ -27,10 +26,10 @@ MOVES = ["up", "left", "down", "down", "right", "up", "left", "left"]
 @contextmanager
 def server(port: int, state: Path, *more: str) -> Iterator[subprocess.Popen[str]]:
     """A server with one sandbox for environments."""
-    words = [str(SCRIPT), "serve", "--backend", "local", "--port", str(port), "--state", str(state)]
+    words = [SCRIPT, "serve", "--backend", "local", "--port", str(port), "--state", str(state)]
     settings = ["--set", "envs.sandboxes=1", "--set", "envs.warm=0", "--set", "access_log=null"]
     settings += [word for setting in more for word in ("--set", setting)]
-    with subprocess.Popen([*words, *settings], stdout=subprocess.PIPE, text=True) as process:
+    with Program([*words, *settings], stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline().startswith("ready ")

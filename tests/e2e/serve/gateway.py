@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,8 +13,8 @@ from pathlib import Path
 import httpx
 
 from envkit.sandbox.bubblewrap.backend import LocalBackend
+from tests.programs.program import SCRIPT, Program, run
 
-SCRIPT = str(Path(sys.executable).with_name("envkit"))
 _STOP_S = 30
 
 
@@ -43,7 +42,7 @@ class Gateway:
 
     def token(self, tenant: str, scopes: str) -> str:
         words = [SCRIPT, "token", "create", "--tenant", tenant, "--scopes", scopes, "--state", str(self.state)]
-        return subprocess.run(words, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
+        return str(run(words, timeout=30, check=True).stdout).strip()
 
     def client(self, token: str) -> httpx.Client:
         return httpx.Client(
@@ -61,7 +60,7 @@ def gateway(folder: Path, config: str = CONFIG, *, has_tokens: bool = True) -> I
     words = [SCRIPT, "serve", "--config", str(folder / "fleet.yaml"), "--state", str(state), "--set", "access_log=null"]
     with (
         (folder / "stderr").open("w") as errors,
-        subprocess.Popen(words, stdout=subprocess.PIPE, stderr=errors, text=True) as server,
+        Program(words, stdout=subprocess.PIPE, stderr=errors, text=True) as server,
     ):
         try:
             assert server.stdout is not None

@@ -5,20 +5,18 @@ from __future__ import annotations
 import re
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.programs.program import SCRIPT, Program, run
 from tests.sandbox.containers import image
-
-SCRIPT = str(Path(sys.executable).with_name("envkit"))
 
 
 def error_of(state: Path, *words: str) -> str:
     """Return the error, a single line, of a server that fails to start."""
     command = [SCRIPT, "serve", "--state", str(state), "--set", "access_log=null", "--port", "0", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = run(command, timeout=300)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     return done.stderr.rstrip("\n")
 
@@ -41,7 +39,7 @@ def test_a_second_server_on_the_same_state_is_rejected_until_the_first_has_ended
             assert error == f"{tmp_path}: {holder}; stop it or choose another folder (--state)"
         finally:
             first.kill()
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as second:
+    with Program(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as second:
         try:
             assert second.stdout is not None
             assert second.stdout.readline().startswith("ready ")
@@ -52,7 +50,7 @@ def test_a_second_server_on_the_same_state_is_rejected_until_the_first_has_ended
 def test_an_unreachable_webhook_is_reported_at_the_start(tmp_path: Path) -> None:
     words = [SCRIPT, "serve", "--state", str(tmp_path), "--backend", "process", "--port", "0"]
     words += ["--set", "envs.sandboxes=1", "--set", "envs.warm=0", "--set", "alerts.webhook=http://127.0.0.1:9/secret"]
-    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as server:
+    with Program(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as server:
         try:
             assert server.stderr is not None
             warning = next(line for line in server.stderr if "webhook" in line)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 import envkit
 from envkit.errors import EnvError, SessionBrokenError
 from tests.e2e.fleet.fleet import install_environment, serving
+from tests.programs.program import run
 
 ENVS = """
 import anyio
@@ -88,7 +88,7 @@ def error_of(kind: str, env_id: str, broken: Path) -> str:
     """Return the error that the episode host raises for an episode in a sandbox of this kind."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(broken), *sys.path])}
     command = [sys.executable, "-c", PLAY, kind, env_id]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    done = run(command, env=environment, timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

@@ -27,6 +27,7 @@ from tests.contract.kinds import agent_above, new_marker, sleepers, traces, unti
 from tests.docs.pages import GUIDE, LIFT, install
 from tests.docs.pages import run as run_command
 from tests.e2e.fleet.fleet import processes_of, run, serving
+from tests.programs.program import Program
 from tests.trainer_bridge.fakes import Call, LetterRenderer, ScriptedEngine
 from tests.trainer_bridge.models import write_chat
 
@@ -65,7 +66,7 @@ def test_the_sixty_lines_of_the_guide_are_served_and_trained_on(tmp_path: Path) 
     (tmp_path / "totals.yaml").write_text(json.dumps({**TRAINING, "engine": {"model": str(model)}}))
     command = [sys.executable, "-m", "envkit", "train", "totals.yaml", "--output", "run"]
     env = {**os.environ, "PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+    with Program(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         owner = owners.owner_name(process.pid)
         output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, output.decode()

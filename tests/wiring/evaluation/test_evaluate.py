@@ -26,6 +26,7 @@ from envkit.wiring import environments, tasks
 from envkit.wiring.evaluation.evaluate import evaluate
 from envkit.wiring.evaluation.policies import find_policy
 from envkit.wiring.training import resolve
+from tests.programs.program import Program
 
 
 def evaluated(env_id: str, policy: str, **settings: Any) -> Evaluation:
@@ -93,7 +94,7 @@ class Killer(SilentDisplay):
 def test_a_lost_server_is_named(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "envkit", "serve", "--port", "0", "--state", str(tmp_path)]
     command += ["--set", "envs.sandboxes=1", "--set", "envs.warm=0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+    with Program(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         url = server.stdout.readline().split()[1]
 

@@ -20,9 +20,9 @@ from envkit.runs.files import read_rows
 from envkit.trainer_bridge.run_folder.record import RunRecord
 from envkit.wiring.contexts import TrackerContext
 from envkit.wiring.training.kinds.trackers import open_wandb
+from tests.programs.program import SCRIPT, Program, run
 from tests.wiring.kinds.wandb_files import records
 
-SCRIPT = Path(sys.executable).with_name("envkit")
 FILE = """
 seed: 3
 env: {id: FrozenLake-v0, num_envs: 4, options: {size: 2, frozen: 1.0}}
@@ -76,13 +76,13 @@ def test_a_run_is_stopped_by_ctrl_c_and_resumed_as_the_same_run_of_wandb(
     place: tuple[Path, Mapping[str, str]],
 ) -> None:
     work, variables = place
-    command = [str(SCRIPT), "train", "lake.yaml", "--output", "run"]
-    done = subprocess.run(command, cwd=work, env=variables, capture_output=True, text=True, check=False, timeout=300)
+    command = [SCRIPT, "train", "lake.yaml", "--output", "run"]
+    done = run(command, cwd=work, env=variables, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
     assert "wandb" not in done.stdout
 
     command += ["--set", "trainer.steps=1000000", "--resume"]
-    with subprocess.Popen(
+    with Program(
         command, cwd=work, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
     ) as process:
         try:
