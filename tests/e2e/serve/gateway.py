@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -51,7 +52,9 @@ class Gateway:
 
 
 @contextmanager
-def gateway(folder: Path, config: str = CONFIG, *, has_tokens: bool = True) -> Iterator[Gateway]:
+def gateway(
+    folder: Path, config: str = CONFIG, *, has_tokens: bool = True, popen: type[subprocess.Popen[Any]] = Program
+) -> Iterator[Gateway]:
     """Serve for the duration of the block; the server must then stop on SIGINT without an error."""
     state = folder / "state"
     if has_tokens:
@@ -60,7 +63,7 @@ def gateway(folder: Path, config: str = CONFIG, *, has_tokens: bool = True) -> I
     words = [SCRIPT, "serve", "--config", str(folder / "fleet.yaml"), "--state", str(state), "--set", "access_log=null"]
     with (
         (folder / "stderr").open("w") as errors,
-        Program(words, stdout=subprocess.PIPE, stderr=errors, text=True) as server,
+        popen(words, stdout=subprocess.PIPE, stderr=errors, text=True) as server,
     ):
         try:
             assert server.stdout is not None

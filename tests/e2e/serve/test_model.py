@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -38,7 +39,7 @@ def test_clients_of_openai_and_anthropic_call_the_model_with_a_token_and_it_come
 ) -> None:
     model = write_chat(tmp_path / "model", seed=5, max_tokens=120)
     config = {"backend": "none", "listen": {"port": 0}, "model": str(model)}
-    with gateway(tmp_path, json.dumps(config)) as server:
+    with gateway(tmp_path, json.dumps(config), popen=subprocess.Popen) as server:  # a forked one has torch
         token = server.token("ann", "play")
         with (
             openai.OpenAI(base_url=f"{server.url}/v1", api_key=token, max_retries=0) as ours,
