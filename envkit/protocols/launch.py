@@ -38,7 +38,10 @@ class Process(Protocol):
         ...
 
     async def wait(self) -> str:
-        """Wait until it has ended, end its descendants, and return why it ended, in a few words."""
+        """Wait until it has ended, and return why, in a few words.
+
+        Its descendants may still be ending; `kill` waits until they have ended.
+        """
         ...
 
     async def kill(self, *, grace_s: float = 25.0) -> None:

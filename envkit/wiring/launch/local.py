@@ -20,12 +20,13 @@ from envkit.errors import UsageError
 from envkit.types import THIS_NODE, Node, Place
 
 from . import supervise
-from .supervise import TERM_S, end_group
+from .supervise import CLEAR_S, TERM_S, end_group
 
 LOOPBACK = "127.0.0.1"
 """Servers on this machine listen only here: the routes of many ask for no password."""
 _KILL_TERM_S = 2.0
 """Seconds between SIGTERM and SIGKILL for processes that hang."""
+_REPORT_BYTES = 64
 _GPU = re.compile(r"nvidia\d+")
 _WORDS = 300
 """Maximum number of characters of the last words of a relay."""
@@ -35,27 +36,33 @@ class LocalProcess:
     """A process of this machine. It implements `envkit.protocols.Process`.
 
     Its first process is a supervisor (`supervise`). The supervisor ends the others when the program or this process is
-    killed, or when the thread that started it ends. If the supervisor is killed too, the program gets SIGTERM.
+    killed, or when the thread that started it ends; it first reports the end of the program. If the supervisor is
+    killed too, the program gets SIGTERM.
 
     Args:
         process: The supervisor, started in this thread.
+        report: File descriptor from which its report is read; it is closed here.
         log: The file of its output.
         address: See `envkit.protocols.Process.address`.
         last_words: Beginning of a line of the log that says why it ended, if the program is a relay; empty without one.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], log: Path, address: str, last_words: str) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], report: int, log: Path, address: str, last_words: str) -> None:
         self.pid = process.pid
         self.log = log
         self.address = address
         self._process = process
         self._last_words = last_words
+        self._reason = ""
+        self._reported: int | None = None
         self._ended = anyio.Event()
+        self._is_gone = anyio.Event()
         self._clearing = anyio.Lock()
         self._is_cleared = False
-        self._reason = ""
-        self._pidfd = os.pidfd_open(self.pid)
-        asyncio.get_running_loop().add_reader(self._pidfd, self._on_end)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(report, self._on_report, report)
+        pidfd = os.pidfd_open(self.pid)
+        loop.add_reader(pidfd, self._on_end, pidfd)
 
     @property
     def has_ended(self) -> bool:
@@ -65,14 +72,15 @@ class LocalProcess:
     @property
     def returncode(self) -> int | None:
         """See `envkit.protocols.Process.returncode`."""
-        return self._process.returncode
+        return self._process.returncode if self._reported is None else self._reported
 
     async def wait(self) -> str:
         """See `envkit.protocols.Process.wait`."""
         await self._ended.wait()
-        with anyio.CancelScope(shield=True):
-            await self._clear(TERM_S)
-        return self._reason
+        if self._reported is None:  # the supervisor was killed, or this process has killed the program
+            with anyio.CancelScope(shield=True):
+                await self._clear(TERM_S)
+        return self._why()
 
     async def kill(self, *, grace_s: float = 25.0) -> None:
         """See `envkit.protocols.Process.kill`. The supervisor has limits of its own, which take 25 s in all."""
@@ -83,26 +91,47 @@ class LocalProcess:
                     await self._ended.wait()
             await self._clear(TERM_S if grace_s else _KILL_TERM_S)
 
-    def _on_end(self) -> None:
+    def _on_report(self, report: int) -> None:
+        data = os.read(report, _REPORT_BYTES)
+        self._close(report)
+        if data:
+            self._reported = int(data.split()[0])
+            self._ended.set()
+
+    def _on_end(self, pidfd: int) -> None:
         # The process is not waited for yet: until `_clear` has ended its group, the kernel must not reuse its pid.
-        asyncio.get_running_loop().remove_reader(self._pidfd)
-        os.close(self._pidfd)
+        self._close(pidfd)
         self._ended.set()
+        self._is_gone.set()
+
+    def _close(self, descriptor: int) -> None:
+        asyncio.get_running_loop().remove_reader(descriptor)
+        os.close(descriptor)
 
     async def _clear(self, term_s: float) -> None:
         """End all remaining processes, and wait for the first one; idempotent."""
         async with self._clearing:
             if self._is_cleared:
                 return
+            if self._reported is not None:  # the supervisor does that
+                with anyio.move_on_after(CLEAR_S):
+                    await self._is_gone.wait()
             await clock.to_thread(end_group, self.pid, term_s=term_s)
             with anyio.move_on_after(_KILL_TERM_S):  # a process that is blocked in I/O may never end
-                await self._ended.wait()
-            self._reason = self._words() or _reason(self._process.poll())
+                await self._is_gone.wait()
+            self._process.poll()
+            self._why()
             self._is_cleared = True
+
+    def _why(self) -> str:
+        """Return why it ended: from then on, the log is not needed."""
+        if not self._reason:
+            self._reason = self._words() or _reason(self.returncode)
+        return self._reason
 
     def _words(self) -> str:
         """Return the last line of the log in which a relay says why it ended; empty without one."""
-        if not self._last_words or not self._process.poll():
+        if not self._last_words or not self.returncode:
             return ""
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
         found = (line.removeprefix(self._last_words) for line in reversed(lines) if line.startswith(self._last_words))
@@ -148,16 +177,18 @@ def start(
     handle, log = tempfile.mkstemp(prefix=f"envkit-{name}-", suffix=".log")
     # The kernel sends the parent-death signal when the thread ends that started the child. So start it in the event
     # loop's thread, although that blocks the loop for some milliseconds.
-    with os.fdopen(handle, "wb") as output:
+    report, writes = os.pipe()
+    with os.fdopen(handle, "wb") as output, os.fdopen(writes, "wb"):
         process = subprocess.Popen(
             [sys.executable, "-IS", supervise.__file__, str(os.getpid()), *argv],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **env},
+            env={**os.environ, **env, supervise.REPORT: str(writes)},
+            pass_fds=[writes],
             start_new_session=True,
         )
-    return LocalProcess(process, Path(log), address, last_words)
+    return LocalProcess(process, report, Path(log), address, last_words)
 
 
 def this_node(variables: Mapping[str, str] = os.environ, *, machine: Path = Path("/")) -> Node:

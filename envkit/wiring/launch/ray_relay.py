@@ -24,6 +24,7 @@ import anyio
 from envkit.installation import load
 from envkit.types import Place
 from envkit.wiring.launch.local import LocalLauncher, LocalProcess
+from envkit.wiring.launch.supervise import CLEAR_S, report
 
 ORDER = "ENVKIT_RELAY"
 """Variable with the order as JSON: id of the node, program with arguments, variables, and number of GPUs."""
@@ -111,6 +112,8 @@ def run(ray: Any, order: Mapping[str, Any]) -> int:
                 data, code = ray.get(ref)
                 _write(1, data)
                 if code is not None:
+                    report(code)
+                    ray.wait([actor.end.remote()], timeout=CLEAR_S)
                     return int(code)
         ray.wait([actor.end.remote()], timeout=_END_S + 1)
         return -signal.SIGTERM

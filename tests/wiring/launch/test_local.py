@@ -85,6 +85,7 @@ def test_a_process_has_its_variables_and_gpus_and_its_log_has_its_output() -> No
         process = await launcher.start(words, {"WORD": "hello"}, place=Place(gpus=(0, 2)), name="test")
         assert await process.wait() == "exited with code 7"
         assert (process.log.read_text(), process.returncode) == ("hello 3,6\n", 7)
+        await process.kill()
 
     run(test)
 
@@ -94,6 +95,7 @@ def test_a_program_that_does_not_exist_is_named_in_the_log() -> None:
         process = await LocalLauncher().start(["/no/such/program"], {}, place=Place(), name="test")
         assert await process.wait() == "exited with code 127"
         assert process.log.read_text() == "cannot run /no/such/program: No such file or directory\n"
+        await process.kill()
 
     run(test)
 

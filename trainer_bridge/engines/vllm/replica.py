@@ -160,6 +160,8 @@ class Replica:
             ServerLostError: The server does not answer.
         """
         if self.make_server is not None:
+            if self._server is not None:
+                await self._server.stop()  # the place must be free
             self._server = self.make_server()
             await self._server.start(settings.start_timeout_s)
             self.url = self._server.url

@@ -89,6 +89,7 @@ class VllmServer:
             UsageError: It ended, or did not answer within `timeout_s` seconds. The message contains the cause, and the
                 path of the log. None of its processes runs any more.
         """
+        await self.kill()
         on_cpu = await clock.to_thread(is_built_for_cpus, self._settings.python)
         host, port = await self._launcher.endpoint(self._place.node, self._port)
         self.url = f"http://{host}:{port}"
@@ -115,7 +116,7 @@ class VllmServer:
         raise UsageError(f"the vLLM server did not answer within {timeout_s:g} s: {why}; its log is {self.log}")
 
     async def wait_ended(self) -> str:
-        """Wait until the server has ended, end the rest of its processes, and return why it ended."""
+        """Wait until the server has ended, and return why. Its other processes have ended after `stop`, or `start`."""
         assert self._process is not None, "not started"
         return await self._process.wait()
 

@@ -137,6 +137,9 @@ class FakeServer:
         match path:
             case "/v1/models":
                 return 200, {"data": [{"id": "policy-base", "max_model_len": self.max_tokens}]}
+            case "/v1/chat/completions":
+                message = {"role": "assistant", "content": f"{body['model']} says 1"}
+                return 200, {"choices": [{"message": message, "finish_reason": "stop"}]}
             case "/weight_info":
                 return 200, {"weight_version": self.label}
             case "/server_info":
