@@ -26,10 +26,10 @@ async def running_nodes(
     env: Mapping[str, str],
     budget: RestartBudget,
     announce: Callable[[str], None],
-) -> AsyncIterator[Sequence[str]]:
-    """Run a node for sandboxes on each of the nodes `names`; yield their addresses, in that order.
+) -> AsyncIterator[Mapping[str, str]]:
+    """Run a node for sandboxes on each of the nodes `names`; yield their present addresses, by these names.
 
-    Whether a node answers is the caller's affair. A node that ends is started again at the same address, as often as
+    Whether a node answers is the caller's affair. A node that ends is started again at another port, as often as
     `budget` allows. All end with the block. The log of one that ended by itself stays.
 
     Args:
@@ -44,12 +44,15 @@ async def running_nodes(
         UsageError: There is no such node, or one cannot be started.
     """
     processes: dict[str, Process] = {}
+    urls: dict[str, str] = {}
 
-    async def start(name: str, host: str, port: int) -> None:
+    async def start(name: str) -> None:
+        host, port = await launcher.endpoint(name)
+        urls[name] = f"http://{host}:{port}"
         argv = [sys.executable, "-m", "envkit", "serve", "--node", "--host", host, "--port", str(port), *arguments]
         processes[name] = await launcher.start(argv, env, place=Place(name), name="node")
 
-    async def keep(name: str, host: str, port: int) -> None:
+    async def keep(name: str) -> None:
         failures = Failures()
         while True:
             process = processes[name]
@@ -59,17 +62,17 @@ async def running_nodes(
             cause = f"{why} ({last})" if last and why not in last else why
             follows = due.spent or "it is started again"
             announce(f"the node for sandboxes on {name} {cause}; its log is {process.log}; {follows}")
-            await anyio.sleep(due.at - clock.now())
-            await start(name, host, port)
+            await process.kill()  # what is left of it
+            await anyio.sleep_until(due.at)
+            await start(name)
 
     try:
-        places = [(name, *await launcher.endpoint(name)) for name in names]
-        for place in places:
-            await start(*place)
+        for name in names:
+            await start(name)
         async with clock.background_tasks() as tasks:
-            for place in places:
-                tasks.start_soon(keep, *place)
-            yield [f"http://{host}:{port}" for _, host, port in places]
+            for name in names:
+                tasks.start_soon(keep, name)
+            yield urls
     finally:
         with anyio.CancelScope(shield=True):
             async with anyio.create_task_group() as ends:

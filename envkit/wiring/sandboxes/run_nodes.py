@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -26,12 +26,14 @@ class RunNodes:
     """Nodes that run, whose sandboxes any pool of the run may use.
 
     Attributes:
-        addresses: Their names, addresses and tokens.
+        urls: Their present addresses, by name.
+        token: The token that all of them expect.
         in_image: Whether their sandboxes run in an image.
         lost_s: Seconds without an answer after which a node is lost.
     """
 
-    addresses: Sequence[NodeAddress]
+    urls: Mapping[str, str]
+    token: str
     in_image: bool
     lost_s: float
 
@@ -42,10 +44,17 @@ class RunNodes:
         Raises:
             UsageError: None has answered.
         """
-        nodes = RemoteNodes(self.addresses, file=None, in_image=self.in_image, isolates=None, lost_s=self.lost_s)
+        nodes = RemoteNodes(
+            [NodeAddress(name, url, self.token) for name, url in self.urls.items()],
+            file=None,
+            in_image=self.in_image,
+            isolates=None,
+            lost_s=self.lost_s,
+            urls=self.urls,
+        )
         async with nodes:
             with anyio.move_on_after(_START_S):
-                while len(nodes.nodes) < len(self.addresses):  # noqa: ASYNC110 - a node may also be lost again
+                while len(nodes.nodes) < len(self.urls):  # noqa: ASYNC110 - a node may also be lost again
                     await anyio.sleep(_POLL_S)
             if not nodes.nodes:
                 why = "; ".join(f"{one.node}: {one.why}" for one in nodes.states())
@@ -79,6 +88,5 @@ async def run_nodes(
         budget=section.restarts.limit(),
         announce=announce,
     ) as urls:
-        addresses = [NodeAddress(name, url, token) for name, url in zip(names, urls, strict=True)]
         announce(f"sandbox: on the nodes {', '.join(names)}")
-        yield RunNodes(addresses, section.kind == "docker", section.liveness.lost_s)
+        yield RunNodes(urls, token, section.kind == "docker", section.liveness.lost_s)

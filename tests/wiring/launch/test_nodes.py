@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -31,10 +32,11 @@ class Scripted:
         self.started: list[tuple[list[str], Mapping[str, str], str]] = []
         self.killed = 0
         self.ends = anyio.Event()
+        self._ports = itertools.count(9000)
         self._fails = fails
 
     async def endpoint(self, node: str, port: int | None = None) -> tuple[str, int]:
-        return next(one.address for one in self.nodes if one.name == node), 9000
+        return next(one.address for one in self.nodes if one.name == node), next(self._ports)
 
     async def start(self, argv: Sequence[str], env: Mapping[str, str], *, place: Place, name: str) -> Scripted:
         if self._fails and place.node == "n1":
@@ -50,7 +52,7 @@ class Scripted:
         self.killed += 1
 
 
-def test_each_node_serves_at_the_address_of_its_machine_and_is_started_again_there(tmp_path: Path) -> None:
+def test_each_node_serves_at_the_address_of_its_machine_and_is_started_again_at_another_port(tmp_path: Path) -> None:
     launcher = Scripted(tmp_path / "log")
 
     async def main() -> list[str]:
@@ -64,20 +66,21 @@ def test_each_node_serves_at_the_address_of_its_machine_and_is_started_again_the
             announce=lines.append,
         )
         async with opening as urls:
-            assert urls == ["http://10.0.0.0:9000", "http://10.0.0.1:9000"]
+            assert urls == {"n0": "http://10.0.0.0:9000", "n1": "http://10.0.0.1:9001"}
             assert launcher.killed == 0
             launcher.ends.set()
             while len(launcher.started) < 6:
                 await anyio.lowlevel.checkpoint()
+            last = [argv[argv.index("--port") + 1] for argv, _, _ in launcher.started[4:]]
+            assert sorted(url.rpartition(":")[2] for url in urls.values()) == last == ["9004", "9005"]
         return lines
 
     lines = clock.run(main)
     argv, env, node = launcher.started[1]
     assert argv[1:] == [
-        *("-m", "envkit", "serve", "--node", "--host", "10.0.0.1", "--port", "9000", "--backend", "local")
+        *("-m", "envkit", "serve", "--node", "--host", "10.0.0.1", "--port", "9001", "--backend", "local")
     ]
-    assert (env, node, launcher.killed) == ({"A": "b"}, "n1", 2)
-    assert [launcher.started.count((argv, env, "n1")), len(launcher.started)] == [3, 6]
+    assert (env, node, launcher.killed) == ({"A": "b"}, "n1", 6)  # each when it ended, and the last ones
     line = f"the node for sandboxes on n1 ended; its log is {tmp_path / 'log'}; it is started again"
     assert lines.count(line) == 2
 
