@@ -54,5 +54,8 @@ class PlacementSection(Section):
     engines: list[Gpus] = Field(default_factory=list)
     """GPUs of the servers that the run starts, such as ["n0:4-7", "n1:0-7"]; engine.replicas divides them. A node
     without GPUs gets one server for each time that it is named. []: all GPUs but the trainer's."""
+    judge: Gpus | None = None
+    """Node and GPUs of the server of a judge that the run serves (env.judge), such as n1:0. No other part has them.
+    null: n0, if vLLM is built for CPUs or no node has GPUs."""
     nodes: Literal["all"] | list[str] = Field(default_factory=list)
     """Machines on which the run starts nodes for sandboxes: names, or all."""

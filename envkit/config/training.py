@@ -51,7 +51,8 @@ class EnvSection(Section):
     """PEM file with the certificates to trust for https, instead of the system's."""
     judge: Annotated[str, Field(min_length=1)] | None = None
     """Language model that grades answers, for an environment that needs a judge: MODEL@URL of an endpoint with OpenAI's
-    API. In a list of environments, all sections have the same judge."""
+    API. In training also a model without a URL, as in engine.model: the run serves it with vLLM; see placement.judge.
+    In a list of environments, all sections have the same judge."""
     outage_timeout_s: Seconds = 120.0
     """Maximum seconds to wait for a server that does not answer. Then the run saves a checkpoint and ends."""
 
@@ -293,6 +294,16 @@ class RunConfig(Section):
     def envs(self) -> tuple[EnvSection, ...]:
         """The section `env`, or all sections of its list."""
         return tuple(self.env) if isinstance(self.env, list) else (self.env,)
+
+    @property
+    def judge(self) -> str | None:
+        """The judge of the environments that the run plays in sandboxes of its own."""
+        return next((one.judge for one in self.envs if one.judge is not None and one.url is None), None)
+
+    @property
+    def served_judge(self) -> str | None:
+        """The judge, if it is a model that the run serves."""
+        return None if self.judge is None or "://" in self.judge else self.judge
 
     @property
     def num_envs(self) -> int:

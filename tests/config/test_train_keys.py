@@ -536,6 +536,7 @@ TRAIN: Mapping[str, How] = {
     "placement.launcher": How("slurm"),
     "placement.trainer": How("n0:9"),
     "placement.engines": How(["n0"]),
+    "placement.judge": replace(CHECKED, value="n9", base={**VLLM, "env": {**JUDGED["env"], "judge": "CHAT"}}),
     "placement.nodes": How("all"),
     "evaluation.episodes": How(2),
     "evaluation.attempts": How(more={"evaluation.episodes": 1}),

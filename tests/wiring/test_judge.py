@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+import anyio
 import pytest
 
 from envkit import clock
+from envkit.config.parts import VllmEngineSection
 from envkit.errors import TooLargeError, UnreachableError, UsageError
+from envkit.types import Place
 from envkit.wiring.judge import EndpointJudge, open_judge
+from envkit.wiring.launch.local import LocalLauncher
+from envkit.wiring.training.kinds.vllm import judge_server
+from tests.trainer_bridge.engines.vllm import fake_vllm
 from tests.wiring.evaluation.chat_servers import Served, completion, failure
 
 QUESTION = [{"role": "system", "content": "Grade."}, {"role": "user", "content": "2 + 2 = 4"}]
@@ -77,3 +89,31 @@ def test_the_address_of_a_judge_is_checked_and_the_error_names_its_setting(addre
 
     with pytest.raises(UsageError, match=f"^{error}"):
         clock.run(main)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="launchers run on Linux")
+def test_a_judge_that_the_run_serves_is_started_again_at_its_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "grader").mkdir()
+    (tmp_path / "grader" / "config.json").write_text('{"max_position_embeddings": 512}')
+    python = str(fake_vllm.scripted(tmp_path, Path(__file__).parents[2]))
+    engine = VllmEngineSection(model="another", python=python, dtype="float32")
+    lines: list[str] = []
+
+    async def main() -> None:
+        model, launcher = str(tmp_path / "grader"), LocalLauncher()
+        serving = judge_server(model, engine, launcher=launcher, place=Place(), announce=lines.append)
+        with anyio.fail_after(60):
+            async with serving as address, open_judge(address) as judge:
+                assert await judge.ask(QUESTION) == "policy-base says 1"
+                (pid,) = (tmp_path / "pids").read_text().split()
+                os.kill(int(pid), signal.SIGKILL)
+                while not lines[-1].startswith("judge: the vLLM server 0 is back"):  # noqa: ASYNC110 - no event
+                    await anyio.sleep(0.05)
+                assert await judge.ask(QUESTION) == "policy-base says 1"
+
+    clock.run(main)
+    assert any("killed by signal 9; starting it again" in line for line in lines)
+    assert any("judge: starting vLLM with" in line and "grader" in line for line in lines)

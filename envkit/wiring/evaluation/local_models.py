@@ -97,6 +97,7 @@ def _checkpoint(folder: Path) -> tuple[str, dict[str, Any]]:
     refuse_other_format(found.parent.parent)
     content = grammar.content_of(found.parent.parent / CONFIG, example="env: {id: Sokoban-v0}")
     engine, path = content["engine"], str(found / "policy")
+    content.pop("placement", None)  # that of the run's servers
     # Load all weights from the checkpoint, because the model that the run started from may have been deleted.
     if engine["kind"] == "vllm":  # its servers may have other weights by now
         content["engine"] = {"kind": "transformers", "model": path}

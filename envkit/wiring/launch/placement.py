@@ -36,6 +36,7 @@ class Needs:
         trainer_uses_gpu: Whether the trainer uses a GPU if this node has one.
         ahead: Batches of episodes ahead of the trainer; if there are some, trainer and servers work at the same time.
         utilization: Share of a GPU's memory that a server may use; None if it was not chosen.
+        serves_judge: Whether the run serves a judge.
     """
 
     servers: bool = True
@@ -44,6 +45,7 @@ class Needs:
     trainer_uses_gpu: bool = True
     ahead: int = 0
     utilization: float | None = None
+    serves_judge: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +55,21 @@ class DeviceMap:
     Attributes:
         trainer: Place of the trainer.
         engines: Place of each server; empty if the run starts none.
+        judge: Place of the server of the judge; None if the run starts none.
         nodes: Names of the nodes that get nodes for sandboxes.
         is_chosen: Whether envkit chose a part of it.
     """
 
     trainer: Place
     engines: tuple[Place, ...]
+    judge: Place | None = None
     nodes: tuple[str, ...] = ()
     is_chosen: bool = False
 
     def __str__(self) -> str:
         engines = f", servers {' '.join(map(str, self.engines))}" if self.engines else ""
-        return f"trainer {self.trainer}{engines}{' (chosen; see placement)' if self.is_chosen else ''}"
+        judge = "" if self.judge is None else f", judge {self.judge}"
+        return f"trainer {self.trainer}{engines}{judge}{' (chosen; see placement)' if self.is_chosen else ''}"
 
 
 def place_run(run: RunConfig, nodes: Sequence[Node], *, trains: bool = True) -> DeviceMap:
@@ -80,11 +85,14 @@ def place_run(run: RunConfig, nodes: Sequence[Node], *, trains: bool = True) -> 
         replicas=getattr(engine, "replicas", None),
         trainer_uses_gpu=trains and getattr(run.trainer, "device", "cpu") != "cpu",
         ahead=lag_of(run.rollout)[0],
+        serves_judge=trains and run.served_judge is not None,
     )
-    if isinstance(engine, VllmEngineSection) and needs.servers:
-        utilization = engine.gpu_memory_utilization if "gpu_memory_utilization" in engine.model_fields_set else None
-        uses_gpus = any(node.gpus for node in nodes) and not is_built_for_cpus(find_python(engine.python))
-        needs = replace(needs, utilization=utilization, servers_use_gpus=uses_gpus)
+    if needs.servers or needs.serves_judge:
+        python = getattr(engine, "python", None)
+        uses_gpus = any(node.gpus for node in nodes) and not is_built_for_cpus(find_python(python))
+        needs = replace(needs, servers_use_gpus=uses_gpus)
+    if isinstance(engine, VllmEngineSection) and "gpu_memory_utilization" in engine.model_fields_set:
+        needs = replace(needs, utilization=engine.gpu_memory_utilization)
     placed = device_map(run.placement, nodes, needs)
     if placed.nodes and run.envs[0].url is not None:
         raise ConfigError(["placement.nodes: the server at env.url has the sandboxes; leave it out"])
@@ -113,11 +121,16 @@ def device_map(section: PlacementSection, nodes: Sequence[Node], needs: Needs) -
         raise ConfigError([f"placement.engines: {_shown(twice[0])} occurs twice; a GPU has one server"])
     if taken and not all(gpus for _, gpus in named):
         raise ConfigError(["placement.engines: name GPUs of all nodes, or of none"])
-    trainer = _trainer(section, nodes, needs, taken)
+    judge = _judge(section, nodes, needs)
+    of_judge = [] if judge is None else [(judge.node, gpu) for gpu in judge.gpus or ()]
+    trainer = _trainer(section, nodes, needs, [*taken, *of_judge])
     own = [(here.name, gpu) for gpu in trainer.gpus or ()]
     if needs.servers and not section.engines and needs.servers_use_gpus:
         present = [(node.name, gpu) for node in nodes for gpu in range(len(node.gpus))]
+        present = [gpu for gpu in present if gpu not in of_judge]
         taken = [gpu for gpu in present if gpu not in own] or present
+    if shared := [gpu for gpu in of_judge if gpu in (*own, *taken)]:
+        raise ConfigError([f"placement.judge: another part has {_shown(shared[0])}; give the judge another GPU"])
     if set(own) & set(taken):
         _check_shared(own[0], taken, needs)
     places: list[Place] = []
@@ -135,6 +148,7 @@ def device_map(section: PlacementSection, nodes: Sequence[Node], needs: Needs) -
     return DeviceMap(
         trainer,
         _with_cpus(places, nodes),
+        judge,
         tuple(_read("placement.nodes", name, nodes)[0].name for name in chosen),
         is_chosen=(section.trainer is None and bool(own)) or (needs.servers and not section.engines),
     )
@@ -182,6 +196,22 @@ def _trainer(section: PlacementSection, nodes: Sequence[Node], needs: Needs, tak
     if not free and len(taken) > 1:
         raise ConfigError([f"placement.engines: no GPU of {here.name} is left for the trainer; leave one out"])
     return Place(here.name, (free[0] if free else 0,))
+
+
+def _judge(section: PlacementSection, nodes: Sequence[Node], needs: Needs) -> Place | None:
+    """Return the place of the server of the judge; None if the run serves none.
+
+    Raises:
+        ConfigError: It has no GPU and needs one, or has a place but no judge.
+    """
+    if not needs.serves_judge:
+        if section.judge is not None:
+            raise ConfigError(["placement.judge: the run serves no judge; leave it out, or name a model in env.judge"])
+        return None
+    node, gpus = _read("placement.judge", section.judge or nodes[0].name, nodes)
+    if needs.servers_use_gpus and any(one.gpus for one in nodes) and not gpus:
+        raise ConfigError(["placement.judge: the server of the judge needs a GPU of its own; name one, such as n0:1"])
+    return Place(node.name, gpus or None)
 
 
 def _check_shared(own: Gpu, taken: Sequence[Gpu], needs: Needs) -> None:

@@ -202,7 +202,13 @@ def _check_needs(run: RunConfig, key: str, section: EnvSection, spec: EnvSpec) -
     if section.url is None and "sandbox" in spec.needs and run.sandbox.kind == "none":
         problems.append(f"sandbox.kind: {section.id} needs sandboxes; use auto, local or docker")
     if section.url is None and "judge" in spec.needs and section.judge is None:
-        problems.append(f"{key}.judge: {section.id} needs a judge; set MODEL@URL of an endpoint with OpenAI's API")
+        problems.append(
+            f"{key}.judge: {section.id} needs a judge; set MODEL@URL of an endpoint with OpenAI's API, or a model"
+        )
+    if section.judge is not None and section.judge == run.served_judge:
+        _check_model(section.judge, f"{key}.judge")
+        served = VllmEngineSection(model=section.judge, python=getattr(run.engine, "python", None))
+        problems += [one.replace("engine.model", f"{key}.judge") for one in vllm.problems(served)]
     if policy_kind(run) == "tiny":
         problems.append(f"engine.model: a tiny policy cannot play {section.id}, since it lists no moves; name a model")
     if problems:

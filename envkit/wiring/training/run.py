@@ -39,6 +39,7 @@ from envkit.wiring.sandboxes.run_nodes import run_nodes
 from envkit.wiring.training.agents import open_player, views_of
 from envkit.wiring.training.checks import check, check_docker
 from envkit.wiring.training.kinds.trackers import open_trackers
+from envkit.wiring.training.kinds.vllm import judge_server
 from envkit.wiring.training.models import locate
 from envkit.wiring.training.policy import Policy, open_policy
 from envkit.wiring.training.remote import check_server, served_host
@@ -264,6 +265,11 @@ class _Run:
                 assert isinstance(section, BuiltInSandboxSection), "place_run refuses others"
                 opening = run_nodes(policy.launcher, policy.placed.nodes, section, self._display.announce)
                 nodes = await parts.enter_async_context(opening)
+            judge = self._run.judge
+            if (model := self._run.served_judge) is not None and (place := policy.placed.judge) is not None:
+                announce = self._display.announce
+                server = judge_server(model, self._run.engine, launcher=policy.launcher, place=place, announce=announce)
+                judge = await parts.enter_async_context(server)
             host = sandbox_host(
                 section,
                 slots_per_sandbox=-(-self._run.num_envs // section.count),
@@ -275,7 +281,7 @@ class _Run:
                     needs=frozenset().union(*(spec.needs for spec in self._specs)),
                     only=all(spec.needs for spec in self._specs),
                     episodes=self._run.num_envs + self._episodes_at_once(),
-                    judge=next((one.judge for one in self._run.envs if one.judge is not None), None),
+                    judge=judge,
                     views=views_of(self._run.agent),
                 ),
                 nodes=nodes,

@@ -55,6 +55,11 @@ def test_without_a_section_no_gpu_is_used_twice_unless_there_is_only_one(
         ({"trainer": "n0:0", "engines": ["host1:0-7"]}, {"replicas": 2}, "trainer n0:0, servers n1:0,1,2,3 n1:4,5,6,7"),
         ({"trainer": "n0:3", "engines": ["n0:3"]}, {"utilization": 0.5}, "trainer n0:3, servers n0:3"),
         ({"trainer": "n0", "engines": ["n1", "n1"]}, {"trainer_uses_gpu": False}, "trainer n0, servers n1 n1"),
+        (
+            {"judge": "n0:0"},
+            {"serves_judge": True, "replicas": 2},
+            "trainer n0:1, servers n0:2,3,4,5 n1:0,1,2,3, judge n0:0 (chosen; see placement)",
+        ),
     ],
 )
 def test_disjoint_and_equal_maps_are_possible(section: dict[str, Any], needs: dict[str, Any], expected: str) -> None:
@@ -79,6 +84,9 @@ def test_disjoint_and_equal_maps_are_possible(section: dict[str, Any], needs: di
         ({"engines": ["n0:1"]}, {"servers": False}, "placement.engines: the run starts no servers"),
         ({}, {"replicas": 16}, "engine.replicas: 16 servers, but only 15 GPUs are left"),
         ({"nodes": ["n5"]}, {}, "placement.nodes: there is no node n5"),
+        ({"judge": "n1:0"}, {}, "placement.judge: the run serves no judge"),
+        ({}, {"serves_judge": True}, "placement.judge: the server of the judge needs a GPU of its own"),
+        ({"judge": "n1:0", "engines": ["n1:0-3"]}, {"serves_judge": True}, "placement.judge: another part has n1:0"),
         ({"trainer": "n0:3", "engines": ["n0:3"]}, {"utilization": 0.4, "ahead": 1}, "rollout.ahead: .* n0:3 at the s"),
         ({"trainer": "n0:3", "engines": ["n0:3"]}, {}, "engine.gpu_memory_utilization: .* share n0:3; .* at most 0.7"),
         ({"trainer": "n0:3", "engines": ["n0:3"]}, {"utilization": 0.9}, "engine.gpu_memory_utilization: "),

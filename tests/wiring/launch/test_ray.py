@@ -7,18 +7,20 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
-from typing import cast
+from typing import ClassVar, cast
 
 import anyio
 import pytest
 
-from envkit import clock, config
+from envkit import clock, config, registry
 from envkit.checks.cluster import examine_cluster
-from envkit.protocols import Process
+from envkit.env import AsyncEnv
+from envkit.metrics import Fold
+from envkit.protocols import Judge, Process
 from envkit.runs.display import SilentDisplay
-from envkit.types import Place
+from envkit.types import Observation, Options, Place, Reset, Step
 from envkit.wiring.launch.local import LOOPBACK
 from envkit.wiring.launch.ray import open_ray
 from envkit.wiring.training.run import train
@@ -33,7 +35,8 @@ ROOT = Path(__file__).parents[3]
 
 PROGRAM = """
 import os, subprocess, sys, time
-child = subprocess.Popen(["sleep", "600"])
+deaf = "trap '' TERM; " if os.environ["WORD"] == "deaf" else ""
+child = subprocess.Popen(["sh", "-c", deaf + "exec sleep 600"])
 print(os.environ["WORD"], os.getpid(), child.pid, flush=True)
 time.sleep(600)
 """
@@ -78,19 +81,18 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
     clock.run(main)
 
 
-async def started() -> tuple[Process, list[int]]:
-    """Start the program on the other node; return it, and the pids that it has printed."""
+async def started(word: str = "hello") -> tuple[Process, list[int]]:
+    """Start the program on the other node; return it, and the pids that it has printed. "deaf": its child is."""
     launcher = await open_ray()
     assert [node.name for node in launcher.nodes] == ["n0", "n1"]
     argv = [sys.executable, "-c", PROGRAM]
-    process = await launcher.start(argv, {"WORD": "hello"}, place=Place("n1"), name="test")
+    process = await launcher.start(argv, {"WORD": word}, place=Place("n1"), name="test")
     return process, await pids_in(process.log)
 
 
 async def pids_in(log: Path) -> list[int]:
     while not (words := log.read_text().split())[2:]:  # noqa: ASYNC110, ASYNC240 - a file sets no event
         await anyio.sleep(0.1)
-    assert words[0] == "hello"
     return [int(word) for word in words[1:]]
 
 
@@ -120,6 +122,7 @@ def test_a_killed_actor_is_the_cause_within_five_seconds_and_its_program_ends() 
         with anyio.fail_after(5):
             reason = await process.wait()
         assert reason.startswith("lost the actor on its node: ")
+        await process.kill()
         await gone(pids)
 
     run(test)
@@ -131,6 +134,7 @@ def test_if_ray_is_killed_on_a_node_nothing_is_left_there(monkeypatch: pytest.Mo
         actor = parent(parent(pids[0]))
         os.kill(parent(actor), signal.SIGKILL)
         assert (await process.wait()).startswith("lost the actor on its node: ")
+        await process.kill()
         await gone([actor, *pids])
 
     with two_nodes() as own:
@@ -139,15 +143,18 @@ def test_if_ray_is_killed_on_a_node_nothing_is_left_there(monkeypatch: pytest.Mo
         run(test)
 
 
-def test_a_program_that_is_killed_or_ends_by_itself_is_reported_like_one_of_this_machine() -> None:
+def test_a_program_that_ends_is_reported_at_once_and_its_child_has_ended_when_kill_returns() -> None:
     async def test() -> None:
-        process, pids = await started()
+        process, pids = await started("deaf")
         os.kill(pids[0], signal.SIGKILL)
-        assert await process.wait() == "killed by signal 9"
-        await gone(pids)
+        assert (await process.wait(), process.returncode) == ("killed by signal 9", -9)
+        assert command(pids[1])
+        await process.kill()
+        assert not command(pids[1])
         launcher = await open_ray()
         ended = await launcher.start(["/bin/sh", "-c", "echo bye; exit 7"], {}, place=Place("n1"), name="test")
         assert (await ended.wait(), ended.log.read_text()) == ("exited with code 7", "bye\n")
+        await ended.kill()
 
     run(test)
 
@@ -202,18 +209,45 @@ def variables_of(process: Path) -> str:
         return ""
 
 
-def test_a_run_has_a_server_on_the_other_node_and_outlives_a_killed_node_for_sandboxes(tmp_path: Path) -> None:
+class Judged(AsyncEnv):
+    """One turn, whose reward is the answer of the judge."""
+
+    metrics: ClassVar[Mapping[str, Fold]] = {"success": "last"}
+    answers: ClassVar[set[str]] = set()
+
+    def __init__(self, *, judge: Judge) -> None:
+        self._judge = judge
+
+    async def reset(self, *, seed: int, options: Options) -> Reset:
+        return Reset(Observation("1 + 1"), {})
+
+    async def step(self, action: str) -> Step:
+        self.answers.add(await self._judge.ask([{"role": "user", "content": "Is it 2?"}]))
+        return Step(Observation(""), 1.0, terminated=True, truncated=False, info={"success": True})
+
+    async def close(self) -> None: ...
+
+
+def test_a_run_has_servers_on_the_other_node_and_outlives_a_killed_node_for_sandboxes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "_SPECS", dict(registry._SPECS))
+    registry.register("JudgedOnRay-v0", Judged, needs={"judge"})
+    model = str(write_chat(tmp_path / "chat", seed=3))
     content = {
-        "env": {"id": "Arithmetic-v0", "num_envs": 4, "options": {"instructions": False}},  # short prompts
+        "env": [
+            {"id": "Arithmetic-v0", "num_envs": 4, "options": {"instructions": False}},  # short prompts
+            {"id": "JudgedOnRay-v0", "num_envs": 4, "judge": model},
+        ],
         "sandbox": {"kind": "process", "count": 2},
         "threads": 1,
         "engine": {
             "kind": "vllm",
-            "model": str(write_chat(tmp_path / "chat", seed=3)),
+            "model": model,
             "python": str(fake_vllm.scripted(tmp_path, ROOT)),
             "dtype": "float32",
         },
-        "placement": {"launcher": "ray", "engines": ["n1"], "nodes": "all"},
+        "placement": {"launcher": "ray", "engines": ["n1"], "judge": "n1", "nodes": "all"},
         "renderer": {"system": ""},
         "rollout": {"group_size": 2, "max_turns": 1, "max_tokens": 128, "turn_tokens": 4},
         "trainer": {"steps": 3, "groups_per_step": 2, "precision": "float32"},
@@ -237,7 +271,8 @@ def test_a_run_has_a_server_on_the_other_node_and_outlives_a_killed_node_for_san
         fates = cast("dict[str, int]", summary["accounting"])
         assert fates["trained"] == 12
         assert fates["asked"] == 12 + fates.get("voided", 0), fates
-        assert "placement: trainer n0, servers n1" in display.lines
+        assert "placement: trainer n0, servers n1, judge n1" in display.lines
+        assert Judged.answers == {"policy-base says 1"}
         assert any(" on n1 (" in line and "in a network that must be private" in line for line in display.lines)
         assert any(
             line.startswith("the node for sandboxes on n1 killed by signal 9 (")
@@ -245,7 +280,7 @@ def test_a_run_has_a_server_on_the_other_node_and_outlives_a_killed_node_for_san
             for line in display.lines
         )
         servers = [int(name) for name in (tmp_path / "pids").read_text().split()]
-        assert len(servers) == 1
+        assert len(servers) == 2
         await gone([*servers, *pids.values()])
         assert nodes_for_sandboxes() == {}
 

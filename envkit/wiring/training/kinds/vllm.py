@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -11,11 +11,12 @@ from urllib.parse import urlsplit
 import anyio
 
 from envkit import clock
-from envkit.config.parts import VllmEngineSection
+from envkit.config.parts import EngineSection, VllmEngineSection
 from envkit.errors import UsageError
+from envkit.protocols import Launcher
 from envkit.trainer_bridge.engines.vllm.engine import VllmEngine
 from envkit.trainer_bridge.engines.vllm.interpreter import find_python, is_built_for_cpus
-from envkit.trainer_bridge.engines.vllm.launch import ServerSettings, check_arguments
+from envkit.trainer_bridge.engines.vllm.launch import SERVED_NAME, ServerSettings, check_arguments
 from envkit.trainer_bridge.engines.vllm.replica import START_TIMEOUT_S, VllmSettings
 from envkit.trainer_bridge.engines.vllm.server import VllmServer
 from envkit.trainer_bridge.models.adapters import base_of
@@ -25,6 +26,9 @@ from envkit.wiring.contexts import EngineContext
 from envkit.wiring.launch.local import LocalLauncher
 from envkit.wiring.training import models
 from envkit.wiring.training.resolve import has_fast_bfloat16
+
+_JUDGE_TOKENS = 16_384
+"""Maximum tokens of a chat with a judge, unless its model has fewer positions."""
 
 
 def open_vllm(context: EngineContext) -> AbstractAsyncContextManager[VllmEngine]:
@@ -116,11 +120,7 @@ async def run_server(
     Raises:
         UsageError: There is no such model, no interpreter has vllm, or the server did not start, or ended by itself.
     """
-    model = await clock.to_thread(models.locate, section.model or "")
-    if section.dtype == "auto":
-        dtype = "bfloat16" if has_fast_bfloat16("auto") else "float32"  # as a training run chooses it
-        section = section.model_copy(update={"dtype": dtype})
-    settings = await clock.to_thread(_server_settings, section, model, max_tokens, lora_rank, Place())
+    settings = await clock.to_thread(_settings_of, section, max_tokens, lora_rank, Place())
     server = VllmServer(settings, launcher=LocalLauncher(), port=port, announce=announce)
     try:
         with anyio.CancelScope() as scope, stop_on_signals(scope.cancel):
@@ -129,6 +129,53 @@ async def run_server(
             raise UsageError(f"the vLLM server ended: {await server.wait_ended()}; its log is {server.log}")
     finally:
         await server.stop()
+
+
+@asynccontextmanager
+async def judge_server(
+    model: str, section: EngineSection, *, launcher: Launcher, place: Place, announce: Callable[[str], None]
+) -> AsyncIterator[str]:
+    """Serve the model of a judge during the block, and yield its address, ``MODEL@URL``.
+
+    If the server ends, it is started again at the same address, as often as one of the engine.
+
+    Args:
+        model: The model, as in `engine.model`.
+        section: The section ``engine``. If its kind is vllm, the server has its interpreter and number format.
+        launcher: Starts the server.
+        place: Where it runs.
+        announce: Receives lines for the user.
+
+    Raises:
+        UsageError: There is no such model, no interpreter has vllm, or the server does not start.
+    """
+    shared = {key: getattr(section, key) for key in ("python", "dtype") if isinstance(section, VllmEngineSection)}
+    max_tokens = min(models.positions_of(model) or _JUDGE_TOKENS, _JUDGE_TOKENS)
+    found = await clock.to_thread(_settings_of, VllmEngineSection(model=model, **shared), max_tokens, 0, place)
+    host, port = await launcher.endpoint(place.node)
+    settings = VllmSettings(
+        max_tokens=max_tokens, max_num_seqs=found.max_num_seqs, dtype=found.dtype, model=Path(found.model).name
+    )
+
+    def say(line: str) -> None:
+        announce(f"judge: {line}")
+
+    server = partial(VllmServer, found, launcher=launcher, place=place, port=port, announce=say)
+    async with VllmEngine(settings, servers=[server], announce=say).running():
+        yield f"{SERVED_NAME}@http://{host}:{port}"
+
+
+def _settings_of(section: VllmEngineSection, max_tokens: int, lora_rank: int, place: Place) -> ServerSettings:
+    """Return the settings of a server that is no replica of a run's engine. Find its model, and choose as a run does.
+
+    Raises:
+        UsageError: There is no such model, or as `_server_settings`.
+    """
+    model = models.locate(section.model or "")
+    if section.dtype == "auto":
+        dtype = "bfloat16" if has_fast_bfloat16("auto") else "float32"
+        section = section.model_copy(update={"dtype": dtype})
+    return _server_settings(section, model, max_tokens, lora_rank, place)
 
 
 def _server_settings(
