@@ -5,9 +5,13 @@ from __future__ import annotations
 import platform
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TypeAlias
+from urllib.parse import urlsplit
 
 import anyio
 import httpx
@@ -15,6 +19,7 @@ import msgspec
 
 from envkit import __version__, clock
 from envkit.config import RunConfig, grammar, serving, training
+from envkit.config.parts import VllmEngineSection
 from envkit.config.serving import ListenSection, NodeAddressSection, ServeConfig
 from envkit.errors import EnvkitError, ForbiddenError, UnauthorizedError, UnknownPathError, UnreachableError, UsageError
 from envkit.fleet.remote_node import RemoteNode
@@ -23,7 +28,9 @@ from envkit.http.client.sandbox_client import SandboxClient
 from envkit.http.protocol.node_messages import NodeReply
 from envkit.protocols import Launcher
 from envkit.sandbox.docker.backend import GAMES_IMAGE
-from envkit.types import Node, Place
+from envkit.trainer_bridge.engines.vllm.plugin.envkit_fetch import MANIFEST
+from envkit.trainer_bridge.weights.served import WeightServer
+from envkit.types import THIS_NODE, Node, Place, Weights
 from envkit.wiring.gateway.remote_nodes import name_of, why_unfit
 from envkit.wiring.launch.cluster import open_launcher
 
@@ -33,17 +40,23 @@ _SKEW_S = 5.0
 _LAUNCH_S = 40.0
 _START = "start it, or open its port in the firewall"
 _PROBE = """
-import json, pathlib, platform, sys, time
+import json, pathlib, platform, sys, time, urllib.request
 import envkit
 problem = ""
 for name in sys.argv[1:]:
     try:
-        pathlib.Path(name + ".back").write_bytes(pathlib.Path(name).read_bytes())
+        if name.startswith("http"):
+            urllib.request.build_opener(urllib.request.ProxyHandler({})).open(name, timeout=10).read()
+        else:
+            pathlib.Path(name + ".back").write_bytes(pathlib.Path(name).read_bytes())
     except OSError as error:
         problem = str(error)
 print(json.dumps([time.time(), envkit.__version__, platform.machine(), problem]))
 """
-"""Program that is run on each machine of a launcher, with a file to copy."""
+"""Program that is run on each machine of a launcher, with a file to copy, or a URL to fetch."""
+
+
+_Offer: TypeAlias = Callable[[Node], Awaitable[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +108,19 @@ class _Survey:
         except UsageError as error:
             self.found.append(Finding("cluster", "launcher", str(error), "correct placement.launcher"))
             return
-        for node in launcher.nodes:
-            tasks.start_soon(self._launched, launcher, node, None if folder is None else Path(folder))
+        fetches = isinstance(run.engine, VllmEngineSection) and not run.engine.urls and folder is None
+        address, offer = getattr(run.engine, "weights_url", None), None
+        async with AsyncExitStack() as parts, anyio.create_task_group() as launched:
+            try:
+                offer = await parts.enter_async_context(_served(address)) if fetches else None
+            except UsageError as error:
+                self.found.append(Finding("here", "weights", str(error), "use a free port, or end the run that has it"))
+            for node in launcher.nodes:
+                uses = offer if address is not None or node.name != THIS_NODE else None  # others read files here
+                launched.start_soon(self._launched, launcher, node, None if folder is None else Path(folder), uses)
 
-    async def _launched(self, launcher: Launcher, node: Node, folder: Path | None) -> None:
-        """Run a program on a machine of the cluster, and send it a file through the folder for weights."""
+    async def _launched(self, launcher: Launcher, node: Node, folder: Path | None, offer: _Offer | None) -> None:
+        """Run a program on a machine of the cluster. Send it a file through the folder for weights, or by HTTP."""
         name, began = f"{node.name} ({node.host})", clock.wall()
         file = None if folder is None else folder / f".envkit-doctor-{uuid.uuid4().hex}"
         copy = None if file is None else file.with_name(f"{file.name}.back")
@@ -110,7 +131,8 @@ class _Survey:
             remedy = "mount it, or let this user write to it"
             self.found.append(Finding("here", "weights", f"{folder}: {error.strerror}", remedy))
             return
-        words = [sys.executable, "-c", _PROBE, *([] if file is None else [str(file)])]
+        url = None if offer is None else await offer(node)
+        words = [sys.executable, "-c", _PROBE, *(str(one) for one in (file, url) if one is not None)]
         process = await launcher.start(words, {}, place=Place(node.name), name="doctor")
         try:
             why = f"it did not end within {_LAUNCH_S:g} s"
@@ -130,6 +152,11 @@ class _Survey:
             if copy is not None:
                 remedy = f"mount the same {folder} there, for this user" if problem else ""
                 self.found.append(Finding(name, "weights", problem or f"{folder} is shared", remedy))
+            if url is not None:
+                base = url.removesuffix(urlsplit(url).path)
+                remedy = f"open {base} in the firewall, or set engine.weights_url to an address that it reaches"
+                result = f"cannot fetch from {base}: {problem}" if problem else f"fetches from {base}"
+                self.found.append(Finding(name, "weights", result, remedy if problem else ""))
         finally:
             await process.kill(grace_s=0)
             for one in (file, copy):
@@ -198,6 +225,25 @@ class _Survey:
             self.found.append(Finding(url, "port", f"no answer: {error}", _START))
         else:
             self.found.append(Finding(url, "health", f"status {status}", "" if status == 200 else "see its log"))
+
+
+@asynccontextmanager
+async def _served(url: str | None) -> AsyncIterator[_Offer]:
+    """Serve an empty folder like weights of a run; yield a function that returns the URL of its manifest for a node.
+
+    Raises:
+        UsageError: The port of `url` is taken.
+    """
+    server = WeightServer(url)
+    with TemporaryDirectory(prefix="envkit-doctor-") as folder:
+
+        async def offer(node: Node) -> str:
+            return f"{await server.offer(Weights(1, folder), f'http://{node.address}')}/{MANIFEST}"
+
+        try:
+            yield offer
+        finally:
+            await server.close()
 
 
 def _fit(name: str, skew_s: float, version: str, architecture: str) -> Iterator[Finding]:

@@ -15,7 +15,7 @@ import anyio
 import pytest
 
 from envkit import clock, config, registry
-from envkit.checks.cluster import examine_cluster
+from envkit.checks.cluster import Finding, examine_cluster
 from envkit.env import AsyncEnv
 from envkit.metrics import Fold
 from envkit.protocols import Judge, Process
@@ -290,17 +290,39 @@ def test_a_run_has_servers_on_the_other_node_and_outlives_a_killed_node_for_sand
 def test_the_doctor_sends_a_file_to_each_node_of_the_cluster_and_back(tmp_path: Path) -> None:
     folder = tmp_path / "weights"
     folder.mkdir()
-    file = tmp_path / "run.yaml"
-    engine = {"kind": "vllm", "model": "unused", "weights_folder": str(folder)}
-    content = {"env": {"id": "FrozenLake-v0"}, "engine": engine, "placement": {"launcher": "ray"}}
-    file.write_text(json.dumps(content))
+
+    def run_file(launcher: str, **weights: str) -> Path:
+        file = tmp_path / f"{launcher}{len(weights)}.yaml"
+        engine = {"kind": "vllm", "model": "unused", **weights}
+        content = {"env": {"id": "FrozenLake-v0"}, "engine": engine, "placement": {"launcher": launcher}}
+        file.write_text(json.dumps(content))
+        return file
 
     async def test() -> None:
-        found = {(one.machine.partition(" ")[0], one.check): one for one in await examine_cluster(file)}
-        assert [one for one in found.values() if one.remedy] == []
+        shared, served, wrong = await at_once(
+            run_file("ray", weights_folder=str(folder)),
+            run_file("ray"),
+            run_file("local", weights_url="http://127.0.0.2:18300"),  # the server is at 127.0.0.1
+        )
+        assert [one for one in (*shared.values(), *served.values()) if one.remedy] == []
         for node in ("n0", "n1"):
-            assert found[node, "weights"].result == f"{folder} is shared"
-            assert {check for name, check in found if name == node} > {"start", "clock", "version", "architecture"}
+            assert shared[node, "weights"].result == f"{folder} is shared"
+            assert {check for name, check in shared if name == node} > {"start", "clock", "version", "architecture"}
         assert list(folder.iterdir()) == []
+        assert ("n0", "weights") not in served  # its servers read the files
+        assert served["n1", "weights"].result.startswith("fetches from http://")
+        assert wrong["n0", "weights"].result.startswith("cannot fetch from http://127.0.0.2:18300: ")
+        assert "set engine.weights_url" in wrong["n0", "weights"].remedy
+
+    async def at_once(*files: Path) -> list[dict[tuple[str, str], Finding]]:
+        found: dict[Path, dict[tuple[str, str], Finding]] = {}
+
+        async def examine(file: Path) -> None:
+            found[file] = {(one.machine.partition(" ")[0], one.check): one for one in await examine_cluster(file)}
+
+        async with anyio.create_task_group() as tasks:
+            for file in files:
+                tasks.start_soon(examine, file)
+        return [found[file] for file in files]
 
     run(test)
