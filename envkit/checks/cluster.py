@@ -5,12 +5,10 @@ from __future__ import annotations
 import platform
 import sys
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TypeAlias
 from urllib.parse import urlsplit
 
 import anyio
@@ -54,9 +52,6 @@ for name in sys.argv[1:]:
 print(json.dumps([time.time(), envkit.__version__, platform.machine(), problem]))
 """
 """Program that is run on each machine of a launcher, with a file to copy, or a URL to fetch."""
-
-
-_Offer: TypeAlias = Callable[[Node], Awaitable[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,17 +104,19 @@ class _Survey:
             self.found.append(Finding("cluster", "launcher", str(error), "correct placement.launcher"))
             return
         fetches = isinstance(run.engine, VllmEngineSection) and not run.engine.urls and folder is None
-        address, offer = getattr(run.engine, "weights_url", None), None
-        async with AsyncExitStack() as parts, anyio.create_task_group() as launched:
-            try:
-                offer = await parts.enter_async_context(_served(address)) if fetches else None
-            except UsageError as error:
-                self.found.append(Finding("here", "weights", str(error), "use a free port, or end the run that has it"))
+        address, server = getattr(run.engine, "weights_url", None), None
+        try:
+            server = WeightServer(address) if fetches else None
+        except UsageError as error:
+            self.found.append(Finding("here", "weights", str(error), "use a free port, or end the run that has it"))
+        async with anyio.create_task_group() as launched:
             for node in launcher.nodes:
-                uses = offer if address is not None or node.name != THIS_NODE else None  # others read files here
-                launched.start_soon(self._launched, launcher, node, None if folder is None else Path(folder), uses)
+                used = server if address is not None or node.name != THIS_NODE else None  # others read the files
+                launched.start_soon(self._launched, launcher, node, None if folder is None else Path(folder), used)
+        if server is not None:
+            await server.close()
 
-    async def _launched(self, launcher: Launcher, node: Node, folder: Path | None, offer: _Offer | None) -> None:
+    async def _launched(self, launcher: Launcher, node: Node, folder: Path | None, server: WeightServer | None) -> None:
         """Run a program on a machine of the cluster. Send it a file through the folder for weights, or by HTTP."""
         name, began = f"{node.name} ({node.host})", clock.wall()
         file = None if folder is None else folder / f".envkit-doctor-{uuid.uuid4().hex}"
@@ -131,7 +128,10 @@ class _Survey:
             remedy = "mount it, or let this user write to it"
             self.found.append(Finding("here", "weights", f"{folder}: {error.strerror}", remedy))
             return
-        url = None if offer is None else await offer(node)
+        url = None
+        if server is not None:
+            with TemporaryDirectory(prefix="envkit-doctor-") as empty:
+                url = f"{await server.offer(Weights(1, empty), f'http://{node.address}')}/{MANIFEST}"
         words = [sys.executable, "-c", _PROBE, *(str(one) for one in (file, url) if one is not None)]
         process = await launcher.start(words, {}, place=Place(node.name), name="doctor")
         try:
@@ -225,25 +225,6 @@ class _Survey:
             self.found.append(Finding(url, "port", f"no answer: {error}", _START))
         else:
             self.found.append(Finding(url, "health", f"status {status}", "" if status == 200 else "see its log"))
-
-
-@asynccontextmanager
-async def _served(url: str | None) -> AsyncIterator[_Offer]:
-    """Serve an empty folder like weights of a run; yield a function that returns the URL of its manifest for a node.
-
-    Raises:
-        UsageError: The port of `url` is taken.
-    """
-    server = WeightServer(url)
-    with TemporaryDirectory(prefix="envkit-doctor-") as folder:
-
-        async def offer(node: Node) -> str:
-            return f"{await server.offer(Weights(1, folder), f'http://{node.address}')}/{MANIFEST}"
-
-        try:
-            yield offer
-        finally:
-            await server.close()
 
 
 def _fit(name: str, skew_s: float, version: str, architecture: str) -> Iterator[Finding]:

@@ -296,14 +296,9 @@ class RunConfig(Section):
         return tuple(self.env) if isinstance(self.env, list) else (self.env,)
 
     @property
-    def judge(self) -> str | None:
-        """The judge of the environments that the run plays in sandboxes of its own."""
-        return next((one.judge for one in self.envs if one.judge is not None and one.url is None), None)
-
-    @property
     def served_judge(self) -> str | None:
-        """The judge, if it is a model that the run serves."""
-        return None if self.judge is None or "://" in self.judge else self.judge
+        """The model of a judge that the run serves."""
+        return next((one.judge for one in self.envs if one.judge and not one.url and "://" not in one.judge), None)
 
     @property
     def num_envs(self) -> int:

@@ -13,18 +13,13 @@ class Process(Protocol):
     """A process that a launcher started, with all its descendants."""
 
     @property
-    def address(self) -> str:
-        """IP address at which a server in it is reached."""
-        ...
-
-    @property
     def pid(self) -> int:
         """Pid on this machine of the process that stands for it: the leader of its session, or its relay."""
         ...
 
     @property
     def log(self) -> Path:
-        """File on this machine with its output. It stays after the end."""
+        """File on this machine with its output. It stays if the process ends by itself."""
         ...
 
     @property
@@ -47,8 +42,8 @@ class Process(Protocol):
     async def kill(self, *, grace_s: float = 25.0) -> None:
         """End it and its descendants. Idempotent; cannot be cancelled.
 
-        It gets SIGTERM and has `grace_s` seconds to end in order. With 0, all processes are ended within seconds, even
-        if they are stopped or ignore SIGTERM.
+        It gets SIGTERM and has `grace_s` seconds to end in order; then its log is deleted. With 0, all processes are
+        ended within seconds, even if they are stopped or ignore SIGTERM, and the log stays.
         """
         ...
 

@@ -104,16 +104,16 @@ def test_a_judge_that_the_run_serves_is_started_again_at_its_address(
 
     async def main() -> None:
         model, launcher = str(tmp_path / "grader"), LocalLauncher()
-        serving = judge_server(model, engine, launcher=launcher, place=Place(), announce=lines.append)
+        serving = judge_server(model, engine, launcher, Place(), lines.append)
         with anyio.fail_after(60):
             async with serving as address, open_judge(address) as judge:
                 assert await judge.ask(QUESTION) == "policy-base says 1"
                 (pid,) = (tmp_path / "pids").read_text().split()
                 os.kill(int(pid), signal.SIGKILL)
-                while not lines[-1].startswith("judge: the vLLM server 0 is back"):  # noqa: ASYNC110 - no event
+                while not lines[-1].startswith("the vLLM server 0 is back"):  # noqa: ASYNC110 - no event
                     await anyio.sleep(0.05)
                 assert await judge.ask(QUESTION) == "policy-base says 1"
 
     clock.run(main)
     assert any("killed by signal 9; starting it again" in line for line in lines)
-    assert any("judge: starting vLLM with" in line and "grader" in line for line in lines)
+    assert any("starting vLLM with" in line and "grader" in line for line in lines)

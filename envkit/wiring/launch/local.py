@@ -26,7 +26,6 @@ LOOPBACK = "127.0.0.1"
 """Servers on this machine listen only here: the routes of many ask for no password."""
 _KILL_TERM_S = 2.0
 """Seconds between SIGTERM and SIGKILL for processes that hang."""
-_REPORT_BYTES = 64
 _GPU = re.compile(r"nvidia\d+")
 _WORDS = 300
 """Maximum number of characters of the last words of a relay."""
@@ -43,14 +42,12 @@ class LocalProcess:
         process: The supervisor, started in this thread.
         report: File descriptor from which its report is read; it is closed here.
         log: The file of its output.
-        address: See `envkit.protocols.Process.address`.
         last_words: Beginning of a line of the log that says why it ended, if the program is a relay; empty without one.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], report: int, log: Path, address: str, last_words: str) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], report: int, log: Path, last_words: str) -> None:
         self.pid = process.pid
         self.log = log
-        self.address = address
         self._process = process
         self._last_words = last_words
         self._reason = ""
@@ -80,33 +77,34 @@ class LocalProcess:
         if self._reported is None:  # the supervisor was killed, or this process has killed the program
             with anyio.CancelScope(shield=True):
                 await self._clear(TERM_S)
-        return self._why()
+        self._reason = self._reason or self._words() or _reason(self.returncode)  # the log may be deleted later
+        return self._reason
 
     async def kill(self, *, grace_s: float = 25.0) -> None:
         """See `envkit.protocols.Process.kill`. The supervisor has limits of its own, which take 25 s in all."""
         with anyio.CancelScope(shield=True):
-            if grace_s and not self.has_ended:
+            if is_ordered := grace_s > 0 and not self.has_ended:
                 self._process.send_signal(signal.SIGTERM)
                 with anyio.move_on_after(grace_s):
                     await self._ended.wait()
             await self._clear(TERM_S if grace_s else _KILL_TERM_S)
+            if is_ordered:
+                self.log.unlink(missing_ok=True)
 
     def _on_report(self, report: int) -> None:
-        data = os.read(report, _REPORT_BYTES)
-        self._close(report)
+        asyncio.get_running_loop().remove_reader(report)
+        data = os.read(report, 64)
+        os.close(report)
         if data:
             self._reported = int(data.split()[0])
             self._ended.set()
 
     def _on_end(self, pidfd: int) -> None:
         # The process is not waited for yet: until `_clear` has ended its group, the kernel must not reuse its pid.
-        self._close(pidfd)
+        asyncio.get_running_loop().remove_reader(pidfd)
+        os.close(pidfd)
         self._ended.set()
         self._is_gone.set()
-
-    def _close(self, descriptor: int) -> None:
-        asyncio.get_running_loop().remove_reader(descriptor)
-        os.close(descriptor)
 
     async def _clear(self, term_s: float) -> None:
         """End all remaining processes, and wait for the first one; idempotent."""
@@ -120,14 +118,8 @@ class LocalProcess:
             with anyio.move_on_after(_KILL_TERM_S):  # a process that is blocked in I/O may never end
                 await self._is_gone.wait()
             self._process.poll()
-            self._why()
+            self._reason = self._reason or self._words() or _reason(self.returncode)
             self._is_cleared = True
-
-    def _why(self) -> str:
-        """Return why it ended: from then on, the log is not needed."""
-        if not self._reason:
-            self._reason = self._words() or _reason(self.returncode)
-        return self._reason
 
     def _words(self) -> str:
         """Return the last line of the log in which a relay says why it ended; empty without one."""
@@ -164,9 +156,7 @@ class LocalLauncher:
         return start(argv, {**env, **gpus}, name=name)
 
 
-def start(
-    argv: Sequence[str], env: Mapping[str, str], *, name: str, address: str = LOOPBACK, last_words: str = ""
-) -> LocalProcess:
+def start(argv: Sequence[str], env: Mapping[str, str], *, name: str, last_words: str = "") -> LocalProcess:
     """Start a program on this machine; see `LocalProcess`, and `envkit.protocols.Launcher.start` for the rest.
 
     Raises:
@@ -188,7 +178,7 @@ def start(
             pass_fds=[writes],
             start_new_session=True,
         )
-    return LocalProcess(process, report, Path(log), address, last_words)
+    return LocalProcess(process, report, Path(log), last_words)
 
 
 def this_node(variables: Mapping[str, str] = os.environ, *, machine: Path = Path("/")) -> Node:

@@ -77,14 +77,7 @@ async def running_nodes(
         with anyio.CancelScope(shield=True):
             async with anyio.create_task_group() as ends:
                 for process in processes.values():
-                    ends.start_soon(_end, process)
-
-
-async def _end(process: Process) -> None:
-    ended_by_itself = process.has_ended
-    await process.kill()
-    if not ended_by_itself:
-        process.log.unlink(missing_ok=True)
+                    ends.start_soon(process.kill)
 
 
 def _last_line(log: Path) -> str:

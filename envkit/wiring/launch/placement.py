@@ -126,8 +126,8 @@ def device_map(section: PlacementSection, nodes: Sequence[Node], needs: Needs) -
     trainer = _trainer(section, nodes, needs, [*taken, *of_judge])
     own = [(here.name, gpu) for gpu in trainer.gpus or ()]
     if needs.servers and not section.engines and needs.servers_use_gpus:
-        present = [(node.name, gpu) for node in nodes for gpu in range(len(node.gpus))]
-        present = [gpu for gpu in present if gpu not in of_judge]
+        every = [(node.name, gpu) for node in nodes for gpu in range(len(node.gpus))]
+        present = [gpu for gpu in every if gpu not in of_judge]
         taken = [gpu for gpu in present if gpu not in own] or present
     if shared := [gpu for gpu in of_judge if gpu in (*own, *taken)]:
         raise ConfigError([f"placement.judge: another part has {_shown(shared[0])}; give the judge another GPU"])

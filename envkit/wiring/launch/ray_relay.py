@@ -63,10 +63,7 @@ class Runner:
         return data, None if data else code
 
     async def end(self) -> None:
-        ended_by_itself = self._process.has_ended
         await self._process.kill(grace_s=_END_S)
-        if not ended_by_itself:
-            self._process.log.unlink(missing_ok=True)
 
 
 async def _end_with(parent: int) -> None:

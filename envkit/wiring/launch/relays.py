@@ -45,4 +45,4 @@ class RelayLauncher:
             return await self._local.start(argv, env, place=place, name=name)
         node = find(self.nodes, place.node)
         words, variables = self._relay(argv, env, place, node)
-        return start(words, variables, name=name, address=node.address, last_words=self._last_words)
+        return start(words, variables, name=name, last_words=self._last_words)

@@ -44,14 +44,9 @@ class RunNodes:
         Raises:
             UsageError: None has answered.
         """
-        nodes = RemoteNodes(
-            [NodeAddress(name, url, self.token) for name, url in self.urls.items()],
-            file=None,
-            in_image=self.in_image,
-            isolates=None,
-            lost_s=self.lost_s,
-            urls=self.urls,
-        )
+        known = [NodeAddress(name, url, self.token) for name, url in self.urls.items()]
+        lost_s = self.lost_s
+        nodes = RemoteNodes(known, file=None, in_image=self.in_image, isolates=None, lost_s=lost_s, urls=self.urls)
         async with nodes:
             with anyio.move_on_after(_START_S):
                 while len(nodes.nodes) < len(self.urls):  # noqa: ASYNC110 - a node may also be lost again

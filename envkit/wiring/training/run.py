@@ -265,10 +265,10 @@ class _Run:
                 assert isinstance(section, BuiltInSandboxSection), "place_run refuses others"
                 opening = run_nodes(policy.launcher, policy.placed.nodes, section, self._display.announce)
                 nodes = await parts.enter_async_context(opening)
-            judge = self._run.judge
-            if (model := self._run.served_judge) is not None and (place := policy.placed.judge) is not None:
-                announce = self._display.announce
-                server = judge_server(model, self._run.engine, launcher=policy.launcher, place=place, announce=announce)
+            judge, announce = next((one.judge for one in self._run.envs if one.judge), None), self._display.announce
+            if judge is not None and (place := policy.placed.judge) is not None:
+                engine, launcher = self._run.engine, policy.launcher
+                server = judge_server(judge, engine, launcher, place, lambda line: announce(f"judge: {line}"))
                 judge = await parts.enter_async_context(server)
             host = sandbox_host(
                 section,

@@ -122,12 +122,8 @@ class VllmServer:
 
     async def stop(self) -> None:
         """End the server and all its processes, and delete its log. Idempotent; cannot be cancelled."""
-        if self._process is None:
-            return
-        ended_by_itself = self._process.has_ended
-        await self._process.kill()
-        if not ended_by_itself:
-            self.log.unlink(missing_ok=True)
+        if self._process is not None:
+            await self._process.kill()
 
     async def kill(self) -> None:
         """End all processes of a server that hangs, even if they are stopped or ignore SIGTERM. Idempotent."""

@@ -120,7 +120,8 @@ async def run_server(
     Raises:
         UsageError: There is no such model, no interpreter has vllm, or the server did not start, or ended by itself.
     """
-    settings = await clock.to_thread(_settings_of, section, max_tokens, lora_rank, Place())
+    model = await clock.to_thread(models.locate, section.model or "")
+    settings = await clock.to_thread(_server_settings, section, model, max_tokens, lora_rank, Place())
     server = VllmServer(settings, launcher=LocalLauncher(), port=port, announce=announce)
     try:
         with anyio.CancelScope() as scope, stop_on_signals(scope.cancel):
@@ -133,63 +134,40 @@ async def run_server(
 
 @asynccontextmanager
 async def judge_server(
-    model: str, section: EngineSection, *, launcher: Launcher, place: Place, announce: Callable[[str], None]
+    model: str, section: EngineSection, launcher: Launcher, place: Place, announce: Callable[[str], None]
 ) -> AsyncIterator[str]:
-    """Serve the model of a judge during the block, and yield its address, ``MODEL@URL``.
+    """Serve the model of a judge, named as in `engine.model`, during the block; yield its address, ``MODEL@URL``.
 
-    If the server ends, it is started again at the same address, as often as one of the engine.
-
-    Args:
-        model: The model, as in `engine.model`.
-        section: The section ``engine``. If its kind is vllm, the server has its interpreter and number format.
-        launcher: Starts the server.
-        place: Where it runs.
-        announce: Receives lines for the user.
+    A server that ends is started again at the same address, as often as one of the engine. It has the interpreter and
+    the number format of `section`, the section ``engine``, if its kind is vllm.
 
     Raises:
         UsageError: There is no such model, no interpreter has vllm, or the server does not start.
     """
     shared = {key: getattr(section, key) for key in ("python", "dtype") if isinstance(section, VllmEngineSection)}
+    own, path = VllmEngineSection(**shared), await clock.to_thread(models.locate, model)
     max_tokens = min(models.positions_of(model) or _JUDGE_TOKENS, _JUDGE_TOKENS)
-    found = await clock.to_thread(_settings_of, VllmEngineSection(model=model, **shared), max_tokens, 0, place)
+    found = await clock.to_thread(_server_settings, own, path, max_tokens, 0, place)
     host, port = await launcher.endpoint(place.node)
-    settings = VllmSettings(
-        max_tokens=max_tokens, max_num_seqs=found.max_num_seqs, dtype=found.dtype, model=Path(found.model).name
-    )
-
-    def say(line: str) -> None:
-        announce(f"judge: {line}")
-
-    server = partial(VllmServer, found, launcher=launcher, place=place, port=port, announce=say)
-    async with VllmEngine(settings, servers=[server], announce=say).running():
+    server = partial(VllmServer, found, launcher=launcher, place=place, port=port, announce=announce)
+    settings = VllmSettings(max_tokens=max_tokens, max_num_seqs=found.max_num_seqs, dtype=found.dtype, model=model)
+    async with VllmEngine(settings, servers=[server], announce=announce).running():
         yield f"{SERVED_NAME}@http://{host}:{port}"
-
-
-def _settings_of(section: VllmEngineSection, max_tokens: int, lora_rank: int, place: Place) -> ServerSettings:
-    """Return the settings of a server that is no replica of a run's engine. Find its model, and choose as a run does.
-
-    Raises:
-        UsageError: There is no such model, or as `_server_settings`.
-    """
-    model = models.locate(section.model or "")
-    if section.dtype == "auto":
-        dtype = "bfloat16" if has_fast_bfloat16("auto") else "float32"
-        section = section.model_copy(update={"dtype": dtype})
-    return _server_settings(section, model, max_tokens, lora_rank, place)
 
 
 def _server_settings(
     section: VllmEngineSection, model: str, max_tokens: int, lora_rank: int, place: Place
 ) -> ServerSettings:
-    """Return the settings of the server of a replica.
+    """Return the settings of a server. It has the number format of a run's engine, also if that is not resolved.
 
     Raises:
         UsageError: No interpreter has vllm, or an argument is reserved.
     """
+    fastest = "bfloat16" if section.dtype == "auto" and has_fast_bfloat16("auto") else "float32"
     return ServerSettings(
         python=find_python(section.python),
         model=model,
-        dtype=section.dtype,
+        dtype=fastest if section.dtype == "auto" else section.dtype,
         max_model_len=max_tokens,
         max_num_seqs=section.max_num_seqs,
         lora_rank=lora_rank,
