@@ -137,6 +137,23 @@ def test_only_an_admin_lists_and_drains_nodes_and_only_a_node_joins(tmp_path: Pa
     with_nodes(main, tmp_path / "joined.json")
 
 
+def test_a_node_that_was_started_again_at_another_address_is_used_there() -> None:
+    async def main() -> None:
+        async with FakeBackend() as backend, NodePool(backend) as pool:
+            app = node_app(NodeFacts(Machine(Node("here", backend), "process", "scripted", dict)), pool)
+            async with listening(AuthMiddleware(app, OneToken("own"), errors=app.errors)) as address:
+                listed, urls = [NodeAddress("n", NOWHERE, "own")], {"n": NOWHERE}
+                with anyio.fail_after(20):
+                    async with RemoteNodes(
+                        listed, file=None, in_image=False, isolates=None, lost_s=1.0, urls=urls
+                    ) as nodes:
+                        assert not nodes.nodes
+                        urls["n"] = address
+                        await nodes.found.wait()
+
+    clock.run(main)
+
+
 def test_a_node_answers_only_its_own_token_and_is_no_gateway() -> None:
     async def main() -> None:
         async with FakeBackend() as backend, NodePool(backend) as pool:
