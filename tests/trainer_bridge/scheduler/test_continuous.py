@@ -24,10 +24,15 @@ from envkit.trainer_bridge.scheduler.requests import Cursor, read_schedule, shar
 from envkit.types import Completion, FinishReason, Group, SamplingParams, Task, floats, ints, stable_hash
 from tests.trainer_bridge.fakes import LetterRenderer, ScriptedEngine
 from tests.trainer_bridge.scheduler.schedules import problems, random_pace, random_run
-from tests.trainer_bridge.scheduler.simulated import Simulation, SlowHost, heavy_tailed, seconds_of
+from tests.trainer_bridge.scheduler.simulated import Latency, Simulation, SlowHost, heavy_tailed, seconds_of
 
-HEAVY = Pace(steps=40, groups_per_step=32, group_size=8)
+HEAVY = Pace(steps=40, groups_per_step=16, group_size=8)
 """The heavy-tailed setting; `steps` is beyond the end of the tests, so that nothing is drained."""
+
+
+def heavy(folder: Path, pace: Pace = HEAVY, latency: Latency = heavy_tailed) -> Simulation:
+    """Six train steps on a host with as many places as a batch has episodes."""
+    return Simulation(folder, SlowHost(latency, seed=0, capacity=16 * 8), pace, steps=6).run()
 
 
 # --- Speed -----------------------------------------------------------------------------------------------------------
@@ -36,11 +41,11 @@ HEAVY = Pace(steps=40, groups_per_step=32, group_size=8)
 @pytest.mark.parametrize(
     ("ahead", "max_lag", "policy", "seconds", "masked"),
     [
-        (0, 0, "wait", 345.0, 0.0),
-        (1, 1, "wait", 170.0, 0.0),
+        (0, 0, "wait", 270.0, 0.0),
+        (1, 1, "wait", 160.0, 0.0),
         (1, 4, "wait", 80.0, 0.0),
-        (2, 4, "wait", 75.0, 0.0),
-        (1, 1, "resume", 75.0, 0.23),
+        (2, 4, "wait", 70.0, 0.0),
+        (1, 1, "resume", 80.0, 0.15),
         (4, 8, "resume", 40.0, 0.05),
     ],
 )
@@ -48,9 +53,9 @@ def test_a_train_step_takes_as_long_as_its_lag_allows(
     ahead: int, max_lag: int, policy: str, seconds: float, masked: float, tmp_path: Path
 ) -> None:
     pace = replace(HEAVY, ahead=ahead, max_lag=max_lag, lag_policy=LagPolicy(policy))
-    run = Simulation(tmp_path, SlowHost(heavy_tailed, seed=0), pace, steps=8).run()
-    assert run.seconds / 8 <= seconds
-    assert run.total("tokens_masked_lag") <= masked * 8 * 32 * 8 * 100
+    run = heavy(tmp_path, pace)
+    assert run.seconds / 6 <= seconds
+    assert run.total("tokens_masked_lag") <= masked * 6 * 16 * 8 * 100
     assert max(row.get("lag_max", 0.0) for row in run.rows) <= max_lag
 
 
@@ -63,23 +68,22 @@ def test_the_duration_of_a_group_counts_from_its_opening_until_its_last_member_h
 
 
 def test_extra_members_shorten_a_step_and_their_bias_is_visible(tmp_path: Path) -> None:
-    plain = Simulation(tmp_path / "plain", SlowHost(heavy_tailed, seed=0), HEAVY, steps=8).run()
-    extra = Simulation(tmp_path / "extra", SlowHost(heavy_tailed, seed=0), replace(HEAVY, group_extra=2), steps=8).run()
+    plain = heavy(tmp_path / "plain")
+    extra = heavy(tmp_path / "extra", replace(HEAVY, group_extra=2))
     assert extra.seconds < 0.5 * plain.seconds
-    assert extra.total("episodes_aborted") == pytest.approx(8 * 32 * 2, abs=64)
-    assert extra.total("episodes_trained") == 8 * 32 * 8
+    assert extra.total("episodes_aborted") == pytest.approx(6 * 16 * 2, abs=32)
+    assert extra.total("episodes_trained") == 6 * 16 * 8
 
 
 def test_a_straggler_is_replaced_and_the_first_to_end_counts(tmp_path: Path) -> None:
     def one_in_fifty(rng: random.Random) -> float:
         return 300.0 if rng.random() < 0.02 else 10.0
 
-    plain = Simulation(tmp_path / "plain", SlowHost(one_in_fifty, seed=0), HEAVY, steps=8).run()
-    fast = replace(HEAVY, straggler=3.0)
-    replaced = Simulation(tmp_path / "fast", SlowHost(one_in_fifty, seed=0), fast, steps=8).run()
+    plain = heavy(tmp_path / "plain", latency=one_in_fifty)
+    replaced = heavy(tmp_path / "fast", replace(HEAVY, straggler=3.0), one_in_fifty)
     assert replaced.seconds < 0.4 * plain.seconds
-    assert replaced.total("episodes_trained") == 8 * 32 * 8
-    assert 10 < replaced.total("episodes_aborted") < 100
+    assert replaced.total("episodes_trained") == 6 * 16 * 8
+    assert 5 < replaced.total("episodes_aborted") < 50
 
 
 def test_lockstep_takes_much_longer_than_turns_that_do_not_wait_for_each_other(tmp_path: Path) -> None:
@@ -96,11 +100,11 @@ def test_lockstep_takes_much_longer_than_turns_that_do_not_wait_for_each_other(t
 
 @pytest.mark.parametrize("part", range(4))
 def test_any_schedule_keeps_its_promises(part: int, tmp_path: Path) -> None:
-    for seed in range(part, 100, 4):
+    for seed in range(part, 48, 4):
         assert problems(random_run(seed, tmp_path / str(seed))) == [], seed
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("ahead", "max_lag"), [(0, 0), (1, 1), (2, 4)])
 def test_every_length_that_was_asked_for_is_trained_on(seed: int, ahead: int, max_lag: int, tmp_path: Path) -> None:
     asked: list[float] = []
@@ -124,7 +128,7 @@ def test_no_episode_begins_before_the_engine_has_the_weights_of_the_run(tmp_path
 # --- Killed and resumed ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(12))
 def test_a_run_killed_at_any_moment_trains_on_every_group_once(seed: int, tmp_path: Path) -> None:
     rng = random.Random(seed)
     pace, how = random_pace(rng)
@@ -139,7 +143,7 @@ def test_a_run_killed_at_any_moment_trains_on_every_group_once(seed: int, tmp_pa
     assert trained == list(range(8 * pace.groups_per_step))
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(6))
 def test_a_schedule_that_is_replayed_has_the_same_groups_and_members(seed: int, tmp_path: Path) -> None:
     rng = random.Random(seed)
     pace, how = random_pace(rng)
@@ -296,9 +300,9 @@ def test_a_group_whose_task_cannot_be_made_is_played_by_the_resumed_run() -> Non
 
 
 def test_with_filters_the_trainer_does_not_wait_for_groups_that_will_be_rejected(tmp_path: Path) -> None:
-    pace = Pace(steps=40, groups_per_step=8, group_size=8, ahead=1, max_lag=4, filters=[TenPercent()], max_filtered=50)
-    run = Simulation(tmp_path, SlowHost(heavy_tailed, seed=0), pace, steps=12).run()
-    assert run.seconds / 12 < 95.0  # 113 s if all groups in progress count as kept
+    pace = Pace(steps=40, groups_per_step=8, group_size=4, ahead=1, max_lag=4, filters=[TenPercent()], max_filtered=50)
+    run = Simulation(tmp_path, SlowHost(heavy_tailed, seed=0, capacity=128), pace, steps=6).run()
+    assert run.seconds / 6 < 82.0  # 89 s if all groups in progress count as kept
 
 
 class TenPercent:
