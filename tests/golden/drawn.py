@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from itertools import accumulate
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 JUNK = 7.5
@@ -54,16 +53,10 @@ def without_tools(given: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{**one, "turns": [kept(turn) for turn in one["turns"]]} for one in given]
 
 
-def moved(given: Sequence[dict[str, Any]], token: int, step: float) -> list[dict[str, Any]]:
-    """Return rollouts without tokens of tools, where the log-probability of one token is larger by `step`."""
-    counts = [len(turn["logp"]) for one in given for turn in one["turns"]]
-    starts = iter([0, *accumulate(counts)])
-    found = []
-    for one in given:
-        turns = []
-        for turn in one["turns"]:
-            start = next(starts)
-            logp = [value + step * (start + place == token) for place, value in enumerate(turn["logp"])]
-            turns.append({**turn, "logp": logp})
-        found.append({**one, "turns": turns})
-    return found
+def moved(given: Sequence[dict[str, Any]], steps: Iterable[float]) -> list[dict[str, Any]]:
+    """Return rollouts without tokens of tools, where the log-probability of each token is larger by its step."""
+    each = iter(steps)
+    return [
+        {**one, "turns": [{**turn, "logp": [value + next(each) for value in turn["logp"]]} for turn in one["turns"]]}
+        for one in given
+    ]

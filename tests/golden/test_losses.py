@@ -199,24 +199,26 @@ DIFFERENTIABLE = [
 
 
 @pytest.mark.parametrize("kind", DIFFERENTIABLE)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_gradient_is_the_slope_of_the_sum(kind: str, seed: int) -> None:
     rng = random.Random(seed)
     rollouts = drawn.without_tools(drawn.cut(drawn.rollouts(rng), rng)[0])
     gradient = [value for row in evaluate_part(kind, {}, rollouts).gradient for value in row]
+    # Along a random direction, a wrong gradient of any token changes the slope.
+    direction = [rng.choice([-1, 1]) * rng.uniform(0.5, 1.5) for _ in gradient]
 
-    def total(token: int, step: float) -> float:
-        return math.fsum(map(math.fsum, evaluate_part(kind, {}, drawn.moved(rollouts, token, step)).value))
+    def total(step: float) -> float:
+        moved = drawn.moved(rollouts, [step * each for each in direction])
+        return math.fsum(map(math.fsum, evaluate_part(kind, {}, moved).value))
 
-    third = range(seed, len(gradient), 3)  # of the tokens, another one for each seed
-    slopes = [(total(token, STEP) - total(token, -STEP)) / (2 * STEP) for token in third]
-    assert [gradient[token] for token in third] == pytest.approx(slopes, rel=1e-4, abs=1e-6)
+    along = [each * slope for each, slope in zip(direction, gradient, strict=True)]
+    slope = (total(STEP) - total(-STEP)) / (2 * STEP)
+    assert math.fsum(along) == pytest.approx(slope, abs=1e-5 * math.fsum(map(abs, along)))
 
 
 @pytest.mark.parametrize("kind", kinds.names("losses"))
-@pytest.mark.parametrize("seed", range(3))
-def test_samples_order_and_tokens_of_tools_change_nothing(kind: str, seed: int) -> None:
-    rng = random.Random(seed)
+def test_samples_order_and_tokens_of_tools_change_nothing(kind: str) -> None:
+    rng = random.Random(0)
     rollouts = drawn.rollouts(rng)
     made, plain = evaluate_part(kind, {}, rollouts), evaluate_part(kind, {}, drawn.without_tools(rollouts))
     other, order = drawn.cut(rollouts, rng)
@@ -228,7 +230,7 @@ def test_samples_order_and_tokens_of_tools_change_nothing(kind: str, seed: int) 
 
 
 @pytest.mark.parametrize("kind", kinds.names("losses"))
-@pytest.mark.parametrize("gap", [30.0, 200.0, math.inf])
+@pytest.mark.parametrize("gap", [200.0, math.inf])
 def test_a_token_that_old_policy_and_sampler_found_almost_impossible_has_a_finite_loss(kind: str, gap: float) -> None:
     token = {"logp": [-0.5, -1.0], "old": [-gap, -1.0], "sampled": [-gap, -1.0], "reference": [-1.0, -1.0]}
     for advantage in ([-1.0, -1.0], [1.0, 1.0]):
