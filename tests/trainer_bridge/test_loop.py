@@ -354,9 +354,14 @@ def same_as_unbroken(folder: Path, whole: Part, *parts: Part, **how: Any) -> Non
     assert sum(len(part.engine.calls) for part in (*parts, last)) <= len(expected) + 12 * len(parts)
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Part:
+    """An uninterrupted run."""
+    return Part(tmp_path_factory.mktemp("whole")).run()
+
+
 @pytest.mark.parametrize("cut_at", [1, 12, 13, 24, 37, 50, 72, 95])  # an evaluation is 12 calls, a train step 8
-def test_a_run_interrupted_anywhere_continues_identically(cut_at: int, tmp_path: Path) -> None:
-    whole = Part(tmp_path / "whole").run()
+def test_a_run_interrupted_anywhere_continues_identically(cut_at: int, whole: Part, tmp_path: Path) -> None:
     assert len(whole.engine.calls) == 96
     first = Part(tmp_path / "cut")
     first.cut_at = cut_at
@@ -367,7 +372,7 @@ def test_a_run_interrupted_anywhere_continues_identically(cut_at: int, tmp_path:
     same_as_unbroken(tmp_path / "cut", whole, first)
 
 
-def test_an_update_in_progress_at_an_interrupt_is_finished_and_recorded(tmp_path: Path) -> None:
+def test_an_update_in_progress_at_an_interrupt_is_finished_and_recorded(whole: Part, tmp_path: Path) -> None:
     part = Part(tmp_path)
 
     def cut_in_the_second() -> None:
@@ -380,7 +385,7 @@ def test_an_update_in_progress_at_an_interrupt_is_finished_and_recorded(tmp_path
     assert list(part.notes.steps) == [1, 2]
     assert (part.loop.state.step, part.trainer.version, part.engine.version) == (2, 2, 2)
     assert checkpoints(tmp_path) == ["step-0", "step-2"]
-    same_as_unbroken(tmp_path, Part(tmp_path / "whole").run(), part)
+    same_as_unbroken(tmp_path, whole, part)
 
 
 def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path) -> None:
@@ -487,8 +492,14 @@ def test_a_checkpoint_is_written_every_hundred_updates_of_imitation(tmp_path: Pa
 PHASE: dict[str, Any] = {"source": source(130), "greedy": lambda update: 0.5}
 
 
-@pytest.mark.parametrize("updates", [1, 2, 30, 100, 101, 129, 130, 131, 133])  # 130 of imitation, and 6 train steps
-def test_a_run_interrupted_in_imitation_continues_identically(updates: int, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def whole_phase(tmp_path_factory: pytest.TempPathFactory) -> Part:
+    """An uninterrupted run that imitates first."""
+    return Part(tmp_path_factory.mktemp("whole"), **PHASE).run()
+
+
+@pytest.mark.parametrize("updates", [1, 30, 100, 101, 129, 130, 131])  # 130 of imitation, and 6 train steps
+def test_a_run_interrupted_in_imitation_continues_identically(updates: int, whole_phase: Part, tmp_path: Path) -> None:
     first = Part(tmp_path / "cut", **PHASE)
 
     def cut() -> None:
@@ -499,20 +510,20 @@ def test_a_run_interrupted_in_imitation_continues_identically(updates: int, tmp_
     first.run()
     assert first.scope.cancelled_caught
     assert len(first.trainer.taught) == updates
-    same_as_unbroken(tmp_path / "cut", Part(tmp_path / "whole", **PHASE).run(), first, **PHASE)
+    same_as_unbroken(tmp_path / "cut", whole_phase, first, **PHASE)
 
 
-@pytest.mark.parametrize("cut_at", [1, 11, 12, 13, 24])  # of the evaluations before and after imitation
+@pytest.mark.parametrize("cut_at", [1, 12, 13, 24])  # of the evaluations before and after imitation
 def test_a_run_interrupted_in_the_evaluations_around_imitation_continues_identically(
-    cut_at: int, tmp_path: Path
+    cut_at: int, whole_phase: Part, tmp_path: Path
 ) -> None:
     first = Part(tmp_path / "cut", **PHASE)
     first.cut_at = cut_at
     first.run()
-    same_as_unbroken(tmp_path / "cut", Part(tmp_path / "whole", **PHASE).run(), first, **PHASE)
+    same_as_unbroken(tmp_path / "cut", whole_phase, first, **PHASE)
 
 
-def test_an_error_in_an_update_of_imitation_leaves_the_last_checkpoint(tmp_path: Path) -> None:
+def test_an_error_in_an_update_of_imitation_leaves_the_last_checkpoint(whole_phase: Part, tmp_path: Path) -> None:
     first = Part(tmp_path / "cut", **PHASE)
 
     def fail() -> None:
@@ -523,9 +534,9 @@ def test_an_error_in_an_update_of_imitation_leaves_the_last_checkpoint(tmp_path:
     with pytest.raises(RuntimeError, match="out of memory"):
         first.run()
     clock.run(first.loop.save, virtual=True)  # the weights may be half of an update: nothing is saved
-    whole, second = Part(tmp_path / "whole", **PHASE).run(), Part(tmp_path / "cut", **PHASE).run()
+    second = Part(tmp_path / "cut", **PHASE).run()
     assert imitated(second) == list(range(100, 130))
-    assert second.trainer.weights == whole.trainer.weights
+    assert second.trainer.weights == whole_phase.trainer.weights
 
 
 # --- What is shown ---------------------------------------------------------------------------------------------------

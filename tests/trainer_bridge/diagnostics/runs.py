@@ -99,7 +99,6 @@ class Run:
         *,
         settings: LoopSettings = SETTINGS,
         scheduler: type[Continuous] = Continuous,
-        seed: int = 7,
         rows: list[Mapping[str, Any]] | None = None,
         has_probe: bool = True,
         ahead: int = 0,
@@ -114,7 +113,7 @@ class Run:
             asyncio.run(trainer.restore(str(newest)))
         limits = RolloutLimits(max_turns=3, max_tokens=60, turn_tokens=1, step_timeout_s=10, retries=1)
         player = PolicyPlayer(engine, renderer, limits)
-        pace = Pace(steps=settings.steps, groups_per_step=4, group_size=4, seed=seed, ahead=ahead, max_lag=ahead)
+        pace = Pace(steps=settings.steps, groups_per_step=4, group_size=4, seed=7, ahead=ahead, max_lag=ahead)
         known: Any = state.facts.get("findings", {})
         diagnosing = DiagnosticSettings(**{"stop_on": frozenset(), **diagnostics})
         self.diagnostics = Diagnostics(diagnosing, rows or [], dict(known))

@@ -23,9 +23,8 @@ from tests.trainer_bridge.fakes import LetterRenderer, ScriptedEngine, ScriptedT
 # --- Runs without a fault --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_a_run_without_a_fault_has_no_finding(seed: int, tiny_folder: Path, tmp_path: Path) -> None:
-    run = tiny_run(tmp_path, tiny_folder, settings=replace(SETTINGS, steps=8), seed=seed).run()
+def test_a_run_without_a_fault_has_no_finding(tiny_folder: Path, tmp_path: Path) -> None:
+    run = tiny_run(tmp_path, tiny_folder, settings=replace(SETTINGS, steps=8)).run()
     assert (run.display.lines, run.diagnostics.summary()) == ([], [])
     assert all(row["sampler_gap_nats"] < 1e-4 for row in run.notes.steps.values())
     attempts = {name: count for name, count in run.loop.state.accounting.items() if count and "tokens" not in name}
@@ -96,7 +95,7 @@ def test_an_engine_that_keeps_its_weights_stops_the_run_with_a_checkpoint(tiny_f
 
 @pytest.mark.parametrize(
     ("engine", "name", "step"),
-    [(Stuck, "weights_not_applied", 1), (StuckLater, "weights_not_applied", 2), (Garbled, "engine_disagrees", 0)],
+    [(StuckLater, "weights_not_applied", 2), (Garbled, "engine_disagrees", 0)],
 )
 def test_wrong_weights_are_named_once_after_the_push(
     engine: type[TransformersEngine], name: str, step: int, tiny_folder: Path, tmp_path: Path

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shutil
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -80,12 +82,18 @@ def test_a_checkpoint_holds_a_model_folder_that_plays_like_the_policy(tiny_folde
 # --- Checkpoints that are no good ------------------------------------------------------------------------------------
 
 
-def saved(folder: Path, place: Path, kind: str = "ppo") -> Path:
-    trainee = Trainee(folder, place, **KINDS[kind])
-    learn(trainee, folder, 0)
-    place.mkdir()
-    trainee.save(place)
-    return place
+@pytest.fixture(scope="module")
+def saved(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Returns the checkpoint of a kind of algorithm after an update."""
+
+    @cache
+    def checkpoint(kind: str) -> Path:
+        trainee = Trainee(tiny_folder, None, **KINDS[kind])
+        learn(trainee, tiny_folder, 0)
+        trainee.save(place := tmp_path_factory.mktemp("checkpoint"))
+        return place
+
+    return checkpoint
 
 
 def refuses(trainee: Trainee, place: Path) -> str:
@@ -99,21 +107,25 @@ def refuses(trainee: Trainee, place: Path) -> str:
 
 
 @pytest.mark.parametrize("shape", [{"hidden_size": 32}, {"layers": 1}, {"layers": 3}])
-def test_a_checkpoint_of_another_shape_is_refused(shape: Any, tiny_folder: Path, tmp_path: Path) -> None:
-    place = saved(tiny_folder, tmp_path / "checkpoint")
-    refuses(Trainee(write_tiny(tmp_path / "other", seed=1, **shape), tmp_path, **KINDS["ppo"]), place)
+def test_a_checkpoint_of_another_shape_is_refused(shape: Any, saved: Callable[[str], Path], tmp_path: Path) -> None:
+    other = write_tiny(tmp_path / "other", seed=1, **shape)
+    refuses(Trainee(other, None, **KINDS["ppo"]), saved("ppo"))
 
 
-def test_a_checkpoint_of_another_algorithm_is_refused(tiny_folder: Path, tmp_path: Path) -> None:
-    place = saved(tiny_folder, tmp_path / "checkpoint", kind="grpo")
+def test_a_checkpoint_of_another_algorithm_is_refused(
+    saved: Callable[[str], Path], tiny_folder: Path, tmp_path: Path
+) -> None:
+    place = saved("grpo")
     assert "critic" in refuses(Trainee(tiny_folder, tmp_path, **KINDS["ppo"]), place)
     assert "reference" in refuses(Trainee(tiny_folder, tmp_path, **KINDS["grpo with kl"]), place)
 
 
 @pytest.mark.parametrize("name", ["policy/model.safetensors", "optimizer.pt", "trainer.json", "reference.safetensors"])
 @pytest.mark.parametrize("damage", ["missing", "empty", "cut", "garbled"])
-def test_a_damaged_checkpoint_is_refused_in_one_line(name: str, damage: str, tiny_folder: Path, tmp_path: Path) -> None:
-    place = saved(tiny_folder, tmp_path / "checkpoint", kind="grpo with kl")
+def test_a_damaged_checkpoint_is_refused_in_one_line(
+    name: str, damage: str, saved: Callable[[str], Path], tiny_folder: Path, tmp_path: Path
+) -> None:
+    place = shutil.copytree(saved("grpo with kl"), tmp_path / "checkpoint")
     file = place / name
     content = file.read_bytes()
     if damage == "missing":
