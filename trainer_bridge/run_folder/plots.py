@@ -177,9 +177,7 @@ def means(values: Sequence[float], window: int) -> list[float]:
 def new_figure(width: float, height: float) -> Figure:
     """Return an empty figure of `width` by `height` inches. The figure needs no display and no global state."""
     layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)
-    figure = Figure(figsize=(width, height), dpi=_DPI, layout=layout, facecolor="white")
-    FigureCanvasAgg(figure)
-    return figure
+    return Figure(figsize=(width, height), dpi=_DPI, layout=layout, facecolor="white")
 
 
 def frame(axes: Axes, title: str, *, size: int) -> None:
@@ -197,7 +195,8 @@ def save(figure: Figure, path: Path) -> None:
     """Write `figure` atomically, so that viewers never read a partial file."""
     part = path.with_name(f".{path.name}.part")
     try:
-        figure.savefig(part, format="png")
+        # Unlike savefig, this does not draw everything once before, only to find the layout.
+        FigureCanvasAgg(figure).print_png(part)
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
