@@ -7,7 +7,7 @@ import dataclasses
 import json
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import chdir, closing
 from functools import partial
 from pathlib import Path
@@ -18,8 +18,17 @@ import yaml
 
 import envkit
 from envkit import clock, config
+from envkit.trainer_bridge.run_folder import plots
 
 pytestmark = pytest.mark.xdist_group("api")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_plots() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots, "draw", lambda *_: None)  # takes longer than a run
+        yield
+
 
 LAKE: dict[str, Any] = {
     "env": {"id": "FrozenLake-v0", "num_envs": 8, "options": {"size": 3}},

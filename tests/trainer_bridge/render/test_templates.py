@@ -75,7 +75,7 @@ def prompts_of(
 
 
 @every_family
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(observations=st.lists(texts, min_size=3, max_size=3), system=st.none() | texts)
 def test_tokens_are_those_of_the_whole_chat_turn_by_turn(
     name: str, observations: list[str], system: str | None
@@ -90,7 +90,7 @@ def test_tokens_are_those_of_the_whole_chat_turn_by_turn(
 
 
 @every_family
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(answers=st.lists(texts, min_size=2, max_size=2), stopped=st.booleans())
 def test_frames_are_the_templates_and_answers_stay_as_they_were_sampled(
     name: str, answers: list[str], stopped: bool

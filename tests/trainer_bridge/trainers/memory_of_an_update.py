@@ -1,7 +1,7 @@
 """Print the peak memory (MiB) of an update of two passes.
 
 Arguments: sizes of the vocabulary ("1000,100000"), each with its own model and line of output, "tied" or "untied",
-tokens of a pass, and the width of the models, a multiple of 192 (default: 576, SmolLM2's); weights, gradients and
+tokens of a pass, and the width of the models, 64 or a multiple of 192 (default: 576, SmolLM2's); weights, gradients and
 optimiser state do not count. The peak is that of the process, so sizes must rise.
 Or a model folder, "plain" or "checkpointing", tokens of a pass; the whole process counts, and the copy that plays with
 it.
@@ -32,7 +32,7 @@ def made(vocabulary: int, width: int, *, is_tied: bool) -> Any:
         intermediate_size=width * 8 // 3,
         num_hidden_layers=2,
         num_attention_heads=width // 64,
-        num_key_value_heads=width // 192,
+        num_key_value_heads=max(1, width // 192),
         tie_word_embeddings=is_tied,
     )
     return LlamaForCausalLM(config)

@@ -1,4 +1,4 @@
-"""Every preset trains a tiny policy on the lake for ten train steps, and the diagnostics find nothing."""
+"""Every preset trains a tiny policy on the lake for some train steps, and the diagnostics find nothing."""
 
 from __future__ import annotations
 
@@ -55,17 +55,17 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_a_preset_trains_for_ten_steps_without_a_finding(preset: str, policy: str, tmp_path: Path) -> None:
+def test_a_preset_trains_without_a_finding(preset: str, policy: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     content = {
         "engine": {"model": policy},
         "imitation": {"kind": "none"},
         "algorithm": {"preset": preset},
-        "trainer": {"steps": 10, "groups_per_step": 4, "learning_rate": 0.001},
+        "trainer": {"steps": 6, "groups_per_step": 4, "learning_rate": 0.001},
     }
     run(content, folder)
     rows: list[Any] = list(read_rows(folder / "metrics.jsonl"))
-    assert len(rows) == 10
-    assert sum(row["updates"] for row in rows) > 5
+    assert len(rows) == 6
+    assert sum(row["updates"] for row in rows) > 3
     assert sum(row["nonfinite_updates"] for row in rows) == 0
     assert json.loads((folder / "summary.json").read_text())["diagnosis"] == []
