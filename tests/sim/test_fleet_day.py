@@ -7,9 +7,9 @@ from tests.sim.fleet_day import SANDBOXES_PER_NODE, live, problems
 
 
 def test_each_sandbox_and_lease_ends_once_and_the_counts_are_reproducible() -> None:
-    first, second = live(3, 200), live(3, 200)
+    first, second = live(3, 100), live(3, 100)
 
-    assert problems(first, 200) == []
+    assert problems(first, 100) == []
     assert set(first.losses) == {
         CauseKind.KILLED,
         CauseKind.OUT_OF_MEMORY,

@@ -18,13 +18,12 @@ def how(n: int = 12, *, seed: int = 3, temperature: float = 1.0, stop: tuple[int
     return SamplingParams(max_tokens=n, seed=seed, temperature=temperature, stop=stop)
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_log_probabilities_are_those_of_the_trainer(rig: Rig, temperature: float) -> None:
+def test_log_probabilities_are_those_of_the_trainer(rig: Rig) -> None:
     async def test(engine: PolicyEngine) -> None:
-        got = await engine.generate(PROMPT, how(24, temperature=temperature))
-        assert (len(got.token_ids), got.finish, got.versions) == (24, FinishReason.LENGTH, ((0, 24),))
-        assert rig.policies.agree(got, temperature=temperature)
-        assert not rig.policies.agree(got, temperature=temperature + 0.1)
+        got = await engine.generate(PROMPT, how(16, temperature=0.7))  # the others sample at 1
+        assert (len(got.token_ids), got.finish, got.versions) == (16, FinishReason.LENGTH, ((0, 16),))
+        assert rig.policies.agree(got, temperature=0.7)
+        assert not rig.policies.agree(got, temperature=0.8)
 
     rig.run(test)
 
@@ -65,10 +64,10 @@ def test_the_same_seed_gives_the_same_completion_alone_and_beside_others(rig: Ri
     async def test(engine: PolicyEngine) -> None:
         async with Asked(engine) as asked:
             for seed in range(4):
-                asked.ask(f"seed {seed}", how(seed=seed), prompt=PROMPT)
-            asked.ask("other prompt", how(seed=0), prompt=PROMPT[3:12])
+                asked.ask(f"seed {seed}", how(8, seed=seed), prompt=PROMPT)
+            asked.ask("other prompt", how(8, seed=0), prompt=PROMPT[3:12])
         for seed in (0, 3):
-            alone = await engine.generate(PROMPT, how(seed=seed))
+            alone = await engine.generate(PROMPT, how(8, seed=seed))
             beside = asked.done[f"seed {seed}"]
             assert alone.token_ids.tolist() == beside.token_ids.tolist()
             assert alone.logprobs.tolist() == pytest.approx(beside.logprobs.tolist(), abs=1e-4)
@@ -109,7 +108,7 @@ def test_an_aborted_session_returns_its_tokens_so_far_and_can_be_continued(rig: 
         assert rig.policies.agree(aborted, prompt=prompt_of("a"))
         assert rig.policies.agree(other, prompt=prompt_of("b"))
 
-        end = count + 12
+        end = count + 6
         whole = await engine.generate(prompt_of("a"), how(end), session="a", so_far=aborted)
         assert whole.token_ids.tolist()[:count] == aborted.token_ids.tolist()
         assert whole.logprobs.tolist()[:count] == aborted.logprobs.tolist()

@@ -15,7 +15,7 @@ from tests.trainer_bridge.watched import Watched, agrees_with_the_slow_way, para
 END = 4
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_groups_with_long_tails_say_what_each_row_would_say_alone_over_several_turns(
     seed: int, tiny_folder: Path
 ) -> None:
@@ -78,10 +78,9 @@ def test_equal_prompts_are_read_once_and_sampled_apart(tiny_folder: Path) -> Non
     assert clock.run(main, virtual=True) == [(1, 5), (6, 1), (6, 1)]
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_sessions_out_of_step_feed_at_most_1_1_times_the_new_tokens(seed: int, tiny_folder: Path) -> None:
+def test_sessions_out_of_step_feed_at_most_1_1_times_the_new_tokens(tiny_folder: Path) -> None:
     """Each session waits for its environment between turns, for a different time."""
-    rng = random.Random(seed)
+    rng = random.Random(0)
     new_tokens = 0
 
     async def episode(watched: Watched, reference: object, name: str) -> None:

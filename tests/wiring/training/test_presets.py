@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from envkit.config import parse
 from envkit.config.algorithm import PRESETS
 from envkit.runs.display import SilentDisplay
 from envkit.runs.files import read_rows
-from envkit.trainer_bridge.run_folder import plots
 from envkit.wiring.training.run import train
 
 LAKE: Mapping[str, Any] = {
@@ -34,13 +33,6 @@ def run(content: Mapping[str, Any], folder: Path) -> None:
     anyio.run(main)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _no_plots() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plots, "draw", lambda *_: None)  # takes longer than the run
-        yield
-
-
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The folder of a policy that has imitated for a while."""
@@ -55,6 +47,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.usefixtures("no_plots")
 def test_a_preset_trains_without_a_finding(preset: str, policy: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     content = {
