@@ -77,10 +77,9 @@ def test_the_critic_learns_returns_of_the_estimates_and_reports_half_the_squared
     assert trainee.gradients()["critic.head.bias"] == [pytest.approx(slope, abs=1e-5)]
 
 
-@pytest.mark.parametrize("micro_tokens", [10**6, 1])
-def test_two_critics_learn_each_its_own_target(micro_tokens: int, tiny_folder: Path, tmp_path: Path) -> None:
+def test_two_critics_learn_each_its_own_target(tiny_folder: Path, tmp_path: Path) -> None:
     samples = draw_samples(0, 8, tiny_folder)
-    how = {"learning_rate": 1e-30, "critic_learning_rate": 1e-30, "micro_tokens": micro_tokens}
+    how = {"learning_rate": 1e-30, "critic_learning_rate": 1e-30, "micro_tokens": 30}
     trainee, report = updated(tiny_folder, tmp_path, samples, algorithm=TWO_CRITICS, **how)
     rewards = [reward for one in samples for reward in one.rewards.tolist()]
     first, second = ([value for one in samples for value in slow_values(critic, one)] for critic in trainee.critics)
@@ -99,7 +98,7 @@ def test_two_critics_learn_each_its_own_target(micro_tokens: int, tiny_folder: P
     assert report["value_loss"] == pytest.approx(math.fsum(squares) / len(squares), rel=1e-4)
 
 
-@pytest.mark.parametrize("micro_tokens", [10**6, 30, 1])
+@pytest.mark.parametrize("micro_tokens", [10**6, 30])
 def test_imitation_is_the_mean_cross_entropy_of_the_tokens_whatever_their_rewards(
     micro_tokens: int, tiny_folder: Path, tmp_path: Path
 ) -> None:
