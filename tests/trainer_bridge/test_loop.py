@@ -498,29 +498,20 @@ def whole_phase(tmp_path_factory: pytest.TempPathFactory) -> Part:
     return Part(tmp_path_factory.mktemp("whole"), **PHASE).run()
 
 
-@pytest.mark.parametrize("updates", [1, 30, 100, 101, 129, 130, 131])  # 130 of imitation, and 6 train steps
-def test_a_run_interrupted_in_imitation_continues_identically(updates: int, whole_phase: Part, tmp_path: Path) -> None:
-    first = Part(tmp_path / "cut", **PHASE)
-
-    def cut() -> None:
-        if len(first.trainer.taught) == updates - 1:
-            first.scope.cancel()
-
-    first.trainer.during_update = cut
+@pytest.mark.parametrize(
+    ("updates", "calls"),  # 130 updates of imitation, then 6 train steps; calls of the evaluations around imitation
+    [*((updates, None) for updates in (1, 30, 100, 101, 129, 130, 131)), *((0, calls) for calls in (1, 12, 13, 24))],
+)
+def test_a_run_interrupted_in_imitation_or_the_evaluations_around_it_continues_identically(
+    updates: int, calls: int | None, whole_phase: Part, tmp_path: Path
+) -> None:
+    first = Part(tmp_path, **PHASE)
+    first.cut_at = calls
+    first.trainer.during_update = lambda: first.scope.cancel() if len(first.trainer.taught) == updates - 1 else None
     first.run()
     assert first.scope.cancelled_caught
-    assert len(first.trainer.taught) == updates
-    same_as_unbroken(tmp_path / "cut", whole_phase, first, **PHASE)
-
-
-@pytest.mark.parametrize("cut_at", [1, 12, 13, 24])  # of the evaluations before and after imitation
-def test_a_run_interrupted_in_the_evaluations_around_imitation_continues_identically(
-    cut_at: int, whole_phase: Part, tmp_path: Path
-) -> None:
-    first = Part(tmp_path / "cut", **PHASE)
-    first.cut_at = cut_at
-    first.run()
-    same_as_unbroken(tmp_path / "cut", whole_phase, first, **PHASE)
+    assert calls or len(first.trainer.taught) == updates
+    same_as_unbroken(tmp_path, whole_phase, first, **PHASE)
 
 
 def test_an_error_in_an_update_of_imitation_leaves_the_last_checkpoint(whole_phase: Part, tmp_path: Path) -> None:

@@ -196,7 +196,7 @@ def save(figure: Figure, path: Path) -> None:
     part = path.with_name(f".{path.name}.part")
     try:
         # Unlike savefig, this does not draw everything once before, only to find the layout.
-        FigureCanvasAgg(figure).print_png(part)
+        FigureCanvasAgg(figure).print_png(part)  # type: ignore[no-untyped-call]
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)

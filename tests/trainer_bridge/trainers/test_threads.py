@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -34,10 +33,10 @@ def two_threads() -> Iterator[None]:
 UNSET = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "OMP_DISPLAY_ENV")
 
 
-def python(program: str, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+def python(program: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Run a program in a process whose OpenMP threads nobody has set."""
     kept = {name: value for name, value in os.environ.items() if name not in UNSET}
-    command = [sys.executable, "-c", program, *words]
+    command = [sys.executable, "-c", program]
     return subprocess.run(command, env=kept | env, capture_output=True, text=True, check=True)
 
 
@@ -69,39 +68,29 @@ def test_torch_starts_with_threads_that_sleep_while_they_wait(start: str) -> Non
     assert "GOMP_SPINCOUNT = '0'" in openmp(start)  # by default, a thread looks 300,000 times before it sleeps
 
 
-@pytest.mark.parametrize("name", ["OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", ""])
+@pytest.fixture
+def nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No variable says how threads wait."""
+    for name in UNSET:
+        monkeypatch.setenv(name, "")  # so that its value is restored, whatever the test does
+        monkeypatch.delenv(name)
+
+
+@pytest.mark.usefixtures("nothing_is_set")
+@pytest.mark.parametrize("name", ["OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"])
 def test_how_threads_wait_is_the_users_choice(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in UNSET:
-        monkeypatch.delenv(variable, raising=False)
-    users = {name: "5"} if name else {}
-    for variable in users:
-        monkeypatch.setenv(variable, "5")
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # with more, torch is loaded too late for the setting
+    monkeypatch.setenv(name, "5")
     wait_passively()
-    found = {variable: os.environ[variable] for variable in UNSET if variable in os.environ}
-    assert found == (users or {"OMP_WAIT_POLICY": "passive"})
+    assert {variable: os.environ[variable] for variable in UNSET if variable in os.environ} == {name: "5"}
 
 
-THREE_PROGRAMS = """
-import json, os, sys, torch
-for number, (threads, variables) in enumerate(json.loads(sys.argv[1])):
-    if os.fork() == 0:
-        os.environ |= variables
-        os.dup2(os.open(sys.argv[2] + str(number), os.O_WRONLY | os.O_CREAT), 2)
-        torch.set_num_threads(threads)
-        import envkit.trainer_bridge, envkit.trainer_bridge.rollout
-        os._exit(0)
-    assert os.wait()[1] == 0
-"""
-
-
-def test_a_program_that_loaded_torch_first_gets_one_warning(tmp_path: Path) -> None:
-    # Two threads, the same with the variable, and a single thread, which waits for no other.
-    programs: list[tuple[int, dict[str, str]]] = [(2, {}), (2, {"OMP_WAIT_POLICY": "passive"}), (1, {})]
-    python(THREE_PROGRAMS, json.dumps(programs), str(tmp_path / "warned"))
-    warned, *others = [(tmp_path / f"warned{number}").read_text() for number in range(3)]
-    assert warned.count("Set this environment variable before Python starts") == 1
-    assert others == ["", ""]
+@pytest.mark.usefixtures("nothing_is_set", "two_threads")
+def test_a_program_that_loaded_torch_first_gets_a_warning_unless_it_has_a_single_thread() -> None:
+    with pytest.warns(RuntimeWarning, match="Set this environment variable before Python starts"):
+        wait_passively()
+    assert os.environ.pop("OMP_WAIT_POLICY") == "passive"
+    torch.set_num_threads(1)  # which waits for no other
+    wait_passively()
 
 
 def test_vllms_server_starts_with_threads_that_sleep_while_they_wait() -> None:
