@@ -7,7 +7,7 @@ import dataclasses
 import json
 import os
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import chdir, closing
 from functools import partial
 from pathlib import Path
@@ -23,11 +23,9 @@ from envkit.trainer_bridge.run_folder import plots
 pytestmark = pytest.mark.xdist_group("api")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _no_plots() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plots, "draw", lambda *_: None)  # takes longer than a run
-        yield
+@pytest.fixture(autouse=True)
+def _no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plots, "draw", lambda *_: None)  # takes longer than a run
 
 
 LAKE: dict[str, Any] = {

@@ -140,7 +140,6 @@ def answers(path: Path) -> list[float]:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_plots")
 def test_the_policy_of_a_run_is_evaluated_and_trained_on_as_long_as_its_model_exists(
     chat_folder: Path, tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ from envkit.config import parse
 from envkit.config.algorithm import PRESETS
 from envkit.runs.display import SilentDisplay
 from envkit.runs.files import read_rows
+from envkit.trainer_bridge.run_folder import plots
 from envkit.wiring.training.run import train
 
 LAKE: Mapping[str, Any] = {
@@ -33,6 +34,11 @@ def run(content: Mapping[str, Any], folder: Path) -> None:
     anyio.run(main)
 
 
+@pytest.fixture(autouse=True)
+def _no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plots, "draw", lambda *_: None)  # takes longer than the run
+
+
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The folder of a policy that has imitated for a while."""
@@ -47,7 +53,6 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.usefixtures("no_plots")
 def test_a_preset_trains_without_a_finding(preset: str, policy: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     content = {
