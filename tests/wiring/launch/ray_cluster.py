@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 _LIMITS: Mapping[str, Any] = {
     "num_cpus": 1,
@@ -21,9 +21,27 @@ _LIMITS: Mapping[str, Any] = {
 }
 
 
+class Cluster(dict[str, str]):
+    """A cluster of two nodes: the variables with which programs find it."""
+
+    def __init__(self, variables: Mapping[str, str], orders: IO[str], answers: IO[str]) -> None:
+        super().__init__(variables)
+        self._orders = orders
+        self._answers = answers
+
+    def replace_node(self) -> None:
+        """Remove what is left of the second node, and add another one."""
+        print("replace", file=self._orders, flush=True)
+        assert _answer(self._answers) == "replaced"
+
+
+def _answer(answers: IO[str]) -> str:
+    return next((line[2:].strip() for line in answers if line.startswith("> ")), "")
+
+
 @contextmanager
-def two_nodes() -> Iterator[dict[str, str]]:
-    """Run a cluster during the block; yields the variables with which programs find it."""
+def two_nodes() -> Iterator[Cluster]:
+    """Run a cluster during the block."""
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # the paths of its sockets are long
     variables = {"RAY_TMPDIR": folder, "RAY_USAGE_STATS_ENABLED": "0"}
     try:
@@ -41,10 +59,11 @@ def two_nodes() -> Iterator[dict[str, str]]:
             ) as process,
         ):
             try:
+                assert process.stdin is not None
                 assert process.stdout is not None
-                address = next((line[2:].strip() for line in process.stdout if line.startswith("> ")), "")
+                address = _answer(process.stdout)
                 assert address, Path(folder, "log").read_text(errors="replace")[-2000:]
-                yield {**variables, "RAY_ADDRESS": address}
+                yield Cluster({**variables, "RAY_ADDRESS": address}, process.stdin, process.stdout)
             finally:
                 os.killpg(process.pid, signal.SIGKILL)  # all of Ray's processes
     finally:
@@ -52,7 +71,7 @@ def two_nodes() -> Iterator[dict[str, str]]:
 
 
 def main(folder: str) -> None:
-    from ray.cluster_utils import Cluster
+    from ray import cluster_utils
 
     head = {
         **_LIMITS,
@@ -61,11 +80,14 @@ def main(folder: str) -> None:
         "temp_dir": str(Path(folder, "ray")),
         "_system_config": {"enable_worker_prestart": False, "prestart_worker_first_driver": False},
     }
-    cluster: Any = Cluster(initialize_head=True, head_node_args=head)
-    cluster.add_node(**_LIMITS)
-    cluster.wait_for_nodes()
+    cluster: Any = cluster_utils.Cluster(initialize_head=True, head_node_args=head)
+    node = cluster.add_node(**_LIMITS)
     print(">", cluster.address, flush=True)
-    sys.stdin.read()
+    for _ in sys.stdin:
+        cluster.remove_node(node, allow_graceful=False)
+        node = cluster.add_node(**_LIMITS)
+        cluster.wait_for_nodes()
+        print("> replaced", flush=True)
 
 
 if __name__ == "__main__":

