@@ -203,8 +203,8 @@ def test_own():
         raise SystemError(name)
 """
     chosen = with_tests(tmp_path, tests, failing=("test_a",), passing=("test_new", "test_own"))
-    found = graded(chosen, tmp_path)
-    assert (found.resolved, found.problem) == (True, "")
+    found = graded(chosen, tmp_path, BUGGY)
+    assert (found.problem, outcomes(found)) == ("", {"test_a": "failed", "test_new": "passed", "test_own": "passed"})
 
 
 @pytest.mark.bwrap
@@ -257,9 +257,8 @@ def test_source(): double(1)
 )
 def test_what_the_tests_themselves_do_does_not_make_a_run_invalid(files: dict[str, str], tmp_path: Path) -> None:
     sdist(tmp_path, {**FILES, **files})
-    found = graded(task(), tmp_path)
-    assert (found.problem, found.resolved) == ("", True)
-    assert not graded(task(), tmp_path, BUGGY + b"\n").resolved
+    found = graded(task(), tmp_path, BUGGY)
+    assert (found.problem, found.resolved, outcomes(found)["test_double"]) == ("", False, "passed")
     cheat = b"import unittest\nunittest.TestCase.assertEqual = lambda *args: None\n"
     assert "a control test must be failed, and was passed" in graded(task(), tmp_path, BUGGY + cheat).problem
 
@@ -268,7 +267,7 @@ def test_what_the_tests_themselves_do_does_not_make_a_run_invalid(files: dict[st
 @pytest.mark.parametrize(
     ("base", "method"),
     [
-        *((base, "def __eq__(self, other): return 1") for base in ("object", "complex", "Exception", "type")),
+        *((base, "def __eq__(self, other): return 1") for base in ("object", "complex", "type")),
         ("object", "class __eq__(int): pass"),
     ],
 )
@@ -289,7 +288,7 @@ def test_the_tests_run_without_the_options_of_the_package(tmp_path: Path) -> Non
 
     sdist(tmp_path, {**FILES, "pytest.ini": "[pytest]\naddopts = --cov=tiny\n"})
     assert "1 passed" in clock.run(main)
-    assert graded(task(), tmp_path).resolved
+    assert outcomes(graded(task(), tmp_path, BUGGY))["test_double"] == "passed"
 
 
 def report(*rows: object) -> ExecResult:
@@ -399,8 +398,8 @@ def test_a_fix_whose_second_bugs_no_test_can_find_is_resolved_with_a_flag(tmp_pa
 def test_a_thousand_tests_are_reported(tmp_path: Path) -> None:
     tests = "import pytest\n@pytest.mark.parametrize('n', range(1000))\ndef test_n(n): assert n >= 0\n"
     many = tuple(f"test_n[{number}]" for number in range(1000))
-    found = graded(with_tests(tmp_path, BROKEN + tests, failing=("test_a",), passing=many), tmp_path)
-    assert (found.resolved, len(found.tests)) == (True, 1001)
+    found = graded(with_tests(tmp_path, BROKEN + tests, failing=("test_a",), passing=many), tmp_path, BUGGY)
+    assert (found.problem, outcomes(found)) == ("", {"test_a": "failed", **dict.fromkeys(many, "passed")})
 
 
 @pytest.mark.bwrap
@@ -433,7 +432,8 @@ def test_a_run_that_does_not_end_is_repeated_once_and_not_resolved(hangs: bytes,
 @pytest.mark.bwrap
 def test_a_test_that_prints_100_mb_passes(tmp_path: Path) -> None:
     tests = "def test_prints():\n    for _ in range(100): print('x' * 1_000_000)\n"
-    assert graded(with_tests(tmp_path, BROKEN + tests, failing=("test_a", "test_prints")), tmp_path).resolved
+    found = graded(with_tests(tmp_path, BROKEN + tests, failing=("test_a", "test_prints")), tmp_path, BUGGY)
+    assert (found.problem, outcomes(found)) == ("", {"test_a": "failed", "test_prints": "passed"})
 
 
 @pytest.mark.bwrap
@@ -451,8 +451,9 @@ def test_a_test_that_forks_counts_once(tmp_path: Path) -> None:
                 os._exit(0)
     """
     names = ("test_forks", "test_daemon", "test_a")
-    found = graded(with_tests(tmp_path, textwrap.dedent(tests) + BROKEN, failing=names), tmp_path, timeout_s=60)
-    assert (found.resolved, found.problem, outcomes(found)) == (True, "", dict.fromkeys(names, "passed"))
+    chosen = with_tests(tmp_path, textwrap.dedent(tests) + BROKEN, failing=names)
+    found = graded(chosen, tmp_path, BUGGY, timeout_s=60)
+    assert (found.problem, outcomes(found)) == ("", {**dict.fromkeys(names, "passed"), "test_a": "failed"})
 
 
 @pytest.mark.bwrap
@@ -473,13 +474,15 @@ def test_without_pytest_there_is_an_error_and_no_verdict(tmp_path: Path) -> None
 @pytest.mark.bwrap
 def test_a_run_that_took_too_long_is_repeated_with_more_time(tmp_path: Path) -> None:
     slow = "import time\ndef test_slow():\n    time.sleep(2.5)\n"
-    found = graded(with_tests(tmp_path, slow + BROKEN, failing=("test_a", "test_slow")), tmp_path, timeout_s=2.5)
-    assert (found.resolved, found.problem) == (True, "")
+    chosen = with_tests(tmp_path, slow + BROKEN, failing=("test_a", "test_slow"))
+    found = graded(chosen, tmp_path, BUGGY, timeout_s=2.5)
+    assert (found.problem, outcomes(found)) == ("", {"test_a": "failed", "test_slow": "passed"})
 
 
 def test_tests_cannot_change_the_tree(tmp_path: Path) -> None:
     tests = "import pytest\ndef test_b():\n    with pytest.raises(OSError): open('src/tiny/core.py', 'a')\n"
-    assert graded(with_tests(tmp_path, BROKEN + tests, failing=("test_a", "test_b")), tmp_path).resolved
+    found = graded(with_tests(tmp_path, BROKEN + tests, failing=("test_a", "test_b")), tmp_path, BUGGY)
+    assert outcomes(found) == {"test_a": "failed", "test_b": "passed"}
 
 
 @pytest.mark.bwrap
@@ -491,11 +494,11 @@ def test_four_graders_at_once_lose_nothing(tmp_path: Path) -> None:
         async with open_tool_pool("local") as pool, anyio.create_task_group() as tasks:
 
             async def grade(number: int) -> None:
-                found[number] = await graded_in(pool, task(), tmp_path, FIXED if number % 2 else BUGGY)
+                found[number] = await graded_in(pool, task(), tmp_path, BUGGY if number else FIXED)
 
             for number in range(4):
                 tasks.start_soon(grade, number)
         return found
 
     found = clock.run(main)
-    assert {number: one.resolved for number, one in found.items()} == {number: bool(number % 2) for number in range(4)}
+    assert {number: one.resolved for number, one in found.items()} == {number: number == 0 for number in range(4)}
