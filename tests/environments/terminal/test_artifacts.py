@@ -10,7 +10,8 @@ from typing import Any, cast
 import pytest
 
 from envkit import clock
-from envkit.environments.terminal.artifacts import MAX_DEPTH, MAX_MEMBERS, pack, rewritten
+from envkit.environments.terminal import artifacts
+from envkit.environments.terminal.artifacts import MAX_DEPTH, pack, rewritten
 from envkit.environments.terminal.formats import read_tasks
 from envkit.environments.terminal.options import OWN_TASKS
 from envkit.protocols import Sandbox
@@ -121,7 +122,7 @@ def test_accepted_members_are_written_anew() -> None:
         assert (file.read(), tar.getmember("app/a").mode) == (b"text", 0o751)
 
 
-def test_deep_folders_large_headers_and_too_many_members_are_refused() -> None:
+def test_deep_folders_large_headers_and_too_many_members_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     deep = ["/".join(["a"] * (depth + 1)) for depth in range(MAX_DEPTH + 1)]
     rewritten(_archive(*(_member(path, tarfile.DIRTYPE) for path in deep[:-1])), "a")
     with pytest.raises(ValueError, match=f"more than {MAX_DEPTH} folders"):
@@ -131,5 +132,6 @@ def test_deep_folders_large_headers_and_too_many_members_are_refused() -> None:
     extended.size = len(record)
     with pytest.raises(ValueError, match="a header is larger"):
         rewritten(extended.tobuf(tarfile.GNU_FORMAT) + record + bytes(-len(record) % 512), "a")
+    monkeypatch.setattr(artifacts, "MAX_MEMBERS", 100)
     with pytest.raises(ValueError, match="limit of"):
-        rewritten(_archive(*(_member(f"a/{number}") for number in range(MAX_MEMBERS + 1))), "a")
+        rewritten(_archive(*(_member(f"a/{number}") for number in range(101))), "a")

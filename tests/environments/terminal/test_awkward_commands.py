@@ -68,8 +68,8 @@ CASES = {
     "full-screen editor": Case("python3 editor.py", r"termios\.error", r"^press q$", ["x", "q"]),
     "background server": Case("python3 -m http.server 8000 >/dev/null 2>&1 &", r"^\[exit code 0\]$", r"\$$"),
     "its client": Case("python3 fetch.py", r"^status 200$", r"^status 200$"),
-    "100 MB": Case(
-        "yes $(printf %099d) | head -c 100000000",
+    "20 MB": Case(
+        "yes $(printf %099d) | head -c 20000000",
         r"[\d,]{10,} bytes of output dropped",
         r"[\d,]{10,} bytes of output were skipped",
     ),

@@ -19,7 +19,7 @@ from envkit.protocols import Expert, TaskExpert
 from envkit.types import JSON, Info, Observation, Reset, RolloutRequest, Task
 
 VIEWS = ("text", "text_rich", "compact")
-SEEDS = 40
+SEEDS = 20
 
 
 @pytest.fixture(scope="module")
