@@ -106,9 +106,7 @@ def test_a_terminal_is_refused_if_this_process_has_none() -> None:
     assert sandbox("run", "--backend", "local", "--tty", "--", "true")[2].startswith("--tty: ")
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGKILL, -9)]
-)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
 def test_a_signal_ends_the_program_and_leaves_nothing(number: signal.Signals, code: int) -> None:
     marker = new_marker()
     program = f"trap '' INT TERM HUP; (setsid sleep {marker} &); echo up; sleep {marker}; sleep {marker}"

@@ -120,7 +120,8 @@ def test_a_run_whose_episodes_all_end_alike_prints_a_warning_with_a_remedy(tmp_p
 
 def test_an_interrupted_run_keeps_its_last_step_and_prints_the_command_that_resumes(tmp_path: Path) -> None:
     (tmp_path / "lake.yaml").write_text(FILE)
-    words = ["train", "lake.yaml", "--output", "run", "--set", "trainer.steps=100000", "--set", "evaluation.episodes=2"]
+    settings = ("trainer.steps=100000", "trainer.groups_per_step=1", "evaluation.episodes=0", "imitation.updates=1")
+    words = ["train", "lake.yaml", "--output", "run", *(word for one in settings for word in ("--set", one))]
     with Program([SCRIPT, *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             until_it_trains = "until test -s run/metrics.jsonl; do sleep 0.1; done"

@@ -41,15 +41,15 @@ def test_gymnasium_finds_nothing_wrong(env_id: str) -> None:
 
 @EVERY_ENV
 def test_every_check_passes_and_the_expert_always_wins_where_nothing_slips(env_id: str) -> None:
-    verdicts = {verdict.check: verdict for verdict in envkit.check_env(env_id, options=OPTIONS[env_id], episodes=20)}
+    verdicts = {verdict.check: verdict for verdict in envkit.check_env(env_id, options=OPTIONS[env_id], episodes=10)}
     has_expert = find(env_id).expert is not None
     passed = {name for name, verdict in verdicts.items() if verdict.outcome == "pass"}
     assert set(verdicts) - passed == (set() if has_expert else {"expert solves"})
     more = "action_is_effective, " if env_id in BOARDS else "bought, score, " if env_id == "WebShop-v0" else ""
     assert verdicts["metrics are numbers"].seen == f"action_is_valid, {more}success"
     if has_expert and "slip" not in find(env_id).options:
-        solved = (19, 20) if env_id == "WebShop-v0" else (20,)  # its searches do not find every goal
-        assert verdicts["expert solves"].seen in [f"solves {count} of 20 episodes" for count in solved]
+        solved = (9, 10) if env_id == "WebShop-v0" else (10,)  # its searches do not find every goal
+        assert verdicts["expert solves"].seen in [f"solves {count} of 10 episodes" for count in solved]
 
 
 @EVERY_BOARD
@@ -81,7 +81,7 @@ def test_an_episode_ends_by_the_environment_or_by_its_limit_and_never_by_both(en
     expert = open_expert(env_id)
     ends = set()
     with envkit.make(env_id) as env:
-        for seed in range(60):
+        for seed in range(20):
             text, _ = env.reset(seed=seed)
             end = (False, False)
             while end == (False, False):
@@ -174,7 +174,7 @@ def test_the_last_observation_survives_starting_again_in_the_same_step(env_id: s
         vector.close()
 
 
-def test_a_thousand_levels_of_each_size_are_the_same_in_every_process() -> None:
+def test_levels_of_each_size_are_the_same_in_every_process() -> None:
     digests = [_digest(hash_seed) for hash_seed in ("1", "2")]
     assert digests[0] == digests[1]
     assert len(set(digests[0].values())) == 6  # and no two are alike

@@ -199,9 +199,9 @@ def test_an_environment_of_an_installed_package_is_played_in_a_sandbox(kind: Kin
     assert script(tmp_path, kind, "Outside-v0", imports=str(package))[1:] == ["hello from outside, 5"]
 
 
-def test_an_environment_that_only_a_script_registers_is_refused_with_a_remedy(kind: Kind, tmp_path: Path) -> None:
+def test_an_environment_that_only_a_script_registers_is_refused_with_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "outside.py").write_text(PACKAGE)
-    (reported,) = script(tmp_path, kind, "Outside-v0", first="import outside; outside.register_all()")[1:]
+    (reported,) = script(tmp_path, "process", "Outside-v0", first="import outside; outside.register_all()")[1:]
     assert reported.startswith(
         "no environment is called 'Outside-v0'; it is registered only in this process, not in the sandbox"
     )
