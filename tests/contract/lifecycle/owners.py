@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TextIO, TypeAlias
+from typing import IO, TextIO, TypeAlias
 
 import anyio
 import pytest
@@ -104,7 +104,7 @@ class Owner:
 class Owners:
     """Starts owners."""
 
-    def __init__(self, orders: TextIO) -> None:
+    def __init__(self, orders: IO[str]) -> None:
         self._orders = orders
 
     @contextmanager
