@@ -17,8 +17,8 @@ import envkit
 from envkit import cli
 from envkit.cli.exits import as_exit_code
 from envkit.errors import ConfigError, EnvError, OptionError, UnreachableError, UsageError
-from tests.cli.commands import SCRIPT
 from tests.cli.commands import envkit as envkit_command
+from tests.programs.program import SCRIPT
 
 Output: TypeAlias = tuple[int, str, str]
 Call: TypeAlias = Callable[..., Output]

@@ -23,7 +23,8 @@ from envkit.cli.environments.game import open_game
 from envkit.cli.environments.keyboard import Keyboard
 from envkit.cli.environments.screen import play_on_screen
 from envkit.types import Options
-from tests.cli.commands import SCRIPT, called
+from tests.cli.commands import called
+from tests.programs.program import SCRIPT
 
 TIMEOUT_S = 60
 ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\].*?\x07)")

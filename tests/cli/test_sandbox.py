@@ -19,8 +19,9 @@ import pytest
 from envkit import clock
 from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.types import SandboxSpec
-from tests.cli.commands import SCRIPT, called, envkit
+from tests.cli.commands import called, envkit
 from tests.contract.kinds import new_marker
+from tests.programs.program import SCRIPT
 
 pytestmark = pytest.mark.bwrap
 

@@ -12,8 +12,8 @@ import orjson
 import pytest
 
 from envkit.runs.files import read_rows
-from tests.cli.commands import SCRIPT, called
-from tests.programs.program import Program
+from tests.cli.commands import called
+from tests.programs.program import SCRIPT, Program
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("cli-train")]
 

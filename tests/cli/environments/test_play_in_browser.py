@@ -23,8 +23,8 @@ from envkit.cli.environments.browser import MAX_BODY_BYTES, GameServer
 from envkit.cli.environments.game import Game
 from envkit.errors import UsageError
 from envkit.spaces import Utf8Text
-from tests.cli.commands import SCRIPT
 from tests.environments.webshop.shop import LAMP, make_shop
+from tests.programs.program import SCRIPT
 
 TIMEOUT_S = 30
 
