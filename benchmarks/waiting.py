@@ -8,6 +8,7 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from operator import truediv
 from typing import NamedTuple, TypeAlias
@@ -97,6 +98,7 @@ class Findings:
         rounds: int,
         round_s: float,
         cpu_s: Mapping[str, Callable[[], float]] | None = None,
+        around: Callable[[str], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         """Make concurrent calls without a pause, and print the median of the calls per second over the rounds.
 
@@ -105,9 +107,11 @@ class Findings:
             calls: The call of each contestant.
             callers: Number of concurrent callers, for all contestants or for each.
             rounds: Number of rounds per contestant.
-            round_s: Seconds after which no further call begins; running calls are awaited and counted.
+            round_s: Seconds after which no further call begins; running calls are awaited and counted. With 0, each
+                caller makes one call.
             cpu_s: Functions that return the CPU seconds each contestant has used so far. Rates are then per CPU second,
                 and the wall-clock rates are also printed.
+            around: Called with the contestant's name, returns a context manager that is entered for each of its rounds.
         """
         rates: dict[str, list[float]] = {name: [] for name in calls}
         by_clock: dict[str, list[float]] = {name: [] for name in calls}
@@ -116,20 +120,23 @@ class Findings:
 
         async def make_calls(name: str, caller: int, until: float) -> None:
             nonlocal done
-            while clock.stopwatch() < until:
+            while True:
                 try:
                     did = await calls[name](caller)
                     done += did if isinstance(did, int) else 1
                 except FailedCallError:
                     failed[name] += 1
+                if clock.stopwatch() >= until:
+                    return
 
         for name in _turns(calls, rounds):
             before_s = cpu_s[name]() if cpu_s else 0.0  # not timed: slow with many processes
-            done, begin = 0, clock.stopwatch()
-            async with anyio.create_task_group() as tasks:
-                for caller in range(callers if isinstance(callers, int) else callers[name]):
-                    tasks.start_soon(make_calls, name, caller, begin + round_s)
-            by_clock[name].append(done / (clock.stopwatch() - begin))
+            with around(name):
+                done, begin = 0, clock.stopwatch()
+                async with anyio.create_task_group() as tasks:
+                    for caller in range(callers if isinstance(callers, int) else callers[name]):
+                        tasks.start_soon(make_calls, name, caller, begin + round_s)
+                by_clock[name].append(done / (clock.stopwatch() - begin))
             rates[name].append(done / max(cpu_s[name]() - before_s, _TICK_S) if cpu_s else by_clock[name][-1])
         print(what)
         for name, each in rates.items():

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
 
 @contextmanager
 def busy_processors() -> Iterator[None]:
@@ -36,10 +38,16 @@ def family(pids: Iterable[int]) -> list[int]:
     return found
 
 
-def cpu_s(pid: int) -> float:
-    """Return the CPU seconds that a process and its descendants have used so far."""
+def cpu_s(pid: int, *, descendants: bool = True) -> float:
+    """Return the CPU seconds that a process has used so far, by default together with its descendants."""
     ticks = {each: int(words[11]) + int(words[12]) for each, words in _all()}
-    return sum(ticks.get(each, 0) for each in family([pid])) / os.sysconf("SC_CLK_TCK")
+    return sum(ticks.get(each, 0) for each in (family([pid]) if descendants else [pid])) / _TICKS_PER_S
+
+
+def idle_s() -> float:
+    """Return the seconds that all processors together have been idle so far."""
+    words = Path("/proc/stat").read_text().split(maxsplit=6)
+    return (int(words[4]) + int(words[5])) / _TICKS_PER_S  # waiting for a disk counts as idle
 
 
 def pss_mib(pids: Iterable[int]) -> float:

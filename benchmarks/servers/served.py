@@ -33,13 +33,14 @@ class Echo(gymnasium.Env[str, str]):
 
 
 class Wait(AsyncEnv):
-    """An environment whose steps wait 50 ms, as for a program or a model."""
+    """An environment whose steps wait, as for a program or a model; the option `wait_s` is their duration."""
 
     async def reset(self, *, seed: int, options: Mapping[str, Any]) -> Reset:
+        self._wait_s: float = options["wait_s"]
         return Reset(Observation(""), {})
 
     async def step(self, action: str) -> Step:
-        await anyio.sleep(0.05)
+        await anyio.sleep(self._wait_s)
         return Step(Observation(action), 0.0, False, False, {})
 
     async def close(self) -> None: ...
