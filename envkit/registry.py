@@ -155,6 +155,11 @@ _COPIES: Mapping[str, Callable[[Any], Any]] = {
 }
 
 
+def is_registered(env_id: str) -> bool:
+    """Return whether an environment with this id is registered already, without loading entry points."""
+    return env_id in _SPECS
+
+
 def find(env_id: str) -> EnvSpec:
     """Return the spec of `env_id`.
 
@@ -162,7 +167,7 @@ def find(env_id: str) -> EnvSpec:
         UnknownEnvError: No environment has this id. The message suggests the closest id.
     """
     # Only an unknown id needs the entry points of other packages, and finding them takes milliseconds.
-    if env_id not in _SPECS:
+    if not is_registered(env_id):
         load_entry_points()
     try:
         spec = _SPECS[env_id]

@@ -98,7 +98,8 @@ def is_replayable(env_id: str) -> bool:
 
 def find(env_id: str) -> EnvSpec:
     """Return the spec of `env_id`; see `envkit.registry.find`."""
-    load_catalogue()
+    if not registry.is_registered(env_id):  # a server asks at each start of an episode
+        load_catalogue()
     return registry.find(env_id)
 
 

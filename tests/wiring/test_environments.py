@@ -14,6 +14,7 @@ import pytest
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 import envkit
+from envkit import registry
 from envkit.env import AsyncEnv
 from envkit.environments.code import Code
 from envkit.environments.code.grading import SOLUTION
@@ -53,6 +54,15 @@ def test_an_unknown_option_is_named_with_the_nearest_one(room: str) -> None:
         envkit.make(room, sise=3)
     with pytest.raises(OptionError, match=r"^doors: must fit into 3"):
         envkit.make(room, doors=4)
+
+
+def test_the_catalogue_is_registered_only_for_an_id_that_is_not_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_SPECS", {})
+    room = registry.register("Room-v0", Room)
+    assert environments.find("Room-v0") is room
+    assert not registry.is_registered("FrozenLake-v0")
+    assert environments.find("FrozenLake-v0").replayable
+    assert registry.is_registered("FrozenLake-v0")
 
 
 def test_an_error_of_the_environment_is_unchanged_and_attributed_in_slots(room: str) -> None:
