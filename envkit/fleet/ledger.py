@@ -61,11 +61,13 @@ class SessionRecord:
 
 @dataclass(slots=True, eq=False)
 class _WriteBatch:
-    """Records that are written in one transaction. `is_written` is whether the write succeeded."""
+    """Records that are written in one transaction. `is_written` is whether the write, which has `ended`, succeeded."""
 
     views: dict[TenantKey, SandboxView] = field(default_factory=dict)
     records: dict[TenantKey, SessionRecord | None] = field(default_factory=dict)
+    has_writer: bool = False
     is_written: bool = False
+    ended: anyio.Event = field(default_factory=anyio.Event)
 
 
 class LeaseLedger:
@@ -121,17 +123,25 @@ class LeaseLedger:
         await self._flush()
 
     async def _flush(self) -> None:
-        """Wait until all records added so far are written: in one batch, by the first task that can write."""
+        """Wait until all records added so far are written: in one batch, by the first task that added one.
+
+        The other tasks go on in the same iteration of the event loop, so that their next calls share a message.
+        """
         batch = self._next
         with anyio.CancelScope(shield=True):
-            async with self._writing:
-                if batch is self._next:
-                    self._next = _WriteBatch()
-                    try:
+            if batch.has_writer:
+                await batch.ended.wait()
+            else:
+                batch.has_writer = True
+                try:
+                    async with self._writing:
+                        self._next = _WriteBatch()
                         await clock.to_thread(_put, self._connection, list(batch.views.values()), batch.records)
                         batch.is_written = True
-                    except sqlite3.Error as error:
-                        _log.error("cannot persist leases, write to %s failed: %s", self._path, error)
+                except sqlite3.Error as error:
+                    _log.error("cannot persist leases, write to %s failed: %s", self._path, error)
+                finally:
+                    batch.ended.set()
         if not batch.is_written:
             raise LeaseNotPersistedError
 
