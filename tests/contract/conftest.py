@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.contract.kinds import KINDS, PARAMS, Kind, new_marker
-from tests.contract.lifecycle.owners import owners
 from tests.contract.shared import Shared, SharedSandboxes, sandboxes
 
-__all__ = ["owners", "sandboxes"]
+__all__ = ["sandboxes"]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

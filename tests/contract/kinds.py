@@ -107,7 +107,7 @@ def run(main: Callable[[], Awaitable[object]], timeout_s: float = 90) -> None:
 async def until(condition: Callable[[], bool], timeout_s: float = 30) -> None:
     with anyio.fail_after(timeout_s):
         while not condition():  # noqa: ASYNC110 - it is about other processes, which tell nobody
-            await anyio.sleep(0.03)  # looking at all processes takes milliseconds
+            await anyio.sleep(0.01)
 
 
 def new_marker() -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,17 +14,38 @@ import pytest
 
 from envkit import clock
 from envkit.errors import SandboxError
-from envkit.runs.owners import is_owner_gone
+from envkit.runs import owners
 from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.sandbox.docker.backend import DockerBackend
 from envkit.sandbox.host import run_dirs
 from envkit.wiring.sandboxes.service import list_detached_sandboxes
 from tests.contract.kinds import KINDS, Kind, groups_of, run, sleepers, until
-from tests.contract.lifecycle.owners import OWNERS_TOGETHER, Owner, Owners
-
-pytestmark = OWNERS_TOGETHER
+from tests.programs.program import Program
 
 ORPHAN_TTL_S = 1.0
+
+# Starts a sandbox of the given kind in which the marker sleeps, prints its id, and waits.
+OWNER = """
+import sys, anyio
+from tests.contract.kinds import KINDS
+
+async def main():
+    kind, marker, orphan_ttl_s = sys.argv[1:]
+    async with KINDS[kind].backend() as backend:
+        spec = KINDS[kind].spec("sleep", marker, detached=True, orphan_ttl_s=float(orphan_ttl_s), ttl_s=120)
+        print((await backend.start(spec)).id, flush=True)
+        await anyio.sleep_forever()
+
+anyio.run(main)
+"""
+
+
+@dataclass(frozen=True)
+class Stay:
+    """A sandbox that stays, in which `marker` sleeps, and the process that started it."""
+
+    sandbox_id: str
+    owner: subprocess.Popen[str]
 
 
 @pytest.fixture(
@@ -35,18 +59,15 @@ def lasting(request: pytest.FixtureRequest) -> Kind:
     return KINDS[str(request.param)]
 
 
-@dataclass(frozen=True)
-class Stay:
-    """A sandbox that stays, in which `marker` sleeps, and the process that started it."""
-
-    sandbox_id: str
-    owner: Owner
-
-
 @pytest.fixture
-def stay(owners: Owners, lasting: Kind, marker: str) -> Iterator[Stay]:
-    with owners.start("detached", lasting, marker) as owner:
-        yield Stay(owner.ask(str(ORPHAN_TTL_S)), owner)
+def stay(lasting: Kind, marker: str) -> Iterator[Stay]:
+    argv = [sys.executable, "-c", OWNER, lasting.name, marker, str(ORPHAN_TTL_S)]
+    with Program(argv, stdout=subprocess.PIPE, text=True, start_new_session=True) as owner:
+        try:
+            assert owner.stdout is not None
+            yield Stay(owner.stdout.readline().strip(), owner)
+        finally:
+            owner.kill()
 
 
 def opened(kind: Kind) -> LocalBackend | DockerBackend:
@@ -60,12 +81,13 @@ def test_an_orphaned_detached_sandbox_ends_itself_and_leaves_nothing(lasting: Ki
         await until(lambda: len(sleepers(marker)) == 1)
         groups = groups_of(sleepers(marker)[0])
         began = clock.now()
-        stay.owner.kill()
+        stay.owner.send_signal(signal.SIGKILL)
+        stay.owner.wait(20)
         await until(lambda: not sleepers(marker))
         assert ORPHAN_TTL_S - 0.1 < clock.now() - began < ORPHAN_TTL_S + 3
         tail = stay.sandbox_id.partition("-")[2]
         # Bubblewrap, which owns the sandbox's folder, ends a moment after the programs of the sandbox.
-        await until(lambda: all(is_owner_gone(folder.name) for folder in run_dirs.of_tail(tail)))
+        await until(lambda: all(owners.is_owner_gone(folder.name) for folder in run_dirs.of_tail(tail)))
         async with opened(lasting) as backend:
             if isinstance(backend, DockerBackend):
                 with anyio.fail_after(10):
@@ -88,7 +110,8 @@ def test_a_detached_sandbox_runs_while_its_owner_or_a_client_is_connected(
         assert len(sleepers(marker)) == 1
         async with opened(lasting) as backend:
             visited = await backend.attach(stay.sandbox_id)
-            stay.owner.kill()
+            stay.owner.send_signal(signal.SIGKILL)
+            stay.owner.wait(20)
             await anyio.sleep(ORPHAN_TTL_S + 0.5)
             assert (await visited.exec(["echo", "on"], timeout_s=20)).stdout == "on\n"
             began = clock.now()
@@ -101,13 +124,14 @@ def test_a_detached_sandbox_runs_while_its_owner_or_a_client_is_connected(
 def test_inspecting_a_sandbox_does_not_restart_its_orphan_timeout(lasting: Kind, stay: Stay, marker: str) -> None:
     async def main() -> None:
         await until(lambda: len(sleepers(marker)) == 1)
-        stay.owner.kill()
+        stay.owner.send_signal(signal.SIGKILL)
+        stay.owner.wait(20)
         began = clock.now()
         looks, warnings = 0, list[str]()
         while sleepers(marker) and clock.now() - began < 4 * ORPHAN_TTL_S:
             found = await list_detached_sandboxes(with_servers=True, warn=warnings.append)
             looks += stay.sandbox_id in [one.id for one in found if not one.problem]
-            await anyio.sleep(ORPHAN_TTL_S / 5)
+            await anyio.sleep(ORPHAN_TTL_S / 10)
         assert looks
         assert ORPHAN_TTL_S - 0.1 < clock.now() - began < ORPHAN_TTL_S + 3
 

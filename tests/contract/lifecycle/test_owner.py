@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -13,19 +15,96 @@ import anyio
 import pytest
 
 from envkit.sandbox.host import run_dirs
-from tests.contract.kinds import Kind, arguments, containers, groups_of, run, sleepers, until, volumes
-from tests.contract.lifecycle.owners import OWNERS_TOGETHER, Owner, Owners
+from tests.contract.kinds import (
+    Kind,
+    arguments,
+    containers,
+    groups_of,
+    run,
+    sleepers,
+    until,
+    volumes,
+)
+from tests.programs.program import Program
 
-pytestmark = OWNERS_TOGETHER
+# Starts a sandbox of the given kind in which two processes sleep for the marker, prints a line, and waits.
+OWNER = """
+import signal, sys, anyio
+from tests.contract.kinds import KINDS
+
+async def main():
+    async with KINDS[sys.argv[1]].sandbox("sh", "-c", "setsid sleep $0 & sleep $0", sys.argv[2]) as sandbox:
+        print("ready", flush=True)
+        while True:
+            await anyio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
+            result = await sandbox.exec(["echo", "alive"], timeout_s=10)
+            print("interrupted" if interrupted else "", result.stdout, flush=True)
+
+interrupted = []
+signal.signal(signal.SIGINT, lambda *_: interrupted.append(1))
+anyio.run(main)
+"""
+
 CGROUPS = Path("/sys/fs/cgroup")
+# At each line of input, forks a process that starts, uses and stops sandboxes of a kind, three at once; prints its id,
+# and when it has ended. Forking avoids the imports, which take a new process a second.
+BUSY_OWNERS = """
+import os, sys, anyio
+from envkit import clock
+from tests.contract.kinds import KINDS
+
+async def main():
+    kind = KINDS[sys.argv[1]]
+
+    async def work():
+        while True:
+            sandbox = await backend.start(kind.spec("sleep", sys.argv[2]))
+            await sandbox.exec(["true"], timeout_s=20)
+            await sandbox.stop()
+
+    async with kind.backend() as backend, anyio.create_task_group() as tasks:
+        print(os.getpid(), flush=True)
+        for _ in range(3):
+            tasks.start_soon(work)
+
+for line in sys.stdin:
+    if not (owner := os.fork()):
+        clock.run(main)
+    os.waitpid(owner, 0)
+    print("gone", flush=True)
+"""
 
 
 @pytest.fixture
-def owner(owners: Owners, kind: Kind, marker: str) -> Iterator[Owner]:
+def owner(kind: Kind, marker: str) -> Iterator[subprocess.Popen[str]]:
     """A process with a sandbox, which the test may treat as it likes; `marker` sleeps in the sandbox."""
-    with owners.start("talkative", kind, marker) as owner:
-        assert owner.lines.readline() == "ready\n"
-        yield owner
+    process = Program(
+        [sys.executable, "-c", OWNER, kind.name, marker],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def busy_owners(kind: Kind, marker: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that makes others that start and stop sandboxes in which `marker` sleeps."""
+    arguments = [sys.executable, "-c", BUSY_OWNERS, kind.name, marker]
+    with Program(
+        arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def names_of_processes() -> Iterator[bytes]:
@@ -55,37 +134,50 @@ def left_by(pid: int) -> list[str]:
 
 @pytest.mark.slow
 def test_of_an_owner_killed_at_any_moment_nothing_is_left_after_one_restart(
-    owners: Owners, kind: Kind, marker: str
+    busy_owners: subprocess.Popen[str], kind: Kind, marker: str
 ) -> None:
     moments = random.Random(7)
+    orders, answers = busy_owners.stdin, busy_owners.stdout
+    assert orders is not None
+    assert answers is not None
 
     async def main() -> None:
         for _ in range(4):
-            with owners.start("busy", kind, marker) as owner:
-                assert owner.lines.readline() == "ready\n"
-                await anyio.sleep(moments.uniform(0.0, 0.7))
-                groups = {group for pid in sleepers(marker) for group in groups_of(pid)}
-                groups = {group for group in groups if group.parent != CGROUPS}  # of who is just ending
-                owner.kill()
+            orders.write("\n")
+            orders.flush()
+            owner = int(answers.readline())
+            await anyio.sleep(moments.uniform(0.0, 0.7))
+            groups = {group for pid in sleepers(marker) for group in groups_of(pid)}
+            groups = {group for group in groups if group.parent != CGROUPS}  # of who is just ending
+            os.kill(owner, signal.SIGKILL)
+            assert answers.readline() == "gone\n"
             async with kind.backend():
-                await until(partial(is_over, owner.pid, marker))
-                assert left_by(owner.pid) == []
+                await until(partial(is_over, owner, marker))
+                assert left_by(owner) == []
                 assert [group for group in groups if group.exists()] == []
 
     run(main, timeout_s=300)
 
 
-def test_an_interrupt_at_the_terminal_does_not_reach_the_sandboxes(owner: Owner, marker: str) -> None:
+def test_an_interrupt_at_the_terminal_does_not_reach_the_sandboxes(
+    owner: subprocess.Popen[str], kind: Kind, marker: str
+) -> None:
     async def main() -> None:
         await until(lambda: len(sleepers(marker)) == 2)
         os.killpg(owner.pid, signal.SIGINT)
-        assert owner.ask("well?") == "interrupted alive"
+        assert owner.stdin is not None
+        assert owner.stdout is not None
+        owner.stdin.write("well?\n")
+        owner.stdin.flush()
+        assert owner.stdout.readline() == "interrupted alive\n"
         assert len(sleepers(marker)) == 2
 
     run(main)
 
 
-def test_the_next_owner_leaves_the_sandboxes_of_the_living_alone(owner: Owner, kind: Kind, marker: str) -> None:
+def test_the_next_owner_leaves_the_sandboxes_of_the_living_alone(
+    owner: subprocess.Popen[str], kind: Kind, marker: str
+) -> None:
     async def main() -> None:
         await until(lambda: len(sleepers(marker)) == 2)
         async with kind.backend():

@@ -82,7 +82,7 @@ def test_a_tree_of_respawning_programs_ends_with_its_call(
     tree 5"""
     number = sandbox.start("exec", argv=["bash", "-c", script], timeout_s=60)
     while sleepers() < 32:  # on a busy machine, a timeout could come before the last of them
-        sandbox.sh("sleep 0.05")
+        assert sandbox.call("ping")["end"] is True
     sandbox.send({"id": number, "cancel": True})
     assert sandbox.answer(number)["end"] is True
     assert sleepers() == 0
