@@ -8,6 +8,7 @@ lost, or if a process, container or folder is left at the end.
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -46,9 +47,9 @@ _SHOWN = 100
 """Number of sandboxes between two progress lines."""
 
 
-async def fill(findings: Findings, kind: str, number: int, image: str) -> bool:
+async def fill(findings: Findings, kind: str, number: int, settings: argparse.Namespace) -> bool:
     """Start `number` sandboxes, measure, and stop them; return whether no sandbox was lost and nothing is left."""
-    spec = SandboxSpec(image=image if kind == "docker" else None)
+    spec = SandboxSpec(image=settings.image if kind == "docker" else None)
     free = available_mib()
     begin = clock.now()
     async with AsyncExitStack() as stack:
@@ -59,7 +60,7 @@ async def fill(findings: Findings, kind: str, number: int, image: str) -> bool:
         await anyio.sleep(2)  # until memory that sandboxes need only while they start is free
         print(f"  memory of the machine {(free - available_mib()) / len(names):9.1f} MiB each")
         print(f"  of its processes {await clock.to_thread(_pss_mib, kind) / len(names):14.1f} MiB each", flush=True)
-        await answer(findings, pool, spec, kind, [pool.get(name) for name in names])
+        await answer(findings, pool, spec, kind, [pool.get(name) for name in names], settings.calls)
         lost = [name for name in names if pool.view(name).state != "leased"]
         begin = clock.now()
     print(f"  all ended in {clock.now() - begin:16.1f} s")
@@ -88,7 +89,9 @@ async def start_all(pool: Pool, spec: SandboxSpec, number: int) -> list[str]:
     return names
 
 
-async def answer(findings: Findings, pool: Pool, spec: SandboxSpec, kind: str, sandboxes: list[Sandbox]) -> None:
+async def answer(
+    findings: Findings, pool: Pool, spec: SandboxSpec, kind: str, sandboxes: list[Sandbox], calls: int
+) -> None:
     """Measure leases of further sandboxes, and calls to all sandboxes in turn."""
     further = count()
 
@@ -110,9 +113,9 @@ async def answer(findings: Findings, pool: Pool, spec: SandboxSpec, kind: str, s
 
     for _ in shells:  # a shell starts with its first command
         await step()
-    await findings.latency(f"lease among {kind} sandboxes", {"envkit": lease}, number=20, rounds=1)
-    await findings.latency(f"true among {kind} sandboxes", {"envkit": execute}, number=1000, rounds=1)
-    await findings.latency(f"step of a shell among {kind} sandboxes", {"envkit": step}, number=1000, rounds=1)
+    await findings.latency(f"lease among {kind} sandboxes", {"envkit": lease}, number=calls // 50, rounds=1)
+    await findings.latency(f"true among {kind} sandboxes", {"envkit": execute}, number=calls, rounds=1)
+    await findings.latency(f"step of a shell among {kind} sandboxes", {"envkit": step}, number=calls, rounds=1)
 
 
 def _pss_mib(kind: str) -> float:
@@ -156,11 +159,12 @@ def main() -> None:
     arguments.add_argument("--docker", type=int, default=200, metavar="COUNT", help="number of containers")
     arguments.add_argument("--local", type=int, default=1000, metavar="COUNT", help="number of bubblewrap sandboxes")
     arguments.add_argument("--image", default="envkit/base:bookworm", help="image of the containers")
-    settings = parsed(arguments, docker=2, local=4)
+    arguments.add_argument("--calls", type=int, default=1000, help="number of single calls; one in 50 is a lease")
+    settings = parsed(arguments, docker=2, local=4, calls=50)
     findings = Findings()
     print(f"{len(os.sched_getaffinity(0))} processors, load average before: {os.getloadavg()[0]:.1f}")
     are_clean = [
-        clock.run(partial(fill, findings, kind, number, settings.image), fast=True)
+        clock.run(partial(fill, findings, kind, number, settings), fast=True)
         for kind, number in (("docker", settings.docker), ("local", settings.local))
         if number
     ]

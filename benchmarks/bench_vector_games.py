@@ -78,7 +78,8 @@ def one_of_text() -> Play:
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--envs", type=int, default=1024, help="number of environments that are stepped at once")
-    settings = parsed(arguments, rounds=1, round_cpu_s=0.05, envs=16)
+    arguments.add_argument("--levels", type=int, default=1000, help="number of levels of envkit's Sokoban")
+    settings = parsed(arguments, rounds=1, round_cpu_s=0.02, envs=16, levels=10)
 
     def own(make: Callable[..., Play], *words: Any, **options: Any) -> Callable[[], Turn]:
         return lambda: turns(make(settings.envs, *words, **options))
@@ -95,7 +96,7 @@ def main() -> None:
         **compete(
             f"Sokoban 10x10, {settings.envs:,} at once: grids and numbers",
             {
-                "envkit Sokoban, 4 boxes": own(vector, "Sokoban-v0", WARM_STEPS, num_levels=1000, **ROOM),
+                "envkit Sokoban, 4 boxes": own(vector, "Sokoban-v0", WARM_STEPS, num_levels=settings.levels, **ROOM),
                 ENVPOOL_SOKOBAN[0]: pool("Sokoban-v0", 1),
                 ENVPOOL_SOKOBAN[1]: pool("Sokoban-v0", 2),
             },

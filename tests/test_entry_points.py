@@ -53,15 +53,16 @@ PLAY = "print(envkit.make('Lift-v0').reset(seed=3)[0])"
 
 
 @pytest.mark.parametrize(
-    "imports",
+    ("first", "imports"),
     [
-        "import envkit",
-        "import envkit\nfrom envkit import make, EnvClient",
-        "import envkit\nKNOWN = envkit.registered()",
+        ("import envkit", "import envkit\nfrom envkit import make, EnvClient"),
+        ("import envkit", "import envkit\nKNOWN = envkit.registered()"),
+        ("import envkit, lift", "import envkit\nKNOWN = envkit.registered()"),
+        ("from lift import Lift; import envkit", "import envkit\nfrom envkit import make, EnvClient"),
+        ("from lift import Lift; import envkit", "import envkit\nKNOWN = envkit.registered()"),
     ],
 )
-@pytest.mark.parametrize("first", ["from lift import Lift; import envkit", "import envkit", "import envkit, lift"])
-def test_a_package_is_found_whichever_is_imported_first(tmp_path: Path, imports: str, first: str) -> None:
+def test_a_package_is_found_whichever_is_imported_first(tmp_path: Path, first: str, imports: str) -> None:
     assert run(tmp_path, f"{first}; {PLAY}; {PLAY}", imports=imports) == "brought\nseed 3\nseed 3\n"
 
 

@@ -75,6 +75,8 @@ _PHRASE = re.compile(
     + r")(?![\w/-]|\.\w|=[\dN])",  # keywords of libraries are allowed, such as box=None
     re.IGNORECASE,
 )
+_WORDS = re.compile("|".join(PHRASES).replace(" ", r"(?:\s|#)+"))
+"""What `_PHRASE` finds, in lower case and within words too: without groups and conditions, it is searched for faster."""
 _PART = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _MAY_HAVE_PART = re.compile(
     rf"(?:(?<![a-z])(?i:{'|'.join(PARTS)})|{'|'.join([*map(str.title, PARTS), *map(str.upper, PARTS)])})(?![a-z])"
@@ -101,7 +103,8 @@ def findings(path: Path, text: str) -> Iterator[str]:
             return True
         return name == "CHANGELOG.md" and lines[line - 1].lstrip().startswith("|")  # the table of old names
 
-    for match in _PHRASE.finditer(text):
+    candidates = (_PHRASE.match(text, one.start()) for one in _WORDS.finditer(text.lower()))
+    for match in filter(None, candidates):
         line, word = text.count("\n", 0, match.start()) + 1, " ".join(match[0].split())
         instead, reason = list(PHRASES.values())[int((match.lastgroup or "p0")[1:])]
         if not is_allowed(word, line):

@@ -6,11 +6,10 @@ import json
 import os
 import sys
 import urllib.request
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import httpx
-
-from envkit.trainer_bridge.agents.programs import AgentTask
+if TYPE_CHECKING:
+    from envkit.trainer_bridge.agents.programs import AgentTask
 
 
 async def twice(task: AgentTask) -> None:
@@ -23,6 +22,8 @@ async def once(task: AgentTask) -> None:
 
 
 async def _play(task: AgentTask, rooms: int) -> None:
+    import httpx  # not in the program, which starts often
+
     messages: list[dict[str, Any]] = [{"role": "user", "content": task.prompt}]
     async with httpx.AsyncClient(base_url=task.base_url, headers={"authorization": f"Bearer {task.api_key}"}) as client:
         for room in range(rooms):

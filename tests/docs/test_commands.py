@@ -9,6 +9,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -93,11 +94,15 @@ def test_a_printed_command_runs_after_make_install(key: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("key", known("called"))
-def test_a_printed_command_of_envkit_ends_without_an_error(key: str, tmp_path: Path) -> None:
+def test_a_printed_command_of_envkit_ends_without_an_error(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is called in this process. That the installed packages are enough for such a command, another one shows."""
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     program, *words = shlex.split(PRINTED[key].text)
-    code, output, errors = called(*words, cwd=tmp_path, HOME=str(tmp_path))
+    with Path(os.devnull).open() as nothing:
+        monkeypatch.setattr(sys, "stdin", nothing)
+        code, output, errors = called(*words, cwd=tmp_path, HOME=str(tmp_path))
     assert (program, code) == ("envkit", 0), f"{PRINTED[key].place}: exit code {code}:\n{output}{errors}"
 
 

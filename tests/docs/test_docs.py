@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import os
+import doctest
+import gc
 import re
+import runpy
+import shlex
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import yaml
 
 import envkit
-from envkit import config
+from envkit import config, registry
+from envkit.config import kinds
 from envkit.environments.questions import QuestionTasks
 from envkit.wiring.training.agents import check_agent
 from tests.cli.commands import called
@@ -110,7 +115,10 @@ def test_the_training_file_of_the_page_about_agents_is_valid(tmp_path: Path, mon
 
 
 @pytest.mark.slow
-def test_the_agent_of_the_page_about_agents_is_evaluated_as_printed(tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # the short example does not close its client
+def test_the_agent_of_the_page_about_agents_is_evaluated_as_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A small random model has the name of SmolLM2. ``benchmarks/evidence/training/agent_page.py`` has the real one,
     and runs mini-swe-agent, too.
     """
@@ -118,10 +126,20 @@ def test_the_agent_of_the_page_about_agents_is_evaluated_as_printed(tmp_path: Pa
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     write_chat(tmp_path / "cache/models/smollm2-135m", seed=5, max_tokens=8192)
-    env = {"ENVKIT_CACHE": str(tmp_path / "cache"), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    *_, by_name, by_module = [run("bash", "-c", command, cwd=tmp_path, **env) for command in commands]
-    assert "mean=" in by_name
-    assert "agent:agents:solve on FrozenLake-v0: 4 episodes in " in by_module
+    monkeypatch.setenv("ENVKIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.syspath_prepend(tmp_path)  # "PYTHONPATH=."
+    monkeypatch.chdir(tmp_path)
+    assert commands[:2] == ["pip install openai", "python agents.py"]
+    agents = kinds.FAMILIES["agents"].added
+    with patch.dict(agents):
+        runpy.run_path("agents.py", run_name="__main__")
+    assert "mean=" in capsys.readouterr().out
+    with patch.dict(agents):
+        code, output, errors = called(*shlex.split(commands[2].removeprefix("PYTHONPATH=. envkit ")))
+    assert code == 0, errors
+    assert "agent:agents:solve on FrozenLake-v0: 4 episodes in " in output + errors
+    del sys.modules["agents"]
+    gc.collect()
 
 
 def test_every_block_of_the_page_about_agents_is_run_or_a_file_beside_what_is_run() -> None:
@@ -162,8 +180,13 @@ def test_the_package_of_the_page_about_kinds_is_checked_and_plays(
 
 
 @pytest.mark.parametrize("page", EXAMPLES)
-def test_the_examples_of_a_page_print_what_is_shown(page: str, tmp_path: Path) -> None:
-    assert run(sys.executable, "-Werror", "-m", "doctest", DOCS / page, cwd=tmp_path, PYTHONPATH=str(ROOT)) == ""
+def test_the_examples_of_a_page_print_what_is_shown(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(registry, "_SPECS", dict(registry._SPECS))
+    failed, tried = doctest.testfile(str(DOCS / page), module_relative=False)
+    assert (failed, tried > 0) == (0, True), capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -176,8 +199,12 @@ def test_the_training_loop_of_forty_lines_learns_as_printed(capsys: pytest.Captu
     assert returns[-1] > 0.9
 
 
-def test_the_reference_of_the_training_file_is_up_to_date() -> None:
-    assert run(sys.executable, DOCS / "generate.py", "--check", cwd=ROOT) == ""
+def test_the_reference_of_the_training_file_is_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["generate.py", "--check"])
+    monkeypatch.syspath_prepend(DOCS)
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(DOCS / "generate.py"), run_name="__main__")
+    assert ended.value.code == 0
 
 
 def test_links_between_the_documents_lead_somewhere() -> None:

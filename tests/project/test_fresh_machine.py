@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROGRAMS = Path(__file__).parents[2] / "benchmarks" / "evidence" / "clones"
 SUMS = "import json, pathlib, sys, fresh_machine; print(json.dumps(fresh_machine.sums(pathlib.Path(sys.argv[1]))))"
 TESTS = """
@@ -27,7 +29,8 @@ def test_left_out(number):
 """
 
 
-def test_the_sums_are_those_of_the_reports(tmp_path: Path) -> None:
+def test_the_sums_are_those_of_the_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # they take seconds to import
     (tmp_path / "test_it.py").write_text(TESTS, encoding="utf-8")
     pytest_here = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
     subprocess.run([*pytest_here, "--junitxml=parallel.xml"], cwd=tmp_path, capture_output=True, check=False)

@@ -39,7 +39,7 @@ def python(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     venv.create(folder, with_pip=False, symlinks=True)
     interpreter = folder / "bin" / "python"
     (wheel,) = built.glob("*.whl")
-    install = ("install", "--quiet", "--no-deps", "--no-index", "--disable-pip-version-check")
+    install = ("install", "--quiet", "--no-deps", "--no-index", "--no-compile", "--disable-pip-version-check")
     run(sys.executable, "-m", "pip", "--python", interpreter, *install, wheel, cwd=folder)
     # Only the folder is added: an editable install of envkit in it is a .pth file, which is not followed.
     (packages,) = folder.glob("lib/python*/site-packages")

@@ -92,13 +92,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize("greedy", [True, False])
 def test_an_evaluation_of_a_local_model_can_be_resumed(tmp_path: Path, model: str, greedy: bool) -> None:
     # One episode at a time: then no batch differs, and every number has to agree.
-    how: dict[str, Any] = {"turn_tokens": 6, "max_turns": 3, "attempts": 1, "overrides": ["env.num_envs=1"]}
+    how: dict[str, Any] = {"turn_tokens": 4, "max_turns": 2, "episodes": 6, "attempts": 1}
+    how |= {"overrides": ["env.num_envs=1"]}
     how |= {"temperature": 0.0} if greedy else {}
     whole, _ = evaluated(tmp_path / "whole", model, **how)
-    stopped(tmp_path / "parts", model, after=5, **how)
+    stopped(tmp_path / "parts", model, after=3, **how)
     found, played = evaluated(tmp_path / "parts", model, **how)
 
-    assert (found.resumed, len(played)) == (5, 7)
+    assert (found.resumed, len(played)) == (3, 3)
     assert found.metrics == whole.metrics
     assert found.usage.completion_tokens == whole.usage.completion_tokens > 0
     assert without_times(lines(tmp_path / "parts")) == without_times(lines(tmp_path / "whole"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -46,12 +47,23 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def run(site: Path, *words: str | Path, cwd: Path) -> tuple[int, str, str]:
-    """What a command prints, and whether it has imported torch: the last line of its output."""
-    program = "import sys\nfrom envkit.cli import main\ntry:\n    main(sys.argv[1:])\nfinally:\n"
-    program += "    print('torch' in sys.modules)"
+COMMANDS = """
+import json, sys
+from envkit.cli import main
+
+for words in json.loads(sys.argv[1]):
+    try:
+        main(words)
+    except SystemExit as ended:
+        assert ended.code == 0
+print('torch' in sys.modules)
+"""
+
+
+def run(site: Path, *commands: list[str], cwd: Path) -> tuple[int, str, str]:
+    """What commands print, and whether they have imported torch: the last line of the output."""
     done = subprocess.run(
-        [sys.executable, "-c", program, *words],
+        [sys.executable, "-c", COMMANDS, json.dumps(commands)],
         cwd=cwd,
         env={**os.environ, "PYTHONPATH": str(site)},
         capture_output=True,
@@ -66,12 +78,23 @@ def run(site: Path, *words: str | Path, cwd: Path) -> tuple[int, str, str]:
 
 
 @pytest.mark.slow
-def test_a_run_with_the_parts_of_a_package_trains_and_does_not_import_torch(
+def test_parts_of_a_package_are_checked_evaluated_and_trained_without_importing_torch(
     site: Path, file: Path, tmp_path: Path
 ) -> None:
-    code, output, messages = run(site, "train", file, "--output", "run", cwd=tmp_path)
+    evaluation = ["eval", "FrozenLake-v0", "--episodes", "4", "--json", "--option", "size=2"]
+    code, output, messages = run(
+        site,
+        ["check", str(file)],
+        [*evaluation, "--policy", "always:down"],
+        [*evaluation, "--policy", "always:sideways"],
+        ["train", str(file), "--output", "run"],
+        cwd=tmp_path,
+    )
     assert code == 0, messages
-    printed = output.splitlines()
+    checked, down, sideways, *printed = output.splitlines()
+    assert checked == "ok"
+    for evaluated, valid in ((down, '"mean":1.0'), (sideways, '"mean":0.0')):
+        assert f'"action_is_valid":{{{valid}' in evaluated
     assert printed[:2] == ["policy: engine biased", "sandbox: wrapped with ribbon"]
     assert "the engine is closed" in printed
     assert printed[-1] == "False"
@@ -130,16 +153,6 @@ def test_a_loss_of_a_package_trains_the_tiny_policy_with_a_key_and_a_metric_of_i
 # --- Evaluation ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_a_player_of_a_package_is_evaluated_and_gets_what_follows_the_colon(site: Path, tmp_path: Path) -> None:
-    words = ["eval", "FrozenLake-v0", "--episodes", "4", "--json", "--option", "size=2"]
-    for policy, valid in (("always:down", '"mean":1.0'), ("always:sideways", '"mean":0.0')):
-        code, output, messages = run(site, *words, "--policy", policy, cwd=tmp_path)
-        assert code == 0, messages
-        assert f'"action_is_valid":{{{valid}' in output
-        assert output.splitlines()[-1] == "False"
-
-
 def test_a_policy_that_does_not_exist_is_refused_with_the_names_of_packages(installed: Path) -> None:
     assert kind_of("always") == ("always", "")
     assert kind_of("always:go: up") == ("always", "go: up")
@@ -163,10 +176,6 @@ def test_a_player_of_a_package_has_no_settings_of_a_language_model(installed: Pa
 
 
 # --- Checks ----------------------------------------------------------------------------------------------------------
-
-
-def test_check_reads_the_sections_of_a_package(site: Path, file: Path, tmp_path: Path) -> None:
-    assert run(site, "check", file, cwd=tmp_path) == (0, "ok\nFalse\n", "")
 
 
 @pytest.mark.parametrize(
