@@ -6,10 +6,14 @@ Import optional packages with `load`. If the package is missing, the error conta
 from __future__ import annotations
 
 import importlib
+import os
 import shlex
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from importlib import metadata
+from importlib.metadata import EntryPoints
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -29,6 +33,24 @@ EXTRAS: Mapping[str, Sequence[str]] = {
     "wandb": ("wandb",),
 }
 """The packages, by import name, that each extra installs: ``serve`` stands for ``pip install "envkit[serve]"``."""
+
+
+def entry_points(group: str) -> EntryPoints:
+    """Return the entry points of a group. They are read again once a folder of `sys.path` has changed."""
+    return _entry_points(group, tuple((entry, _changed_ns(entry)) for entry in sys.path))
+
+
+@lru_cache(maxsize=32)
+def _entry_points(group: str, path: tuple[tuple[str, int], ...]) -> EntryPoints:
+    """Return the entry points of a group of the packages on `path`; reading them takes 10 to 20 ms."""
+    return metadata.entry_points(group=group)
+
+
+def _changed_ns(entry: str) -> int:
+    try:
+        return os.stat(entry or ".").st_mtime_ns
+    except OSError:
+        return 0
 
 
 def load(module: str) -> Any:

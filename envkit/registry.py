@@ -9,11 +9,12 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from operator import attrgetter
 from typing import Any
 
 from envkit.errors import ConfigError, UnknownEnvError, did_you_mean
+from envkit.installation import entry_points
 from envkit.types import Options
 
 ENTRY_POINT_GROUP = "envkit.envs"
@@ -183,7 +184,7 @@ def find(env_id: str) -> EnvSpec:
 def _added_players(env_id: str) -> Mapping[str, Any]:
     """Return the players that other packages add to an environment. If an entry point fails, issue a warning."""
     found: dict[str, Any] = {}
-    for point in entry_points(group=PLAYERS_GROUP, name=env_id):
+    for point in entry_points(PLAYERS_GROUP).select(name=env_id):
         try:
             found.update(point.load())
         except Exception as error:  # a broken package must not prevent episodes
@@ -203,7 +204,7 @@ def load_entry_points() -> None:
     A package that is still being imported, or whose own entry point makes this call, is skipped until the next call.
     """
     with _LOCK:
-        for point in entry_points(group=ENTRY_POINT_GROUP):
+        for point in entry_points(ENTRY_POINT_GROUP):
             if point.value in _LOADED | _LOADING or _is_half_imported(point):
                 continue
             _LOADING.add(point.value)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import Any, Protocol
 
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
@@ -18,6 +18,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError, core_schema
 
 from envkit.config.grammar import Section
 from envkit.errors import UsageError, did_you_mean
+from envkit.installation import entry_points
 
 
 class Kind(Protocol):
@@ -164,7 +165,7 @@ FAMILIES: Mapping[str, Family] = {
 def names(family: str) -> list[str]:
     """Return the names of all kinds of a family, the built-in ones first."""
     row = FAMILIES[family]
-    return list(dict.fromkeys([*row.built_in, *sorted(row.added), *sorted(entry_points(group=row.group).names)]))
+    return list(dict.fromkeys([*row.built_in, *sorted(row.added), *sorted(entry_points(row.group).names)]))
 
 
 def find(family: str, name: str) -> Any:
@@ -178,7 +179,7 @@ def find(family: str, name: str) -> Any:
         return built_in.load() if isinstance(built_in, BuiltInPart) else built_in
     if name in row.added:
         return row.added[name]
-    for point in entry_points(group=row.group, name=name):
+    for point in entry_points(row.group).select(name=name):
         return _loaded(point, row.noun)
     raise UsageError(f"no {row.noun} is called {name!r}{did_you_mean(name, names(family))}")
 

@@ -177,7 +177,7 @@ async def play(client: Client) -> Any:
         yield await answer(client, "POST", "/v1/sessions/a/step", json={"turn": turn, "action": "left"})
     yield await answer(client, "POST", "/v1/sessions/a/grade")
     yield await answer(client, "POST", "/v1/sessions/b/step", json={"turn": 0, "action": "x" * 5000})
-    await anyio.sleep(500)
+    await anyio.sleep(60)
     yield await answer(client, "POST", "/v1/sessions/b/step", json={"turn": 1, "action": "left"})
 
 
@@ -190,7 +190,7 @@ async def use_sandboxes(client: Client) -> Any:
         yield await answer(client, "PUT", f"/v1/sandboxes/{name}", json=SPEC)
     for more in ({"network": "open"}, {"profile": "system"}, {"image": "swe/one"}):
         yield await answer(client, "PUT", f"/v1/sandboxes/{next(iter(more))}", json=more)
-    await anyio.sleep(2000)
+    await anyio.sleep(60)
     yield await answer(client, "GET", "/v1/sandboxes/a")
 
 
@@ -271,8 +271,8 @@ SERVE: Mapping[str, How] = {
     "limits.step_timeout_s": How(0.5),
     "limits.reset_timeout_s": How(1.0),
     "limits.grade_timeout_s": How(1.0),
-    "limits.session_ttl_s": How(300.0),
-    "limits.sandbox_ttl_s": replace(SANDBOXES, value=300.0),
+    "limits.session_ttl_s": How(30.0),
+    "limits.sandbox_ttl_s": replace(SANDBOXES, value=30.0),
     "limits.sandboxes_per_tenant": replace(SANDBOXES, value=1),
     "limits.tenant_share": replace(SANDBOXES, value=0.2),
     "limits.networks": replace(SANDBOXES, value=["open"]),

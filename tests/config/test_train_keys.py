@@ -133,8 +133,8 @@ TINY: Content = {
     "env": DOORS,
     "threads": 1,
     "sandbox": {"kind": "none"},
-    "rollout": {"group_size": 3, "max_turns": 3, "max_tokens": 64},
-    "trainer": {"steps": 2, "groups_per_step": 2, "learning_rate": 0.02},
+    "rollout": {"group_size": 2, "max_turns": 3, "max_tokens": 64},
+    "trainer": {"steps": 1, "groups_per_step": 2, "learning_rate": 0.02},
     "evaluation": {"episodes": 0},
     "tracking": {"to": []},
 }
@@ -143,14 +143,14 @@ FRESH: Content = {
     **TINY,
     "engine": {"hidden_size": 16, "layers": 1},
     "trainer": {"steps": 0},
-    "imitation": {"states": 12, "batch": 8, "updates": 4, "check_episodes": 2},
+    "imitation": {"states": 8, "batch": 4, "updates": 2, "check_episodes": 2},
 }
 """A new policy, with imitation only."""
 CHAT: Content = {
     **TINY,
     "rollout": {"group_size": 2, "max_turns": 2, "max_tokens": 128, "turn_tokens": 4},
     "engine": {"model": "CHAT", "dtype": "float32"},
-    "trainer": {"steps": 1, "groups_per_step": 2, "learning_rate": 0.02, "precision": "float32"},
+    "trainer": {"steps": 1, "groups_per_step": 1, "learning_rate": 0.02, "precision": "float32"},
 }
 """Reinforcement learning of a random model with a chat template."""
 DIALOGUES: Content = {
@@ -428,11 +428,14 @@ REINFORCE = {"algorithm.preset": "reinforce"}
 UNEVEN = {"env.options": {"is_uneven": True}}
 LONG_ROOMS = {"env.options": {"is_uneven": True, "rooms": 9}, "env.num_envs": 99, "rollout.max_turns": 9}
 KL = {"algorithm.kl.coefficient": 0.1}
-OVERLONG = {"algorithm.overlong": {"max_tokens": 3, "buffer_tokens": 3}, **UNEVEN}
+TWO_STEPS = {"trainer.steps": 2}
+MANY = {**TWO_STEPS, "rollout.group_size": 3}
+OVERLONG = {"algorithm.overlong": {"max_tokens": 3, "buffer_tokens": 3}, **MANY, **UNEVEN}
 BF16 = {"engine.dtype": "bfloat16", "algorithm.old_logprobs": "recomputed"}
 FOUR = {"rollout.turn_tokens": 4}
 THREE = {"trainer.steps": 3}
-LONG = {"rollout.group_size": 6, "rollout.turn_tokens": 40, "algorithm.minibatches": 1}
+LONG = {"rollout.group_size": 4, "rollout.turn_tokens": 20, "algorithm.minibatches": 1}
+LORA = {"trainer.lora": {}, "trainer.groups_per_step": 2}
 CHECKED = How(base=VLLM, measure=Runs.check)
 STARTED = How(base=VLLM, measure=Runs.start_vllm)
 
@@ -455,7 +458,7 @@ TRAIN: Mapping[str, How] = {
     "env.judge": How("model@http://127.0.0.1:9", JUDGED),
     "sandbox.kind": How("process"),
     "sandbox.count": How(2, more=IN_SANDBOX),
-    "sandbox.liveness.lost_s": How(20.0, more=IN_SANDBOX, fate=Fate(hangs_after_s=2.5)),
+    "sandbox.liveness.lost_s": How(20.0, more={**IN_SANDBOX, **TWO_STEPS}, fate=Fate(hangs_after_s=2.5)),
     "sandbox.restarts.budget": How(more=IN_SANDBOX, fate=Fate(dies_after_s=2.5)),
     "sandbox.restarts.window_s": How(1.0, more=IN_SANDBOX, fate=Fate(dies_after_s=2.5)),
     "engine[transformers].model": How("CHAT", FRESH),
@@ -487,26 +490,27 @@ TRAIN: Mapping[str, How] = {
     "rollout.player_timeout_s": How(1e-9, more=FOUR, is_virtual=False),
     "rollout.episode_timeout_s": How(2.5),
     "rollout.grade_timeout_s": How(1.0, more={"env.options": {"is_graded": True}}),
-    "rollout.ahead": How(1),
+    "rollout.ahead": How(1, more=TWO_STEPS),
+    "rollout.asynchronous": How(value=True, more=TWO_STEPS),
     "rollout.max_lag": How(2),
     "rollout.lag_policy": How("resume"),
     "rollout.replay_schedule": How("/no/such/run"),
     "rollout.on_hang": How("fail", more={"env.options": {"hangs": True}}),
-    "rollout.straggler": How(1.1, more={**LONG_ROOMS, "rollout.group_size": 8, "trainer.steps": 3}),
-    "rollout.filters": How(["zero_variance"]),
+    "rollout.straggler": How(1.1, more={**LONG_ROOMS, "rollout.group_size": 8, **TWO_STEPS}),
+    "rollout.filters": How(["zero_variance"], more=MANY),
     "rollout.max_filtered": How(0.25, more={"rollout.filters": [{"kind": "success_band", "low": 0.3, "high": 0.4}]}),
     "rollout.retries": How(0, more={"env.options": {"is_broken": True}}),
     "algorithm.preset": How("reinforce"),
     "algorithm.advantage": How("batch_normalised"),
     "algorithm.loss": How("reinforce", more={"algorithm.minibatches": 1}),
-    "algorithm.aggregation": How("rollout_mean", more=UNEVEN),
+    "algorithm.aggregation": How("rollout_mean", more={**MANY, **UNEVEN}),
     "algorithm.correction": How("tis", more=BF16),
     "algorithm.entropy_coefficient": How(0.1),
     "algorithm.kl.coefficient": How(0.1),
     "algorithm.kl.estimator": How("k2", more=KL),
     "algorithm.kl.place": How("reward", more=KL),
-    "algorithm.kl.target": How(1e-3, more={**KL, "algorithm.kl.horizon": 1}),
-    "algorithm.kl.horizon": How(1, more={**KL, "algorithm.kl.target": 1e-3}),
+    "algorithm.kl.target": How(1e-3, more={**KL, **TWO_STEPS, "algorithm.kl.horizon": 1}),
+    "algorithm.kl.horizon": How(1, more={**KL, **TWO_STEPS, "algorithm.kl.target": 1e-3}),
     "algorithm.reference": How("CHAT", more=KL),
     "algorithm.overlong.max_tokens": How(2, more=OVERLONG),
     "algorithm.overlong.buffer_tokens": How(1, more=OVERLONG),
@@ -518,21 +522,21 @@ TRAIN: Mapping[str, How] = {
     "algorithm.old_logprobs": How("recomputed", more={"engine.dtype": "bfloat16"}),
     "trainer.steps": How(3),
     "trainer.groups_per_step": How(3),
-    "trainer.checkpoint_every": How(1),
+    "trainer.checkpoint_every": How(1, more=TWO_STEPS),
     "trainer.keep_checkpoints": How(1, more={**THREE, "trainer.checkpoint_every": 1}),
     "trainer.device": How("cuda"),
     "trainer.learning_rate": How(0.05),
     "trainer.critic_learning_rate": How(0.05, more=PPO),
-    "trainer.schedule": How("linear"),
+    "trainer.schedule": How("linear", more=TWO_STEPS),
     "trainer.schedule_warmup_steps": How(2),
     "trainer.precision": How("bfloat16"),
     "trainer.gradient_checkpointing": How(value=True),
     "trainer.max_grad_norm": How(1e-3),
     "trainer.micro_tokens": How(20),
     "trainer.packing": How(base=CHAT, more=LONG),
-    "trainer.lora.rank": How(4, CHAT, {"trainer.lora": {}}),
-    "trainer.lora.alpha": How(4.0, CHAT, {"trainer.lora": {}}),
-    "trainer.lora.targets": How(["q_proj"], CHAT, {"trainer.lora": {}}),
+    "trainer.lora.rank": How(4, CHAT, LORA),
+    "trainer.lora.alpha": How(4.0, CHAT, LORA),
+    "trainer.lora.targets": How(["q_proj"], CHAT, LORA),
     "placement.launcher": How("slurm"),
     "placement.trainer": How("n0:9"),
     "placement.engines": How(["n0"]),
@@ -541,12 +545,12 @@ TRAIN: Mapping[str, How] = {
     "evaluation.episodes": How(2),
     "evaluation.attempts": How(more={"evaluation.episodes": 1}),
     "evaluation.split": How("train", more={"evaluation.episodes": 1}),
-    "evaluation.every": How(1, more={"evaluation.episodes": 1}),
+    "evaluation.every": How(1, more={**TWO_STEPS, "evaluation.episodes": 1}),
     "evaluation.seed": How(more={"evaluation.episodes": 2}),
     "imitation.kind": How("none", FRESH),
     "imitation.file": How("/no/such/file", DIALOGUES),
     "imitation.updates": How(3, FRESH),
-    "imitation.batch": How(4, FRESH),
+    "imitation.batch": How(3, FRESH),
     "imitation.answers": How("bare", TAUGHT),
     "imitation.states": How(5, FRESH),
     "imitation.random_share": How(base=FRESH),
