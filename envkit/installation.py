@@ -6,7 +6,6 @@ Import optional packages with `load`. If the package is missing, the error conta
 from __future__ import annotations
 
 import importlib
-import os
 import shlex
 import shutil
 import sys
@@ -48,7 +47,7 @@ def _entry_points(group: str, path: tuple[tuple[str, int], ...]) -> EntryPoints:
 
 def _changed_ns(entry: str) -> int:
     try:
-        return os.stat(entry or ".").st_mtime_ns
+        return Path(entry).stat().st_mtime_ns
     except OSError:
         return 0
 

@@ -76,7 +76,7 @@ _PHRASE = re.compile(
     re.IGNORECASE,
 )
 _WORDS = re.compile("|".join(PHRASES).replace(" ", r"(?:\s|#)+"))
-"""What `_PHRASE` finds, in lower case and within words too: without groups and conditions, it is searched for faster."""
+"""What `_PHRASE` finds, in lower case, and within words too; the search is faster without groups and conditions."""
 _PART = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _MAY_HAVE_PART = re.compile(
     rf"(?:(?<![a-z])(?i:{'|'.join(PARTS)})|{'|'.join([*map(str.title, PARTS), *map(str.upper, PARTS)])})(?![a-z])"

@@ -132,10 +132,10 @@ def test_the_training_file_of_the_shop_trains(tmp_path: Path) -> None:
     with envkit.make("WebShop-v0", catalogue="webshop-1k") as shop:
         shop.reset(seed=0)  # the first one builds the shop, with messages
     settings = (
-        *("trainer.steps=1", "trainer.groups_per_step=4", "threads=1", "env.num_envs=32"),
+        *("trainer.steps=1", "trainer.groups_per_step=2", "threads=1", "env.num_envs=32"),
         *("env.options.catalogue=webshop-1k", "engine.hidden_size=16", "engine.layers=1"),
-        *("imitation.states=100", "imitation.updates=5", "imitation.batch=16"),
-        *("imitation.check_episodes=16", "evaluation.episodes=16"),
+        *("imitation.states=20", "imitation.updates=2", "imitation.batch=8"),
+        *("imitation.check_episodes=4", "evaluation.episodes=4"),
     )
     words = [word for setting in settings for word in ("--set", setting)]
     code, _, errors = called("train", ROOT / "examples/webshop.yaml", "--output", "run", *words, cwd=tmp_path)

@@ -18,6 +18,7 @@ import envkit
 from envkit import config, registry
 from envkit.config import kinds
 from envkit.environments.questions import QuestionTasks
+from envkit.trainer_bridge.run_folder import plots
 from envkit.wiring.training.agents import check_agent
 from tests.cli.commands import called
 from tests.docs.pages import AGENTS, DOCS, GUIDE, LIFT, files_of, install, run, sections_of
@@ -175,6 +176,7 @@ def test_the_package_of_the_page_about_kinds_is_checked_and_plays(
         "threads=1",
         *("engine.hidden_size=16", "engine.layers=1", "rollout.group_size=2", "env.num_envs=4"),
     )
+    monkeypatch.setattr(plots, "draw", lambda *_: None)  # takes longer than the run
     envkit_prints("train", "toolbox.yaml", "--output", "run", *(word for key in small for word in ("--set", key)))
     assert (tmp_path / "run" / "metric.csv").read_text().startswith("1,")
 

@@ -1,19 +1,27 @@
-"""The clients that agent programs use, OpenAI's and Anthropic's, need no setting but the address."""
+"""The clients that agent programs use, OpenAI's and Anthropic's, need no setting but the address.
+
+They are imported late: that takes a second, in each worker that collects the tests.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
-import openai
 import pytest
 
 from envkit.trainer_bridge.rollout import RolloutLimits
 from tests.conformance.agents.client import CHAT, MAX_TOKENS, MESSAGES, TIMEOUT_S
 from tests.conformance.agents.served import AnyProxy, OwnProxy
 from tests.trainer_bridge.agents.agents import TOOL
+
+if TYPE_CHECKING:
+    import anthropic
+    import openai
+
+    OpenAI = Callable[..., openai.OpenAI]
+    Anthropic = Callable[..., anthropic.Anthropic]
 
 HI: Any = {"role": "user", "content": "hi"}
 CALL = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls ä"}}\n</tool_call>'
@@ -22,8 +30,6 @@ FUNCTION: Any = TOOL["function"]
 MESSAGES_TOOL: Any = {"name": "bash", "description": FUNCTION["description"], "input_schema": FUNCTION["parameters"]}
 ROWS = f"S:TOOLS| U:hi| A:[{LOOK}|] U:<tool_response>\nx\n</tool_response>| A:[done|]"
 
-OpenAI = Callable[..., openai.OpenAI]
-Anthropic = Callable[..., anthropic.Anthropic]
 
 streamed_or_not = pytest.mark.parametrize("stream", [False, True])
 
@@ -31,6 +37,8 @@ streamed_or_not = pytest.mark.parametrize("stream", [False, True])
 @pytest.fixture(scope="module")
 def of_openai() -> Iterator[OpenAI]:
     """Returns OpenAI's client for an agent."""
+    import openai
+
     with openai.OpenAI(base_url="http://127.0.0.1", api_key="unused", timeout=TIMEOUT_S) as client:
         yield lambda agent, **options: client.with_options(base_url=agent.url, api_key=agent.api_key, **options)
 
@@ -38,6 +46,8 @@ def of_openai() -> Iterator[OpenAI]:
 @pytest.fixture(scope="module")
 def of_anthropic() -> Iterator[Anthropic]:
     """Returns Anthropic's client for an agent."""
+    import anthropic
+
     with anthropic.Anthropic(base_url="http://127.0.0.1", api_key="unused", timeout=TIMEOUT_S) as client:
         yield lambda agent, **options: client.with_options(
             base_url=agent.url.removesuffix("/v1"), api_key=agent.api_key, **options
@@ -138,6 +148,9 @@ def test_both_clients_wait_through_keep_alives(own: OwnProxy, of_openai: OpenAI,
 def test_refusals_are_raised_and_not_retried(
     own: OwnProxy, of_openai: OpenAI, of_anthropic: Anthropic, kind: str, words: str
 ) -> None:
+    import anthropic
+    import openai
+
     asked: Any = [{**HI, "content": "long " * 99 if kind == "context" else "hi"}]
     with own.episode("yes", limits=RolloutLimits(max_turns=1, max_tokens=60, turn_tokens=20)) as agent:
         if kind == "budget":
@@ -155,6 +168,9 @@ def test_refusals_are_raised_and_not_retried(
 def test_the_end_of_the_episode_within_a_stream_is_raised(
     own: OwnProxy, of_openai: OpenAI, of_anthropic: Anthropic
 ) -> None:
+    import anthropic
+    import openai
+
     with own.episode("~yes", "~no") as agent:
         chat = of_openai(agent).chat.completions.create(model="gpt", messages=[HI], stream=True)
         stream = of_anthropic(agent).messages.create(model="claude", max_tokens=9, messages=[HI], stream=True)

@@ -11,10 +11,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import anyio
 import httpx
-import openai
 import pytest
 
 from envkit import clock
@@ -37,6 +35,9 @@ def has_torch(pid: int) -> bool:
 def test_clients_of_openai_and_anthropic_call_the_model_with_a_token_and_it_comes_back_after_a_kill(
     tmp_path: Path,
 ) -> None:
+    import anthropic  # late: this takes a second, in each worker that collects the tests
+    import openai
+
     model = write_chat(tmp_path / "model", seed=5, max_tokens=120)
     config = {"backend": "none", "listen": {"port": 0}, "model": str(model)}
     with gateway(tmp_path, json.dumps(config), popen=subprocess.Popen) as server:  # a forked one has torch
@@ -74,6 +75,8 @@ def test_clients_of_openai_and_anthropic_call_the_model_with_a_token_and_it_come
 def test_a_model_that_cannot_be_loaded_is_named_in_the_answer_and_does_not_keep_the_server_from_ending(
     tmp_path: Path,
 ) -> None:
+    import openai
+
     (tmp_path / "model").mkdir()
     (tmp_path / "model/config.json").write_text("{}")
     config = {"backend": "none", "listen": {"port": 0}, "model": str(tmp_path / "model")}

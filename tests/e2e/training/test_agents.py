@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import anthropic
-import openai
 import pytest
 
 import envkit
@@ -39,6 +37,8 @@ subprocess.run(["sh", "-c", solution], check=True)
 @envkit.agent("terminal_solver")
 async def solve(task: envkit.AgentTask) -> None:
     """Call the policy twice with OpenAI's client, and then play the known solution."""
+    import openai  # late: this takes a second, in each worker that collects the tests
+
     async with openai.AsyncOpenAI(base_url=task.base_url, api_key=task.api_key) as client:
         messages: list[Any] = [{"role": "user", "content": task.prompt}]
         for action in (write_call("bash", command=SOLUTION), write_call("submit")):
@@ -78,6 +78,8 @@ def trained(base: Mapping[str, Any], agent: Mapping[str, Any], folder: Path) -> 
 
 
 def test_a_program_in_a_sandbox_trains_with_the_client_of_anthropic(base: Mapping[str, Any], tmp_path: Path) -> None:
+    import anthropic  # late: this takes a second, in each worker that collects the tests
+
     clients = str(Path(anthropic.__file__).parents[1])
     agent = {
         "command": ["python3", "-c", PROGRAM, "{task}", SOLUTION],

@@ -16,6 +16,7 @@ from envkit.config import evaluation, kinds
 from envkit.errors import ConfigError, UsageError
 from envkit.runs.display import SilentDisplay
 from envkit.runs.files import read_rows
+from envkit.trainer_bridge.run_folder import plots
 from envkit.wiring.evaluation.policies import find_policy, kind_of
 from envkit.wiring.training.agents import function_of
 from envkit.wiring.training.run import train
@@ -122,8 +123,9 @@ def test_a_trainer_that_cannot_imitate_is_refused_before_a_run_is_replaced(insta
 
 @pytest.mark.slow
 def test_a_loss_of_a_package_trains_the_tiny_policy_with_a_key_and_a_metric_of_its_own(
-    installed: Path, tmp_path: Path
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(plots, "draw", lambda *_: None)  # takes longer than the run
     losses = {}
     for strength in (1.0, 0.25):
         content = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import openai
 import pytest
 
 import envkit
@@ -68,6 +67,8 @@ def test_keys_of_the_renderer_that_have_no_effect_with_an_agent_are_refused() ->
 @envkit.agent
 async def ask_two_models(task: envkit.AgentTask) -> None:
     """Call the policy under two names."""
+    import openai  # late: this takes a second, in each worker that collects the tests
+
     messages: list[Any] = [{"role": "system", "content": "It is 10:00. Be brief."}, {"role": "user", "content": "a?"}]
     async with openai.AsyncOpenAI(base_url=task.base_url, api_key=task.api_key) as client:
         for model in ("large", "large", "small"):
