@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from envkit.installation import entry_points
+
 LIFT = """
 import gymnasium
 {imports}
@@ -64,6 +66,16 @@ PLAY = "print(envkit.make('Lift-v0').reset(seed=3)[0])"
 )
 def test_a_package_is_found_whichever_is_imported_first(tmp_path: Path, first: str, imports: str) -> None:
     assert run(tmp_path, f"{first}; {PLAY}; {PLAY}", imports=imports) == "brought\nseed 3\nseed 3\n"
+
+
+def test_a_package_installed_while_the_program_runs_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.utime(tmp_path, (1, 1))  # changed long ago
+    monkeypatch.syspath_prepend(tmp_path)
+    assert not entry_points("envkit.lifts")
+    (tmp_path / "lift-1.0.dist-info").mkdir()
+    (tmp_path / "lift-1.0.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: lift\nVersion: 1.0\n")
+    (tmp_path / "lift-1.0.dist-info/entry_points.txt").write_text("[envkit.lifts]\nlift = lift:bring\n")
+    assert entry_points("envkit.lifts").names == {"lift"}
 
 
 def test_a_function_that_looks_around_before_it_registers_is_called_once(tmp_path: Path) -> None:
