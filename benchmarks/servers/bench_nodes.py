@@ -7,6 +7,7 @@ that the processors are idle for a part of the time, as those of a machine of it
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from collections import defaultdict
@@ -66,28 +67,34 @@ def main() -> None:
     settings = parsed(arguments, calls=4, rounds=1, many_rounds=1, episodes=8, steps=2, long_wait_s=0.05)
     findings = Findings()
     print(f"{len(os.sched_getaffinity(0))} processors, load average before: {os.getloadavg()[0]:.1f}")
-    clock.run(partial(single_calls, findings, settings.backend, settings.calls, settings.rounds), fast=True)
-    sizes = (settings.backend, settings.many_rounds, settings.episodes, settings.steps)
-    clock.run(partial(many, findings, *sizes, {BUSY: settings.wait_s, IDLE: settings.long_wait_s}), fast=True)
+    clock.run(partial(measured, findings, settings), fast=True)
     print(f"Load average after: {os.getloadavg()[0]:.1f}")
     findings.check(CLAIMS, is_strict=not settings.quick)
 
 
+async def measured(findings: Findings, settings: argparse.Namespace) -> None:
+    """Measure single calls and many episodes at once, with the same servers."""
+    async with fleets(settings.backend) as found:
+        await single_calls(findings, found, settings.calls, settings.rounds)
+        sizes = (settings.many_rounds, settings.episodes, settings.steps)
+        await many(findings, found, *sizes, {BUSY: settings.wait_s, IDLE: settings.long_wait_s})
+
+
 @asynccontextmanager
-async def fleets(backend: str, nodes: int) -> AsyncIterator[Mapping[str, Fleet]]:
-    """Start a gateway with its own sandboxes, and one with nodes."""
+async def fleets(backend: str) -> AsyncIterator[Mapping[str, Fleet]]:
+    """Start a gateway with its own sandboxes, and one with two nodes."""
     envs = ("--set", "envs.sandboxes=2", "--set", "envs.warm=0", "--set", "envs.capacity=2048")
     async with AsyncExitStack() as stack:
         own = await stack.enter_async_context(gateway("--backend", backend, *envs))
-        members = [await stack.enter_async_context(node("--backend", backend)) for _ in range(nodes)]
+        members = [await stack.enter_async_context(node("--backend", backend)) for _ in range(2)]
         urls = ", ".join(f"{{url: '{one.url}'}}" for one in members)
         words = ("--backend", "nodes", "--set", f"nodes=[{urls}]", *envs)
         yield {OWN: Fleet(own), NODE: Fleet(await stack.enter_async_context(gateway(*words)), tuple(members))}
 
 
-async def single_calls(findings: Findings, backend: str, calls: int, rounds: int) -> None:
+async def single_calls(findings: Findings, found: Mapping[str, Fleet], calls: int, rounds: int) -> None:
     """Measure one exec after another, and one step after another."""
-    async with fleets(backend, 1) as found, AsyncExitStack() as stack:
+    async with AsyncExitStack() as stack:
         execs, steps = {}, {}
         for name, fleet in found.items():
             client = await stack.enter_async_context(SandboxClient(fleet.server.url))
@@ -106,11 +113,16 @@ async def single_calls(findings: Findings, backend: str, calls: int, rounds: int
 
 
 async def many(
-    findings: Findings, backend: str, rounds: int, episodes: int, steps: int, waits_s: Mapping[str, float]
+    findings: Findings,
+    found: Mapping[str, Fleet],
+    rounds: int,
+    episodes: int,
+    steps: int,
+    waits_s: Mapping[str, float],
 ) -> None:
     """Measure many episodes at once, whose steps wait. In each round, every caller plays one."""
     used: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
-    async with fleets(backend, 2) as found, AsyncExitStack() as stack:
+    async with AsyncExitStack() as stack:
 
         def read(name: str) -> dict[str, float]:
             return {**found[name].cpu_s(), "idle": idle_s(), "wall": clock.stopwatch()}
