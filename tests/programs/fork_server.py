@@ -22,9 +22,11 @@ from types import ModuleType
 from typing import Any
 
 MODULES = (
-    *("torch", "torch._dynamo", "torch.optim", "transformers", "transformers.models.auto", "transformers.models.llama"),
-    *("envkit.cli", "envkit.wiring.training", "envkit.wiring.evaluation", "envkit.wiring.gateway.gateway"),
-    *("uvicorn", "fastapi", "httpx", "anyio._backends._asyncio"),
+    *("torch", "torch._dynamo", "torch.optim", "torch.utils.tensorboard", "matplotlib.backends.backend_agg"),
+    *("transformers.generation", "transformers.models.auto.modeling_auto", "transformers.models.llama.modeling_llama"),
+    *("uvicorn", "fastapi", "httpx", "anyio._backends._asyncio", "envkit.cli", "envkit.environments.frozen_lake"),
+    *("envkit.wiring.gateway.gateway", "envkit.wiring.evaluation", "envkit.wiring.training.run"),
+    *("envkit.wiring.training.torch_parts", "envkit.trainer_bridge.run_folder.plots"),
 )
 FILES, MAX_REQUEST = 3, 1 << 20  # standard input, output and errors
 
