@@ -119,13 +119,6 @@ class FleetHost(EnvHost):
             return "environments in their own sandboxes", self._offenders.max_isolated
         return "environments", self.capacity
 
-    def grow(self, workers: int) -> None:
-        """Start workers until there are `workers`, including those that wait for their restart; return at once."""
-        while self._shared.running and self._workers < workers:  # no worker runs when the host is closed
-            self._tasks.start_soon(self._keep, self._shared, self._workers)
-            self._workers += 1
-            self._shared.running += 1
-
     def lease(self, task: Task) -> FleetEpisode:
         """Return an episode of `task`. To start it, enter it with ``async with``.
 

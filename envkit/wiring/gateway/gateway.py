@@ -320,8 +320,6 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
             if fleet_nodes.in_image and _lacks_envkit(error.cause):
                 raise UsageError(image_lacks(spec.image or GAMES_IMAGE, error.cause)) from None
             raise
-        remote.on_use = lambda: fleet.grow(sandbox_count(config, fleet_nodes, remote.processors))
-        remote.on_use()  # for nodes that joined since `count`
         announce(f"sandboxes: {fleet_nodes.what}; environments in {count} {'sandbox' if count == 1 else 'sandboxes'}")
         nodes = [*fleet_nodes.nodes, *remote.nodes]
         for node in nodes:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple, Self
 from urllib.parse import urlsplit
 
@@ -98,7 +97,6 @@ class RemoteNodes:
         in_image: Whether the sandboxes that run environments have an image; nodes of the other kind are refused.
         isolates: Whether nodes without isolation are refused; None if the first one decides.
         lost_s: Seconds without an answer after which a node is lost.
-        urls: The present addresses, by name, of listed nodes whose address may change.
 
     Raises:
         UsageError: On entering: two nodes have the same name.
@@ -112,19 +110,15 @@ class RemoteNodes:
         in_image: bool,
         isolates: bool | None,
         lost_s: float,
-        urls: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.isolates = isolates
         """Whether all nodes isolate sandboxes; None as long as there is no node."""
         self.found = anyio.Event()
         """Set when a node is used for the first time."""
-        self.on_use: Callable[[], None] = lambda: None
-        """Called when a node is used, for the first time or again."""
         self._listed = listed
         self._file = file
         self._in_image = in_image
         self._lost_s = lost_s
-        self._urls = urls
         self._members: dict[str, _Member] = {}
         self._pool: Pool | None = None
 
@@ -218,7 +212,6 @@ class RemoteNodes:
         delay_s, lost_at = _AGAIN_S[0], clock.now()
         with member.scope:
             while member.is_listed or clock.now() - lost_at < _FORGET_S:
-                member.url = self._urls.get(member.name, member.url)
                 try:
                     if await self._use(member):
                         delay_s, lost_at = _AGAIN_S[0], clock.now()
@@ -260,8 +253,9 @@ class RemoteNodes:
             _warn_about(member.name, backend)
             try:
                 if self._pool is not None:
+                    what = "those of clients and replacements; environments get no more than at the start"
+                    _log.info("new sandboxes on node %s will be %s", member.name, what)
                     self._pool.add_node(member.node)
-                    self.on_use()
                 cause = await backend.wait()
             except anyio.get_cancelled_exc_class():
                 cause = Cause(CauseKind.NODE_LOST, f"node {member.name} was restarted")
