@@ -1,6 +1,6 @@
 """Forks programs from a process that has imported their slow modules, for `tests.programs.program`.
 
-A client connects, sends the program and its files, and is told its process id, and later its wait status. The slow
+A client connects, sends the program and its files, and receives its process id, and later its wait status. The slow
 modules are imported at the first request. The server ends with the process that started it.
 """
 
@@ -28,7 +28,7 @@ MODULES = (
     *("envkit.wiring.gateway.gateway", "envkit.wiring.evaluation", "envkit.wiring.training.run"),
     *("envkit.wiring.training.torch_parts", "envkit.trainer_bridge.run_folder.plots"),
 )
-FILES, MAX_REQUEST = 3, 1 << 20  # standard input, output and errors
+FILES = 3  # standard input, output and errors
 
 
 def serve(listener: socket.socket, parent: int) -> dict[str, Any] | None:
@@ -71,8 +71,8 @@ def receive(client: socket.socket) -> tuple[dict[str, Any], list[int]]:
     """Take a request: its length, then JSON; its files come with the length."""
     head, files, _, _ = socket.recv_fds(client, 4, FILES)
     left, content = int.from_bytes(head, "little"), b""
-    while len(content) < left:
-        content += client.recv(left - len(content))
+    while len(content) < left and (piece := client.recv(left - len(content))):
+        content += piece
     return json.loads(content), files
 
 

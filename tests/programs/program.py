@@ -25,10 +25,12 @@ _READ_AT_IMPORT = re.compile(
     "PYTHON(?!PATH$|DONTWRITEBYTECODE$)|OMP_|MKL_|OPENBLAS_|HF_|TORCH|TRANSFORMERS_|CUDA_|LANG|LC_"
 )
 """Environment variables that a forked program would not follow: if they differ, it is started anew."""
+_started_with: dict[str, str] = {}
 
 
 def start_server() -> None:
     """Start the process that forks the programs of this test run, unless one of its processes has."""
+    _started_with.update(_fixed(os.environ))
     if _ADDRESS in os.environ:
         return
     address = f"\0envkit-programs-{os.getpid()}"
@@ -124,7 +126,7 @@ def _can_fork(words: Sequence[str], variables: Mapping[str, str]) -> bool:
         return False
     first = {Path(one) for one in variables.get("PYTHONPATH", "").split(os.pathsep)} - {Path(one) for one in sys.path}
     stands_in = any((folder / "matplotlib").exists() for folder in first)  # for what the server has imported
-    return _ADDRESS in os.environ and not stands_in and _fixed(variables) == _fixed(os.environ)
+    return _ADDRESS in os.environ and not stands_in and _fixed(variables) == _started_with
 
 
 def _fixed(variables: Mapping[str, str]) -> dict[str, str]:

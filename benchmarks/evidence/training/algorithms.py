@@ -41,7 +41,7 @@ STALE_AFTER = (
     "trainer_bridge/algorithms",
     "trainer_bridge/trainers",
 )
-TWIN = "tests/wiring/training/test_presets.py::test_a_preset_trains_for_ten_steps_without_a_finding"
+TWIN = "tests/wiring/training/test_presets.py::test_a_preset_trains_without_a_finding"
 RANKED = ("grpo", "rloo", "ppo", "gspo", "rebn")
 OTHERS = tuple(preset for preset in PRESETS if preset not in RANKED)
 COMPARISONS = (

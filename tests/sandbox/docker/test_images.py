@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from envkit.types import CauseKind, SandboxSpec
 from tests.contract.kinds import run
 from tests.sandbox.containers import docker, image
 
-TAG = "envkit-test/python:1"
+TAG = f"envkit-test/python:{os.getpid()}"  # workers test at once
 
 
 @pytest.fixture
