@@ -102,7 +102,7 @@ LEARNING = (
 """Changes of the quickstart in the runs that learn."""
 VLLM = (
     *("engine.kind=vllm", "engine.dtype=float32", "trainer.precision=float32", "tracking.to=[]"),
-    *("trainer.steps=24", "trainer.groups_per_step=8", "trainer.checkpoint_every=24", "evaluation.episodes=0"),
+    *("trainer.steps=40", "trainer.groups_per_step=8", "trainer.checkpoint_every=40", "evaluation.episodes=0"),
 )
 
 
