@@ -29,12 +29,12 @@ class EndpointJudge:
 
 
 @asynccontextmanager
-async def open_judge(address: str) -> AsyncIterator[EndpointJudge]:
-    """Open the judge at `address`, ``MODEL@URL``, with the API key in ``OPENAI_API_KEY``.
+async def open_judge(address: str | Address) -> AsyncIterator[EndpointJudge]:
+    """Open the judge at `address`, which may be text, ``MODEL@URL``, with the API key in ``OPENAI_API_KEY``.
 
     Raises:
         UsageError: The address is not valid.
     """
-    server = Address.of(address, "env.judge", prefix="")
+    server = address if isinstance(address, Address) else Address.of(address, "env.judge", prefix="")
     async with open_client(server, api_key=os.environ.get(API_KEY)) as client:
         yield EndpointJudge(client)

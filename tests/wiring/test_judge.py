@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import tempfile
 from pathlib import Path
@@ -13,7 +14,8 @@ import pytest
 
 from envkit import clock
 from envkit.config.parts import VllmEngineSection
-from envkit.errors import TooLargeError, UnreachableError, UsageError
+from envkit.errors import EnvkitError, TooLargeError, UnreachableError, UsageError
+from envkit.http.client.chat import Address
 from envkit.types import Place
 from envkit.wiring.judge import EndpointJudge, open_judge
 from envkit.wiring.launch.local import LocalLauncher
@@ -24,9 +26,13 @@ from tests.wiring.evaluation.chat_servers import Served, completion, failure
 QUESTION = [{"role": "system", "content": "Grade."}, {"role": "user", "content": "2 + 2 = 4"}]
 
 
-def asked(served: Served, *, tries: int = 5, times: int = 1) -> str:
+def served_address(served: Served, *, is_own: bool) -> str | Address:
+    return Address("some/judge", f"{served.url}/v1", is_own=True) if is_own else f"some/judge@{served.url}"
+
+
+def asked(served: Served, *, tries: int = 5, times: int = 1, is_own: bool = False) -> str:
     async def main() -> str:
-        async with served.run(), open_judge(f"some/judge@{served.url}") as judge:
+        async with served.run(), open_judge(served_address(served, is_own=is_own)) as judge:
             assert isinstance(judge, EndpointJudge)
             judge.client.tries, judge.client.delay_s = tries, 0.01
             return [await judge.ask(QUESTION, max_tokens=9) for _ in range(times)][-1]
@@ -48,11 +54,14 @@ def test_a_judge_asks_greedily_and_returns_the_answer_without_thoughts() -> None
     ]
 
 
-def test_a_judge_sends_the_key_of_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("is_own", "sent"), [(False, "Bearer sk-judge"), (True, None)])
+def test_a_judge_sends_the_key_of_the_variable_but_not_to_a_server_of_the_run(
+    is_own: bool, sent: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-judge")
     served = Served(lambda body: completion("yes"))
-    asked(served)
-    assert served.headers[0]["authorization"] == "Bearer sk-judge"
+    asked(served, is_own=is_own)
+    assert served.headers[0].get("authorization") == sent
 
 
 def test_a_temporary_failure_is_retried_and_a_lasting_one_means_that_the_judge_is_unreachable() -> None:
@@ -91,8 +100,17 @@ def test_the_address_of_a_judge_is_checked_and_the_error_names_its_setting(addre
         clock.run(main)
 
 
+async def taken(port: int) -> socket.socket:
+    """Listen on a port as soon as it is free."""
+    while True:
+        try:
+            return socket.create_server(("127.0.0.1", port))
+        except OSError:
+            await anyio.sleep(0.01)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="launchers run on Linux")
-def test_a_judge_that_the_run_serves_is_started_again_at_its_address(
+def test_a_judge_that_the_run_serves_is_started_again_at_another_port_and_ends_the_run_if_it_cannot_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -102,18 +120,25 @@ def test_a_judge_that_the_run_serves_is_started_again_at_its_address(
     engine = VllmEngineSection(model="another", python=python, dtype="float32")
     lines: list[str] = []
 
+    def kill() -> None:
+        os.kill(int((tmp_path / "pids").read_text().split()[-1]), signal.SIGKILL)
+
     async def main() -> None:
         model, launcher = str(tmp_path / "grader"), LocalLauncher()
         serving = judge_server(model, engine, launcher, Place(), lines.append)
         with anyio.fail_after(60):
             async with serving as address, open_judge(address) as judge:
                 assert await judge.ask(QUESTION) == "policy-base says 1"
-                (pid,) = (tmp_path / "pids").read_text().split()
-                os.kill(int(pid), signal.SIGKILL)
-                while not lines[-1].startswith("the vLLM server 0 is back"):  # noqa: ASYNC110 - no event
-                    await anyio.sleep(0.05)
-                assert await judge.ask(QUESTION) == "policy-base says 1"
+                kill()
+                with await taken(int(address.url.removesuffix("/v1").rpartition(":")[2])):
+                    while not lines[-1].startswith("the vLLM server 0 is back"):  # noqa: ASYNC110 - no event
+                        await anyio.sleep(0.05)
+                    assert await judge.ask(QUESTION) == "policy-base says 1"
+                Path(python).write_text("#!/bin/sh\nexit 1\n")  # noqa: ASYNC240 - a small file
+                kill()
+                await anyio.sleep_forever()
 
-    clock.run(main)
+    with pytest.RaisesGroup(pytest.RaisesExc(EnvkitError, match="^the judge is lost: ")):
+        clock.run(main)
     assert any("killed by signal 9; starting it again" in line for line in lines)
     assert any("starting vLLM with" in line and "grader" in line for line in lines)

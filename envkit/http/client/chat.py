@@ -94,17 +94,19 @@ class CompletionReply(msgspec.Struct):
 _COMPLETION = msgspec.json.Decoder(CompletionReply)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Address:
     """A model on a server.
 
     Attributes:
         model: Name of the model on the server.
-        url: Base URL, without ``/chat/completions``.
+        url: Base URL, without ``/chat/completions``. It may change; the next request is sent to the new one.
+        is_own: Whether it is a server of this run, which gets no key and is never asked through a proxy.
     """
 
     model: str
     url: str
+    is_own: bool = False
 
     @classmethod
     def of(cls, text: str, setting: str = "--policy", prefix: str = "openai:") -> Address:
@@ -296,14 +298,14 @@ async def open_client(
     Raises:
         UsageError: The key cannot be sent, or the proxy of the environment variables cannot be used.
     """
-    key = (api_key or "").strip()
+    key = "" if address.is_own else (api_key or "").strip()
     if not (key.isascii() and key.isprintable()):
         raise UsageError(f"{API_KEY}: contains characters that no API key has; set it again")
     headers = {"Accept-Encoding": "gzip", **({"Authorization": f"Bearer {key}"} if key else {})}
     limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
     timeout = httpx.Timeout(timeout_s, connect=min(timeout_s, 20.0))
     url = httpx.URL(address.url)
-    uses_proxy = not (is_loopback(url.host) or url.host == "0.0.0.0")
+    uses_proxy = not (address.is_own or is_loopback(url.host) or url.host == "0.0.0.0")
     direct = None if uses_proxy else httpx.AsyncHTTPTransport(limits=limits)
     try:
         http = httpx.AsyncClient(headers=headers, timeout=timeout, limits=limits, transport=direct)

@@ -14,6 +14,7 @@ from envkit.config import LivenessSection
 from envkit.config.parts import BuiltInSandboxSection, SandboxSection
 from envkit.errors import UnknownEnvError, UnreachableError
 from envkit.fleet import FleetHost, WorkerClient, WorkerStart
+from envkit.http.client.chat import Address
 from envkit.http.client.env_client import EnvClient
 from envkit.protocols import EnvHost, Episode, Sandbox, SandboxBackend
 from envkit.registry import ENTRY_POINT_GROUP
@@ -122,7 +123,7 @@ class ToolSettings:
         needs: What they need.
         only: Whether there are no other environments.
         episodes: Maximum number of concurrent episodes, including those that are being graded.
-        judge: Address of the judge, ``MODEL@URL``.
+        judge: Address of the judge; see `envkit.wiring.judge.open_judge`.
         views: Read-only mounts of the sandboxes.
     """
 
@@ -130,7 +131,7 @@ class ToolSettings:
     needs: frozenset[str]
     only: bool
     episodes: int
-    judge: str | None = None
+    judge: str | Address | None = None
     views: Sequence[tuple[str, str]] = ()
 
 

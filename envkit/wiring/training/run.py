@@ -15,6 +15,7 @@ from envkit import clock, config
 from envkit.config import RunConfig
 from envkit.config.parts import BuiltInSandboxSection, TorchTrainerSection
 from envkit.errors import ConfigError, EnvkitError, leaves
+from envkit.http.client.chat import Address
 from envkit.local_host import SlotHost
 from envkit.protocols import EnvHost, PhasedTrainer, Player
 from envkit.runs.display import Display
@@ -265,10 +266,10 @@ class _Run:
                 assert isinstance(section, BuiltInSandboxSection), "place_run refuses others"
                 opening = run_nodes(policy.launcher, policy.placed.nodes, section, self._display.announce)
                 nodes = await parts.enter_async_context(opening)
-            judge, announce = next((one.judge for one in self._run.envs if one.judge), None), self._display.announce
-            if judge is not None and (place := policy.placed.judge) is not None:
-                engine, launcher = self._run.engine, policy.launcher
-                server = judge_server(judge, engine, launcher, place, lambda line: announce(f"judge: {line}"))
+            judge: str | Address | None = next((one.judge for one in self._run.envs if one.judge), None)
+            if (model := self._run.served_judge) is not None and (place := policy.placed.judge) is not None:
+                announce, launcher = self._display.announce, policy.launcher
+                server = judge_server(model, self._run.engine, launcher, place, lambda line: announce(f"judge: {line}"))
                 judge = await parts.enter_async_context(server)
             host = sandbox_host(
                 section,

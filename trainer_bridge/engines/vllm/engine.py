@@ -89,6 +89,17 @@ class VllmEngine:
         """Whether `load` takes LoRA adapters instead of all weights."""
         return self._settings.takes_adapters
 
+    @property
+    def urls(self) -> Sequence[str]:
+        """Addresses of the servers. A server that is started again may have another one."""
+        return [replica.url for replica in self._replicas]
+
+    async def changed(self) -> None:
+        """Wait until a server or a request has changed; raise an `EnvkitError` if no server is left."""
+        await self._changed.wait()
+        if self._failure is not None:
+            raise self._failure
+
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Self]:
         """Start or connect the servers, and watch them until the end of the block; then end those started here.

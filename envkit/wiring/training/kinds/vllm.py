@@ -12,7 +12,8 @@ import anyio
 
 from envkit import clock
 from envkit.config.parts import EngineSection, VllmEngineSection
-from envkit.errors import UsageError
+from envkit.errors import EnvkitError, UsageError
+from envkit.http.client.chat import Address
 from envkit.protocols import Launcher
 from envkit.trainer_bridge.engines.vllm.engine import VllmEngine
 from envkit.trainer_bridge.engines.vllm.interpreter import find_python, is_built_for_cpus
@@ -135,24 +136,36 @@ async def run_server(
 @asynccontextmanager
 async def judge_server(
     model: str, section: EngineSection, launcher: Launcher, place: Place, announce: Callable[[str], None]
-) -> AsyncIterator[str]:
-    """Serve the model of a judge, named as in `engine.model`, during the block; yield its address, ``MODEL@URL``.
+) -> AsyncIterator[Address]:
+    """Serve the model of a judge, named as in `engine.model`, during the block; yield its address, which may change.
 
-    A server that ends is started again at the same address, as often as one of the engine. It has the interpreter and
-    the number format of `section`, the section ``engine``, if its kind is vllm.
+    A server that ends is started again at another port, as often as one of the engine. It has the interpreter and the
+    number format of `section`, the section ``engine``, if its kind is vllm.
 
     Raises:
         UsageError: There is no such model, no interpreter has vllm, or the server does not start.
+        ExceptionGroup: With an `EnvkitError`, which also cancels the block: the server is not started again.
     """
     shared = {key: getattr(section, key) for key in ("python", "dtype") if isinstance(section, VllmEngineSection)}
     own, path = VllmEngineSection(**shared), await clock.to_thread(models.locate, model)
     max_tokens = min(models.positions_of(model) or _JUDGE_TOKENS, _JUDGE_TOKENS)
     found = await clock.to_thread(_server_settings, own, path, max_tokens, 0, place)
-    host, port = await launcher.endpoint(place.node)
-    server = partial(VllmServer, found, launcher=launcher, place=place, port=port, announce=announce)
+    server = partial(VllmServer, found, launcher=launcher, place=place, announce=announce)
     settings = VllmSettings(max_tokens=max_tokens, max_num_seqs=found.max_num_seqs, dtype=found.dtype, model=model)
-    async with VllmEngine(settings, servers=[server], announce=announce).running():
-        yield f"{SERVED_NAME}@http://{host}:{port}"
+    engine = VllmEngine(settings, servers=[server], announce=announce)
+    async with engine.running(), clock.background_tasks() as tasks:
+        address = Address(SERVED_NAME, f"{engine.urls[0]}/v1", is_own=True)
+
+        async def follow() -> None:
+            while True:
+                try:
+                    await engine.changed()
+                except EnvkitError as error:
+                    raise EnvkitError(f"the judge is lost: {error}") from None
+                address.url = f"{engine.urls[0]}/v1"
+
+        tasks.start_soon(follow)
+        yield address
 
 
 def _server_settings(
