@@ -56,6 +56,6 @@ class PlacementSection(Section):
     without GPUs gets one server for each time that it is named. []: all GPUs but the trainer's."""
     judge: Gpus | None = None
     """Node and GPUs of the server of a judge that the run serves (env.judge), such as n1:0. No other part has them.
-    null: n0, if vLLM is built for CPUs or no node has GPUs."""
+    null: n0, if vLLM is built for CPUs or no node has GPUs; otherwise the run is refused, so name a GPU."""
     nodes: Literal["all"] | list[str] = Field(default_factory=list)
     """Machines on which the run starts nodes for sandboxes: names, or all."""

@@ -52,7 +52,7 @@ class EnvSection(Section):
     judge: Annotated[str, Field(min_length=1)] | None = None
     """Language model that grades answers, for an environment that needs a judge: MODEL@URL of an endpoint with OpenAI's
     API. In training also a model without a URL, as in engine.model: the run serves it with vLLM; see placement.judge.
-    In a list of environments, all sections have the same judge."""
+    In a list of environments, all that need a judge have the same one."""
     outage_timeout_s: Seconds = 120.0
     """Maximum seconds to wait for a server that does not answer. Then the run saves a checkpoint and ends."""
 

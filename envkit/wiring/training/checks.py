@@ -106,7 +106,9 @@ def unverified(run: RunConfig) -> list[str]:
         rate = trainer.learning_rate
     name = run.algorithm.preset
     alias = [f"algorithm.preset: {name} is called {ALIASES[name]} here"] if name in ALIASES else []
-    return [*alias, *_uncached_model(run.engine.model), *_high_learning_rate(rate, has_lora=_has_lora(run))]
+    keys = {section.judge: f"{key}.judge" for key, section in zip(keys_of(run), run.envs, strict=True)}
+    judge = [] if run.served_judge is None else _uncached_model(run.served_judge, keys[run.served_judge])
+    return [*alias, *_uncached_model(run.engine.model), *judge, *_high_learning_rate(rate, has_lora=_has_lora(run))]
 
 
 def _has_lora(run: RunConfig) -> bool:
@@ -121,10 +123,10 @@ def _high_learning_rate(rate: float | None, *, has_lora: bool) -> list[str]:
     return [f"{line}about {usual} is usual"]
 
 
-def _uncached_model(name: str | None) -> list[str]:
+def _uncached_model(name: str | None, key: str = "engine.model") -> list[str]:
     if name is None or name in CATALOGUE or is_path(name) or is_cached(name):
         return []
-    line = f"engine.model: {name} is not in the hub's cache on this machine, so training would download it; "
+    line = f"{key}: {name} is not in the hub's cache on this machine, so training would download it; "
     return [f"{line}check did not ask the hub whether the model exists"]
 
 
@@ -196,8 +198,6 @@ def _check_split(split: str, spec: EnvSpec, section: EnvSection) -> None:
 
 def _check_needs(run: RunConfig, key: str, section: EnvSection, spec: EnvSpec) -> None:
     """Check that the run has what the environment needs, unless a server plays it."""
-    if not spec.needs:
-        return
     problems = []
     if section.url is None and "sandbox" in spec.needs and run.sandbox.kind == "none":
         problems.append(f"sandbox.kind: {section.id} needs sandboxes; use auto, local or docker")
@@ -205,11 +205,18 @@ def _check_needs(run: RunConfig, key: str, section: EnvSection, spec: EnvSpec) -
         problems.append(
             f"{key}.judge: {section.id} needs a judge; set MODEL@URL of an endpoint with OpenAI's API, or a model"
         )
-    if section.judge is not None and section.judge == run.served_judge:
-        _check_model(section.judge, f"{key}.judge")
+    if section.url is None and section.judge is not None and "judge" not in spec.needs:
+        problems.append(f"{key}.judge: {section.id} needs no judge; leave it out")
+    elif section.judge is not None and section.judge == run.served_judge and "@" in section.judge:
+        problems.append(f"{key}.judge: {section.judge}: the URL lacks http:// or https://; write MODEL@URL, or a model")
+    elif section.judge is not None and section.judge == run.served_judge:
+        try:
+            _check_model(section.judge, f"{key}.judge")
+        except ConfigError as error:
+            problems += error.problems
         served = VllmEngineSection(model=section.judge, python=getattr(run.engine, "python", None))
         problems += [one.replace("engine.model", f"{key}.judge") for one in vllm.problems(served)]
-    if policy_kind(run) == "tiny":
+    if spec.needs and policy_kind(run) == "tiny":
         problems.append(f"engine.model: a tiny policy cannot play {section.id}, since it lists no moves; name a model")
     if problems:
         raise ConfigError(problems)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
-from envkit import clock, config, register
+from envkit import clock, config, register, registry
 from envkit.config import RunConfig
 from envkit.errors import ConfigError
 from envkit.runs.display import SilentDisplay
@@ -79,6 +79,10 @@ def run_of(**sections: Any) -> RunConfig:
         (
             {"imitation": {"kind": "dialogues", "file": "pyproject.toml"}, "engine": {"model": "a/b"}},
             "imitation.file: pyproject.toml, line 1 is not a dialogue: ",
+        ),
+        (
+            {"env": {"id": "FrozenLake-v0", "judge": "m@http://127.0.0.1:9"}},
+            "env.judge: FrozenLake-v0 needs no judge; leave it out",
         ),
         ({"imitation": {"file": "no.jsonl"}}, "imitation.file: needs imitation.kind: dialogues, got auto"),
         (
@@ -204,6 +208,26 @@ def test_a_model_of_the_hub_that_is_not_here_is_named_without_a_network(
     result = called("check", "run.yaml", cwd=tmp_path)
     assert (result[0], result[1]) == (code, "" if code else "ok\n")
     assert result[2].startswith(message)
+
+
+def test_a_judge_to_serve_is_checked_as_a_model_with_all_problems_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_hub(monkeypatch, tmp_path / "hub", offline=False)
+    monkeypatch.setattr(registry, "_SPECS", dict(registry._SPECS))
+    register("JudgedLake-v0", lambda judge: None, needs={"judge"})
+
+    def judged(judge: str) -> RunConfig:
+        return run_of(env={"id": "JudgedLake-v0", "judge": judge})
+
+    found = checks.check(judged("m@127.0.0.1:8000"))
+    assert "env.judge: m@127.0.0.1:8000: the URL lacks http:// or https://; write MODEL@URL, or a model" in found
+    found = checks.check(judged("~/nowhere"))
+    assert [line.split(":")[0] for line in found][:1] == ["env.judge"]
+    assert any(line.startswith("engine.model: a tiny policy cannot play") for line in found)
+    (warning,) = checks.unverified(judged("a/b"))
+    assert warning.startswith("env.judge: a/b is not in the hub's cache on this machine, so training would download it")
+    assert checks.unverified(judged("m@http://127.0.0.1:9")) == []
 
 
 @pytest.mark.parametrize("offline", [False, True])
