@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import anyio
@@ -40,7 +41,7 @@ class LocalProcess:
 
     Args:
         process: The supervisor, started in this thread.
-        report: File descriptor from which its report is read; it is closed here.
+        report: File descriptor from which its report is read; it is closed here, unless the constructor fails.
         log: The file of its output.
         last_words: Beginning of a line of the log that says why it ended, if the program is a relay; empty without one.
     """
@@ -56,10 +57,10 @@ class LocalProcess:
         self._is_gone = anyio.Event()
         self._clearing = anyio.Lock()
         self._is_cleared = False
-        loop = asyncio.get_running_loop()
-        loop.add_reader(report, self._on_report, report)
-        pidfd = os.pidfd_open(self.pid)
+        loop, pidfd = asyncio.get_running_loop(), os.pidfd_open(self.pid)
         loop.add_reader(pidfd, self._on_end, pidfd)
+        self._report = report
+        loop.add_reader(report, self._on_report)
 
     @property
     def has_ended(self) -> bool:
@@ -87,17 +88,22 @@ class LocalProcess:
                 self._process.send_signal(signal.SIGTERM)
                 with anyio.move_on_after(grace_s):
                     await self._ended.wait()
-            await self._clear(TERM_S if grace_s else _KILL_TERM_S)
+            await self._clear(TERM_S if grace_s else _KILL_TERM_S, at_once=grace_s == 0)
             if is_ordered:
                 self.log.unlink(missing_ok=True)
 
-    def _on_report(self, report: int) -> None:
-        asyncio.get_running_loop().remove_reader(report)
-        data = os.read(report, 64)
-        os.close(report)
+    def _on_report(self) -> None:
+        data = os.read(self._report, 64)
+        self._close_report()
         if data:
             self._reported = int(data.split()[0])
             self._ended.set()
+
+    def _close_report(self) -> None:
+        if self._report >= 0:
+            asyncio.get_running_loop().remove_reader(self._report)
+            os.close(self._report)
+            self._report = -1
 
     def _on_end(self, pidfd: int) -> None:
         # The process is not waited for yet: until `_clear` has ended its group, the kernel must not reuse its pid.
@@ -106,18 +112,19 @@ class LocalProcess:
         self._ended.set()
         self._is_gone.set()
 
-    async def _clear(self, term_s: float) -> None:
-        """End all remaining processes, and wait for the first one; idempotent."""
+    async def _clear(self, term_s: float, *, at_once: bool = False) -> None:
+        """End all remaining processes, and wait for the first one; idempotent. `at_once`: without the supervisor."""
         async with self._clearing:
             if self._is_cleared:
                 return
-            if self._reported is not None:  # the supervisor does that
+            if self._reported is not None and not at_once:  # the supervisor does that
                 with anyio.move_on_after(CLEAR_S):
                     await self._is_gone.wait()
             await clock.to_thread(end_group, self.pid, term_s=term_s)
             with anyio.move_on_after(_KILL_TERM_S):  # a process that is blocked in I/O may never end
                 await self._is_gone.wait()
             self._process.poll()
+            self._close_report()  # a process that has left the session may still have the other end
             self._reason = self._reason or self._words() or _reason(self.returncode)
             self._is_cleared = True
 
@@ -167,18 +174,24 @@ def start(argv: Sequence[str], env: Mapping[str, str], *, name: str, last_words:
     handle, log = tempfile.mkstemp(prefix=f"envkit-{name}-", suffix=".log")
     # The kernel sends the parent-death signal when the thread ends that started the child. So start it in the event
     # loop's thread, although that blocks the loop for some milliseconds.
-    report, writes = os.pipe()
-    with os.fdopen(handle, "wb") as output, os.fdopen(writes, "wb"):
-        process = subprocess.Popen(
-            [sys.executable, "-IS", supervise.__file__, str(os.getpid()), *argv],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **env, supervise.REPORT: str(writes)},
-            pass_fds=[writes],
-            start_new_session=True,
-        )
-    return LocalProcess(process, report, Path(log), last_words)
+    with os.fdopen(handle, "wb") as output, ExitStack() as undo:
+        undo.callback(os.unlink, log)
+        report, writes = os.pipe()
+        undo.callback(os.close, report)
+        with os.fdopen(writes, "wb"):
+            process = subprocess.Popen(
+                [sys.executable, "-IS", supervise.__file__, str(os.getpid()), *argv],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **env, supervise.REPORT: str(writes)},
+                pass_fds=[writes],
+                start_new_session=True,
+            )
+        undo.callback(process.terminate)
+        started = LocalProcess(process, report, Path(log), last_words)
+        undo.pop_all()
+    return started
 
 
 def this_node(variables: Mapping[str, str] = os.environ, *, machine: Path = Path("/")) -> Node:

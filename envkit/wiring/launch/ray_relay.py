@@ -24,10 +24,8 @@ import anyio
 from envkit.installation import load
 from envkit.types import Place
 from envkit.wiring.launch.local import LocalLauncher, LocalProcess
-from envkit.wiring.launch.supervise import CLEAR_S, report
+from envkit.wiring.launch.supervise import CLEAR_S, ORDER, report
 
-ORDER = "ENVKIT_RELAY"
-"""Variable with the order as JSON: id of the node, program with arguments, variables, and number of GPUs."""
 LAST_WORDS = "envkit: "
 """Beginning of the line that says why the relay ended, if not because the program did."""
 _START_S = 60.0
@@ -50,7 +48,7 @@ class Runner:
         self._process = await LocalLauncher().start(argv, env, place=Place(), name="ray")
 
     async def output(self) -> tuple[bytes, int | None]:
-        """Return the next part of the output and, after the last one, the exit code. Wait for it for a moment."""
+        """Return the next part of the output and, with the last one before the end, the exit code. May wait 0.5 s."""
         with anyio.move_on_after(_POLL_S):
             await self._process.wait()
         code = self._process.returncode
@@ -58,9 +56,10 @@ class Runner:
             log.seek(self._read)
             data = log.read(_BYTES)
         self._read += len(data)
-        if not data and code is not None:
-            self._process.log.unlink()
-        return data, None if data else code
+        if code is None or len(data) == _BYTES:
+            return data, None
+        self._process.log.unlink()
+        return data, code
 
     async def end(self) -> None:
         await self._process.kill(grace_s=_END_S)

@@ -19,8 +19,10 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-REPORT = "ENVKIT_REPORT"
-"""Variable with a file descriptor for `report`. The program inherits both, since a relay reports another one's end."""
+REPORT = "ENVKIT_END_REPORT"
+"""Variable with a file descriptor for `report`. Only a relay inherits both, since it reports the end of its program."""
+ORDER = "ENVKIT_RELAY"
+"""Variable of Ray's relay with its order as JSON: id of the node, program with arguments, variables, number of GPUs."""
 TERM_S = 10.0
 """Seconds for processes to end after SIGTERM."""
 _GROUP_S = 5.0
@@ -41,9 +43,10 @@ _NOT_FOUND = 127
 def run(argv: list[str]) -> int:
     """Run the program until it exits or SIGTERM arrives, end all processes, and return the program's `returncode`."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # the zombies of a killed program become children of this process
-    inherited = [int(os.environ[REPORT])] if REPORT in os.environ else []
+    inherited = [int(os.environ[REPORT])] if REPORT in os.environ and ORDER in os.environ else []
+    variables = {name: value for name, value in os.environ.items() if inherited or name != REPORT}
     try:
-        program = subprocess.Popen(argv, preexec_fn=_prepare_program, pass_fds=inherited)
+        program = subprocess.Popen(argv, env=variables, preexec_fn=_prepare_program, pass_fds=inherited)
     except OSError as error:
         print(f"cannot run {argv[0]}: {error.strerror}", file=sys.stderr)
         return _NOT_FOUND

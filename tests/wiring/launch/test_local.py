@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -10,12 +11,13 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from envkit import clock
 from envkit.errors import UsageError
 from envkit.types import Node, Place
-from envkit.wiring.launch import supervise
+from envkit.wiring.launch import local, supervise
 from envkit.wiring.launch.local import LocalLauncher, this_node
 from envkit.wiring.launch.ray_relay import Runner
 from envkit.wiring.launch.supervise import end_group, members
@@ -96,6 +98,35 @@ def test_a_program_that_does_not_exist_is_named_in_the_log() -> None:
         assert await process.wait() == "exited with code 127"
         assert process.log.read_text() == "cannot run /no/such/program: No such file or directory\n"
         await process.kill()
+
+    run(test)
+
+
+def test_without_grace_descendants_are_ended_at_once_also_after_the_end_was_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(local, "CLEAR_S", 40.0)  # that of a supervisor that does not end
+
+    async def test() -> None:
+        words = ["/bin/sh", "-c", "trap '' TERM; sleep 600 & exit 7"]
+        process = await LocalLauncher().start(words, {}, place=Place(), name="test")
+        assert await process.wait() == "exited with code 7"
+        os.kill(process.pid, signal.SIGSTOP)
+        with anyio.fail_after(30):
+            await process.kill(grace_s=0)
+            await anyio.lowlevel.checkpoint()  # `kill` itself cannot be cancelled
+        assert members(process.pid) == []
+
+    run(test)
+
+
+def test_a_program_that_cannot_be_started_leaves_no_log_and_no_descriptor(tmp_path: Path) -> None:
+    async def test() -> None:
+        open_before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+        with pytest.raises(ValueError, match="null byte"):
+            await LocalLauncher().start(["\0"], {}, place=Place(), name="test")
+        assert len(os.listdir("/proc/self/fd")) == open_before  # noqa: PTH208
+        assert not list(tmp_path.iterdir())  # noqa: ASYNC240
 
     run(test)
 
