@@ -61,7 +61,7 @@ class SessionRecord:
 
 @dataclass(slots=True, eq=False)
 class _WriteBatch:
-    """Records that are written in one transaction. `is_written` is whether the write, which has `ended`, succeeded."""
+    """Records that are written in one transaction. When it has `ended`, `is_written` is whether it succeeded."""
 
     views: dict[TenantKey, SandboxView] = field(default_factory=dict)
     records: dict[TenantKey, SessionRecord | None] = field(default_factory=dict)
@@ -138,9 +138,13 @@ class LeaseLedger:
                         self._next = _WriteBatch()
                         await clock.to_thread(_put, self._connection, list(batch.views.values()), batch.records)
                         batch.is_written = True
-                except sqlite3.Error as error:
+                except Exception as error:
                     _log.error("cannot persist leases, write to %s failed: %s", self._path, error)
+                    if not isinstance(error, sqlite3.Error):
+                        raise
                 finally:
+                    if self._next is batch:  # this task was cancelled while it waited
+                        self._next = _WriteBatch()
                     batch.ended.set()
         if not batch.is_written:
             raise LeaseNotPersistedError
