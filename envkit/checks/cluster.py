@@ -6,6 +6,7 @@ import platform
 import sys
 import uuid
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -109,12 +110,12 @@ class _Survey:
             server = WeightServer(address) if fetches else None
         except UsageError as error:
             self.found.append(Finding("here", "weights", str(error), "use a free port, or end the run that has it"))
-        async with anyio.create_task_group() as launched:
+        async with AsyncExitStack() as parts, anyio.create_task_group() as launched:
+            if server is not None:
+                parts.push_async_callback(server.close)
             for node in launcher.nodes:
                 used = server if address is not None or node.name != THIS_NODE else None  # others read the files
                 launched.start_soon(self._launched, launcher, node, None if folder is None else Path(folder), used)
-        if server is not None:
-            await server.close()
 
     async def _launched(self, launcher: Launcher, node: Node, folder: Path | None, server: WeightServer | None) -> None:
         """Run a program on a machine of the cluster. Send it a file through the folder for weights, or by HTTP."""
@@ -130,8 +131,12 @@ class _Survey:
             return
         url = None
         if server is not None:
-            with TemporaryDirectory(prefix="envkit-doctor-") as empty:
-                url = f"{await server.offer(Weights(1, empty), f'http://{node.address}')}/{MANIFEST}"
+            try:
+                with TemporaryDirectory(prefix="envkit-doctor-") as empty:
+                    url = f"{await server.offer(Weights(1, empty), f'http://{node.address}')}/{MANIFEST}"
+            except OSError as error:
+                remedy = "connect this machine to its network, or set engine.weights_url to an address that it reaches"
+                self.found.append(Finding(name, "weights", f"{node.address}: {error.strerror}", remedy))
         words = [sys.executable, "-c", _PROBE, *(str(one) for one in (file, url) if one is not None)]
         process = await launcher.start(words, {}, place=Place(node.name), name="doctor")
         try:
