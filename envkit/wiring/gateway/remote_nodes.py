@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple, Self
 from urllib.parse import urlsplit
 
@@ -97,6 +98,7 @@ class RemoteNodes:
         in_image: Whether the sandboxes that run environments have an image; nodes of the other kind are refused.
         isolates: Whether nodes without isolation are refused; None if the first one decides.
         lost_s: Seconds without an answer after which a node is lost.
+        urls: The present addresses, by name, of listed nodes whose address may change.
 
     Raises:
         UsageError: On entering: two nodes have the same name.
@@ -110,6 +112,7 @@ class RemoteNodes:
         in_image: bool,
         isolates: bool | None,
         lost_s: float,
+        urls: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.isolates = isolates
         """Whether all nodes isolate sandboxes; None as long as there is no node."""
@@ -119,6 +122,7 @@ class RemoteNodes:
         self._file = file
         self._in_image = in_image
         self._lost_s = lost_s
+        self._urls = urls
         self._members: dict[str, _Member] = {}
         self._pool: Pool | None = None
 
@@ -212,6 +216,7 @@ class RemoteNodes:
         delay_s, lost_at = _AGAIN_S[0], clock.now()
         with member.scope:
             while member.is_listed or clock.now() - lost_at < _FORGET_S:
+                member.url = self._urls.get(member.name, member.url)
                 try:
                     if await self._use(member):
                         delay_s, lost_at = _AGAIN_S[0], clock.now()
