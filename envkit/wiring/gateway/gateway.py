@@ -350,7 +350,8 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
 
 async def _wait_for_node(config: ServeConfig, remote: RemoteNodes, announce: Callable[[str], None]) -> None:
     """Answer only nodes that join, until the first one is used: without sandboxes, no environment can be served."""
-    announce("waiting for a node: envkit serve --node --join URL --token-file FILE")
+    known = "; ".join(f"{one.node}: {one.why}" for one in remote.states())
+    announce(f"waiting for a node: {known or 'envkit serve --node --join URL --token-file FILE'}")
     listen = config.listen
     app = create_app(NoEnvironments(), lazy=True, handlers=(remote,))
     async with clock.background_tasks() as tasks:

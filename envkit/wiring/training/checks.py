@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -167,6 +168,7 @@ def _check_section(run: RunConfig, key: str, section: EnvSection) -> None:
             _check_split(run.evaluation.split, spec, section)
         if not isinstance(made, AsyncEnv):
             made.close()
+        if not isinstance(made, AsyncEnv) and not spec.needs:  # `make` has neither sandboxes nor a judge
             with environments.make(section.id) as env:
                 # Pass the options to `reset` too, because training does so for each episode.
                 _, info = env.reset(seed=0, options={**section.options})
@@ -207,8 +209,8 @@ def _check_needs(run: RunConfig, key: str, section: EnvSection, spec: EnvSpec) -
         )
     if section.url is None and section.judge is not None and "judge" not in spec.needs:
         problems.append(f"{key}.judge: {section.id} needs no judge; leave it out")
-    elif section.judge is not None and section.judge == run.served_judge and "@" in section.judge:
-        problems.append(f"{key}.judge: {section.judge}: the URL lacks http:// or https://; write MODEL@URL, or a model")
+    elif re.search("@|://", section.judge or "") and not re.match(".+@https?://.", section.judge or ""):
+        problems.append(f"{key}.judge: {section.judge}: write MODEL@URL with http:// or https://, or only a model")
     elif section.judge is not None and section.judge == run.served_judge:
         try:
             _check_model(section.judge, f"{key}.judge")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
-from envkit import clock, config, register, registry
+from envkit import clock, config, make, register, registry
 from envkit.config import RunConfig
 from envkit.errors import ConfigError
 from envkit.runs.display import SilentDisplay
@@ -221,13 +221,21 @@ def test_a_judge_to_serve_is_checked_as_a_model_with_all_problems_at_once(
         return run_of(env={"id": "JudgedLake-v0", "judge": judge})
 
     found = checks.check(judged("m@127.0.0.1:8000"))
-    assert "env.judge: m@127.0.0.1:8000: the URL lacks http:// or https://; write MODEL@URL, or a model" in found
+    assert "env.judge: m@127.0.0.1:8000: write MODEL@URL with http:// or https://, or only a model" in found
     found = checks.check(judged("~/nowhere"))
     assert [line.split(":")[0] for line in found][:1] == ["env.judge"]
     assert any(line.startswith("engine.model: a tiny policy cannot play") for line in found)
     (warning,) = checks.unverified(judged("a/b"))
     assert warning.startswith("env.judge: a/b is not in the hub's cache on this machine, so training would download it")
     assert checks.unverified(judged("m@http://127.0.0.1:9")) == []
+
+
+def test_an_environment_of_gymnasium_with_a_judge_is_not_opened_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_SPECS", dict(registry._SPECS))
+    register("JudgedGym-v0", lambda judge: make("FrozenLake-v0"), needs={"judge"})
+    env = {"id": "JudgedGym-v0", "judge": "m@http://127.0.0.1:9"}
+    found = checks.check(run_of(env=env, engine={"model": "a/b"}))
+    assert [line for line in found if "judge" in line] == []
 
 
 @pytest.mark.parametrize("offline", [False, True])
