@@ -55,8 +55,9 @@ def test_a_process_whose_logs_are_not_read_continues_and_exits() -> None:
             lines = running.stderr.read().splitlines()
         finally:
             running.kill()
-    kept = [line.partition(b"Z ")[2] for line in lines if b"WARNING" in line]
-    assert kept[:3] == [b"WARNING warning 0", b"WARNING warning 1", b"WARNING warning 2"]
+    kept = [line.partition(b"Z ")[2] for line in lines[:-1] if b"WARNING" in line]  # none, if accesses filled the pipe
+    assert kept == [b"WARNING warning %d" % number for number in range(len(kept))]
+    assert len(lines) > 500
 
 
 def test_events_are_written_in_full_with_their_traceback_and_without_control_characters() -> None:
