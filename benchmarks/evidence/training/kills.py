@@ -248,8 +248,9 @@ def sandbox_worker(place: Path) -> Figures:
     run = Run(place, "sandbox worker", sandbox=sandbox, tracking={"trajectories": GROUPS * SIZE})
     chance, killed = random.Random(2), 0
     with run.running() as process:
-        while wait(process, lambda: run.count("metrics.jsonl") > 0) and killed < KILLS["sandbox worker"]:
-            pause(chance.uniform(0.1, 2.0))
+        wait(process, lambda: run.count("metrics.jsonl") > 0)
+        while process.is_alive() and killed < KILLS["sandbox worker"]:
+            pause(chance.uniform(0.1, 0.6))
             servers = [pid for pid in descendants(process.pid) if ENV_SERVER in words_of(pid)]
             if servers:
                 os.kill(chance.choice(servers), signal.SIGKILL)
