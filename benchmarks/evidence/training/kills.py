@@ -256,7 +256,7 @@ def sandbox_worker(place: Path) -> Figures:
                 os.kill(chance.choice(servers), signal.SIGKILL)
                 killed += 1
     rebuilt = sum(
-        any("rebuilt" in (turn["step"] or {}).get("info", {}) for turn in episode["turns"])
+        any("rebuilt" in turn.get("info", {}) for turn in episode["turns"])
         for path in run.folder.glob("trajectories/*.jsonl")
         for episode in rows(path)
     )
