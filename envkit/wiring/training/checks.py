@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +19,7 @@ from envkit.config.parts import (
 from envkit.config.training import EnvSection
 from envkit.env import AsyncEnv
 from envkit.errors import ConfigError, OptionError, UnknownEnvError, UsageError
+from envkit.http.client.chat import Address
 from envkit.installation import EXTRAS, why_missing
 from envkit.registry import EnvSpec
 from envkit.sandbox.bubblewrap.backend import why_unavailable
@@ -209,8 +209,11 @@ def _check_needs(run: RunConfig, key: str, section: EnvSection, spec: EnvSpec) -
         )
     if section.url is None and section.judge is not None and "judge" not in spec.needs:
         problems.append(f"{key}.judge: {section.id} needs no judge; leave it out")
-    elif re.search("@|://", section.judge or "") and not re.match(".+@https?://.", section.judge or ""):
-        problems.append(f"{key}.judge: {section.judge}: write MODEL@URL with http:// or https://, or only a model")
+    elif section.judge is not None and ("@" in section.judge or "://" in section.judge):
+        try:
+            Address.of(section.judge, f"{key}.judge", prefix="")
+        except UsageError as error:
+            problems.append(str(error))
     elif section.judge is not None and section.judge == run.served_judge:
         try:
             _check_model(section.judge, f"{key}.judge")

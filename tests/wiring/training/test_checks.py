@@ -220,8 +220,9 @@ def test_a_judge_to_serve_is_checked_as_a_model_with_all_problems_at_once(
     def judged(judge: str) -> RunConfig:
         return run_of(env={"id": "JudgedLake-v0", "judge": judge})
 
-    found = checks.check(judged("m@127.0.0.1:8000"))
-    assert "env.judge: m@127.0.0.1:8000: write MODEL@URL with http:// or https://, or only a model" in found
+    for wrong in ("m@127.0.0.1:8000", "http://127.0.0.1:8000", "m@ftp://127.0.0.1"):
+        (line, *_) = checks.check(judged(wrong))
+        assert line.startswith(f"env.judge: {wrong}: lacks the model or the URL of a server; write MODEL@URL, such as ")
     found = checks.check(judged("~/nowhere"))
     assert [line.split(":")[0] for line in found][:1] == ["env.judge"]
     assert any(line.startswith("engine.model: a tiny policy cannot play") for line in found)
