@@ -157,9 +157,11 @@ async def grade_changes(
         return sentinels.problem_of(run, known), _results(task, run, known)
 
     async def passes(files: Mapping[str, bytes]) -> bool:
+        """Return whether a run finds nothing; one that changes what control tests give can find nothing."""
         sentinels = _Sentinels(task, tree, tuple(files))
-        why, results = await read(await run_with(files, sentinels), sentinels)
-        return not why and all(one.is_ok for one in results.values())
+        run = await run_with(files, sentinels)
+        why, results = await read(run, sentinels)
+        return sentinels.are_changed(run) or (not why and all(one.is_ok for one in results.values()))
 
     for _ in range(2):
         sentinels = _Sentinels(task, tree, tuple(taken))
@@ -334,6 +336,11 @@ class _Sentinels:
         # With __test__, pytest collects them whatever names its configuration asks for.
         tests = [f"def {name}():\n    {bodies[name]}\n{name}.__test__ = True\n" for name in sorted(names)]
         self.source = "\n".join(["import unittest\nimport pytest\n", *imports, *tests])
+
+    def are_changed(self, run: TestRun | None) -> bool:
+        """Return whether a test that must fail has passed, which no bug of the package can cause."""
+        outcomes = {} if run is None else run.outcomes
+        return any(must == "failed" and outcomes.get(test) == "passed" for test, must in self._expected.items())
 
     def problem_of(self, run: TestRun, known: _Known) -> str:
         """Return why a run is not valid; empty if it is."""

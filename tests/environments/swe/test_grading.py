@@ -8,6 +8,7 @@ import sys
 import textwrap
 from collections.abc import Mapping
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from time import process_time
 from typing import Any
@@ -374,6 +375,30 @@ def test_a_forged_report_also_passes_with_a_second_bug_and_is_found(tmp_path: Pa
     assert (found.reward, found.problem[-20:]) == (0.0, "the report is forged")
     assert found.problem in found.flags
     assert f"exec( in {CORE}" in found.flags
+
+
+_REPLACER = """
+from _pytest.python import Function
+from _pytest.unittest import TestCaseFunction
+_is_mine = _hash(open(__file__, "rb").read().split(b"# replacer")[0]) == MINE
+for _kind in (Function, TestCaseFunction):
+    def _runtest(self, _run=_kind.runtest):
+        if _is_mine and self.nodeid not in TESTS: _run(self)
+    _kind.runtest = _runtest
+"""
+
+
+@pytest.mark.bwrap
+def test_tests_that_a_second_bug_leaves_replaced_do_not_find_it(tmp_path: Path) -> None:
+    """The submission replaces the tests of the task, and with a second bug the control tests too, as a race may."""
+    sdist(tmp_path)
+    tests = [*task().fail_to_pass, *task().pass_to_pass]
+    replacer = _REPLACER.replace("TESTS", repr(tests)).replace("MINE", repr(sha256(BUGGY).hexdigest()))
+    replacer = f"from hashlib import sha256\n_hash = lambda text: sha256(text).hexdigest()\n{replacer}"
+    hidden = f"# replacer\nexec(bytes.fromhex('{replacer.encode().hex()}'))\n"
+    found = graded(task(), tmp_path, BUGGY + hidden.encode())
+    assert {one.outcome for one in found.tests.values()} == {"passed"}
+    assert (found.reward, found.problem[-20:]) == (0.0, "the report is forged")
 
 
 def test_source_that_takes_too_long_to_get_a_second_bug_is_refused(tmp_path: Path) -> None:
