@@ -129,39 +129,6 @@ def test_an_action_that_the_page_does_not_offer_is_answered_with_a_notice(shop: 
     assert (reward, terminated, truncated, info["action_is_valid"]) == (0.0, False, False, False)
 
 
-@pytest.mark.parametrize("options", [{}, {"rules": "parity"}, {"observation": "compact"}, {"observation": "text"}])
-@pytest.mark.parametrize(
-    "action",
-    [
-        *(
-            "",
-            "\x00",
-            "click[",
-            "click[b0]",
-            "click[B0XXXXXXXX]",
-            "search[]",
-            "search[\ud800]",
-            "👟" * 1000,
-            "-1",
-            "999999999999",
-        ),
-        *(
-            "[" * 1_000_000,
-            "search[" + "x" * 1_000_000 + "]",
-            "<answer>" * 100_000,
-            "click[(a+)+$]",
-            "\\boxed{click[x]}",
-        ),
-    ],
-)
-def test_odd_actions_are_observations(shop: WebShop, options: dict[str, Any], action: str) -> None:
-    begin(shop, **options)
-    text, reward, terminated, _, info = shop.step(action)
-    assert (reward, terminated, info["bought"]) == (0.0, False, False)
-    assert len(text) < 20_000
-    assert info["legal_moves"]
-
-
 def test_episodes_end_after_the_last_turn_and_after_a_purchase(shop: WebShop) -> None:
     begin(shop, max_turns=2)
     assert shop.step("x")[2:4] == (False, False)
@@ -171,15 +138,6 @@ def test_episodes_end_after_the_last_turn_and_after_a_purchase(shop: WebShop) ->
     begin(shop, rules="parity")
     for _ in range(20):
         assert shop.step("x")[2:4] == (False, False)
-
-
-def test_sessions_share_no_state(folder: Path) -> None:
-    shop, other, alone = (WebShop(data={"webshop": folder}) for _ in range(3))
-    for one in (shop, other, alone):
-        begin(one, 5)
-    for action in ("search[shirt]", "click[next >]"):
-        other.step("click[back to search]")
-        assert shop.step(action) == alone.step(action)
 
 
 def test_parity_goals_can_be_chosen_by_index(shop: WebShop) -> None:

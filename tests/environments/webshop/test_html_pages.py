@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from envkit.environments.webshop import WebShop, pages
+from envkit.environments.webshop import pages
 from envkit.environments.webshop.pages import html
 from envkit.environments.webshop.session import Session
 from tests.environments.webshop.shop import LAMP, make_shop, open_session
@@ -42,7 +42,6 @@ class Reader(HTMLParser):
         texts: The texts outside the head.
         answers: What each button posts, by its label; None if it is disabled.
         chosen: Labels of the buttons that are marked as chosen.
-        fields: Names of the text fields.
         links: Addresses of other documents and files.
     """
 
@@ -51,7 +50,6 @@ class Reader(HTMLParser):
         self.texts: list[str] = []
         self.answers: dict[str, str | None] = {}
         self.chosen: set[str] = set()
-        self.fields: list[str | None] = []
         self.links: list[str | None] = []
         self._tags: list[tuple[str, dict[str, str | None]]] = []
         self._text = ""
@@ -62,9 +60,7 @@ class Reader(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         found = dict(attrs)
         self.links += [value for name, value in attrs if name in ("src", "href", "action", "srcset", "style")]
-        if tag == "input":
-            self.fields.append(found.get("name"))
-        elif tag != "meta":
+        if tag not in ("input", "meta"):
             assert not self._text.strip(), "a text stands alone in its element"
             self._tags.append((tag, found))
             self._text = ""
@@ -114,13 +110,6 @@ def test_each_button_posts_an_action_that_the_page_offers(is_strict: bool) -> No
     assert read(session).answers == {}
 
 
-def test_only_the_first_page_has_a_text_field() -> None:
-    session = open_session()
-    assert (read(session).fields, read(session).answers) == (["query"], {"Search": "search[{query}]"})
-    session.act("search[lamps]")
-    assert read(session).fields == []
-
-
 def test_chosen_values_and_opened_products_are_marked() -> None:
     session = open_session()
     for action in EPISODE[:7]:
@@ -146,21 +135,6 @@ def test_other_answers_replace_actions_and_disable_the_controls_without_one() ->
     answers = Reader(html(session, {"click[buy now]": "7", "click[sage green]": '<"8">'})).answers
     assert {label: answer for label, answer in answers.items() if answer} == {"Buy Now": "7", "sage green": '<"8">'}
     assert len(answers) == 11
-
-
-def texts_of(env: WebShop) -> str:
-    return " [SEP] ".join(text.strip() for text in Reader(env.render()).texts)
-
-
-def test_the_environment_renders_the_page_of_its_observation_also_after_the_end(tmp_path: Path) -> None:
-    env = make_shop(tmp_path, observation="text", instructions=False)
-    assert env.render() is None
-    observation, _ = env.reset(seed=2)
-    for action in ("search[desk lamp]", "click[B0LAMP0001]", "click[black]", "click[buy now]"):
-        assert texts_of(env) == observation
-        observation, _, terminated, *_ = env.step(action)
-    assert texts_of(env) == observation
-    assert terminated
 
 
 def test_in_the_compact_mode_a_button_posts_the_number_of_its_choice(tmp_path: Path) -> None:

@@ -61,8 +61,7 @@ def best(expert: Expert) -> Callable[[Observation], str]:
     return lambda observation: expert.answer(expert.moves(observation)[0])
 
 
-@pytest.mark.parametrize("view", VIEWS)
-@pytest.mark.parametrize("goals", ["synthetic", "human"])
+@pytest.mark.parametrize(("view", "goals"), [*((view, "synthetic") for view in VIEWS), ("text_rich", "human")])
 def test_the_expert_buys_what_the_goal_asks_for(data: dict[str, Path], view: str, goals: str) -> None:
     shop = WebShop(data=data, observation=view)
     scores = [play(shop, seed, best(expert_of(data, seed, view, goals=goals)), goals=goals) for seed in range(SEEDS)]
@@ -70,20 +69,17 @@ def test_the_expert_buys_what_the_goal_asks_for(data: dict[str, Path], view: str
     assert scores.count(1.0) > 0.85 * SEEDS
 
 
-@pytest.mark.parametrize("view", ["text_rich", "compact"])
-def test_the_expert_goes_on_after_moves_of_others(data: dict[str, Path], view: str) -> None:
-    shop = WebShop(data=data, observation=view, max_turns=100)
+def test_the_expert_goes_on_after_moves_of_others(data: dict[str, Path]) -> None:
+    shop = WebShop(data=data, max_turns=100)
     rng = random.Random(0)
     scores = []
     for seed in range(SEEDS):
-        expert = expert_of(data, seed, view)
+        expert = expert_of(data, seed, "text_rich")
 
         def act(observation: Observation, expert: Expert = expert) -> str:
             good = expert.moves(observation)
             # A random purchase would end the episode.
             others = [move for move in observation.legal_moves if move != "click[buy now]"]
-            if view == "compact":
-                others = [move for move in others if f"buy={move}" not in observation.text]
             return rng.choice(others) if rng.random() < 0.5 else expert.answer(good[0])
 
         scores.append(play(shop, seed, act))

@@ -101,8 +101,6 @@ def original(folder: Path, *products: dict[str, Any]) -> list[Product]:
     ("products", "labels", "human"),
     [
         ("items_shuffle.json", "items_ins_v2.json", "items_human_ins.json"),
-        ("items_shuffle_1000.json", "items_ins_v2_1000.json", "items_human_ins.json"),
-        ("data/items_shuffle_1000.json", "data/items_ins_v2_1000.json", "data/items_human_ins.json"),
         (
             "webshop_minimal/data/small/items_shuffle_1000.json",
             "webshop_minimal/data/small/items_ins_v2_1000.json",
