@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,6 @@ from envkit.environments.terminal.options import options_of
 from envkit.environments.terminal.verifier import VerifierError
 from envkit.environments.tools import write_call
 from envkit.errors import OptionError, SandboxError, SandboxRefusedError, UsageError
-from envkit.sandbox.host import run_dirs
 from envkit.types import JSON, ExecResult
 from envkit.wiring.sandboxes.tool_pool import open_tool_pool
 from tests.environments.terminal.formats.folders import harbor
@@ -75,32 +72,6 @@ def test_a_generated_task_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.M
     assert clock.run(main) == 0.0
     gc.collect()
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.fixture
-def short_folder() -> Iterator[Path]:
-    """A folder for temporary files, with a path short enough for sockets."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        yield Path(folder)
-
-
-def test_the_folder_of_a_task_is_removed_after_its_process_was_killed(
-    short_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # In the folder that all tests share, another test might remove it first.
-    monkeypatch.setenv("TMPDIR", str(short_folder))
-    monkeypatch.setattr(tempfile, "tempdir", str(short_folder))
-    program = (
-        "import os, signal\n"
-        "from envkit.environments.terminal.stage import ScratchFolder\n"
-        "scratch = ScratchFolder()\n"
-        "print(scratch.path, flush=True)\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=False)
-    folder = Path(done.stdout.strip())
-    assert folder.is_dir()
-    assert folder in run_dirs.reap()
 
 
 @pytest.mark.bwrap
@@ -179,10 +150,8 @@ def test_a_missing_reward_is_an_error_and_a_failing_check_is_0(tmp_path: Path, c
 
 
 @pytest.mark.bwrap
-@pytest.mark.parametrize("mode", ["separate", "shared"])
-def test_a_reward_that_only_the_agents_work_prevents_is_0(tmp_path: Path, mode: str) -> None:
+def test_a_reward_that_only_the_agents_work_prevents_is_0(tmp_path: Path) -> None:
     path = write_tiny(tmp_path, check="import os\ndef verify(): os.path.exists('/workspace/break') and os._exit(0)\n")
-    _replace(path / "task.toml", "[verifier]\n", f'[verifier]\nenvironment_mode = "{mode}"\n')
     assert played(path, SUBMIT)[1] == 1.0
     assert played(path, bash("touch break"), SUBMIT, logs=str(tmp_path / "logs"))[1] == 0.0
     (log,) = (tmp_path / "logs").iterdir()
@@ -291,14 +260,6 @@ def test_a_step_below_its_minimum_ends_the_episode(tmp_path: Path) -> None:
 
 
 @pytest.mark.bwrap
-def test_the_log_of_a_verification_is_kept(tmp_path: Path) -> None:
-    played(write_tiny(tmp_path), SUBMIT, logs=str(tmp_path / "logs"))
-    (log,) = (tmp_path / "logs").iterdir()
-    assert log.name.startswith("envkit-tiny-")
-    assert log.read_text().startswith("reward 0\nnot solved: /workspace/answer.txt cannot be read")
-
-
-@pytest.mark.bwrap
 @pytest.mark.parametrize(
     ("command", "reason"),
     [
@@ -309,7 +270,15 @@ def test_the_log_of_a_verification_is_kept(tmp_path: Path) -> None:
 def test_artifacts_that_cannot_be_taken_earn_0(tmp_path: Path, command: str, reason: str) -> None:
     assert played(write_tiny(tmp_path), bash(command), SUBMIT, logs=str(tmp_path / "logs"))[1] == 0.0
     (log,) = (tmp_path / "logs").iterdir()
+    assert log.name.startswith("envkit-tiny-")
     assert reason in log.read_text()
+
+
+@pytest.mark.bwrap
+def test_missing_artifacts_and_files_that_cannot_be_read_do_not_hide_others(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path)
+    _replace(path / "task.toml", '"1.4"\n', '"1.4"\nartifacts = ["/tmp/x", "/tmp/no/folder", "/workspace"]\n')
+    assert played(path, bash(f"{SOLUTION}mkdir d; touch d/x; chmod 644 d"), SUBMIT)[1] == 1.0
 
 
 @pytest.mark.bwrap
@@ -318,19 +287,6 @@ def test_artifacts_are_not_unpacked_below_links_of_others(tmp_path: Path) -> Non
     path = write_tiny(tmp_path, check=check)
     _replace(path / "task.toml", '"1.4"\n', '"1.4"\nartifacts = ["/workspace", "/workspace/out/bin"]\n')
     assert played(path, bash("mkdir /tmp/bin; touch /tmp/bin/x; ln -s /tmp out"), SUBMIT)[1] == 1.0
-
-
-@pytest.mark.bwrap
-def test_missing_artifacts_do_not_hide_others(tmp_path: Path) -> None:
-    path = write_tiny(tmp_path)
-    _replace(path / "task.toml", '"1.4"\n', '"1.4"\nartifacts = ["/tmp/x", "/tmp/no/folder", "/workspace"]\n')
-    assert played(path, bash(SOLUTION), SUBMIT)[1] == 1.0
-
-
-@pytest.mark.bwrap
-def test_files_that_cannot_be_read_do_not_hide_others(tmp_path: Path) -> None:
-    path = write_tiny(tmp_path)
-    assert played(path, bash(f"{SOLUTION}mkdir d; touch d/x; chmod 644 d"), SUBMIT)[1] == 1.0
 
 
 def test_the_own_tasks_are_a_test_set() -> None:

@@ -14,7 +14,6 @@ from envkit import clock
 from envkit.environments.terminal import Terminal, screen
 from envkit.environments.terminal.emulator import Emulator
 from envkit.environments.terminal.screen import MAX_KEYS, Screen, encode_keys
-from envkit.environments.tools.tool import tool_of
 from envkit.errors import UsageError
 from envkit.protocols import Sandbox
 
@@ -92,16 +91,8 @@ def test_garbage_never_raises_and_leaves_a_usable_terminal() -> None:
     assert emulator.text() == "\u6f22\u5b57 \u00e9 \u26a0 end"
 
 
-def test_type_keys_is_a_tool_of_which_the_model_sees_keys_and_time() -> None:
-    schema = tool_of(Screen().tools[0]).schema["function"]
-    assert schema["name"] == "type_keys"
-    assert list(schema["parameters"]["properties"]) == ["keys", "wait_s"]
-    assert schema["parameters"]["required"] == ["keys"]
-
-
 @pytest.mark.bwrap
-@pytest.mark.parametrize("kind", ["local", "served"])
-def test_commands_return_as_soon_as_the_prompt_is_back_and_show_the_screen(kind: str) -> None:
+def test_commands_return_as_soon_as_the_prompt_is_back_and_show_the_screen() -> None:
     async def main(screen: Screen, sandbox: Sandbox) -> None:
         assert await screen.type_keys("cd /tmp; x=5\n", sandbox, 200, 20) == "~$ cd /tmp; x=5\n/tmp$"
         assert await screen.type_keys("echo $x\n", sandbox, 200, 20) == "~$ cd /tmp; x=5\n/tmp$ echo $x\n5\n/tmp$"
@@ -119,7 +110,7 @@ def test_commands_return_as_soon_as_the_prompt_is_back_and_show_the_screen(kind:
             [*map(str, range(1962, 2001)), "/tmp$"]
         )
 
-    on_screen(main, kind)
+    on_screen(main)
 
 
 @pytest.mark.bwrap

@@ -216,11 +216,7 @@ def test_marks_at_the_top_of_an_instruction_are_not_shown(tmp_path: Path) -> Non
     ("toml", "note"),
     [
         ("[environment]\ngpus = 1\n", "environment.gpus: "),
-        ('[environment]\ngpu_types = ["H100"]\n', "environment.gpu_types: "),
-        ('[environment.tpu]\ntype = "v6e"\ntopology = "2x2"\n', "environment.tpu: "),
         ('[[environment.mcp_servers]]\nname = "a"\n', "environment.mcp_servers: "),
-        ('[environment]\nskills_dir = "/skills"\n', "environment.skills_dir: "),
-        ('[agent]\nuser = "me"\n', "agent.user: me"),
         ('[verifier]\nuser = "me"\n', "verifier.user: me"),
         (
             '[verifier]\nnetwork_mode = "public"\n[environment]\nnetwork_mode = "no-network"\n',
@@ -233,10 +229,6 @@ def test_what_envkit_ignores_is_a_note(toml: str, note: str, tmp_path: Path) -> 
     assert found.startswith(note)
 
 
-def test_unknown_keys_are_ignored(tmp_path: Path) -> None:
-    assert read_task(harbor(tmp_path, "new = 1\n[environment]\nnewer = 2\n[other]\nx = 1\n")).notes == ()
-
-
 COMPOSE = "services:\n  main:\n    build: .\n  db:\n    image: postgres\n"
 
 
@@ -245,7 +237,6 @@ COMPOSE = "services:\n  main:\n    build: .\n  db:\n    image: postgres\n"
     [
         ("[environment", "not valid TOML"),
         ('[environment]\ncpus = "two"\n', "environment.cpus: Expected `float | null`, got `str`"),
-        ('[environment]\nnetwork_mode = "some"\n', "environment.network_mode: Invalid enum value 'some'"),
         ('[environment]\nmemory = "2 apples"\n', "environment.memory: must be a size like 2G or 512M"),
         ('[environment]\nos = "windows"\n', "environment.os: envkit has only Linux sandboxes"),
         (
@@ -253,30 +244,17 @@ COMPOSE = "services:\n  main:\n    build: .\n  db:\n    image: postgres\n"
             "variable PATH is not set or hidden from tasks; set it, and use the option",
         ),
         ('[environment]\ndocker_image = "/"\n', "docker_image: must be the name of a Docker image, got '/'"),
-        ('[environment]\ndocker_image = "../home"\n', "docker_image: must be the name of a Docker image"),
         ('[verifier.environment]\ndocker_image = "/"\n', "verifier.environment.docker_image: must be the name"),
         ('[environment.healthcheck]\ncommand = "x"\nstart_period_sec = inf\n', "start_period_sec: Expected `float` <="),
-        ("[verifier]\ntimeout_sec = inf\n", "verifier.timeout_sec: Expected `float` <="),
         ("x = " + "[" * 50_000, "not valid TOML: "),
         (".".join("a" * 600) + " = 1\n", "a line has 599 dots"),
         ("#" * 300_000, "must have at most 256 KiB"),
-        (
-            '[[environment.healthcheck]]\ncommand = "x"\n',
-            "environment.healthcheck: Expected `object",
-        ),
-        (
-            "[environment.healthcheck]\nretries = 1\n",
-            "environment.healthcheck: Object missing required",
-        ),
         ('schema_version = "2.0"\n', "schema_version: version '2.0' is not supported"),
         ('artifacts = ["out"]\n', "artifacts: must be an absolute path without .., got 'out'"),
         ('artifacts = [{source = "/x", service = "db"}]\n', "artifacts: envkit plays tasks with one container"),
-        ('[[verifier.collect]]\ncommand = "x"\nservice = "db"\n', "verifier.collect.service: envkit plays"),
         ('[verifier]\nenvironment_mode = "shared"\n[verifier.environment]\ncpus = 1\n', "verifier.environment: needs"),
         ('[[steps]]\nname = "../x"\n', "steps.name: must be the name of a folder in steps, got '../x'"),
-        ('[[steps]]\nname = "x"\n', "steps/x/instruction.md: cannot be read"),
         ('[metadata.envkit]\nportable = true\nprofile = "system"\n', "metadata.envkit.portable: needs"),
-        ("[metadata.envkit]\nportabel = true\n", "metadata.envkit: Object contains unknown field `portabel`"),
         (
             '[metadata.envkit]\nportable = true\nsetup = "setup.sh"\n',
             "metadata.envkit.setup: environment/",
@@ -322,21 +300,8 @@ def test_variables_of_this_process_are_only_those_that_the_user_names(
 
 
 @pytest.mark.parametrize(
-    ("name", "image"),
-    [
-        ("debian", "debian:latest"),
-        ("localhost:5000/a/b-c_d:1.0", "localhost:5000/a/b-c_d:1.0"),
-        (f"ghcr.io/a/b@sha256:{'0' * 64}", f"ghcr.io/a/b@sha256:{'0' * 64}"),
-    ],
-)
-def test_an_image_has_a_name_that_is_no_folder(name: str, image: str, tmp_path: Path) -> None:
-    task = read_task(harbor(tmp_path, f'[environment]\ndocker_image = "{name}"\n'))
-    assert (task.image, task.workdir, task.workdir_of_image) == (image, "", True)
-
-
-@pytest.mark.parametrize(
     "path",
-    ["instruction.md", "task.toml", "environment", "environment/Dockerfile", "tests", "tests/more.sh", "steps/one"],
+    ["task.toml", "environment", "tests/more.sh", "steps/one"],
 )
 def test_a_link_out_of_the_folder_is_not_followed(path: str, tmp_path: Path) -> None:
     folder, outside = harbor(tmp_path / "task"), harbor(tmp_path / "outside")
@@ -377,7 +342,7 @@ def test_sparse_files_are_not_read(tmp_path: Path) -> None:
 
 def test_the_recursion_of_yaml_is_an_error_of_the_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"docker-compose\.yaml: not valid YAML"):
-        read_task(harbor(tmp_path, files={"environment/docker-compose.yaml": "[" * 2_000}))
+        read_task(harbor(tmp_path, files={"environment/docker-compose.yaml": "[" * 1_000}))
 
 
 def test_a_written_task_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -407,7 +372,8 @@ def test_a_written_task_has_what_harbor_needs(tmp_path: Path) -> None:
     for name, known in KEYS.items():
         assert set(content[name] if name else content) <= known, name
     assert [name for name in files if not (folder / name).is_file()] == []
-    assert os.access(folder / "tests/test.sh", os.X_OK)
+    assert [name for name in ("tests/test.sh", "environment/bin/add") if not os.access(folder / name, os.X_OK)] == []
+    assert not os.access(folder / "environment/numbers.txt", os.X_OK)
 
 
 def test_services_run_as_they_were_written(tmp_path: Path) -> None:
@@ -429,13 +395,6 @@ def test_a_task_of_envkit_is_verified_in_a_sandbox_of_its_own_unless_it_says_oth
 
     assert [task.steps[0].verifier.is_separate for task in (silent, shared)] == [True, False]
     assert silent.artifacts == ()
-
-
-def test_a_written_file_with_a_hash_bang_is_executable_and_another_is_not(tmp_path: Path) -> None:
-    environment = portable(tmp_path / "task") / "environment"
-
-    assert os.access(environment / "bin/add", os.X_OK)
-    assert (environment / "numbers.txt").stat().st_mode & 0o777 == 0o644
 
 
 @pytest.mark.parametrize("path", ["../out", "/etc/out", "Dockerfile", "setup.sh"])
@@ -470,7 +429,7 @@ print(len(done))
 """
 
 
-@pytest.mark.parametrize("attempt", range(3))  # without preparation, more than half of the processes crash
+@pytest.mark.parametrize("attempt", range(2))  # without preparation, more than half of the processes crash
 def test_the_first_tasks_of_a_process_can_be_read_by_several_threads_at_once(attempt: int, tmp_path: Path) -> None:
     folder = harbor(tmp_path / "task", 'schema_version = "1.4"')
     command = [sys.executable, "-c", AT_ONCE, str(folder)]

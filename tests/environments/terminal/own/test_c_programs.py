@@ -10,7 +10,6 @@ from envkit.environments.terminal.options import OWN_TASKS
 from tests.environments.terminal.test_env import SUBMIT, bash, played
 
 NAMES = ("memory-errors", "deadlock-and-race")
-CHEATS = [path for name in NAMES for path in sorted((OWN_TASKS / name / "cheats").glob("*.sh"))]
 
 pytestmark = [pytest.mark.bwrap, pytest.mark.slow, pytest.mark.valgrind]
 
@@ -32,16 +31,17 @@ def test_the_fixed_program_earns_1(name: str, tmp_path: Path) -> None:
     assert play(name, OWN_TASKS / name / "solution/solve.sh", tmp_path)[0] == 1.0
 
 
-REASONS = {
-    "another-program": "calls execlp",
-    "suppresses-leaks": "exit code 9",
-    "inline-assembly": "has inline assembly",
-    "idle-thread": "ran at the same time",
+CHEATS = {
+    "memory-errors/cheats/another-program.sh": "calls execlp",
+    "memory-errors/cheats/suppresses-leaks.sh": "exit code 9",
+    "memory-errors/cheats/inline-assembly.sh": "has inline assembly",
+    "deadlock-and-race/cheats/idle-thread.sh": "ran at the same time",
+    "deadlock-and-race/cheats/no-locks.sh": "not solved",
 }
 
 
-@pytest.mark.parametrize("cheat", CHEATS, ids=lambda path: path.stem)
-def test_a_cheat_earns_0_for_its_own_reason(cheat: Path, tmp_path: Path) -> None:
-    reward, log = play(cheat.parents[1].name, cheat, tmp_path)
+@pytest.mark.parametrize(("cheat", "reason"), CHEATS.items(), ids=[Path(cheat).stem for cheat in CHEATS])
+def test_a_cheat_earns_0_for_its_own_reason(cheat: str, reason: str, tmp_path: Path) -> None:
+    reward, log = play(cheat.partition("/")[0], OWN_TASKS / cheat, tmp_path)
     assert reward == 0.0
-    assert REASONS.get(cheat.stem, "not solved") in log
+    assert reason in log
