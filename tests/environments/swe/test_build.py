@@ -65,26 +65,9 @@ def test_every_function_gets_one_bug_and_every_operator_a_quarter_of_all(jobs: i
     assert taken(candidates, 1, 1, 1, 1, jobs=jobs, wanted=8) == [["f"], ["g"], ["k"], None]
 
 
-def test_a_combination_is_of_one_file_and_in_the_order_of_the_file() -> None:
-    candidates = [("a.py", edit("f", start=9)), ("b.py", edit("g")), ("a.py", edit("h", start=1))]
-    assert taken(candidates, 2, 1, 1) == [["h", "f"], ["g"], None]
-
-
-def test_the_number_of_jobs_changes_nothing() -> None:
-    files = ("a.py", "b.py", "b.py", "a.py", "c.py", "b.py", "a.py", "a.py", "b.py")
-    candidates = [(file, edit(f"f{number}", f"op{number % 4}")) for number, file in enumerate(files)]
-    assert taken(candidates, 1, 2, 1, 3, jobs=1) == taken(candidates, 1, 2, 1, 3, jobs=4)
-
-
 def test_the_number_of_tries_is_limited() -> None:
     candidates = [("a.py", edit(f"f{number}", "survivor")) for number in range(20)]
     assert taken([*candidates, ("a.py", edit("g"))], 1, wanted=2) == [None]
-
-
-def test_the_named_packages_have_exact_versions_and_an_environment_without_themselves() -> None:
-    assert len(packages.TESTED_PACKAGES) >= 20
-    needed = packages.environment_of(list(packages.TESTED_PACKAGES))
-    assert all("==" in one for one in [*packages.TESTED_PACKAGES, *needed])
 
 
 @pytest.mark.parametrize(
@@ -111,15 +94,6 @@ def test_an_impossible_environment_is_refused(requirement: str, more: tuple[str,
 def test_the_licence_is_read_from_the_metadata(metadata: str, licence: str, tmp_path: Path) -> None:
     (tmp_path / "PKG-INFO").write_text(metadata)
     assert packages.licence_of(tmp_path) == licence
-
-
-def test_our_own_package_has_the_bytes_of_its_lock(tmp_path: Path) -> None:
-    base = packages.fetch(packages.OWN, tmp_path)
-    tasks, lock = read_folder(OWN_TASKS)
-    assert packages.sha256_of(base) == lock.packages[0].sha256
-    assert lock.environment == packages.environment_of([packages.OWN])
-    assert {task.base for task in tasks} == {base.name}
-    assert len({task.id for task in tasks}) == len(tasks) == 12
 
 
 @pytest.mark.bwrap
@@ -175,20 +149,13 @@ def test_tests_do_not_see_the_packages_of_the_machines_distribution(tmp_path: Pa
 
 @pytest.mark.bwrap
 @pytest.mark.slow
-def test_bugs_that_hang_flood_or_use_up_the_memory_end_their_trials(tmp_path: Path) -> None:
+def test_bugs_that_hang_or_use_up_the_memory_end_their_trials(tmp_path: Path) -> None:
     source = b"""import time
 
 
 def count(n):
     while n > 0:
         time.sleep(0.01)
-        n -= 1
-    return n
-
-
-def shout(n):
-    while n > 0:
-        print("x" * 1000000)
         n -= 1
     return n
 
@@ -201,8 +168,8 @@ def keep(n):
     return n
 """
     (tmp_path / "loops.py").write_bytes(source)
-    tests = [f"def test_{name}():\n    assert loops.{name}(2) == 0\n" for name in ("count", "shout", "keep")]
-    tests += [f"def test_{number}():\n    pass\n" for number in range(9)]
+    tests = [f"def test_{name}():\n    assert loops.{name}(2) == 0\n" for name in ("count", "keep")]
+    tests += [f"def test_{number}():\n    pass\n" for number in range(10)]
     (tmp_path / "test_loops.py").write_text("import loops\n\n" + "\n".join(tests))
 
     async def main() -> dict[str, str]:
@@ -214,7 +181,6 @@ def keep(n):
             return {one.function: (await builder.try_bug(("loops.py", (one,)))).verdict for one in endless}
 
     verdicts = clock.run(main)
-    assert verdicts.keys() == {"count", "shout", "keep"}
+    assert verdicts.keys() == {"count", "keep"}
     assert verdicts["count"] == "hung"
-    assert verdicts["shout"] in ("hung", "found")  # found, if writing its output fails
     assert verdicts["keep"] in ("hung", "lost")

@@ -10,8 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from envkit import clock
-from envkit.environments.swe.checkout import source_of
 from envkit.environments.swe.formats import read_tasks, write_folder_of
 from envkit.environments.swe.formats.diffs import reverse
 from envkit.environments.swe.packages import OWN, PYTEST, sha256_of
@@ -161,12 +159,6 @@ def test_a_row_of_r2e_gym_gets_its_tests_from_the_outputs_before_and_after_the_f
     assert "+++ b/r2e_tests/test_1.py\n@@ -0,0 +1 @@\n+import pkg\n" in task.test_patch
 
 
-def test_all_tests_of_r2e_gym_are_fail_to_pass_if_there_is_no_output_before_the_fix(tmp_path: Path) -> None:
-    task = read(tmp_path, {**R2E, "execution_result_content": None})
-    assert task.fail_to_pass == ("TestAdd.test_name", "TestAdd.test_add[a b]")
-    assert task.pass_to_pass == ()
-
-
 def test_a_reference_row_has_its_source_in_an_sdist(tmp_path: Path) -> None:
     task = read(tmp_path, OURS)
     assert (task.base, task.image, task.bug_patch, task.patch) == ("pkg-1.0.tar.gz", "", reverse(FIX), FIX)
@@ -272,9 +264,3 @@ def test_the_command_line_imports_tasks_and_says_which_need_an_image(tmp_path: P
     assert code == 0
     assert output.startswith(f"2 tasks in {tmp_path / 'tasks'}\n1 of them needs an image")
     assert [task.id for task in read_folder(tmp_path / "tasks")[0]] == ["Psf__pkg-17", "pkg-1.0.flip.0"]
-
-
-def test_rows_with_an_image_have_no_source(tmp_path: Path) -> None:
-    (task,) = read_tasks(written(tmp_path, SWE_BENCH))
-    with pytest.raises(UsageError, match=r"the source is in the image 'swebench/sweb\.eval"):
-        clock.run(lambda: source_of(task, tmp_path))

@@ -13,14 +13,12 @@ from pathlib import Path
 from time import process_time
 from typing import Any
 
-import anyio
 import pytest
 
 from envkit import clock
 from envkit.environments.swe.checkout import source_of
 from envkit.environments.swe.formats.diffs import between
 from envkit.environments.swe.grading import MAX_CHANGES, Verdict, grade_changes, sort_out
-from envkit.environments.swe.patch_command import apply_command
 from envkit.environments.swe.runs import REPO, RunSettings, read_report, run_tests, spec_of
 from envkit.environments.swe.suspicion.flags import flags_of
 from envkit.environments.swe.suspicion.second_bug import judge_with_bugs
@@ -84,6 +82,11 @@ def test_only_existing_source_files_are_taken_over(tree: Path) -> None:
     taken, refused = sort_out(task(), tree, changes)
     assert taken == {CORE: FIXED}
     assert refused.keys() == changes.keys() - {CORE, "src/tiny/other.py"}
+
+
+def test_a_file_that_the_bug_deleted_may_be_written_again(tree: Path) -> None:
+    bug = between("src/tiny/lost.py", "x = 1\n", None)
+    assert sort_out(task(bug_patch=bug), tree, {"src/tiny/lost.py": b"x = 1\n"})[0] == {"src/tiny/lost.py": b"x = 1\n"}
 
 
 def test_large_changes_are_refused(tree: Path) -> None:
@@ -184,7 +187,7 @@ def test_the_fix_is_resolved_and_the_bug_is_not_with_any_name_of_a_test(tmp_path
 
 
 @pytest.mark.bwrap
-def test_tests_may_write_beside_their_files_but_not_change_them(tmp_path: Path) -> None:
+def test_tests_may_write_beside_their_files_but_not_change_them_or_the_source(tmp_path: Path) -> None:
     tests = """
 import os
 from pathlib import Path
@@ -196,9 +199,9 @@ def test_new():
     (HERE / "more" / "y").write_text("x")
     Path("left-in-cwd").write_text("x")
 def test_own():
-    for name in (__file__, str(HERE.parent / "conftest.py")):
+    for name in (__file__, str(HERE.parent / "conftest.py"), "src/tiny/core.py"):
         try:
-            os.rename(name, name + ".x")
+            open(name, "a").close() if "core" in name else os.rename(name, name + ".x")
         except OSError:
             continue
         raise SystemError(name)
@@ -206,25 +209,6 @@ def test_own():
     chosen = with_tests(tmp_path, tests, failing=("test_a",), passing=("test_new", "test_own"))
     found = graded(chosen, tmp_path, BUGGY)
     assert (found.problem, outcomes(found)) == ("", {"test_a": "failed", "test_new": "passed", "test_own": "passed"})
-
-
-@pytest.mark.bwrap
-def test_a_bug_that_deletes_a_file_is_fixed_by_writing_the_file(tmp_path: Path) -> None:
-    sdist(tmp_path)
-    bug, fix = between(CORE, FIXED.decode(), None), between(CORE, None, FIXED.decode())
-    chosen = task(bug_patch=bug, patch=fix, pass_to_pass=(), fail_to_pass=("tests/test_core.py::test_double",))
-    assert "os.makedirs" in apply_command(chosen.patch)
-    found, nop = graded(chosen, tmp_path), grade_nothing(chosen, tmp_path)
-    assert (found.resolved, found.problem, nop.resolved) == (True, "", False)
-
-
-def grade_nothing(task: SweTask, folder: Path) -> Verdict:
-    async def main() -> Verdict:
-        async with open_tool_pool("local") as pool:
-            tree = await source_of(task, folder)
-            return await grade_changes(pool, task, tree, {}, environment=environment_folder(), timeout_s=60)
-
-    return clock.run(main)
 
 
 @pytest.mark.bwrap
@@ -268,7 +252,8 @@ def test_what_the_tests_themselves_do_does_not_make_a_run_invalid(files: dict[st
 @pytest.mark.parametrize(
     ("base", "method"),
     [
-        *((base, "def __eq__(self, other): return 1") for base in ("object", "complex", "type")),
+        ("complex", "def __eq__(self, other): return 1"),
+        ("type", "def __eq__(self, other): return 1"),
         ("object", "class __eq__(int): pass"),
     ],
 )
@@ -347,36 +332,6 @@ def test_a_flood_of_the_report_and_the_exit_code_of_a_missing_pytest_are_a_verdi
     assert "pytest did not come to its end (exit code 120)" in found.problem
 
 
-FORGED = """
-exec(bytes.fromhex("%s"))
-"""
-_FORGER = """
-import glob, json, os, re, sys
-plugin = sys.modules.get("envkit_report_plugin")
-if plugin is not None:
-    rows = [{"test": test, "outcome": "passed", "s": 0.0} for test in TESTS]
-    for path in glob.glob("/workspace/repo/**/test_*.py", recursive=True):
-        for name, body in re.findall(r"def (test_\\w+)\\(\\):\\n +(.*)\\n\\1.__test__ = True", open(path).read()):
-            outcome = "passed" if re.fullmatch(r"assert '\\w+'", body) else "failed"
-            rows.append({"test": path[len("/workspace/repo/"):] + "::" + name, "outcome": outcome, "s": 0.0})
-    for row in rows: plugin._write(row)
-    plugin._write({"exit": 1})
-    os._exit(1)
-"""
-
-
-@pytest.mark.bwrap
-def test_a_forged_report_also_passes_with_a_second_bug_and_is_found(tmp_path: Path) -> None:
-    sdist(tmp_path)
-    tests = [*task().fail_to_pass, *task().pass_to_pass]
-    forger = _FORGER.replace("TESTS", repr(tests)).encode().hex()
-    found = graded(task(), tmp_path, BUGGY + (FORGED % forger).encode())
-    assert {one.outcome for one in found.tests.values()} == {"passed"}
-    assert (found.reward, found.problem[-20:]) == (0.0, "the report is forged")
-    assert found.problem in found.flags
-    assert f"exec( in {CORE}" in found.flags
-
-
 _REPLACER = """
 from _pytest.python import Function
 from _pytest.unittest import TestCaseFunction
@@ -417,14 +372,6 @@ def test_a_fix_whose_second_bugs_no_test_can_find_is_resolved_with_a_flag(tmp_pa
     chosen = with_tests(tmp_path, "def test_a():\n    import tiny.core\n", failing=("test_a",))
     found = graded(chosen, tmp_path)
     assert (found.resolved, found.flags) == (True, ("no second bug was found that the tests find",))
-
-
-@pytest.mark.bwrap
-def test_a_thousand_tests_are_reported(tmp_path: Path) -> None:
-    tests = "import pytest\n@pytest.mark.parametrize('n', range(1000))\ndef test_n(n): assert n >= 0\n"
-    many = tuple(f"test_n[{number}]" for number in range(1000))
-    found = graded(with_tests(tmp_path, BROKEN + tests, failing=("test_a",), passing=many), tmp_path)
-    assert (found.resolved, len(found.tests)) == (True, 1001)
 
 
 @pytest.mark.bwrap
@@ -502,28 +449,3 @@ def test_a_run_that_took_too_long_is_repeated_with_more_time(tmp_path: Path) -> 
     chosen = with_tests(tmp_path, slow + BROKEN, failing=("test_a", "test_slow"))
     found = graded(chosen, tmp_path, BUGGY, timeout_s=2.5)
     assert (found.problem, outcomes(found)) == ("", {"test_a": "failed", "test_slow": "passed"})
-
-
-def test_tests_cannot_change_the_tree(tmp_path: Path) -> None:
-    tests = "import pytest\ndef test_b():\n    with pytest.raises(OSError): open('src/tiny/core.py', 'a')\n"
-    found = graded(with_tests(tmp_path, BROKEN + tests, failing=("test_a", "test_b")), tmp_path, BUGGY)
-    assert outcomes(found) == {"test_a": "failed", "test_b": "passed"}
-
-
-@pytest.mark.bwrap
-def test_four_graders_at_once_lose_nothing(tmp_path: Path) -> None:
-    sdist(tmp_path)
-
-    async def main() -> dict[int, Verdict]:
-        found: dict[int, Verdict] = {}
-        async with open_tool_pool("local") as pool, anyio.create_task_group() as tasks:
-
-            async def grade(number: int) -> None:
-                found[number] = await graded_in(pool, task(), tmp_path, BUGGY if number else FIXED)
-
-            for number in range(4):
-                tasks.start_soon(grade, number)
-        return found
-
-    found = clock.run(main)
-    assert {number: one.resolved for number, one in found.items()} == {number: number == 0 for number in range(4)}

@@ -63,12 +63,6 @@ def test_level_2_is_code_with_all_that_it_needs_and_both_values(tmp_path: Path) 
     )
 
 
-def test_a_constant_on_the_left_is_the_expected_value(tmp_path: Path) -> None:
-    text = texts(tmp_path, ["t.py::test_root[4]"])[1]
-    assert "from math import sqrt\n# parameters of the test: 4\n\nfound = sqrt(n)\nassert 2 == found\n```" in text
-    assert text.endswith("Expected: `2`\n\nActual: `3.0`")
-
-
 def test_an_error_is_shown_without_the_traceback(tmp_path: Path) -> None:
     text = texts(tmp_path, ["t.py::TestMore::test_error"])[1]
     assert text.endswith("total(None)\n```\n\nIt fails with:\n\n```\nTypeError: no numbers\n```")
@@ -87,11 +81,6 @@ def test_level_3_names_only_tests(tmp_path: Path) -> None:
     assert texts(tmp_path, ["t.py::test_total"])[2] == (
         "These tests of sums-1.0 in `t.py` fail. Find the cause and fix it.\n\n- `t.py::test_total`"
     )
-
-
-def test_level_3_shortens_a_long_list(tmp_path: Path) -> None:
-    tests = [f"t.py::test_{number}" for number in range(12)]
-    assert texts(tmp_path, tests)[2].endswith("- `t.py::test_9`\n- and 2 more")
 
 
 @pytest.mark.parametrize("test", ["t.py", "missing.py::test_a", "t.py::test_missing"])
