@@ -23,7 +23,6 @@ GAMES = pytest.mark.parametrize("env_id", list(SYMBOLS))
 FACES: list[dict[str, Any]] = [
     {"observation": seen, "action": done} for seen, done in product(("text", "grid"), ("text", "index"))
 ]
-EVERY_FACE = pytest.mark.parametrize("face", FACES, ids=lambda face: "-".join(face.values()))
 BOTH = pytest.mark.parametrize(
     ("env_id", "options"),
     [
@@ -110,29 +109,25 @@ def test_a_grid_does_not_change_with_later_steps(env_id: str) -> None:
     assert env.reset(seed=0)[0].tolist() == kept
 
 
-@GAMES
 @pytest.mark.parametrize("index", [-1, 4, -(10**30), 10**30, np.int64(-3), np.uint64(2**63)])
-def test_an_index_out_of_range_is_invalid_and_costs_a_move(env_id: str, index: Any) -> None:
-    env = envkit.make(env_id, action="index", max_moves=2, format_penalty=0.5)
+def test_an_index_out_of_range_is_invalid_and_costs_a_move(index: Any) -> None:
+    env = envkit.make("Sokoban-v0", action="index", max_moves=2, format_penalty=0.5)
     board = find_board(env.reset(seed=0)[0])
-    per_move = -0.1 if env_id == "Sokoban-v0" else 0.0
     for late in (False, True):
         seen, reward, terminated, truncated, info = env.step(index)
         assert (seen, terminated, truncated) == (f"{UNREADABLE}\n{board}", False, late)
-        assert reward == pytest.approx(per_move - 0.5)
+        assert reward == pytest.approx(-0.1 - 0.5)
         assert (info["action_is_valid"], info["action_is_effective"], info["success"]) == (False, False, False)
 
 
-@GAMES
 @pytest.mark.parametrize("up", [0, False, np.int64(0), np.uint8(0), np.array(0)])
-def test_integers_of_any_kind_are_moves(env_id: str, up: Any) -> None:
-    env, other = (envkit.make(env_id, action=action) for action in ("index", "text"))
+def test_integers_of_any_kind_are_moves(up: Any) -> None:
+    env, other = (envkit.make("Sokoban-v0", action=action) for action in ("index", "text"))
     env.reset(seed=6)
     other.reset(seed=6)
     assert env.step(up) == other.step("<answer>up</answer>")
 
 
-@GAMES
 @pytest.mark.parametrize(
     ("action", "wrong", "hint"),
     [
@@ -148,8 +143,8 @@ def test_integers_of_any_kind_are_moves(env_id: str, up: Any) -> None:
         ("index", np.array([1]), "must be an integer"),
     ],
 )
-def test_an_action_of_the_wrong_kind_is_a_usage_error(env_id: str, action: str, wrong: Any, hint: str) -> None:
-    env = envkit.make(env_id, action=action, max_moves=1)
+def test_an_action_of_the_wrong_kind_is_a_usage_error(action: str, wrong: Any, hint: str) -> None:
+    env = envkit.make("FrozenLake-v0", action=action, max_moves=1)
     env.reset(seed=0)
     with pytest.raises(UsageError, match=f"(?s){hint}"):
         env.step(wrong)
@@ -168,9 +163,8 @@ def test_all_grids_of_one_environment_have_one_size(env_id: str) -> None:
 
 
 @GAMES
-@pytest.mark.parametrize("symbols", [None, "abcdefg"])
-def test_every_render_mode_shows_the_board_as_it_is_now(env_id: str, symbols: str | None) -> None:
-    symbols = None if symbols is None else symbols[: len(SYMBOLS[env_id])]
+def test_every_render_mode_shows_the_board_as_it_is_now(env_id: str) -> None:
+    symbols = "abcdefg"[: len(SYMBOLS[env_id])]
     side = {"FrozenLake-v0": 4, "Sokoban-v0": 6}[env_id]
     shown: dict[str | None, tuple[Any, Any]] = {}
     for mode in (None, "text", "ansi", "rgb_array"):
@@ -197,12 +191,9 @@ def test_every_render_mode_shows_the_board_as_it_is_now(env_id: str, symbols: st
 
 
 @GAMES
-@EVERY_FACE
-@pytest.mark.parametrize("render_mode", ["text", "ansi", "rgb_array"])
-def test_every_observation_and_action_kind_passes_gymnasiums_checker(
-    env_id: str, face: dict[str, Any], render_mode: str
-) -> None:
-    check_env(gymnasium.make(f"envkit/{env_id}", render_mode=render_mode, **face).unwrapped)
+@pytest.mark.parametrize("face", FACES, ids=lambda face: "-".join(face.values()))
+def test_every_observation_and_action_kind_passes_gymnasiums_checker(env_id: str, face: dict[str, Any]) -> None:
+    check_env(gymnasium.make(f"envkit/{env_id}", render_mode="rgb_array", **face).unwrapped)
 
 
 @BOTH
@@ -265,11 +256,3 @@ def test_a_turn_ends_with_the_episode() -> None:
 
     env.reset(seed=3)
     assert env.step("<answer>up || up || right</answer>")[:4] == ("_O_G\n____\n_X__\n____", 0.0, True, False)
-
-
-@GAMES
-def test_rules_state_the_maximum_moves_of_an_answer(env_id: str) -> None:
-    one, _ = envkit.make(env_id).reset(seed=0)
-    several, _ = envkit.make(env_id, actions_per_turn=3).reset(seed=0)
-    assert "Answer with one move, like this: <answer>up</answer>\n\n" in one
-    assert "Answer with 3 moves at most, joined by ||, like this: <answer>up || left</answer>\n\n" in several

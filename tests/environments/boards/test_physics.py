@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from envkit.environments.board import MOVES
 from envkit.environments.boards.physics import CODES, Physics
 from envkit.environments.frozen_lake import LakeGame
 from envkit.environments.sokoban import SokobanGame
 
 LAKE, SOKOBAN = LakeGame.physics, SokobanGame.physics
 EVERY_PHYSICS = pytest.mark.parametrize("physics", [LAKE, SOKOBAN], ids=["lake", "sokoban"])
-STEPS = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
 EDGE_CODE = 7
 
 
@@ -95,58 +91,3 @@ def test_a_move_on_the_lake_has_exactly_these_effects() -> None:
 def test_the_player_is_found_whatever_it_stands_on() -> None:
     assert [SOKOBAN.find_player(board) for board in ("__P_", "S___", "##\n#P", "____", "")] == [2, 0, 4, -1, -1]
     assert [LAKE.find_player(board) for board in ("_X\n__", "__\n_√", "_G")] == [1, 4, -1]
-
-
-class Model:
-    """Sokoban written again, with sets of cells."""
-
-    def __init__(self, board: str) -> None:
-        at = {(row, column): sign for row, line in enumerate(board.split("\n")) for column, sign in enumerate(line)}
-        self.cells = list(at)
-        self.walls = {cell for cell, sign in at.items() if sign == "#"}
-        self.targets = {cell for cell, sign in at.items() if sign in "O√S"}
-        self.boxes = {cell for cell, sign in at.items() if sign in "X√"}
-        [self.player] = [cell for cell, sign in at.items() if sign in "PS"]
-
-    def play(self, move: str) -> None:
-        down, right = STEPS[move]
-        ahead = self.player[0] + down, self.player[1] + right
-        beyond = ahead[0] + down, ahead[1] + right
-        if ahead in self.walls or (ahead in self.boxes and beyond in self.walls | self.boxes):
-            return
-        if ahead in self.boxes:
-            self.boxes = self.boxes - {ahead} | {beyond}
-        self.player = ahead
-
-    def draw(self) -> str:
-        side = max(self.cells)[0] + 1
-        return "\n".join("".join(self._sign((row, column)) for column in range(side)) for row in range(side))
-
-    def _sign(self, cell: tuple[int, int]) -> str:
-        if cell in self.walls:
-            return "#"
-        signs = "X√" if cell in self.boxes else "PS" if cell == self.player else "_O"
-        return signs[cell in self.targets]
-
-
-@st.composite
-def rooms(draw: st.DrawFn, side: int | None = None) -> str:
-    """Any room enclosed by walls, with one player; it need not be solvable."""
-    side = draw(st.integers(4, 9)) if side is None else side
-    inside = draw(st.lists(st.sampled_from("____##XXOO√"), min_size=(side - 2) ** 2, max_size=(side - 2) ** 2))
-    inside[draw(st.integers(0, len(inside) - 1))] = draw(st.sampled_from("PS"))
-    rows = ["".join(inside[start : start + side - 2]) for start in range(0, len(inside), side - 2)]
-    return "\n".join(["#" * side, *(f"#{row}#" for row in rows), "#" * side])
-
-
-MANY_MOVES = st.lists(st.sampled_from(MOVES), min_size=1, max_size=40)
-
-
-@settings(deadline=None)
-@given(rooms(), MANY_MOVES)
-def test_sokoban_agrees_with_an_implementation_on_sets_of_cells(room: str, moves: list[str]) -> None:
-    model = Model(room)
-    for move in moves:
-        model.play(move)
-        room = SOKOBAN.play(room, move)
-        assert room == model.draw()

@@ -50,8 +50,10 @@ GAMES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("game", range(len(GAMES)))
-@pytest.mark.parametrize("way", range(len(WAYS)))
+@pytest.mark.parametrize(
+    ("game", "way"),
+    [*((0, way) for way in range(len(WAYS))), (1, 0), (2, 5), (3, 1), (3, 3), (3, 6), (4, 0), (4, 4)],
+)
 def test_native_vectors_play_like_single_copies(game: int, way: int) -> None:
     (env_id, options), changes = GAMES[game], WAYS[way]
     autoreset = (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP)[(game + way) % 2]
@@ -200,7 +202,7 @@ def test_every_copy_is_rendered() -> None:
     assert np.array_equal(frames[1], single.render())  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("env_id", "options"), GAMES)
+@pytest.mark.parametrize(("env_id", "options"), [GAMES[0], GAMES[3]])
 @pytest.mark.parametrize("way", [{}, {"observation": "grid", "action": "index"}], ids=["text", "grid"])
 def test_pickled_vectors_continue_identically(env_id: str, options: dict[str, Any], way: dict[str, Any]) -> None:
     vector = envkit.make_vec(env_id, COPIES, **{**options, "max_moves": 8, **way})
@@ -216,8 +218,7 @@ def test_pickled_vectors_continue_identically(env_id: str, options: dict[str, An
             _assert_same(expected, other.step(actions), f"step {step}")
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_room_may_hold_hundreds_of_boxes(mode: VectorMode, tmp_path: Path) -> None:
+def test_a_room_may_hold_hundreds_of_boxes(tmp_path: Path) -> None:
     side, boxes = 32, 256  # and one more; after its push the number left does not fit into a byte
     cells = "$" * boxes + "." * boxes + "@$."
     inside = [cells[at : at + side - 2].ljust(side - 2) for at in range(0, len(cells), side - 2)]
@@ -225,7 +226,7 @@ def test_a_room_may_hold_hundreds_of_boxes(mode: VectorMode, tmp_path: Path) -> 
     rows = ["#" * side, *(f"#{row}#" for row in inside), "#" * side]
     room = tmp_path / "room.txt"
     room.write_text("\n".join(["; 0", *rows, ""]))
-    vector = envkit.make_vec("Sokoban-v0", 2, mode=mode, action="index", level_file=str(room))
+    vector = envkit.make_vec("Sokoban-v0", 2, mode="native", action="index", level_file=str(room))
     vector.reset(seed=0)
     _, rewards, terminated, _, infos = vector.step(np.array([3, 0]))
     assert rewards.tolist() == [0.9, -0.1]

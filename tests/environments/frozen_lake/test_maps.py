@@ -66,22 +66,14 @@ def test_a_map_sets_size_and_limit_and_accepts_its_own_size() -> None:
     [
         ([], "square of 2 to 32 rows"),
         (["S"], "square of 2 to 32 rows"),
-        (["SFG"], "square of 2 to 32 rows"),
         (["SF", "FFG"], r"got 2 rows of \[2, 3\]"),
         (["S" + "F" * 32] + ["F" * 33] * 31 + ["F" * 32 + "G"], "got 33 rows"),
         (["SF", "FX"], "got 'X'"),
-        (["SF", "FG\n"], "square"),
-        (["SF", "fg"], "got 'f'"),
         (["SS", "FG"], "one S and one G, got 2 and 1"),
-        (["SF", "FF"], "one S and one G, got 1 and 0"),
         (["SH", "HG"], "no path from S to G"),
         ("5x5", "'5x5' is not a known value"),
-        ("4x5", "did you mean '4x4'"),
-        ("SFHG", "is not a known value"),
         (4, "must be 4x4 or 8x8, or a list of rows"),
-        (["SF", 3], "must be 4x4 or 8x8, or a list of rows"),
         ([["S", "F"], ["F", "G"]], "must be 4x4 or 8x8, or a list of rows"),
-        ({"SF": "FG"}, "must be 4x4 or 8x8, or a list of rows"),
     ],
 )
 def test_an_invalid_map_is_refused_with_the_reason(value: Any, reason: str) -> None:
