@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import fields
 from fractions import Fraction
 from typing import Any
 
 import pytest
 
-from envkit.environments.arithmetic import Arithmetic, ArithmeticExpert, ArithmeticOptions
+from envkit.environments.arithmetic import Arithmetic, ArithmeticExpert
 from envkit.environments.split import SPLITS
 from envkit.errors import OptionError, UsageError
 from envkit.types import JSON, Observation
@@ -63,10 +62,6 @@ def test_a_problem_has_the_requested_difficulty_and_reports_it() -> None:
     assert operators["+"] / 600 == pytest.approx(0.5, abs=0.07)
 
 
-def test_the_order_of_the_operations_option_does_not_matter() -> None:
-    assert Arithmetic(operations="*+").reset(seed=3) == Arithmetic(operations="+*").reset(seed=3)
-
-
 def test_the_solution_is_not_observable_before_the_answer() -> None:
     env = Arithmetic(operands=[400, 499])
     text, info = env.reset(seed=5)
@@ -104,13 +99,9 @@ def _shape(problem: str) -> str:
     [
         ({"operations": ""}, "operations"),
         ({"operations": "++"}, "operations"),
-        ({"operations": "+%"}, "operations"),
-        ({"operations": None}, "operations"),
         ({"terms": 1}, "terms"),
-        ({"terms": 9}, "terms"),
         ({"operands": [9, 1]}, "operands"),
         ({"operands": [-1, 9]}, "operands"),
-        ({"operands": [1, 10**9 + 1]}, "operands"),
         ({"split": "test"}, "split"),
         ({"held_out": 0.5}, "held_out"),
         ({"instructions": 1}, "instructions"),
@@ -161,8 +152,3 @@ def test_an_answer_has_to_be_text() -> None:
 @pytest.mark.parametrize("text", ["", "What is up?", "What is 7?", "What is 7/2?", "What is 7/0?", "1+1"])
 def test_the_expert_has_no_answer_without_an_exact_question(text: str) -> None:
     assert list(ArithmeticExpert().moves(Observation(text))) == []
-
-
-def test_every_option_is_documented() -> None:
-    for field in fields(ArithmeticOptions):
-        assert f"        {field.name}: " in str(ArithmeticOptions.__doc__)

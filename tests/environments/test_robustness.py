@@ -23,11 +23,16 @@ from envkit.environments.board import MOVES
 from envkit.types import Observation
 from envkit.wiring.environments import open_expert
 
-SPECS = [spec for spec in envkit.registered() if not spec.needs]
+SPECS = {str(spec.entry_point): spec for spec in reversed(envkit.registered()) if not spec.needs}.values()
+"""One environment of each class: the others are these with other options."""
 IDS = [spec.id for spec in SPECS]
 NATIVE = [spec.id for spec in SPECS if spec.vector_entry_point is not None]
-TURNS: list[tuple[str, dict[str, Any]]] = [(name, {"actions_per_turn": 5}) for name in ("FrozenLake-v0", "Sokoban-v0")]
-EVERY_ENV = pytest.mark.parametrize(("env_id", "options"), [*((env_id, {}) for env_id in IDS), *TURNS])
+WAYS: list[tuple[str, dict[str, Any]]] = [
+    ("FrozenLake-v0", {"actions_per_turn": 5}),
+    ("WebShop-v0", {"rules": "parity"}),
+    ("WebShop-v0", {"observation": "compact"}),
+]
+EVERY_ENV = pytest.mark.parametrize(("env_id", "options"), [*((env_id, {}) for env_id in IDS), *WAYS])
 LENGTH = 2**18
 
 
@@ -44,21 +49,18 @@ def _random_bytes() -> Iterator[str]:
 
 LARGE = {
     "letters": "x" * LENGTH,
-    "zeros": "\x00" * LENGTH,
     "spaces": " " * LENGTH,
     "line ends": "\n" * LENGTH,
-    "snowmen": "\N{SNOWMAN}" * LENGTH,
     "faces outside the first plane": "\N{GRINNING FACE}" * LENGTH,
     "letters that grow in lower case": "\u0130" * LENGTH,
     "random bytes": random.Random(1).randbytes(LENGTH).decode("latin-1"),
     "openings": "<answer>" * (LENGTH // 8),
-    "closings": "</answer>" * (LENGTH // 8),
     "boxed": "\\boxed{" * (LENGTH // 7),
-    "braces": "}" * LENGTH,
     "bars": f"<answer>{'|' * LENGTH}</answer>",
     "moves": f"<answer>{'up||' * (LENGTH // 4)}up</answer>",
     "spaces around a move": f"<answer>{' ' * LENGTH}up{' ' * LENGTH}</answer>",
     "a move at the end": "x" * LENGTH + "<answer>up</answer>",
+    "brackets": "search[" + "[" * LENGTH + "]",
 }
 TAGS = {
     "one answer a thousand times": "<answer>up</answer>" * 1000,
@@ -68,6 +70,7 @@ TAGS = {
     "a thousand boxed": "\\boxed{up}" * 1000,
 }
 ODD = [
+    *("click[", "search[]", "search[\ud800]", "click[(a+)+$]"),  # of the shop
     *("", "\ud800", "\udfff<answer>up</answer>", "\x00", "\ufeff", "\u202eup", "\u2028", "\r\n", "e\u0301" * 50),
     "<answer>\uff55\uff50</answer>",  # full-width letters
     "<answer>u\u200bp</answer>",
@@ -108,8 +111,8 @@ def test_no_sequence_of_texts_is_an_error(texts: list[str]) -> None:
                 env.reset()
 
 
-@pytest.mark.parametrize("env_id", NATIVE)
-@pytest.mark.parametrize("dtype", [np.int8, np.int64, np.uint8, np.uint64])
+@pytest.mark.parametrize("env_id", NATIVE[:1])
+@pytest.mark.parametrize("dtype", [np.int8, np.uint64])
 def test_numbers_from_end_to_end_of_their_type_get_an_observation(env_id: str, dtype: Any) -> None:
     ends = np.iinfo(dtype)
     numbers = np.array([ends.min, ends.max, ends.max - 1, 4, 100], dtype)
@@ -170,7 +173,7 @@ def test_many_single_steps_leave_no_memory_behind() -> None:
     step = episodes = number = 0
     before = Memory(0, 0)
     ways = cycle([f"<answer>{move}</answer>" for move in MOVES])
-    while step < 30_000:
+    while step < 20_000:
         number += 1
         _, _, terminated, truncated, _ = env.step(f"{number} {next(ways)}")
         if terminated or truncated:
@@ -182,11 +185,10 @@ def test_many_single_steps_leave_no_memory_behind() -> None:
     _assert_flat(before)
 
 
-@pytest.mark.parametrize("env_id", ["FrozenLake-v0", "Sokoban-v0"])
-def test_discarded_environments_leave_no_memory_behind(env_id: str) -> None:
+def test_discarded_environments_leave_no_memory_behind() -> None:
     def use(count: int, *, first: int) -> None:
         for seed in range(first, first + count):
-            env = envkit.make(env_id, num_levels=50, symbols="tuvwxyz"[: 6 if env_id == "FrozenLake-v0" else 7])
+            env = envkit.make("Sokoban-v0", num_levels=50, symbols="tuvwxyz")
             env.reset(seed=seed)
             env.step("<answer>up</answer>")
             env.close()

@@ -16,7 +16,7 @@ from envkit.environments.code.env import CodeTask, submission_of
 from envkit.environments.code.grading import judge
 from envkit.environments.code.tasks import Case, Problem, draw_problem
 from envkit.environments.tasks import Cheat
-from envkit.types import ExecResult, SandboxSpec
+from envkit.types import SandboxSpec
 from envkit.wiring.environments import find
 from envkit.wiring.sandboxes.tool_pool import open_tool_pool
 from envkit_cheats import code
@@ -55,42 +55,12 @@ def test_each_cheat_is_a_player_and_plays_in_one_of_the_modes() -> None:
     assert all(cheat.source or cheat.commands or cheat.files for cheat in code.CHEATS.values())
 
 
-NAIVE = """
-import json, sys
-tests = json.loads(sys.argv[1])
-exec(open("solution.py").read())
-sys.exit(0 if all(solve(*arguments) == expected for arguments, expected in tests) else 1)
-"""
-
-
-@pytest.mark.bwrap
-@pytest.mark.parametrize("name", ["always_equal", "equal_subclass", "exit_in_call", "patch_builtins"])
-def test_cheats_do_fool_a_grader_that_trusts_the_process_of_the_submission(name: str) -> None:
-    problem = draw_problem(0, 2, 2, None)
-
-    async def main() -> ExecResult:
-        async with open_tool_pool("local") as pool, pool.lease(SandboxSpec(untrusted=True)) as sandbox:
-            submission = program_of(code.CHEATS[name], problem)
-            await sandbox.write("/workspace/solution.py", submission.encode())
-            tests = json.dumps([[list(case.arguments), case.expected] for case in problem.tests])
-            return await sandbox.exec(["python3", "-c", NAIVE, tests])
-
-    assert clock.run(main).exit_code == 0
-
-
 def graded(problem: Problem, source: str, **options: Any) -> float:
     async def main() -> float:
         async with open_tool_pool("local") as pool, pool.lease(SandboxSpec(untrusted=True)) as sandbox:
             return (await judge(sandbox, problem, CodeOptions(**options), source.encode())).reward
 
     return clock.run(main)
-
-
-@pytest.mark.bwrap
-def test_a_program_runs_the_commands_of_a_cheat_in_the_mode_answer() -> None:
-    stub = "import os\ndef f(): return os.path.exists('done')\n"
-    problem = Problem("", "f", (), [Case((), True)], stub, None)
-    assert graded(problem, program_of(Cheat("", commands=("touch done",)), problem)) == 1.0
 
 
 @pytest.mark.bwrap
@@ -123,16 +93,14 @@ def test_a_method_sees_typing_and_a_tuple_is_not_a_list() -> None:
     ("expected", "source"),
     [
         ({"a": 2, "b": 1}, "from collections import Counter\ndef f():\n    return Counter('aab')\n"),
-        ({"a": [1]}, "from collections import defaultdict\ndef f():\n    return defaultdict(list, a=[1])\n"),
         (
             [3, "x"],
             "import enum\nclass N(enum.IntEnum):\n    A = 3\nclass S(str): ...\ndef f(): return [N.A, S('x')]\n",
         ),
     ],
-    ids=["Counter", "defaultdict", "IntEnum and str"],
+    ids=["Counter", "IntEnum and str"],
 )
 def test_a_value_of_a_subclass_is_the_value(expected: Any, source: str) -> None:
-    assert graded(Problem("", "f", (), [Case((), expected)], "", None), source) == 1.0
     assert graded(Problem("", "f", (), [Case((), expected)], "", None, level=1), source) == 1.0
 
 
@@ -162,10 +130,11 @@ def test_the_oracle_of_a_file_passes_the_tests_of_its_row(tmp_path: Path) -> Non
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(json.dumps({**row, "question": f"Add, number {n}."}) for n in range(20)))
     options: Mapping[str, Any] = {"file": str(path), "timeout_s": 5.0}
-    results, _ = check_tasks("Code-v0", tasks=1, split="train", repeat=1, options=options, backend="local")
-    cheating = {one.player: one.successes for one in results}
-    assert cheating.pop("oracle") == 1
-    assert set(cheating.values()) == {0}
+    players = ["oracle", "nop"]
+    results, _ = check_tasks(
+        "Code-v0", tasks=1, split="train", players=players, repeat=1, options=options, backend="local"
+    )
+    assert {one.player: one.successes for one in results} == {"oracle": 1, "nop": 0}
 
 
 @pytest.mark.bwrap

@@ -29,9 +29,9 @@ from tests.sandbox.containers import image
 @pytest.mark.parametrize(
     ("env_id", "kind", "tasks", "cheats"),
     [
-        ("SWE-v0", Swe, SweTasks, ("forged_report", "git_history", "report_daemon", "site_packages")),
-        ("Code-v0", Code, CodeTasks, ("daemon", "edit_tests", "search_frames", "search_processes")),
-        ("Terminal-v0", Terminal, TerminalTasks, ("reward_daemon", "search_tests", "system_programs", "user_packages")),
+        ("SWE-v0", Swe, SweTasks, ("report_daemon", "site_packages")),
+        ("Code-v0", Code, CodeTasks, ("daemon", "search_processes")),
+        ("Terminal-v0", Terminal, TerminalTasks, ("reward_daemon", "system_programs")),
     ],
     ids=["swe", "code", "terminal"],
 )
