@@ -127,16 +127,6 @@ def test_anthropic_reads_an_answer_and_sends_it_back(own: OwnProxy, of_anthropic
     agent.trains(ROWS)
 
 
-def test_both_clients_wait_through_keep_alives(own: OwnProxy, of_openai: OpenAI, of_anthropic: Anthropic) -> None:
-    with own.episode("~yes", "~no") as agent:
-        chat = of_openai(agent).chat.completions.create(model="gpt", messages=[HI], stream=True)
-        with of_anthropic(agent).messages.stream(model="claude", max_tokens=9, messages=[HI]) as stream:
-            agent.release()  # both have received a keep-alive, with which the response begins
-            texts = ["".join(part.choices[0].delta.content or "" for part in chat), stream.get_final_text()]
-        assert texts == ["yes", "no"]
-    agent.trains("U:hi| A:[yes|]", "U:hi| A:[no|]")
-
-
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
@@ -163,23 +153,6 @@ def test_refusals_are_raised_and_not_retried(
         with pytest.raises(anthropic.APIStatusError, match=words):
             of_anthropic(agent).messages.create(model="claude", max_tokens=9, messages=asked)
         assert own.num_requests == before + 2
-
-
-def test_the_end_of_the_episode_within_a_stream_is_raised(
-    own: OwnProxy, of_openai: OpenAI, of_anthropic: Anthropic
-) -> None:
-    import anthropic
-    import openai
-
-    with own.episode("~yes", "~no") as agent:
-        chat = of_openai(agent).chat.completions.create(model="gpt", messages=[HI], stream=True)
-        stream = of_anthropic(agent).messages.create(model="claude", max_tokens=9, messages=[HI], stream=True)
-        agent.end()
-        with pytest.raises(openai.APIError, match=r"stopped|over"):
-            assert [*chat]
-        with pytest.raises(anthropic.APIError, match=r"stopped|over"):
-            assert [*stream]
-    agent.trains(aborted=7)
 
 
 @pytest.mark.parametrize("name", ["openai", "anthropic"])

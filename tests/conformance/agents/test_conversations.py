@@ -49,9 +49,14 @@ def test_thoughts_may_be_removed_from_the_history(proxy: AnyProxy, content: obje
 
 
 @pytest.mark.parametrize(
-    "arguments", ['{"command": "ls", "all": true}', '{"all":true,"command":"\\u006cs"}', {"command": "ls", "all": True}]
+    ("arguments", "content"),
+    [
+        ('{"command": "ls", "all": true}', None),
+        ('{"all":true,"command":"\\u006cs"}', ""),
+        ({"command": "ls", "all": True}, []),
+        ('{"command": "ls", "all": true}', "missing"),
+    ],
 )
-@pytest.mark.parametrize("content", [None, "", [], "missing"])
 def test_tool_calls_may_have_other_ids_and_their_arguments_another_form(
     proxy: AnyProxy, arguments: object, content: object
 ) -> None:
@@ -106,24 +111,6 @@ def test_a_client_may_add_the_defaults_of_arguments(own: OwnProxy) -> None:
             chat += [assistant([{**block, "input": {**block["input"], **added}}]), B]
         agent.ask(*chat, **more)
     assert [row.count("[") for row in agent.rows] == [1, 2]
-
-
-def test_each_api_reads_its_own_answer_back(own: OwnProxy) -> None:
-    result = "U:<tool_response>\nf.py\n</tool_response>|"
-    with own.episode(*[f"I look.\n{CALL}", "two"] * 3) as agent:
-        first = agent.ask(A, tools=[TOOL])
-        answer = {"role": "tool", "tool_call_id": first.message["tool_calls"][0]["id"], "content": "f.py"}
-        agent.ask(A, first.message, answer, tools=[TOOL])
-        tools: Any = {"tools": [{"type": "function", **TOOL["function"]}], "route": RESPONSES}
-        items = agent.ask(B, **tools).json["output"]
-        output = {"type": "function_call_output", "call_id": items[-1]["call_id"], "output": "f.py"}
-        agent.ask(B, *items, output, **tools)
-        tool = {"name": "bash", "description": "Run a command.", "input_schema": TOOL["function"]["parameters"]}
-        tools = {"tools": [tool], "route": MESSAGES}
-        blocks = agent.ask(C, **tools).json["content"]
-        answer = {"type": "tool_result", "tool_use_id": blocks[-1]["id"], "content": "f.py"}
-        agent.ask(C, assistant(blocks), user([answer]), **tools)
-    agent.trains(*(f"S:TOOLS| U:{text}?| A:[I look.\n{CALL}|] {result} A:[two|]" for text in "abc"))
 
 
 @pytest.mark.parametrize(
@@ -202,28 +189,10 @@ def test_a_summary_that_replaces_the_history_is_a_new_root_and_trains_where_it_w
     )
 
 
-def test_parallel_sub_agents_with_one_key_have_separate_samples(proxy: AnyProxy) -> None:
-    with proxy.episode(*["one"] * 3, *["two"] * 3) as agent:
-        chats = [[system(f"Agent {number}."), A] for number in range(3)]
-        for chat, asked in [*zip(chats, [agent.begin(*chat) for chat in chats], strict=True)]:
-            chat += [asked.message, B]
-        assert len({one.id for one in [agent.begin(*chat) for chat in chats]}) == 3
-    agent.trains(*(f"S:Agent {number}.| U:a?| A:[one|] U:b?| A:[two|]" for number in range(3)))
-
-
-def test_the_same_text_in_another_context_is_another_branch(proxy: AnyProxy) -> None:
-    with proxy.episode("one", "two", "one") as agent:
-        agent.ask(A)
-        agent.ask(B, assistant("one"), C)
-        agent.ask(B)
-    agent.trains("U:a?| A:[one|]", "U:b?| A:one| U:c?| A:[two|]", "U:b?| A:[one|]")
-
-
-@pytest.mark.parametrize("tools", [[TOOL, OTHER_TOOL], []])
-def test_other_tools_are_another_root(proxy: AnyProxy, tools: list[object]) -> None:
+def test_other_tools_are_another_root(proxy: AnyProxy) -> None:
     with proxy.episode("one", "two") as agent:
         first = agent.ask(A, tools=[TOOL]).message
-        agent.ask(A, first, B, tools=tools)
+        agent.ask(A, first, B, tools=[TOOL, OTHER_TOOL])
     assert not isinstance(agent, OwnAgent) or [row.count("[") for row in agent.rows] == [1, 1]
 
 
@@ -302,11 +271,7 @@ def test_a_last_message_of_the_assistant_is_followed_by_a_new_turn(proxy: AnyPro
 
 @pytest.mark.parametrize(
     ("route", "fields"),
-    [
-        (CHAT, {"prefix": True}),
-        (CHAT, {}),
-        (MESSAGES, {}),
-    ],
+    [(CHAT, {"prefix": True}), (CHAT, {}), (MESSAGES, {})],
 )
 def test_the_client_may_begin_an_answer_that_the_policy_continues(
     proxy: AnyProxy, route: str, fields: dict[str, bool]
@@ -372,7 +337,7 @@ def test_an_unknown_response_id_is_refused_with_an_error_that_names_it(proxy: An
 # --- Any agent -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(4))
 def test_a_random_agent_has_at_most_one_sample_for_each_leaf(own: OwnProxy, seed: int) -> None:
     # A leaf is a chat, up to and with its last answer, that no other chat of the agent continues.
     rng = random.Random(seed)

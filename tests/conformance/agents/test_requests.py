@@ -23,17 +23,7 @@ def body_of(agent: Agent) -> bytes:
     return json.dumps({"model": agent.model, "max_tokens": MAX_TOKENS, "messages": [HI]}).encode()
 
 
-each_route = pytest.mark.parametrize("route", ROUTES)
-
-
 # --- Who is answered -------------------------------------------------------------------------------------------------
-
-
-@each_route
-def test_the_base_url_alone_identifies_the_episode(proxy: AnyProxy, route: str) -> None:
-    with proxy.episode("yes") as agent:
-        assert isinstance(agent.ask(HI, route=route).text, str)
-    agent.trains(ROW)
 
 
 @pytest.mark.parametrize("version", ["", "/v1", "/v1/v1"])
@@ -147,7 +137,7 @@ def test_other_routes_get_404_in_json(own: OwnProxy, method: str, route: str) ->
         assert (refused.status, refused.error["code"]) == (404, "not_found")
 
 
-@pytest.mark.parametrize("path", ["/", "/api/hello", "/e/sk-1/", "/e/sk-1/api/hello"])
+@pytest.mark.parametrize("path", ["/api/hello", "/e/sk-1/"])
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 def test_get_and_head_probes_are_answered(own: OwnProxy, path: str, method: str) -> None:
     with own.episode() as agent:
@@ -162,10 +152,9 @@ def test_models_are_listed(proxy: AnyProxy) -> None:
         assert {type(model["id"]) for model in listed.json["data"]} == {str}
 
 
-@each_route
-def test_a_body_compressed_with_zstd_gets_415(proxy: AnyProxy, route: str) -> None:
+def test_a_body_compressed_with_zstd_gets_415(proxy: AnyProxy) -> None:
     with proxy.episode() as agent:
-        refused = agent.send(route, b"\x28\xb5\x2f\xfd", headers={"content-encoding": "zstd"})
+        refused = agent.send(CHAT, b"\x28\xb5\x2f\xfd", headers={"content-encoding": "zstd"})
         assert (refused.status, bool(refused.error["message"])) == (415, True)
 
 
@@ -211,8 +200,10 @@ def test_websockets_are_rejected(own: OwnProxy) -> None:
         assert agent.send("responses", method="GET", headers=upgrade).status == 403
 
 
-@each_route
-@pytest.mark.parametrize("body", [b"{", b'"\xff"', b"[]", b"{}", b"[" * 100_000])
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [*((CHAT, body) for body in (b"{", b'"\xff"', b"[]", b"{}", b"[" * 100_000)), (RESPONSES, b"{}"), (MESSAGES, b"{")],
+)
 def test_an_invalid_body_gets_400_in_the_error_format_of_the_api(proxy: AnyProxy, body: bytes, route: str) -> None:
     with proxy.episode() as agent:
         refused = agent.send(route, body)

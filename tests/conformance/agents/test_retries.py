@@ -39,13 +39,6 @@ def test_an_equal_body_is_a_fresh_sample(proxy: AnyProxy, route: str) -> None:
     agent.trains(ONE, TWO)
 
 
-def test_equal_bodies_at_the_same_time_are_separate_samples(proxy: AnyProxy) -> None:
-    with proxy.episode("one", "two") as agent:
-        asked = [agent.begin(HI), agent.begin(HI)]
-        assert len({one.id for one in asked}) == 2
-    agent.trains(ONE, TWO)
-
-
 @each_route
 def test_a_raised_retry_counter_gets_the_same_answer_once(proxy: AnyProxy, route: str) -> None:
     with proxy.episode("one", "two") as agent:
@@ -89,8 +82,7 @@ def test_another_body_or_route_with_a_raised_counter_is_a_fresh_sample(proxy: An
     agent.trains(ONE, TWO, "U:other| A:[other|]")
 
 
-@each_route
-@pytest.mark.parametrize("headers", [{}, count(1)])
+@pytest.mark.parametrize(("route", "headers"), [(CHAT, count(1)), *((route, {}) for route in ROUTES)])
 def test_a_client_that_reconnects_gets_the_running_call(own: OwnProxy, headers: Headers, route: str) -> None:
     with own.episode("~one", "two") as agent:
         agent.begun(HI, route=route).close()

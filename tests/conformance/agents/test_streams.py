@@ -150,15 +150,6 @@ def test_a_client_may_keep_only_the_beginning_of_an_answer(proxy: AnyProxy) -> N
     agent.trains("U:hi| A:[one]| U:go on| A:[two|]", rewritten=14)
 
 
-def test_the_next_call_does_not_wait_for_the_abort_of_the_last_one(proxy: AnyProxy) -> None:
-    with proxy.episode("one", "~cut", "two") as agent:
-        agent.ask(HI)
-        agent.begun(HI, assistant("one"), user("a?")).close()
-        agent.settle()
-        agent.ask(HI, assistant("one"), user("b?"))
-    agent.trains("U:hi| A:[one|] U:b?| A:[two|]", aborted=4)
-
-
 class LongCall:
     """The only call of an episode. Its answer has more characters than the buffers of the sockets."""
 

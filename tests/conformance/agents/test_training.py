@@ -8,7 +8,7 @@ from envkit.errors import DeadlineError
 from envkit.trainer_bridge.rollout import RolloutLimits
 from envkit.trainer_bridge.scheduler.accounting import Fate, fate_before_training
 from envkit.types import StopReason
-from tests.conformance.agents.client import CHAT, MESSAGES, RESPONSES, ROUTES, system, user
+from tests.conformance.agents.client import CHAT, MESSAGES, RESPONSES, ROUTES, user
 from tests.conformance.agents.served import AnyProxy, OwnAgent, OwnProxy
 from tests.trainer_bridge.fakes import Answer, ScriptedHost
 
@@ -34,14 +34,6 @@ def test_probes_of_one_token_and_token_counts_train_nothing_and_cost_no_budget(p
         counted = agent.ask(A, route="messages/count_tokens").json["input_tokens"]
         assert counted == agent.ask(A, route=MESSAGES).json["usage"]["input_tokens"]
     agent.trains("U:a?| A:[one|]", probe=6)
-
-
-def test_side_calls_train_too(proxy: AnyProxy) -> None:
-    with proxy.episode("one", "a title", "two") as agent:
-        first = agent.ask(A).message
-        agent.ask(system("Write a title."), A)
-        agent.ask(A, first, B)
-    agent.trains("U:a?| A:[one|] U:b?| A:[two|]", "S:Write a title.| U:a?| A:[a title|]")
 
 
 def test_calls_that_are_not_selected_are_context_of_those_that_are(own: OwnProxy) -> None:
@@ -92,13 +84,6 @@ def test_log_probabilities_are_those_of_the_sampler(own: OwnProxy) -> None:
 # --- Which policy version --------------------------------------------------------------------------------------------
 
 
-def test_new_weights_between_two_calls_change_the_version_of_the_later_one(own: OwnProxy) -> None:
-    with own.episode("one", "^two") as agent:
-        agent.ask(A, agent.ask(A).message, B)
-    agent.trains("U:a?| A:[one|] U:b?| A:[two|]")
-    assert versions(agent) == [[0] * 4 + [1] * 4]
-
-
 def test_new_weights_within_a_call_change_the_version_from_the_next_token_on(own: OwnProxy) -> None:
     with own.episode("on^e t^wo END x", "three") as agent:
         agent.ask(A, agent.ask(A, stop=["END"]).message, B)
@@ -125,14 +110,6 @@ def test_calls_in_progress_at_the_end_are_stopped_and_never_train(own: OwnProxy)
         late = agent.begun(B)
     assert (late.status, late.error["code"]) == (410, "episode_ended")
     agent.trains("U:a?| A:[one|]", aborted=4)
-
-
-def test_a_call_that_the_engine_stopped_gets_503_and_may_be_asked_again(own: OwnProxy) -> None:
-    with own.episode("one!!!", "two") as agent:
-        stopped = agent.ask(A)
-        assert (stopped.status, stopped.error["code"]) == (503, "aborted")
-        assert agent.ask(A, headers={"x-stainless-retry-count": "1"}).text == "two"
-    agent.trains("U:a?| A:[two|]", aborted=6)
 
 
 def test_an_engine_that_does_not_answer_in_time_makes_the_episode_void(own: OwnProxy) -> None:
