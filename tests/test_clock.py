@@ -36,18 +36,6 @@ class Busy(Sleeper):
         return Step(Observation("done"), 0.0, False, False, {})
 
 
-def test_durations_below_a_millisecond_are_measured_also_in_a_loop_whose_clock_is_coarse() -> None:
-    async def main() -> list[float]:
-        seconds = []
-        for _ in range(20):
-            began = clock.precise()
-            spin()
-            seconds.append(clock.precise() - began)
-        return seconds
-
-    assert min(clock.run(main, fast=True)) >= SPIN_S
-
-
 _CANCELLED = """
 import random, sys
 import anyio
@@ -89,7 +77,7 @@ def test_a_cancellation_reaches_tasks_in_the_same_order_in_every_process() -> No
             text=True,
             check=True,
         ).stdout
-        for seed in range(1, 4)
+        for seed in (1, 2)
     }
     assert len(orders) == 1
     assert len(orders.pop().split(",")) == 60

@@ -59,8 +59,6 @@ PLAY = "print(envkit.make('Lift-v0').reset(seed=3)[0])"
     [
         ("import envkit", "import envkit\nfrom envkit import make, EnvClient"),
         ("import envkit", "import envkit\nKNOWN = envkit.registered()"),
-        ("import envkit, lift", "import envkit\nKNOWN = envkit.registered()"),
-        ("from lift import Lift; import envkit", "import envkit\nfrom envkit import make, EnvClient"),
         ("from lift import Lift; import envkit", "import envkit\nKNOWN = envkit.registered()"),
     ],
 )

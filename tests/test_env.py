@@ -126,19 +126,6 @@ def test_an_episode_that_could_not_be_graded_raises() -> None:
             env.step("end")
 
 
-def test_environments_are_shown_with_their_options_and_their_calls_are_described() -> None:
-    assert repr(envkit.make("FrozenLake-v0", size=5)) == "FrozenLake(size=5)"
-    with BlockingEnv("Counting-v0", lambda: SlotHost(lambda env_id: Counting(), 1), {"size": 5}) as env:
-        assert repr(env) == "BlockingEnv('Counting-v0', size=5)"
-    lake = envkit.make("FrozenLake-v0", size=5)
-    assert str(lake) == "<FrozenLake<envkit/FrozenLake-v0>>"
-    assert lake.spec is not None
-    assert repr(gymnasium.make(lake.spec).unwrapped) == "FrozenLake(size=5)"
-    for env_class in (type(envkit.make("FrozenLake-v0")), BlockingEnv):
-        assert str(inspect.getdoc(env_class.step)).startswith("Play")
-        assert str(inspect.getdoc(env_class.reset)).startswith("Start")
-
-
 @pytest.mark.parametrize("env_id", ["FrozenLake-v0", "Arithmetic-v0", "Questions-v0"])
 @pytest.mark.parametrize("seed", ["a", -1, 1.0])
 def test_a_seed_that_is_no_whole_number_is_refused(env_id: str, seed: Any) -> None:
@@ -211,11 +198,6 @@ def test_a_step_or_grader_may_lack_a_sandbox(call: str) -> None:
     ):
         with pytest.raises(type(error)):
             clock.run(graded, error, call)
-
-
-def test_a_reset_may_reject_its_task() -> None:
-    with pytest.raises(OptionError):
-        clock.run(graded, OptionError("size", "too large"), "reset")
 
 
 class Unclosable(Broken):

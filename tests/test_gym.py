@@ -7,7 +7,6 @@ import sys
 
 import gymnasium
 import pytest
-from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 import envkit
 from envkit.errors import OptionError
@@ -32,17 +31,6 @@ def test_gymnasium_plays_the_same_episode_as_envkit(env_id: str) -> None:
         assert play(theirs, seed=3) == play(ours, seed=3)
 
 
-def test_gymnasium_puts_its_usual_wrappers_around_the_environment() -> None:
-    with gymnasium.make("envkit/FrozenLake-v0", max_episode_steps=2) as env:
-        assert isinstance(env, TimeLimit)
-        assert isinstance(env.env, OrderEnforcing)
-        assert isinstance(env.env.env, PassiveEnvChecker)
-        env.reset(seed=0)
-        env.step("nonsense")
-        *_, truncated, _ = env.step("nonsense")
-        assert truncated
-
-
 def test_options_reach_the_environment_and_its_refusal_reaches_the_caller() -> None:
     with pytest.raises(OptionError, match="slip"):
         gymnasium.make("envkit/FrozenLake-v0", slip=2)
@@ -53,16 +41,6 @@ def test_an_env_can_be_made_again_from_the_spec_that_it_carries() -> None:
         assert first.spec is not None
         with gymnasium.make(first.spec) as second:
             assert play(second, seed=1) == play(first, seed=1)
-
-
-def test_gymnasium_steps_many_at_once() -> None:
-    envs = gymnasium.make_vec("envkit/FrozenLake-v0", num_envs=3, vectorization_mode="sync")
-    try:
-        observations, _ = envs.reset(seed=5)
-        with envkit.make("FrozenLake-v0") as env:
-            assert list(observations) == [env.reset(seed=5 + index)[0] for index in range(3)]
-    finally:
-        envs.close()
 
 
 def run(program: str, *flags: str) -> subprocess.CompletedProcess[str]:

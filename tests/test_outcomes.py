@@ -44,11 +44,11 @@ def scored(row: Row, stop: StopReason) -> Outcome:
 
 
 @pytest.mark.parametrize("row", TABLE)
-@pytest.mark.parametrize("stop", [*ENDS, StopReason.PLAYER_TIMEOUT])
-def test_success_follows_from_the_first_rule_that_applies_however_the_episode_ended(row: Row, stop: StopReason) -> None:
-    found = scored(row, stop)
-    assert (found.stop, found.reward, found.success, found.metrics) == (stop, row[2], row[4], {"length": 3.0})
-    assert not found.is_void
+def test_success_follows_from_the_first_rule_that_applies_however_the_episode_ended(row: Row) -> None:
+    for stop in (*ENDS, StopReason.PLAYER_TIMEOUT):
+        found = scored(row, stop)
+        assert (found.stop, found.reward, found.success, found.metrics) == (stop, row[2], row[4], {"length": 3.0})
+        assert not found.is_void
 
 
 @pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])

@@ -118,22 +118,6 @@ def test_turns_that_the_template_ends_with_text_differ_at_their_end(
     assert seen.endswith(" 't': '<|im_end|>' '\\n' 'user' '\\n'; the template: '\\n' 'user' '\\n' 'You'")
 
 
-def test_a_template_that_takes_no_system_prompt_is_no_failure(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tokenizer = tokenizer_of("chatml")
-    refusal = "{%- if messages[0].role == 'system' -%}{{ raise_exception('no system role') }}{%- endif -%}"
-    tokenizer.chat_template = refusal + tokenizer.chat_template
-    with pytest.raises(SystemExit) as end:
-        cli.main(["check-template", save(tokenizer, tmp_path)])
-    assert not end.value.code
-    shown = capsys.readouterr().out.splitlines()
-    assert shown[0].startswith("stop tokens: ")
-    assert shown[0].endswith(" '<|im_end|>'")
-    (line,) = (one for one in shown if one.startswith("system prompt"))
-    assert line.endswith("  refused       the model's chat template rejects a chat of system, user: no system role")
-
-
 def test_a_model_without_a_template_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has no chat template to check; training marks its answers with <answer>"):
         check_template(save(make_tokenizer(["up", "down"]), tmp_path))

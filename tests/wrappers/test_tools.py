@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from envkit.errors import StepOrderError, UsageError
-from envkit.wrappers import EpisodeStatistics, ToolResult, ToolUse
+from envkit.wrappers import ToolResult, ToolUse
 from tests.wrappers.envs import Adder, Echo
 
 
@@ -76,24 +76,6 @@ def test_long_outputs_are_cut_and_stay_in_the_space() -> None:
     observation, *_ = env.step("go")
     assert observation == "x" * 10 + "\n[999,990 more characters are cut]\n[9 of 10 tool uses left]"
     assert env.observation_space.contains(observation)
-
-
-def test_uses_are_metrics_of_the_episode() -> None:
-    env = EpisodeStatistics(ToolUse(Echo(), [Adder()], reward=0.5))
-    env.reset()
-    for reply in ("add 1 1!", "wait", "add 2 2!"):
-        env.step(reply)
-    *_, info = env.step("win")
-    assert info["episode"] == {
-        "r": 2.0,
-        "l": 4,
-        "action_is_valid": 1.0,
-        "success": 1.0,
-        "letters": 7.0,
-        "tool_uses": 2.0,
-        "tool_errors": 0.0,
-        "tool_uses_adder": 2.0,
-    }
 
 
 def test_no_tool_runs_outside_an_episode() -> None:

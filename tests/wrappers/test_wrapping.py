@@ -11,7 +11,6 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
-from gymnasium.wrappers import RecordEpisodeStatistics
 
 import envkit
 from envkit.env import GymEpisode
@@ -76,15 +75,6 @@ def test_the_rollout_sees_the_metrics_of_a_wrapped_environment() -> None:
     metrics = anyio.run(main)["metrics"]
     assert metrics["format_is_valid"] == "mean"
     assert metrics["success"] == "last"
-
-
-def test_gymnasiums_own_statistics_go_inside() -> None:
-    env = EpisodeStatistics(RecordEpisodeStatistics(Echo()))
-    env.reset()
-    env.step("wait")
-    *_, info = env.step("win")
-    assert (info["episode"]["r"], info["episode"]["l"], info["episode"]["letters"]) == (1.0, 2, 7.0)
-    assert "t" in info["episode"]
 
 
 def test_gymnasium_makes_a_wrapped_environment_again_from_its_spec() -> None:
