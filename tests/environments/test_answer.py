@@ -97,12 +97,6 @@ def test_one_invalid_part_makes_the_whole_answer_unreadable(answer: str) -> None
 
 
 @settings(deadline=None)
-@given(st.lists(st.sampled_from(MOVES), min_size=1, max_size=12), st.integers(1, 12))
-def test_the_first_moves_of_any_answer_are_read(moves: list[str], most: int) -> None:
-    assert parse_answers(f"<answer>{' || '.join(moves)}</answer>", MOVES, most) == tuple(moves[:most])
-
-
-@settings(deadline=None)
 @given(st.text(alphabet="<>/answer{}\\boxed|up \n", max_size=60))
 def test_one_move_and_several_use_the_same_tags(text: str) -> None:
     one, several = parse_answer(text, MOVES), parse_answers(text, MOVES, 9)

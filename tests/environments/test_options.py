@@ -98,12 +98,6 @@ def test_a_combination_without_levels_is_refused_after_a_bounded_search() -> Non
         FrozenLake(size=2, frozen=0.0, split="validation").reset(seed=0)  # there are eight lakes, seven in train
 
 
-def test_options_of_a_reset_hold_for_that_episode_only() -> None:
-    env = Sokoban(instructions=False, size=7)
-    assert env.reset(seed=0, options={"size": 9})[0].count("\n") == 8
-    assert env.reset(seed=0)[0].count("\n") == 6
-
-
 def test_an_integer_in_place_of_a_float_gives_the_same_level() -> None:
     for seed, first, second in ((12_345, 1, 1.0), (54_321, 1.0, 1)):  # levels that were drawn before are remembered
         assert FrozenLake(frozen=first).reset(seed=seed) == FrozenLake(frozen=second).reset(seed=seed)

@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import envkit
 from envkit.environments.board import MOVES
@@ -96,19 +94,6 @@ def test_any_text_gets_an_observation(env_id: str, options: dict[str, Any]) -> N
     for seed, text in enumerate((*HOSTILE, *LARGE.values())):
         env.reset(seed=seed)
         _assert_answered(env, env.step(text))
-
-
-@settings(deadline=None, max_examples=25)
-@given(st.lists(st.one_of(st.text(), st.binary().map(lambda raw: raw.decode("latin-1"))), min_size=1, max_size=20))
-def test_no_sequence_of_texts_is_an_error(texts: list[str]) -> None:
-    for env_id in IDS:
-        env = envkit.make(env_id)
-        env.reset(seed=1)
-        for text in texts:
-            step = env.step(text)
-            _assert_answered(env, step)
-            if step[2] or step[3]:
-                env.reset()
 
 
 @pytest.mark.parametrize("env_id", NATIVE[:1])

@@ -13,7 +13,7 @@ from gymnasium.spaces import Box, Discrete
 from gymnasium.utils.env_checker import check_env
 
 import envkit
-from envkit.environments.board import MOVES, UNREADABLE, UNREADABLE_TURN, find_board
+from envkit.environments.board import MOVES, UNREADABLE, find_board
 from envkit.environments.frozen_lake import FrozenLake
 from envkit.environments.sokoban import Sokoban
 from envkit.errors import OptionError, StepOrderError, UsageError
@@ -231,18 +231,6 @@ def test_moves_beyond_the_limit_of_a_turn_are_not_played_but_must_be_moves() -> 
     same, reward, *_, info = env.step("<answer>down || down || dawn</answer>")
     assert (same, reward) == (seen, -0.1)
     assert (info["action_is_valid"], info["action_is_effective"]) == (False, False)
-
-
-@GAMES
-def test_an_unreadable_part_costs_one_move_and_one_penalty(env_id: str) -> None:
-    env = envkit.make(env_id, actions_per_turn=4, max_moves=2, format_penalty=0.25)
-    board = find_board(env.reset(seed=0)[0])
-    per_move = -0.1 if env_id == "Sokoban-v0" else 0.0
-    for late in (False, True):
-        seen, reward, terminated, truncated, info = env.step("<answer>up || lift || up</answer>")
-        assert seen == f"{UNREADABLE_TURN}\n{board}"
-        assert reward == pytest.approx(per_move - 0.25)
-        assert (terminated, truncated, info["action_is_valid"]) == (False, late, False)
 
 
 def test_a_turn_ends_with_the_episode() -> None:

@@ -52,16 +52,6 @@ def test_tables_hold_every_pair_of_codes_and_nothing_moves_where_there_is_no_sym
     assert [physics.symbols[code] for code in fatal] == list(physics.fatal)
 
 
-@EVERY_PHYSICS
-def test_a_player_is_never_walked_over(physics: Physics) -> None:
-    for player in physics.players:
-        for other in physics.players:
-            for beyond in f"{physics.symbols}\n":
-                cells = [player, other, beyond]
-                assert physics.move(cells, 0, 1) is None
-                assert cells == [player, other, beyond]
-
-
 def test_a_move_in_sokoban_has_exactly_these_effects() -> None:
     changes = {}
     for ahead in SOKOBAN.symbols:

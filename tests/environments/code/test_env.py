@@ -26,9 +26,7 @@ PROBLEM = Problem("Add one.", "solve", (), [Case((n,), n + 1) for n in range(4)]
     [
         ("x = 1", ("x = 1", False)),
         ("First\n```python\nx = 1\n```\nthen\n```python\nx = 2\n```\nand\n```\noutput\n```\n", ("x = 2\n", True)),
-        ("```\nx = 1\n```", ("x = 1\n", False)),
         ("```py\nx = 1", ("x = 1\n", True)),
-        ("  ```Python\nx = 1\n  ```", ("x = 1\n", True)),
         ("", ("", False)),
     ],
 )

@@ -112,13 +112,6 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
         read_levels(str(tmp_path / "levels.txt"))
 
 
-def test_a_file_is_read_once_in_a_process(tmp_path: Path) -> None:
-    path = _write(tmp_path, _SMALL)
-    first = read_levels(path)
-    _write(tmp_path, "nothing")
-    assert read_levels(path) is first
-
-
 def _write(folder: Path, text: str) -> str:
     path = folder / "levels.txt"
     path.write_text(text, newline="", encoding="utf-8")

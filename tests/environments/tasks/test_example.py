@@ -25,7 +25,7 @@ def example() -> ModuleType:
 
 
 def test_its_oracle_earns_1_and_its_nop_and_cheat_0(example: ModuleType) -> None:
-    results, missing = check_tasks("Repair-v0", tasks=4, repeat=1, backend="process")
+    results, missing = check_tasks("Repair-v0", tasks=2, repeat=1, backend="process")
     assert [line for one in results for line in one.problems()] == []
-    assert {one.player: one.successes for one in results} == {"oracle": 4, "nop": 0, "cheat:empty_values": 0}
+    assert {one.player: one.successes for one in results} == {"oracle": 2, "nop": 0, "cheat:empty_values": 0}
     assert missing == []
