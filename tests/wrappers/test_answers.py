@@ -22,12 +22,9 @@ from tests.wrappers.envs import Echo
         ("I say <answer>up</answer>", None),
         ("<answer>up</answer>.", None),
         ("<answer>up</answer><answer>up</answer>", None),
-        ("<answer><answer>up</answer>", None),
         ("<answer>up", None),
-        ("</answer>up<answer>", None),
         ("<think>up</think><answer>up</answer>", None),
         ("up", None),
-        ("", None),
     ],
 )
 def test_a_strict_answer_is_the_whole_reply(reply: str, answer: str | None) -> None:

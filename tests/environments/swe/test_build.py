@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -30,13 +30,9 @@ class Builder:
     """Tries bugs; those with the operator ``survivor`` survive."""
 
     jobs: int = 1
-    tried: list[str] = field(default_factory=list)
 
     async def try_bug(self, bug: _Bug) -> _Trial:
-        (one,) = bug[1]
-        if one.function not in self.tried:
-            self.tried.append(one.function)
-        return _Trial(bug="", verdict="survived" if one.operator == "survivor" else "found")
+        return _Trial(bug="", verdict="survived" if bug[1][0].operator == "survivor" else "found")
 
     def is_program(self, bug: _Bug) -> bool:
         return bug[1][0].function != "invalid"
@@ -65,15 +61,9 @@ def test_every_function_gets_one_bug_and_every_operator_a_quarter_of_all(jobs: i
     assert taken(candidates, 1, 1, 1, 1, jobs=jobs, wanted=8) == [["f"], ["g"], ["k"], None]
 
 
-def test_the_number_of_tries_is_limited() -> None:
-    candidates = [("a.py", edit(f"f{number}", "survivor")) for number in range(20)]
-    assert taken([*candidates, ("a.py", edit("g"))], 1, wanted=2) == [None]
-
-
 @pytest.mark.parametrize(
     ("requirement", "more", "problem"),
     [
-        ("pluggy==1.6.0", (), "pluggy==1.6.0 cannot have bugs"),
         ("semver==3.1.1", ("Six==1.17.0", "six==1.16.0"), "Six==1.17.0 and six==1.16.0"),
     ],
 )
@@ -86,7 +76,6 @@ def test_an_impossible_environment_is_refused(requirement: str, more: tuple[str,
     ("metadata", "licence"),
     [
         ("License-Expression: MIT\nLicense: Other\n", "MIT"),
-        ("License: BSD-3-Clause\n", "BSD-3-Clause"),
         ("License: UNKNOWN\nClassifier: License :: OSI Approved :: MIT License\n", "MIT License"),
         ("Name: a\n", "unknown"),
     ],

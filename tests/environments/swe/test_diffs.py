@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import subprocess
 from pathlib import Path
 
@@ -55,15 +54,6 @@ def test_a_reversed_diff_restores_every_kind_of_change(repository: Path) -> None
     assert tree(repository) == before
     git(repository, "apply", stdin=reverse(reverse(diff)))
     assert tree(repository) == after
-
-
-def test_the_reverse_is_the_diff_of_the_other_direction() -> None:
-    old = [f"{number}\n" for number in range(30)]
-    rng = random.Random(0)
-    for _ in range(20):
-        new = [line for line in old if rng.random() > 0.2]
-        there, back = between("a/x.py", "".join(old), "".join(new)), between("a/x.py", "".join(new), "".join(old))
-        assert reverse(there) == back
 
 
 @pytest.mark.parametrize(

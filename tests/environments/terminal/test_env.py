@@ -15,7 +15,7 @@ from envkit.environments.terminal import Terminal, TerminalTasks
 from envkit.environments.terminal.options import options_of
 from envkit.environments.terminal.verifier import VerifierError
 from envkit.environments.tools import write_call
-from envkit.errors import OptionError, SandboxError, SandboxRefusedError, UsageError
+from envkit.errors import OptionError, SandboxError, SandboxRefusedError
 from envkit.types import JSON, ExecResult
 from envkit.wiring.sandboxes.tool_pool import open_tool_pool
 from tests.environments.terminal.formats.folders import harbor
@@ -328,11 +328,6 @@ def test_families_are_split_too() -> None:
 def test_wrong_options_are_rejected(options: Mapping[str, JSON], reason: str) -> None:
     with pytest.raises(OptionError, match=reason):
         options_of(options)
-
-
-def test_a_folder_without_tasks_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no task"):
-        options_of({"tasks": str(tmp_path)}).all()
 
 
 def _replace(path: Path, old: str, new: str) -> None:

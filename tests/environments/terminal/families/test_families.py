@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from envkit.environments.terminal.families import FAMILIES, HELD_OUT, write_drawn
+from envkit.environments.terminal.families import FAMILIES, write_drawn
 from envkit.environments.terminal.families.family import MAX_DIFFICULTY, WORDS, DrawnTask
 
 from .play import play
@@ -53,12 +53,6 @@ def expected(case: Any) -> object:
             return [case["stdout"], case["exit"], [expected(inner) for inner in case["then"]]]
         case _:
             return {key: value for key, value in case.items() if key != "path"}
-
-
-def test_there_are_ten_families_three_of_them_held_out() -> None:
-    assert len(FAMILIES) == 10
-    assert FAMILIES.keys() > HELD_OUT
-    assert len(HELD_OUT) == 3
 
 
 def test_words_are_different_and_none_is_part_of_another() -> None:

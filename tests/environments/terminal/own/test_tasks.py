@@ -46,7 +46,9 @@ def test_there_are_fifteen_of_which_two_need_root() -> None:
     assert {task.difficulty for task in tasks} == {"easy", "medium", "hard"}
 
 
-def test_a_task_has_a_solution_a_check_and_cheats(task: TerminalTask) -> None:
+def test_a_task_has_a_solution_a_check_and_cheats_and_needs_neither_network_nor_an_image_of_others(
+    task: TerminalTask,
+) -> None:
     (step,) = task.steps
     assert step.instruction
     assert step.solution is not None
@@ -55,19 +57,11 @@ def test_a_task_has_a_solution_a_check_and_cheats(task: TerminalTask) -> None:
     check = ast.parse((step.verifier.tests / "check.py").read_text())
     assert "verify" in {node.name for node in check.body if isinstance(node, ast.FunctionDef)}
     assert task.cheats
-
-
-def test_a_task_needs_no_network_and_is_verified_in_a_sandbox_of_its_own(task: TerminalTask) -> None:
-    assert task.notes == ()
-    assert task.network == "none"
-    assert task.steps[0].verifier.is_separate
-
-
-def test_the_image_of_a_portable_task_is_the_one_that_envkit_would_write(task: TerminalTask) -> None:
+    assert (task.notes, task.network, step.verifier.is_separate) == ((), "none", True)
     content = (task.environment / "Dockerfile").read_text()
+    assert content.startswith("ARG BASE=debian:bookworm-slim\nFROM ${BASE}\n")
     if task.is_portable:
         assert content == dockerfile(sorted(task.packages), has_setup=bool(task.setup))
-    assert content.startswith("ARG BASE=debian:bookworm-slim\nFROM ${BASE}\n")
 
 
 def test_what_an_agent_sees_has_no_hidden_value(task: TerminalTask) -> None:
