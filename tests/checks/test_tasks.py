@@ -8,7 +8,6 @@ import anyio
 import pytest
 
 import envkit
-from envkit.checks.recorded import NO_SUCCESS
 from envkit.checks.tasks import check_tasks, unplayable
 from envkit.environments.tasks import OwnCheats, Plan, SandboxTask
 from envkit.errors import SandboxRefusedError, UsageError
@@ -82,31 +81,6 @@ def test_an_environment_without_players_or_splits_is_refused_with_the_remedy() -
         check_tasks("FrozenLake-v0")
     with pytest.raises(UsageError, match="Code-v0 has no split 'test'; there are: "):
         check_tasks("Code-v0", split="test")
-
-
-class SilentGuess(Guess):
-    """Its steps give the reward, and it does not say what success is."""
-
-    async def reset(self, *, seed: int, options: Options) -> Reset:
-        await super().reset(seed=seed, options=options)
-        return Reset(Observation("Guess."), {})
-
-    async def step(self, action: str) -> Step:
-        return Step(Observation(""), float(action == str(self.seed)), True, False, {})
-
-
-def test_unknown_success_is_neither_success_nor_failure() -> None:
-    players = {"oracle": Says("seed"), "nop": Says(""), "cheat:x": Says("?")}
-    envkit.register("GuessSilent-v0", SilentGuess, players=players)
-    results, _ = check_tasks("GuessSilent-v0", [3], repeat=2)
-    assert [one.problems() for one in results] == [
-        [f"oracle must succeed: task 3: 2 of 2: reward 1, success unknown: {NO_SUCCESS}"],
-        [f"nop must fail: task 3: 1 of 1: reward 0, success unknown: {NO_SUCCESS}"],
-        [],
-    ]
-    envkit.register("GuessByReturn-v0", SilentGuess, players=players, success_return=1.0)
-    results, _ = check_tasks("GuessByReturn-v0", [3], repeat=2)
-    assert [one.problems() for one in results] == [[], [], []]
 
 
 class EasyGuess(Guess):

@@ -152,22 +152,6 @@ def test_older_keys_mean_the_same(tmp_path: Path) -> None:
     assert (task.memory_mib, task.disk_mib, task.network) == (2048, 512, "none")
 
 
-@pytest.mark.parametrize(
-    ("toml", "image", "has_dockerfile"),
-    [
-        ('[verifier]\nenvironment_mode = "separate"\n', "", True),
-        ('[verifier.environment]\ndocker_image = "tests:1"\n', "tests:1", False),
-    ],
-)
-def test_a_separate_verifier_has_the_image_that_the_task_names(
-    toml: str, image: str, has_dockerfile: bool, tmp_path: Path
-) -> None:
-    verifier = read_task(harbor(tmp_path, toml, {"tests/Dockerfile": "FROM debian\n"})).steps[0].verifier
-
-    assert verifier.is_separate
-    assert (verifier.image, verifier.dockerfile is not None) == (image, has_dockerfile)
-
-
 def test_steps_have_their_own_tests_and_inherit_the_rest(tmp_path: Path) -> None:
     toml = """
         multi_step_reward_strategy = "final"
