@@ -11,7 +11,6 @@ from typing import Any
 
 import anyio
 
-from envkit.errors import UsageError
 from envkit.trainer_bridge.engines.vllm.engine import VllmEngine
 from envkit.trainer_bridge.engines.vllm.plugin.envkit_fetch import PATH, FetchError, Store
 from envkit.trainer_bridge.engines.vllm.replica import VllmSettings
@@ -30,8 +29,6 @@ class FakeServer:
         dies_after: Number of tokens after which the next completion kills the server; None for never. The same for:
         stalls_after: it sends nothing more, but keeps the connection;
         ends_after: it says that the completion is over.
-        foreign: Version of the weights that it claims; None for the label that it was given.
-        refuses_start: Why it does not start; empty if it does.
         max_tokens: Its limit of tokens.
         dtype: Number format of its weights.
         has_lora: Whether it was started for LoRA adapters.
@@ -54,8 +51,6 @@ class FakeServer:
     dies_after: int | None = None
     stalls_after: int | None = None
     ends_after: int | None = None
-    foreign: str | None = None
-    refuses_start: str = ""
     max_tokens: int = 1000
     dtype: str = "float32"
     has_lora: bool = True
@@ -85,8 +80,6 @@ class FakeServer:
 
     async def start(self, timeout_s: float) -> None:
         self.starts += 1
-        if self.refuses_start:
-            raise UsageError(self.refuses_start)
         self._ended = asyncio.Event()
         self.label = self.label_at_start
         self._free = asyncio.Semaphore(self.slots)
@@ -197,8 +190,7 @@ class FakeServer:
                     break
                 is_last = count in (how["max_tokens"], self.ends_after)
                 finish = "stop" if position in how["stop_token_ids"] else "length" if is_last else None
-                label = self.foreign if self.foreign is not None else self.label
-                await _send_part(writer, [position], finish, [label] if finish else [])
+                await _send_part(writer, [position], finish, [self.label] if finish else [])
                 position += 1
                 if finish is not None:
                     break

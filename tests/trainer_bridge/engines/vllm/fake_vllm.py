@@ -13,7 +13,7 @@ import anyio
 from envkit.trainer_bridge.engines.vllm.launch import ServerSettings
 
 PROGRAM = """
-import http.server, os, pathlib, signal, subprocess, sys
+import http.server, pathlib, signal, subprocess, sys
 
 model = pathlib.PurePath(sys.argv[sys.argv.index("--model") + 1]).name
 port = int(sys.argv[sys.argv.index("--port") + 1])
@@ -26,8 +26,6 @@ if model == "unreadable":
     print("OSError: /models/unreadable has no config.json")
     print("RuntimeError: Engine core initialization failed. See root cause above.")
     sys.exit(1)
-if model == "killed-at-once":
-    os.kill(os.getpid(), signal.SIGKILL)
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(600)"
 child = subprocess.Popen([sys.executable, "-c", DEAF], stdout=subprocess.PIPE)
 child.stdout.readline()
