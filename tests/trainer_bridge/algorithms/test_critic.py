@@ -47,27 +47,6 @@ def test_estimates_are_not_rounded_to_bfloat16(tiny_folder: Path) -> None:
     assert value == pytest.approx(0.7001, abs=1e-6)
 
 
-def test_later_tokens_do_not_change_an_estimate(tiny_folder: Path) -> None:
-    critic = critic_of(tiny_folder)
-    one = critic([sample([1, 5, 6], ([7], (9,)), ([11], ()))]).tolist()
-    other = critic([sample([1, 5, 6], ([8], (10, 12)), ([3], ()))]).tolist()
-    assert one[0] == pytest.approx(other[0], abs=1e-6)
-    assert one[1] != pytest.approx(other[1], abs=1e-3)
-
-
-def test_rows_of_different_length_are_estimated_as_if_each_were_alone(tiny_folder: Path) -> None:
-    critic = critic_of(tiny_folder)
-    samples = [
-        sample([1, 5], ([6], ())),
-        sample([1, 5, 6, 7, 8], ([9], (10,)), ([11], ())),
-        sample([1], ([6, 7, 8], (9,)), ([3], (4,)), ([5], ())),
-    ]
-    together = critic(samples).tolist()
-    alone = [value for one in samples for value in critic([one]).tolist()]
-    assert together == pytest.approx(alone, abs=1e-5)
-    assert len(together) == 1 + 2 + 3
-
-
 def test_the_estimate_at_the_end_is_that_after_the_last_policy_token(tiny_folder: Path) -> None:
     critic = critic_of(tiny_folder)
     one = sample([1, 5, 6], ([7], (9,)), ([11, 8], ()))

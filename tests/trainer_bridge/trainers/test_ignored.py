@@ -25,7 +25,7 @@ def ignoring(samples: Sequence[Sample], *, even: bool) -> list[Sample]:
     return found
 
 
-@pytest.mark.parametrize("preset", ["grpo", "ppo", "reinforce", "gigpo", "kl_cov", "decoupled_ppo"])
+@pytest.mark.parametrize("preset", ["gigpo", "kl_cov", "decoupled_ppo"])
 def test_what_is_learned_is_the_sum_of_what_two_halves_of_the_tokens_teach(preset: str, tiny_folder: Path) -> None:
     how: dict[str, Any] = (
         {"preset": "grpo", "loss": "kl_cov", "old_logprobs": "recomputed"} if preset == "kl_cov" else {"preset": preset}

@@ -13,12 +13,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from envkit import clock
 from envkit.errors import UsageError
 from envkit.trainer_bridge.engines.transformers import TransformersEngine
-from envkit.trainer_bridge.trainers.token_logps import TokenScorer
 from envkit.trainer_bridge.weights.files import checksum, copy_weights, is_of_adapter
 from envkit.trainer_bridge.weights.lora import LoraSettings, merge_adapter
 from tests.trainer_bridge.models import open_model
@@ -62,17 +60,6 @@ def plain_weights(model: Any) -> dict[str, Tensor]:
 
 
 # --- Training --------------------------------------------------------------------------------------------------------
-
-
-@WITH_OTHERS
-def test_training_changes_the_adapter_and_no_other_weight(kind: str, folder: Path) -> None:
-    one = trainee(folder, kind=kind, gradient_checkpointing=True)
-    before = {name: weight.detach().clone() for name, weight in one.model.named_parameters()}
-    learn(one, folder, 0, 1)
-    for name, weight in one.model.named_parameters():
-        assert torch.equal(weight, before[name]) is not is_of_adapter(name), name
-    base = open_model(folder)
-    assert all(torch.equal(weight, base.get_parameter(name)) for name, weight in plain_weights(one.model).items())
 
 
 def test_a_new_adapter_changes_nothing_and_is_drawn_from_the_seed(folder: Path) -> None:
@@ -161,23 +148,16 @@ def test_imitation_trains_the_adapter_and_is_the_reference_afterwards(folder: Pa
     assert [logps.tolist() for logps in found] == warm
 
 
-@pytest.mark.parametrize("target", ["lm_head", "embed_tokens", "q_pro"])
+@pytest.mark.parametrize("target", ["lm_head", "q_pro"])
 def test_a_target_that_cannot_have_an_adapter_is_refused(target: str, folder: Path) -> None:
     with pytest.raises(UsageError, match=rf"^trainer\.lora\.targets: the model has no linear layer '{target}' "):
         trainee(folder, adapter=LoraSettings(3, 6.0, ("q_proj", target)))
 
 
-def test_named_targets_have_an_adapter_and_no_other_layers(folder: Path) -> None:
-    one = trainee(folder, adapter=LoraSettings(3, 6.0, ("q_proj", "down_proj")))
-    found = {name.split(".")[-4] for name, _ in one.model.named_parameters() if is_of_adapter(name)}
-    assert found == {"q_proj", "down_proj"}
-
-
 # --- Publishing ------------------------------------------------------------------------------------------------------
 
 
-@BOTH
-@pytest.mark.parametrize("kind", ["file", "memory"])
+@pytest.mark.parametrize(("kind", "folder"), [("file", "tied"), ("memory", "untied")], indirect=["folder"])
 def test_an_engine_plays_with_the_adapter_added_to_the_weights(kind: str, folder: Path, tmp_path: Path) -> None:
     one = trainee(folder, None if kind == "memory" else tmp_path / "weights")
     shake_adapter(one.model, 1)
@@ -204,7 +184,6 @@ def test_merged_weights_are_rounded_once(folder: Path) -> None:
     assert torch.equal(playing.get_parameter("model.layers.0.mlp.up_proj.weight"), expected)
 
 
-@BOTH
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft
 def test_an_engine_that_takes_adapters_gets_the_adapter_alone_in_the_format_of_peft(
     folder: Path, tmp_path: Path
@@ -290,9 +269,3 @@ def test_a_merged_checkpoint_plays_like_the_adapted_model(folder: Path, tmp_path
     samples = draw_samples(0, 4, folder)
     for sample, expected in zip(samples, one.score(samples), strict=True):
         assert completion_logps(model, sample) == pytest.approx(expected, abs=1e-5)
-
-
-@pytest.mark.model
-def test_a_pretrained_model_in_bfloat16_shares_rows(smollm2: Path) -> None:
-    model: Any = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.bfloat16)
-    assert TokenScorer(model.eval()).shares_rows

@@ -37,11 +37,17 @@ def test_a_checkpoint_is_as_large_as_the_trainer_says(tiny_folder: Path, tmp_pat
     assert 0 <= size - trainee.trainer.checkpoint_bytes < 64_000  # names and shapes
 
 
+SCHEDULE = {"schedule": "cosine", "steps": 5, "schedule_warmup_steps": 2, "weight_decay": 0.1}
+
+
 @pytest.mark.parametrize(
     ("how", "phase"),
     [
-        *((how, "reinforcement") for how in [*KINDS.values(), {"algorithm": TWO_CRITICS}]),
-        *((KINDS["ppo"], f"imitation, {optimizer}") for optimizer in ("Muon", "AdamW")),
+        (KINDS["grpo with kl"], "reinforcement"),
+        ({**KINDS["ppo"], **SCHEDULE}, "reinforcement"),
+        ({"algorithm": TWO_CRITICS}, "reinforcement"),
+        (KINDS["ppo"], "imitation, Muon"),
+        (KINDS["ppo"], "imitation, AdamW"),
     ],
 )
 def test_a_restored_trainer_goes_on_bit_for_bit(how: Any, phase: str, tiny_folder: Path, tmp_path: Path) -> None:
@@ -100,7 +106,7 @@ def refuses(trainee: Trainee, place: Path) -> str:
     return text
 
 
-@pytest.mark.parametrize("shape", [{"hidden_size": 32}, {"layers": 1}, {"layers": 3}])
+@pytest.mark.parametrize("shape", [{"hidden_size": 32}, {"layers": 1}])
 def test_a_checkpoint_of_another_shape_is_refused(shape: Any, saved: Callable[[str], Path], tmp_path: Path) -> None:
     other = write_tiny(tmp_path / "other", seed=1, **shape)
     refuses(Trainee(other, None, **KINDS["ppo"]), saved("ppo"))
@@ -114,8 +120,16 @@ def test_a_checkpoint_of_another_algorithm_is_refused(
     assert "reference" in refuses(Trainee(tiny_folder, tmp_path, **KINDS["grpo with kl"]), place)
 
 
-@pytest.mark.parametrize("name", ["policy/model.safetensors", "optimizer.pt", "trainer.json", "reference.safetensors"])
-@pytest.mark.parametrize("damage", ["missing", "empty", "cut", "garbled"])
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("policy/model.safetensors", "cut"),
+        ("optimizer.pt", "empty"),
+        ("optimizer.pt", "garbled"),
+        ("trainer.json", "garbled"),
+        ("reference.safetensors", "missing"),
+    ],
+)
 def test_a_damaged_checkpoint_is_refused_in_one_line(
     name: str, damage: str, saved: Callable[[str], Path], tiny_folder: Path, tmp_path: Path
 ) -> None:
@@ -134,23 +148,6 @@ def test_a_damaged_checkpoint_is_refused_in_one_line(
 
 
 # --- Publishing ------------------------------------------------------------------------------------------------------
-
-
-def test_publishing_writes_a_file_that_names_its_version_and_keeps_older_ones(
-    tiny_folder: Path, tmp_path: Path
-) -> None:
-    trainee = Trainee(tiny_folder, tmp_path / "weights", preset="grpo")
-    first = trainee.publish()
-    assert (first.version, first.location) == (0, str(tmp_path / "weights" / "version-0.safetensors"))
-    for seed in range(2):
-        learn(trainee, tiny_folder, seed)
-    second = trainee.publish()
-    assert (second.version, second.location) == (2, str(tmp_path / "weights" / "version-2.safetensors"))
-    assert trainee.publish() == second  # the same once more
-    assert sorted(path.name for path in (tmp_path / "weights").iterdir()) == [
-        "version-0.safetensors",
-        "version-2.safetensors",
-    ]
 
 
 def test_a_trainer_without_a_folder_publishes_no_file(tiny_folder: Path) -> None:
@@ -174,9 +171,3 @@ def test_the_checksum_changes_with_the_weights_that_the_engine_gets(
     assert large.checksum != before.checksum
     (written,) = {tensor.dtype for tensor in safetensors.torch.load_file(large.location).values()}
     assert written == getattr(torch, engine_dtype)
-
-
-def test_a_model_whose_embeddings_are_its_output_layer_is_published_once(tiny_folder: Path, tmp_path: Path) -> None:
-    trainee = Trainee(tiny_folder, tmp_path, preset="grpo")
-    names = set(safetensors.torch.load_file(trainee.publish().location))
-    assert len(names & {"model.embed_tokens.weight", "lm_head.weight"}) == 1
