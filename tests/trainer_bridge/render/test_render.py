@@ -9,9 +9,9 @@ import pytest
 
 from envkit.protocols import Renderer
 from envkit.trainer_bridge.models.tiny_policy import make_tokenizer
-from envkit.trainer_bridge.render import ChatRenderer, PlainRenderer
+from envkit.trainer_bridge.render import PlainRenderer
 from envkit.types import Exchange, Observation
-from tests.trainer_bridge.models import CHAT_TEMPLATE, WORDS, chat_tokenizer
+from tests.trainer_bridge.models import WORDS, chat_tokenizer
 
 TOKENIZER: Any = make_tokenizer(WORDS)
 CHAT: Any = chat_tokenizer()
@@ -71,13 +71,8 @@ def test_an_action_is_the_completion_between_its_tags(completion: str, action: s
     assert PlainRenderer(TOKENIZER).action(ids_of(completion)) == action
 
 
-def test_padding_in_a_completion_is_ignored() -> None:
-    assert PlainRenderer(TOKENIZER).action((TOKENIZER.pad_token_id, *ids_of("up"))) == "<answer>up</answer>"
-
-
-@pytest.mark.parametrize("move", ["up", "down", "left", "right"])
-def test_a_demonstrated_move_is_one_token(move: str) -> None:
-    renderer = PlainRenderer(TOKENIZER)
+def test_a_demonstrated_move_is_one_token() -> None:
+    renderer, move = PlainRenderer(TOKENIZER), "up"
     shown = renderer.demonstrate(f"<answer>{move}</answer>")
     assert shown == ids_of(move)
     assert len(shown) == 1
@@ -110,41 +105,3 @@ def test_a_demonstration_ends_with_the_tag_where_no_token_stops_the_policy() -> 
     shown = renderer.demonstrate("<answer>up</answer>")
     assert words(shown, CHAT) == "up</answer>"
     assert renderer.action(shown + ids_of("down", CHAT)) == "<answer>up</answer>"
-
-
-# --- Chat ------------------------------------------------------------------------------------------------------------
-
-
-def render(chat: list[dict[str, str]], tokenizer: Any = CHAT) -> str:
-    return str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
-
-
-@pytest.mark.parametrize(
-    ("template", "rewritten"),
-    [
-        ("<|im_start|>system\nplay<|im_end|>\n" + CHAT_TEMPLATE, False),
-        (
-            CHAT_TEMPLATE.replace(
-                "{{ message['content'] }}",
-                "{{ message['content'].split('!')[-1] if message['role'] == 'assistant' else message['content'] }}",
-            ),
-            True,
-        ),
-        (CHAT_TEMPLATE.replace("in messages", "in messages[-2:]"), True),
-        (CHAT_TEMPLATE.replace("in messages", "in messages if message['role'] != 'assistant'"), True),
-    ],
-    ids=["system prompt of its own", "changes answers", "drops history", "leaves answers out"],
-)
-def test_a_turn_starts_a_sample_exactly_where_the_template_rewrites_history(template: str, rewritten: bool) -> None:
-    tokenizer: Any = chat_tokenizer()
-    tokenizer.chat_template = template
-    renderer = ChatRenderer(tokenizer)
-    chat = [{"role": "user", "content": "a wall"}]
-    first = tokenizer.encode(render(chat, tokenizer), add_special_tokens=False)
-    assert list(renderer.open(see("a wall"))) == first
-    completion = ids_of("think! up", tokenizer) + renderer.stop
-    prompt = renderer.extend([Exchange(see("a wall"), completion)], see("you"))
-    chat += [{"role": "assistant", "content": "think! up"}, {"role": "user", "content": "you"}]
-    whole = tokenizer.encode(render(chat, tokenizer), add_special_tokens=False)
-    assert prompt.starts_sample == rewritten
-    assert ([] if rewritten else [*first, *completion]) + [*prompt.ids] == whole

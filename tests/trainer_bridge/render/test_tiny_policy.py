@@ -37,17 +37,6 @@ def test_a_move_of_several_words_or_signs_is_one_token_and_comes_back_as_it_was(
     assert len(tokens) == len(moves)
 
 
-def test_moves_that_are_words_change_nothing() -> None:
-    texts = ["up", "down", "#P_", "you see"]
-    bare, same = make_tokenizer(texts), make_tokenizer(texts, ("up", "down"))
-    assert same.backend_tokenizer.to_str() == bare.backend_tokenizer.to_str()
-
-
-def test_the_vocabulary_does_not_depend_on_the_order_of_the_texts() -> None:
-    texts = ["up", "down", "#P_", "you see"]
-    assert make_tokenizer(texts).get_vocab() == make_tokenizer(reversed(texts)).get_vocab()
-
-
 def test_a_word_that_was_never_seen_is_unknown_and_no_error() -> None:
     tokenizer = make_tokenizer(["up"])
     assert tokenizer.encode("zebra", add_special_tokens=False) == [tokenizer.unk_token_id]

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from envkit.trainer_bridge.tool_calls import canonical_call, describe, join_prompts, read_call
+from envkit.trainer_bridge.tool_calls import canonical_call, describe, read_call
 from envkit.types import ToolSchema
 
 EDIT: ToolSchema = {
@@ -138,9 +138,3 @@ def test_a_description_of_tools_has_their_schemas_and_a_call_that_is_read() -> N
     assert json.dumps(EDIT["function"]) in text
     example = text.splitlines()[-1].replace('"name": ...', '"name": "edit"').replace("{...}", "{}")
     assert canonical_call(example) == '{"name": "edit", "arguments": {}}'
-
-
-def test_system_prompts_are_joined_by_an_empty_line() -> None:
-    assert join_prompts("Be brief.", "You fix bugs.") == "Be brief.\n\nYou fix bugs."
-    assert (join_prompts("", "b"), join_prompts(None, "b"), join_prompts("a", None)) == ("b", "b", "a")
-    assert (join_prompts(None, None), join_prompts("", None)) == (None, "")

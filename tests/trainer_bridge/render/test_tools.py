@@ -11,16 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envkit import clock
 from envkit.checks.template import BASH
 from envkit.errors import UsageError
 from envkit.trainer_bridge.models.tiny_policy import make_tokenizer
 from envkit.trainer_bridge.render import ChatRenderer, PlainRenderer
-from envkit.trainer_bridge.rollout import PolicyPlayer, RolloutLimits, play
-from envkit.trainer_bridge.samples import samples_from
 from envkit.trainer_bridge.tool_calls import MARKUP_TOKENS, as_call
-from envkit.types import Exchange, Observation, Reset, RolloutRequest, Task, ToolSchema
-from tests.trainer_bridge.fakes import Answer, ScriptedEngine, ScriptedHost
+from envkit.types import Exchange, Observation, Reset, ToolSchema
 from tests.trainer_bridge.models import WORDS
 from tests.trainer_bridge.render.templates import tokenizer_of
 from tests.trainer_bridge.render.tool_templates import TOOL_TEMPLATES, UNREAD_CALLS, tool_tokenizer, unread_tokenizer
@@ -93,31 +89,6 @@ def test_calls_and_results_are_written_turn_by_turn_as_the_template_writes_the_w
     assert renderer.text(ids) == whole(name, chat)
     assert starts == [False, False]
     assert [renderer.action(completion) for completion in completions] == calls
-
-
-def test_a_template_that_ignores_tools_has_them_described_in_the_system_prompt() -> None:
-    renderer = ChatRenderer(TOKENIZERS["chatml"], system="Be brief.")
-    shown = renderer.text(renderer.for_episode(start(BASH, system="You fix bugs.")).open(Observation("a")))
-    begin = "<|im_start|>system\nBe brief.\n\nYou fix bugs.\n\nYou can call these tools:\n"
-    assert shown.startswith(begin)
-    rest = shown.removeprefix(begin)
-    assert '{"name": "bash", "description": "Run a command.", ' in rest
-    assert '<tool_call>{"name": ..., "arguments": {...}}</tool_call><|im_end|>' in rest
-
-
-@pytest.mark.parametrize(
-    ("name", "shows_tools", "writes_calls", "results"),
-    [
-        ("hermes", True, True, "tool"),
-        ("coder", True, True, "tool"),
-        ("llama3", True, True, "tool"),
-        ("mistral", True, True, "call"),
-        ("chatml", False, False, "tool"),
-    ],
-)
-def test_what_a_template_supports_is_found_out(name: str, shows_tools: bool, writes_calls: bool, results: str) -> None:
-    support = renderer_of(name).support
-    assert (support.shows_tools, support.writes_calls, support.results) == (shows_tools, writes_calls, results)
 
 
 @pytest.mark.parametrize(
@@ -209,21 +180,6 @@ def test_texts_of_tools_and_results_and_calls_add_no_special_tokens(name: str, h
 # --- Actions ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("hermes", '<tool_call>\n{"name": "bash", "arguments": {"command": "ls", "timeout_s": 3}}\n</tool_call>'),
-        ("llama3", '<|python_tag|>{"name": "bash", "parameters": {"command": "ls", "timeout_s": 3}}'),
-        ("mistral", '[TOOL_CALLS] [{"name": "bash", "arguments": {"command": "ls", "timeout_s": 3}}]'),
-        ("coder", "<function=bash><parameter=command>ls</parameter><parameter=timeout_s>3</parameter></function>"),
-    ],
-)
-def test_markup_whose_tags_are_special_tokens_is_read(name: str, text: str) -> None:
-    renderer = renderer_of(name)
-    sampled = [*TOKENIZERS[name].encode(text, add_special_tokens=False), *renderer.stop[:1]]
-    assert renderer.action(sampled) == LS
-
-
 @every_template
 def test_a_wrong_call_is_the_text_unchanged(name: str) -> None:
     renderer = renderer_of(name)
@@ -239,53 +195,7 @@ def test_an_episode_without_tools_reads_no_calls() -> None:
     assert renderer.text(renderer.demonstrate(LS)) == f"{LS}<|im_end|>"
 
 
-def test_a_prompt_that_opens_a_thought_is_closed_before_a_demonstrated_call() -> None:
-    tokenizer = tool_tokenizer("hermes")
-    tokenizer.chat_template = tokenizer.chat_template.replace(
-        "{{- '<|im_start|>assistant\n' -}}{%- endif", "{{- '<|im_start|>assistant\n<think>\n' -}}{%- endif"
-    )
-    renderer = ChatRenderer(tokenizer).for_episode(start(BASH))
-    shown = renderer.demonstrate(LS)
-    assert renderer.text(shown).startswith('</think>\n\n<tool_call>\n{"name": "bash"')
-    assert renderer.action(shown) == LS
-
-
 # --- Episodes --------------------------------------------------------------------------------------------------------
-
-
-def test_episodes_with_the_same_system_prompt_and_tools_share_a_renderer() -> None:
-    renderer = ChatRenderer(TOKENIZERS["hermes"])
-    first = renderer.for_episode(start(BASH, system="a"))
-    assert renderer.for_episode(start({**BASH}, system="a")) is first
-    assert renderer.for_episode(start(BASH, system="b")) is not first
-    assert renderer.for_episode(start(system="a")) is not first
-    assert renderer.for_episode(start()) is renderer
-    assert first.stop == renderer.stop
-
-
-def test_an_episode_is_played_with_its_tools_and_the_environment_gets_the_call() -> None:
-    renderer = ChatRenderer(TOKENIZERS["hermes"])
-    call = renderer_of("hermes").demonstrate(LS)
-    engine = ScriptedEngine(lambda request: "".join(map(chr, call)))
-    host = ScriptedHost(lambda task, time: [Answer("a", tools=(BASH,)), Answer("b", role="tool")])
-    limits = RolloutLimits(max_turns=2, max_tokens=9_999, turn_tokens=999, step_timeout_s=10, retries=0)
-    request = RolloutRequest("train-1/0/0", Task("Scripted-v0", 0), 0)
-    trajectory = clock.run(lambda: play(host, PolicyPlayer(engine, renderer, limits), limits, request), virtual=True)
-    assert host.episodes[0].actions == [LS, LS]
-    (sample,) = samples_from(trajectory)
-    tool = {"role": "tool", "content": "b", "tool_call_id": "call00000"}
-    prompt = whole("hermes", [{"role": "user", "content": "a"}, message(LS), tool])
-    assert renderer.text(sample.token_ids.tolist()) == prompt + renderer.text(call)
-
-
-def test_many_system_prompts_do_not_keep_as_many_renderers() -> None:
-    renderer = ChatRenderer(TOKENIZERS["chatml"])
-    first = renderer.for_episode(start(system="0"))
-    for number in range(1, 64):
-        renderer.for_episode(start(system=str(number)))
-    assert renderer.for_episode(start(system="0")) is first
-    renderer.for_episode(start(system="64"))
-    assert renderer.for_episode(start(system="0")) is not first
 
 
 @pytest.mark.parametrize(

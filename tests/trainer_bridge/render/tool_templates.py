@@ -71,7 +71,6 @@ _DEEPSEEK_CALL = """\
 
 UNREAD_CALLS = {
     "lfm2": "{{- '<|tool_call_start|>[' + call.function.name + (call.function.arguments | string) + ']' -}}",
-    "command-r": "{{- 'Action: ```json [{\"tool_name\": ' + (call.function.arguments | string) + '}]```' -}}",
 }
 """How templates write calls in markups that envkit does not read."""
 
