@@ -18,14 +18,6 @@ def text(content: str, **more: object) -> dict[str, object]:
     return {"type": "text", "text": content, **more}
 
 
-def result(content: object, id: str = "t1") -> dict[str, object]:
-    return {"type": "tool_result", "tool_use_id": id, "content": content}
-
-
-def messages(*given: object, **body: object) -> tuple[ChatMessage, ...]:
-    return read({"messages": given, **body}).messages
-
-
 def answer(reply: Reply, **body: object) -> Answer:
     return Answer("1", 7, {"model": "claude", **body}, [reply])
 
@@ -50,32 +42,6 @@ def test_tools_that_only_anthropic_can_run_are_named() -> None:
     assert (request.tools, request.unused) == ((), ("tools.web_search_20250305",))
 
 
-def test_calls_and_results_are_read() -> None:
-    earlier = {
-        "role": "assistant",
-        "content": [{"type": "thinking", "thinking": "hm"}, text("I look"), USE, {**USE, "id": "t2"}],
-    }
-    results = {"role": "user", "content": [result([text("b")], "t2"), result("a"), text("go on", **CACHE)]}
-    call = AgentToolCall("look", {"at": 1})
-    assert messages(USER, earlier, results)[1:] == (
-        ChatMessage("assistant", "I look", calls=(call, call)),
-        ChatMessage("tool", "b", answers=1),
-        ChatMessage("tool", "a", answers=0),
-        ChatMessage("user", "go on"),
-    )
-
-
-def test_text_before_a_result_is_a_message_before_it() -> None:
-    read_messages = messages(
-        {"role": "assistant", "content": [USE]}, {"role": "user", "content": [text("a"), result("b")]}
-    )
-    assert [(one.role, one.content) for one in read_messages[1:]] == [("user", "a"), ("tool", "b")]
-
-
-def test_an_empty_message_is_read() -> None:
-    assert messages({"role": "user", "content": []}) == (ChatMessage("user", ""),)
-
-
 def test_an_answer_is_written() -> None:
     reply = Reply(
         content="I look",
@@ -95,16 +61,6 @@ def test_an_answer_is_written() -> None:
         "stop_sequence": None,
         "usage": {"input_tokens": 4, "output_tokens": 1},
     }
-
-
-def test_thoughts_are_written_if_the_client_asks() -> None:
-    written = write(answer(Reply(content="yes", thought="hm"), thinking={"type": "enabled"}))
-    assert written["content"] == [{"type": "thinking", "thinking": "hm", "signature": ""}, text("yes")]
-
-
-def test_an_empty_answer_has_an_empty_text() -> None:
-    assert write(answer(Reply(content="", finish="length")))["content"] == [text("")]
-    assert write(answer(Reply(content="", finish="length")))["stop_reason"] == "max_tokens"
 
 
 def test_a_stream_has_the_events_of_the_api() -> None:
@@ -131,8 +87,3 @@ def test_a_stream_has_the_events_of_the_api() -> None:
     ]
     assert sent[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
     assert sent[-1] == {"type": "message_stop"}
-
-
-def test_events_count_the_characters_of_the_content() -> None:
-    given = answer(Reply(content="abc", thought="hm"), thinking={"type": "enabled"})
-    assert sum(event.characters for event in stream(given)) == 3

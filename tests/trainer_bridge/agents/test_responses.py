@@ -15,10 +15,6 @@ CALL = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '
 LOOK = AgentToolCall("look", {"at": 1})
 
 
-def messages(*items: object) -> tuple[ChatMessage, ...]:
-    return ResponseStore().read({"input": list(items)}).messages
-
-
 def written(reply: Reply, **body: object) -> dict[str, Any]:
     return ResponseStore().write(Answer("1", 7, body, [reply]))
 
@@ -39,38 +35,12 @@ def test_the_fields_that_have_an_effect_are_read() -> None:
     assert (request.model, request.max_tokens, request.unused) == ("gpt", 9, ("include", "text"))
 
 
-def test_tools_that_only_openai_can_run_are_named() -> None:
-    assert ResponseStore().read({"input": "hi", "tools": [{"type": "web_search"}]}).unused == ("tools.web_search",)
-
-
-def test_text_and_calls_of_an_answer_are_one_message() -> None:
-    read = messages(
-        {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
-        {"type": "reasoning", "id": "rs_9", "summary": [], "encrypted_content": "..."},
-        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look"}]},
-        CALL,
-        {**CALL, "call_id": "c2"},
-        {"type": "function_call_output", "call_id": "c2", "output": "b"},
-        {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "a"}]},
-        CALL,
-    )
-    assert read == (
-        ChatMessage("user", "hi"),
-        ChatMessage("assistant", "I look", calls=(LOOK, LOOK)),
-        ChatMessage("tool", "b", answers=1),
-        ChatMessage("tool", "a", answers=0),
-        ChatMessage("assistant", "", calls=(LOOK,)),
-    )
-
-
 @pytest.mark.parametrize(
     ("body", "why"),
     [
         ({"input": [{"type": "item_reference", "id": ["x"]}]}, "item_reference: .* is unknown"),
         ({"input": [{"type": "web_search_call"}]}, "input items of the type 'web_search_call' are not supported"),
         ({"input": []}, "input is empty"),
-        ({"conversation": "conv_1"}, "conversation is not supported"),
-        ({"prompt": {"id": "pmpt_1"}}, "prompt is not supported"),
         ({"background": True}, "background is not supported"),
     ],
 )
@@ -98,11 +68,6 @@ def test_a_response_is_written() -> None:
     assert (usage["input_tokens"], usage["output_tokens"], usage["total_tokens"]) == (4, 1, 5)
 
 
-def test_an_answer_that_was_cut_is_incomplete() -> None:
-    response = written(Reply(content="", finish="length"), input="hi")
-    assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
-
-
 def test_a_stream_has_the_events_of_the_api() -> None:
     reply = Reply(content="x" * (PIECE_CHARACTERS + 1), thought="hm", calls=(LOOK,))
     streamed = list(ResponseStore().stream(Answer("1", 7, {"input": "hi"}, [reply])))
@@ -117,26 +82,6 @@ def test_a_stream_has_the_events_of_the_api() -> None:
     ]
     assert [one["sequence_number"] for one in sent] == list(range(16))
     assert sum(event.characters for event in streamed) == PIECE_CHARACTERS + 1
-
-
-def test_a_tool_in_a_namespace_is_called_by_the_names_that_the_client_gave() -> None:
-    spaces = [
-        {"type": "namespace", "name": "mcp.files", "tools": [{"type": "function", "name": "read.all"}]},
-        {"type": "function", "name": "mcp.look"},
-    ]
-    request = ResponseStore().read({"input": "hi", "tools": spaces})
-    names = [tool["function"]["name"] for tool in request.tools]
-    assert names == ["mcp.files.read.all", "mcp.look"]
-    reply = Reply(content="", calls=tuple(AgentToolCall(name, {}) for name in names))
-    called = written(reply, input="hi", tools=spaces)["output"]
-    assert [(one.get("namespace"), one["name"]) for one in called] == [("mcp.files", "read.all"), (None, "mcp.look")]
-    (sent_back,) = messages({"role": "user", "content": "hi"}, called[0])[1:]
-    assert sent_back.calls == (AgentToolCall("mcp.files.read.all", {}),)
-
-
-def test_a_namespace_that_has_no_list_of_tools_is_refused() -> None:
-    with pytest.raises(CallRefusedError, match="Expected `array`"):
-        ResponseStore().read({"input": "hi", "tools": [{"type": "namespace", "name": "a", "tools": "look"}]})
 
 
 def test_only_the_latest_responses_can_be_continued() -> None:
