@@ -47,10 +47,9 @@ FOLDS: Info = {"metrics": {"success": "last", "action_is_valid": "mean"}}
 
 @dataclass
 class WordEpisode(Episode):
-    """Two turns; a hash of the action decides on its reward, unless every episode is to end alike."""
+    """Two turns; a hash of the action decides on its reward."""
 
     task: Task
-    is_alike: bool
     turn: int = 0
 
     async def reset(self) -> Reset:
@@ -58,7 +57,7 @@ class WordEpisode(Episode):
 
     async def step(self, action: str) -> Step:
         self.turn += 1
-        reward = 0.0 if self.is_alike else float(stable_hash(action, self.task.seed) % 2)
+        reward = float(stable_hash(action, self.task.seed) % 2)
         info: Info = {"success": reward > 0, "action_is_valid": bool(action)}
         return Step(Observation("a wall"), reward, self.turn == 2, False, info)
 
@@ -68,12 +67,9 @@ class WordHost(EnvHost):
 
     capacity = 100
 
-    def __init__(self, *, is_alike: bool = False) -> None:
-        self._is_alike = is_alike
-
     @asynccontextmanager
     async def lease(self, task: Task) -> AsyncIterator[WordEpisode]:
-        yield WordEpisode(task, self._is_alike)
+        yield WordEpisode(task)
 
 
 class RecordingDisplay(SilentDisplay):
@@ -100,7 +96,6 @@ class Run:
         settings: LoopSettings = SETTINGS,
         scheduler: type[Continuous] = Continuous,
         rows: list[Mapping[str, Any]] | None = None,
-        has_probe: bool = True,
         ahead: int = 0,
         **diagnostics: Any,
     ) -> None:
@@ -140,7 +135,7 @@ class Run:
             elapsed_s=lambda: 0.0,
             stop=Stop(),
             diagnostics=self.diagnostics,
-            probe=Probe(engine, trainer, temperature=1.0, max_tokens=60) if has_probe else None,
+            probe=Probe(engine, trainer, temperature=1.0, max_tokens=60),
         )
 
     def run(self) -> Run:
@@ -172,9 +167,7 @@ def tiny_run(
     policy: Path,
     *,
     engine: type[TransformersEngine] = TransformersEngine,
-    renderer: type[WordRenderer] = WordRenderer,
     learning_rate: float = 3e-3,
-    is_alike: bool = False,
     **how: Any,
 ) -> Run:
     """A run of the tiny policy in the folder `policy`."""
@@ -184,4 +177,4 @@ def tiny_run(
     )
     trainer = TorchTrainer(model, algorithm_of(), trainer_settings, None)
     playing = engine(deepcopy(model), pad_id=0, threads=1, source=trainer.copy_to)
-    return Run(folder, playing, trainer, renderer(policy), WordHost(is_alike=is_alike), **how)
+    return Run(folder, playing, trainer, WordRenderer(policy), WordHost(), **how)

@@ -74,13 +74,6 @@ def test_one_good_step_among_the_last_is_no_finding_and_earlier_steps_do_not_cou
     assert len(found([FINE, *rows(changes, INVALID_STEPS)])) == 1
 
 
-def test_a_short_run_is_judged_by_all_of_its_steps_when_it_is_over() -> None:
-    for count, period in ((1, "in the last train step:"), (2, "in the last 2 train steps:")):
-        some = rows({"advantage_abs": 0.0}, count)
-        assert found(some) == {}
-        assert period in found(some, is_over=True)["every_group_filtered"]
-
-
 def test_steps_without_a_valid_action_are_reported_as_soon_as_there_are_that_many_and_as_nothing_else() -> None:
     bad = {"action_is_valid": 0.0, "advantage_abs": 0.0, "success": 0.0}  # all fail alike
     for count in (STEPS, 9):
@@ -141,11 +134,6 @@ def test_equal_output_alone_proves_nothing(after: PushProbe) -> None:
     assert stuck(after) is None
 
 
-def test_the_gap_of_a_probe_is_a_mean_over_its_tokens() -> None:
-    assert checks.probe_gap_nats(replace(BEFORE, trainer_logprobs=(-0.25, -0.25))) == 0.5
-    assert checks.probe_gap_nats(replace(BEFORE, engine_logprobs=(float("nan"), -1.0))) == float("inf")
-
-
 # --- Samples ---------------------------------------------------------------------------------------------------------
 
 
@@ -180,9 +168,7 @@ def test_a_policy_that_leaves_episodes_by_one_kind_of_action_is_named(
         ([1, 3], "2 rows for 3 train steps; train step 2 is missing"),
         ([1, 2, 2, 3], "4 rows for 3 train steps; train step 2 is repeated"),
         ([1, 3, 2], "3 rows for 3 train steps; they are not in order"),
-        ([1, 2, 3, 4], "4 rows for 3 train steps"),
         ([], "0 rows for 3 train steps; train step 1 is missing"),
-        ([1, 2, "3"], "train step 3 is missing"),
     ],
 )
 def test_recorded_train_steps_must_be_complete_and_in_order(recorded: list[int], words: str) -> None:

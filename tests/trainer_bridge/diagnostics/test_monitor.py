@@ -39,13 +39,6 @@ def test_updates_that_are_visible_only_together_show_that_none_was_applied() -> 
     assert trail == [[], [], [], ["weights_not_applied"], ["weights_not_applied"]]
 
 
-def test_a_change_of_the_engines_output_ends_the_comparison_with_earlier_probes() -> None:
-    run = watching()
-    for version in range(20):
-        trainer = -1.0 - 4e-6 * version
-        assert run.pushed(probe(version, -1.0 - 1e-5 * (version // 3), trainer)) == []
-
-
 def test_pushes_that_change_nothing_in_the_engines_format_prove_nothing_even_together() -> None:
     run = watching()
     assert not any(run.pushed(probe(version, -1.0, -1.0 - 1e-4 * version, is_changed=False)) for version in range(20))
@@ -108,7 +101,7 @@ def test_a_probe_is_the_same_request_each_time_and_belongs_to_no_session() -> No
     assert (first.params.temperature, first.params.max_tokens) == (0.7, 8)
 
 
-@pytest.mark.parametrize(("max_tokens", "count"), [(60, 8), (8, 5), (3, 1)])
+@pytest.mark.parametrize(("max_tokens", "count"), [(60, 8), (8, 5)])
 def test_a_probe_fits_into_the_context(max_tokens: int, count: int) -> None:
     engine = ScriptedEngine(lambda call: "a" * call.params.max_tokens)
     found = measured(engine, Scoring(), max_tokens=max_tokens)
