@@ -19,7 +19,7 @@ from envkit.trainer_bridge.run_folder.checkpoint import RunState
 from envkit.trainer_bridge.scheduler import RolloutResult
 from envkit.trainer_bridge.sources.demonstrations import unscored_sample
 from envkit.trainer_bridge.sources.source import Source
-from envkit.trainer_bridge.step_metrics import step_metrics, why_no_samples
+from envkit.trainer_bridge.step_metrics import step_metrics
 from envkit.types import Group, Outcome, Sample, StopReason, Task, Trajectory
 from tests.causes import cause
 from tests.trainer_bridge.fakes import Answer, Call, ScriptedEngine
@@ -129,13 +129,6 @@ def test_an_evaluation_plays_the_same_tasks_with_the_same_seeds_sampled_and_gree
     assert [heat for heat, _ in looks[0]] == [0.9] * 6 + [0.0] * 6
 
 
-def test_without_held_out_tasks_nothing_is_evaluated(tmp_path: Path) -> None:
-    part = Part(tmp_path, eval_tasks=0).run()
-    assert part.notes.evaluations == {}
-    assert len(part.engine.calls) == 6 * 8
-    assert checkpoints(tmp_path) == ["step-3", "step-6"]
-
-
 def test_a_run_without_steps_evaluates_once_and_keeps_the_weights(tmp_path: Path) -> None:
     part = Part(tmp_path, replace(SETTINGS, steps=0)).run()
     assert list(part.notes.evaluations) == [0]
@@ -144,19 +137,13 @@ def test_a_run_without_steps_evaluates_once_and_keeps_the_weights(tmp_path: Path
     assert part.loop.state.facts["before"] == part.loop.state.facts["after"]
 
 
-@pytest.mark.parametrize(("every", "steps"), [(0, []), (2, [1, 2, 4, 6]), (5, [1, 5, 6])])
+@pytest.mark.parametrize(("every", "steps"), [(0, []), (5, [1, 5, 6])])
 def test_episodes_are_recorded_now_and_then_and_at_the_first_and_the_last_train_step(
     every: int, steps: list[int], tmp_path: Path
 ) -> None:
     part = Part(tmp_path, replace(SETTINGS, trajectories_every=every)).run()
     assert list(part.notes.shown) == steps
     assert all([one.train_step for one in shown] == [step] * 3 for step, shown in part.notes.shown.items())
-
-
-def test_the_recorded_episodes_of_a_train_step_are_of_several_tasks(tmp_path: Path) -> None:
-    settings = replace(SETTINGS, steps=1, trajectories_every=1)
-    part = Part(tmp_path, settings, pace=replace(PACE, groups_per_step=6)).run()
-    assert [(one.index, one.seed) for one in part.notes.shown[1]] == [(0, 0), (2, 2), (4, 4)]
 
 
 # --- Evaluation beside training --------------------------------------------------------------------------------------
@@ -312,15 +299,6 @@ def test_a_step_whose_episodes_were_all_lost_ends_the_run_with_the_cause(tmp_pat
     assert checkpoints(tmp_path) == ["step-0"]
 
 
-def test_a_step_without_a_first_answer_names_the_limits_that_ended_its_episodes() -> None:
-    stops = [StopReason.CONTEXT_OVERFLOW, StopReason.PLAYER_TIMEOUT, StopReason.PLAYER_TIMEOUT]
-    ended = [Trajectory(Task("A-v0", 0), 0, (), Outcome.score(stop, 0.0, {})) for stop in stops]
-    assert why_no_samples(ended) == (
-        "all 3 episodes ended before their first answer (1 reached rollout.max_tokens, 2 reached "
-        "rollout.player_timeout_s); raise the limit"
-    )
-
-
 # --- Interruptions ---------------------------------------------------------------------------------------------------
 
 
@@ -360,7 +338,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Part:
     return Part(tmp_path_factory.mktemp("whole")).run()
 
 
-@pytest.mark.parametrize("cut_at", [1, 12, 13, 24, 37, 50, 72, 95])  # an evaluation is 12 calls, a train step 8
+@pytest.mark.parametrize("cut_at", [1, 12, 13, 37, 95])  # an evaluation is 12 calls, a train step 8
 def test_a_run_interrupted_anywhere_continues_identically(cut_at: int, whole: Part, tmp_path: Path) -> None:
     assert len(whole.engine.calls) == 96
     first = Part(tmp_path / "cut")
@@ -370,22 +348,6 @@ def test_a_run_interrupted_anywhere_continues_identically(cut_at: int, whole: Pa
     assert first.loop.state.step == len(first.notes.steps) == first.trainer.version
     assert checkpoint.load_state(checkpoint.latest(tmp_path / "cut")).step == first.loop.state.step
     same_as_unbroken(tmp_path / "cut", whole, first)
-
-
-def test_an_update_in_progress_at_an_interrupt_is_finished_and_recorded(whole: Part, tmp_path: Path) -> None:
-    part = Part(tmp_path)
-
-    def cut_in_the_second() -> None:
-        if part.trainer.version == 1:
-            part.scope.cancel()
-
-    part.trainer.during_update = cut_in_the_second
-    part.run()
-    assert part.scope.cancelled_caught
-    assert list(part.notes.steps) == [1, 2]
-    assert (part.loop.state.step, part.trainer.version, part.engine.version) == (2, 2, 2)
-    assert checkpoints(tmp_path) == ["step-0", "step-2"]
-    same_as_unbroken(tmp_path, whole, part)
 
 
 def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path) -> None:
@@ -408,20 +370,6 @@ def test_a_checkpoint_knows_how_long_the_run_took(tmp_path: Path) -> None:
     part.seconds = 12.5
     part.run()
     assert checkpoint.load_state(tmp_path / "step-6").wall_s == 12.5
-
-
-def test_an_error_while_learning_ends_the_run_at_the_last_finished_step(tmp_path: Path) -> None:
-    part = Part(tmp_path)
-
-    def fail() -> None:
-        if part.trainer.version == 2:
-            raise RuntimeError("out of memory")
-
-    part.trainer.during_update = fail
-    with pytest.raises(RuntimeError, match="out of memory"):
-        part.run()
-    assert list(part.notes.steps) == [1, 2]
-    assert part.loop.state.step == 2
 
 
 # --- Imitation -------------------------------------------------------------------------------------------------------
@@ -456,11 +404,9 @@ def test_a_run_imitates_before_its_first_train_step_and_is_evaluated_before_and_
 @pytest.mark.parametrize(
     ("updates", "checks_from", "goal", "checked"),
     [
-        (80, 40, 0.5, [50]),  # the first check that is due after 40 is good enough
-        (80, 40, 0.75, [50, 75]),
+        (80, 40, 0.75, [50, 75]),  # the first check that is due after 40 is not good enough
         (80, 40, 1.0, [50, 75, 80]),  # never good enough: there is a last check
         (9, 0, 1.0, [5, 9]),  # a short phase is checked in the middle
-        (0, 0, 1.0, [0]),
     ],
 )
 def test_imitation_ends_at_the_first_check_that_reaches_the_goal(
@@ -500,7 +446,7 @@ def whole_phase(tmp_path_factory: pytest.TempPathFactory) -> Part:
 
 @pytest.mark.parametrize(
     ("updates", "calls"),  # 130 updates of imitation, then 6 train steps; calls of the evaluations around imitation
-    [*((updates, None) for updates in (1, 30, 100, 101, 129, 130, 131)), *((0, calls) for calls in (1, 12, 13, 24))],
+    [*((updates, None) for updates in (1, 100, 130, 131)), *((0, calls) for calls in (12, 13))],
 )
 def test_a_run_interrupted_in_imitation_or_the_evaluations_around_it_continues_identically(
     updates: int, calls: int | None, whole_phase: Part, tmp_path: Path
@@ -545,11 +491,3 @@ class Watching(SilentDisplay):
     def advance(self, count: int = 1, **shown: float | str) -> None:
         name, total, done = self.parts[-1]
         self.parts[-1] = (name, total, done + count)
-
-
-def test_every_part_is_shown_to_its_end(tmp_path: Path) -> None:
-    display: Any = Watching()
-    part = Part(tmp_path)
-    clock.run(lambda: part.loop.run(display), virtual=True)
-    look = ("evaluate", 6, 6)
-    assert display.parts == [look, ("train", 6, 2), look, ("train", 6, 4), look, ("train", 6, 6), look]

@@ -82,17 +82,8 @@ HUNG = Answer(after_s=3600)
 @pytest.mark.parametrize(
     ("answers", "engine_s", "limits", "stop", "error", "seconds"),
     [
-        ([HUNG], 0, {}, "timeout", "the environment did not answer a reset within 30 s", 30),
         ([HUNG], 0, {"reset_timeout_s": 90}, "timeout", "the environment did not answer a reset within 90 s", 90),
         ([Answer(), HUNG], 0, {"step_timeout_s": 7}, "timeout", "the environment did not answer a step within 7 s", 7),
-        (
-            [Answer(), HUNG],
-            0,
-            {"reset_timeout_s": 90},
-            "timeout",
-            "the environment did not answer a step within 30 s",
-            30,
-        ),
         (
             [Answer()],
             3600,
@@ -103,7 +94,7 @@ HUNG = Answer(after_s=3600)
         ),
         ([Answer(after_s=4)], 2, {"episode_timeout_s": 9}, "timeout", "the episode was not over within 9 s", 9),
     ],
-    ids=["reset", "reset of its own", "step", "step beside a reset of its own", "completion", "episode"],
+    ids=["reset of its own", "step", "completion", "episode"],
 )
 def test_a_missed_deadline_voids_the_episode_and_names_the_component(
     answers: Sequence[Answer], engine_s: float, limits: dict[str, float], stop: str, error: str, seconds: float
@@ -123,11 +114,6 @@ def test_a_deadline_is_longer_than_the_limit_of_the_environment_that_it_encloses
     answers = [Answer(limits_s=(100.0, None, 200.0)), Answer(after_s=120), Answer(after_s=after_s - 15)]
     trajectory, took_s = one(Host(*answers), step_timeout_s=30, episode_timeout_s=60, max_turns=2)
     assert (trajectory.outcome.stop, took_s) == ("timeout", 230)
-
-
-def test_the_record_of_a_void_episode_ends_with_the_action_in_progress() -> None:
-    trajectory, _ = one(Host(Answer(), Answer(), HUNG))
-    assert [turn.step is None for turn in trajectory.turns] == [False, True]
 
 
 def test_a_slow_engine_alone_misses_no_deadline() -> None:
@@ -169,15 +155,6 @@ def test_an_aborted_completion_ends_the_episode_without_a_step() -> None:
     assert [turn.step is None for turn in trajectory.turns] == [False, True]
     assert text_of(trajectory.turns[1].completion.token_ids.tolist()) == "xy"
     assert samples_of([Group(TASK, (trajectory,))]) == []
-
-
-def test_the_session_is_that_of_the_attempt_and_is_forgotten_at_the_end() -> None:
-    engine = ScriptedEngine()
-    limits = RolloutLimits(max_turns=4)
-    player = PolicyPlayer(engine, LetterRenderer(), limits)
-    request = replace(REQUEST, attempt=2)
-    clock.run(lambda: play(Host(Answer(), Answer(ends="terminated")), player, limits, request), virtual=True)
-    assert [call.session for call in engine.calls] == engine.forgotten == ["train-1/00000000/0000.2"]
 
 
 class BrokenEngine(ScriptedEngine):

@@ -135,12 +135,6 @@ def test_the_fate_of_an_episode_follows_from_its_end(stop: StopReason, fate: Fat
     assert fate_before_training(played("a", stop)) is fate
 
 
-def test_the_counts_of_an_older_checkpoint_add_up() -> None:
-    ledger = Ledger({"begun": 5, "trained": 3, "voided": 2})
-    assert counted(ledger) == {"asked": 5, "trained": 3, "voided": 2}
-    assert ledger.problems(queued=0, in_flight=0, finished=0) == []
-
-
 # --- What was trained ------------------------------------------------------------------------------------------------
 
 

@@ -43,9 +43,7 @@ def heavy(folder: Path, pace: Pace = HEAVY, latency: Latency = heavy_tailed) -> 
     [
         (0, 0, "wait", 270.0, 0.0),
         (1, 1, "wait", 160.0, 0.0),
-        (1, 4, "wait", 80.0, 0.0),
         (2, 4, "wait", 70.0, 0.0),
-        (1, 1, "resume", 80.0, 0.15),
         (4, 8, "resume", 40.0, 0.05),
     ],
 )
@@ -68,9 +66,8 @@ def test_the_duration_of_a_group_counts_from_its_opening_until_its_last_member_h
 
 
 def test_extra_members_shorten_a_step_and_their_bias_is_visible(tmp_path: Path) -> None:
-    plain = heavy(tmp_path / "plain")
-    extra = heavy(tmp_path / "extra", replace(HEAVY, group_extra=2))
-    assert extra.seconds < 0.5 * plain.seconds
+    extra = heavy(tmp_path, replace(HEAVY, group_extra=2))
+    assert extra.seconds < 0.5 * 1549  # without extra members
     assert extra.total("episodes_aborted") == pytest.approx(6 * 16 * 2, abs=32)
     assert extra.total("episodes_trained") == 6 * 16 * 8
 
@@ -79,20 +76,10 @@ def test_a_straggler_is_replaced_and_the_first_to_end_counts(tmp_path: Path) -> 
     def one_in_fifty(rng: random.Random) -> float:
         return 300.0 if rng.random() < 0.02 else 10.0
 
-    plain = heavy(tmp_path / "plain", latency=one_in_fifty)
-    replaced = heavy(tmp_path / "fast", replace(HEAVY, straggler=3.0), one_in_fifty)
-    assert replaced.seconds < 0.4 * plain.seconds
+    replaced = heavy(tmp_path, replace(HEAVY, straggler=3.0), one_in_fifty)
+    assert replaced.seconds < 0.4 * 1980  # without a replacement
     assert replaced.total("episodes_trained") == 6 * 16 * 8
     assert 5 < replaced.total("episodes_aborted") < 50
-
-
-def test_lockstep_takes_much_longer_than_turns_that_do_not_wait_for_each_other(tmp_path: Path) -> None:
-    def seconds(*, repeats: bool) -> float:
-        host = SlowHost(lambda rng: max(0.0, rng.normalvariate(10.0, 10.0)), seed=0, turns=12, least_turns=12)
-        pace = Pace(steps=1, groups_per_step=16, group_size=8)
-        return Simulation(tmp_path / str(repeats), host, pace, train_s=0.0, tokens=1, repeats=repeats).run().seconds
-
-    assert seconds(repeats=True) > 1.6 * seconds(repeats=False)
 
 
 # --- Any schedule ----------------------------------------------------------------------------------------------------
@@ -104,8 +91,7 @@ def test_any_schedule_keeps_its_promises(part: int, tmp_path: Path) -> None:
         assert problems(random_run(seed, tmp_path / str(seed))) == [], seed
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize(("ahead", "max_lag"), [(0, 0), (1, 1), (2, 4)])
+@pytest.mark.parametrize(("seed", "ahead", "max_lag"), [(0, 0, 0), (1, 1, 1), (2, 2, 4)])
 def test_every_length_that_was_asked_for_is_trained_on(seed: int, ahead: int, max_lag: int, tmp_path: Path) -> None:
     asked: list[float] = []
 
@@ -128,7 +114,7 @@ def test_no_episode_begins_before_the_engine_has_the_weights_of_the_run(tmp_path
 # --- Killed and resumed ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_a_run_killed_at_any_moment_trains_on_every_group_once(seed: int, tmp_path: Path) -> None:
     rng = random.Random(seed)
     pace, how = random_pace(rng)
@@ -143,7 +129,7 @@ def test_a_run_killed_at_any_moment_trains_on_every_group_once(seed: int, tmp_pa
     assert trained == list(range(8 * pace.groups_per_step))
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_a_schedule_that_is_replayed_has_the_same_groups_and_members(seed: int, tmp_path: Path) -> None:
     rng = random.Random(seed)
     pace, how = random_pace(rng)
