@@ -117,11 +117,3 @@ def test_only_finished_evaluations_of_this_version_are_compared(tmp_path: Path) 
             next(compare(tmp_path, tmp_path))
     with pytest.raises(UsageError, match="No such file or directory; name folders of finished evaluations"):
         next(compare(tmp_path / "none", tmp_path))
-
-
-def test_another_number_of_attempts_is_a_setting_and_no_flip(tmp_path: Path) -> None:
-    for attempts in (1, 2):
-        evaluate("FrozenLake-v0", "random", episodes=12, attempts=attempts, output=tmp_path / str(attempts))
-    lines = list(compare(tmp_path / "1", tmp_path / "2"))
-    assert "  evaluation.attempts: 1 -> 2" in lines
-    assert lines[-1] == "the numbers of attempts differ, so no flips are listed"

@@ -23,12 +23,6 @@ def test_wilsons_interval_of_eight_out_of_ten() -> None:
     assert estimate(once(*[1.0] * 8, *[0.0] * 2), is_share=True) == pytest.approx((0.8, 0.4902, 0.9433), abs=1e-4)
 
 
-def test_no_success_out_of_ten_leaves_room_above_but_none_below() -> None:
-    found = estimate(once(*[0.0] * 10), is_share=True)
-    assert found == pytest.approx((0.0, 0.0, 0.2775), abs=1e-4)
-    assert found.low == 0.0
-
-
 def test_the_interval_of_other_values_is_the_normal_one() -> None:
     # The standard deviation of 1, 2, 3, 4 is 1.29099, so the half width is 1.959964 * 1.29099 / 2.
     assert estimate(once(1.0, 2.0, 3.0, 4.0), is_share=False) == pytest.approx((2.5, 1.23485, 3.76515), abs=1e-5)
@@ -49,10 +43,6 @@ def test_attempts_with_no_correlation_within_tasks_count_as_one_episode_each() -
 def test_partly_correlated_attempts_count_as_the_effective_number_of_episodes() -> None:
     # Means 1, 0.5, 0.5, 0: their mean varies by (0.25 + 0.25) / 3 / 4 = 1/24, as that of 0.25 * 24 = 6 of 8 episodes.
     assert estimate([[1.0, 1.0], [1.0, 0.0], [0.0, 1.0], [0.0, 0.0]], is_share=True) == pytest.approx(wilson(3, 6))
-
-
-def test_a_task_that_lost_attempts_counts_like_any_other() -> None:
-    assert estimate([[4.0], [1.0, 3.0]], is_share=False).mean == 3.0
 
 
 def test_a_metric_is_summed_up_over_the_episodes_that_have_it() -> None:

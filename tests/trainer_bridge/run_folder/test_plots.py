@@ -6,9 +6,8 @@ import struct
 from pathlib import Path
 
 import pytest
-from matplotlib.axes import Axes
 
-from envkit.trainer_bridge.run_folder.plots import Curve, curve_of, draw, learning_curve, training_panels
+from envkit.trainer_bridge.run_folder.plots import Curve, curve_of, draw, learning_curve
 from envkit.trainer_bridge.run_folder.record import RunRecord
 from envkit.types import JSON
 
@@ -49,38 +48,9 @@ def test_a_run_gets_both_pictures_wide_enough_to_read(tmp_path: Path) -> None:
     assert all(size_of_png(path)[0] >= 800 for path in (tmp_path / "plots").iterdir())
 
 
-def test_a_run_that_was_stopped_before_its_first_step_gets_the_curve_that_it_has(tmp_path: Path) -> None:
-    draw(tmp_path, [], [{"step": 0, "eval_success": 0.125, "eval_greedy": None}])
-    assert names_in(tmp_path) == ["learning_curve.png"]
-
-
 def test_a_run_without_numbers_gets_no_picture(tmp_path: Path) -> None:
     draw(tmp_path, [{"step": 1, "return": None}], [])
     assert names_in(tmp_path) == []
-
-
-def test_a_run_of_one_step_with_one_figure_is_drawn(tmp_path: Path) -> None:
-    draw(tmp_path, [{"step": 1, "grad_norm": 0.5}], [])
-    assert names_in(tmp_path) == ["training.png"]
-
-
-def panels_of(*rows: dict[str, JSON]) -> dict[str, Axes]:
-    """The small plots of a run by their titles, laid out as they are saved."""
-    figure = training_panels(rows)
-    assert figure is not None
-    figure.draw_without_rendering()
-    return {axes.get_title(loc="left"): axes for axes in figure.axes if axes.get_visible()}
-
-
-def words_in(axes: Axes) -> list[str]:
-    return [text.get_text() for text in axes.texts]
-
-
-def test_constant_zero_figures_are_drawn_with_a_note() -> None:
-    nothing: dict[str, JSON] = {"return": 0.0, "clip_share": 0.0, "grad_norm": 0.0, "policy_loss": 0.0}
-    panels = panels_of(*({"step": step, **nothing} for step in (1, 2, 3)))
-    assert list(panels) == ["return per episode", "share of tokens clipped", "gradient norm, unclipped", "policy loss"]
-    assert [words_in(axes) for axes in panels.values()] == [["0 throughout"]] * 4
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0])

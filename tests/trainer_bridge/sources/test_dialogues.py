@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -11,9 +11,8 @@ import pytest
 from envkit.errors import UsageError
 from envkit.trainer_bridge.render import ChatRenderer
 from envkit.trainer_bridge.sources.dialogues import Dialogues, read_dialogues
-from envkit.types import Observation, Sample, SamplingParams
-from tests.trainer_bridge.models import chat_tokenizer, slow_generate
-from tests.trainer_bridge.trainees import Trainee
+from envkit.types import Sample
+from tests.trainer_bridge.models import chat_tokenizer
 
 RENDERER = ChatRenderer(chat_tokenizer())
 
@@ -72,19 +71,10 @@ def test_dialogues_that_are_too_long_are_skipped_and_counted(tmp_path: Path) -> 
     ("line", "reason"),
     [
         ('{"messages": [', r"line 2 is not a dialogue: Input data was truncated"),
-        ("[1, 2]", r"line 2 is not a dialogue: Expected `object`, got `array`"),
         ("{}", r"line 2 is not a dialogue: Object missing required field `messages`"),
-        (
-            '{"messages": [{"content": "a"}]}',
-            r"line 2 is not a dialogue: .*missing required field `role` - at `\$.messages\[0\]`",
-        ),
         (
             '{"messages": [{"role": "tool", "content": "a"}]}',
             r"line 2 is not a dialogue: Invalid enum value 'tool' .*role`",
-        ),
-        (
-            '{"messages": [{"role": "user", "content": 1}]}',
-            r"line 2 is not a dialogue: Expected `str`, got `int` .*content`",
         ),
         ('{"messages": [{"role": "user", "content": "a"}]}', r"line 2: the dialogue has no message of the assistant"),
         (b'{"messages": [{"role": "user", "content": "\xff"}]}', r"line 2 is not a dialogue: .*utf-8"),
@@ -116,24 +106,3 @@ def test_every_pass_has_each_dialogue_once_in_a_new_order(tmp_path: Path) -> Non
     first, second = ([one.token_ids.tolist() for samples in shown for one in samples] for shown in passes)
     assert sorted(first) == sorted(second) == sorted(one.token_ids.tolist() for one in found.samples)
     assert first != second
-
-
-def test_the_order_follows_from_the_seed(tmp_path: Path) -> None:
-    found = read(tmp_path, *(dialogue("?", f"{number}") for number in range(10)))
-    assert _order(found, 3) == _order(found, 3)
-    assert _order(found, 3) != _order(found, 4)
-
-
-def test_dialogues_are_learned(chat_folder: Path, tmp_path: Path) -> None:
-    capitals = {"France": "Paris", "Italy": "Rome", "Spain": "Madrid"}
-    batch = read(tmp_path, *(dialogue(*pair) for pair in capitals.items())).batches(2, seed=1)
-    trainee = Trainee(chat_folder, None, imitation_rate=1e-2)
-    trainee.imitate([batch(update) for update in range(60)])
-    how = SamplingParams(temperature=0.0, max_tokens=12, stop=RENDERER.stop)
-    for country, capital in capitals.items():
-        answer, _ = slow_generate(trainee.model, RENDERER.open(Observation(country)), how)
-        assert RENDERER.text(answer) == f"{capital}<|im_end|>"
-
-
-def _order(found: Dialogues, seed: int) -> Sequence[Sample]:
-    return found.batches(10, seed)(0)

