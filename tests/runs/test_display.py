@@ -58,22 +58,6 @@ def test_without_a_terminal_there_is_a_line_now_and_then_and_one_at_the_end_of_a
     ]
 
 
-def test_the_last_step_of_a_part_is_shown_once() -> None:
-    display, stream, hands = line_display()
-    display.phase("train", 1)
-    play(display, hands, 1, 10.0)
-    display.close()
-    display.close()
-    assert stream.getvalue() == "train 1/1  0:10  success 0.000\n"
-
-
-def test_a_part_without_steps_shows_nothing() -> None:
-    display, stream, _ = line_display()
-    display.phase("train", 10)
-    display.close()
-    assert stream.getvalue() == ""
-
-
 def test_an_interrupted_part_continues_with_its_time_and_pace() -> None:
     display, stream, hands = line_display()
     display.phase("train", 10)
@@ -87,14 +71,6 @@ def test_an_interrupted_part_continues_with_its_time_and_pace() -> None:
     display.close()
 
     assert stream.getvalue().splitlines()[-1] == "train 8/10  0:26  eta 0:06  success 0.020"
-
-
-def test_the_jump_of_a_resumed_run_does_not_count_as_pace() -> None:
-    display, stream, hands = line_display()
-    display.phase("train", 100)
-    display.advance(90)
-    play(display, hands, 2, 5.0)
-    assert stream.getvalue() == "train 92/100  0:10  eta 0:40  success 0.010\n"
 
 
 def test_figures_may_have_any_name_and_stay_until_replaced() -> None:
