@@ -155,7 +155,7 @@ class Worker(Episode):
         if self.died.is_set():
             raise UnreachableError("connection refused")
         while not self.answers:  # noqa: ASYNC110 - late
-            await anyio.sleep(0.01)
+            await anyio.sleep(0.05)
         await anyio.lowlevel.checkpoint()
 
 

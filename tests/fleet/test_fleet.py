@@ -230,23 +230,6 @@ def test_waiting_leases_raise_when_the_last_worker_is_gone_for_good() -> None:
     run(main)
 
 
-def test_a_fleet_continues_with_the_remaining_workers() -> None:
-    async def main() -> None:
-        starter = WorkerStarter()
-        ends: list[str] = []
-        async with starter.fleet(2, 1, RestartBudget(restarts=1), ends_when_spent=True) as host:
-            for number in (0, 1):
-                starter.workers[number].die("killed")
-            await anyio.sleep(5)
-            assert host.capacity == 1
-            async with anyio.create_task_group() as tasks:
-                for _ in range(2):
-                    tasks.start_soon(play, host, 1, ends)
-        assert ends == ["worker-2", "worker-2"]
-
-    run(main)
-
-
 def test_a_lease_times_out_when_no_worker_answers() -> None:
     async def main() -> None:
         starter = WorkerStarter(Worker, silent)
@@ -261,11 +244,19 @@ def test_a_lease_times_out_when_no_worker_answers() -> None:
     run(main)
 
 
+class Foreign(Worker):
+    """A server of another protocol."""
+
+    async def health(self) -> None:
+        raise RequestError("no such protocol")
+
+
 @pytest.mark.parametrize(
     ("entry", "cause"),
     [
         (SandboxStartError("worker-x", "no such program"), "did not start: no such program"),
         (silent, r"did not start: env server did not answer within 10 s"),
+        (Foreign, "env server error: no such protocol"),
     ],
 )
 def test_a_fleet_without_a_worker_that_starts_reports_the_cause_at_once(
@@ -290,20 +281,6 @@ def test_each_missing_worker_counts_as_lost_or_as_a_failed_start() -> None:
             await anyio.sleep(60)
             assert (len(starter.starts), host.lost, host.failed_starts) == (4, 1, 2)
         assert (host.lost, host.failed_starts) == (1, 2)  # the last one was only closed
-
-    run(main)
-
-
-def test_a_server_that_rejects_the_client_counts_as_a_failed_start() -> None:
-    async def main() -> None:
-        class Foreign(Worker):
-            async def health(self) -> None:
-                raise RequestError("no such protocol")
-
-        with pytest.raises(SandboxStartError, match="env server error: no such protocol"):
-            async with WorkerStarter(Foreign).fleet(workers=1, slots_per_sandbox=1):
-                pytest.fail("there is no worker")
-        assert clock.now() == 0.5
 
     run(main)
 
@@ -334,19 +311,6 @@ def test_a_cancelled_fleet_stops_its_workers_also_while_they_start() -> None:
             async with starter.fleet(workers=2, slots_per_sandbox=1):
                 pytest.fail("the second worker never answers")
         assert [worker.stopped_at for worker in starter.workers] == [3, 3]
-
-    run(main)
-
-
-def test_the_loss_of_a_worker_does_not_change_a_finished_episode() -> None:
-    async def main() -> None:
-        starter = WorkerStarter()
-        async with starter.fleet(workers=1, slots_per_sandbox=1) as host:
-            async with host.lease(TASK) as episode:
-                await episode.reset()
-                step = await episode.step("go")
-                starter.workers[0].die("killed")
-            assert step.observation.text == "worker-0 go"
 
     run(main)
 

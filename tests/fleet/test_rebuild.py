@@ -52,17 +52,6 @@ def test_an_episode_whose_worker_dies_during_the_reset_is_rebuilt() -> None:
     run(main)
 
 
-def test_an_episode_whose_worker_dies_while_it_gets_its_slot_is_rebuilt() -> None:
-    async def main() -> None:
-        async with fleet_of(Worker("a", is_dying=True), Worker("b")) as host:
-            async with host.lease(TASK) as episode:
-                assert (await episode.reset()).info == {"rebuilt": "killed by signal 9"}
-                await episode.step("x")
-            assert (host.episodes.rebuilt, host.episodes.void) == (1, 0)
-
-    run(main)
-
-
 def test_the_number_of_rebuilds_of_an_episode_is_limited() -> None:
     async def main(deaths: int) -> None:
         workers = [
@@ -108,22 +97,6 @@ def test_an_episode_that_cannot_be_rebuilt_is_void_at_once() -> None:
     run(main)
 
 
-def test_a_cancelled_rebuild_frees_its_slot() -> None:
-    async def main() -> None:
-        first, second = Worker("a"), Worker("b")
-        async with fleet_of(first, second) as fleet:
-            async with fleet.lease(TASK) as episode:
-                await episode.reset()
-                first.die("killed by signal 9")
-                with anyio.move_on_after(0.05):  # the replacement comes after 0.1 s
-                    await episode.step("one")
-            async with fleet.lease(TASK) as episode:
-                await episode.reset()
-                assert (await episode.step("two")).info == {"worker": "b"}
-
-    run(main)
-
-
 @pytest.mark.parametrize("seconds", [0.05, 0.115, 0.125])
 def test_a_cancelled_rebuild_makes_the_episode_void(seconds: float) -> None:
     async def main() -> None:
@@ -161,11 +134,11 @@ def test_an_error_of_the_environment_during_a_rebuild_makes_the_episode_void(err
     run(main)
 
 
-def test_each_of_a_thousand_episodes_in_dying_workers_is_finished_rebuilt_or_void() -> None:
+def test_each_of_300_episodes_in_dying_workers_is_finished_rebuilt_or_void() -> None:
     async def main() -> None:
         rng = random.Random(5)
         fates = dict.fromkeys(("finished", "rebuilt", "void"), 0)
-        workers = [Worker(f"worker-{n}", dies_after=rng.randint(20, 400)) for n in range(1000)]
+        workers = [Worker(f"worker-{n}", dies_after=rng.randint(20, 400)) for n in range(300)]
 
         async def play(number: int) -> None:
             task = Task("Echo-v0" if number % 4 else "Odd-v0", number)
@@ -185,12 +158,12 @@ def test_each_of_a_thousand_episodes_in_dying_workers_is_finished_rebuilt_or_voi
 
         async with fleet_of(*workers, at_once=8, slots_per_sandbox=4) as fleet:
             async with anyio.create_task_group() as tasks:
-                for number in range(1000):
+                for number in range(300):
                     tasks.start_soon(play, number)
-            assert sum(fates.values()) == 1000
+            assert sum(fates.values()) == 300
             assert fates["void"] == fleet.episodes.void > 0
             assert 0 < fates["rebuilt"] <= fleet.episodes.rebuilt
-            assert fleet.lost > 10
+            assert fleet.lost > 5
         assert all(worker.died.is_set() for worker in workers if worker.calls)
 
     run(main)
@@ -317,20 +290,5 @@ def test_a_split_step_whose_worker_dies_is_retried_in_the_next_one() -> None:
             second.played.answers[0].set_result(Raw(b"{}"))
             assert episode.finish_step(three).observation.text == "3 one two three"
         assert (fleet.episodes.rebuilt, fleet.episodes.void) == (1, 0)
-
-    run(main)
-
-
-def test_a_split_step_does_not_start_in_a_lost_worker() -> None:
-    async def main() -> None:
-        worker = SplitWorker("a")
-        async with fleet_of(worker, Worker("b")) as fleet, fleet.lease(TASK) as episode:
-            await episode.reset()
-            worker.die("killed by signal 9")
-            await anyio.sleep(0.01)
-            assert episode.start_step("one") is None
-            assert worker.played.answers == []
-            assert (await episode.step("one")).info == {"worker": "b", "rebuilt": "killed by signal 9"}
-            assert episode.start_step("two") is None  # this one has no split steps
 
     run(main)

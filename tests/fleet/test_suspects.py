@@ -88,20 +88,6 @@ class DeadlyWorker(Worker):
     heartbeat = health
 
 
-class SlowWorker(DeadlyWorker):
-    """A worker in which the deadly step kills at once, while the others take 4 s."""
-
-    @asynccontextmanager
-    async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[Episode]:
-        yield (DeadlyEcho if task.seed == DEADLY else SlowEcho)(self, task)
-
-
-class SlowEcho(DeadlyEcho):
-    async def step(self, action: str) -> Step:
-        await anyio.sleep(4)
-        return await super().step(action)
-
-
 def deadly_workers(
     count: int, *, deadly: str = "boom", step_s: float = 0.0, is_blocked: bool = False
 ) -> list[DeadlyWorker]:
@@ -133,12 +119,9 @@ async def ends_of(host: ScriptedFleet, *actions: str, seeds: range, at_once: boo
     return ends
 
 
-@pytest.mark.parametrize("culprit", [0, 7, 31])
-def test_of_32_concurrent_steps_only_the_one_that_kills_two_workers_is_void(
-    culprit: int,
-) -> None:
+def test_of_32_concurrent_steps_only_the_one_that_kills_two_workers_is_void() -> None:
     async def main() -> None:
-        seeds = range(DEADLY - culprit, DEADLY - culprit + 32)
+        seeds = range(DEADLY - 7, DEADLY + 25)
         async with fleet_of(*deadly_workers(4), slots_per_sandbox=32) as host:
             ends = await ends_of(host, "one", "boom", "two", seeds=seeds)
             assert ends == {seed: TWICE if seed == DEADLY else f"{seed} one boom two" for seed in seeds}
@@ -222,20 +205,6 @@ def test_losses_during_different_steps_do_not_make_an_episode_void() -> None:
                     playing.die(KILLED)
             assert (await episode.step("end")).observation.text == "1 0 1 2 3 end"
             assert (host.lost, host.episodes.rebuilt, host.episodes.void) == (3, 3, 0)
-
-    run(main)
-
-
-@pytest.mark.parametrize("culprit", range(8))
-def test_among_slow_steps_only_the_deadly_one_is_void(culprit: int) -> None:
-    async def main() -> None:
-        seeds = range(DEADLY - culprit, DEADLY - culprit + 8)
-        async with fleet_of(*(SlowWorker(f"worker-{n}") for n in range(8)), slots_per_sandbox=8) as host:
-            ends = await ends_of(host, "boom", seeds=seeds)
-            assert ends.pop(DEADLY) == TWICE
-            assert TWICE not in ends.values()
-            assert host.lost in (2, 3)
-            assert set(ends.values()) == {f"{seed} boom" for seed in ends}
 
     run(main)
 
