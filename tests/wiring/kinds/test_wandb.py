@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -16,37 +15,20 @@ import pytest
 
 from envkit.config.parts import WandbSection
 from envkit.errors import UsageError
-from envkit.runs.files import read_rows
 from envkit.trainer_bridge.run_folder.record import RunRecord
 from envkit.wiring.contexts import TrackerContext
 from envkit.wiring.training.kinds.trackers import open_wandb
-from tests.programs.program import SCRIPT, Program, run
 from tests.wiring.kinds.wandb_files import records
-
-FILE = """
-seed: 3
-env: {id: FrozenLake-v0, num_envs: 4, options: {size: 2, frozen: 1.0}}
-sandbox: {kind: none}
-engine: {kind: biased}
-renderer: {kind: moves}
-trainer: {kind: counting, steps: 2, groups_per_step: 4, checkpoint_every: 2}
-rollout: {group_size: 4, max_turns: 6}
-evaluation: {episodes: 8, every: 2}
-tracking: {to: [wandb]}
-"""
 
 
 @pytest.fixture
-def place(tmp_path: Path, site: Path) -> tuple[Path, Mapping[str, str]]:
-    """A working directory with a training file, and the environment variables of a user without other files."""
+def place(tmp_path: Path) -> tuple[Path, Mapping[str, str]]:
+    """A working directory with the folder of a run, and the environment variables of a user without other files."""
     (tmp_path / "home").mkdir()
-    (tmp_path / "work").mkdir()
-    (tmp_path / "work" / "lake.yaml").write_text(FILE)
+    RunRecord.create(tmp_path / "work" / "run", "", force=False).close()
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "XDG_"))}
-    fonts = str(Path.home() / ".cache" / "matplotlib")
-    home = {"HOME": str(tmp_path / "home"), "MPLCONFIGDIR": fonts}
     tracked = {"WANDB_PROJECT": "lakes", "WANDB_RUN_GROUP": "small", "WANDB_TAGS": "one,two", "WANDB_MODE": "offline"}
-    return tmp_path / "work", {**variables, **home, **tracked, "PYTHONPATH": str(site)}
+    return tmp_path / "work", {**variables, "HOME": str(tmp_path / "home"), **tracked}
 
 
 def services(pid: int) -> list[str]:
@@ -71,30 +53,61 @@ def history(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
+STARTS = """
+import os, signal, sys, time
+from pathlib import Path
+from envkit.config.parts import WandbSection
+from envkit.wiring.contexts import TrackerContext
+from envkit.wiring.training.kinds.trackers import open_wandb
+
+def open_run(first_step):
+    config = {"seed": 3, "env": {"id": "FrozenLake-v0"}}
+    return open_wandb(TrackerContext(section=WandbSection(), folder=Path("run"), first_step=first_step, config=config))
+
+run = open_run(0)
+run.evaluation(0, {"eval_return": 0.25})
+run.step(1, {"return": 0.5})
+"""
+RESUMES = f"""{STARTS}
+run.close()
+run = open_run(2)
+run.step(2, {{"return": 0.75}})
+try:
+    os.killpg(0, signal.SIGINT)  # as Ctrl-C in a terminal does
+    time.sleep(60)
+except KeyboardInterrupt:
+    run.step(3, {{"return": 1.0}})
+    run.close()
+print("closed", flush=True)
+sys.stdin.read()
+"""
+WAITS = f"""{STARTS}
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
 @pytest.mark.slow
-def test_a_run_is_stopped_by_ctrl_c_and_resumed_as_the_same_run_of_wandb(
+def test_a_resumed_run_is_the_same_run_of_wandb_and_ctrl_c_loses_none_of_it(
     place: tuple[Path, Mapping[str, str]],
 ) -> None:
     work, variables = place
-    command = [SCRIPT, "train", "lake.yaml", "--output", "run"]
-    done = run(command, cwd=work, env=variables, timeout=300)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "wandb" not in done.stdout
-
-    command += ["--set", "trainer.steps=1000000", "--resume"]
-    with Program(
-        command, cwd=work, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+    with subprocess.Popen(
+        [sys.executable, "-c", RESUMES],
+        cwd=work,
+        env=variables,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        text=True,
     ) as process:
-        try:
-            while len(read_rows(work / "run" / "metrics.jsonl")) < 5 and process.poll() is None:
-                time.sleep(0.05)  # noqa: TID251 - waits for another process
-            assert services(process.pid)
-        finally:
-            os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C in a terminal does
-            process.communicate(timeout=120)
-    assert (process.returncode, services(process.pid)) == (130, [])
+        assert process.stdout is not None
+        assert process.stdout.readline() == "closed\n"
+        assert services(process.pid) == []
+        assert process.communicate(timeout=60)[0] == ""
 
-    assert {path.name for path in work.iterdir()} == {"lake.yaml", "run"}
+    assert [path.name for path in work.iterdir()] == ["run"]
     assert list((work.parent / "home").iterdir()) == []
     parts = sorted((work / "run" / "wandb").glob("offline-run-*/run-*.wandb"))
     (first, second) = [next(one.run for one in records(part) if one.HasField("run")) for part in parts]
@@ -106,33 +119,17 @@ def test_a_run_is_stopped_by_ctrl_c_and_resumed_as_the_same_run_of_wandb(
     )
     config = {item.key: json.loads(item.value_json) for item in first.config.update}
     assert (config["seed"], config["env"]["id"]) == (3, "FrozenLake-v0")
-
     rows = [row for part in parts for row in history(part)]
-    train = [row for row in rows if "train/return" in row]
-    expected = read_rows(work / "run" / "metrics.jsonl")
-    assert [(row["step"], row["train/return"]) for row in train] == [(row["step"], row["return"]) for row in expected]
-    evaluated = [(row["step"], row["evaluation/eval_return"]) for row in rows if "evaluation/eval_return" in row]
-    rows_of_evaluations = read_rows(work / "run" / "evaluations.jsonl")
-    assert evaluated == [(row["step"], row["eval_return"]) for row in rows_of_evaluations]
+    found = [(row["step"], row.get("evaluation/eval_return"), row.get("train/return")) for row in rows]
+    assert found == [(0, 0.25, None), (1, None, 0.5), (2, None, 0.75), (3, None, 1.0)]
 
-    RunRecord.create(work / "run", FILE, force=True).close()
+    RunRecord.create(work / "run", "", force=True).close()
     assert not (work / "run" / "wandb").exists()
-
-
-KILLED = """
-import sys, time
-from pathlib import Path
-from envkit.trainer_bridge.run_folder.wandb_run import WandbRun
-run = WandbRun(Path("."), first_step=0, config={})
-run.step(1, {"return": 0.5})
-print("ready", flush=True)
-time.sleep(600)
-"""
 
 
 def test_the_service_of_a_killed_run_ends(place: tuple[Path, Mapping[str, str]]) -> None:
     work, variables = place
-    with subprocess.Popen([sys.executable, "-c", KILLED], cwd=work, env=variables, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen([sys.executable, "-c", WAITS], cwd=work, env=variables, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         assert services(process.pid)

@@ -1,1 +1,1 @@
-"""A package that adds one part of each family to envkit."""
+"""A package that adds an engine, a trainer, a renderer, a sandbox backend and an agent to envkit."""

@@ -21,8 +21,7 @@ from pydantic import Field
 
 from envkit import AgentTask
 from envkit.config.grammar import Section
-from envkit.config.parts import EngineSection, RendererSection, SandboxSection, TrackerSection, TrainerSection
-from envkit.protocols import EpisodePlayer, Player
+from envkit.config.parts import EngineSection, RendererSection, SandboxSection, TrainerSection
 from envkit.sandbox import ProcessBackend
 from envkit.types import (
     Completion,
@@ -34,7 +33,6 @@ from envkit.types import (
     PauseMode,
     Prompt,
     Reset,
-    RolloutRequest,
     Sample,
     SamplingParams,
     Weights,
@@ -43,10 +41,8 @@ from envkit.types import (
 )
 from envkit.wiring.contexts import (
     EngineContext,
-    PlayerContext,
     RendererContext,
     SandboxContext,
-    TrackerContext,
     TrainerContext,
 )
 
@@ -225,60 +221,6 @@ def open_wrapped(context: SandboxContext) -> ProcessBackend:
 
 WRAPPED = Kind(WrappedSection, open_wrapped)
 
-# --- A tracker -------------------------------------------------------------------------------------------------------
-
-
-class LinesSection(TrackerSection):
-    kind: Literal["lines"] = "lines"
-    file_name: str
-
-
-class Lines:
-    """Writes a line for each step and evaluation."""
-
-    def __init__(self, path: Path, first: str) -> None:
-        self._file = path.open("a")
-        print(first, file=self._file)
-
-    def step(self, step: int, values: Mapping[str, float]) -> None:
-        print("step", step, values["counted"], file=self._file)
-
-    def evaluation(self, step: int, values: Mapping[str, float]) -> None:
-        print("evaluation", step, sorted(values)[0], file=self._file)
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def open_lines(context: TrackerContext) -> Lines:
-    assert isinstance(context.section, LinesSection)
-    path = context.folder / context.section.file_name
-    return Lines(path, f"from {context.first_step}, seed {context.config['seed']}")
-
-
-LINES = Kind(LinesSection, open_lines)
-
-# --- A player ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Always(Player, EpisodePlayer):
-    """Plays the same action in every turn, in every episode."""
-
-    action: str
-
-    def begin(self, request: RolloutRequest, start: Reset) -> Always:
-        return self
-
-    async def act(self, observation: Observation) -> str:
-        return self.action
-
-
-def open_always(context: PlayerContext) -> Always:
-    return Always(context.name or "left")
-
-
-ALWAYS = Kind(None, open_always)
 
 # --- An agent --------------------------------------------------------------------------------------------------------
 
