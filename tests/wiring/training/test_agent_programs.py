@@ -13,7 +13,7 @@ import pytest
 
 from envkit.config.agents import AgentSection
 from envkit.protocols import Sandbox
-from envkit.trainer_bridge.scheduler.accounting import Fate, fate_before_training
+from envkit.trainer_bridge.scheduler.accounting import fate_before_training
 from envkit.types import StopReason
 from tests.trainer_bridge.agents.agents import LetterEngine
 from tests.wiring.training.agent_stage import Stage, on_stage
@@ -37,7 +37,6 @@ def send(route, body=None, base=BASE + "/v1", headers={}):
 def ask(text="a?", **where):
     return send("chat/completions", {"messages": [{"role": "user", "content": text}]}, **where)
 """
-WAITS = f"{CLIENT}\nask()\nask('b?')"
 KILLS_ITSELF = f"""{CLIENT}
 ask()
 threading.Thread(target=ask, args=["b?"], daemon=True).start()
@@ -164,21 +163,5 @@ def test_a_program_that_is_killed_ends_its_episode_which_counts_with_the_calls_t
         assert fate_before_training(done.trajectory) is None
         ((error, count),) = stage.player.failures.items()
         assert (error.partition(":")[0], count) == ("exit code -9", 1)
-
-    played(main, "one", "~two")
-
-
-def test_a_sandbox_that_is_lost_within_a_call_makes_the_episode_void() -> None:
-    async def main(stage: Stage) -> None:
-        async with anyio.create_task_group() as tasks:
-
-            async def lose() -> None:
-                await until(lambda: stage.engine.num_waiting == 1)
-                await stage.host.sandboxes[0].stop()
-
-            tasks.start_soon(lose)
-            done = await stage.play(WAITS)
-        assert (done.rows, done.trajectory.outcome.stop) == (["U:a?| A:[one|]"], StopReason.SANDBOX_LOST)
-        assert fate_before_training(done.trajectory) is Fate.VOIDED
 
     played(main, "one", "~two")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import httpx
 import pytest
 
 import envkit
@@ -67,12 +68,11 @@ def test_keys_of_the_renderer_that_have_no_effect_with_an_agent_are_refused() ->
 @envkit.agent
 async def ask_two_models(task: envkit.AgentTask) -> None:
     """Call the policy under two names."""
-    import openai  # late: this takes a second, in each worker that collects the tests
-
     messages: list[Any] = [{"role": "system", "content": "It is 10:00. Be brief."}, {"role": "user", "content": "a?"}]
-    async with openai.AsyncOpenAI(base_url=task.base_url, api_key=task.api_key) as client:
+    async with httpx.AsyncClient(base_url=task.base_url, headers={"authorization": f"Bearer {task.api_key}"}) as client:
         for model in ("large", "large", "small"):
-            await client.chat.completions.create(model=model, messages=messages)
+            answered = await client.post("/chat/completions", json={"model": model, "messages": messages})
+            answered.raise_for_status()
             messages = messages[-1:]
 
 

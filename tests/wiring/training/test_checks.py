@@ -14,8 +14,6 @@ from envkit import clock, config, make, register, registry
 from envkit.config import RunConfig
 from envkit.errors import ConfigError
 from envkit.runs.display import SilentDisplay
-from envkit.trainer_bridge.algorithms.algorithm import Algorithm
-from envkit.trainer_bridge.rollout import RolloutLimits
 from envkit.wiring.training import checks, resolve
 from envkit.wiring.training.run import train
 from tests.cli.commands import called
@@ -33,27 +31,19 @@ def run_of(**sections: Any) -> RunConfig:
     [
         ({"env": {"id": "Backgammon-v0"}}, "env.id: no environment is called 'Backgammon-v0'; there are: "),
         ({"env": {"id": "FrozenLake-v0", "options": {"size": 1}}}, "env.options.size: "),
-        ({"env": {"id": "FrozenLake-v0", "options": {"size": "big"}}}, "env.options.size: "),
         ({"env": {"id": "FrozenLake-v0", "options": {"sise": 4}}}, "env.options.sise: "),
-        ({"env": {"id": "FrozenLake-v0", "options": {"env_id": 4}}}, "env.options.env_id: no such option; there are: "),
         (
             {"env": {"id": "FrozenLake-v0", "options": {"split": "train"}}},
             "env.options.split: training and evaluation set the split themselves; leave it out",
         ),
         ({"env": {"id": "Sokoban-v0", "options": {"boxes": 99}}}, "env.options."),
         (
-            {"env": {"id": "FrozenLake-v0", "options": {"observation": "grid"}}},
-            "env.options.observation: no such option; there are: ",
-        ),
-        (
             {"evaluation": {"split": "tset"}},
             "evaluation.split: FrozenLake-v0 has no split 'tset'; there are: any, eval, ",
         ),
         ({"evaluation": {"split": "train"}}, "evaluation.split: training plays the tasks of train; use a split that "),
         ({"engine": {"model": "~/nowhere"}}, f"engine.model: no model at {Path.home()}/nowhere; name a folder"),
-        ({"engine": {"model": "tests/qwen"}}, "engine.model: no model at tests/qwen; name a folder"),
         ({"engine": {"model": "tests"}}, "engine.model: no model at tests; name a folder"),
-        ({"engine": {"model": "pyproject.toml"}}, "engine.model: no model at pyproject.toml; name a folder"),
         (
             {"rollout": {"group_size": 1}, "algorithm": {"preset": "ppo", "advantage": "group_normalised"}},
             "rollout.group_size: ",
@@ -62,15 +52,9 @@ def run_of(**sections: Any) -> RunConfig:
             {"renderer": {"system": ""}},
             "renderer.system: needs a chat template, which a tiny policy does not have",
         ),
-        ({"renderer": {"thinking": "cut"}}, "renderer.thinking: needs a chat template"),
-        ({"renderer": {"template": {"a": 1}}}, "renderer.template: needs a chat template"),
         (
             {"imitation": {"kind": "dialogues", "file": "a"}},
             "imitation.kind: dialogues need a model with a chat template; ",
-        ),
-        (
-            {"imitation": {"kind": "dialogues"}, "engine": {"model": "a/b"}},
-            "imitation.file: must name a file of dialogues as JSON lines, got None",
         ),
         (
             {"imitation": {"kind": "dialogues", "file": "no.jsonl"}, "engine": {"model": "a/b"}},
@@ -98,11 +82,6 @@ def run_of(**sections: Any) -> RunConfig:
             "rollout.max_lag: must be at least rollout.ahead, which is 2, or no batch could be in time; got 1",
         ),
         ({"rollout": {"max_lag": 1}}, "rollout.max_lag: no token is old while rollout.ahead is 0; "),
-        ({"rollout": {"lag_policy": "resume"}}, "rollout.lag_policy: no token is old while rollout.ahead is 0; "),
-        (
-            {"rollout": {"asynchronous": "fast"}, "algorithm": {"preset": "reinforce"}},
-            "rollout.max_lag: the loss reinforce does not bound the ratio to the weights that sampled a token; ",
-        ),
         (
             {"rollout": {"asynchronous": True}, "algorithm": {"preset": "reinforce"}},
             "rollout.max_lag: the loss reinforce does not bound the ratio to the weights that sampled a token; ",
@@ -239,16 +218,13 @@ def test_an_environment_of_gymnasium_with_a_judge_is_not_opened_without_it(monke
     assert [line for line in found if "judge" in line] == []
 
 
-@pytest.mark.parametrize("offline", [False, True])
-def test_a_cached_model_of_the_hub_gets_no_warning(
-    offline: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cached_model_of_the_hub_gets_no_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = tmp_path / "hub" / "models--a--b"
     for file, text in (("refs/main", "0123"), ("snapshots/0123/config.json", "{}")):
         (kept / file).parent.mkdir(parents=True)
         (kept / file).write_text(text)
     (tmp_path / "run.yaml").write_text("{env: {id: FrozenLake-v0}, engine: {model: a/b}}")
-    set_hub(monkeypatch, tmp_path / "hub", offline=offline)
+    set_hub(monkeypatch, tmp_path / "hub", offline=True)
     assert called("check", "run.yaml", cwd=tmp_path) == (0, "ok\n", "")
 
 
@@ -408,31 +384,6 @@ def test_tasks_of_different_splits_seeds_and_numbers_are_different() -> None:
     assert all(0 <= task.seed < 2**31 for task in tasks)
     assert tasks[0] == resolve.task_in(section, spec, "train", 7, 0)
     assert tasks[0].options == {"instructions": False, "split": "train"}
-
-
-def test_limits_are_the_files() -> None:
-    section = {"max_turns": 5, "max_tokens": 99, "step_timeout_s": 7, "retries": 0}
-    usual: dict[str, Any] = {**section, "turn_tokens": 1}
-    limits = resolve.limits_of(resolve.resolve(run_of(rollout=section)).rollout)
-    assert limits == RolloutLimits(**usual, grade_timeout_s=600)
-    timeouts = {"reset_timeout_s": 20, "completion_timeout_s": 30, "episode_timeout_s": 40, "grade_timeout_s": 50}
-    limits = resolve.limits_of(resolve.resolve(run_of(rollout={**section, **timeouts})).rollout)
-    assert limits == RolloutLimits(**usual, **timeouts)
-
-
-def test_the_algorithm_is_the_files() -> None:
-    run = run_of(algorithm={"preset": "ppo", "loss": {"clip_low": 0.1}, "epochs": 3, "old_logprobs": "recomputed"})
-    algorithm = Algorithm.of(run.algorithm)
-    assert algorithm.advantage is not None
-    parts = [one.section.kind for one in (algorithm.advantage, algorithm.loss, algorithm.aggregation)]
-    assert parts == ["gae", "clipped", "token_mean"]
-    assert algorithm.loss.section.model_dump()["clip_low"] == 0.1
-    assert (algorithm.section.epochs, algorithm.section.minibatches, algorithm.section.old_logprobs) == (
-        3,
-        2,
-        "recomputed",
-    )
-    assert (algorithm.correction, algorithm.critics, algorithm.needs_reference) == (None, 1, False)
 
 
 @pytest.mark.parametrize(

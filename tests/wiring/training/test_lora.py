@@ -16,10 +16,10 @@ from envkit.config import RunConfig, evaluation
 from envkit.config.parts import TorchTrainerSection
 from envkit.errors import UsageError
 from envkit.runs.display import SilentDisplay
+from envkit.trainer_bridge.run_folder import plots
 from envkit.types import SamplingParams
 from envkit.wiring.evaluation.local_models import find_local
 from envkit.wiring.training import checks
-from envkit.wiring.training.policy import open_policy
 from envkit.wiring.training.resolve import resolve
 from envkit.wiring.training.run import train
 from tests.trainer_bridge.models import fast_format, write_chat, write_tiny
@@ -81,30 +81,12 @@ def test_the_rates_follow_the_adapter(chat_folder: Path) -> None:
     assert found(trainer={"learning_rate": 3e-4})[0] == 3e-4
 
 
-@pytest.mark.parametrize(("rate", "count"), [(1e-3, 0), (2e-3, 1)])
-def test_a_learning_rate_that_is_high_for_an_adapter_gets_a_line(chat_folder: Path, rate: float, count: int) -> None:
-    line = "trainer.learning_rate: 0.002 is above 0.001, which can destroy a pretrained model; "
-    line += "about 2e-5 with LoRA is usual"
-    assert checks.unverified(run_of(chat_folder, trainer={"learning_rate": rate})) == [line][:count]
-
-
-def test_the_policy_line_says_how_much_is_trained(chat_folder: Path, tmp_path: Path) -> None:
-    async def line() -> str:
-        run = resolve(run_of(chat_folder, lora={"rank": 4}))
-        async with open_policy(run, folder=tmp_path / "weights", threads=1) as policy:
-            return policy.description
-
-    # Per layer: 4 * (16 + 16) for q and o, 4 * (16 + 8) for k and v, 4 * (16 + 32) for the three of the MLP.
-    assert 2 * 4 * (2 * 32 + 2 * 24 + 3 * 48) == 2048
-    assert clock.run(line).endswith(" parameters on cpu, LoRA rank 4, 0.00205 M of 0.0142 M parameters trained")
-
-
 # --- Runs ------------------------------------------------------------------------------------------------------------
 
 
 def content(model: Path, *, steps: int) -> dict[str, Any]:
     return {
-        "env": {"id": "FrozenLake-v0", "num_envs": 8, "options": {"size": 3, "instructions": False}},
+        "env": {"id": "FrozenLake-v0", "num_envs": 4, "options": {"size": 3, "instructions": False}},
         "sandbox": {"kind": "none"},
         "engine": {"model": str(model), "dtype": "float32"},
         "rollout": {"group_size": 2, "max_turns": 2, "max_tokens": 256, "turn_tokens": 3},
@@ -119,7 +101,8 @@ def content(model: Path, *, steps: int) -> dict[str, Any]:
             "checkpoint_every": 1,
             "lora": {"rank": 2},
         },
-        "evaluation": {"episodes": 4},
+        "evaluation": {"episodes": 0},
+        "tracking": {"to": []},
     }
 
 
@@ -141,8 +124,9 @@ def answers(path: Path) -> list[float]:
 
 @pytest.mark.slow
 def test_the_policy_of_a_run_is_evaluated_and_trained_on_as_long_as_its_model_exists(
-    chat_folder: Path, tmp_path: Path
+    chat_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(plots, "draw", lambda *_: None)  # takes longer than the run
     policy = trained(chat_folder, tmp_path / "run", steps=1)
     assert json.loads((policy / "adapter_config.json").read_text())["base_model_name_or_path"] == str(chat_folder)
     assert not (policy / "model.safetensors").exists()

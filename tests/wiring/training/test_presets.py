@@ -1,4 +1,4 @@
-"""Every preset trains a tiny policy on the lake for some train steps, and the diagnostics find nothing."""
+"""Presets train a tiny policy on the lake for some train steps, and the diagnostics find nothing."""
 
 from __future__ import annotations
 
@@ -52,7 +52,11 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(next(folder.glob("checkpoints/*/policy")))
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+OTHER_KEYS = {"grpo", "dr_grpo", "dapo", "rebn", "ppo", "lite_ppo"}
+"""Presets whose parts are those of others with different keys, which `tests/golden` shows."""
+
+
+@pytest.mark.parametrize("preset", [name for name in PRESETS if name not in OTHER_KEYS])
 def test_a_preset_trains_without_a_finding(preset: str, policy: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     content = {
