@@ -114,6 +114,15 @@ def test_a_task_set_is_opened_again_only_if_its_file_has_changed(tmp_path: Path)
     assert Lines.opened == 2
 
 
+def test_the_content_of_a_folder_of_tasks_changes_with_its_files(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    found = []
+    for text in ("42", "41", "42"):
+        (tmp_path / "a" / "test.py").write_text(text)
+        found.append(tasks.content_of({"tasks": str(tmp_path)}))
+    assert found[0] == found[2] != found[1]
+
+
 def test_without_a_task_set_every_seed_is_a_task() -> None:
     boards = EnvSpec("Boards-v0", "", splits=("train", "eval"))
     assert tasks.count(boards, {}, "train", 7) == 7

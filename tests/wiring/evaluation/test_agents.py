@@ -10,9 +10,9 @@ import pytest
 
 import envkit
 from envkit.config import evaluation
-from envkit.errors import ConfigError, UsageError
+from envkit.errors import ConfigError
 from envkit.types import Options
-from envkit.wiring.evaluation.policies import find_policy, kind_of
+from envkit.wiring.evaluation.policies import find_policy
 from tests.trainer_bridge.models import write_chat
 
 LAKE: Options = {"map": "4x4", "instructions": False}
@@ -65,7 +65,6 @@ def test_the_section_agent_may_hold_the_other_keys_of_the_agent(model: Path) -> 
             ["engine.model=m"],
             r"policy: no agent is called 'cross_the_lak' \(.* write MODULE:NAME\); did you mean 'cross_the_lake'\?",
         ),
-        ("agent:zzz", ["engine.model=m"], r"policy: no agent is called 'zzz' \(.*\); there are: .*cross_the_lake.*"),
         (
             "agent:tests.config.agents:never",
             ["engine.model=m"],
@@ -77,21 +76,9 @@ def test_the_section_agent_may_hold_the_other_keys_of_the_agent(model: Path) -> 
             ["engine.model=m", f"agent.function={ONCE}"],
             "agent: is another agent than that of the policy agent:cross_the_lake; leave out one of the two",
         ),
-        (
-            "agent:cross_the_lake",
-            ["engine.model=m", "agent.command=[mini]"],
-            "agent: is another agent than that of the policy agent:cross_the_lake; leave out one of the two",
-        ),
         ("expert", [f"agent.function={ONCE}"], "agent: calls a policy of this process; name it as model:.*"),
     ],
 )
 def test_what_does_not_fit_is_one_problem(policy: str, overrides: list[str], problem: str) -> None:
     with pytest.raises(ConfigError, match=rf"^{problem}$"):
         find_policy(evaluation.read("FrozenLake-v0", overrides, policy=policy), None)
-
-
-def test_a_policy_of_an_earlier_version_names_its_replacement() -> None:
-    with pytest.raises(
-        UsageError, match="mini_swe no longer exists; run mini-swe-agent itself, with the section agent; "
-    ):
-        kind_of("mini_swe:some/model@http://h")

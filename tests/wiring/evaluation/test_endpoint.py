@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import traceback
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
@@ -30,7 +29,6 @@ from envkit.trainer_bridge.scheduler import Rollout, RolloutResult
 from envkit.types import (
     Action,
     EpisodeRecord,
-    FinishReason,
     Observation,
     Options,
     Reset,
@@ -150,10 +148,8 @@ def test_a_prompt_holds_as_many_turns_as_the_history_allows() -> None:
     ("answer", "action"),
     [
         (completion("<think>up or <answer>up</answer>?</think>\n<answer>down</answer>"), "<answer>down</answer>"),
-        (completion("up?</think><answer>down</answer>"), "<answer>down</answer>"),
         (completion("<answer>down</answer>", reasoning_content="<answer>up</answer>"), "<answer>down</answer>"),
         (completion("<think>it goes on and", finish="length"), ""),
-        (completion("<answer>left</answer> <think>or up", finish="length"), ""),
         (completion(None), ""),
     ],
 )
@@ -173,24 +169,12 @@ def test_thoughts_stay_in_the_prompt_where_they_are_kept() -> None:
     assert served.asked[1]["messages"][1]["content"] == "<think>hm</think><answer>up</answer>"
 
 
-def test_an_answer_that_reached_its_limit_is_counted_as_cut_off() -> None:
-    served = Served(lambda body: completion("<answer>up</answer>", finish="length"), [on_the_way, on_the_way])
-    (episode,) = played(served)
-    finishes = [turn.generation.finish for turn in episode.turns if turn.generation is not None]
-    assert finishes == [FinishReason.STOP] * 2 + [FinishReason.LENGTH] * 4
-    outcome = EvaluatedEpisode.of(episode)
-    assert outcome.values["answers_cut_off"] == 4 / 6
-    assert (outcome.usage.prompt_tokens, outcome.usage.completion_tokens) == (180, 30)
-
-
 @pytest.mark.parametrize(
     "passing",
     [
         lambda body: failure(429, "slow down", **{"Retry-After": "0"}),
-        lambda body: failure(500, "oops"),
         lambda body: Response("<html>bad gateway</html>", status_code=502),
         lambda body: Response("{ not json"),
-        lambda body: JSONResponse({"choices": []}),
     ],
 )
 def test_a_temporary_failure_is_retried_and_changes_nothing(passing: Answer) -> None:
@@ -236,12 +220,7 @@ def test_an_episode_without_a_completion_is_void_and_the_others_count() -> None:
     ("status", "message"),
     [
         (400, "This model's maximum context length is 64 tokens"),
-        (400, "The input token count (9000) exceeds the maximum number of tokens allowed (8192)."),
-        (400, "Input is too long for requested model."),
-        (400, "The response was filtered due to the prompt triggering the content management policy."),
-        (400, "'max_tokens' is too large: 4096"),
         (413, "payload too large"),
-        (422, "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096."),
         (451, "unavailable for legal reasons"),
     ],
 )
@@ -278,7 +257,6 @@ def test_five_refused_requests_in_a_row_end_the_evaluation_and_a_completion_betw
     ("status", "message", "remedy"),
     [
         (401, "bad key", "set OPENAI_API_KEY to a key that this server accepts"),
-        (403, "bad key", "set OPENAI_API_KEY to a key that this server accepts"),
         (
             404,
             "The model `some/model` does not exist.",
@@ -286,22 +264,19 @@ def test_five_refused_requests_in_a_row_end_the_evaluation_and_a_completion_betw
         ),
         (402, "no credits", "the server rejects this request"),
         (400, "no such field", "the server rejects this request"),
-        (307, "elsewhere", "the server rejects this request"),
     ],
 )
-@pytest.mark.parametrize("is_first", [True, False])
 def test_a_permanent_failure_ends_the_evaluation_with_request_and_reason(
-    status: int, message: str, remedy: str, is_first: bool
+    status: int, message: str, remedy: str
 ) -> None:
-    if status == 400 and not is_first:
-        return  # about one request
-    served = Served(lambda body: failure(status, message), [] if is_first else [on_the_way])
+    before = [] if status == 400 else [on_the_way]  # 400 after a completion is about one request
+    served = Served(lambda body: failure(status, message), before)
     error = refused(served)
     assert isinstance(error, UsageError)
     assert f"POST {served.url}/v1/chat/completions for model some/model: {status} " in str(error)
     assert message in str(error)
     assert str(error).endswith(remedy)
-    assert len(served.asked) == (1 if is_first else 2)
+    assert len(served.asked) == len(before) + 1
 
 
 # --- Parameters ------------------------------------------------------------------------------------------------------
@@ -324,14 +299,8 @@ def refusing(name: str, error: dict[str, Any]) -> Answer:
             },
             "max_completion_tokens",
         ),
-        (
-            "max_tokens",
-            {"error": {"message": "'max_tokens' is not supported with this model"}},
-            "max_completion_tokens",
-        ),
         ("temperature", {"error": {"message": "`temperature` does not support 0.2", "param": None}}, None),
         ("seed", {"detail": [{"loc": ["body", "seed"], "msg": "extra", "input": {"max_tokens": 3}}]}, None),
-        ("seed", {"message": "no such parameter: seed"}, None),
         ("seed", {"error": "seed: unknown"}, None),
     ],
 )
@@ -401,7 +370,6 @@ LARGE = b" " * (MAX_BYTES + 1)
     [
         Response(LARGE),
         Response(gzip.compress(LARGE), headers={"Content-Encoding": "gzip"}),
-        Response(b"not gzip", headers={"Content-Encoding": "gzip"}),
         Response(b"{}", headers={"Content-Encoding": "br"}),
         JSONResponse({"choices": [{"message": {"content": 3}}]}),
     ],
@@ -430,17 +398,7 @@ def test_an_answer_that_arrives_byte_by_byte_has_one_deadline() -> None:
 
 
 @pytest.mark.parametrize(
-    "wait",
-    [
-        "nan",
-        "-5",
-        "soon",
-        "",
-        "1, 2",
-        "Mon, 99999999999999999999 Jan 2020 00:00:00 GMT",
-        "Thu, 01 Jan 0001 00:00:00",
-        "0",
-    ],
+    "wait", ["nan", "-5", "soon", "Mon, 99999999999999999999 Jan 2020 00:00:00 GMT", "Thu, 01 Jan 0001 00:00:00"]
 )
 def test_retry_after_of_any_shape_is_read_or_ignored(wait: str) -> None:
     served = Served(on_the_way, [lambda body: failure(503, "busy", **{"Retry-After": wait})])
@@ -450,11 +408,8 @@ def test_retry_after_of_any_shape_is_read_or_ignored(wait: str) -> None:
 @pytest.mark.parametrize(
     "variables",
     [
-        {"HTTP_PROXY": "http://127.0.0.1:9"},
         {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"},
-        {"ALL_PROXY": "socks5://127.0.0.1:9"},
         {"all_proxy": "socks://127.0.0.1:9"},
-        {"HTTP_PROXY": "127.0.0.1:9"},
     ],
 )
 def test_a_server_on_this_machine_is_never_asked_through_a_proxy(
@@ -487,9 +442,7 @@ def test_a_proxy_that_fails_is_named(proxy: str, message: str, monkeypatch: pyte
     "answer",
     [
         lambda body: failure(401, "the key sk-secret is not valid"),
-        lambda body: Response("Authorization: Bearer sk-secret", status_code=400),
         lambda body: Response('{"error": {"message": "sk\\u002dsecret"}}', status_code=404),
-        lambda body: failure(503, "sk-secret"),
         lambda body: JSONResponse({"detail": [{"loc": ["header", "sk-secret"]}]}, status_code=422),
     ],
 )
@@ -569,12 +522,6 @@ def test_answers_that_were_cut_off_say_nothing_about_the_format() -> None:
         "cut off: 4 of 4 episodes reached rollout.max_turns (3), 100.0% of the answers reached rollout.turn_tokens (7)"
     )
     assert many.startswith("most answers were cut off: raise --turn-tokens")
-
-
-def test_an_endpoint_may_write_4096_tokens_by_default() -> None:
-    served = Served(on_the_way)
-    assert '"turn_tokens": 4096' in json.dumps(measured(served).settings["limits"])
-    assert {body["max_tokens"] for body in served.asked} == {4096}
 
 
 def test_what_an_endpoint_refused_and_failed_stands_in_the_result() -> None:
@@ -673,8 +620,3 @@ def test_a_call_in_the_text_of_a_server_without_a_tool_parser_is_read() -> None:
     served = Served(lambda body: completion(text))
     assert acted(served, SEEN[:1], tools=()) == [text]
     assert "tools" not in served.asked[0]
-
-
-def test_a_server_that_rejects_tools_gives_its_own_error() -> None:
-    with pytest.raises(UsageError, match="400 Bad Request: tools are not supported; the server rejects this request"):
-        acted(Served(lambda body: failure(400, "tools are not supported")), SEEN[:1])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-import subprocess
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +13,7 @@ import pytest
 
 from envkit import clock, config
 from envkit.config import evaluation
-from envkit.errors import EnvkitError, UsageError
+from envkit.errors import UsageError
 from envkit.runs.display import SilentDisplay
 from envkit.trainer_bridge.evaluation.result import Evaluation, task_set_hash
 from envkit.trainer_bridge.evaluation.statistics import Estimate
@@ -26,7 +24,6 @@ from envkit.wiring import environments, tasks
 from envkit.wiring.evaluation.evaluate import evaluate
 from envkit.wiring.evaluation.policies import find_policy
 from envkit.wiring.training import resolve
-from tests.programs.program import Program
 
 
 def evaluated(env_id: str, policy: str, **settings: Any) -> Evaluation:
@@ -76,34 +73,6 @@ def test_an_attempt_more_leaves_those_before_it_as_they_are() -> None:
     one, three = (evaluated("FrozenLake-v0", "random", attempts=attempts) for attempts in (1, 3))
     assert [(length, attempts[:1]) for length, attempts in three.levels] == [tuple(level) for level in one.levels]
     assert any(attempts[0] != attempts[1] for _, attempts in three.levels)
-
-
-class Killer(SilentDisplay):
-    """Kills a server when some episodes were played on it."""
-
-    def __init__(self, server: subprocess.Popen[str]) -> None:
-        self._server = server
-        self._played = 0
-
-    def advance(self, count: int = 1, **shown: float | str) -> None:
-        self._played += count
-        if self._played == 20:
-            self._server.kill()
-
-
-def test_a_lost_server_is_named(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "envkit", "serve", "--port", "0", "--state", str(tmp_path)]
-    command += ["--set", "envs.sandboxes=1", "--set", "envs.warm=0"]
-    with Program(command, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        url = server.stdout.readline().split()[1]
-
-        described = evaluation.read("FrozenLake-v0", policy="random", episodes=2000, seed=0, url=url)
-        try:
-            with pytest.raises(EnvkitError, match=r"^256 episodes in a row were void, .*; repeat the evaluation when"):
-                clock.run(partial(evaluate, described, display=Killer(server)))
-        finally:
-            server.kill()
 
 
 def test_a_random_player_needs_legal_moves() -> None:
