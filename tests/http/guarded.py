@@ -15,7 +15,6 @@ from websockets.asyncio.client import ClientConnection, connect
 from envkit import clock
 from envkit.http.api.app import create_app
 from envkit.http.auth.tokens import TokenStore
-from envkit.http.protocol.asgi import Receive, Scope, Send
 from envkit.http.server.middleware import AuthMiddleware
 from envkit.types import Task
 from tests.http.envs import listening, slots
@@ -79,21 +78,6 @@ def on_stage(main: OnStage, folder: Path, **settings: Any) -> None:
                 await main(stage)
 
     clock.run(run)
-
-
-class Stream:
-    """An application that streams until its client disconnects."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        try:
-            while True:
-                await send({"type": "http.response.body", "body": bytes(1 << 14), "more_body": True})
-        except OSError as error:
-            raise RuntimeError("gone") from error  # as frameworks do
-
-    async def drain(self, timeout_s: float) -> None:
-        pass
 
 
 async def open_socket(stage: Stage, headers: dict[str, str]) -> ClientConnection:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from envkit.errors import ForbiddenError
-from envkit.http.auth.caller import EVERYBODY, Caller, caller_of
+from envkit.http.auth.caller import EVERYBODY, Caller
 from envkit.types import TenantKey
 
 ACME = Caller("acme", frozenset({"play"}))
@@ -43,20 +42,3 @@ def test_an_administrator_names_everything_and_reads_back_its_names(
         assert caller.name(key) == name
         assert caller.key(name) == key
         assert caller.key(f"{key.tenant}:{key.id}") == key or caller is EVERYBODY
-
-
-def test_only_the_server_itself_has_keys_that_are_its_own() -> None:
-    keys = {TenantKey("", ":envs-1"): True, TenantKey("", "a"): False, TenantKey("acme", ":envs-1"): False}
-    assert {key: key.is_own for key in keys} == keys
-
-
-def test_admin_includes_every_scope_and_others_only_their_own() -> None:
-    ADMIN.require("sandbox")
-    ACME.require("play")
-    with pytest.raises(ForbiddenError, match="the scope sandbox; the token sent has play"):
-        ACME.require("sandbox")
-
-
-def test_without_middleware_the_caller_is_everybody() -> None:
-    assert caller_of({}) is caller_of({"state": {}}) is EVERYBODY
-    assert caller_of({"state": {"caller": ACME}}) is ACME

@@ -14,11 +14,7 @@ def test_a_burst_passes_and_the_next_call_waits_for_its_share_of_a_second() -> N
     assert [bucket.take(0.0) for _ in range(4)] == [0.0, 0.0, 0.0, pytest.approx(0.1)]
     assert bucket.take(0.04) == pytest.approx(0.06)
     assert bucket.take(0.1) == 0.0
-
-
-def test_an_idle_bucket_holds_no_more_than_a_burst() -> None:
-    bucket = Bucket(Rate(per_s=10, burst=3), now=0.0)
-    assert [bucket.take(1000.0) > 0 for _ in range(4)] == [False, False, False, True]
+    assert [bucket.take(1000.0) > 0 for _ in range(4)] == [False, False, False, True]  # no more than a burst
 
 
 def test_a_full_bucket_lets_more_than_a_burst_pass_and_goes_into_debt() -> None:
@@ -51,9 +47,3 @@ def test_a_caller_that_waits_the_returned_time_passes_and_the_average_holds(
             assert bucket.take(now, n) == pytest.approx(0.0, abs=1e-6)
         passed += n
     assert passed <= per_s * now + burst + max(n for _, n in calls) + 1e-3
-
-
-@pytest.mark.parametrize("rate", [Rate(0, 1), Rate(1, 0), Rate(-1, 1)])
-def test_a_rate_of_zero_is_refused(rate: Rate) -> None:
-    with pytest.raises(ValueError, match="above 0"):
-        Bucket(rate, 0.0)

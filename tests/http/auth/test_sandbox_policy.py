@@ -46,11 +46,6 @@ def test_listed_values_are_allowed() -> None:
             policy.require(spec, USER)
 
 
-def test_no_network_and_the_strict_profile_are_always_allowed() -> None:
-    SandboxPolicy(networks=("pypi.org",), profiles=("system",)).require(SandboxSpec(), USER)
-    SandboxPolicy(networks=(), profiles=()).require(SandboxSpec(network=()), USER)
-
-
 @pytest.mark.parametrize("image", ["/srv/images/../../etc", "/srv/images/..", "swe/../secret", "swe/a/../../secret"])
 def test_an_image_path_cannot_leave_the_listed_folders(image: str) -> None:
     policy = SandboxPolicy(images=("/srv/images/*", "swe/*"))
@@ -66,12 +61,6 @@ def test_a_host_pattern_does_not_allow_the_open_network(pattern: str) -> None:
     with pytest.raises(ForbiddenError, match="'open' needs a token"):
         policy.require(SandboxSpec(network="open"), USER)
     policy.require(SandboxSpec(network=("open",)), USER)
-
-
-def test_an_open_network_allows_every_host() -> None:
-    policy = SandboxPolicy(networks=("none", "open"))
-    for network in ("none", "open", ("b.org",)):
-        policy.require(SandboxSpec(network=network), USER)
 
 
 def test_without_isolation_sandboxes_need_admin() -> None:

@@ -112,39 +112,6 @@ def test_sandboxes_with_equal_ids_of_two_tenants_are_separate(tmp_path: Path) ->
     on_stage(main, tmp_path, has_sandboxes=True)
 
 
-def test_errors_of_a_tenants_session_have_its_turn_and_environment(tmp_path: Path) -> None:
-    async def main(stage: Stage) -> None:
-        token = stage.token()
-        await stage.ask("PUT", "/v1/sessions/a", token, json=COUNT)
-        await stage.ask("POST", "/v1/sessions/a/step", token, json={"turn": 0, "action": "x"})
-        late = await stage.ask("POST", "/v1/sessions/a/step", token, json={"turn": 5, "action": "x"})
-        assert (late.status_code, late.json()["turn"]) == (409, 1)
-        odd = await stage.ask("POST", "/v1/sessions/a/step", token, json={"turn": 1, "action": "odd"})
-        assert odd.json()["fields"]["env_id"] == "Count-v0"
-
-    on_stage(main, tmp_path)
-
-
-def test_sockets_of_two_tenants_keep_their_own_sessions_alive(tmp_path: Path) -> None:
-    async def main(stage: Stage) -> None:
-        async with (
-            EnvClient(stage.address, token=stage.token("acme")) as acme,
-            EnvClient(stage.address, token=stage.token("umbrella")) as umbrella,
-            acme.lease(LONG) as first,
-            umbrella.lease(LONG) as second,
-        ):
-            await first.reset()
-            await second.reset()
-            await anyio.sleep(1.5)  # three times the ttl of an unused session
-            assert (await first.step("x")).observation.text == "1 x"
-            assert (await second.step("y")).observation.text == "1 y"
-            admin = stage.token("ops", "admin")
-            sessions = (await stage.ask("GET", "/v1/sessions", admin)).json()["sessions"]
-            assert [one["session_id"].partition(":")[0] for one in sessions] == ["acme", "umbrella"]
-
-    on_stage(main, tmp_path, ttl_s=0.5)
-
-
 def test_an_administrator_inspects_and_deletes_the_sessions_of_others_over_a_socket(tmp_path: Path) -> None:
     async def main(stage: Stage) -> None:
         acme, admin = stage.token("acme"), stage.token("ops", "admin")

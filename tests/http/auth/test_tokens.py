@@ -8,7 +8,6 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -79,15 +78,6 @@ def test_a_token_is_revoked_by_its_id_or_name_and_its_name_is_free_again(tokens:
         tokens.revoke("bob")
     assert tokens.check(tokens.create("acme", ["play"], "bob")) is not None
     assert [(one.name, one.revoked is None) for one in tokens.list()] == [("bob", False), ("bob", True)]
-
-
-def test_an_id_takes_precedence_over_an_equal_name(tokens: TokenStore) -> None:
-    first = tokens.create("acme", ["play"]).split("_")[1]
-    second = tokens.create("acme", ["play"], "copy").split("_")[1]
-    tokens.revoke("copy")
-    third = tokens.create("acme", ["play"], second).split("_")[1]
-    assert tokens.revoke(first) == first
-    assert tokens.revoke(second) == third
 
 
 @pytest.mark.parametrize(
@@ -179,16 +169,6 @@ def test_another_kind_of_file_is_refused(path: Path) -> None:
         TokenStore(path)
 
 
-def test_the_error_for_a_locked_file_does_not_suggest_moving_it(tmp_path: Path) -> None:
-    path = tmp_path / "tokens.sqlite"
-    TokenStore(path)
-    with closing(sqlite3.connect(path, isolation_level=None)) as another:
-        another.execute("PRAGMA locking_mode = EXCLUSIVE")
-        another.execute("BEGIN EXCLUSIVE")
-        with pytest.raises(UsageError, match=r"^cannot use the tokens in .*: database is locked$"):
-            TokenStore(path)
-
-
 def test_a_folder_that_others_can_write_to_is_refused(path: Path) -> None:
     path.parent.mkdir(parents=True)
     path.parent.chmod(0o777)
@@ -208,12 +188,6 @@ def test_a_file_that_others_can_read_is_made_private_with_a_warning(
     ]
 
 
-def test_the_error_for_an_unusable_folder_names_the_remedy(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match=r"cannot store tokens in .*; choose a writable folder \(--state\)"):
-        TokenStore(tmp_path / "file" / "tokens.sqlite")
-
-
 def test_processes_that_open_and_write_a_new_file_at_once_lose_nothing(path: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from envkit.http.auth.tokens import TokenStore\n"
@@ -228,12 +202,12 @@ def test_processes_that_open_and_write_a_new_file_at_once_lose_nothing(path: Pat
             stderr=subprocess.PIPE,
             text=True,
         )
-        for _ in range(4)
+        for _ in range(2)
     ]
     for one in running:
         assert one.stdin is not None
         one.stdin.write("\n")
         one.stdin.flush()
-    assert [(one.communicate(timeout=60)[1], one.returncode) for one in running] == [("", 0)] * 4
-    assert len(TokenStore(path).list()) == 80
+    assert [(one.communicate(timeout=60)[1], one.returncode) for one in running] == [("", 0)] * 2
+    assert len(TokenStore(path).list()) == 40
     assert [file.name for file in path.parent.iterdir()] == ["tokens.sqlite"]

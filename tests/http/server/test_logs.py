@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
 from contextlib import closing
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envkit import clock
-from envkit.http.server.logs import MAX_WAITING, BackgroundHandler, JsonFormatter, access_log
+from envkit.http.server.logs import JsonFormatter, access_log
 
 RECORD = logging.makeLogRecord({"msg": {"path": "/v1/health"}})
 UNREAD = """
@@ -98,22 +97,3 @@ def test_the_access_log_can_be_rotated_and_survives_a_deleted_folder(tmp_path: P
 
     clock.run(main)
     assert [len(each.read_text().splitlines()) for each in (old, path)] == [1, 1]
-
-
-def test_a_blocked_writer_delays_nobody_and_dropped_lines_are_counted() -> None:
-    is_blocked, is_free = threading.Event(), threading.Event()
-    lines: list[bytes] = []
-
-    def write(batch: bytes) -> None:
-        is_blocked.set()
-        is_free.wait(20)
-        lines.extend(batch.splitlines())
-
-    with closing(BackgroundHandler(write, JsonFormatter())) as log:
-        log.handle(RECORD)
-        assert is_blocked.wait(20)
-        for _ in range(MAX_WAITING + 2500):
-            log.handle(RECORD)
-        assert log.dropped == 2500
-        is_free.set()
-    assert len(lines) == MAX_WAITING + 1

@@ -10,59 +10,29 @@ from pathlib import Path
 import anyio
 import pytest
 
-from envkit import clock
 from envkit.errors import ForbiddenError, UnauthorizedError, UnknownEnvError
 from envkit.http.client.env_client import EnvClient
-from envkit.http.protocol.asgi import Message, Receive, Scope, Send
-from envkit.http.server.logs import BackgroundHandler, JsonFormatter, access_log
-from envkit.http.server.middleware import AuthMiddleware, scope_for
+from envkit.http.server.logs import access_log
 from envkit.types import Task
-from tests.http.guarded import COUNT, LONG, Stage, Stream, on_stage
+from tests.http.guarded import COUNT, LONG, Stage, on_stage
 
 
-@pytest.mark.parametrize(
-    ("path", "scope"),
-    [
-        ("/v1/health", None),
-        ("/v1/ready", None),
-        ("/v1/sessions", "play"),
-        ("/v1/sessions/a/step", "play"),
-        ("/v1/sessions:step", "play"),
-        ("/v1/ws", ""),
-        ("/v1/envs", "play"),
-        ("/v1/sandboxes", "sandbox"),
-        ("/v1/sandboxes/a/exec", "sandbox"),
-        ("/v1/events", "admin"),
-        ("/v1/health/", "admin"),
-        ("/v1/what-comes-next-year", "admin"),
-        ("/metrics", "metrics"),
-        ("/openapi.json", None),
-        ("/docs", ""),
-        ("/openapi.json/more", ""),
-        ("/", ""),
-    ],
-)
-def test_each_path_has_its_scope_and_unknown_paths_need_admin(path: str, scope: str | None) -> None:
-    assert scope_for(path) == scope
-
-
-@pytest.mark.parametrize("path", ["/v1/envs", "/v1/health"])
-def test_two_authorization_headers_are_refused_even_if_one_is_valid(path: str, tmp_path: Path) -> None:
+def test_two_authorization_headers_are_refused_even_if_one_is_valid(tmp_path: Path) -> None:
     async def main(stage: Stage) -> None:
         good, bad = f"Bearer {stage.token()}", "Bearer ek_000000000000_" + "x" * 43
         for pair in ((good, bad), (bad, good), (good, good)):
-            answer = await stage.http.get(path, headers=[("Authorization", one) for one in pair])
+            answer = await stage.http.get("/v1/health", headers=[("Authorization", one) for one in pair])
             assert answer.status_code == 400
             assert answer.json()["detail"] == "the request has 2 Authorization headers; send only one"
 
     on_stage(main, tmp_path)
 
 
-def test_without_a_token_only_health_ready_and_the_document_are_answered(tmp_path: Path) -> None:
+def test_without_a_token_only_the_index_health_ready_and_the_document_are_answered(tmp_path: Path) -> None:
     async def main(stage: Stage) -> None:
-        for path in ("/v1/health", "/v1/ready", "/openapi.json"):
+        for path in ("/v1", "/v1/health", "/v1/ready", "/openapi.json"):
             assert (await stage.ask("GET", path)).status_code == 200
-        for path in ("/v1/sessions", "/v1/envs", "/metrics", "/docs", "/redoc", "/nothing"):
+        for path in ("/v1/sessions", "/v1/envs", "/metrics", "/docs", "/nothing", "/v1/"):
             refused = await stage.ask("GET", path)
             assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
             assert refused.headers["content-type"] == "application/problem+json"
@@ -71,24 +41,24 @@ def test_without_a_token_only_health_ready_and_the_document_are_answered(tmp_pat
     on_stage(main, tmp_path)
 
 
-@pytest.mark.parametrize("value", ["", "Bearer", "Basic {}", "{}", "Bearer {}A", "Bearer  x y", "Bearer \xe9"])
-def test_a_malformed_authorization_header_is_refused(tmp_path: Path, value: str) -> None:
+def test_a_malformed_authorization_header_is_refused(tmp_path: Path) -> None:
     async def main(stage: Stage) -> None:
-        header = value.format(stage.token()).encode("latin-1")
-        answer = await stage.http.get("/v1/envs", headers=[(b"authorization", header)])
-        assert answer.status_code == 401
+        for value in ("", "Bearer", "Basic {}", "{}", "Bearer {}A", "Bearer  x y", "Bearer \xe9"):
+            header = value.format(stage.token()).encode("latin-1")
+            answer = await stage.http.get("/v1/envs", headers=[(b"authorization", header)])
+            assert answer.status_code == 401, value
 
     on_stage(main, tmp_path)
 
 
 def test_a_token_allows_its_scopes_and_nothing_else(tmp_path: Path) -> None:
     async def main(stage: Stage) -> None:
-        paths = ("/v1/envs", "/v1/sandboxes", "/metrics", "/v1/events", "/openapi.json")
+        paths = ("/v1/envs", "/v1/sandboxes", "/metrics", "/v1/events", "/v1/not-yet", "/openapi.json")
         for scopes, statuses in {
-            "play": [200, 403, 403, 403, 200],
-            "sandbox": [403, 404, 403, 403, 200],
-            "metrics": [403, 403, 200, 403, 200],
-            "admin": [200, 404, 200, 404, 200],
+            "play": [200, 403, 403, 403, 403, 200],
+            "sandbox": [403, 404, 403, 403, 403, 200],
+            "metrics": [403, 403, 200, 403, 403, 200],
+            "admin": [200, 404, 200, 404, 404, 200],
         }.items():
             token = stage.token("acme", scopes)
             assert [(await stage.ask("GET", path, token)).status_code for path in paths] == statuses, scopes
@@ -97,18 +67,6 @@ def test_a_token_allows_its_scopes_and_nothing_else(tmp_path: Path) -> None:
             "forbidden",
             "this call needs a token with the scope metrics; the token sent has play",
         )
-
-    on_stage(main, tmp_path)
-
-
-def test_a_client_with_a_wrong_token_fails_at_once(tmp_path: Path) -> None:
-    async def main(stage: Stage) -> None:
-        began = clock.now()
-        for token, error in ((None, "this call needs a token"), ("ek_x", "the token is not valid")):
-            with pytest.raises(UnauthorizedError, match=f"{stage.address}: {error}"):
-                async with EnvClient(stage.address, token=token):
-                    pass
-        assert clock.now() - began < 2
 
     on_stage(main, tmp_path)
 
@@ -222,44 +180,3 @@ def test_each_request_and_each_socket_is_logged_without_secrets(
     assert lines[2]["in"] > 50
     assert lines[3]["out"] > 50
     assert caplog.messages == []
-
-
-def test_refusals_of_the_middleware_are_counted(tmp_path: Path) -> None:
-    async def main(stage: Stage) -> None:
-        token = stage.token("acme", "metrics")
-        await stage.ask("GET", "/v1/envs")
-        await stage.ask("GET", "/v1/envs", token)
-        await stage.ask("GET", "/v1/envs", token)
-        await stage.ask("GET", "/v1/envs", token)
-        lines = (await stage.ask("GET", "/metrics", stage.token("ops", "metrics"))).text.splitlines()
-        assert {line for line in lines if line.startswith("envkit_errors_total")} == {
-            'envkit_errors_total{code="forbidden"} 3.0',
-            'envkit_errors_total{code="unauthorized"} 1.0',
-        }
-
-    on_stage(main, tmp_path)
-
-
-def test_an_application_error_is_logged_with_status_500_and_raised(tmp_path: Path) -> None:
-    class Broken(Stream):
-        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-            raise RuntimeError("broken")
-
-    lines: list[bytes] = []
-
-    async def main() -> None:
-        async def receive() -> Message:
-            raise AssertionError("it reads nothing")
-
-        async def send(message: Message) -> None:
-            raise AssertionError("it sends nothing")
-
-        scope: Scope = {"type": "http", "path": "/v1/envs", "method": "GET", "headers": []}
-        with (
-            closing(BackgroundHandler(lines.append, JsonFormatter())) as log,
-            pytest.raises(RuntimeError, match="broken"),
-        ):
-            await AuthMiddleware(Broken(), log=log)(scope, receive, send)
-
-    clock.run(main)
-    assert json.loads(*lines)["status"] == 500

@@ -93,12 +93,3 @@ def test_the_number_of_concurrent_requests_is_limited_per_tenant(tmp_path: Path)
         assert (await stage.ask("GET", "/v1/envs", acme)).status_code == 200
 
     on_stage(main, tmp_path, max_requests=2)
-
-
-def test_an_empty_list_counts_as_one_call(tmp_path: Path) -> None:
-    async def main(stage: Stage) -> None:
-        token = stage.token()
-        statuses = [(await stage.ask("POST", "/v1/sessions:step", token, json=[])).status_code for _ in range(4)]
-        assert statuses == [200, 200, 200, 429]
-
-    on_stage(main, tmp_path, rate=Rate(per_s=0.1, burst=3))
