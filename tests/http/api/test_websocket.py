@@ -15,13 +15,12 @@ from websockets.exceptions import InvalidStatus
 from envkit import clock
 from envkit.http.api.dispatcher import Dispatcher
 from envkit.http.api.session_operations import SessionOperations
-from envkit.http.api.websocket import MAX_OWED, MAX_UNREAD_BYTES, Outbox, Sockets
+from envkit.http.api.websocket import Sockets
 from envkit.http.auth.caller import Caller
 from envkit.http.auth.rate_limit import Bucket, Rate
 from envkit.http.protocol.asgi import Message
 from envkit.http.protocol.messages import MAX_FRAMES
 from envkit.http.sessions.table import SessionTable
-from envkit.types import Task
 from tests.http.envs import Lender, serving, slots
 
 UPGRADE = (
@@ -276,31 +275,6 @@ def test_a_client_that_never_reads_is_paused_and_can_disconnect() -> None:
     clock.run(run)
 
 
-def test_a_queue_is_full_above_its_limits_until_the_client_reads_or_leaves() -> None:
-    async def main() -> None:
-        outbox, sent = Outbox(), anyio.Event()
-
-        async def send(message: object) -> None:
-            await sent.wait()
-            raise OSError("the client has left")
-
-        outbox.owed = MAX_OWED
-        outbox.put(b"x" * MAX_UNREAD_BYTES)
-        full = [outbox.is_full]
-        outbox.put(b"x")
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(outbox.run, send)
-            await anyio.sleep(1)
-            full.append(outbox.is_full)
-            sent.set()
-            await outbox.wait_for_room()
-        outbox.owed = 2 * MAX_OWED
-        full.append(outbox.is_full)
-        assert full == [False, True, False]
-
-    clock.run(main, virtual=True)
-
-
 def test_only_a_socket_that_answers_pings_remains_open() -> None:
     async def main() -> None:
         async with slots() as host, serving(host) as address:
@@ -340,45 +314,3 @@ def test_empty_messages_do_no_harm(message: str) -> None:
             pass
 
     play(main)
-
-
-def test_running_calls_are_answered_before_a_server_stops() -> None:
-    async def run() -> list[Json]:
-        answers: list[Json] = []
-        lender = Lender(slots())
-        closed = anyio.Event()
-
-        async def ask_slowly(address: str, asked: anyio.Event) -> None:
-            async with connect(address.replace("http", "ws") + "/v1/ws", proxy=None) as socket:
-                await ask(socket, frame(1, "create", session_id="a", env_id="Sleeper-v0", seed=0))
-                await socket.send(json.dumps(frame(2, "step", session_id="a", turn=0, action="sleep 0.3")))
-                await ask(socket, frame(3, "health"))
-                asked.set()
-                answers.append(json.loads(await socket.recv()))
-                await socket.wait_closed()
-                closed.set()
-
-        async with anyio.create_task_group() as tasks:
-            asked = anyio.Event()
-            async with serving(lender) as address:
-                tasks.start_soon(ask_slowly, address, asked)
-                await asked.wait()
-            assert lender.open == 0
-            await closed.wait()
-        return answers
-
-    (answer,) = clock.run(run)
-    assert (answer["id"], answer["result"]["observation"]) == (2, "1 slept")
-
-
-def test_a_task_survives_encoding_and_decoding() -> None:
-    async def run() -> Task:
-        lender = Lender(slots())
-        seed = 2**64 - 1
-        async with serving(lender) as address, connect(address.replace("http", "ws") + "/v1/ws", proxy=None) as socket:
-            await ask(socket, frame(1, "create", session_id="a", env_id="Count-v0", seed=seed, options={"end": 5}))
-            (answer,) = await ask(socket, frame(1, "session", session_id="a"))
-            found = answer["result"]
-            return Task(found["env_id"], found["seed"], found["options"])
-
-    assert clock.run(run) == Task("Count-v0", 2**64 - 1, {"end": 5})

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +16,13 @@ from envkit.errors import (
     OptionError,
     RequestError,
     SandboxLostError,
-    SandboxStartError,
     StepOrderError,
     UnknownEnvError,
     UnreachableError,
     UsageError,
 )
 from envkit.http.client.env_client import EnvClient
-from envkit.protocols import EnvHost, Episode
+from envkit.protocols import EnvHost
 from envkit.types import Reset, Step, Task
 from tests.causes import cause
 from tests.http.envs import TOOL, Lender, Line, serving, slots
@@ -138,19 +135,6 @@ def test_a_task_cancelled_with_its_client_releases_its_slot() -> None:
     clock.run(main)
 
 
-def test_a_client_satisfies_the_protocol_and_lists_the_servers_environments() -> None:
-    async def main(client: EnvClient, lender: Lender) -> None:
-        host: EnvHost = client
-        assert host.capacity == 9
-        assert (await client.health()).status == "alive"
-        assert await client.envs() == []
-        async with client.lease(COUNT):
-            ready = await client.ready()
-            assert (ready.ready, ready.capacity, ready.leased) == (True, 9, 1)
-
-    by_client(main, capacity=9)
-
-
 def test_leaving_a_lease_releases_its_slot_in_every_case() -> None:
     async def main(client: EnvClient, lender: Lender) -> None:
         async with client.lease(COUNT):
@@ -210,7 +194,7 @@ def test_an_action_with_lone_surrogates_is_played() -> None:
     by_client(main)
 
 
-@pytest.mark.parametrize("action", ["x" * (1 << 20), "\n" * (20 << 20), "x" * 1_000_000])
+@pytest.mark.parametrize("action", ["\n" * (4 << 20), "x" * 1_000_000])
 def test_an_action_that_no_request_can_hold_is_cut_and_played(action: str) -> None:
     async def main(client: EnvClient, lender: Lender) -> None:
         async with client.lease(COUNT) as episode:
@@ -264,44 +248,6 @@ def test_leases_wait_for_slots_of_other_clients_too() -> None:
     by_client(main, capacity=3)
 
 
-def test_a_waiting_lease_fails_when_the_server_has_no_slots_left() -> None:
-    class Shrinking(Lender):
-        is_gone = False
-
-        @property
-        def capacity(self) -> int:
-            return 0 if self.is_gone else super().capacity
-
-        @asynccontextmanager
-        async def lease(self, task: Task) -> AsyncIterator[Episode]:
-            if self.is_gone:
-                raise SandboxStartError("fleet", "no sandbox is left")
-            async with super().lease(task) as episode:
-                yield episode
-
-    async def run() -> None:
-        lender = Shrinking(slots(1))
-        raised: list[str] = []
-
-        async def wait(client: EnvClient) -> None:
-            async with client.lease(SLEEPER) as episode:
-                with pytest.raises(SandboxStartError, match="no sandbox is left"):
-                    await episode.reset()
-                raised.append("why")
-
-        async with serving(lender) as address, EnvClient(address) as client:
-            with anyio.fail_after(30):
-                async with client.lease(SLEEPER) as episode, anyio.create_task_group() as tasks:
-                    await episode.reset()
-                    for _ in range(3):
-                        tasks.start_soon(wait, client)
-                    await anyio.sleep(0.1)
-                    lender.is_gone = True
-        assert raised == ["why"] * 3
-
-    clock.run(run)
-
-
 def test_a_socket_that_breaks_during_a_call_reconnects_and_steps_once(tmp_path: Path) -> None:
     async def run() -> None:
         async with slots() as host, serving(host, uds=str(tmp_path / "s")) as address:
@@ -334,35 +280,6 @@ def test_a_socket_that_breaks_between_calls_reconnects(tmp_path: Path) -> None:
                         line.cut()
                         await client.health()
                 assert line.count == 4
-
-    clock.run(run)
-
-
-async def until_refused(client: EnvClient) -> None:
-    while (await client.health()).status == "alive":
-        pass
-
-
-def test_a_client_reconnects_to_a_restarted_server(tmp_path: Path) -> None:
-    path = str(tmp_path / "s")
-
-    async def run() -> None:
-        async with slots() as host, anyio.create_task_group() as tasks:
-            up, down = anyio.Event(), anyio.Event()
-
-            async def first() -> None:
-                async with serving(host, uds=path):
-                    up.set()
-                    await down.wait()
-
-            tasks.start_soon(first)
-            await up.wait()
-            async with EnvClient(f"unix:{path}") as client:
-                down.set()
-                with pytest.raises(UnreachableError, match=f"unix:{path} does not answer: "):
-                    await until_refused(client)
-                async with serving(host, uds=path):
-                    assert (await client.health()).status == "alive"
 
     clock.run(run)
 
@@ -401,24 +318,10 @@ def test_a_closed_client_raises() -> None:
     by_client(main)
 
 
-def test_an_error_of_the_block_is_not_wrapped() -> None:
-    async def main(client: EnvClient, lender: Lender) -> None:
-        async def fail() -> None:
-            async with EnvClient(client.address):
-                raise KeyError("mine")
-
-        with pytest.raises(KeyError, match="mine"):
-            await fail()
-
-    by_client(main)
-
-
 @pytest.mark.parametrize(
     ("url", "message"),
     [
         ("http://127.0.0.1:1", "http://127.0.0.1:1 does not answer: "),
-        ("http://127.0.0.1:1/", "http://127.0.0.1:1 does not answer: "),
-        ("http://nowhere.invalid", "http://nowhere.invalid does not answer: "),
         ("unix:/nowhere/socket", "unix:/nowhere/socket does not answer: No such file or directory"),
     ],
 )
@@ -457,15 +360,6 @@ def test_an_error_of_the_connector_is_raised_unchanged() -> None:
 
     with pytest.raises(SandboxLostError, match="sandbox-1"):
         clock.run(run)
-
-
-def test_a_server_of_another_kind_is_recognised() -> None:
-    async def main(client: EnvClient, lender: Lender) -> None:
-        with pytest.raises(UnreachableError, match="/else answered with status 403; check that an envkit server runs"):
-            async with EnvClient(client.address + "/else"):
-                pass
-
-    by_client(main)
 
 
 def test_a_full_server_is_waited_for_only_as_long_as_asked() -> None:

@@ -23,7 +23,6 @@ from envkit.errors import (
 from envkit.http.client.sandbox_client import SandboxClient
 from envkit.protocols import Sandbox
 from envkit.sandbox.bubblewrap.backend import LocalBackend
-from envkit.sandbox.docker.backend import DockerBackend
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.node import Capacity, Node
 from envkit.types import CauseKind, SandboxSpec, SandboxState
@@ -31,7 +30,6 @@ from tests.causes import cause
 from tests.http.envs import serving, slots
 from tests.http.pools import pool_of
 from tests.http.remote_sandboxes import Relay, by_client, scripted
-from tests.sandbox.containers import image
 from tests.sandbox.fake.backend import FakeBackend
 
 SPEC = SandboxSpec(env={"SIZE": "5"}, memory_mib=64, network=("example.org",), ttl_s=600)
@@ -101,17 +99,6 @@ def test_a_task_cancelled_with_its_client_leaves_no_sandbox(start_s: float) -> N
             await anyio.sleep_forever()
 
     clock.run(main)
-
-
-def test_a_cancelled_wait_for_a_lease_leaves_no_sandbox() -> None:
-    async def main(client: SandboxClient, pool: Pool) -> None:
-        for moment_s in (0.0, 0.001, 0.1):
-            with anyio.move_on_after(moment_s):
-                async with client.lease(SPEC):
-                    pytest.fail("it was never ready")
-        assert {view.state for view in await client.views()} <= {SandboxState.STOPPED}
-
-    by_client(main, scripted(start_s=30))
 
 
 def test_a_named_sandbox_is_shared_by_all_clients() -> None:
@@ -310,23 +297,6 @@ def test_an_open_socket_renews_the_leases_of_its_sandboxes_and_a_closed_one_does
                     await anyio.sleep(0.05)
 
     clock.run(main)
-
-
-@pytest.mark.docker
-def test_containers_are_leased_by_a_server_on_uvloop() -> None:
-    async def main() -> None:
-        async with (
-            DockerBackend() as backend,
-            slots() as host,
-            pool_of(backend) as pool,
-            serving(host, pool=pool) as address,
-            SandboxClient(address) as client,
-            client.lease(SandboxSpec(image=image())) as sandbox,
-        ):
-            assert (await sandbox.exec(["echo", "hi"], timeout_s=20)).stdout == "hi\n"
-            assert (await sandbox.shell().run("echo ho", timeout_s=20)).stdout == "ho\n"
-
-    clock.run(main, fast=True)
 
 
 def test_a_blocking_sandbox_can_be_remote() -> None:

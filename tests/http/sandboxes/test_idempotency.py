@@ -61,17 +61,6 @@ def test_a_repeat_returns_the_first_answer_for_ten_minutes() -> None:
     on_calls(main)
 
 
-def test_a_call_continues_when_its_caller_is_cancelled() -> None:
-    async def main(calls: IdempotentCalls) -> None:
-        work = Work(seconds=5)
-        with anyio.move_on_after(1):
-            await calls.run(key("one"), "a", b"x", work)
-        assert (await calls.run(key("one"), "a", b"x", work)).body == b"1"
-        assert (work.runs, clock.now()) == (1, 5)
-
-    on_calls(main)
-
-
 def test_a_cancelled_key_does_not_start_again() -> None:
     async def main(calls: IdempotentCalls) -> None:
         work = Work(seconds=100)
@@ -87,29 +76,6 @@ def test_a_cancelled_key_does_not_start_again() -> None:
         assert work.runs == 1
 
     on_calls(main)
-
-
-def test_calls_are_dropped_with_their_sandbox() -> None:
-    async def main(calls: IdempotentCalls) -> None:
-        work = Work()
-        await calls.run(key("one"), "a", b"x", work)
-        await calls.run(key("other"), "a", b"x", work)
-        calls.drop(key("one"))
-        assert (await calls.run(key("one"), "a", b"x", work)).body == b"3"
-        assert (await calls.run(key("other"), "a", b"x", work)).body == b"2"
-
-    on_calls(main)
-
-
-def test_only_the_last_calls_are_kept() -> None:
-    async def main(calls: IdempotentCalls) -> None:
-        work = Work()
-        for name in "abcd":
-            await calls.run(key("one"), name, b"x", work)
-        assert (await calls.run(key("one"), "b", b"x", work)).body == b"2"
-        assert (await calls.run(key("one"), "a", b"x", work)).body == b"5"
-
-    on_calls(main, max_count=3)
 
 
 def test_the_oldest_large_answers_are_dropped_and_their_calls_do_not_run_again() -> None:

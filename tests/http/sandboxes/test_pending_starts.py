@@ -8,17 +8,6 @@ import httpx
 from envkit.sandbox.pool import Pool
 from tests.causes import cause
 from tests.http.remote_sandboxes import A, over_http, run, scripted
-from tests.sandbox.fake.backend import FakeBackend
-
-
-def test_an_impossible_spec_is_422_without_retry() -> None:
-    async def main(client: httpx.AsyncClient, pool: Pool) -> None:
-        made = await client.put(A, json={"memory_mib": 64})
-        assert (made.status_code, made.json()["type"], made.json()["retry"]) == (422, "sandbox_refused", False)
-        assert "Retry-After" not in made.headers
-        assert made.json()["detail"].endswith("memory_mib=64 is refused: this backend cannot limit memory")
-
-    over_http(main, FakeBackend(capabilities={"memory": False}))
 
 
 def test_a_slow_start_is_202_until_the_sandbox_is_up() -> None:

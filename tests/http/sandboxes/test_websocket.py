@@ -83,21 +83,13 @@ def test_calls_run_concurrently_and_are_answered_as_they_finish() -> None:
 
 INVALID: list[tuple[str, dict[str, Any], str]] = [
     ("sandbox.exce", {}, "bad_request"),
-    ("sandbox.", {}, "bad_request"),
-    ("sandbox.exec", {}, "bad_request"),
     ("sandbox.exec", {"sandbox_id": "nobody", "argv": ["true"], "timeout_s": 1}, "sandbox_not_found"),
     ("sandbox.exec", {"sandbox_id": "a", "argv": [], "timeout_s": 1}, "bad_request"),
     ("sandbox.exec", {"sandbox_id": "a", "argv": ["x"], "timeout_s": 1, "stdin": "no base64"}, "bad_request"),
-    ("sandbox.exec", {"sandbox_id": "a", "argv": ["x"], "timeout_s": 1, "user": "nobody"}, "bad_request"),
     ("sandbox.create", {"sandbox_id": "a b"}, "bad_request"),
-    ("sandbox.create", {"sandbox_id": "b", "detached": True}, "bad_request"),
-    ("sandbox.create", {"sandbox_id": "b", "cpus": 0}, "bad_request"),
-    ("sandbox.create", {"sandbox_id": "b", "network": "host"}, "bad_request"),
     ("sandbox.create", {"sandbox_id": "b", "network": ["a host"]}, "bad_option"),
     ("sandbox.create", {"sandbox_id": "a", "pids": 5}, "sandbox_conflict"),
     ("sandbox.read", {"sandbox_id": "a", "path": "nothing"}, "missing_file"),
-    ("sandbox.read", {"sandbox_id": "a", "path": "a\0b"}, "bad_request"),
-    ("sandbox.write", {"sandbox_id": "a", "path": "x", "content": "", "mode": 4095}, "bad_request"),
     ("sandbox.write", {"sandbox_id": "a", "path": "x", "content": "A" * (2 << 20)}, "too_large"),
     ("sandbox.cancel", {"sandbox_id": "a", "key": ""}, "bad_request"),
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
@@ -99,30 +98,6 @@ def test_a_session_that_is_not_graded_or_still_steps_refuses_a_grade() -> None:
             await settle()
             with pytest.raises(StepOrderError, match="session a: grade must wait until the call in progress"):
                 await table.grade(key("a"))
-
-    on_table(main)
-
-
-async def delete(table: SessionTable) -> None:
-    await table.delete(key("a"))
-
-
-async def let_expire(table: SessionTable) -> None:
-    await anyio.sleep(602)
-
-
-@pytest.mark.parametrize("end", [delete, let_expire])
-def test_an_ungraded_session_that_is_deleted_or_expires_frees_its_slot(
-    end: Callable[[SessionTable], Awaitable[None]],
-) -> None:
-    async def main(table: SessionTable, lender: Lender) -> None:
-        await table.create(key("a"), graded())
-        await table.step(key("a"), 0, "end")
-        assert lender.open == 1
-        await end(table)
-        assert lender.open == 0
-        with pytest.raises(SessionNotFoundError):
-            await table.grade(key("a"))
 
     on_table(main)
 

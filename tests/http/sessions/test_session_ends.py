@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 
@@ -222,27 +221,3 @@ def test_a_lease_that_breaks_ends_the_session_with_its_cause(is_stepping: bool) 
             assert (table.leased, table.get(key("a")).state) == (0, SessionState.BROKEN)
 
     clock.run(main, virtual=True)
-
-
-def test_a_thousand_sessions_step_at_once_on_one_clock() -> None:
-    async def main(table: SessionTable, lender: Lender) -> None:
-        texts = Counter[str]()
-
-        async def episode(id: str) -> None:
-            await table.create(key(id), SLEEPER)
-            for turn in range(3):
-                texts[(await table.step(key(id), turn, f"sleep {turn + 1}")).observation.text] += 1
-            await table.delete(key(id))
-
-        async with anyio.create_task_group() as tasks:
-            for number in range(1000):
-                tasks.start_soon(episode, f"s{number}")
-        assert texts == {"1 slept": 1000, "2 slept": 1000, "3 slept": 1000}
-        assert (clock.now(), sum(table.counters.buckets)) == (6, 3000)
-
-    on_table(main, capacity=1000)
-
-
-def test_timeouts_must_be_above_zero() -> None:
-    with pytest.raises(ValueError, match="must be above 0"):
-        SessionTable(slots(), ttl_s=0)

@@ -185,18 +185,6 @@ def test_any_other_error_is_the_answer_and_breaks_the_session(error: Exception) 
     play(main)
 
 
-def test_a_cancelled_future_of_a_step_breaks_the_session() -> None:
-    async def main(table: SessionTable, far: Far) -> None:
-        moves: list[Move] = []
-        assert table.start_step(key("a"), 0, "x", moves.append)
-        far.started[0][1].cancel()
-        await settle()
-        with pytest.raises(SessionBrokenError, match="cancelled"):
-            moves[0].result()
-
-    play(main)
-
-
 def test_the_deadline_of_a_started_step_begins_with_the_step() -> None:
     async def main(table: SessionTable, far: Far) -> None:
         moves: list[Move] = []

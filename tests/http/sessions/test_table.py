@@ -127,30 +127,6 @@ def test_a_step_that_is_cancelled_in_the_environment_breaks_its_session() -> Non
     on_table(main)
 
 
-def test_a_waiting_repeat_fails_when_the_step_is_cancelled() -> None:
-    async def main(table: SessionTable, lender: Lender) -> None:
-        await table.create(key("a"), SLEEPER)
-        async with anyio.create_task_group() as tasks:
-            scope = anyio.CancelScope()
-
-            async def first() -> None:
-                with scope:
-                    await table.step(key("a"), 0, "sleep 10")
-
-            tasks.start_soon(first)
-            await settle()
-
-            async def second() -> None:
-                with pytest.raises(SessionBrokenError):
-                    await table.step(key("a"), 0, "sleep 10")
-
-            tasks.start_soon(second)
-            await settle()
-            scope.cancel()
-
-    on_table(main)
-
-
 def test_the_limit_of_the_environment_extends_the_deadline_of_a_step() -> None:
     async def main(table: SessionTable, lender: Lender) -> None:
         await table.create(key("a"), Task("Sleeper-v0", 0, {"limit_s": 100.0}))
