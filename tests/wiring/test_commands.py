@@ -8,7 +8,6 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import anyio
 import pytest
 
 from envkit import clock
@@ -19,8 +18,6 @@ from envkit.environments.terminal.tasks import TerminalTask
 from envkit.environments.tools import write_call
 from envkit.errors import SandboxError
 from envkit.runs.display import SilentDisplay
-from envkit.sandbox.docker.api import Daemon
-from envkit.sandbox.docker.folder_build import build_folder
 from envkit.wiring.commands import run
 from envkit.wiring.environments import find
 from envkit.wiring.sandboxes.tool_pool import open_tool_pool
@@ -113,21 +110,3 @@ def test_a_build_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytes
         SandboxError, match=r"line 3 of the Dockerfile, `RUN sleep 60`, failed \(after the timeout of 1 s\)"
     ):
         build(slow)
-
-
-def test_a_cancelled_build_ends_at_the_next_line_of_its_output() -> None:
-    content = f"{BASE}RUN for i in 0 1 2 3 4 5 6 7 8 9; do for j in 0 1 2 3 4 5; do echo $i$j; sleep 0.5; done; done\n"
-    stopped = False
-
-    async def main() -> None:
-        nonlocal stopped
-        daemon = await Daemon.connect()
-        try:
-            with anyio.fail_after(15), anyio.move_on_after(3) as scope:
-                await build_folder(daemon, "no/such:tag", content, None, timeout_s=60.0, report=print)
-            stopped = scope.cancelled_caught
-        finally:
-            await daemon.close()
-
-    clock.run(main)
-    assert stopped

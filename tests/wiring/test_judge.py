@@ -79,27 +79,6 @@ def test_a_chat_that_the_judge_refuses_and_a_first_request_that_the_server_rejec
         asked(Served(lambda body: failure(400, "no such field")))
 
 
-def test_a_parameter_that_the_judge_refuses_is_left_out() -> None:
-    served = Served(lambda body: failure(400, "seed?") if "seed" in body else completion("yes"))
-    assert asked(served) == "yes"
-
-
-@pytest.mark.parametrize(
-    ("address", "error"),
-    [
-        ("gpt", "env.judge: gpt: lacks the model or the URL of a server; write MODEL@URL, such as qwen2.5-7b@http"),
-        ("m@http://a:b@h", "env.judge: the URL of m holds a password; set OPENAI_API_KEY instead"),
-    ],
-)
-def test_the_address_of_a_judge_is_checked_and_the_error_names_its_setting(address: str, error: str) -> None:
-    async def main() -> None:
-        async with open_judge(address):
-            pass
-
-    with pytest.raises(UsageError, match=f"^{error}"):
-        clock.run(main)
-
-
 async def taken(port: int) -> socket.socket:
     """Listen on a port as soon as it is free."""
     while True:

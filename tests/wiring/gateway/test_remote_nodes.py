@@ -21,7 +21,6 @@ from envkit.http.auth.tokens import OneToken, TokenStore
 from envkit.http.protocol.node_messages import JoinFrame
 from envkit.http.server.middleware import AuthMiddleware
 from envkit.sandbox.pool.node import Node
-from envkit.wiring.gateway.gateway import open_fleet
 from envkit.wiring.gateway.node_server import NodeFacts, node_app, serve_node
 from envkit.wiring.gateway.nodes import Machine
 from envkit.wiring.gateway.remote_nodes import NodeAddress, RemoteNodes
@@ -43,11 +42,7 @@ def with_nodes(main: Callable[[RemoteNodes], Awaitable[None]], file: Path, *list
 @pytest.mark.parametrize(
     ("url", "token"),
     [
-        *[(url, "t") for url in ("", "ftp://x:1", "http://", "http://..:1", "http://h\0:1", "http://h:99999")],
-        *[
-            (url, "t")
-            for url in (f"http://{'a' * 64}:1", "http://ü:1", "http://h:0", "http://[::g]:1", "unix:", "http://h:1\n")
-        ],
+        *[(url, "t") for url in ("", "ftp://x:1", "http://h\0:1", "http://h:99999", f"http://{'a' * 64}:1")],
         *[(NOWHERE, token) for token in ("", "a b", "é")],
     ],
 )
@@ -183,15 +178,4 @@ def test_keys_that_a_node_ignores_are_refused() -> None:
         await serve_node(config, join=None, token_file=None, announce=print)
 
     with pytest.raises(UsageError, match=r"^nodes, model, envs\.sandboxes: no effect on a node"):
-        clock.run(main)
-
-
-def test_a_server_without_sandboxes_refuses_nodes() -> None:
-    config = ServeConfig.model_validate({"backend": "none", "nodes": [{"url": NOWHERE}]})
-
-    async def main() -> None:
-        async with open_fleet(config, print):
-            pass
-
-    with pytest.raises(UsageError, match=r"^nodes: no effect with backend: none"):
         clock.run(main)

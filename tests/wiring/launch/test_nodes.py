@@ -1,10 +1,8 @@
-"""Starting nodes for sandboxes; the launcher is scripted, except where their logs are tested."""
+"""Starting nodes for sandboxes, with a scripted launcher."""
 
 from __future__ import annotations
 
 import itertools
-import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -16,7 +14,6 @@ from envkit import clock
 from envkit.errors import UsageError
 from envkit.restarts import RestartBudget
 from envkit.types import Node, Place
-from envkit.wiring.launch.local import LocalLauncher, LocalProcess
 from envkit.wiring.launch.nodes import running_nodes
 
 
@@ -98,40 +95,3 @@ def test_if_one_node_cannot_be_started_the_others_end(tmp_path: Path) -> None:
 
     clock.run(main)
     assert (len(launcher.started), launcher.killed) == (1, 1)
-
-
-class Failing(LocalLauncher):
-    """Its first program prints why it fails; the others wait."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.logs: list[Path] = []
-        self.second = anyio.Event()
-
-    async def start(self, argv: Sequence[str], env: Mapping[str, str], *, place: Place, name: str) -> LocalProcess:
-        words = ["sleep", "600"] if self.logs else ["sh", "-c", "echo started; echo the port is taken; exit 2"]
-        process = await super().start(words, env, place=place, name=name)
-        if self.logs:
-            self.second.set()
-        self.logs.append(process.log)
-        return process
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="launchers run on Linux")
-def test_the_line_about_a_node_that_ended_has_its_cause_and_its_log_and_only_that_log_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    launcher, lines = Failing(), list[str]()
-
-    async def main() -> None:
-        opening = running_nodes(launcher, ["n0"], env={}, budget=RestartBudget(2), announce=lines.append)
-        with anyio.fail_after(60):
-            async with opening:
-                await launcher.second.wait()
-
-    clock.run(main)
-    log = launcher.logs[0]
-    cause = "exited with code 2 (the port is taken)"
-    assert lines == [f"the node for sandboxes on n0 {cause}; its log is {log}; it is started again"]
-    assert list(tmp_path.iterdir()) == [log]

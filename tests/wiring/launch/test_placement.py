@@ -31,12 +31,10 @@ def mapped(gpus: tuple[int, ...], section: dict[str, Any] | None = None, **needs
     [
         ((8,), {}, "trainer n0:0, servers n0:1 n0:2 n0:3 n0:4 n0:5 n0:6 n0:7"),
         ((8,), {"replicas": 3}, "trainer n0:0, servers n0:1,2 n0:3,4 n0:5,6"),
-        ((8,), {"replicas": 1}, "trainer n0:0, servers n0:1,2,3,4"),
         ((2, 2), {}, "trainer n0:0, servers n0:1 n1:0 n1:1"),
         ((2, 4), {"replicas": 2}, "trainer n0:0, servers n1:0,1 n1:2,3"),
         ((4,), {"trainer_uses_gpu": False}, "trainer n0, servers n0:0 n0:1 n0:2 n0:3"),
         ((1,), {"utilization": 0.4}, "trainer n0:0, servers n0:0"),
-        ((2,), {"servers": False}, "trainer n0:0"),
         ((0,), {"replicas": 2}, "trainer n0, servers n0 n0"),
         ((0, 0, 0), {"replicas": 3}, "trainer n0, servers n1 n2 n1"),
         ((2,), {"servers_use_gpus": False}, "trainer n0:0, servers n0"),
@@ -89,7 +87,6 @@ def test_disjoint_and_equal_maps_are_possible(section: dict[str, Any], needs: di
         ({"judge": "n1:0", "engines": ["n1:0-3"]}, {"serves_judge": True}, "placement.judge: another part has n1:0"),
         ({"trainer": "n0:3", "engines": ["n0:3"]}, {"utilization": 0.4, "ahead": 1}, "rollout.ahead: .* n0:3 at the s"),
         ({"trainer": "n0:3", "engines": ["n0:3"]}, {}, "engine.gpu_memory_utilization: .* share n0:3; .* at most 0.7"),
-        ({"trainer": "n0:3", "engines": ["n0:3"]}, {"utilization": 0.9}, "engine.gpu_memory_utilization: "),
     ],
 )
 def test_a_map_that_is_impossible_or_was_never_run_is_refused(

@@ -168,16 +168,6 @@ def test_a_program_that_ends_is_reported_at_once_and_its_child_has_ended_when_ki
     run(test)
 
 
-def test_kill_ends_the_program_on_its_node() -> None:
-    async def test() -> None:
-        process, pids = await started()
-        await process.kill()
-        assert process.has_ended
-        await gone(pids)
-
-    run(test)
-
-
 def test_a_killed_owner_leaves_nothing_on_the_other_node() -> None:
     async def test() -> None:
         async with await anyio.open_process([sys.executable, "-c", OWNER, PROGRAM], cwd=ROOT) as owner:

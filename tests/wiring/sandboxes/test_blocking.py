@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -23,7 +21,7 @@ from envkit import clock
 from envkit.env import AsyncEnv
 from envkit.errors import MissingFileError, SandboxNotFoundError, SandboxStartError, UsageError
 from envkit.types import Observation, Options, Reset, Step
-from envkit.wiring.sandboxes.blocking import BlockingSandbox, BlockingShell, kind_of
+from envkit.wiring.sandboxes.blocking import BlockingSandbox, kind_of
 from tests.contract.kinds import new_marker, sleepers, until
 
 pytestmark = pytest.mark.bwrap
@@ -33,19 +31,6 @@ pytestmark = pytest.mark.bwrap
 def sandbox() -> Iterator[BlockingSandbox]:
     with envkit.open_sandbox(backend="local") as opened:
         yield opened
-
-
-def test_a_command_needs_no_timeout_and_has_one_of_a_minute(sandbox: BlockingSandbox) -> None:
-    assert sandbox.exec(["echo", "quick"]).stdout == "quick\n"
-    assert sandbox.shell().run("echo quick").stdout == "quick\n"
-    for call in (BlockingSandbox.exec, BlockingShell.run):
-        assert inspect.signature(call).parameters["timeout_s"].default == 60.0
-
-
-def test_its_text_names_id_backend_and_state() -> None:
-    with envkit.open_sandbox(backend="local") as sandbox:
-        assert repr(sandbox) == f"<sandbox {sandbox.id}: local, running>"
-    assert repr(sandbox) == f"<sandbox {sandbox.id}: local, stopped>"
 
 
 class Runs(AsyncEnv):
@@ -79,14 +64,6 @@ def test_an_async_environment_opens_a_sandbox_per_episode_without_threads() -> N
     assert sleepers(marker) == []
 
 
-def test_a_shell_keeps_its_state_and_has_a_name(sandbox: BlockingSandbox) -> None:
-    sandbox.shell().run("cd /tmp; x=1", timeout_s=10)
-    assert sandbox.shell().run("echo $PWD $x", timeout_s=10).stdout == "/tmp 1\n"
-    assert sandbox.shell("other").run("echo $PWD $x", timeout_s=10).stdout == "/workspace\n"
-    sandbox.shell().close()
-    assert sandbox.shell().run("echo $PWD $x", timeout_s=10).stdout == "/workspace\n"
-
-
 def test_files_and_folders_go_in_and_out(sandbox: BlockingSandbox, tmp_path: Path) -> None:
     (tmp_path / "in" / "deep").mkdir(parents=True)
     (tmp_path / "in" / "deep" / "one").write_text("1")
@@ -101,18 +78,6 @@ def test_files_and_folders_go_in_and_out(sandbox: BlockingSandbox, tmp_path: Pat
     assert (sandbox.read("there/deep/one"), (tmp_path / "out" / "two").read_text()) == (b"1", "2")
     with pytest.raises(MissingFileError):
         sandbox.read("nowhere")
-
-
-def test_an_episode_branches_at_a_snapshot(sandbox: BlockingSandbox) -> None:
-    sandbox.write("state", "before")
-    kept = sandbox.snapshot()
-    sandbox.write("state", "after")
-    with sandbox.restore(kept) as branch, sandbox.restore(kept) as another:
-        branch.write("state", "elsewhere")
-        assert [one.read("state") for one in (sandbox, branch, another)] == [b"after", b"elsewhere", b"before"]
-    assert sandbox.read("state") == b"after"
-    with pytest.raises(SandboxStartError, match="no snapshot"):
-        sandbox.restore("snapshot-99")
 
 
 def test_a_port_inside_is_reached(sandbox: BlockingSandbox) -> None:
@@ -206,19 +171,11 @@ def test_an_interrupt_ends_the_current_program_and_not_the_sandbox() -> None:
     assert (done.stdout, done.stderr) == ("interrupted 0\n\n", "")
 
 
-FORGOTTEN = """
-import envkit, os, signal
-sandbox = envkit.open_sandbox(backend="local", command=["sleep", "{marker}"])
-{end}
-"""
-
-
-@pytest.mark.parametrize("end", ["", "os.kill(os.getpid(), signal.SIGKILL)"], ids=["forgotten", "killed"])
-def test_no_sandbox_survives_the_end_of_the_program(end: str) -> None:
+def test_no_sandbox_survives_the_end_of_a_program_that_forgets_it() -> None:
     marker = str(70_000_000 + os.getpid())
-    code = FORGOTTEN.format(marker=marker, end=end)
+    code = f"import envkit; sandbox = envkit.open_sandbox(backend='local', command=['sleep', '{marker}'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (-signal.SIGKILL if end else 0, "")
+    assert (done.returncode, done.stderr) == (0, "")
     deadline = clock.stopwatch() + 20
     while _runs(marker):
         assert clock.stopwatch() < deadline
