@@ -9,7 +9,6 @@ from typing import Any
 
 import anyio
 import pytest
-from msgspec import Raw
 
 from envkit import clock
 from envkit.errors import SandboxLostError, UnreachableError
@@ -22,6 +21,7 @@ from envkit.types import Cause, CauseKind, Reset, SandboxState, Step, Task
 from tests.causes import cause
 from tests.echoes import Echo, Worker, fleet_of
 from tests.fleet.fleets import FakeSessionStore, ScriptedFleet, run
+from tests.fleet.test_rebuild import SplitWorker
 from tests.keys import key
 
 DEADLY = 13
@@ -220,31 +220,6 @@ def test_a_resumed_episode_whose_worker_is_lost_before_its_first_answer_is_void(
             assert (host.episodes.rebuilt, host.episodes.void) == (0, 1)
 
     run(main)
-
-
-class SplitEcho(DeadlyEcho):
-    """A deadly echo with split steps, which are answered when the test sets their future."""
-
-    def __init__(self, worker: Worker, task: Task) -> None:
-        super().__init__(worker, task)
-        self.answers: list[asyncio.Future[Raw]] = []
-
-    def start_step(self, action: str) -> asyncio.Future[Raw] | None:
-        self.answers.append(asyncio.get_running_loop().create_future())
-        return self.answers[-1]
-
-    def finish_step(self, answer: asyncio.Future[Raw]) -> Step:
-        answer.result()
-        raise NotImplementedError
-
-
-class SplitWorker(DeadlyWorker):
-    played: SplitEcho
-
-    @asynccontextmanager
-    async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[Episode]:
-        self.played = SplitEcho(self, task)
-        yield self.played
 
 
 @pytest.mark.parametrize("is_cut_off", [False, True])

@@ -161,9 +161,6 @@ def test_a_program_that_ends_is_reported_at_once_and_its_child_has_ended_when_ki
         assert command(pids[1])
         await process.kill()
         assert not command(pids[1])
-        ended = await launcher().start(["/bin/sh", "-c", "echo bye; exit 7"], {}, place=Place("n1"), name="test")
-        assert (await ended.wait(), ended.log.read_text()) == ("exited with code 7", "bye\n")
-        await ended.kill()
 
     run(test)
 

@@ -63,11 +63,11 @@ def test_a_preset_trains_without_a_finding(preset: str, policy: str, tmp_path: P
         "engine": {"model": policy},
         "imitation": {"kind": "none"},
         "algorithm": {"preset": preset},
-        "trainer": {"steps": 6, "groups_per_step": 4, "learning_rate": 0.001},
+        "trainer": {"steps": 4, "groups_per_step": 4, "learning_rate": 0.001},
     }
     run(content, folder)
     rows: list[Any] = list(read_rows(folder / "metrics.jsonl"))
-    assert len(rows) == 6
+    assert len(rows) == 4
     assert sum(row["updates"] for row in rows) > 3
     assert sum(row["nonfinite_updates"] for row in rows) == 0
     assert json.loads((folder / "summary.json").read_text())["diagnosis"] == []
