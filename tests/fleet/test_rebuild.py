@@ -200,7 +200,7 @@ def test_isolated_episodes_play_alone_in_extra_workers_that_end_with_them() -> N
     run(main)
 
 
-def test_losses_during_grades_are_charged_to_their_episodes_and_not_to_the_fleet() -> None:
+def test_losses_during_grades_void_their_episodes_and_are_not_charged_to_the_fleet() -> None:
     async def main() -> None:
         offenders = Offenders(RestartBudget(restarts=0))
         workers = [Worker(name, dies_after=2) for name in "abcd"]
@@ -211,25 +211,9 @@ def test_losses_during_grades_are_charged_to_their_episodes_and_not_to_the_fleet
                     await episode.step("one")
                     with pytest.raises(SandboxLostError, match="killed by signal 9"):
                         await episode.grade()
+            assert (fleet.episodes.rebuilt, fleet.episodes.void) == (0, 3)
             with pytest.raises(EnvRejectedError):
                 offenders.is_isolated("", TASK.env_id)
-
-    run(main)
-
-
-def test_a_worker_that_is_lost_during_the_grade_voids_the_episode() -> None:
-    async def main() -> None:
-        async with fleet_of(Worker("a", dies_after=2), Worker("b")) as fleet:
-            async with fleet.lease(TASK) as episode:
-                await episode.reset()
-                await episode.step("one")
-                for _ in range(2):
-                    with pytest.raises(SandboxLostError, match="killed by signal 9"):
-                        await episode.grade()
-            async with fleet.lease(TASK) as episode:
-                await episode.reset()
-                assert await episode.grade() == 0.5
-            assert (fleet.episodes.rebuilt, fleet.episodes.void) == (0, 1)
 
     run(main)
 
