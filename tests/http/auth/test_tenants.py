@@ -112,6 +112,16 @@ def test_sandboxes_with_equal_ids_of_two_tenants_are_separate(tmp_path: Path) ->
     on_stage(main, tmp_path, has_sandboxes=True)
 
 
+def test_the_socket_of_a_tenant_keeps_its_sessions_alive(tmp_path: Path) -> None:
+    async def main(stage: Stage) -> None:
+        async with EnvClient(stage.address, token=stage.token()) as client, client.lease(LONG) as episode:
+            await episode.reset()
+            await anyio.sleep(1.5)  # three times the ttl of an unused session
+            assert (await episode.step("x")).observation.text == "1 x"
+
+    on_stage(main, tmp_path, ttl_s=0.5)
+
+
 def test_an_administrator_inspects_and_deletes_the_sessions_of_others_over_a_socket(tmp_path: Path) -> None:
     async def main(stage: Stage) -> None:
         acme, admin = stage.token("acme"), stage.token("ops", "admin")

@@ -68,11 +68,12 @@ def test_a_name_is_free_after_its_sandbox_was_deleted() -> None:
     async def main(client: httpx.AsyncClient, pool: Pool) -> None:
         key = {"Idempotency-Key": "k"}
         backend_ids = []
-        for spec in ({}, {}, {"memory_mib": 64}):
+        for seconds, spec in enumerate(({}, {}, {"memory_mib": 64})):
             made = await client.put(A, json=spec)
             assert (made.status_code, made.json()["state"]) == (200, "leased")
             backend_ids.append(made.json()["backend_id"])
-            assert (await client.post(f"{A}/exec", json=run("count"), headers=key)).json()["stdout"] == "1"
+            done = await client.post(f"{A}/exec", json=run("count", f"{seconds}e-3"), headers=key)
+            assert done.json()["stdout"] == "1"  # its key is free, too
             await client.delete(A)
             assert (await client.get(A)).json()["state"] == "stopped"
         assert backend_ids == ["fake-0", "fake-1", "fake-2"]
