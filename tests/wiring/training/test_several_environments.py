@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 
 from envkit import TrainSummary, clock, config, register, registry
-from envkit.cli.training.train import _rows
 from envkit.config import RunConfig, evaluation
 from envkit.runs.display import SilentDisplay
 from envkit.trainer_bridge.models.saved_policy import SavedPolicy
@@ -145,22 +143,6 @@ def test_a_checkpoint_is_evaluated_in_each_environment_with_its_options(tmp_path
     assert (sokoban.warning, sokoban.at_once) == ("", 24)
 
 
-# --- Summaries -------------------------------------------------------------------------------------------------------
-
-
-def test_a_summary_of_several_environments_names_the_first_and_prints_each(tmp_path: Path) -> None:
-    each = {"eval_success_before": 0.25, "eval_success_after": 0.5}
-    content: dict[str, Any] = {one.name: None for one in fields(TrainSummary)[2:-1]}
-    content |= {"env_ids": ["A-v0", "B-v0"], "environments": {"A-v0": each, "B-v0": each}, **each}
-    content |= {"train_steps": 3, "episodes": 4, "lost_episodes": 0, "wall_s": 5.0}
-    summary = TrainSummary.of(tmp_path, content)
-    assert summary.env_id == "A-v0"
-    names = [name for name, value in _rows(summary) if value == "25.0% → 50.0%"]
-    assert names == [f"held-out success, sampled{suffix}" for suffix in ("", ", A-v0", ", B-v0")]
-    after_imitation_alone = TrainSummary.of(tmp_path, {**content, "train_steps": 0})
-    assert [name for name, value in _rows(after_imitation_alone) if value == "50.0%"] == names
-
-
 # --- A run -----------------------------------------------------------------------------------------------------------
 
 
@@ -194,6 +176,7 @@ def test_a_run_in_two_environments_trains_and_evaluates_both(tmp_path: Path) -> 
         assert row["eval_success"] == pytest.approx(sum(each) / 2)
     summary = json.loads((whole / "summary.json").read_bytes())
     assert (summary["env_ids"], "env_id" in summary) == (["FrozenLake-v0", "Sokoban-v0"], False)
+    assert TrainSummary.of(whole, summary).env_id == "FrozenLake-v0"
     last = rows(whole / "evaluations.jsonl")[-1]
     for name, values in summary["environments"].items():
         assert values["eval_success_after"] == last[f"eval_success/{name}"]
