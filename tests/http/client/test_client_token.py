@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
 
@@ -119,7 +119,7 @@ def test_a_rejected_handshake_raises_the_error_of_the_server(
 def test_make_accepts_a_token_and_fails_with_a_wrong_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main(stage: Stage) -> None:
         def made(token: str | None) -> object:
-            with envkit.make("Count-v0", url=stage.address, token=token) as env:
+            with closing(envkit.make("Count-v0", url=stage.address, token=token)) as env:
                 return env.reset(seed=3)[0]
 
         monkeypatch.delenv("ENVKIT_TOKEN", raising=False)

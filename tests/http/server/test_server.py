@@ -35,8 +35,8 @@ LAKE = Task("FrozenLake-v0", 3, {"size": 4})
 
 @contextmanager
 def env_server(path: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    with subprocess.Popen([*ENV_SERVER, "--socket", str(path), *arguments], text=True, **pipes) as running:
+    words, pipe = [*ENV_SERVER, "--socket", str(path), *arguments], subprocess.PIPE
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as running:
         try:
             clock.run(wait_until_connectable, path, running)
             yield running
