@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from tests.contract.kinds import KINDS, PARAMS, Kind, new_marker
+from tests.contract.kinds import KINDS, LOCAL, PARAMS, Kind, new_marker
 from tests.contract.shared import Shared, SharedSandboxes, sandboxes
 
 __all__ = ["sandboxes"]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    chosen = [mark for mark in metafunc.definition.iter_markers("parametrize") if mark.args[0] == "kind"]
+    chosen = [mark for mark in metafunc.definition.iter_markers("parametrize") if "kind" in mark.args[0]]
     if "kind" in metafunc.fixturenames and not chosen:
-        metafunc.parametrize("kind", PARAMS, indirect=True)
+        kinds = LOCAL if metafunc.definition.path.parent.name == "programs" else PARAMS
+        metafunc.parametrize("kind", kinds, indirect=True)
 
 
 @pytest.fixture

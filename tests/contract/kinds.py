@@ -90,9 +90,12 @@ PARAMS = [
     pytest.param("process"),
     pytest.param("docker", marks=pytest.mark.docker),
 ]
+REMOTE = pytest.param("remote", marks=pytest.mark.bwrap)
+LOCAL = PARAMS[:1]
+"""For all cases about programs and files, whose code all kinds share; `ALSO_REMOTE` has one of each operation."""
 ISOLATING = pytest.mark.parametrize("kind", [PARAMS[0], PARAMS[2]], indirect=True)
 """For cases about what only sandboxes that isolate can promise."""
-ALSO_REMOTE = pytest.mark.parametrize("kind", [*PARAMS, pytest.param("remote", marks=pytest.mark.bwrap)], indirect=True)
+ALSO_REMOTE = pytest.mark.parametrize("kind", [*PARAMS, REMOTE], indirect=True)
 """For one case of each operation and of each way to answer: a promise that a server on the way must keep too."""
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from envkit.errors import SandboxRefusedError
-from tests.contract.kinds import KINDS, Kind, run
+from tests.contract.kinds import ISOLATING, KINDS, PARAMS, REMOTE, Kind, run
 
 
 @pytest.fixture
@@ -19,23 +19,13 @@ def levels(tmp_path: Path) -> Path:
     return folder
 
 
-def isolated(kind: Kind) -> Kind:
-    if kind.name == "process":
-        pytest.skip("it sees all files anyway")
-    return kind
-
-
-@pytest.mark.parametrize("untrusted", [False, True])
-def test_a_folder_and_a_file_are_seen_where_they_were_asked_for_and_cannot_be_changed(
-    kind: Kind, levels: Path, *, untrusted: bool
-) -> None:
+@pytest.mark.parametrize("kind", [PARAMS[0], PARAMS[2], REMOTE], indirect=True)
+def test_a_folder_and_a_file_are_seen_where_they_were_asked_for_and_cannot_be_changed(kind: Kind, levels: Path) -> None:
     views = ((str(levels), "/data/levels"), (str(levels / "one"), "/opt/first"))
-    if untrusted:
-        isolated(kind).require("memory", "pids", "cpu", "uid")
     has_root = kind.name == "local" and kind.backend().capabilities()["uid"]
 
     async def main() -> None:
-        async with isolated(kind).sandbox(views=views, untrusted=untrusted) as sandbox:
+        async with kind.sandbox(views=views) as sandbox:
             seen = await sandbox.exec(["cat", "/data/levels/one", "/opt/first"], timeout_s=20)
             assert seen.stdout == "floor 1\nfloor 1\n"
             for change in ("echo x > /data/levels/one", "echo x > /opt/first", "touch /data/levels/two"):
@@ -58,26 +48,27 @@ def test_not_even_the_root_of_a_system_container_changes_one(levels: Path) -> No
     run(main)
 
 
-@pytest.mark.parametrize(
-    ("source", "place", "reported"),
-    [
-        ("levels", "/data", "'levels' must be an absolute path of this machine"),
-        ("/nowhere/levels", "/data", "'/nowhere/levels' is not a file or folder on this machine"),
-        ("/dev/null", "/data", "'/dev/null' is not a file or folder on this machine"),
-        ("/usr", "data", "'data' must be an absolute path in the sandbox"),
-        ("/usr", "/data/../etc", "'/data/../etc' must be an absolute path in the sandbox"),
-        ("/usr", "/", "'/' is reserved for the sandbox"),
-        ("/usr", "/proc/self", "'/proc/self' is reserved for the sandbox"),
-        ("/usr", "/workspace/data", "'/workspace/data' is reserved for the sandbox"),
-        ("/usr", "/srv/data/more", "'/srv/data/more' and '/srv/data' overlap"),
-    ],
-)
-def test_a_view_that_cannot_be_is_refused_with_the_reason(kind: Kind, source: str, place: str, reported: str) -> None:
+REFUSED = [
+    ("levels", "/data", "'levels' must be an absolute path of this machine"),
+    ("/nowhere/levels", "/data", "'/nowhere/levels' is not a file or folder on this machine"),
+    ("/dev/null", "/data", "'/dev/null' is not a file or folder on this machine"),
+    ("/usr", "data", "'data' must be an absolute path in the sandbox"),
+    ("/usr", "/data/../etc", "'/data/../etc' must be an absolute path in the sandbox"),
+    ("/usr", "/", "'/' is reserved for the sandbox"),
+    ("/usr", "/proc/self", "'/proc/self' is reserved for the sandbox"),
+    ("/usr", "/workspace/data", "'/workspace/data' is reserved for the sandbox"),
+    ("/usr", "/srv/data/more", "'/srv/data/more' and '/srv/data' overlap"),
+]
+
+
+@ISOLATING
+def test_a_view_that_cannot_be_is_refused_with_the_reason(kind: Kind) -> None:
     async def main() -> None:
-        async with isolated(kind).backend() as backend:
-            with pytest.raises(SandboxRefusedError) as refusal:
-                await backend.start(kind.spec(views=(("/usr", "/srv/data"), (source, place))))
-            assert refusal.value.cause.detail.startswith(f"views is refused: {reported}")
+        async with kind.backend() as backend:
+            for source, place, reported in REFUSED:
+                with pytest.raises(SandboxRefusedError) as refusal:
+                    await backend.start(kind.spec(views=(("/usr", "/srv/data"), (source, place))))
+                assert refusal.value.cause.detail.startswith(f"views is refused: {reported}")
 
     run(main)
 
@@ -99,15 +90,5 @@ def test_a_plain_process_takes_none(levels: Path) -> None:
         async with KINDS["process"].backend() as backend:
             with pytest.raises(SandboxRefusedError, match="the backend `process` does not support"):
                 await backend.start(KINDS["process"].spec(views=((str(levels), "/data"),)))
-
-    run(main)
-
-
-@pytest.mark.bwrap
-def test_a_node_mounts_those_of_its_machine(levels: Path) -> None:
-    async def main() -> None:
-        async with KINDS["remote"].backend() as backend:
-            sandbox = await backend.start(KINDS["remote"].spec(views=((str(levels), "/data"),)))
-            assert (await sandbox.exec(["cat", "/data/one"], timeout_s=20)).stdout == "floor 1\n"
 
     run(main)

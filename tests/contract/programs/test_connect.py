@@ -45,9 +45,9 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
-@pytest.fixture(params=["socket", "port"])
+@pytest.fixture
 def place(request: pytest.FixtureRequest) -> str | int:
-    return "echo.sock" if request.param == "socket" else free_port()
+    return free_port() if getattr(request, "param", "") == "port" else "echo.sock"
 
 
 async def reached(sandbox: Sandbox, place: str | int) -> socket.socket:
@@ -75,19 +75,8 @@ async def talk(stream: socket.socket, content: bytes) -> bytes:
     return bytes(taken)
 
 
-def test_a_server_inside_is_reached_again_and_again(kind: Kind, place: str | int) -> None:
-    async def main() -> None:
-        async with kind.sandbox(kind.python, "-c", SERVER, str(place)) as sandbox:
-            (await reached(sandbox, place)).close()
-            for number in range(5):
-                with await sandbox.connect(place) as stream:
-                    assert not stream.getblocking()
-                    assert await talk(stream, b"%d" % number) == b"%d and goodbye" % number
-
-    run(main)
-
-
 @ALSO_REMOTE
+@pytest.mark.parametrize("place", ["socket", "port"], indirect=True)
 def test_every_byte_and_more_than_any_window_passes_both_ways_at_once(kind: Kind, place: str | int) -> None:
     content = bytes(range(256)) * 20_000
 

@@ -66,18 +66,6 @@ def test_every_byte_passes_both_ways_as_it_is(shared: Shared) -> None:
 
 
 @ALSO_REMOTE
-def test_a_line_of_ten_megabytes_passes_whatever_its_end(shared: Shared) -> None:
-    async def main(sandbox: AnySandbox) -> None:
-        for end in (b"", b"\n", b"\r\n"):
-            content = b"x" * 10_000_000 + end
-            result = await sandbox.exec(["cat"], stdin=content, timeout_s=60, max_output_bytes=11_000_000)
-            assert result.stdout_bytes == content
-            assert result.truncated_bytes == 0
-
-    shared.run(main)
-
-
-@ALSO_REMOTE
 def test_of_too_much_output_the_end_is_kept_and_the_rest_is_counted(shared: Shared) -> None:
     async def main(sandbox: AnySandbox) -> None:
         flood = "head -c 3000000 /dev/zero | tr '\\0' x; echo the end; echo err >&2"
@@ -104,7 +92,6 @@ def test_unicode_passes_and_what_cannot_be_decoded_is_replaced(shared: Shared) -
     shared.run(main)
 
 
-@ALSO_REMOTE
 def test_arguments_arrive_as_they_are(shared: Shared) -> None:
     async def main(sandbox: AnySandbox) -> None:
         arguments = ["two words", "", "line\nend", "-n", "$HOME", "'\"\\", "\udcff", "x" * 100_000]
@@ -116,7 +103,6 @@ def test_arguments_arrive_as_they_are(shared: Shared) -> None:
     shared.run(main)
 
 
-@ALSO_REMOTE
 def test_arguments_and_variables_with_nul_and_those_that_are_too_large_are_refused(shared: Shared) -> None:
     async def main(sandbox: AnySandbox) -> None:
         with pytest.raises(ValueError, match="contains a NUL character"):
@@ -252,28 +238,5 @@ def test_users_are_who_they_should_be(shared: Shared) -> None:
         else:
             with pytest.raises(UnsupportedError):
                 await sandbox.exec(["id", "-u"], user="root", timeout_s=20)
-
-    shared.run(main)
-
-
-def test_a_grader_reads_what_the_agent_wrote_and_not_the_other_way_round(shared: Shared) -> None:
-    shared.require("uid")
-
-    async def main(sandbox: AnySandbox) -> None:
-        await sandbox.write("answer", b"42")
-        wait = "until [ -e /tmp/{} ]; do sleep 0.01; done".format
-        grade = f"umask 077; cat /workspace/answer; echo secret > /tmp/grade; {wait('peeked')}"
-        attack = "cat /tmp/grade; echo x > /tmp/grade; pkill -u 1001; kill -9 -1; true"
-        async with anyio.create_task_group() as tasks:
-
-            async def grader() -> None:
-                result = await sh(sandbox, grade, user="grader")
-                assert (result.exit_code, result.stdout) == (0, "42")
-
-            tasks.start_soon(grader)
-            peek = await sh(sandbox, f"{wait('grade')}; {attack}")
-            await sandbox.write("/tmp/peeked", b"")
-            assert "secret" not in peek.stdout
-        assert (await sh(sandbox, "cat /tmp/grade", user="grader")).stdout == "secret\n"
 
     shared.run(main)

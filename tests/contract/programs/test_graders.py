@@ -11,8 +11,7 @@ import anyio
 import pytest
 
 from envkit.errors import MissingFileError, RefusedFileError, UnsupportedError
-from envkit.sandbox.agent_client.sandbox import AgentSandbox
-from tests.contract.kinds import Kind, run, until
+from tests.contract.kinds import ISOLATING, Kind, run, until
 from tests.contract.shared import AnySandbox, Shared, sh
 
 # For the given time, tries everything that could make a grader run or reveal something; prints what succeeded.
@@ -77,6 +76,7 @@ def tests(tmp_path: Path) -> Path:
     return top
 
 
+@ISOLATING
 def test_the_agents_programs_never_get_at_a_graders_script_between_its_writing_and_its_run(
     kind: Kind, shared: Shared
 ) -> None:
@@ -196,27 +196,7 @@ def test_files_are_reached_with_the_agents_rights_alone(shared: Shared) -> None:
     shared.run(main)
 
 
-def test_a_snapshot_leaves_out_what_a_grader_keeps_closed(kind: Kind, tests: Path) -> None:
-    async def main() -> None:
-        async with kind.backend() as backend:
-            if not backend.capabilities()["uid"]:
-                pytest.skip("one user is all that there is")
-            sandbox = await backend.start(kind.spec())
-            await sandbox.write("one", b"1")
-            await sandbox.upload(tests, "/tmp/tests", user="grader")
-            await sandbox.write("/tmp/grade", b"42", user="grader")
-            await sandbox.write(f"{sandbox.grader_home}/key", b"42", user="grader")
-            again = await backend.restore(await sandbox.snapshot(), kind.spec())
-            assert isinstance(again, AgentSandbox)
-            look = f"cat /workspace/one; ls -A {again.grader_home}; ls -d /tmp/tests /tmp/grade 2>&1 | grep -c cannot"
-            assert await sh(again, look, "grader") == "12\n"
-
-    run(main)
-
-
-def test_a_grader_reads_no_settings_that_the_agent_wrote(kind: Kind, shared: Shared) -> None:
-    if kind.name == "process":
-        pytest.skip("one user is all that there is")
+def test_a_grader_reads_no_settings_that_the_agent_wrote(shared: Shared) -> None:
     has_users = shared.has("uid")
 
     async def main(sandbox: AnySandbox) -> None:
@@ -247,11 +227,10 @@ def test_a_grader_starts_in_its_home_and_imports_nothing_that_the_agent_left_in_
     shared.run(main)
 
 
+@pytest.mark.parametrize("kind", ["process"], indirect=True)
 def test_where_all_are_one_user_a_grader_writes_as_that_user(kind: Kind, tests: Path, tmp_path: Path) -> None:
     async def main() -> None:
         async with kind.backend() as backend:
-            if backend.capabilities()["uid"]:
-                pytest.skip("a grader is a user of its own")
             sandbox = await backend.start(kind.spec())
             script = f"{sandbox.grader_home}/grade.sh"
             await sandbox.write(script, b"echo graded", user="grader")

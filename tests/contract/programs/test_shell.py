@@ -30,7 +30,10 @@ COMMANDS = [
     ("kill -9 $(sh -c 'echo $$; kill -9 $$') 2>/dev/null; echo on", 0, "on\n", ""),
 ]
 """Each with its code, and what it writes to both streams."""
-ENDS = ["exit 3", "exec sh -c 'exit 3'", "set -e; (exit 3)", "kill -9 $$", "echo 'unclosed"]
+ENDS = [
+    *("exit 3", "exec sh -c 'exit 3'", "set -e; (exit 3)", "kill -9 $$", "echo 'unclosed"),
+    *("trap 'echo bye' EXIT; exit 5", "echo ${none?}"),
+]
 
 
 @ALSO_REMOTE
@@ -92,7 +95,6 @@ def test_two_hundred_thousand_lines_and_every_byte_pass(shared: Shared) -> None:
     shared.run(main)
 
 
-@ALSO_REMOTE
 def test_a_slow_command_is_ended_and_the_shell_keeps_its_state_if_possible(shared: Shared, marker: str) -> None:
     async def main(sandbox: AnySandbox) -> None:
         shell = sandbox.shell()
