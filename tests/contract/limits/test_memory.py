@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from envkit.sandbox.agent_client.sandbox import AgentSandbox
-from tests.contract.kinds import Kind, run
-from tests.sandbox.containers import image
+from tests.contract.kinds import ISOLATING, LOCAL, Kind, run
 
 EVIDENCE = Path(__file__).parents[3] / "benchmarks" / "evidence" / "memory_without_owner.py"
 MEMORY_MIB = 256  # of which the agent has 224
@@ -46,16 +45,16 @@ async def sandbox_of(kind: Kind) -> AsyncIterator[AgentSandbox]:
         yield sandbox
 
 
+@pytest.mark.parametrize("kind", LOCAL, indirect=True)
 def test_a_grader_runs_in_a_sandbox_full_of_memory_that_no_process_owns(kind: Kind, tmp_path: Path) -> None:
     kind.require("memory", "pids", "cpu", "uid")
     options = ["--short", "--within-s", "10", "--kind", kind.name, "--folder", str(tmp_path)]
-    if kind.name == "docker":
-        options += ["--image", image()]
     command = [sys.executable, str(EVIDENCE), *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=80, check=False)
     assert done.stdout.splitlines()[-1:] == ["the grader ran within 10 s in 3 of 3; sandboxes lost: none"], done.stderr
 
 
+@ISOLATING
 def test_a_sandbox_outlives_programs_that_find_no_memory_left(kind: Kind) -> None:
     async def main() -> None:
         async with sandbox_of(kind) as sandbox:
@@ -70,6 +69,7 @@ def test_a_sandbox_outlives_programs_that_find_no_memory_left(kind: Kind) -> Non
     run(main)
 
 
+@ISOLATING
 def test_the_agents_programs_cannot_use_an_eighth_of_the_memory_and_a_grader_can(kind: Kind) -> None:
     async def main() -> None:
         async with sandbox_of(kind) as sandbox:

@@ -11,9 +11,10 @@ import pytest
 from envkit.errors import MissingFileError
 from envkit.sandbox.agent_client.sandbox import AgentSandbox
 from envkit.types import SandboxUser
-from tests.contract.kinds import Backend, Kind, run
+from tests.contract.kinds import LOCAL, Kind, run
 
 PIDS = 64
+on_local = pytest.mark.parametrize("kind", LOCAL, indirect=True)
 USERS: tuple[SandboxUser, ...] = ("grader", "agent")
 BOMBS = {
     "programs that start others": """
@@ -91,9 +92,9 @@ print(in_a_row)
 """
 
 
-def needs_bound(kind: Kind, backend: Backend) -> None:
-    if not backend.capabilities()["pids"]:
-        pytest.skip("processes are not bounded here")
+@pytest.fixture(autouse=True)
+def bounded(kind: Kind) -> None:
+    kind.require("pids")
 
 
 async def fill(sandbox: AgentSandbox, kind: Kind, bomb: str) -> None:
@@ -109,10 +110,10 @@ async def fill(sandbox: AgentSandbox, kind: Kind, bomb: str) -> None:
             return
 
 
+@on_local
 def test_programs_of_the_agent_have_a_smaller_share_of_the_processors(kind: Kind) -> None:
     async def main() -> None:
         async with kind.backend() as backend:
-            needs_bound(kind, backend)
             sandbox = await backend.start(kind.spec(pids=PIDS))
             shown = [(await sandbox.exec(["nice"], user=user, timeout_s=20)).stdout for user in USERS]
             assert shown == ["0\n", "5\n"]
@@ -120,11 +121,17 @@ def test_programs_of_the_agent_have_a_smaller_share_of_the_processors(kind: Kind
     run(main)
 
 
-@pytest.mark.parametrize("name", BOMBS)
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        *(pytest.param("local", name, marks=pytest.mark.bwrap) for name in BOMBS),
+        pytest.param("docker", "threads", marks=pytest.mark.docker),
+    ],
+    indirect=["kind"],
+)
 def test_a_grader_runs_in_a_sandbox_that_the_agent_has_filled(kind: Kind, name: str) -> None:
     async def main() -> None:
         async with kind.backend() as backend:
-            needs_bound(kind, backend)
             users: tuple[SandboxUser, ...] = ("grader", "root") if backend.capabilities()["uid"] else ("grader",)
             for user in users:
                 sandbox = await backend.start(kind.spec(pids=PIDS))
@@ -141,17 +148,16 @@ def test_a_grader_runs_in_a_sandbox_that_the_agent_has_filled(kind: Kind, name: 
     run(main)
 
 
-@pytest.mark.parametrize("name", BOMBS)
-def test_files_pass_both_ways_in_a_sandbox_that_the_agent_has_filled(kind: Kind, name: str, tmp_path: Path) -> None:
+@on_local
+def test_files_pass_both_ways_in_a_sandbox_that_the_agent_has_filled(kind: Kind, tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "one").write_text("1")
 
     async def main() -> None:
         async with kind.backend() as backend:
-            needs_bound(kind, backend)
             sandbox = await backend.start(kind.spec(pids=PIDS))
             assert isinstance(sandbox, AgentSandbox)
-            await fill(sandbox, kind, BOMBS[name])
+            await fill(sandbox, kind, BOMBS["programs that start others"])
             await sandbox.write("answer", b"42")
             assert await sandbox.read("answer") == b"42"
             await sandbox.upload(tmp_path / "tests", "tests")
@@ -161,10 +167,10 @@ def test_files_pass_both_ways_in_a_sandbox_that_the_agent_has_filled(kind: Kind,
     run(main)
 
 
+@on_local
 def test_a_grader_keeps_its_room_when_the_agent_waits_for_it_to_begin(kind: Kind) -> None:
     async def main() -> None:
         async with kind.backend() as backend:
-            needs_bound(kind, backend)
             sandbox = await backend.start(kind.spec(pids=PIDS))
             assert isinstance(sandbox, AgentSandbox)
             await fill(sandbox, kind, LATER)
@@ -176,10 +182,10 @@ def test_a_grader_keeps_its_room_when_the_agent_waits_for_it_to_begin(kind: Kind
     run(main)
 
 
+@on_local
 def test_what_leaves_room_runs_on_while_a_grader_does(kind: Kind) -> None:
     async def main() -> None:
         async with kind.backend() as backend:
-            needs_bound(kind, backend)
             sandbox = await backend.start(kind.spec(pids=PIDS))
             await sandbox.shell().run("for i in 1 2 3 4 5 6 7 8; do sleep 600 & done", timeout_s=20)
             many = "for i in 1 2 3 4 5 6 7 8; do sleep 0.2 & done; wait"
@@ -189,10 +195,10 @@ def test_what_leaves_room_runs_on_while_a_grader_does(kind: Kind) -> None:
     run(main)
 
 
+@on_local
 def test_what_the_agent_runs_once_room_was_made_is_not_lost_with_what_was_ended(kind: Kind) -> None:
     async def main() -> None:
         async with kind.backend() as backend:
-            needs_bound(kind, backend)
             sandbox = await backend.start(kind.spec(pids=PIDS))
             for user in USERS:  # each has a process that waits for the next program
                 await sandbox.exec(["true"], user=user, timeout_s=20)
@@ -212,10 +218,10 @@ def test_what_the_agent_runs_once_room_was_made_is_not_lost_with_what_was_ended(
     run(main)
 
 
+@on_local
 def test_the_sandboxs_own_command_is_not_killed_to_free_pids(kind: Kind) -> None:
     async def main() -> None:
         async with kind.backend() as backend:
-            needs_bound(kind, backend)
             sandbox = await backend.start(kind.spec("sleep", "600", pids=PIDS))
             assert isinstance(sandbox, AgentSandbox)
             await fill(sandbox, kind, BOMBS["programs that start others"])
