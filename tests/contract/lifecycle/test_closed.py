@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.kinds import Kind, run
+from envkit.errors import MissingFileError
+from tests.contract.kinds import ISOLATING, Kind, run
 from tests.contract.shared import AnySandbox, Shared, sh
 
 CLOSE = """
@@ -15,6 +16,7 @@ echo seen > tree/open && chmod 0 tree/closed tree/no && chmod 300 tree/unlisted
 """
 
 
+@ISOLATING
 def test_a_download_leaves_out_what_the_agent_cannot_read(shared: Shared, tmp_path: Path) -> None:
     async def main(sandbox: AnySandbox) -> None:
         await sh(sandbox, CLOSE)
@@ -26,15 +28,19 @@ def test_a_download_leaves_out_what_the_agent_cannot_read(shared: Shared, tmp_pa
     shared.run(main)
 
 
-def test_a_snapshot_leaves_out_what_the_agent_cannot_read(kind: Kind) -> None:
-    if kind.name == "process":
-        pytest.skip("plain processes have no snapshots")
-
+@ISOLATING
+def test_a_snapshot_leaves_out_what_the_agent_cannot_read_and_what_a_grader_keeps_closed(kind: Kind) -> None:
     async def main() -> None:
         async with kind.backend() as backend:
             sandbox = await backend.start(kind.spec())
             await sh(sandbox, CLOSE)
+            grades = (f"{sandbox.grader_home}/key", "/tmp/grade") if backend.capabilities()["uid"] else ()
+            for file in grades:
+                await sandbox.write(file, b"42", user="grader")
             again = await backend.restore(await sandbox.snapshot(), kind.spec())
             assert await sh(again, "ls tree") == "open\n"
+            for file in grades:
+                with pytest.raises(MissingFileError):
+                    await again.read(file, user="grader")
 
     run(main)

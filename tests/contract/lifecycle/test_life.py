@@ -12,7 +12,14 @@ import anyio
 import pytest
 
 from envkit import clock
-from envkit.errors import DeadlineError, SandboxEndedError, SandboxLostError, SandboxRefusedError, SandboxStartError
+from envkit.errors import (
+    DeadlineError,
+    SandboxEndedError,
+    SandboxError,
+    SandboxLostError,
+    SandboxRefusedError,
+    SandboxStartError,
+)
 from envkit.protocols import Sandbox
 from envkit.sandbox.bubblewrap.backend import LocalBackend, why_unavailable
 from envkit.types import Cause, CauseKind, SandboxSpec
@@ -57,14 +64,13 @@ def test_a_sandboxs_command_runs_as_soon_as_it_has_started(kind: Kind, marker: s
 @pytest.mark.parametrize(
     ("command", "cause"),
     [
-        ("exit 0", "exited with code 0"),
-        ("echo no luck today >&2; exit 3", "exited with code 3: no luck today"),
-        ("kill -9 $$", "killed by signal 9 (SIGKILL)"),
-        ("kill -SEGV $$", "killed by signal 11 (SIGSEGV)"),
+        ("echo no luck today >&2; exit 3", Cause(CauseKind.EXITED, "exited with code 3: no luck today", by_agent=True)),
+        # It may come from outside.
+        ("kill -9 $$", Cause(CauseKind.KILLED, "killed by signal 9 (SIGKILL)")),
     ],
 )
 def test_a_command_that_ends_takes_its_sandbox_with_it_and_leaves_the_cause(
-    kind: Kind, command: str, cause: str
+    kind: Kind, command: str, cause: Cause
 ) -> None:
     async def main() -> None:
         waits = "until [ -e go ]; do sleep 0.01; done"
@@ -74,13 +80,13 @@ def test_a_command_that_ends_takes_its_sandbox_with_it_and_leaves_the_cause(
                 async def work() -> None:
                     with pytest.raises(SandboxLostError) as caught:
                         await sandbox.exec(["sleep", "1000"], timeout_s=1000)
-                    assert (caught.value.sandbox_id, str(caught.value.cause)) == (sandbox.id, cause)
+                    assert (caught.value.sandbox_id, caught.value.cause) == (sandbox.id, cause)
 
                 tasks.start_soon(work)
                 await sandbox.write("go", b"")
-                assert str(await sandbox.wait()) == cause
+                assert await sandbox.wait() == cause
             await sandbox.stop()
-            assert str(await sandbox.wait()) == cause
+            assert await sandbox.wait() == cause
             with pytest.raises(SandboxLostError, match=sandbox.id):
                 await sandbox.probe(5)
 
@@ -153,15 +159,19 @@ def test_stopping_ends_everybody_and_every_call(kind: Kind, marker: str) -> None
     run(main)
 
 
-def test_leaving_the_backend_stops_its_sandboxes(kind: Kind, marker: str) -> None:
+def test_leaving_the_backend_stops_its_sandboxes_and_no_other_starts(kind: Kind, marker: str) -> None:
     before = traces()
 
     async def main() -> None:
         async with kind.backend() as backend:
-            for _ in range(3):
-                await backend.start(kind.spec("sleep", marker))
+            sandboxes = [await backend.start(kind.spec("sleep", marker)) for _ in range(3)]
             await until(lambda: len(sleepers(marker)) == 3)
         assert sleepers(marker) == []
+        with pytest.raises(SandboxLostError):
+            await sandboxes[0].exec(["true"], timeout_s=5)
+        for closed in (backend, kind.backend()):
+            with pytest.raises(SandboxError):
+                await closed.start(kind.spec())
 
     run(main)
     assert traces() == before
@@ -173,7 +183,7 @@ def test_a_start_that_is_cancelled_at_any_moment_leaves_nothing(kind: Kind, mark
     async def main() -> None:
         async with kind.backend() as backend:
             empty = traces()
-            for moment_s in (0.0005, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2):
+            for moment_s in (0.0005, 0.005, 0.02, 0.05, 0.1, 0.2):
                 with anyio.move_on_after(moment_s):
                     await (await backend.start(kind.spec("sleep", marker))).stop()
             assert traces() == empty
@@ -185,7 +195,7 @@ def test_a_start_that_is_cancelled_at_any_moment_leaves_nothing(kind: Kind, mark
 
 def test_a_call_for_a_sandbox_that_dies_in_the_same_moment_says_so(kind: Kind, marker: str) -> None:
     async def main() -> None:
-        for delay_s in (0.0, 0.001, 0.01):
+        for delay_s in (0.0, 0.01):
             async with sleeping(kind, marker) as (sandbox, agent):
                 os.kill(agent, signal.SIGKILL)
                 await anyio.sleep(delay_s)
@@ -206,22 +216,6 @@ def test_an_agent_that_hangs_is_seen_by_probing_and_its_sandbox_can_be_stopped(k
             await sandbox.stop()
             assert clock.now() - began < 8
             assert sleepers(marker) == []
-
-    run(main)
-
-
-def test_a_program_that_attacks_its_agent_does_not_reach_it_or_ends_only_its_own_sandbox(
-    kind: Kind, marker: str
-) -> None:
-    async def main() -> None:
-        async with kind.backend() as backend:
-            if not backend.capabilities()["uid"]:
-                pytest.skip("agent and program are one user")
-            sandbox = await backend.start(kind.spec("sleep", marker))
-            attack = "kill -9 1; kill -STOP 1; kill -9 $PPID; for p in /proc/[0-9]*; do kill -9 ${p#/proc/}; done"
-            with suppress(SandboxLostError):  # its command is the attacker's to kill
-                await sandbox.exec(["bash", "-c", f"trap '' TERM; {attack} 2>/dev/null"], timeout_s=20)
-                assert (await sandbox.exec(["echo", "on"], timeout_s=20)).stdout == "on\n"
 
     run(main)
 

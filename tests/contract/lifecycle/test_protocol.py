@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from envkit.errors import (
-    SandboxError,
     SandboxLostError,
     SandboxNotFoundError,
     SandboxRefusedError,
@@ -16,7 +15,7 @@ from envkit.errors import (
     UnreachableError,
     UnsupportedError,
 )
-from tests.contract.kinds import Kind, run
+from tests.contract.kinds import LOCAL, Kind, run
 from tests.contract.shared import AnySandbox, Shared
 
 MISTAKES: list[dict[str, Any]] = [
@@ -68,7 +67,7 @@ def test_a_sandbox_answers_until_it_is_stopped_and_says_so_then(kind: Kind) -> N
     async def main() -> None:
         async with kind.sandbox() as sandbox:
             assert 0 < await sandbox.probe(5) < 5
-            assert (await sandbox.stats())["processes"] is not None
+            assert (await sandbox.stats())["processes"] in range(1, 6)  # and not those of the machine
             with pytest.raises(UnreachableError):
                 await sandbox.connect("nobody")
             await sandbox.stop()
@@ -89,38 +88,28 @@ def test_a_sandbox_answers_until_it_is_stopped_and_says_so_then(kind: Kind) -> N
     run(main)
 
 
-def test_a_backend_starts_nothing_before_it_is_open_nor_after(kind: Kind) -> None:
+NONSENSE: list[tuple[dict[str, Any], str]] = [
+    ({"env": {"A=": "b"}}, "'A=' is not a valid variable name"),
+    ({"env": {"": "b"}}, "'' is not a valid variable name"),
+    ({"env": {"A": 3}}, "3 is not a string"),
+    ({"env": {"A": "b\0"}}, r"contains a NUL character"),
+    ({"command": ("sleep", 5)}, "5 is not a string"),
+    ({"profile": "loose"}, "use 'strict' or 'system'"),
+]
+"""Fields of a spec, and why they are refused."""
+
+
+def test_a_spec_that_makes_no_sense_is_refused_at_once(kind: Kind) -> None:
     async def main() -> None:
         async with kind.backend() as backend:
-            first = await backend.start(kind.spec())
-        with pytest.raises(SandboxError):
-            await kind.backend().start(kind.spec())
-        with pytest.raises(SandboxLostError):
-            await first.exec(["true"], timeout_s=5)
+            for fields, reason in NONSENSE:
+                with pytest.raises(SandboxRefusedError, match=reason):
+                    await backend.start(kind.spec(**fields))
 
     run(main)
 
 
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({"env": {"A=": "b"}}, "'A=' is not a valid variable name"),
-        ({"env": {"": "b"}}, "'' is not a valid variable name"),
-        ({"env": {"A": 3}}, "3 is not a string"),
-        ({"env": {"A": "b\0"}}, r"contains a NUL character"),
-        ({"command": ("sleep", 5)}, "5 is not a string"),
-        ({"profile": "loose"}, "use 'strict' or 'system'"),
-    ],
-)
-def test_a_spec_that_makes_no_sense_is_refused_at_once(kind: Kind, fields: dict[str, Any], reason: str) -> None:
-    async def main() -> None:
-        async with kind.backend() as backend:
-            with pytest.raises(SandboxRefusedError, match=reason):
-                await backend.start(kind.spec(**fields))
-
-    run(main)
-
-
+@pytest.mark.parametrize("kind", LOCAL, indirect=True)
 def test_what_cannot_be_run_is_a_mistake_of_the_caller_and_the_sandbox_goes_on(shared: Shared) -> None:
     async def main(sandbox: AnySandbox) -> None:
         for asked in MISTAKES:
