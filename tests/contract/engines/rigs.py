@@ -161,7 +161,7 @@ class TransformersRig(Rig):
 class VllmRig(Rig):
     """The engine on the server of the test run."""
 
-    long = 200
+    long = 120
 
     def __init__(self, policies: Policies, process: VllmProcess) -> None:
         super().__init__(policies)

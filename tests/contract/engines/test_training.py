@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +13,14 @@ import pytest
 import torch
 
 from envkit import clock, config
-from envkit.errors import EnvkitError
-from envkit.protocols import PolicyEngine
 from envkit.runs.display import SilentDisplay
 from envkit.trainer_bridge.trainers.torch_local import TorchTrainer, TrainerSettings
 from envkit.trainer_bridge.weights.channel import WeightChannel, weights_folder
 from envkit.trainer_bridge.weights.lora import LoraSettings, add_adapter
-from envkit.types import SamplingParams, Weights
+from envkit.types import SamplingParams
 from envkit.wiring.training.run import train
 from tests.contract.engines.rigs import PROMPT, TOLERANCE_NATS, VllmRig, disturb, score
 from tests.contract.engines.vllm_server import LORA_RANK
-from tests.trainer_bridge.diagnostics.runs import SETTINGS, Run, WordHost
-from tests.trainer_bridge.fakes import LetterRenderer
 from tests.trainer_bridge.models import open_model
 from tests.trainer_bridge.trainees import algorithm_of
 
@@ -168,48 +163,3 @@ def test_asynchronous_train_steps_on_a_server_have_no_finding(
         "every_group_filtered",
         "no_valid_action",
     }  # of a policy that must learn yet
-
-
-class Withholding:
-    """An engine that loads the first weights only."""
-
-    def __init__(self, engine: Any) -> None:
-        self._engine = engine
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-    async def load(self, weights: Weights) -> None:
-        if weights.version == 0:
-            await self._engine.load(weights)
-
-
-class Unsaved(TorchTrainer):
-    """Its checkpoints are empty."""
-
-    async def save(self, folder: str) -> None:
-        pass
-
-
-def test_an_update_that_is_withheld_is_named_and_stops_the_run(
-    vllm_rig: VllmRig, model_folder: Path, tmp_path: Path
-) -> None:
-    vllm_rig.is_changed = True
-
-    async def main() -> None:
-        settings = TrainerSettings(
-            learning_rate=1e-4, critic_learning_rate=1e-4, max_grad_norm=1.0, micro_tokens=512, seed=7, threads=1
-        )
-        how = replace(SETTINGS, steps=2)
-        with weights_folder(tmp_path) as folder:
-            trainer = Unsaved(open_model(model_folder), algorithm_of(), settings, folder)
-            async with vllm_rig.opened() as opened:
-                engine: PolicyEngine = Withholding(opened)
-                stop_on = frozenset({"weights_not_applied"})
-                run = Run(tmp_path, engine, trainer, LetterRenderer(), WordHost(), settings=how, stop_on=stop_on)
-                with pytest.raises(EnvkitError, match=r"train step 1: weights_not_applied"):
-                    await run.loop.run(run.display)
-        assert run.found == {"weights_not_applied": 1}
-        assert run.notes.steps[1]["sampler_gap_nats"] <= TOLERANCE_NATS
-
-    clock.run(main)
