@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import pickle
-import subprocess
-import sys
-from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -18,12 +13,14 @@ from gymnasium.wrappers import PassiveEnvChecker, RecordEpisodeStatistics, TimeL
 import envkit
 from envkit.errors import OptionError, StepOrderError
 from envkit.types import JSON, Observation
-from envkit.wiring.environments import VectorMode, find, open_expert
+from envkit.wiring.environments import find, open_expert
 
 IDS = [spec.id for spec in envkit.registered() if not spec.needs]
 BOARDS = [id for id in IDS if id not in ("Arithmetic-v0", "Questions-v0", "WebShop-v0")]
 EVERY_ENV = pytest.mark.parametrize("env_id", IDS)
 EVERY_BOARD = pytest.mark.parametrize("env_id", BOARDS)
+IN_PROCESSES = pytest.mark.parametrize("env_id", ["Sokoban-v0", "WebShop-v0"])
+"""For cases of copies in processes of their own; `check_env` plays copies in this process."""
 OPTIONS: dict[str, dict[str, JSON]] = {
     **{id: {"max_moves": 99 if "Lake" in id else 12} for id in BOARDS},
     "Arithmetic-v0": {"terms": 3},
@@ -121,9 +118,8 @@ def test_without_a_seed_new_levels_come_that_the_first_seed_decides(env_id: str)
     assert len(set(plays[0])) > 3
 
 
-@EVERY_BOARD
-def test_gymnasium_wrappers_fit(env_id: str) -> None:
-    inner = envkit.make(env_id)
+def test_gymnasium_wrappers_fit() -> None:
+    inner = envkit.make("Sokoban-v0")
     shouting = TransformObservation(PassiveEnvChecker(inner), str.upper, inner.observation_space)
     with RecordEpisodeStatistics(TimeLimit(shouting, max_episode_steps=2)) as env:
         text, _ = env.reset(seed=0)
@@ -135,7 +131,7 @@ def test_gymnasium_wrappers_fit(env_id: str) -> None:
         assert info["episode"]["r"] == pytest.approx(2 * float(reward))
 
 
-@EVERY_ENV
+@IN_PROCESSES
 def test_copies_in_processes_of_their_own_play_like_single_ones(env_id: str) -> None:
     played = []
     for seed in (20, 21, 22):
@@ -151,9 +147,8 @@ def test_copies_in_processes_of_their_own_play_like_single_ones(env_id: str) -> 
         vector.close()
 
 
-@EVERY_ENV
-@pytest.mark.parametrize("mode", ["sync", "async"])
-def test_the_last_observation_survives_starting_again_in_the_same_step(env_id: str, mode: VectorMode) -> None:
+@IN_PROCESSES
+def test_the_last_observation_survives_starting_again_in_the_same_step(env_id: str) -> None:
     with envkit.make(env_id) as env:
         env.reset(seed=5)
         last = ""
@@ -162,7 +157,7 @@ def test_the_last_observation_survives_starting_again_in_the_same_step(env_id: s
             last, _, terminated, truncated, _ = env.step("nothing")
             steps, ended = steps + 1, terminated or truncated
         following, _ = env.reset()
-    vector = envkit.make_vec(env_id, 1, mode=mode, autoreset=gymnasium.vector.AutoresetMode.SAME_STEP)
+    vector = envkit.make_vec(env_id, 1, mode="async", autoreset=gymnasium.vector.AutoresetMode.SAME_STEP)
     try:
         vector.reset(seed=5)
         for _ in range(steps):
@@ -172,20 +167,3 @@ def test_the_last_observation_survives_starting_again_in_the_same_step(env_id: s
         assert list(infos["final_obs"]) == [last]
     finally:
         vector.close()
-
-
-def test_levels_of_each_size_are_the_same_in_every_process() -> None:
-    digests = [_digest(hash_seed) for hash_seed in ("1", "2")]
-    assert digests[0] == digests[1]
-    assert len(set(digests[0].values())) == 6  # and no two are alike
-
-
-def _digest(hash_seed: str) -> dict[str, str]:
-    script = Path(__file__).parent / "envs_digest.py"
-    root = Path(__file__).parents[2]
-    environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(root)}
-    run = subprocess.run(
-        [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=120, check=True
-    )
-    digests: dict[str, str] = json.loads(run.stdout)
-    return digests
