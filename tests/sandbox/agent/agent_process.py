@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import socket
 import struct
 import subprocess
@@ -30,7 +29,6 @@ class Answer:
     out: bytes = b""
     err: bytes = b""
     data: bytes = b""
-    kinds: list[str] = field(default_factory=list)
 
     def __getitem__(self, name: str) -> Any:
         return self.end[name]
@@ -96,7 +94,6 @@ class Client:
             if "of" in header:
                 kind = header["of"]
                 setattr(found, kind, getattr(found, kind) + body)
-                found.kinds.append(kind)
             elif "end" in header or "error" in header:
                 found.end = header
                 return found
@@ -173,23 +170,3 @@ def started(
                     process.wait(TIMEOUT_S)
                 finally:
                     process.kill()
-
-
-def is_running(pid: int) -> bool:
-    try:
-        content = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return False
-    return content[content.rindex(b")") + 2 :][:1] not in b"ZX"
-
-
-def wait_until_gone(pid: int) -> bool:
-    """Whether the process ends within `TIMEOUT_S`."""
-    try:
-        handle = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([handle], [], [], TIMEOUT_S)[0])
-    finally:
-        os.close(handle)

@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.sandbox.agent.agent_process import Client, started, wait_until_gone
-
-as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become other users")
+from tests.sandbox.agent.agent_process import Client, started
 
 
 @pytest.fixture
 def sandbox(tmp_path: Path) -> Iterator[Client]:
     with started(tmp_path) as client:
         yield client
-
-
-@pytest.fixture
-def users_sandbox() -> Iterator[Client]:
-    """A sandbox with its own users, in a folder that all users may enter."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        Path(folder).chmod(0o777)
-        with started(Path(folder), agent_uid=1000, grader_uid=1001) as client:
-            yield client
 
 
 def test_a_program_without_its_main_thread_is_killed_at_the_timeout(sandbox: Client, tmp_path: Path) -> None:
@@ -74,41 +61,6 @@ def test_a_stopped_lane_does_not_outlive_the_timeout(sandbox: Client, marker: st
     assert (answer["timed_out"], sleepers()) == (True, 0)
 
 
-def test_a_tree_of_respawning_programs_ends_with_its_call(
-    sandbox: Client, marker: str, sleepers: Callable[[], int]
-) -> None:
-    script = f"""again() {{ while :; do sleep {marker}; done; }}
-    tree() {{ if [ "$1" -gt 0 ]; then tree $(($1 - 1)) & tree $(($1 - 1)) & wait; else again; fi; }}
-    tree 5"""
-    number = sandbox.start("exec", argv=["bash", "-c", script], timeout_s=60)
-    while sleepers() < 32:  # on a busy machine, a timeout could come before the last of them
-        assert sandbox.call("ping")["end"] is True
-    sandbox.send({"id": number, "cancel": True})
-    assert sandbox.answer(number)["end"] is True
-    assert sleepers() == 0
-
-
-def test_streamed_output_comes_while_the_program_runs(sandbox: Client) -> None:
-    number = sandbox.start("exec", argv=["cat"], timeout_s=20, stdin=True, stream=True)
-    for piece in (b"one", b"four"):
-        sandbox.feed(number, piece, end=False)
-        assert sandbox.next(number) == ({"id": number, "ack": len(piece)}, b"")
-        assert sandbox.next(number) == ({"id": number, "of": "out"}, piece)
-    sandbox.send({"id": number, "eof": True})
-    assert sandbox.answer(number)["code"] == 0
-
-
-def test_input_that_a_program_no_longer_reads_is_still_acknowledged(sandbox: Client) -> None:
-    script = "exec <&-; echo closed; sleep 20"
-    number = sandbox.start("exec", argv=["sh", "-c", script], timeout_s=20, stdin=True, stream=True)
-    assert sandbox.next(number)[1] == b"closed\n"
-    for _ in range(3):  # the first finds out that nobody reads
-        sandbox.feed(number, b"lost", end=False)
-    assert sandbox.next(number) == ({"id": number, "ack": 4}, b"")
-    sandbox.send({"id": number, "cancel": True})
-    assert sandbox.answer(number)["end"] is True
-
-
 def test_a_client_that_does_not_read_does_not_fill_the_agents_memory(sandbox: Client) -> None:
     number = sandbox.start("exec", argv=["sh", "-c", "yes | head -c 100000000"], timeout_s=60, stream=True)
     ping = sandbox.start("ping")
@@ -124,15 +76,13 @@ def test_a_client_that_does_not_read_does_not_fill_the_agents_memory(sandbox: Cl
     assert peak_kib < 64 << 10
 
 
-def test_a_terminal_has_the_requested_size(sandbox: Client) -> None:
-    answer = sandbox.sh("tty -s && stty size && echo x > /dev/tty", pty=[31, 97])
-    assert (answer["code"], answer.out, answer.err) == (0, b"31 97\r\nx\r\n", b"")
-
-
-def test_a_terminal_can_be_resized_and_typed_into(sandbox: Client) -> None:
-    script = "trap 'stty size' WINCH; echo up; read x; read y; echo got $y"
+def test_a_terminal_has_the_requested_size_and_can_be_resized_and_typed_into(sandbox: Client) -> None:
+    script = "stty size; echo x > /dev/tty; trap 'stty size' WINCH; echo up; read x; read y; echo got $y"
     number = sandbox.start("exec", argv=["bash", "-c", script], timeout_s=20, pty=[10, 20], stream=True)
-    assert sandbox.next(number)[1] == b"up\r\n"
+    seen = b""
+    while not seen.endswith(b"up\r\n"):
+        seen += sandbox.next(number)[1]
+    assert seen == b"10 20\r\nx\r\nup\r\n"
     assert sandbox.call("resize", of=number, rows=40, cols=50)["end"] is True
     sandbox.feed(number, b"a\nb\n", end=False)
     answer = sandbox.answer(number)
@@ -149,40 +99,3 @@ def test_control_c_in_a_terminal_interrupts(sandbox: Client) -> None:
         seen += sandbox.next(number)[1]
     sandbox.feed(number, b"\x03", end=False)
     assert sandbox.answer(number)["code"] == -signal.SIGINT
-
-
-def test_root_is_unsupported_unless_the_configuration_allows_it(sandbox: Client, tmp_path: Path) -> None:
-    assert sandbox.exec("id", user="root")["error"] == "unsupported"
-
-
-@as_root
-def test_programs_run_as_the_users_of_the_sandbox_without_privileges(users_sandbox: Client) -> None:
-    status = users_sandbox.exec("cat", "/proc/self/status").out.decode()
-    lines = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
-    assert (lines["Uid"].split(), lines["Groups"].strip()) == (["1000"] * 4, "")
-    assert {lines[f"Cap{kind}"] for kind in ("Inh", "Prm", "Eff", "Bnd", "Amb")} == {"0" * 16}
-    assert lines["NoNewPrivs"] == "1"
-    assert users_sandbox.exec("id", "-u", user="grader").out == b"1001\n"
-    assert users_sandbox.exec("sh", "-c", "cat /proc/self/oom_score_adj; ulimit -c").out == b"1000\n0\n"
-
-
-@as_root
-def test_programs_can_neither_kill_nor_read_the_agent(users_sandbox: Client) -> None:
-    answer = users_sandbox.sh(
-        f"kill -9 {users_sandbox.pid}; cat /proc/{users_sandbox.pid}/environ; ls /proc/{users_sandbox.pid}/fd"
-    )
-    assert (answer["code"] != 0, answer.out) == (True, b"")
-    assert users_sandbox.call("ping")["end"] is True
-
-
-@as_root
-def test_a_user_owns_its_terminal(users_sandbox: Client) -> None:
-    assert users_sandbox.sh('stat -c %u "$(tty)"', pty=[10, 20]).out == b"1000\r\n"
-
-
-def test_the_agents_death_ends_its_programs(sandbox: Client, marker: str, sleepers: Callable[[], int]) -> None:
-    number = sandbox.start("exec", argv=["sh", "-c", f"echo $$; exec sleep {marker}"], timeout_s=60, stream=True)
-    pid = int(sandbox.next(number)[1])
-    os.kill(sandbox.pid, signal.SIGKILL)
-    assert wait_until_gone(pid)
-    assert sleepers() == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import stat
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,11 +54,6 @@ def test_reading_a_large_file_neither_delays_other_calls_nor_fills_the_memory(sa
     assert int(Path(f"/proc/{sandbox.pid}/status").read_text().split("VmHWM:")[1].split()[0]) < 64 << 10
 
 
-def test_a_path_longer_than_linux_allows_is_refused_without_delay(sandbox: Client) -> None:
-    answer = sandbox.call("write", path="d/" * 200_000 + "file")  # fails if it takes 20 s
-    assert (answer["error"], answer["text"]) == ("refused", "File name too long")
-
-
 def test_files_that_vanish_while_a_tree_is_packed_are_left_out(tmp_path: Path) -> None:
     for name in ("a", "b", "c", "d"):
         (tmp_path / name).write_text("gone" if name in "bc" else "here")
@@ -78,27 +72,6 @@ def test_files_that_vanish_while_a_tree_is_packed_are_left_out(tmp_path: Path) -
     tar.pack(bytes(tmp_path), write)
     with tarfile.open(fileobj=io.BytesIO(content)) as found:
         assert found.getnames() == [".", "a", "d"]
-
-
-def test_unpacking_keeps_names_contents_links_modes_and_times(sandbox: Client, tmp_path: Path) -> None:
-    long = f"{'n' * 150}/\u4f60"
-    entries = [
-        entry(".", tarfile.DIRTYPE, mode=0o700),
-        entry("closed", tarfile.DIRTYPE, mode=0o555),
-        entry("closed/file", mode=0o755),
-        entry(long),
-        entry("link", tarfile.SYMTYPE, link="closed/file"),
-        entry("closed/up", tarfile.SYMTYPE, link="../link"),
-    ]
-    answer = sandbox.call("unpack", path="deep/tree", feed=archive(*entries))
-    tree = tmp_path / "deep/tree"
-    assert answer.end == {"id": 1, "end": True}
-    assert (tree / long).read_text() == long
-    assert (tree / "closed/up").read_text() == "closed/file"
-    assert [stat.S_IMODE((tree / name).stat().st_mode) for name in ("closed", "closed/file")] == [0o555, 0o755]
-    assert (tree / "closed/file").stat().st_mtime == 1_000_000_000
-    with tarfile.open(fileobj=io.BytesIO(sandbox.call("pack", path="deep/tree", max_bytes=MIB).data)) as packed:
-        assert packed.getmember("closed/file").mtime == 1_000_000_000
 
 
 def test_unpacking_replaces_existing_folders_and_links(sandbox: Client, tmp_path: Path) -> None:
@@ -121,25 +94,14 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_archive_entries_that_lead_outside_are_refused(sandbox: Client, tmp_path: Path, name: str) -> None:
-    assert sandbox.call("unpack", path="in/tree", feed=archive(*BAD[name]))["error"] == "refused"
-    assert not (tmp_path / "in/bad").exists()
-    assert not Path("/tmp/envkit-bad").exists()
+def test_archive_entries_that_lead_outside_are_refused(sandbox: Client, tmp_path: Path) -> None:
+    for name in BAD:
+        assert sandbox.call("unpack", path="in/tree", feed=archive(*BAD[name]))["error"] == "refused", name
+        assert not (tmp_path / "in/bad").exists()
+        assert not Path("/tmp/envkit-bad").exists()
     assert sandbox.call("ping")["end"] is True
 
 
-@pytest.mark.parametrize("content", [b"", b"x" * 5000, archive(entry("a"))[:700]], ids=["empty", "garbage", "torn"])
-def test_input_that_is_not_an_archive_is_refused(sandbox: Client, content: bytes) -> None:
-    assert sandbox.call("unpack", path="tree", feed=content)["error"] == "refused"
-
-
-def test_packing_can_be_cancelled(sandbox: Client, tmp_path: Path) -> None:
-    with (tmp_path / "large").open("wb") as file:
-        file.truncate(1 << 30)
-    number = sandbox.start("pack", path=".", max_bytes=2 << 30)
-    sandbox.next(number)
-    sandbox.send({"id": number, "cancel": True})
-    answer = sandbox.answer(number)
-    assert len(answer.data) < 100 * MIB
-    assert sandbox.call("stats")["processes"] <= 2
+def test_input_that_is_not_an_archive_is_refused(sandbox: Client) -> None:
+    for content in (b"", b"x" * 5000, archive(entry("a"))[:700]):
+        assert sandbox.call("unpack", path="tree", feed=content)["error"] == "refused"

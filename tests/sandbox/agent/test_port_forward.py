@@ -19,30 +19,6 @@ def sandbox(tmp_path: Path) -> Iterator[Client]:
         yield client
 
 
-@pytest.fixture(params=["port", "socket"])
-def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[socket.socket, dict[str, object]]]:
-    """A listening socket, and how a call names it."""
-    if request.param == "port":
-        listener = socket.create_server(("127.0.0.1", 0))
-        target: dict[str, object] = {"port": listener.getsockname()[1]}
-    else:
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind(str(tmp_path / "s"))
-        listener.listen()
-        target = {"socket": str(tmp_path / "s")}
-    listener.settimeout(20)
-    with listener:
-        yield listener, target
-
-
-def opened(sandbox: Client, target: dict[str, object], listener: socket.socket) -> tuple[int, socket.socket]:
-    number = sandbox.start("forward", **target)
-    assert sandbox.next(number) == ({"id": number, "of": "open"}, b"")
-    inside, _ = listener.accept()
-    inside.settimeout(20)
-    return number, inside
-
-
 def write_some(inside: socket.socket, content: bytes) -> bytes:
     """Write as much as fits without blocking, and return the rest."""
     try:
@@ -53,10 +29,12 @@ def write_some(inside: socket.socket, content: bytes) -> bytes:
     return content
 
 
-def test_the_agent_sends_at_most_one_window_until_it_is_acknowledged(
-    sandbox: Client, server: tuple[socket.socket, dict[str, object]]
-) -> None:
-    number, inside = opened(sandbox, server[1], server[0])
+def test_the_agent_sends_at_most_one_window_until_it_is_acknowledged(sandbox: Client) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(20)
+        number = sandbox.start("forward", port=listener.getsockname()[1])
+        assert sandbox.next(number) == ({"id": number, "of": "open"}, b"")
+        inside, _ = listener.accept()
     content = bytes(range(256)) * 8192
     inside.setblocking(False)
     received, unsent = b"", write_some(inside, content)
@@ -79,11 +57,3 @@ def test_the_agent_sends_at_most_one_window_until_it_is_acknowledged(
     assert frame[0] == {"id": number, "eof": True}
     sandbox.send({"id": number, "eof": True})
     assert sandbox.next(number)[0] == {"id": number, "end": True}
-
-
-def test_a_cancelled_connection_is_closed(sandbox: Client, server: tuple[socket.socket, dict[str, object]]) -> None:
-    number, inside = opened(sandbox, server[1], server[0])
-    with inside:
-        sandbox.send({"id": number, "cancel": True})
-        assert inside.recv(1) == b""
-    assert sandbox.answer(number)["end"] is True

@@ -42,43 +42,22 @@ SCRIPTS = {
     "pipefail": ("set -o pipefail; false | true", 1, b""),
     "errors counted": ("set -e; false || echo a", 0, b"a\n"),
     "next turn of a loop that is not its own": ("echo a; continue; echo b", 0, b"a\n"),
+    "its folder deleted": ("mkdir gone; cd gone; rmdir ../gone; echo a", 0, b"a\n"),
 }
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_a_shell_keeps_running_after_any_script(sandbox: Client, name: str) -> None:
-    script, code, out = SCRIPTS[name]
-    assert short(sandbox.shell(script)) == (code, out, "kept")
-    # A script may change what the next one does, but the next one always gets its own answer.
-    assert short(sandbox.shell("builtin echo next")) == (0, b"next\n", "kept")
-
-
-ENDINGS = {
-    "failure under set -e": ("set -e; echo a; false; echo b", 1, b"a\n"),
-    "another program instead": ("exec sh -c 'echo a; exit 4'", 4, b"a\n"),
-    "killed": ("echo a; kill -9 $$", -9, b"a\n"),
-    "an exit trap": ("trap 'echo bye' EXIT; exit 5", 5, b"bye\n"),
-    "an error in an expansion": ("echo ${none?}", 127, b""),
-}
-
-
-@pytest.mark.parametrize("name", ENDINGS)
-def test_a_shell_that_ends_reports_its_exit_code_and_the_next_script_gets_a_new_one(sandbox: Client, name: str) -> None:
-    script, code, out = ENDINGS[name]
-    sandbox.shell("x=1")
-    assert short(sandbox.shell(script)) == (code, out, "lost")
-    assert short(sandbox.shell("echo next ${x-gone}")) == (0, b"next gone\n", "kept")
+def test_a_shell_keeps_running_after_any_script(sandbox: Client) -> None:
+    for name, (script, code, out) in SCRIPTS.items():
+        assert short(sandbox.shell(script, name=name)) == (code, out, "kept"), name
+        # A script may change what the next one does, but the next one always gets its own answer.
+        assert short(sandbox.shell("builtin echo next", name=name)) == (0, b"next\n", "kept"), name
+        assert sandbox.call("close_shell", name=name)["end"] is True
 
 
 def test_xtrace_shows_only_the_script(sandbox: Client) -> None:
     sandbox.shell("set -x")
     answer = sandbox.shell("echo a")
     assert (answer.out, answer.err) == (b"a\n", b"+ builtin eval 'echo a\n'\n++ echo a\n")
-
-
-def test_a_shell_survives_the_deletion_of_its_folder(sandbox: Client, tmp_path: Path) -> None:
-    assert short(sandbox.shell("mkdir gone; cd gone; rmdir ../gone; echo a")) == (0, b"a\n", "kept")
-    assert short(sandbox.shell(f"cd {tmp_path}; pwd")) == (0, f"{tmp_path}\n".encode(), "kept")
 
 
 def test_the_output_of_a_background_job_is_read_continuously(sandbox: Client) -> None:
