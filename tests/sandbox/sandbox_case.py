@@ -24,7 +24,6 @@ class Case:
 
     Attributes:
         cause: What the host resources report as the cause of the end; an exception is raised.
-        survived: What the host resources received when they were asked for the cause.
         cause_s: How long finding the cause takes.
         kill: Exception that killing raises; None if it succeeds.
         kill_s: How long killing takes.
@@ -34,7 +33,6 @@ class Case:
     def __init__(self, **resources: Any) -> None:
         self.peer = Peer()
         self.cause: Cause | str | Exception = "killed by signal 9 (SIGKILL)"
-        self.survived: Survived | None = None
         self.cause_s = 0.0
         self.kill: Exception | None = None
         self.kill_s = 0.0
@@ -59,8 +57,7 @@ class Case:
             await self.peer.answer(do="ping")
         return self
 
-    async def _cause(self, survived: Survived) -> Cause:
-        self.survived = survived
+    async def _cause(self, _: Survived) -> Cause:
         self.done.append("asked")
         await anyio.sleep(self.cause_s)
         if isinstance(self.cause, Exception):

