@@ -67,11 +67,6 @@ def test_the_work_folder_is_the_agents_so_that_git_trusts_it() -> None:
     assert inside("stat -c '%U %a' /workspace /run/envkit; id -un") == ["agent 755\nagent 755\nagent\n0"]
 
 
-def test_our_python_runs_with_what_is_importable_here() -> None:
-    answer = inside("import anyio, gymnasium, envkit.types; print(envkit.types.Task('A-v0', 1).seed)", python=True)
-    assert answer == ["1\n0"]
-
-
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [
@@ -79,8 +74,6 @@ def test_our_python_runs_with_what_is_importable_here() -> None:
         (SandboxSpec(image="debian:bookworm"), "not a folder with a root file system"),
         (SandboxSpec(runtime="runsc"), "runtime 'runsc' is only supported by docker"),
         (SandboxSpec(network="open", untrusted=True), "the host's network"),
-        (SandboxSpec(network="closed"), "'none', 'open' or a tuple of hosts"),
-        (SandboxSpec(network=("not a host",)), "'not a host' is not a host name"),
     ],
 )
 def test_what_bubblewrap_cannot_do_is_refused(spec: SandboxSpec, reason: str) -> None:

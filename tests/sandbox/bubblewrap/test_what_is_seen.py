@@ -72,20 +72,11 @@ def count_seen(project: Path) -> str:
     return f"import os; print(sum(os.path.lexists(name) for name in {names}))"
 
 
-@pytest.mark.parametrize(
-    "argv", [["train.py"], ["-c", "exec(open('train.py').read())"], ["-m", "train"]], ids=["script", "-c", "-m"]
-)
-def test_nothing_of_the_scripts_folder_is_seen(tmp_path: Path, argv: list[str]) -> None:
-    project = tmp_path / "project"
-    lay_out(project)
-    assert lines(project, *argv, count_seen(project)) == ["0"]
-
-
-def test_nothing_of_a_folder_in_the_path_variable_is_seen(tmp_path: Path) -> None:
-    project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
-    lay_out(project)
-    elsewhere.mkdir()
-    assert lines(elsewhere, "-c", OPEN, count_seen(project), path=str(project)) == ["0"]
+def test_nothing_of_the_scripts_folder_and_of_those_in_the_path_variable_is_seen(tmp_path: Path) -> None:
+    project, named = tmp_path / "project", tmp_path / "named"
+    for folder in (project, named):
+        lay_out(folder)
+    assert lines(project, "train.py", count_seen(project), count_seen(named), path=str(named)) == ["0", "0"]
 
 
 @pytest.fixture(

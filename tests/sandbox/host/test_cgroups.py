@@ -49,12 +49,6 @@ def version_2(root: Path, *, own: str, controllers: str = "memory pids cpu io", 
     return root, names
 
 
-def test_version_1_has_a_folder_for_each_controller(tmp_path: Path) -> None:
-    places = cgroups.find(version_1(tmp_path))
-    assert not places.is_unified
-    assert places.parents == {name: tmp_path / name for name in ("memory", "pids", "cpu")}
-
-
 def test_a_controller_that_is_not_there_is_not_promised(tmp_path: Path) -> None:
     files(tmp_path / "pids", "cgroup.procs")
     assert list(cgroups.find(tmp_path).parents) == ["pids"]
@@ -75,12 +69,6 @@ def test_swapping_is_disabled_if_the_kernel_does_not_account_swap(tmp_path: Path
     (tmp_path / "memory/g/memory.swappiness").write_text("60")
     cgroups.Cgroup(cgroups.find(tmp_path), "g").make(BOUNDS)
     assert (tmp_path / "memory/g/memory.swappiness").read_text()[0] == "0"
-
-
-def test_what_is_without_bound_is_left_as_it_is(tmp_path: Path) -> None:
-    cgroups.Cgroup(cgroups.find(version_1(tmp_path)), "g").make(cgroups.CgroupLimits())
-    assert (tmp_path / "memory/g/memory.limit_in_bytes").read_text() == ""
-    assert (tmp_path / "pids/g/pids.max").read_text() == ""
 
 
 def test_in_version_2_the_nearest_group_that_holds_the_controllers_is_used(tmp_path: Path) -> None:
@@ -104,20 +92,6 @@ def test_the_bounds_of_version_2_leave_no_swap(tmp_path: Path) -> None:
     written = {name: (root / "a/g" / name).read_text() for name in ("memory.max", "memory.swap.max", "pids.max")}
     assert written == {"memory.max": "67108864", "memory.swap.max": "0", "pids.max": "7"}
     assert (root / "a/g/cpu.max").read_text() == "50000 100000"
-
-
-def test_a_group_is_joined_in_each_folder_and_seen_where_programs_look(tmp_path: Path) -> None:
-    one = cgroups.Cgroup(cgroups.find(version_1(tmp_path / "1")), "g")
-    one.join(4711)
-    for name in ("memory", "pids", "cpu"):
-        assert (tmp_path / "1" / name / "g/cgroup.procs").read_text() == "4711"
-    assert one.views()[0] == (tmp_path / "1/memory/g", "/sys/fs/cgroup/memory")
-    root, own = version_2(tmp_path / "2", own="/a/b", shared="cpu memory pids")
-    files(root / "a/g", "cgroup.procs")
-    two = cgroups.Cgroup(cgroups.find(root, own), "g")
-    two.join(4711)
-    assert (root / "a/g/cgroup.procs").read_text() == "4711"
-    assert two.views() == [(root / "a/g", "/sys/fs/cgroup")]
 
 
 def test_processes_killed_at_the_limit_are_counted(tmp_path: Path) -> None:
@@ -169,7 +143,7 @@ def test_groups_may_vanish_while_they_are_looked_at(tmp_path: Path) -> None:
     come_and_go = f"import os\nwhile True: os.mkdir({str(group)!r}); os.rmdir({str(group)!r})"
     with subprocess.Popen([sys.executable, "-c", come_and_go]) as somebody:
         try:
-            for _ in range(500):
+            for _ in range(100):
                 cgroups.gone(places)
         finally:
             somebody.kill()
@@ -218,13 +192,6 @@ def test_in_version_2_process_1_and_the_agents_programs_are_in_two_children(tmp_
     assert (root / "a/g/agent/memory.max").read_text() == str(48 << 20)
     group.join(4711)
     assert (root / "a/g/first/cgroup.procs").read_text() == "4711"
-
-
-def test_a_group_whose_child_the_kernel_refuses_is_used_without_one(tmp_path: Path) -> None:
-    group = cgroups.Cgroup(cgroups.find(version_1(tmp_path)), "g")
-    group.make(BOUNDS)
-    assert group.of_agent is not None
-    assert not group.of_agent.exists
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -31,15 +30,12 @@ def renamed(folder: Path, *, namespace: str | None = None, pid: int | None = Non
     return other
 
 
-def test_only_its_owners_user_enters_a_run_folder(folder: Path) -> None:
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-
-
 def test_the_path_of_a_socket_in_it_is_short_enough_for_the_kernel(folder: Path) -> None:
     assert len(str(folder / "process-123456" / "s" / "env.sock")) < 104
 
 
-def test_a_folder_of_a_living_process_is_kept(folder: Path) -> None:
+def test_a_folder_of_a_living_process_is_private_and_kept(folder: Path) -> None:
+    assert folder.stat().st_mode & 0o777 == 0o700
     assert folder not in run_dirs.reap()
     assert folder.exists()
 
@@ -57,24 +53,17 @@ def test_an_owner_whose_end_nobody_took_note_of_is_gone() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         name = owners.owner_name(process.pid)
         assert not owners.is_owner_gone(name)
+        assert not owners.is_owner_gone(f"{name}-more")
         process.kill()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         assert owners.is_owner_gone(name)
+        assert owners.is_owner_gone(f"{name}-more")
+        assert not owners.is_owner_gone("envkit-of-somebody-else")
 
 
 def test_a_number_that_another_process_has_now_does_not_keep_a_folder(folder: Path) -> None:
     orphan = renamed(folder, start=1)
     assert orphan in run_dirs.reap()
-
-
-def test_a_name_says_whether_its_owner_is_gone(folder: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        name = owners.owner_name(process.pid)
-        assert not owners.is_owner_gone(name)
-        assert not owners.is_owner_gone(f"{name}-more")
-    assert owners.is_owner_gone(name)
-    assert owners.is_owner_gone(f"{name}-more")
-    assert not owners.is_owner_gone("envkit-of-somebody-else")
 
 
 def test_a_folder_that_belongs_to_another_process_goes_with_that_one() -> None:

@@ -17,8 +17,6 @@ IOCTL = {"x86_64": 16, "aarch64": 29}
 ALLOWED = 0x7FFF0000
 KILLED = 0x80000000
 NEW_USER = 0x10000000
-OF_A_THREAD = 0x3D0F00
-OF_A_FORK = 0x1200011
 
 
 def refused(number: int) -> int:
@@ -62,28 +60,6 @@ def test_calls_have_the_numbers_of_their_machine(name: str, on_x86_64: int, on_a
     assert (seccomp.denied("x86_64")[name], seccomp.denied("aarch64")[name]) == (on_x86_64, on_aarch64)
 
 
-def test_calls_that_only_one_machine_has_are_not_looked_for_on_the_other() -> None:
-    assert "iopl" in seccomp.denied("x86_64")
-    assert "iopl" not in seccomp.denied("aarch64")
-
-
-@pytest.mark.parametrize("machine", MACHINES)
-def test_threads_and_forks_are_made_but_no_namespaces(machine: str) -> None:
-    assert verdict(machine, CLONE[machine], OF_A_THREAD) == ALLOWED
-    assert verdict(machine, CLONE[machine], OF_A_FORK) == ALLOWED
-    assert verdict(machine, CLONE[machine], OF_A_FORK | NEW_USER) == refused(errno.EPERM)
-    assert verdict(machine, CLONE[machine], 0x20000000 | 17) == refused(errno.EPERM)
-
-
-@pytest.mark.parametrize("machine", MACHINES)
-def test_sockets_are_of_families_that_know_namespaces(machine: str) -> None:
-    unix, ipv4, ipv6, netlink, alg, vsock = 1, 2, 10, 16, 38, 40
-    for family in (unix, ipv4, ipv6, netlink):
-        assert verdict(machine, SOCKET[machine], family) == ALLOWED
-    for family in (alg, vsock, 0, 3, 17):
-        assert verdict(machine, SOCKET[machine], family) == refused(errno.EAFNOSUPPORT)
-
-
 @pytest.mark.parametrize("machine", MACHINES)
 def test_nothing_is_typed_into_a_terminal(machine: str) -> None:
     tcgets, tiocsti = 0x5401, 0x5412
@@ -102,10 +78,6 @@ def test_a_call_of_another_architecture_kills(machine: str) -> None:
     assert program is not None
     i386 = 0x40000003
     assert bpf.verdict(program, 20, audit=i386) == KILLED
-
-
-def test_the_second_interface_of_x86_64_does_not_exist() -> None:
-    assert verdict("x86_64", 0x40000000 | 39) == refused(errno.ENOSYS)
 
 
 def test_for_an_unknown_machine_there_is_no_filter() -> None:
