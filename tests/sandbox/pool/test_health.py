@@ -9,8 +9,6 @@ from functools import partial
 import anyio
 import anyio.lowlevel
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from envkit import clock
 from envkit.clock import compensate_loop_lag
@@ -264,11 +262,6 @@ def test_event_loop_lag_moves_the_last_answer_but_not_into_the_future() -> None:
     assert compensate_loop_lag(10.0, 3.0, now=15.0) == 13.0
     assert compensate_loop_lag(14.0, 3.0, now=15.0) == 15.0
     assert compensate_loop_lag(10.0, 0.25, now=15.0) == 10.0
-
-
-@given(late_s=st.floats(0, 1000), answered_ago_s=st.floats(0, 1000))
-def test_event_loop_lag_never_makes_an_answer_older(late_s: float, answered_ago_s: float) -> None:
-    assert 2000.0 - answered_ago_s <= compensate_loop_lag(2000.0 - answered_ago_s, late_s, now=2000.0) <= 2000.0
 
 
 def test_liveness_times_must_be_in_order() -> None:

@@ -99,23 +99,6 @@ def test_a_named_sandbox_is_re_attached_with_its_history_and_time_to_live() -> N
     run(main)
 
 
-def test_sandboxes_of_two_tenants_with_one_id_are_re_attached_to_their_tenants() -> None:
-    async def main() -> None:
-        backend, ledger = lasting(), FakeLedger()
-        async with opened(backend, ledger, is_killed=True) as pool:
-            for tenant in ("ann", "bob"):
-                await pool.create("a", SPEC, tenant=tenant)
-                await pool.get("a", tenant=tenant).write("whose", tenant.encode())
-        async with opened(backend, ledger) as pool:
-            for tenant in ("ann", "bob"):
-                assert await pool.get("a", tenant=tenant).read("whose") == tenant.encode()
-            await pool.stop("a", tenant="bob")
-            assert [pool.view("a", tenant=tenant).state for tenant in ("ann", "bob")] == [LEASED, STOPPED]
-            assert [view.id for view in pool.views(tenant="")] == []
-
-    run(main)
-
-
 def test_warm_sandboxes_are_re_attached_and_those_beyond_the_stock_are_stopped() -> None:
     async def main() -> None:
         backend, ledger = lasting(), FakeLedger()

@@ -12,7 +12,7 @@ from envkit.sandbox.pool.node import Capacity, Node
 from envkit.types import SandboxSpec, SandboxState
 from tests.causes import cause
 from tests.sandbox.fake.backend import FakeBackend, FakeSandbox, Fate
-from tests.sandbox.pool.pools import SPEC, borrow, opened, run
+from tests.sandbox.pool.pools import SPEC, borrow, run
 
 
 def test_the_least_loaded_node_gets_the_next_sandbox() -> None:
@@ -106,17 +106,6 @@ def test_a_node_is_tried_with_one_sandbox_after_its_backoff_and_used_again_if_it
                 assert mended.tries == 2
                 await anyio.sleep(1.5)
                 assert mended.tries == 6
-
-    run(main)
-
-
-def test_the_only_node_is_used_also_after_a_failed_start() -> None:
-    async def main() -> None:
-        async with opened(Fate(start_failure="no such image"), Fate(), sandboxes=1) as (pool, _):
-            with pytest.raises(SandboxStartError):
-                await pool.create("a", SPEC)
-            await pool.create("b", SPEC)
-            assert clock.now() == 0
 
     run(main)
 

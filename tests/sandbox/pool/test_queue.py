@@ -247,22 +247,6 @@ def test_the_wanted_capacity_is_limited_by_quotas_and_by_what_nodes_can_hold() -
     run(main)
 
 
-def test_a_request_that_stops_waiting_leaves_its_turn_to_the_next() -> None:
-    async def main() -> None:
-        async with opened(sandboxes=1) as (pool, _):
-            await pool.create("a", SPEC)
-            with anyio.move_on_after(5):
-                async with pool.lease(SPEC, tenant="ann"):
-                    pytest.fail("there is no room")
-            assert pool.counts().waiting == {}
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(stop_later, pool, "a", 1)
-                async with pool.lease(SPEC, tenant="ann"):
-                    assert len(pool.views()) == 2
-
-    run(main)
-
-
 def test_a_create_that_waits_is_queued_with_leases() -> None:
     async def main() -> None:
         async with opened(sandboxes=1) as (pool, _):

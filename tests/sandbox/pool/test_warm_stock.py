@@ -42,17 +42,6 @@ def test_a_warm_sandbox_is_leased_at_once_and_replaced_in_the_background() -> No
     run(main)
 
 
-def test_a_lease_of_another_spec_gets_no_warm_sandbox() -> None:
-    async def main() -> None:
-        async with opened(stocks=[WarmSpec(SPEC, 1)]) as (pool, _):
-            await anyio.sleep(1)
-            async with pool.lease(SandboxSpec(memory_mib=77)) as sandbox:
-                assert pool.view(sandbox.id).backend_id == "fake-1"
-            assert pool.counts().warm == 1
-
-    run(main)
-
-
 def test_a_warm_sandbox_is_leased_only_after_it_is_booted() -> None:
     booted: list[str] = []
 
@@ -98,17 +87,6 @@ def test_warm_sandboxes_that_fail_are_replaced_within_the_budget_of_each_window(
             assert event.text == f"{spent}; next restart: in 94 s; last cause: no image"
             await anyio.sleep(51)
             assert pool.counts().starts == 5
-
-    run(main)
-
-
-def test_each_stock_whose_budget_is_spent_is_an_alert() -> None:
-    async def main() -> None:
-        stocks = [WarmSpec(SandboxSpec(memory_mib=size), 1) for size in (1, 2)]
-        fate = Fate(start_failure="no image")
-        async with opened(fate, stocks=stocks, restarts=RestartBudget(restarts=1)) as (pool, _):
-            await anyio.sleep(10)
-            assert [event.kind for event in await past_events(pool)].count("restarts") == 2
 
     run(main)
 
