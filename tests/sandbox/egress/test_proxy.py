@@ -132,58 +132,19 @@ def test_proxy_credentials_are_not_forwarded() -> None:
     assert b"eA==" not in request.head
 
 
-@pytest.mark.parametrize(
-    "address",
-    [
-        "127.0.0.1",
-        "10.0.0.1",
-        "172.17.0.1",
-        "192.168.1.1",
-        "169.254.169.254",
-        "100.64.0.1",
-        "0.0.0.0",
-        "224.0.0.1",
-        "255.255.255.255",
-        "::1",
-        "::",
-        "fe80::1",
-        "fe80::1%eth0",
-        "fd00:ec2::254",
-        "::ffff:10.0.0.1",
-        "64:ff9b::a9fe:a9fe",
-        "2002:7f00:1::",
-        "2001:0:a9fe:a9fe::1",
-        "ff02::1",
-        "168.63.129.16",
-        "192.0.0.8",
-        "192.0.0.9",
-        "192.31.196.1",
-        "192.52.193.1",
-        "192.88.99.1",
-        "192.175.48.1",
-        "::1.1.1.1",
-        "::ffff:1.1.1.1",
-        "64:ff9b::1.1.1.1",
-        "64:ff9b:1::1",
-        "100::1",
-        "2001:1::1",
-        "2001:20::1",
-        "2001:db8::1",
-        "2620:4f:8000::1",
-        "3fff::1",
-        "5f00::1",
-        "no address",
-    ],
-)
-def test_addresses_of_this_host_and_its_networks_are_not_public(address: str) -> None:
-    assert not is_public(address)
+NOT_PUBLIC = """
+127.0.0.1 10.0.0.1 172.17.0.1 192.168.1.1 169.254.169.254 100.64.0.1 0.0.0.0 224.0.0.1 255.255.255.255 ::1
+:: fe80::1 fe80::1%eth0 fd00:ec2::254 ::ffff:10.0.0.1 64:ff9b::a9fe:a9fe 2002:7f00:1:: 2001:0:a9fe:a9fe::1
+ff02::1 168.63.129.16 192.0.0.8 192.0.0.9 192.31.196.1 192.52.193.1 192.88.99.1 192.175.48.1 ::1.1.1.1
+::ffff:1.1.1.1 64:ff9b::1.1.1.1 64:ff9b:1::1 100::1 2001:1::1 2001:20::1 2001:db8::1 2620:4f:8000::1 3fff::1
+5f00::1
+"""
+PUBLIC = "1.1.1.1 93.184.216.34 168.63.129.17 2606:4700:4700::1111 2001:4860:4860::8888"
 
 
-@pytest.mark.parametrize(
-    "address", ["1.1.1.1", "93.184.216.34", "168.63.129.17", "2606:4700:4700::1111", "2001:4860:4860::8888"]
-)
-def test_addresses_of_the_internet_are_public(address: str) -> None:
-    assert is_public(address)
+def test_addresses_of_this_host_and_its_networks_are_not_public() -> None:
+    assert [address for address in (*NOT_PUBLIC.split(), "no address") if is_public(address)] == []
+    assert [address for address in PUBLIC.split() if not is_public(address)] == []
 
 
 def test_a_name_of_this_host_has_no_public_address() -> None:

