@@ -1,11 +1,9 @@
-"""What all players promise: they play whole episodes, and their failures are those of the program."""
+"""What all players promise: how an episode ends whose player fails."""
 
 from __future__ import annotations
 
-import asyncio
 import traceback
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -18,22 +16,15 @@ import pytest
 import envkit
 from envkit import clock
 from envkit.checks.tasks import check_tasks
-from envkit.cli.environments.game import Person
-from envkit.config.parts import AutoRendererSection
-from envkit.environments.tasks import Nop
 from envkit.errors import EnvkitError
-from envkit.http.client.chat import Address
 from envkit.local_host import SlotHost
 from envkit.protocols import EpisodePlayer, Expert, Player
 from envkit.spaces import Utf8Text
-from envkit.trainer_bridge.rollout import PolicyPlayer, RolloutLimits, play
-from envkit.trainer_bridge.rollout.players import ExpertPlayer, RandomPlayer, ScriptedPlayer
+from envkit.trainer_bridge.rollout import PolicyPlayer, RolloutLimits
 from envkit.trainer_bridge.scheduler import Rollout
 from envkit.trainer_bridge.sources.demonstrations import Teacher, demonstrations
 from envkit.types import Action, Info, Observation, Outcome, Reset, RolloutRequest, StopReason, Task, Trajectory
-from envkit.wiring.evaluation.endpoint import open_endpoint
 from tests.trainer_bridge.fakes import Call, LetterRenderer, ScriptedEngine
-from tests.wiring.evaluation.chat_servers import Served, completion
 
 LIMITS = RolloutLimits(max_turns=9)
 TASK = Task("Three-v0", 0)
@@ -54,75 +45,6 @@ class Three(gymnasium.Env[str, str]):
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
         self.actions.append(action)
         return "on", 1.0, len(self.actions) == 3, False, {"legal_moves": ["a", "b"], "success": any(self.actions)}
-
-
-class Knows(Expert):
-    def __init__(self, **options: Any) -> None: ...
-
-    def moves(self, observation: Observation) -> Sequence[str]:
-        return ["b"]
-
-    def is_hazardous(self, observation: Observation) -> bool:
-        return False
-
-    def answer(self, move: str) -> str:
-        return move
-
-
-# --- Whole episodes --------------------------------------------------------------------------------------------------
-
-
-@asynccontextmanager
-async def endpoint() -> AsyncIterator[Player]:
-    async with Served(lambda asked: completion("b")).run() as served:
-        address = Address("m", served.url + "/v1")
-        async with open_endpoint(address, LIMITS, AutoRendererSection(), at_once=1) as player:
-            yield player
-
-
-@asynccontextmanager
-async def person() -> AsyncIterator[Player]:
-    player = Person()
-
-    async def types() -> None:
-        for action in "aba":
-            await asyncio.wrap_future(player.asked)
-            await player.send(action)
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(types)
-        yield player
-
-
-@asynccontextmanager
-async def ready(player: Player) -> AsyncIterator[Player]:
-    yield player
-
-
-RANDOM = RandomPlayer(None)
-PLAYERS: Mapping[str, Callable[[], Any]] = {
-    "policy": lambda: ready(PolicyPlayer(ScriptedEngine(), LetterRenderer(), replace(LIMITS, turn_tokens=1))),
-    "endpoint": endpoint,
-    "scripted": lambda: ready(ScriptedPlayer([["b", "a", "b"]])),
-    "random": lambda: ready(RANDOM),
-    "expert": lambda: ready(ExpertPlayer(Knows(), RANDOM)),
-    "nop": lambda: ready(Nop()),
-    "person": person,
-}
-
-
-@pytest.mark.parametrize("name", PLAYERS)
-def test_a_player_plays_a_whole_episode(name: str) -> None:
-    async def main() -> Trajectory:
-        async with PLAYERS[name]() as player:
-            return await play(SlotHost(lambda env_id: Three(), 1), player, LIMITS, RolloutRequest("", TASK, 0, seed=1))
-
-    played = clock.run(main)
-    assert len(played.turns) == 3
-    assert played.outcome == Outcome(stop=StopReason.TERMINATED, reward=3.0, success=name != "nop")
-
-
-# --- Failures --------------------------------------------------------------------------------------------------------
 
 
 SYNCHRONOUS = SimpleNamespace(act=lambda observation: "a", end=lambda: None)
@@ -199,9 +121,15 @@ def test_a_player_that_fails_ends_its_episode(way: str, expected: object) -> Non
     assert clock.run(ending, way, virtual=True) == expected
 
 
-class Raises(Knows):
+class Raises(Expert):
     def moves(self, observation: Observation) -> Sequence[str]:
         raise RuntimeError("lost its head")
+
+    def is_hazardous(self, observation: Observation) -> bool:
+        return False
+
+    def answer(self, move: str) -> str:
+        return move
 
 
 def train() -> None:
