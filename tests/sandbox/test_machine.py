@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from envkit.config import serving
-from envkit.errors import ConfigError
 from envkit.sandbox import machine
 from envkit.sandbox.pool.node import Capacity, Node, ResourceRequest
 from envkit.types import SandboxSpec
@@ -59,11 +57,3 @@ def test_environments_get_a_sandbox_per_processor_in_half_of_the_node(
 ) -> None:
     node = Node("here", FakeBackend(), Capacity(sandboxes=256, memory_mib=memory_mib))
     assert machine.env_sandbox_count(node, ResourceRequest.of(SandboxSpec()), processors) == count
-
-
-def test_the_default_tenant_share_is_half() -> None:
-    assert serving.read(None, [], {}).limits.tenant_share == 0.5
-    assert serving.read(None, ["limits.tenant_share=1"], {}).limits.tenant_share == 1.0
-    for share in ("0", "1.5"):
-        with pytest.raises(ConfigError, match=r"limits\.tenant_share: "):
-            serving.read(None, [f"limits.tenant_share={share}"], {})

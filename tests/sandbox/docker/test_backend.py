@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +16,9 @@ from envkit.errors import (
     SandboxRefusedError,
 )
 from envkit.sandbox.agent_client.sandbox import AgentSandbox
+from envkit.sandbox.docker.api import Daemon
 from envkit.sandbox.docker.backend import DockerBackend, why_unavailable
-from envkit.types import SandboxSpec
+from envkit.types import JSON, SandboxSpec
 from tests.contract.kinds import run
 from tests.sandbox.containers import containers_of, docker, image
 
@@ -100,4 +102,28 @@ def test_a_daemon_behind_tls_is_refused_with_a_way_out(monkeypatch: pytest.Monke
         assert "ssh -L" in why
 
     monkeypatch.setenv("DOCKER_HOST", "ssh://somebody@nowhere.invalid")
+    run(main)
+
+
+def test_removing_a_container_that_is_being_removed_waits_until_it_is_gone() -> None:
+    labels: dict[str, JSON] = {"envkit.test": f"removal-{os.getpid()}"}
+    options: dict[str, JSON] = {"Image": image(), "Cmd": ["sleep", "60"], "Labels": labels}
+
+    async def main() -> None:
+        daemon = await Daemon.connect()
+        for is_started in (False, True, True):
+            container = await daemon.create(options)
+            if is_started:
+                await daemon.start(container)
+
+            async def remove(container: str = container) -> None:
+                await daemon.remove(container)
+                assert await daemon.inspect(container) is None
+
+            async with anyio.create_task_group() as tasks:
+                for _ in range(4):
+                    tasks.start_soon(remove)
+        await daemon.remove("no-such-container")
+        await daemon.close()
+
     run(main)

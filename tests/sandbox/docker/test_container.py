@@ -85,11 +85,8 @@ def test_nothing_of_the_environment_is_in_what_the_daemon_shows_to_others() -> N
     ("state", "cause"),
     [
         ({"Running": True, "Status": "running"}, None),
-        ({"Status": "created", "ExitCode": 0}, None),
-        ({"Status": "exited", "ExitCode": 0}, "exited with code 0"),
         ({"Status": "exited", "ExitCode": 3}, "exited with code 3: no luck"),
         ({"Status": "exited", "ExitCode": 137}, "killed by signal 9 (SIGKILL)"),
-        ({"Status": "exited", "ExitCode": 139}, "killed by signal 11 (SIGSEGV)"),
         ({"Status": "exited", "ExitCode": 137, "OOMKilled": True}, "out of memory"),
         ({"Status": "exited", "ExitCode": 0, "OOMKilled": True}, "exited with code 0"),
     ],

@@ -54,14 +54,6 @@ async def build(name: str, base: str | None = None, packages: tuple[str, ...] = 
     return reported
 
 
-def test_an_unknown_image_is_refused_with_the_nearest() -> None:
-    async def main() -> None:
-        with pytest.raises(UsageError, match="there is no image 'gamse'; did you mean 'games'"):
-            await build("gamse")
-
-    run(main)
-
-
 @pytest.mark.docker
 def test_a_missing_base_is_refused_offline() -> None:
     async def main() -> None:
