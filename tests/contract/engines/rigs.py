@@ -147,7 +147,7 @@ class Rig(ABC):
 class TransformersRig(Rig):
     """The engine of this process."""
 
-    long = 30
+    long = 20
 
     def __init__(self, policies: Policies, model: Path) -> None:
         super().__init__(policies)

@@ -142,7 +142,7 @@ def test_of_an_owner_killed_at_any_moment_nothing_is_left_after_one_restart(
     assert answers is not None
 
     async def main() -> None:
-        for _ in range(4):
+        for _ in range(3):
             orders.write("\n")
             orders.flush()
             owner = int(answers.readline())
