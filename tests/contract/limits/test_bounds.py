@@ -19,7 +19,7 @@ except OSError as error:
 else:
     print("all")
 """
-BOUNDS = [
+BOUNDS: list[tuple[str, dict[str, float], str]] = [
     ("cpu", {"cpus": 1e-9}, "cpus=1e-09 is refused: it must be in [0.01, 1048576]"),
     ("cpu", {"cpus": float("inf")}, "cpus=inf is refused: it must be in [0.01, 1048576]"),
     ("disk", {"disk_mib": 10**9}, "disk_mib=1000000000 is refused: the machine has"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import struct
 from collections.abc import AsyncIterator
 
@@ -10,7 +11,7 @@ import anyio.lowlevel
 import pytest
 
 from envkit import clock
-from envkit.sandbox.agent_client.channel import AgentChannel, ChannelEndedError, RefusedCallError
+from envkit.sandbox.agent_client.channel import AgentChannel, ChannelEndedError, RefusedCallError, SocketStream
 from tests.sandbox.agent_client.peer import HELLO, Peer, frame, opened, run
 
 OTHER_VERSION = (
@@ -165,3 +166,19 @@ def test_a_broken_stream_ends_the_channel_on_send() -> None:
         assert channel.is_ended
 
     run(main)
+
+
+def test_a_sender_waits_for_a_receiver_and_hears_when_that_is_gone() -> None:
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        stream = await SocketStream.open(ours)
+        with anyio.move_on_after(0.05) as limit:
+            while True:
+                await stream.send(b"x" * 500_000)
+        assert limit.cancelled_caught
+        theirs.close()
+        with pytest.raises(ConnectionError):
+            await stream.send(b"x")
+        stream.close()
+
+    run(main, virtual=False)

@@ -11,7 +11,7 @@ from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.node import Capacity, Node
 from envkit.types import SandboxSpec, SandboxState
 from tests.causes import cause
-from tests.sandbox.fake.backend import FakeBackend, FakeSandbox
+from tests.sandbox.fake.backend import FakeBackend, FakeSandbox, Fate
 from tests.sandbox.pool.pools import SPEC, borrow, run
 
 
@@ -147,6 +147,18 @@ def test_the_sandboxes_of_a_removed_node_are_lost_with_its_cause() -> None:
             pool.remove_node("two", cause("node two is on fire"))
             with pytest.raises(CapacityError, match="the pool has no nodes; the last one left: node two is on fire"):
                 await pool.create("c", SPEC)
+
+    run(main)
+
+
+def test_a_start_on_a_removed_node_fails() -> None:
+    async def main() -> None:
+        backend = FakeBackend(lambda number, rng: Fate(start_s=10))
+        async with backend, Pool([Node("one", backend)]) as pool, anyio.create_task_group() as tasks:
+            tasks.start_soon(remove_later, pool, "one")
+            with pytest.raises(SandboxStartError, match="a did not start: gone"):
+                await pool.create("a", SPEC)
+            assert clock.now() == 5
 
     run(main)
 
