@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -44,6 +45,7 @@ def imports(name: str, path: Path, known: Mapping[str, Path]) -> Iterator[str]:
         yield from (target for target in targets if target in known and target != name)
 
 
+@cache
 def import_graph(root: Path = ROOT) -> dict[str, set[str]]:
     """Return what each module imports."""
     known = modules(root)

@@ -20,14 +20,9 @@ def run(name: str, *words: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize(
-    ("name", "left_out"), [("bench_text_games", "GEM"), ("bench_vector_games", "envpool"), ("bench_levels", "GEM")]
-)
-def test_a_benchmark_of_games_runs_and_says_which_peers_are_not_installed(
-    name: str, left_out: str, tmp_path: Path
-) -> None:
-    output = run(name, "--peers", str(tmp_path / "python"))
-    assert f"  left out: {left_out}" in output
+def test_a_benchmark_of_games_runs_and_says_which_peers_are_not_installed(tmp_path: Path) -> None:
+    output = run("bench_text_games", "--peers", str(tmp_path / "python"))
+    assert "  left out: GEM" in output
     assert f"there is no {tmp_path}/python; make .venv/bench/done" in output
     assert "  envkit" in output
     assert "Claims (not of a quick run)\n" in output
@@ -40,23 +35,6 @@ def test_a_peer_plays_in_a_virtual_environment_without_envkit(peers_python: Path
     assert "  left out: GEM 8x8, 2 boxes: No module named 'gem'" in output
 
 
-def test_the_cost_of_imports_is_measured() -> None:
-    assert "import envkit / import gymnasium: " in run("bench_import")
-
-
-def test_the_latency_of_the_agent_proxy_is_measured() -> None:
-    assert "  latency added: p50 " in run("servers/bench_agent_proxy")
-
-
-def test_the_cost_of_a_node_is_measured() -> None:
-    assert "  node   " in run("servers/bench_nodes").partition("\nstep\n")[2]
-
-
-@pytest.mark.bwrap
-def test_the_cost_of_a_sandbox_is_measured_without_docker() -> None:
-    assert "step of a shell in bubblewrap, envkit local: " in run("bench_sandboxes", "--only", "local")
-
-
 @pytest.mark.bwrap
 def test_many_sandboxes_answer_and_end() -> None:
     assert "lost meanwhile: 0; left afterwards: nothing" in run("bench_many_sandboxes", "--docker", "0")
@@ -65,7 +43,3 @@ def test_many_sandboxes_answer_and_end() -> None:
 @pytest.mark.bwrap
 def test_sandboxes_on_busy_processors_are_watched() -> None:
     assert ", failed 0; " in run("bench_false_losses", "--docker", "0", "--minutes", "0.02")
-
-
-def test_the_tokens_of_scripted_servers_pass_through_the_client() -> None:
-    assert " tokens per processor second" in run("servers/bench_vllm_client")
