@@ -37,16 +37,15 @@ Names: TypeAlias = dict[str, list[str]]
 
 def collect() -> dict[str, Names]:
     """Return all names by section; the same code gives the same names in the same order."""
-    server = _Server()
+    api = create_app(cast(EnvHost, None), pool=cast(SandboxPool, object())).api()  # over a host that is never called
     sections: dict[str, Names] = {
         "commands": _commands("envkit", typer.main.get_command(app)),
         "training file": _keys(RunConfig.model_json_schema()),
         "serve file": _keys(ServeConfig.model_json_schema()),
         "packages": _packages(),
-        "environments": {str(spec["id"]): [] for spec in CATALOG},
+        "environments": {"ids": sorted(str(spec["id"]) for spec in CATALOG)},
         "entry points": {**_scripts(), **_families()},
-        "http routes": server.routes(),
-        "websocket methods": server.methods(),
+        "routes": {**_routes(api), f"WEBSOCKET {wire.SOCKET_PATH}": sorted(METHODS)},
     }
     return {section: dict(sorted(names.items())) for section, names in sections.items()}
 
@@ -91,17 +90,15 @@ def _parameter(parameter: Any) -> str:
 
 
 def _keys(schema: Mapping[str, Any]) -> Names:
-    """Return the keys of a configuration file, each with the words that it takes where those are a fixed list."""
+    """Return the sections of a configuration file, each with its keys."""
     found: dict[str, set[str]] = {}
 
     def walk(path: str, part: Mapping[str, Any]) -> None:
         if "$ref" in part:
             part = schema["$defs"][part["$ref"].rpartition("/")[2]]
         for key, value in part.get("properties", {}).items():
+            found.setdefault(path, set()).add(key)
             walk(f"{path}.{key}" if path else key, value)
-        if "properties" not in part and path:
-            words = part.get("enum", [part["const"]] if "const" in part else [])
-            found.setdefault(path, set()).update(map(str, words))
         for choice in chain(part.get("anyOf", ()), part.get("oneOf", ())):
             walk(path, choice)
         for more, mark in (("items", "[]"), ("additionalProperties", ".*")):
@@ -109,7 +106,7 @@ def _keys(schema: Mapping[str, Any]) -> Names:
                 walk(path + mark, inner)
 
     walk("", schema)
-    return {key: sorted(words) for key, words in found.items()}
+    return {section: sorted(keys) for section, keys in found.items()}
 
 
 def _packages() -> Names:
@@ -134,25 +131,13 @@ def _families() -> Names:
     return {family.group: sorted(family.built_in) for family in kinds.FAMILIES.values()}
 
 
-class _Server:
-    """The described API, over a host and a pool that are never called."""
-
-    def __init__(self) -> None:
-        self._api = create_app(cast(EnvHost, None), pool=cast(SandboxPool, object())).api()
-
-    def routes(self) -> Names:
-        """Return verb and path of each route, with its queries and headers."""
-        found: Names = {f"WEBSOCKET {wire.SOCKET_PATH}": []}
-        for route in self._api.routes:
-            for verb in getattr(route, "methods", None) or ():
-                more = (getattr(route, "openapi_extra", None) or {}).get("parameters", ())
-                names = [f"{one['in']} {one['name']}" for one in more if one["in"] != "path"]
-                found[f"{verb} {getattr(route, 'path', '')}"] = sorted(names)
-        return found
-
-    def methods(self) -> Names:
-        """Return the methods of frames, with the parameters of each."""
-        return {name: sorted(one.request.__struct_encode_fields__) for name, one in METHODS.items()}
+def _routes(api: Any) -> Names:
+    """Return the paths of each verb."""
+    found: dict[str, set[str]] = {}
+    for route in api.routes:
+        for verb in getattr(route, "methods", None) or ():
+            found.setdefault(verb, set()).add(getattr(route, "path", ""))
+    return {verb: sorted(paths) for verb, paths in found.items()}
 
 
 def main() -> None:

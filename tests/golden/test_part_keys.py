@@ -102,14 +102,3 @@ def test_a_key_of_a_part_acts(key: str) -> None:
     kind, _, name = key.partition(".")
     changed = {**WITH.get(key, {}), name: other(key, KEYS[key])}
     assert made(kind, changed) != (made(kind, WITH[key]) if key in WITH else with_defaults(kind))
-
-
-@pytest.mark.parametrize("kind", [kind for family in FAMILIES for kind in kinds.FAMILIES[family].built_in])
-def test_the_same_keys_make_the_same_numbers(kind: str) -> None:
-    assert made(kind, {}) == with_defaults(kind)
-
-
-def test_every_kind_makes_other_numbers() -> None:
-    for family in FAMILIES:
-        found = [str(with_defaults(kind)) for kind in kinds.FAMILIES[family].built_in]
-        assert len({*found}) == len(found), family
