@@ -25,7 +25,6 @@ import pytest
 from envkit import clock, register, registry
 from envkit.config import RunConfig, ServeConfig, grammar
 from envkit.config.grammar import Section
-from envkit.config.serving import EnvsSection
 from envkit.errors import EnvkitError
 from envkit.wiring.gateway import gateway, nodes
 from envkit.wiring.gateway.gateway import serve_fleet
@@ -313,21 +312,3 @@ def test_only_known_keys_are_listed() -> None:
 def test_there_are_at_most_187_keys_beside_those_of_the_parts_of_an_algorithm() -> None:
     others = [leaf for leaf in leaves(RunConfig) if "[" not in leaf.name or not leaf.name.startswith("algorithm.")]
     assert len(LEAVES) + len(others) <= 187
-
-
-class OldEnvs(EnvsSection):
-    max_dedicated_sandboxes: int = 4
-
-
-class OldConfig(ServeConfig):
-    """A server's file with a key that nothing reads."""
-
-    envs: OldEnvs = OldEnvs()
-
-
-def test_a_dead_key_is_found(servers: Servers, tmp_path: Path) -> None:
-    old = Servers(tmp_path, OldConfig)
-    (dead,) = (leaf for leaf in leaves(OldConfig) if leaf.name not in LEAVES)
-    assert dead.name == "envs.max_dedicated_sandboxes"
-    assert not old.acts(dead, How())
-    assert old.acts(LEAVES["envs.warm"], How(1))

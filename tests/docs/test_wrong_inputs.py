@@ -27,11 +27,8 @@ WRONG = [
     ("train nosuch.yaml", 2, "nosuch.yaml: No such file or directory"),
     ("train folder", 2, "folder: Is a directory"),
     ("train broken.yaml", 2, "broken.yaml: line 2, column 1: not YAML: the '{' of line 1, column 6 has no '}'"),
-    ("train tab.yaml", 2, "tab.yaml: line 2, column 1: not YAML: a tab; indent with spaces"),
     ("train empty.yaml", 2, "empty.yaml: must hold keys and values, such as"),
-    ("train list.yaml", 2, "list.yaml: must hold keys and values, such as"),
     ("train binary.yaml", 2, "binary.yaml: not UTF-8 text (byte 1)"),
-    ("check /nosuch/good.yaml", 2, "/nosuch/good.yaml: No such file or directory"),
     ("train good.yaml --resume --force", 2, "--resume continues the run and --force replaces it"),
     ("train good.yaml --resume --output nowhere", 2, "no checkpoint to continue from; start without --resume"),
     ("train good.yaml --output file", 2, "a file has the name of a folder; choose another folder"),
@@ -40,36 +37,17 @@ WRONG = [
     ("train good.yaml --set trainer.step=3", 2, "trainer.step: no such key; did you mean 'steps'?"),
     ("train good.yaml --set trainer.steps", 2, "trainer.steps: must have the form section.key=value"),
     ("check good.yaml --set trainer.steps=many", 2, "trainer.steps: must be a whole number, got 'many'"),
-    ("check good.yaml --set trainer.learning_rate=fast", 2, "must be a number, got 'fast'"),
-    ("check good.yaml --set trainer.learning_rate=-1", 2, "trainer.learning_rate: must be above 0, got -1"),
     ("check good.yaml --set sandbox.count=0", 2, "sandbox.count: must be at least 1, got 0"),
     ("check good.yaml --set tracking.to=tensorboard", 2, "tracking.to: must be a list, got 'tensorboard'"),
-    ("check good.yaml --set env=3", 2, "env: must hold keys and values, got 3"),
     ("check good.yaml --set 'env.options={size: '", 2, "env.options: '{size: ' is not YAML"),
     ("check good.yaml --set env.id=FrozenLak-v0", 2, "did you mean 'FrozenLake-v0'?"),
     ("check good.yaml --set env.options.sise=3", 2, "env.options.sise: no such option; did you mean 'size'?"),
     ("check good.yaml --set engine.device=tpu", 2, "engine.device: must be one of auto, cpu, cuda, got 'tpu'"),
     ("check good.yaml --set engine.model=./nowhere", 2, "no model at ./nowhere; name a folder with"),
-    ("check good.yaml --set engine.model=folder", 2, "no model at folder; name a folder with"),
     ("check good.yaml --set engine.model=a/b/c", 2, "a/b/c is neither a folder here nor a model name of the hub"),
-    ("check good.yaml --set 'engine.model=no name'", 2, "no name is neither a folder here nor a model name of the hub"),
     ("check good.yaml --set engine.hidden_size=24", 2, "engine.hidden_size: must be a multiple of 16, got 24"),
     ("check good.yaml --set rollout.timeout_s=9", 2, "rollout.timeout_s: no longer exists; use rollout.step_timeout_s"),
-    ("check good.yaml --set warmup.batch=8", 2, "warmup: no longer exists; use imitation, which has fewer keys; "),
-    (
-        "check good.yaml --set algorithm.clip=0.1",
-        2,
-        "algorithm.clip: no longer exists; use algorithm.loss.clip_low and clip_high",
-    ),
-    (
-        "check good.yaml --set algorithm.loss=grpo",
-        2,
-        "no loss is called 'grpo'; there are: chunk_clipped, cispo, clip_cov, clipped, ",
-    ),
-    ("check good.yaml --set algorithm.preset=dpo", 2, "no algorithm is called 'dpo'; there are: grpo, "),
     ("check good.yaml --set trainer.lr=1", 2, "trainer.lr: no such key; did you mean 'trainer.learning_rate'?"),
-    ("check good.yaml --set rollout.max_new_tokens=9", 2, "did you mean 'rollout.turn_tokens'?"),
-    ("check good.yaml --set beta=0.1", 2, "beta: no such key; did you mean 'algorithm.kl.coefficient'?"),
     (
         "check good.yaml --set sandbox.kind=podman",
         2,
@@ -77,11 +55,7 @@ WRONG = [
     ),
     ("check good.yaml --set rollout.group_size=1", 2, "rollout.group_size: group_normalised compares the episodes"),
     ("check good.yaml --set imitation.kind=none", 2, "imitation.kind: a new tiny policy needs demonstrations"),
-    ("check good.yaml --steps 3", 2, "No such option: --steps"),
-    ("check good.yaml --set renderer.history=0", 2, "renderer.history: must be 'all' or a whole number of at least 1"),
-    ("check good.yaml --set renderer.template.tokenize=1", 2, "tokenize is reserved: envkit sets it"),
     ("check-template nowhere", 2, "no tokenizer for nowhere: "),
-    ("check-template ./folder", 2, "no model at ./folder; name a folder with"),
     # Playing and measuring.
     ("eval FrozenLake-v0", 2, "policy: missing; name one, such as random, expert or model:smollm2-135m ("),
     ("eval FrozenLake-v0 --policy smollm2-135m", 2, "there is no 'smollm2-135m'; did you mean 'model:smollm2-135m'?"),
@@ -97,20 +71,14 @@ WRONG = [
     ("eval FrozenLake-v0 --policy openai:qwen", 2, "lacks the model or the URL of a server; write openai:MODEL@URL"),
     ("eval FrozenLake-v0 --policy openai:qwen@http://a:b@c", 2, "the URL of qwen holds a password; set OPENAI_"),
     (f"eval FrozenLake-v0 --policy openai:qwen@{NO_SERVER}", 1, f"no server answers at {NO_SERVER}/v1"),
-    ("eval FrozenLake-v0 --policy model:./nowhere", 2, "no model at ./nowhere; name a folder with"),
     ("eval FrozenLake-v0 --policy random --episodes 0", 2, "evaluation.episodes: must be at least 1"),
     ("eval FrozenLake-v0 --policy random --option slip=2", 2, "slip: must be a number from 0 to 1, got 2"),
     ("eval FrozenLake-v0 --policy random --option slip", 2, "--option slip: must have the form key=value"),
-    ("eval FrozenLake-v0 --policy random --option slip=[1", 2, "--option slip=[1: '[1' is not YAML"),
     ("eval FrozenLake-v0 --policy random --split test", 2, "FrozenLake-v0 has no split 'test'; there are: "),
     ("eval FrozenLake-v0 --policy random --url nonsense", 2, "'nonsense' is not a server address, such as"),
     (f"eval FrozenLake-v0 --policy random --url {NO_SERVER}", 1, f"{NO_SERVER} does not answer"),
-    ("eval FrozenLake-v0 --policy random --episodes 1 --output file", 2, "file: Not a directory; choose a folder"),
-    ("play Chess-v0", 2, "no environment is called 'Chess-v0'"),
     ("play FrozenLake-v0 --seed -1", 2, "Invalid value for '--seed'"),
     ("play FrozenLake-v0 --option map=9x9", 2, "map: '9x9' is not a known value; there are: 4x4, 8x8"),
-    ("play Sokoban-v0 --option boxes=many", 2, "boxes: must be an integer from 1 to 4, got 'many'"),
-    (f"play FrozenLake-v0 --url {NO_SERVER}", 1, f"{NO_SERVER} does not answer"),
     ("play FrozenLake-v0 --browser", 2, "--browser: FrozenLake-v0 has no render mode 'html'; leave --browser out"),
     (f"play FrozenLake-v0 --browser --url {NO_SERVER}", 2, "--browser: a server has no pages; leave out --browser"),
     ("play FrozenLake-v0 --option slop=1", 2, "slop: no such option; did you mean 'slip'?"),
@@ -118,11 +86,9 @@ WRONG = [
     ("serve --backend podman", 2, "backend: must be one of auto, local, docker, process, nodes, none, got 'podman'"),
     ("serve --port 70000", 2, "Invalid value for '--port'"),
     ("serve --backend none --state state --port PORT", 2, "is in use; choose another one, or 0 for any free port"),
-    ("serve --config nosuch.yaml", 2, "nosuch.yaml: No such file or directory"),
     ("serve --config fleet.yaml", 2, "listen.port: must be at most 65535, got 70000"),
     ("serve --config webhook.yaml", 2, "alerts.webhook: must be an http or https URL, such as https://"),
     ("serve --set listen.prot=1", 2, "listen.prot: no such key; did you mean 'port'?"),
-    ("serve --set limits.calls_per_s=0", 2, "limits.calls_per_s: must be above 0, got 0"),
     ("serve --host 0.0.0.0 --port 0 --state state", 2, "there are no tokens; create one with"),
     ("serve --host no.such.host.invalid --port 0 --state state", 2, "no.such.host.invalid"),
     ("serve --socket /nosuch/x.sock --state state", 2, "cannot create a socket at /nosuch/x.sock"),
@@ -136,7 +102,6 @@ WRONG = [
         "--ttl: must be a whole number and s, m, h or d, such as 30d; got 'soon'",
     ),
     ("token create --tenant a --ttl 0d --state state", 2, "ttl: must be above 0 s"),
-    ("token create --tenant a --scopes , --state state", 2, "a token needs at least one"),
     ("token revoke nosuch --state state", 2, "there is no token 'nosuch' to revoke"),
     ("token ls --state file", 2, "choose a folder that can be written (--state)"),
     # Models, sandboxes and images.
@@ -147,13 +112,11 @@ WRONG = [
     ("sandbox run --upload nosuch -- true", 2, "--upload: no such file or folder: nosuch"),
     ("sandbox run --detach --tty -- true", 2, "--detach does not wait for the program; leave out"),
     ("sandbox run --backend process --runtime runsc -- true", 2, "does not support runtime=runsc"),
-    ("sandbox run --url nonsense -- true", 2, "'nonsense' is not a server address"),
     (f"sandbox run --url {NO_SERVER} -- true", 1, f"{NO_SERVER} does not answer"),
     (f"sandbox run --url {NO_SERVER} --backend docker -- true", 2, "--backend: a server chooses its own"),
     ("sandbox exec nosuch -- true", 1, "no sandbox 'nosuch' on this machine: ids begin with bwrap- or docker-"),
     (f"sandbox exec nosuch --url {NO_SERVER} -- true", 2, "--url: put options before the id"),
     ("sandbox logs nosuch", 1, "no sandbox 'nosuch'"),
-    ("sandbox rm nosuch", 1, "no sandbox 'nosuch'"),
     ("sandbox ls --token-file token", 2, "--token-file and --ca need --url"),
     (f"sandbox ls --url {NO_SERVER} --token-file nosuch", 2, "cannot read a token from nosuch"),
     ("sandbox ls --url https://127.0.0.1:1 --ca file", 2, "cannot read certificates from file"),
@@ -162,7 +125,7 @@ WRONG = [
     ("image build gams", 2, "there is no image 'gams'; did you mean 'games'?"),
 ]
 
-AS_PROCESSES = ["evl", "serve --backend none --state state --port PORT"]
+AS_PROCESSES = ["serve --backend none --state state --port PORT"]
 
 
 @pytest.fixture(scope="module")
@@ -171,9 +134,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     made = tmp_path_factory.mktemp("wrong")
     (made / "good.yaml").write_text("env: {id: FrozenLake-v0}\n")
     (made / "broken.yaml").write_text("env: {id: FrozenLake-v0\n")
-    (made / "tab.yaml").write_text("env:\n\tid: FrozenLake-v0\n")
     (made / "empty.yaml").write_text("")
-    (made / "list.yaml").write_text("- env\n")
     (made / "binary.yaml").write_bytes(b"\xff\xfe")
     (made / "fleet.yaml").write_text("listen: {port: 70000}\n")
     (made / "webhook.yaml").write_text("alerts: {webhook: nowhere}\n")
