@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,7 +28,6 @@ both = pytest.mark.parametrize("kind", [LOCAL, DOCKER])
 ONE_SANDBOX = ("envs.sandboxes=1", "envs.warm=1", "restarts.budget=20", "restarts.window_s=0.5")
 """One sandbox and a warm one; the restart budget does not delay replacements."""
 
-KILLS = {"local": 3, "docker": 1}
 REPLACED_S = {"local": 0.5, "docker": 3.0}
 """Promised seconds until a step is answered after its sandbox was killed, with a warm sandbox."""
 HUNG_S = 5.0
@@ -50,24 +48,22 @@ def test_an_episode_of_a_killed_sandbox_continues_in_a_warm_one_soon(kind: str, 
         moves = moves_of(task, 12)
         async with environments.slots(1) as here:
             undisturbed = await answers(here, task, moves)
-        seconds: list[float] = []
         async with EnvClient(gateway.url) as client:
-            for _ in range(KILLS[kind]):
-                await gateway.wait_for_warm(1)
-                async with client.lease(task) as episode:
-                    start, steps = await episode.reset(), await played(episode, moves[:6])
-                    (sandbox_id,) = (await gateway.env_sandboxes()).values()
-                    began = clock.now()
-                    await gateway.kill_env_sandbox(sandbox_id)
-                    steps += await played(episode, moves[6:7])
-                    seconds.append(clock.now() - began)
-                    steps += await played(episode, moves[7:])
-                assert reported_rebuilds(steps[6:7]) == reported_rebuilds(steps) == ["killed by signal 9 (SIGKILL)"]
-                assert without_info(start, steps) == without_info(*undisturbed)
+            await gateway.wait_for_warm(1)
+            async with client.lease(task) as episode:
+                start, steps = await episode.reset(), await played(episode, moves[:6])
+                (sandbox_id,) = (await gateway.env_sandboxes()).values()
+                began = clock.now()
+                await gateway.kill_env_sandbox(sandbox_id)
+                steps += await played(episode, moves[6:7])
+                seconds = clock.now() - began
+                steps += await played(episode, moves[7:])
+            assert reported_rebuilds(steps[6:7]) == reported_rebuilds(steps) == ["killed by signal 9 (SIGKILL)"]
+            assert without_info(start, steps) == without_info(*undisturbed)
         metrics = await gateway.metrics()
-        assert metrics["envkit_env_sandboxes_lost_total"] == metrics["envkit_episodes_rebuilt_total"] == KILLS[kind]
+        assert metrics["envkit_env_sandboxes_lost_total"] == metrics["envkit_episodes_rebuilt_total"] == 1
         assert metrics["envkit_episodes_void_total"] == 0
-        assert statistics.median(seconds) < BUSY * REPLACED_S[kind]
+        assert seconds < BUSY * REPLACED_S[kind]
 
     with serving(kind, tmp_path, *ONE_SANDBOX) as gateway:
         run(lambda: main(gateway), 180)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import anyio
@@ -12,8 +11,8 @@ from envkit import clock
 from envkit.errors import EnvRejectedError, SandboxLostError
 from envkit.http.client.env_client import EnvClient
 from envkit.types import Task
+from envkit.wiring.gateway.token_store import open_tokens
 from tests.e2e.fleet.fleet import Gateway, install_environment, run, serving
-from tests.programs.program import run as run_program
 
 pytestmark = [pytest.mark.bwrap, pytest.mark.xdist_group("offenders")]
 
@@ -34,11 +33,6 @@ def register_all():
 """
 POISONS = 9
 INNOCENT = 4
-
-
-def token(state: Path, tenant: str) -> str:
-    command = [sys.executable, "-m", "envkit", "token", "create", "--tenant", tenant, "--scopes", "play"]
-    return str(run_program([*command, "--state", str(state)], timeout=30, check=True).stdout).strip()
 
 
 def test_episodes_of_other_tenants_survive_and_the_guilty_environment_is_rejected(tmp_path: Path) -> None:
@@ -91,7 +85,8 @@ def test_episodes_of_other_tenants_survive_and_the_guilty_environment_is_rejecte
         assert len(survived) == INNOCENT
         assert max(waits) < 30
 
-    tokens = {tenant: token(tmp_path, tenant) for tenant in "abc"}
+    store = open_tokens(tmp_path)
+    tokens = {tenant: store.create(tenant, ["play"]) for tenant in "abc"}
     install_environment(tmp_path / "site-packages", "nasty_env", NASTY)
     settings = ("envs.sandboxes=2", "envs.warm=1", "restarts.budget=2")
     with serving("local", tmp_path, *settings, environments=tmp_path / "site-packages") as gateway:

@@ -77,7 +77,7 @@ async def main():
         async with fleet.host.lease(Task("Slow-v0", 1)) as slow:
             await slow.reset()
             try:
-                print((await slow.step("hold")).observation.text)
+                await slow.step("hold")
             except SandboxLostError as error:
                 print(error)
 
@@ -108,16 +108,6 @@ def test_a_step_up_to_the_limit_does_not_lose_its_sandbox(tmp_path: Path) -> Non
     assert lost == "sandboxes lost: 0"
 
 
-@pytest.mark.parametrize(
-    ("lost_s", "message"),
-    [
-        (1.5, "env server did not answer for 1.5 s; the previous worker was lost during the same step"),
-        (20.0, "hold"),
-    ],
-    ids=["lost", "in time"],
-)
-def test_an_environment_that_holds_the_gil_is_lost_unless_lost_s_allows_it(
-    lost_s: float, message: str, tmp_path: Path
-) -> None:
-    (line,) = played(tmp_path, HOLD, lost_s)
-    assert line.endswith(message)
+def test_an_environment_that_holds_the_gil_longer_than_lost_s_is_lost(tmp_path: Path) -> None:
+    (line,) = played(tmp_path, HOLD, lost_s=1.5)
+    assert line.endswith("env server did not answer for 1.5 s; the previous worker was lost during the same step")
