@@ -1,4 +1,4 @@
-"""Asynchronous training while parts of it are killed: the run, its sandboxes, and the server of its environments.
+"""Asynchronous training while parts of it are killed: the run, and a sandbox of its environment.
 
 The same many times: ``benchmarks/evidence/training/kills.py``.
 """
@@ -12,18 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 import yaml
 
-import envkit
-from envkit import clock
 from envkit.types import stable_hash
-from tests.contract.kinds import traces, until
-from tests.e2e.fleet.fleet import free_port, run, serving
+from tests.contract.kinds import traces
 from tests.e2e.training.accounts import accounts, key
 from tests.e2e.training.terminals import train_and_kill
-from tests.e2e.training.test_training import PATIENCE_S, SMALL, lines, metrics, stop_when, train
+from tests.e2e.training.test_training import SMALL, lines, metrics, stop_when, train
 
 pytestmark = pytest.mark.xdist_group("training")
 
@@ -42,7 +38,7 @@ def test_a_killed_run_trains_on_every_task_once_and_its_accounts_add_up(tmp_path
     """It is killed at any moment, on virtual time, in ``tests/trainer_bridge/scheduler``."""
     file, folder = tmp_path / "ahead.yaml", tmp_path / "run"
     file.write_text(yaml.safe_dump({**AHEAD, "sandbox": {"kind": "local"}}))
-    code, _ = stop_when(file, folder, kill, partial(has_lines, folder, 3))
+    code = stop_when(file, folder, kill, partial(has_lines, folder, 3))
     assert code == -signal.SIGKILL
     assert f"train {STEPS}/{STEPS}" in train(file, folder, "--resume")
 
@@ -57,27 +53,6 @@ def test_a_killed_run_trains_on_every_task_once_and_its_accounts_add_up(tmp_path
         stable_hash(SMALL["seed"], "train", number) >> 33 for number in range(STEPS * GROUPS)
     )
     assert json.loads((folder / "summary.json").read_text())["diagnosis"] == []
-
-
-def test_a_server_that_is_killed_and_restarted_leaves_accounts_that_add_up(tmp_path: Path) -> None:
-    """It stays away in ``test_served_training.py``."""
-    port, folder = free_port(), tmp_path / "run"
-    start = partial(serving, "process", tmp_path, "envs.sandboxes=1", "envs.warm=0", port=port)
-
-    async def main() -> None:
-        with start() as first:
-            content = {**AHEAD, "env": {**AHEAD["env"], "url": first.url}}
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(clock.to_thread, partial(envkit.train, content, output=folder))
-                await until(partial(has_lines, folder, 2), PATIENCE_S)
-                await first.end(signal.SIGKILL)
-                with start():
-                    await until((folder / "summary.json").exists, PATIENCE_S)
-
-    run(main, PATIENCE_S)
-    found = accounts(folder, steps=STEPS, groups=GROUPS, size=SIZE)
-    assert (found["problems"], found["groups_void"]) == ([], 0)
-    assert found["groups_by_size"] == {str(SIZE): STEPS * GROUPS}
 
 
 @pytest.mark.bwrap

@@ -1,4 +1,4 @@
-"""Errors of a broken environment, in a training sandbox and in a server's sandbox."""
+"""Errors of a broken environment, in a training sandbox and in a server's sandbox; without one, in tests/contract."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ from envkit.types import Task
 from envkit.wiring.sandboxes.env_sandboxes import sandbox_host
 
 async def main():
-    async with sandbox_host(BuiltInSandboxSection(kind=sys.argv[1]), slots_per_sandbox=1) as host:
+    async with sandbox_host(BuiltInSandboxSection(kind="local"), slots_per_sandbox=1) as host:
         try:
-            async with host.lease(Task(sys.argv[2], 5)) as episode:
+            async with host.lease(Task(sys.argv[1], 5)) as episode:
                 await episode.reset()
                 await episode.step("on")
         except EnvkitError as error:
@@ -84,37 +84,34 @@ def broken(tmp_path: Path) -> Path:
     return tmp_path / "site-packages"
 
 
-def error_of(kind: str, env_id: str, broken: Path) -> str:
-    """Return the error that the episode host raises for an episode in a sandbox of this kind."""
+def error_of(env_id: str, broken: Path) -> str:
+    """Return the error that the episode host raises for an episode in a sandbox."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(broken), *sys.path])}
-    command = [sys.executable, "-c", PLAY, kind, env_id]
+    command = [sys.executable, "-c", PLAY, env_id]
     done = run(command, env=environment, timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize("kind", ["none", "process", pytest.param("local", marks=pytest.mark.bwrap)])
-def test_training_reports_file_and_line_of_an_error_in_a_sandboxed_environment(kind: str, broken: Path) -> None:
+@pytest.mark.bwrap
+def test_training_reports_file_and_line_of_an_error_in_a_sandboxed_environment(broken: Path) -> None:
     raised = "Crash-v0 raised ZeroDivisionError in step: division by zero"
-    assert error_of(kind, "Crash-v0", broken) == f"EnvError: {raised} ({broken}/broken.py:{DIVIDES})"
+    assert error_of("Crash-v0", broken) == f"EnvError: {raised} ({broken}/broken.py:{DIVIDES})"
 
 
 @pytest.mark.bwrap
 def test_an_environment_that_opens_a_sandbox_inside_its_sandbox_gets_an_error_with_the_remedy(broken: Path) -> None:
-    error = error_of("local", "Nested-v0", broken)
+    error = error_of("Nested-v0", broken)
     assert error.startswith("EnvError: Nested-v0 raised UsageError in reset: a sandbox cannot start inside another")
     assert "has neither user namespaces for bubblewrap nor a Docker daemon" in error
     assert "set sandbox.kind: none in the training file" in error
     assert error.endswith(f"({broken}/broken.py:{OPENS})")
 
 
-@pytest.mark.parametrize("kind", ["none", pytest.param("local", marks=pytest.mark.bwrap)])
-def test_a_servers_log_has_the_traceback_and_its_callers_the_files_base_name(
-    kind: str, tmp_path: Path, broken: Path
-) -> None:
-    one_sandbox = ("envs.sandboxes=1", "envs.warm=0") if kind == "local" else ()
+@pytest.mark.bwrap
+def test_a_servers_log_has_the_traceback_and_its_callers_the_files_base_name(tmp_path: Path, broken: Path) -> None:
     with (
-        serving(kind, tmp_path, *one_sandbox, environments=broken) as gateway,
+        serving("local", tmp_path, "envs.sandboxes=1", "envs.warm=0", environments=broken) as gateway,
         envkit.make("Crash-v0", url=gateway.url) as env,
     ):
         env.reset(seed=5)

@@ -64,7 +64,7 @@ def test_a_language_model_imitates_and_then_learns_from_reward(tmp_path: Path, s
 def test_an_example_of_a_language_model_runs_with_any_model_that_chats(example: str, tmp_path: Path) -> None:
     model = write_chat(tmp_path / "model", seed=5, max_tokens=1024)
     changes = [f"engine.model={model}", "trainer.steps=1", "trainer.groups_per_step=1", "evaluation.episodes=1"]
-    changes += ["rollout.max_tokens=1024", "rollout.turn_tokens=4"]
+    changes += ["rollout.max_tokens=1024", "rollout.turn_tokens=4", "rollout.group_size=2"]
     if example in FILES:
         key, lines = FILES[example]
         (tmp_path / "lines.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))

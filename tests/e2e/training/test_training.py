@@ -6,11 +6,10 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import anyio
 import pytest
@@ -19,6 +18,7 @@ import yaml
 import envkit
 from envkit import clock
 from tests.cli.commands import called
+from tests.programs.program import SCRIPT, Program
 
 pytestmark = pytest.mark.xdist_group("training")
 
@@ -36,10 +36,6 @@ SMALL: dict[str, Any] = {
     "imitation": {"states": 50, "updates": 18, "batch": 8, "check_episodes": 4},
     "tracking": {"trajectories_every": 3},
 }  # fmt: skip
-
-
-def command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "envkit", *words]
 
 
 def train(file: Path, folder: Path, *words: str) -> str:
@@ -117,7 +113,7 @@ def test_killing_the_sandbox_costs_only_its_episodes(unbroken: Path, tmp_path: P
 
 def test_a_killed_run_loses_nothing_since_its_last_checkpoint(file: Path, unbroken: Path, tmp_path: Path) -> None:
     folder = tmp_path / "broken"
-    code, _ = stop_when(file, folder, lambda pid: os.kill(pid, signal.SIGKILL), lambda: len(lines(folder)) >= 3)
+    code = stop_when(file, folder, lambda pid: os.kill(pid, signal.SIGKILL), lambda: len(lines(folder)) >= 3)
     assert code == -signal.SIGKILL
     with (folder / "metrics.jsonl").open("a") as rows:
         rows.write('{"step": 99, "succ')  # a kill can fall into the middle of a line
@@ -130,12 +126,6 @@ def lines(folder: Path) -> list[str]:
     """The run's metrics so far."""
     path = folder / "metrics.jsonl"
     return path.read_text().splitlines() if path.exists() else []
-
-
-def output_of(folder: Path) -> str:
-    """What the run of `stop_when` has printed so far."""
-    path = folder.with_suffix(".log")
-    return path.read_text() if path.exists() else ""
 
 
 def processes() -> dict[int, int]:
@@ -181,25 +171,23 @@ def learned(folder: Path) -> list[dict[str, Any]]:
     return [{key: row[key] for key in row if not key.startswith(lost)} for row in metrics(folder)]
 
 
-def stop_when(
-    file: Path, folder: Path, act: Callable[[int], None], ready: Callable[[], bool], *words: str
-) -> tuple[int, str]:
+def stop_when(file: Path, folder: Path, act: Callable[[int], None], ready: Callable[[], bool], *words: str) -> int:
     """Start a run, `act` on its process as soon as it is `ready`, and check that it leaves no process behind."""
 
-    async def main(log: BinaryIO) -> tuple[int, str]:
-        async with await anyio.open_process(
-            command("train", str(file), "--output", str(folder), *words), stdout=log, stderr=subprocess.STDOUT
-        ) as process:
-            with anyio.fail_after(PATIENCE_S):
-                while not ready():
-                    assert process.returncode is None, "it ended before it was to be stopped"
-                    await anyio.sleep(0.05)
-                below = children(process.pid)
-                act(process.pid)
-                code = await process.wait()
-                while set(below) & set(processes()):  # noqa: ASYNC110  (the kernel tells only their parent)
-                    await anyio.sleep(0.05)
-            return code, output_of(folder)
+    async def main() -> int:
+        command = [SCRIPT, "train", str(file), "--output", str(folder), *words]
+        with (
+            Program(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process,
+            anyio.fail_after(PATIENCE_S),
+        ):
+            while not ready():
+                assert process.poll() is None, "it ended before it was to be stopped"
+                await anyio.sleep(0.05)
+            below = children(process.pid)
+            act(process.pid)
+            code = await clock.to_thread(process.wait)
+            while set(below) & set(processes()):  # noqa: ASYNC110  (the kernel tells only their parent)
+                await anyio.sleep(0.05)
+        return code
 
-    with folder.with_suffix(".log").open("wb") as log:
-        return clock.run(main, log)
+    return clock.run(main)
