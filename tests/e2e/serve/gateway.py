@@ -14,7 +14,8 @@ from typing import Any
 import httpx
 
 from envkit.sandbox.bubblewrap.backend import LocalBackend
-from tests.programs.program import SCRIPT, Program, run
+from envkit.wiring.gateway.token_store import open_tokens
+from tests.programs.program import SCRIPT, Program
 
 _STOP_S = 30
 
@@ -42,8 +43,7 @@ class Gateway:
     process_id: int = 0
 
     def token(self, tenant: str, scopes: str) -> str:
-        words = [SCRIPT, "token", "create", "--tenant", tenant, "--scopes", scopes, "--state", str(self.state)]
-        return str(run(words, timeout=30, check=True).stdout).strip()
+        return open_tokens(self.state).create(tenant, scopes.split(","))
 
     def client(self, token: str) -> httpx.Client:
         return httpx.Client(

@@ -72,7 +72,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Gateway, 
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=[target[:60] for target in TARGETS])
-@pytest.mark.parametrize("verb", ["GET", "PUT", "POST", "DELETE", "HEAD", "OPTIONS", "TRACE", "PATCH", "BREW"])
+@pytest.mark.parametrize("verb", ["GET", "PUT", "POST", "DELETE", "HEAD", "BREW"])
 def test_invalid_targets_are_rejected(served: tuple[Gateway, str], verb: str, target: str) -> None:
     status, kind, content = _raw(served, f"{verb} {target} HTTP/1.1\r\nContent-Length: 2\r\n".encode("latin-1"), b"{}")
     if status >= 400 and verb != "HEAD" and kind:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-import httpx
 import pytest
 
 from tests.e2e.serve.gateway import Gateway, gateway, memory
@@ -42,15 +41,3 @@ def test_every_operation_answers_as_the_document_says(served: Gateway) -> None:
                     client.delete(f"/v1/sandboxes/{sandbox['sandbox_id']}").raise_for_status()
         assert len(seen) == sum(map(len, document["paths"].values())) - len(STREAMS)
         assert client.get("/v1/ready").json()["ready"] is True
-
-
-def test_the_event_stream_starts_at_once(served: Gateway) -> None:
-    with served.client(served.token("ops", "admin")) as client, client.stream("GET", "/v1/events") as answer:
-        assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
-        assert next(answer.iter_text()).startswith("id: 1\nevent: state\n")
-
-
-@pytest.mark.parametrize("path", ["/v1/sessions", "/v1/sandboxes", "/v1/events", "/v1/envs", "/metrics"])
-def test_every_call_needs_a_token(served: Gateway, path: str) -> None:
-    answer = httpx.get(f"{served.url}{path}", trust_env=False)
-    assert (answer.status_code, answer.json()["type"]) == (401, "unauthorized")
