@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import struct
 import subprocess
 from collections.abc import Sequence
@@ -187,25 +186,3 @@ def test_the_same_command_resumes_a_killed_evaluation(tmp_path: Path) -> None:
     assert orjson.loads(parts)["metrics"] == orjson.loads(whole)["metrics"]
     found, expected = (re.sub(rb'"seconds":[^,}]*', b"", (tmp_path / name).read_bytes()) for name in BOTH)
     assert found == expected
-
-
-def test_control_c_saves_finished_episodes_and_prints_the_command_that_resumes(tmp_path: Path, plain: Path) -> None:
-    words = ["eval", "Plain-v0", "--policy", "random", "--episodes", "5000", "--output", "found"]
-    env = {**os.environ, "PYTHONPATH": str(plain)}
-    pipe = subprocess.PIPE
-    with Program([SCRIPT, *words], cwd=tmp_path, stdout=pipe, stderr=pipe, env=env, text=True) as process:
-        try:
-            until = "until test -s found/episodes.jsonl; do sleep 0.1; done"
-            subprocess.run(["sh", "-c", until], cwd=tmp_path, timeout=300, check=True)
-            process.send_signal(signal.SIGINT)
-            out, err = process.communicate(timeout=300)
-        finally:
-            process.kill()
-    assert (process.returncode, out) == (130, "")
-    count = (tmp_path / "found/episodes.jsonl").read_bytes().count(b"\n")
-    assert 0 < count < 5000
-    assert err.splitlines()[-2:] == [
-        f"stopped after {count} of 5000 episodes",
-        f"{count} finished episodes saved in found; continue with: envkit {' '.join(words)}",
-    ]
-    assert not (tmp_path / "found/evaluation.json").exists()

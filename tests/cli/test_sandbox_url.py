@@ -82,19 +82,6 @@ def test_detached_sandboxes_are_listed_used_and_ended() -> None:
     beside_a_server(work, is_real=True)
 
 
-def test_every_command_names_an_unknown_sandbox() -> None:
-    def work(address: str) -> None:
-        name = sandbox("run", "--url", address, "-d")[1].strip()
-        missing = (1, "", "there is no sandbox 'nosuch'\n")
-        assert called_sandbox("logs", "--url", address, "nosuch") == missing
-        assert sandbox("exec", "--url", address, "nosuch", "--", "true") == missing
-        assert called_sandbox("rm", "--url", address, "nosuch", name) == missing
-        _, row = table("ls", "--url", address)
-        assert row[1].startswith("ended ")
-
-    beside_a_server(work)
-
-
 def test_snapshots_are_listed_and_removed() -> None:
     def work(address: str) -> None:
         name = sandbox("run", "--url", address, "-d")[1].strip()

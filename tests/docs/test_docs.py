@@ -143,17 +143,6 @@ def test_the_agent_of_the_page_about_agents_is_evaluated_as_printed(
     gc.collect()
 
 
-def test_every_block_of_the_page_about_agents_is_run_or_a_file_beside_what_is_run() -> None:
-    page = AGENTS.read_text(encoding="utf-8")
-    sections = sections_of(page).values()
-    files = [text for files, _ in sections for text in files.values()]
-    blocks = re.findall(r"^```\w*\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
-    assert "".join(block for block in blocks if block not in files).splitlines() == [
-        command for _, commands in sections for command in commands
-    ]
-    assert set(files) < set(blocks)
-
-
 @pytest.mark.slow
 def test_the_package_of_the_page_about_kinds_is_checked_and_plays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

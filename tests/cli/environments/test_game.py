@@ -12,7 +12,6 @@ import pytest
 
 from envkit.cli.environments.game import Game, Scene, open_game
 from envkit.env import AsyncEnv
-from envkit.errors import StepOrderError
 from envkit.local_host import SlotHost
 from envkit.protocols import EnvHost
 from envkit.spaces import Utf8Text
@@ -158,15 +157,6 @@ def test_a_game_that_is_closed_or_begun_anew_in_an_episode_leaves_no_thread() ->
             game.begin(seed)
             game.act("on")
     assert set(threading.enumerate()) <= before
-
-
-def test_after_the_end_no_action_is_played() -> None:
-    with closing(Game(Echo(), "Echo-v0")) as game:
-        game.begin(0)
-        game.act("win")
-        with pytest.raises(StepOrderError, match="the episode is over"):
-            game.act("on")
-        assert game.begin(1).text.endswith("[level 1]")
 
 
 class Waiting(AsyncEnv):
