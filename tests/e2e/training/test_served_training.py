@@ -23,7 +23,7 @@ pytestmark = pytest.mark.xdist_group("training")
 
 PATIENCE_S = 300
 """After which a run hangs; on a machine where much else runs, training takes many times as long."""
-STEPS, EPISODES = 3, 16
+STEPS, EPISODES = 3, 8
 ONE_SANDBOX = ("envs.sandboxes=1", "envs.warm=0")
 
 SMALL: dict[str, Any] = {
@@ -31,7 +31,7 @@ SMALL: dict[str, Any] = {
     "env": {"id": "FrozenLake-v0", "num_envs": 16, "options": {"size": 3}},
     "engine": {"hidden_size": 16, "layers": 1},
     "rollout": {"group_size": 4, "max_turns": 10, "max_tokens": 256},
-    "trainer": {"steps": STEPS, "groups_per_step": 4}, "threads": 1,
+    "trainer": {"steps": STEPS, "groups_per_step": 2}, "threads": 1,
     "evaluation": {"episodes": 8},
     "imitation": {"states": 50, "updates": 2, "batch": 16, "check_episodes": 0},
     "tracking": {"trajectories_every": 1, "to": []},

@@ -31,7 +31,7 @@ SMALL: dict[str, Any] = {
     "engine": {"hidden_size": 16, "layers": 1},
     "rollout": {"group_size": 4, "max_turns": 10, "max_tokens": 256},
     "algorithm": {"preset": "grpo"},
-    "trainer": {"steps": 6, "groups_per_step": 4, "checkpoint_every": 2}, "threads": 1,
+    "trainer": {"steps": 6, "groups_per_step": 2, "checkpoint_every": 2}, "threads": 1,
     "evaluation": {"episodes": 4, "every": 3},
     "imitation": {"states": 50, "updates": 18, "batch": 8, "check_episodes": 4},
     "tracking": {"trajectories_every": 3},
@@ -76,11 +76,11 @@ def test_a_run_writes_all_documented_files(unbroken: Path) -> None:
     assert summary["env_id"] == "FrozenLake-v0"
     assert summary["algorithm"] == "grpo"
     assert summary["train_steps"] == 6
-    assert summary["episodes"] == 6 * 4 * 4
+    assert summary["episodes"] == 6 * 2 * 4
     assert summary["lost_episodes"] == 0
     assert summary["eval_episodes"] == 4
     episodes = {name: count for name, count in summary["accounting"].items() if count and "tokens" not in name}
-    assert episodes == {"asked": 6 * 4 * 4, "trained": 6 * 4 * 4}
+    assert episodes == {"asked": 6 * 2 * 4, "trained": 6 * 2 * 4}
     assert summary["diagnosis"] == []
     for key in ("eval_success_before", "eval_success_after", "eval_greedy_before", "eval_greedy_after"):
         assert 0.0 <= summary[key] <= 1.0
