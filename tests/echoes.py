@@ -24,11 +24,10 @@ class Worker:
 
     capacity = 99
 
-    def __init__(self, name: str, *, accent: str = "", dies_after: int | None = None, is_dying: bool = False) -> None:
+    def __init__(self, name: str, *, accent: str = "", dies_after: int | None = None) -> None:
         self.id = name
         self.accent = accent
         self.dies_after = dies_after
-        self.is_dying = is_dying
         self.calls = 0
         self.died = anyio.Event()
         self.cause = ""
@@ -58,8 +57,6 @@ class Worker:
 
     @asynccontextmanager
     async def lease(self, task: Task, *, id: str | None = None) -> AsyncIterator[Episode]:
-        if self.is_dying:
-            self.die("killed by signal 9")
         self._check()
         yield Echo(self, task)
 

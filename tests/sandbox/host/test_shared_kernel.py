@@ -254,7 +254,7 @@ class TestARange:
 SCORES = "cat /proc/self/oom_score_adj; for score in 0 999; do echo $score > /proc/self/oom_score_adj; done"
 SCORES += "; echo 1000 > /proc/1/oom_score_adj; cat /proc/self/oom_score_adj"
 # Process 1 has the score of what it forks until the fork has returned, which a busy machine draws out.
-SCORES += "; n=0; while [ $((n += 1)) -lt 50 ] && [ $(cat /proc/1/oom_score_adj) = 1000 ]; do sleep 0.1; done"
+SCORES += "; n=0; while [ $((n += 1)) -lt 200 ] && [ $(cat /proc/1/oom_score_adj) = 1000 ]; do sleep 0.1; done"
 SCORES += "; cat /proc/1/oom_score_adj"
 
 
