@@ -65,9 +65,8 @@ STALE_AFTER = (
     "trainer_bridge/scheduler",
 )
 TWIN = "tests/e2e/training/test_asynchronous.py::test_a_killed_run_trains_on_every_task_once_and_its_accounts_add_up"
-"""Those of the other parts are in the same file, but for the server, ``engine replica`` and ``cluster``: their twins are in
-``tests/e2e/training/test_served_training.py``, ``tests/trainer_bridge/engines/vllm/test_losses.py`` and
-``tests/wiring/launch/test_ray.py``."""
+"""Twins of the server, ``engine replica`` and ``cluster`` are in ``tests/e2e/training/test_served_training.py``,
+``tests/trainer_bridge/engines/vllm/test_losses.py`` and ``tests/wiring/launch/test_ray.py``; the others in this file."""
 GROUPS, SIZE = 4, 4
 CONFIG: dict[str, Any] = {
     "seed": 3,
