@@ -19,15 +19,17 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import anyio
 import pytest
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from envkit import clock, register, registry
 from envkit.config import RunConfig, grammar
+from envkit.config.algorithm import AlgorithmSection
 from envkit.config.grammar import Section
 from envkit.env import AsyncEnv
 from envkit.errors import EnvkitError
@@ -592,3 +594,21 @@ def test_only_known_keys_are_listed() -> None:
 def test_the_same_file_has_the_same_effects(how: How, runs: Runs, tmp_path: Path) -> None:
     (leaf,) = (leaf for leaf in LEAVES.values() if leaf.name == "rollout.retries")
     assert not runs.acts(leaf, replace(how, value=4))  # no episode is void
+
+
+class OldAlgorithm(AlgorithmSection):
+    value_coefficient: Annotated[float, Field(ge=0)] = 0.5
+
+
+class OldConfig(RunConfig):
+    """A training file with a key that nothing reads."""
+
+    algorithm: OldAlgorithm = Field(default_factory=lambda: OldAlgorithm.model_validate({}))
+
+
+def test_a_dead_key_is_found(runs: Runs, tmp_path: Path) -> None:
+    old = Runs(tmp_path, OldConfig)
+    (dead,) = (leaf for leaf in leaves(OldConfig) if leaf.name not in LEAVES and not OF_PARTS.match(leaf.name))
+    assert dead.name == "algorithm.value_coefficient"
+    assert not old.acts(dead, How(more=PPO))
+    assert old.acts(LEAVES["algorithm.value_clip"], How(1e-3, more=PPO))
