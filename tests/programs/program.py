@@ -22,9 +22,13 @@ from typing import Any
 SCRIPT = str(Path(sys.executable).with_name("envkit"))
 _ADDRESS = "ENVKIT_TEST_PROGRAMS"
 _READ_AT_IMPORT = re.compile(
-    "PYTHON(?!PATH$|DONTWRITEBYTECODE$)|OMP_|MKL_|OPENBLAS_|HF_|TORCH|TRANSFORMERS_|CUDA_|LANG|LC_"
+    "PYTHON(?!PATH$|DONTWRITEBYTECODE$)|OMP_(?!WAIT_POLICY$)|MKL_|OPENBLAS_|HF_|TORCH(?!INDUCTOR_CACHE_DIR$)"
+    "|TRANSFORMERS_|CUDA_|LANG|LC_"
 )
-"""Environment variables that a forked program would not follow: if they differ, it is started anew."""
+"""Environment variables that a forked program would not follow: if they differ, it is started anew.
+
+Importing envkit and torch sets the two that are left out, in the processes of pytest too.
+"""
 _started_with: dict[str, str] = {}
 
 
