@@ -26,6 +26,7 @@ from tests.programs.program import start_server
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 _VENVS = Path(__file__).parents[1] / ".venv"
+_WORKER = f"popen//python={sys.executable} -m tests.programs.worker"
 _PEERS = _VENVS / "peers" / "bin" / "python"
 _ALGORITHM_PEERS = _VENVS / "algorithm-peers" / "bin" / "python"
 
@@ -118,6 +119,8 @@ def pytest_configure(config: pytest.Config) -> None:
         # As in whatever a shell starts with '&'; the programs that tests interrupt would be deaf to it too.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     start_server()
+    if Path.cwd() == _VENVS.parent and "popen" in (config.getoption("tx", None) or []):
+        config.option.tx = [one.replace("popen", _WORKER) for one in config.option.tx]
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:

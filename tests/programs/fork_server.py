@@ -22,7 +22,14 @@ from types import ModuleType
 from typing import Any
 
 MODULES = (
-    *("torch", "torch._dynamo", "torch.optim", "torch.utils.tensorboard", "matplotlib.backends.backend_agg"),
+    *(
+        "envkit.trainer_bridge",
+        "torch",
+        "torch._dynamo",
+        "torch.optim",
+        "torch.utils.tensorboard",
+        "matplotlib.backends.backend_agg",
+    ),
     *("transformers.generation", "transformers.models.auto.modeling_auto", "transformers.models.llama.modeling_llama"),
     *("uvicorn", "fastapi", "httpx", "anyio._backends._asyncio", "envkit.cli", "envkit.environments.frozen_lake"),
     *("envkit.wiring.gateway.gateway", "envkit.wiring.evaluation", "envkit.wiring.training.run"),
