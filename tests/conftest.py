@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from shlex import quote
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -26,7 +27,7 @@ from tests.programs.program import start_server
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 _VENVS = Path(__file__).parents[1] / ".venv"
-_WORKER = f"popen//python={sys.executable} -m tests.programs.worker"
+_WORKER = f"popen//python={quote(sys.executable)} -m tests.programs.worker"
 _PEERS = _VENVS / "peers" / "bin" / "python"
 _ALGORITHM_PEERS = _VENVS / "algorithm-peers" / "bin" / "python"
 

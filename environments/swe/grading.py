@@ -18,7 +18,6 @@ from typing import Literal, NamedTuple
 
 from envkit.errors import UsageError
 from envkit.protocols import Sandbox, SandboxPool
-from envkit.types import Cause
 
 from ..tasks import Verdict as AnyVerdict
 from ..tasks import in_fresh_sandbox
@@ -135,42 +134,40 @@ async def grade_changes(
     flags = await flags_of(tree, taken)
     spec = spec_of(environment, image=image)
 
-    problem, known, key = "", _Known(), (task.id, tree, environment, image)
+    known, key = _Known(), (task.id, tree, environment, image)
 
-    def ended(cause: Cause) -> None:
-        nonlocal problem
-        problem = f"the tests ended the sandbox: {cause}"
-
-    async def run_with(files: Mapping[str, bytes], sentinels: _Sentinels) -> TestRun | None:
+    async def run_with(files: Mapping[str, bytes], sentinels: _Sentinels) -> TestRun | str:
+        """Return a run, or why there is none."""
         judge = partial(_run, task=task, tree=tree, taken=files, sentinels=sentinels, settings=settings)
-        return await in_fresh_sandbox(sandboxes, spec, judge, ended=ended)
+        return await in_fresh_sandbox(sandboxes, spec, judge, ended="the tests ended the sandbox: {}".format)
 
-    async def read(run: TestRun | None, sentinels: _Sentinels) -> tuple[str, Mapping[str, TestResult]]:
-        """Return why a run is not valid (empty if it is), and the results of the tests."""
+    async def judged(
+        files: Mapping[str, bytes], sentinels: _Sentinels
+    ) -> tuple[TestRun | None, str, Mapping[str, TestResult]]:
+        """Return a run, why it is not valid (empty if it is), and the results of the tests."""
         nonlocal known
-        if run is None:
-            return problem, _results(task, run, known)
+        run = await run_with(files, sentinels)
+        if isinstance(run, str):
+            return None, run, _results(task, None, known)
         if not run.result.timed_out and (run.tampering or "xfailed" in run.outcomes.values()):
-            if key not in _KNOWN and (clean := await run_with({}, sentinels) if taken else run) is not None:
+            if key not in _KNOWN and not isinstance(clean := await run_with({}, sentinels) if files else run, str):
                 _remember(key, clean)
             known = _KNOWN.get(key, _Known())
-        return sentinels.problem_of(run, known), _results(task, run, known)
+        return run, sentinels.problem_of(run, known), _results(task, run, known)
 
     async def passes(files: Mapping[str, bytes]) -> bool:
-        """Return whether a run finds nothing; one that changes what control tests give can find nothing."""
+        """Return whether no test finds a bug; a run whose control tests pass although they must fail finds none."""
         sentinels = _Sentinels(task, tree, tuple(files))
-        run = await run_with(files, sentinels)
-        why, results = await read(run, sentinels)
-        return sentinels.are_changed(run) or (not why and all(one.is_ok for one in results.values()))
+        run, why, results = await judged(files, sentinels)
+        return sentinels.has_passed(run) or (not why and all(one.is_ok for one in results.values()))
 
     for _ in range(2):
         sentinels = _Sentinels(task, tree, tuple(taken))
-        run = await run_with(taken, sentinels)
-        problem, tests = await read(run, sentinels)
+        run, problem, tests = await judged(taken, sentinels)
         if run is None:
             continue
         if run.result.exit_code == _NO_PYTEST:  # or the source has exited with this code
-            await in_fresh_sandbox(sandboxes, spec, _require_pytest, ended=ended)
+            await in_fresh_sandbox(sandboxes, spec, _require_pytest, ended=str)
         if run.exit_code is not None and not run.result.timed_out:
             break
         if run.result.timed_out:
@@ -337,8 +334,8 @@ class _Sentinels:
         tests = [f"def {name}():\n    {bodies[name]}\n{name}.__test__ = True\n" for name in sorted(names)]
         self.source = "\n".join(["import unittest\nimport pytest\n", *imports, *tests])
 
-    def are_changed(self, run: TestRun | None) -> bool:
-        """Return whether a test that must fail has passed, which no bug of the package can cause."""
+    def has_passed(self, run: TestRun | None) -> bool:
+        """Return whether a test has passed that must fail, which no bug of the package can cause."""
         outcomes = {} if run is None else run.outcomes
         return any(must == "failed" and outcomes.get(test) == "passed" for test, must in self._expected.items())
 

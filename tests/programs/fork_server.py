@@ -50,7 +50,11 @@ def serve(listener: socket.socket, parent: int) -> dict[str, Any] | None:
                 report_ended(children)
             if listener in ready:
                 client, _ = listener.accept()
-                request, files = receive(client)
+                try:
+                    request, files = receive(client)
+                except ValueError:  # the client has ended before it had sent all
+                    client.close()
+                    continue
                 if not has_imported:
                     for name in MODULES:
                         importlib.import_module(name)
@@ -63,7 +67,8 @@ def serve(listener: socket.socket, parent: int) -> dict[str, Any] | None:
                 for file in files:
                     os.close(file)
                 children[pid] = client
-                client.send(pid.to_bytes(4, "little"))
+                with suppress(BrokenPipeError):
+                    client.send(pid.to_bytes(4, "little"))
             if ready - {listener, wakes}:
                 return None
 

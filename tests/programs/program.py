@@ -3,7 +3,8 @@
 `Program` and `run` are used as `subprocess.Popen` and `subprocess.run`. They fork `envkit ...`, `python -m envkit ...`
 and `python -c ...` from a process in which the slow modules are imported, which saves a second of processor time, or
 four with torch. A user starts a new process, though: so are the printed commands of docs/ tested, and whatever depends
-on how Python starts (its options, a locale, modules that must not be imported, memory, Ctrl-C while it imports).
+on how Python starts (its options, a locale, modules that must not be imported, memory, Ctrl-C while it imports). All
+forks have one hash seed, so where the order of sets might matter, set PYTHONHASHSEED: the program is then started anew.
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ class Program(subprocess.Popen[Any]):
         pipes, (*_, new_session, group) = rest[7:13], rest
         words = [str(word) for word in args]
         variables = dict(os.environ if env is None else env)
-        if preexec_fn or pass_fds or shell or not close_fds or group != -1 or not _can_fork(words, variables):
+        is_plain = close_fds and not (preexec_fn or pass_fds or shell) and group == -1
+        is_ours = rest[14:18] == (None, None, None, -1)  # groups, user and umask
+        if not (is_plain and is_ours and _can_fork(words, variables)):
             super()._execute_child(args, executable, preexec_fn, *rest)  # type: ignore[misc]
             return
         request = {"argv": words, "cwd": str(cwd or Path.cwd()), "env": variables, "new_session": bool(new_session)}
@@ -72,7 +75,7 @@ class Program(subprocess.Popen[Any]):
         self._line.connect(f"\0{os.environ[_ADDRESS]}")
         socket.send_fds(self._line, [len(content).to_bytes(4, "little")], files)
         self._line.sendall(content)
-        self.pid = int.from_bytes(self._line.recv(4), "little")
+        self.pid = _read_number(self._line)
         self._child_created = True
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
 
@@ -98,7 +101,7 @@ class Program(subprocess.Popen[Any]):
     def _take(self) -> int:
         assert self._line is not None
         with self._line:
-            self.returncode = os.waitstatus_to_exitcode(int.from_bytes(self._line.recv(4), "little"))
+            self.returncode = os.waitstatus_to_exitcode(_read_number(self._line))
         return self.returncode
 
 
@@ -123,6 +126,13 @@ def run(
     if check:
         done.check_returncode()
     return done
+
+
+def _read_number(line: socket.socket) -> int:
+    content = line.recv(4, socket.MSG_WAITALL)
+    if len(content) < 4:
+        raise ChildProcessError("the process that forks the programs of tests has ended")
+    return int.from_bytes(content, "little")
 
 
 def _can_fork(words: Sequence[str], variables: Mapping[str, str]) -> bool:

@@ -1,4 +1,4 @@
-"""Programs of the tests are forked whatever the process of the test has imported."""
+"""Programs of the tests are forked even if the test imports torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import envkit.trainer_bridge
 from tests.programs.program import SCRIPT, Program
 
 IMPORTED = (torch._dynamo, envkit.trainer_bridge)
-"""They set environment variables."""
+"""Importing these sets environment variables."""
 
 
 def test_a_program_is_forked_from_the_process_that_has_imported_torch() -> None:

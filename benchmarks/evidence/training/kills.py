@@ -66,7 +66,7 @@ STALE_AFTER = (
 )
 TWIN = "tests/e2e/training/test_asynchronous.py::test_a_killed_run_trains_on_every_task_once_and_its_accounts_add_up"
 """Twins of the server, ``engine replica`` and ``cluster`` are in ``tests/e2e/training/test_served_training.py``,
-``tests/trainer_bridge/engines/vllm/test_losses.py`` and ``tests/wiring/launch/test_ray.py``; the others in this file."""
+``tests/trainer_bridge/engines/vllm/test_losses.py`` and ``tests/wiring/launch/test_ray.py``."""
 GROUPS, SIZE = 4, 4
 CONFIG: dict[str, Any] = {
     "seed": 3,

@@ -172,12 +172,16 @@ def learned(folder: Path) -> list[dict[str, Any]]:
 
 
 def stop_when(file: Path, folder: Path, act: Callable[[int], None], ready: Callable[[], bool], *words: str) -> int:
-    """Start a run, `act` on its process as soon as it is `ready`, and check that it leaves no process behind."""
+    """Start a run, `act` on its process as soon as it is `ready`, and check that it leaves no process behind.
+
+    Its process has another hash seed than this one.
+    """
+    env = {**os.environ, "PYTHONHASHSEED": "1"}
 
     async def main() -> int:
         command = [SCRIPT, "train", str(file), "--output", str(folder), *words]
         with (
-            Program(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process,
+            Program(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process,
             anyio.fail_after(PATIENCE_S),
         ):
             while not ready():

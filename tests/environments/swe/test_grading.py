@@ -354,6 +354,8 @@ def test_tests_that_a_second_bug_leaves_replaced_do_not_find_it(tmp_path: Path) 
     found = graded(task(), tmp_path, BUGGY + hidden.encode())
     assert {one.outcome for one in found.tests.values()} == {"passed"}
     assert (found.reward, found.problem[-20:]) == (0.0, "the report is forged")
+    assert found.problem in found.flags
+    assert f"exec( in {CORE}" in found.flags
 
 
 def test_source_that_takes_too_long_to_get_a_second_bug_is_refused(tmp_path: Path) -> None:
