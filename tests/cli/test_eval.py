@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import struct
 import subprocess
 from collections.abc import Sequence
@@ -172,17 +173,25 @@ def test_an_unknown_environment_is_named_beside_a_missing_policy(tmp_path: Path)
     )
 
 
-def test_the_same_command_resumes_a_killed_evaluation(tmp_path: Path) -> None:
+def test_the_same_command_resumes_a_killed_evaluation_and_control_c_prints_it(tmp_path: Path) -> None:
     words: list[str | Path] = [SCRIPT, *LAKE, "--episodes", "200", "--json", "--output"]
     code, whole, _ = envkit([*words[1:], "whole"], tmp_path)
-    with Program([*words, "parts"], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as one:
-        until = "until test -s parts/episodes.jsonl; do sleep 0.01; done"
-        subprocess.run(["sh", "-c", until], cwd=tmp_path, timeout=300, check=True)
-        one.kill()
-    kept = (tmp_path / "parts/episodes.jsonl").read_bytes().count(b"\n")
+    pipe, kept = subprocess.PIPE, 0
+    for number in (signal.SIGKILL, signal.SIGINT):
+        until = f"until test $(wc -l < parts/episodes.jsonl) -gt {kept}; do sleep 0.01; done 2> errors"
+        with Program([*words, "parts"], cwd=tmp_path, stdout=pipe, stderr=pipe, text=True) as one:
+            subprocess.run(["sh", "-c", until], cwd=tmp_path, timeout=300, check=True)
+            one.send_signal(number)
+            out, err = one.communicate(timeout=300)
+        before, kept = kept, (tmp_path / "parts/episodes.jsonl").read_bytes().count(b"\n")
+        assert before < kept < 200
+    figures, hint = err.splitlines()[-2:]
+    assert (one.returncode, out) == (130, "")
+    assert re.fullmatch(rf"stopped after {kept} of 200 episodes, success .*; short episodes count too often\)", figures)
+    told = f"{kept} finished episodes saved in parts; continue with: envkit {' '.join(map(str, words[1:]))} parts"
+    assert hint == told
     again, parts, _ = envkit([*words[1:], "parts"], tmp_path)
     assert (code, again) == (0, 0)
-    assert 0 < kept < 200
     assert orjson.loads(parts)["metrics"] == orjson.loads(whole)["metrics"]
     found, expected = (re.sub(rb'"seconds":[^,}]*', b"", (tmp_path / name).read_bytes()) for name in BOTH)
     assert found == expected
