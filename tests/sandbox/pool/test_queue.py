@@ -68,6 +68,19 @@ def test_limits_that_no_node_can_hold_together_are_rejected() -> None:
     run(main)
 
 
+def test_the_processes_of_a_node_are_limited() -> None:
+    async def main() -> None:
+        async with FakeBackend() as backend, Pool([Node("a", backend, Capacity(pids=600))]) as pool:
+            await pool.create("a", SPEC)
+            await pool.create("b", SPEC)  # 256 each, as backends have it
+            with pytest.raises(CapacityError, match="no node had room for another sandbox; retry later"):
+                await pool.create("c", SPEC)
+            with pytest.raises(ImpossibleSandboxError, match=r"pids=601 exceeds every node .*largest: 600\)"):
+                await pool.create("d", SandboxSpec(pids=601))
+
+    run(main)
+
+
 def test_tenants_are_served_in_turn_each_in_order_of_arrival() -> None:
     async def main() -> None:
         served: list[str] = []
