@@ -16,6 +16,7 @@ from envkit import clock
 from envkit.errors import EnvkitError, UsageError
 from envkit.http.auth.caller import Caller
 from envkit.http.auth.tokens import TokenStore
+from envkit.http.server.request_context import _CHECK_INTERVAL_S
 
 
 @pytest.fixture
@@ -115,6 +116,20 @@ def test_a_valid_token_is_cached_for_fresh_s(path: Path) -> None:
     command.revoke(text.split("_")[1])
     assert server.check(text) is not None
     assert strict.check(text) is None
+
+
+def test_a_server_follows_a_first_token_and_a_revocation_within_a_second(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, command, now = TokenStore(path), TokenStore(path), clock.stopwatch()
+    monkeypatch.setattr(clock, "stopwatch", lambda: now)
+    assert not server.is_needed()
+    text = command.create("acme", ["play"])
+    assert server.check(text) is not None
+    command.revoke(text.split("_")[1])
+    now += 1 - _CHECK_INTERVAL_S  # after which an open socket is checked too
+    assert server.is_needed()
+    assert server.check(text) is None
 
 
 def test_the_last_use_is_recorded_unless_another_process_writes(tokens: TokenStore, path: Path) -> None:
