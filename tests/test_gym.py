@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import closing
 
 import gymnasium
 import pytest
@@ -41,6 +42,13 @@ def test_an_env_can_be_made_again_from_the_spec_that_it_carries() -> None:
         assert first.spec is not None
         with gymnasium.make(first.spec) as second:
             assert play(second, seed=1) == play(first, seed=1)
+
+
+def test_gymnasium_makes_the_vector_environment_of_envkit() -> None:
+    theirs, ours = gymnasium.make_vec("envkit/FrozenLake-v0", 3, size=5), envkit.make_vec("FrozenLake-v0", 3, size=5)
+    with closing(theirs), closing(ours):
+        assert type(theirs) is type(ours)
+        assert list(theirs.reset(seed=5)[0]) == list(ours.reset(seed=5)[0])
 
 
 def run(program: str, *flags: str) -> subprocess.CompletedProcess[str]:
