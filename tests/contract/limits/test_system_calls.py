@@ -10,8 +10,8 @@ import pytest
 
 from envkit.sandbox.host import seccomp
 from envkit.types import SandboxUser
-from tests.contract.kinds import ISOLATING, Kind
-from tests.contract.shared import AnySandbox, Shared
+from tests.contract.kinds import ISOLATING, Kind, run
+from tests.contract.shared import AnySandbox, Shared, sh
 
 # Makes each given call with zeros, opens sockets of each given family, and prints the errors as JSON.
 TRIES = """
@@ -126,6 +126,17 @@ def test_what_reaches_past_the_sandbox_is_refused_to_programs_and_shells(
         require_refused(done.stdout)
 
     shared.run(main)
+
+
+def test_what_reaches_past_the_sandbox_is_refused_to_its_command(kind: Kind) -> None:
+    kind.require("seccomp")
+    script = '"$0" -c "$1" "$2" > reported; mv reported reported-all; sleep 1000'
+
+    async def main() -> None:
+        async with kind.sandbox("sh", "-c", script, kind.python, TRIES, orders()) as sandbox:
+            require_refused(await sh(sandbox, "until cat reported-all 2>/dev/null; do sleep 0.01; done"))
+
+    run(main)
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="only x86_64 has a second interface")
