@@ -1,17 +1,52 @@
-"""Concurrent transfers of one tenant."""
+"""Concurrent transfers of a tenant."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from unittest.mock import AsyncMock
 
 import anyio
 import httpx
 
-from envkit.http.sandboxes.transfers import AT_ONCE, MAX_WAITING
+from envkit import clock
+from envkit.errors import RateLimitError
+from envkit.http.sandboxes.transfers import AT_ONCE, MAX_WAITING, FolderTransfers
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.process.backend import ProcessBackend
 from tests.http.remote_sandboxes import over_http
+from tests.http.stage import settle
+
+
+def test_transfers_of_a_tenant_run_queue_and_are_rejected_by_its_limits() -> None:
+    async def main() -> None:
+        running: list[None] = []
+        refused: list[str] = []
+
+        @asynccontextmanager
+        async def slow() -> AsyncIterator[Path]:
+            running.append(None)
+            await anyio.sleep_forever()
+            yield Path("nowhere")
+
+        folders = FolderTransfers(AsyncMock(staging_folder=slow))
+
+        async def upload(tenant: str) -> None:
+            try:
+                await folders.upload(AsyncMock(), "t", "agent", AsyncMock(), tenant=tenant)
+            except RateLimitError:
+                refused.append(tenant)
+
+        async with anyio.create_task_group() as tasks:
+            for tenant, begun in (("acme", 4), ("umbrella", 8)):  # each tenant has limits of its own
+                for _ in range(4 + 60 + 7):
+                    tasks.start_soon(upload, tenant)
+                await settle()
+                assert (len(running), refused.count(tenant)) == (begun, 7)
+            tasks.cancel_scope.cancel()
+
+    clock.run(main, virtual=True)
 
 
 def test_transfers_above_the_limit_are_rejected_with_retry_after_until_others_end() -> None:
