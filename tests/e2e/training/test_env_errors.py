@@ -1,4 +1,4 @@
-"""Errors of a broken environment, in a training sandbox and in a server's sandbox; without one, in tests/contract."""
+"""Errors of a broken environment, in a training sandbox, in a server's sandbox, and in a server without one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 import envkit
 from envkit.errors import EnvError, SessionBrokenError
-from tests.e2e.fleet.fleet import install_environment, serving
+from tests.e2e.fleet.fleet import LOCAL, install_environment, serving
 from tests.programs.program import run
 
 ENVS = """
@@ -108,10 +108,13 @@ def test_an_environment_that_opens_a_sandbox_inside_its_sandbox_gets_an_error_wi
     assert error.endswith(f"({broken}/broken.py:{OPENS})")
 
 
-@pytest.mark.bwrap
-def test_a_servers_log_has_the_traceback_and_its_callers_the_files_base_name(tmp_path: Path, broken: Path) -> None:
+@pytest.mark.parametrize("kind", ["none", LOCAL])
+def test_a_servers_log_has_the_traceback_and_its_callers_the_files_base_name(
+    kind: str, tmp_path: Path, broken: Path
+) -> None:
+    one_sandbox = () if kind == "none" else ("envs.sandboxes=1", "envs.warm=0")
     with (
-        serving("local", tmp_path, "envs.sandboxes=1", "envs.warm=0", environments=broken) as gateway,
+        serving(kind, tmp_path, *one_sandbox, environments=broken) as gateway,
         envkit.make("Crash-v0", url=gateway.url) as env,
     ):
         env.reset(seed=5)

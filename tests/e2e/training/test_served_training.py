@@ -17,7 +17,8 @@ from envkit import clock
 from envkit.errors import EnvkitError
 from envkit.http.client.env_client import EnvClient
 from envkit.types import Task
-from tests.e2e.fleet.fleet import Gateway, free_port, serving
+from tests.e2e.fleet.fleet import Gateway, free_port, install_environment, serving
+from tests.trainer_bridge.models import write_chat
 
 pytestmark = pytest.mark.xdist_group("training")
 
@@ -163,3 +164,34 @@ def test_a_run_whose_server_does_not_return_saves_a_checkpoint_and_continues_on_
     with serving("process", tmp_path, *ONE_SANDBOX) as gateway:
         envkit.train(served(gateway.url), output=tmp_path / "run", resume=True)
     assert played(tmp_path / "run") == played(own)
+
+
+ECHO = """
+import gymnasium
+import envkit
+from envkit.spaces import Utf8Text
+
+class Echo(gymnasium.Env):
+    observation_space = action_space = Utf8Text(100)
+    reset = lambda self, *, seed=None, options=None: (f"say {seed}", {})
+    step = lambda self, action: (action[:20], float(len(action) % 2), True, False, {})
+
+def register_all():
+    envkit.register("Echo-v0", "echo:Echo")
+"""
+
+
+def test_an_environment_that_only_the_server_has_trains_a_model_without_imitation(tmp_path: Path) -> None:
+    install_environment(tmp_path / "site-packages", "echo", ECHO)
+    model = write_chat(tmp_path / "model", seed=5)
+    with serving("process", tmp_path, *ONE_SANDBOX, environments=tmp_path / "site-packages") as gateway:
+        config = {
+            "env": {"id": "Echo-v0", "url": gateway.url},
+            "engine": {"model": str(model), "device": "cpu"},
+            "rollout": {"group_size": 2, "max_tokens": 200, "turn_tokens": 4},
+            "trainer": {"steps": 1, "groups_per_step": 2},
+            "threads": 1,
+            "evaluation": {"episodes": 2},
+        }
+        summary = envkit.train(config, output=tmp_path / "run")
+    assert (summary.train_steps, summary.episodes, summary.eval_episodes) == (1, 4, 2)
