@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 import envkit
-from envkit import clock
+from envkit import clock, config
 from envkit.trainer_bridge.run_folder import plots
 
 pytestmark = pytest.mark.xdist_group("api")
@@ -88,7 +88,7 @@ def test_each_train_step_is_reported_and_an_error_of_the_callback_saves_a_checkp
     assert seen == [(row["step"], row["success"]) for row in rows]
     assert [step for step, _ in seen] == [1, 2, 3]
     assert (tmp_path / "checkpoints/step-3").exists()
-    assert envkit.train(more, output=tmp_path, resume=True).train_steps == 4
+    assert envkit.train(config.parse(more), output=tmp_path, resume=True).train_steps == 4  # a config is the same run
 
 
 def test_an_evaluation_returns_the_same_result_in_a_script_and_in_a_notebook(tmp_path: Path) -> None:

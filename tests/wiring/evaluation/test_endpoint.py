@@ -524,6 +524,12 @@ def test_answers_that_were_cut_off_say_nothing_about_the_format() -> None:
     assert many.startswith("most answers were cut off: raise --turn-tokens")
 
 
+def test_an_endpoint_may_write_4096_tokens_by_default() -> None:
+    served = Served(on_the_way)
+    measured(served)
+    assert {body["max_tokens"] for body in served.asked} == {4096}
+
+
 def test_what_an_endpoint_refused_and_failed_stands_in_the_result() -> None:
     busy = refusing("temperature", {"error": "temperature: unknown"})
     found = measured(

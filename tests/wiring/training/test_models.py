@@ -81,6 +81,14 @@ def test_any_other_name_is_one_of_the_hub(cache: Path) -> None:
     assert locate("gpt2") == "gpt2"
 
 
+def test_the_cache_is_the_first_folder_that_the_environment_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ENVKIT_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, folder in (("HOME", "/h/.cache/envkit"), ("XDG_CACHE_HOME", "/x/envkit"), ("ENVKIT_CACHE", "/e")):
+        monkeypatch.setenv(name, f"/{name[0].lower()}")
+        assert models_folder() == Path(folder, "models")
+
+
 # --- GGUF files ------------------------------------------------------------------------------------------------------
 
 

@@ -91,6 +91,13 @@ def test_two_starts_draw_different_random_numbers() -> None:
     assert len({value(SETTINGS, "--seed") for _ in range(4)}) > 1
 
 
+def test_several_tokens_arrive_at_once_unless_the_user_chooses_another_number() -> None:
+    for on_cpu, interval in ((False, "32"), (True, "8")):
+        found = words(replace(SETTINGS, arguments={"stream-interval": 1}), on_cpu=on_cpu)
+        assert found[found.index("--stream-interval") + 1] == interval
+        assert found[-1] == "--stream-interval=1"  # the last one counts
+
+
 @pytest.mark.parametrize("name", ["--port", "max_model_len", "no-enable-scale-out"])
 def test_an_argument_that_envkit_sets_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match=f"the vLLM argument {name} is reserved"):
