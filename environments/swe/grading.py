@@ -137,7 +137,7 @@ async def grade_changes(
     known, key = _Known(), (task.id, tree, environment, image)
 
     async def run_with(files: Mapping[str, bytes], sentinels: _Sentinels) -> TestRun | str:
-        """Return a run, or why there is none."""
+        """Return a run, or why the submission ended its sandbox."""
         judge = partial(_run, task=task, tree=tree, taken=files, sentinels=sentinels, settings=settings)
         return await in_fresh_sandbox(sandboxes, spec, judge, ended="the tests ended the sandbox: {}".format)
 
