@@ -57,7 +57,8 @@ def serve(listener: socket.socket, parent: int) -> dict[str, Any] | None:
                     continue
                 if not has_imported:
                     for name in MODULES:
-                        importlib.import_module(name)
+                        with suppress(ImportError):  # torch may be missing
+                            importlib.import_module(name)
                     gc.freeze()
                     has_imported = True
                 pid = os.fork()
