@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -29,3 +33,12 @@ def test_the_constraints_have_an_allowed_version_of_each_requirement() -> None:
     extras = [word for name, words in EXTRAS.items() if name != "vllm" for word in words]
     for one in requirements(*PROJECT["dependencies"], *extras):
         assert one.specifier.contains(versions[canonicalize_name(one.name)]), one
+
+
+def test_the_tests_that_need_no_torch_are_found_without_it() -> None:
+    program = ROOT / "benchmarks" / "evidence" / "clones" / "dependencies.py"
+    (found,) = re.findall(r"^TESTS = (\(.*?^\))", program.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    script = "import sys, pytest; sys.modules['torch'] = None; sys.exit(pytest.main(sys.argv[1:]))"
+    words = ["--collect-only", "-qq", *(f"tests/{name}" for name in ast.literal_eval(found))]
+    done = subprocess.run([sys.executable, "-c", script, *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout

@@ -38,15 +38,23 @@ OLDER_TORCH = "2.9.0"
 EXTRAS = ("serve", "docker", "ray", "terminal")
 """The extras without torch."""
 TESTS = (
-    *("config", "contract/test_envs.py", "environments/terminal/test_screen.py"),
-    *("environments/webshop/test_env.py", "http/api", "http/auth", "http/client", "runs", "test_gym.py"),
+    "config/test_evaluation.py",
+    "config/test_training.py",
+    "contract/test_envs.py",
+    "environments/terminal/test_screen.py",
+    "environments/webshop/test_env.py",
+    "http/api",
+    "http/auth",
+    "http/client",
+    "runs",
+    "test_gym.py",
     "wrappers/test_tools.py",
 )
 """Tests that use each of the dependencies, and no torch."""
 TRAINER_TESTS = ("trainer_bridge",)
 LEFT_OUT = "alone bwrap chromium detached docker limits model nginx node peers ray slow valgrind vllm"
 """Markers of the tests that take long, or need more than the Python packages."""
-TOOLS = ("hypothesis", "pytest", "pytest-randomly", "pytest-xdist")
+TOOLS = ("hypothesis", "pytest", "pytest-randomly", "pytest-timeout", "pytest-xdist")
 _RESOLUTIONS = {"oldest": "lowest-direct", "newest": "highest"}
 _FREE_GIB = 25
 
