@@ -86,7 +86,7 @@ def test_an_orphaned_detached_sandbox_that_is_inspected_ends_itself_and_leaves_n
         stay.owner.send_signal(signal.SIGKILL)
         stay.owner.wait(20)
         looks = 0
-        while sleepers(marker) and clock.now() - began < 4 * ORPHAN_TTL_S:  # a look is no client
+        while sleepers(marker) and clock.now() - began < 4 * ORPHAN_TTL_S:  # inspecting does not connect
             found = await list_detached_sandboxes(with_servers=True, warn=list[str]().append)
             looks += stay.sandbox_id in [one.id for one in found if not one.problem]
             await anyio.sleep(ORPHAN_TTL_S / 10)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from envkit.errors import SandboxRefusedError
@@ -32,7 +34,7 @@ BOUNDS: list[tuple[str, dict[str, float], str]] = [
 def test_each_place_of_16_mib_holds_16_thousand_files(kind: Kind) -> None:
     async def main() -> None:
         async with kind.sandbox(disk_mib=16) as sandbox:
-            if isinstance(sandbox, AgentSandbox) and "inodes" in sandbox.unenforced:
+            if isinstance(sandbox, AgentSandbox) and "inodes" in sandbox.unenforced and os.geteuid() != 0:
                 pytest.skip("the number of files cannot be limited here (needs root)")
             for place in ("/workspace", "/tmp", "/dev/shm"):
                 made = await sandbox.exec([kind.python, "-c", MAKE, place], timeout_s=60)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -15,10 +14,9 @@ import anyio
 import pytest
 
 from envkit import clock
-from envkit.errors import SandboxLostError, SandboxStartError
+from envkit.errors import SandboxLostError
 from envkit.http.client.sandbox_client import SandboxClient
-from envkit.sandbox.bubblewrap.backend import LocalBackend
-from envkit.types import SandboxSpec, SandboxView
+from envkit.types import SandboxView
 from tests.contract.kinds import new_marker, sleepers, until
 from tests.e2e.fleet.fleet import DOCKER, LOCAL, Gateway, run, serving
 from tests.sandbox.containers import docker
@@ -74,36 +72,3 @@ def test_a_sandbox_that_was_killed_or_paused_is_soon_lost_with_its_cause(
             await until(lambda: not sleepers(marker))
 
     run(main, 30)
-
-
-@pytest.fixture
-def small_disk() -> Iterator[Path]:
-    """A separate disk for the folders of sandboxes, with little more than the required free space."""
-    folder = Path(f"/tmp/ek-{new_marker()[:6]}")
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=640m", "none", str(folder)], check=True)
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
-        folder.rmdir()
-
-
-@pytest.mark.bwrap
-def test_a_start_is_rejected_while_the_disk_of_the_host_is_nearly_full(
-    small_disk: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(small_disk))
-
-    async def main() -> None:
-        async with LocalBackend() as backend:
-            before = await backend.start(SandboxSpec())
-            with (small_disk / "ballast").open("wb") as ballast:
-                os.posix_fallocate(ballast.fileno(), 0, 200 << 20)
-            with pytest.raises(SandboxStartError, match=r"only \d+ MiB are free in .* \(minimum 512\)"):
-                await backend.start(SandboxSpec())
-            assert (await before.exec(["echo", "on"], timeout_s=10)).stdout == "on\n"
-            (small_disk / "ballast").unlink()
-            await backend.start(SandboxSpec())
-
-    run(main, 40)

@@ -168,7 +168,7 @@ def test_a_broken_stream_ends_the_channel_on_send() -> None:
     run(main)
 
 
-def test_a_sender_waits_for_a_receiver_and_hears_when_that_is_gone() -> None:
+def test_a_sender_waits_for_a_receiver_and_fails_once_it_has_closed() -> None:
     async def main() -> None:
         ours, theirs = socket.socketpair()
         stream = await SocketStream.open(ours)

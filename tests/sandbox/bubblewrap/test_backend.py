@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from envkit.errors import SandboxRefusedError, SandboxStartError
 from envkit.sandbox.bubblewrap import detached
 from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.types import SandboxSpec
-from tests.contract.kinds import run
+from tests.contract.kinds import new_marker, run
 
 pytestmark = pytest.mark.bwrap
 
@@ -205,3 +206,36 @@ def image(folder: Path) -> Path:
         (folder / place).parent.mkdir(exist_ok=True)
         (folder / place).write_text(content)
     return folder
+
+
+@pytest.fixture
+def small_disk() -> Iterator[Path]:
+    """A separate disk for the folders of sandboxes, with little more than the required free space."""
+    folder = Path(f"/tmp/ek-{new_marker()[:6]}")
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=640m", "none", str(folder)], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+        folder.rmdir()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a disk")
+def test_a_start_is_rejected_while_the_disk_of_the_host_is_nearly_full(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(small_disk))
+
+    async def main() -> None:
+        async with LocalBackend() as backend:
+            before = await backend.start(SandboxSpec())
+            with (small_disk / "ballast").open("wb") as ballast:
+                os.posix_fallocate(ballast.fileno(), 0, 200 << 20)
+            with pytest.raises(SandboxStartError, match=r"only \d+ MiB are free in .* \(minimum 512\)"):
+                await backend.start(SandboxSpec())
+            assert (await before.exec(["echo", "on"], timeout_s=10)).stdout == "on\n"
+            (small_disk / "ballast").unlink()
+            await backend.start(SandboxSpec())
+
+    run(main, 40)

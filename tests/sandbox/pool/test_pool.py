@@ -217,7 +217,7 @@ def test_an_unused_sandbox_is_stopped_after_its_time_to_live() -> None:
         async with opened() as (pool, backend):
             view = await pool.create("a", SPEC, ttl_s=60)
             assert view.expires_at_s == pytest.approx(clock.wall() + 60, abs=5)
-            for _ in range(11):  # looking at it is no use
+            for _ in range(11):  # neither renews it
                 await anyio.sleep(5.5)
                 pool.view("a")
                 await pool.create("a", SPEC, ttl_s=60)
