@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
 
 import anyio
 import pytest
