@@ -189,10 +189,8 @@ def test_the_same_command_resumes_a_killed_evaluation(tmp_path: Path) -> None:
     figures, hint = err.splitlines()[-2:]
     assert (one.returncode, out) == (130, "")
     assert re.fullmatch(rf"stopped after {kept} of 600 episodes, success .*; short episodes count too often\)", figures)
-    expected_hint = (
-        f"{kept} finished episodes saved in parts; continue with: envkit {' '.join(map(str, words[1:]))} parts"
-    )
-    assert hint == expected_hint
+    command = " ".join(["envkit", *map(str, words[1:]), "parts"])
+    assert hint == f"{kept} finished episodes saved in parts; continue with: {command}"
     again, parts, _ = envkit([*words[1:], "parts"], tmp_path)
     assert (code, again) == (0, 0)
     assert orjson.loads(parts)["metrics"] == orjson.loads(whole)["metrics"]

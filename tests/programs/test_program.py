@@ -9,8 +9,7 @@ import torch._dynamo
 import envkit.trainer_bridge
 from tests.programs.program import SCRIPT, Program
 
-IMPORTED = (torch._dynamo, envkit.trainer_bridge)
-"""Importing these sets environment variables."""
+IMPORTED = (torch._dynamo, envkit.trainer_bridge)  # this sets environment variables
 
 
 def test_a_program_is_forked_from_the_process_that_has_imported_torch() -> None:
