@@ -162,6 +162,7 @@ def test_an_environment_without_success_says_how_to_declare_it() -> None:
     assert set(failures(by_return)) == {"expert solves"}
 
 
+@pytest.mark.alone  # it measures milliseconds
 def test_an_environment_that_awaits_does_not_block() -> None:
     results = checked("Waits")
     assert failures(results) == {}
