@@ -270,7 +270,7 @@ class AgentSandbox(Sandbox):
         return found
 
     @property
-    def is_unread(self) -> bool:
+    def is_excused(self) -> bool:
         """Whether reading from the agent is paused because a caller does not read the reply to its call."""
         return self._channel.is_stalled
 

@@ -128,7 +128,7 @@ class Supervisor:
         return cause_of(signal_in(code), self._child.last_line())
 
     async def diagnose(self) -> Blocked:
-        """Return why the sandbox does not answer; see `envkit.sandbox.pool.health.Diagnosable`."""
+        """Return why the sandbox does not answer; see `envkit.sandbox.pool.health.Explained`."""
         first = self.first()
         if first is not None and first.is_stopped:
             return Blocked.PAUSED

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import os
@@ -33,7 +32,6 @@ T = TypeVar("T")
 _TIMEOUT_S = 120.0
 _QUICK_TIMEOUT_S = 1.5
 """Timeout of quick queries. It is short, because these queries also detect a daemon that no longer answers."""
-_CREATION_S = 5.0
 _REMOVAL_S = 10.0
 _REMOVAL_PAUSE_S = 0.02
 _CALLS_AT_ONCE = 8
@@ -62,7 +60,6 @@ class Daemon:
     def __init__(self, api: Any, quick: Any, info: Mapping[str, Any]) -> None:
         self._api = api
         self._quick = quick
-        self._creations = set[asyncio.Future[Any]]()
         self._limiter = anyio.CapacityLimiter(_CALLS_AT_ONCE)
         # A separate limiter for quick queries, so that they do not wait for slow calls
         self._queries = anyio.CapacityLimiter(_CALLS_AT_ONCE)
@@ -94,18 +91,7 @@ class Daemon:
 
     async def create(self, options: Mapping[str, JSON]) -> str:
         """Create a container and return its id. An anyio cancellation takes effect only after the creation."""
-        creation = asyncio.ensure_future(self._call(self._api.create_container_from_config, options))
-        self._creations.add(creation)
-        creation.add_done_callback(self._creations.discard)
-        with anyio.CancelScope(shield=True):
-            # If asyncio cancels the task, this wait ends, but the creating thread continues. `settle` waits for it.
-            await asyncio.wait([creation])
-        return str(creation.result()["Id"])
-
-    async def settle(self) -> None:
-        """Wait at most 5 s for `create` calls that asyncio has cancelled: their threads still create containers."""
-        if self._creations:
-            await asyncio.wait(self._creations, timeout=_CREATION_S)
+        return str((await self._call(self._api.create_container_from_config, options))["Id"])
 
     async def start(self, container: str) -> None:
         await self._call(self._api.start, container)

@@ -3,8 +3,8 @@
 Process 1 of a container is envkit's agent. The backend sends the agent's code over the container's standard input, so
 an image needs only ``python3``, version 3.8 or newer, on its PATH. The agent exits when its standard streams close, so
 a sandbox that is not detached ends with the process that started it. `envkit.sandbox.docker.container_config` makes the
-container's options. The backend pulls images only if ``pull`` is set, because a pull may take minutes. A label of each
-container names the process that created it; when a backend is opened, it removes containers whose process has ended.
+container's options. A label of each container names the process that created it; when a backend is opened, it removes
+containers whose process has ended.
 """
 
 from __future__ import annotations
@@ -83,15 +83,11 @@ class DockerBackend(SandboxBackend):
 
     Use it as ``async with DockerBackend() as backend``. Leaving the block stops all sandboxes except detached ones. The
     backend uses the same daemon as the Docker CLI: ``DOCKER_HOST``, or the default socket.
-
-    Args:
-        pull: Whether to pull missing images from their registries.
     """
 
     in_image = True
 
-    def __init__(self, *, pull: bool = False) -> None:
-        self._pull = pull
+    def __init__(self) -> None:
         self._sandboxes = LiveSandboxes("docker")
         self._opened: Daemon | None = None
         self._opening = b""
@@ -255,7 +251,7 @@ class DockerBackend(SandboxBackend):
                 if image is None:
                     raise SandboxRefusedError(sandbox_id, f"there is no snapshot {snapshot!r}")
                 return image, None
-        return await find_image(self._daemon, sandbox_id, spec, pull=self._pull), files
+        return await find_image(self._daemon, sandbox_id, spec), files
 
     async def _launch(self, plan: _Plan) -> AgentSandbox:
         spec = plan.spec

@@ -153,7 +153,7 @@ class AttachedContainer:
         return DiskPaths((Path(layer), own, *on_disk), int(found["State"]["Pid"]))
 
     async def diagnose(self) -> Blocked:
-        """Return why the sandbox does not answer; see `envkit.sandbox.pool.health.Diagnosable`.
+        """Return why the sandbox does not answer; see `envkit.sandbox.pool.health.Explained`.
 
         Raises:
             DaemonError: The daemon does not answer.
