@@ -1,6 +1,6 @@
 """Enforce the disk quota of sandboxes with a writable root file system, and check the free space of Docker's disk.
 
-Docker cannot limit the size of a root file system on most disks, so envkit monitors it. Summing a sandbox's files with
+Docker can limit the size of a root file system only on few disks, so envkit monitors it. Summing a sandbox's files with
 `du` is slow, but reading the disk's free space takes microseconds. Unless other programs free space, a sandbox cannot
 have written more than the free space has decreased. Its files are therefore summed only when the decrease exceeds the
 quota that was left, and at intervals, in case other programs have freed space. The less quota is left, the more often
