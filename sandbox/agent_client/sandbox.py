@@ -39,8 +39,7 @@ from . import port_forward
 from .channel import AgentChannel, ChannelEndedError, RefusedCallError, Reply
 from .exec_result import fields_of, result_of
 from .programs import AgentShell, Program
-from .resources import HostResources
-from .teardown import Teardown
+from .teardown import HostResources, Teardown
 
 _LOG_BYTES = 64 << 10
 _LONGEST = 300

@@ -35,8 +35,8 @@ from envkit.types.sandboxes import SandboxLimits
 
 from .. import agent
 from ..agent_client.channel import AgentChannel, SocketStream, Survived
-from ..agent_client.resources import HostResources
 from ..agent_client.sandbox import AgentSandbox
+from ..agent_client.teardown import HostResources
 from ..egress import proxy
 from ..host import cgroups, layout, run_dirs, seccomp
 from ..host.instances import LiveSandboxes, machine_memory_mib, refuse

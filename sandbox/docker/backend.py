@@ -25,8 +25,8 @@ from envkit.types.sandboxes import SandboxLimits
 
 from .. import agent
 from ..agent_client.channel import AgentChannel, SocketStream, Stream
-from ..agent_client.resources import HostResources
 from ..agent_client.sandbox import AgentSandbox
+from ..agent_client.teardown import HostResources
 from ..egress import proxy
 from ..host import layout
 from ..host.instances import LiveSandboxes, refuse

@@ -18,7 +18,7 @@ from envkit.types import JSON, Cause, CauseKind, SandboxSpec
 from envkit.types.sandboxes import Blocked, SandboxLimits
 
 from ..agent_client.channel import Survived
-from ..host import agent_cgroup, oom_score, run_dirs
+from ..host import agent_cgroup, run_dirs
 from ..host.agent_cgroup import AgentCgroup
 from ..host.layout import CONTROL_DIR, CONTROL_SOCKET, SHARED_PER_UID, SOCKETS
 from ..host.pid1 import FirstProcess
@@ -109,7 +109,7 @@ class AttachedContainer:
                 group.make(memory_mib)
                 lent[str(group.join_file)] = agent_cgroup.INSIDE
         try:
-            oom_score.lend(first, lent)
+            first.lend(lent)
         except OSError:
             if group is not None:
                 group.remove()

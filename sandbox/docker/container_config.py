@@ -96,7 +96,7 @@ def options(
         labels: Labels of the container and its volumes.
         seccomp_profile: Seccomp filter as JSON; None uses the daemon's default.
         agent_sets_scores: Whether to make ``/proc`` read-only in the container, so that no program can change OOM
-            scores until `oom_score.lend` allows it to the agent alone.
+            scores until `FirstProcess.lend` allows it to the agent alone.
     """
     limits = SandboxLimits.of(spec)
     host = {

@@ -267,7 +267,7 @@ class Workers:
             roots = {pid} if pid in self._children else set()
             return process_tree.alive_below(roots | self._orphans(running), running)
 
-        process_tree.TreeKill(self.loop, victims, then, owner)
+        process_tree.kill_tree(self.loop, victims, then, owner)
 
     def _orphans(self, running: Table) -> set[int]:
         """Return the pids of children that this process did not fork, but adopted when their parents ended."""
