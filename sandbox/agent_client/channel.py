@@ -161,7 +161,7 @@ class AgentChannel:
             ChannelEndedError: The agent is gone or unresponsive.
             ValueError: The arguments exceed 1 MiB.
         """
-        call = await self._begin(do, fields, queue_s, streamed=False)
+        call = await self._begin(do, fields, queue_s)
         try:
             if feed is not None:
                 await call.feed(feed)
@@ -172,7 +172,7 @@ class AgentChannel:
 
     async def start(self, do: str, /, **fields: JSON) -> Call:
         """Start a call with a streamed reply; the caller ends it with `Call.leave`. Raises what `call` raises."""
-        return await self._begin(do, fields, 0.0, streamed=True)
+        return await self._begin(do, fields, 0.0)
 
     async def send(self, header: Fields, body: bytes = b"") -> None:
         """Send one frame."""
@@ -230,12 +230,12 @@ class AgentChannel:
             if not self._stalled and self._room is not None and not self._room.done():
                 self._room.set_result(None)
 
-    async def _begin(self, do: str, fields: Fields, queue_s: float, *, streamed: bool) -> Call:
+    async def _begin(self, do: str, fields: Fields, queue_s: float) -> Call:
         frame = _frame({"id": self._last_id + 1, "do": do, **fields})
         if self._is_ended:
             raise ChannelEndedError(self.reason)
         self._last_id += 1
-        call = self._calls[self._last_id] = Call(self, self._last_id, do, fields, queue_s, streamed=streamed)
+        call = self._calls[self._last_id] = Call(self, self._last_id, do, fields, queue_s)
         try:
             await self._send_frame(frame)
         except BaseException:

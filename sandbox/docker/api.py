@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import IO, Any, TypeVar, cast
 from urllib.parse import urlsplit
 
@@ -87,7 +88,8 @@ class Daemon:
         return await clock.to_thread(_connect)
 
     async def close(self) -> None:
-        await self._call(self._close)
+        for api in (self._api, self._quick):
+            await self._call(api.close)
 
     async def create(self, options: Mapping[str, JSON]) -> str:
         """Create a container and return its id. An anyio cancellation takes effect only after the creation."""
@@ -132,7 +134,8 @@ class Daemon:
 
     async def processes(self, container: str) -> tuple[int, int]:
         """Return the numbers of processes that a container has and may have; 0 if they are unknown."""
-        found = await self._unless_missing(self._query(_statistics, self._quick, container)) or {}
+        statistics = partial(self._quick.stats, container, stream=False, one_shot=True)
+        found = await self._unless_missing(self._query(statistics)) or {}
         pids = found.get("pids_stats") or {}
         return pids.get("current") or 0, pids.get("limit") or 0
 
@@ -285,10 +288,6 @@ class Daemon:
         async with self._queries:
             return await clock.to_thread(_translated, query, args, {})
 
-    def _close(self) -> None:
-        self._api.close()
-        self._quick.close()
-
 
 def _connect() -> Daemon:
     docker = load("docker")
@@ -348,11 +347,6 @@ def _innermost(error: BaseException) -> str:
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
     return (error.strerror if isinstance(error, OSError) and error.strerror else str(error)) or type(error).__name__
-
-
-def _statistics(api: Any, container: str) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = api.stats(container, stream=False, one_shot=True)
-    return found
 
 
 def _end_since(api: Any, container: str, since: float) -> tuple[bool, int | None]:

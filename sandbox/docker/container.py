@@ -86,8 +86,15 @@ class AttachedContainer:
         await self._daemon.remove(self.id)
 
     async def volumes(self) -> Mapping[str, Path]:
-        """Return the container's volumes; see the function `volumes`."""
-        return await volumes(self._daemon, self.id)
+        """Return the host path of each tmpfs volume, by its path in the container; empty if we lack access."""
+        if not _is_open(self._daemon):
+            return {}
+        found = await self._daemon.inspect(self.id) or {}
+        return {
+            mount["Destination"]: Path(mount["Source"])
+            for mount in found.get("Mounts", ())
+            if os.path.ismount(mount["Source"])  # noqa: ASYNC240 - does not block
+        }
 
     async def apply_limits(self, spec: SandboxSpec) -> Mapping[str, Path]:
         """Apply the limits for which Docker has no option and this process has the rights; return the `volumes`."""
@@ -214,18 +221,6 @@ def shared(daemon: Daemon) -> tuple[str, ...]:
 def _is_open(daemon: Daemon) -> bool:
     """Whether this process is root on the daemon's machine, as far as it can know."""
     return daemon.is_near and os.geteuid() == 0
-
-
-async def volumes(daemon: Daemon, container_id: str) -> Mapping[str, Path]:
-    """Return the host path of each tmpfs volume, by its path in the container; empty if this process lacks access."""
-    if not _is_open(daemon):
-        return {}
-    found = await daemon.inspect(container_id) or {}
-    return {
-        mount["Destination"]: Path(mount["Source"])
-        for mount in found.get("Mounts", ())
-        if os.path.ismount(mount["Source"])  # noqa: ASYNC240 - does not block
-    }
 
 
 def connect(volumes: Mapping[str, Path]) -> socket.socket:

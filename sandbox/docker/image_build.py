@@ -16,7 +16,6 @@ import secrets
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from typing import IO
 
 from envkit import clock
 from envkit.errors import SandboxError, UsageError, did_you_mean
+from envkit.installation import load
 from envkit.types import SandboxSpec
 
 from .api import Daemon, DaemonError
@@ -92,7 +92,7 @@ async def build(
             for one, source in (data or {}).items():
                 await clock.to_thread(shutil.copytree, source, context / "data" / one)
             announce(f"building {tag} on {base}")
-            with await clock.to_thread(_packed, context) as archive:
+            with await clock.to_thread(load("docker.utils.build").tar, str(context)) as archive:
                 await _build(daemon, archive, tag, base, announce)
     finally:
         await daemon.close()
@@ -205,11 +205,3 @@ def _pip(*arguments: str) -> None:
     if done.returncode != 0:
         output = "\n".join((done.stderr.strip() or done.stdout.strip()).splitlines()[-_LINES_SHOWN:])
         raise SandboxError(f"pip {arguments[0]} failed: {output}")
-
-
-def _packed(folder: Path) -> IO[bytes]:
-    archive = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
-    with tarfile.open(fileobj=archive, mode="w") as tar:
-        tar.add(folder, ".")
-    archive.seek(0)
-    return archive
