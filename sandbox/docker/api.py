@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -13,7 +14,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import IO, Any, TypeVar, cast
+from pathlib import Path
+from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
 
 import anyio
@@ -215,7 +217,7 @@ class Daemon:
 
     async def build(
         self,
-        context: IO[bytes],
+        source: Path | str,
         *,
         tag: str,
         arguments: Mapping[str, str],
@@ -226,7 +228,7 @@ class Daemon:
         """Build an image.
 
         Args:
-            context: The build context: a tar archive that contains a Dockerfile.
+            source: A folder with a Dockerfile, whose ``.dockerignore`` counts, or the content of a Dockerfile.
             tag: Tag of the image.
             arguments: Build arguments of the Dockerfile.
             report: Called with a line of text when a build step begins.
@@ -250,7 +252,7 @@ class Daemon:
 
         options = {"buildargs": dict(arguments), "network_mode": network, "timeout": timeout_s}
         try:
-            await self._call(_build, self._api, context, tag, options, on_line)
+            await self._call(_build, self._api, source, tag, options, on_line)
         finally:
             stopped.set()
 
@@ -367,8 +369,9 @@ def _end_since(api: Any, container: str, since: float) -> tuple[bool, int | None
     return is_out_of_memory, code
 
 
-def _build(api: Any, context: IO[bytes], tag: str, options: Mapping[str, Any], on_line: Callable[[str], None]) -> None:
-    lines = api.build(fileobj=context, custom_context=True, tag=tag, rm=True, forcerm=True, decode=True, **options)
+def _build(api: Any, source: Path | str, tag: str, options: Mapping[str, Any], on_line: Callable[[str], None]) -> None:
+    where = {"path": str(source)} if isinstance(source, Path) else {"fileobj": io.BytesIO(source.encode())}
+    lines = api.build(**where, tag=tag, rm=True, forcerm=True, decode=True, **options)
     output: deque[str] = deque(maxlen=_LINES_SHOWN)
     latest = clock.wall() + (options["timeout"] or math.inf)
     try:

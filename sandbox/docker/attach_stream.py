@@ -14,11 +14,7 @@ _KEPT_STDERR_BYTES = 64 << 10
 
 
 class AttachStream:
-    """The standard streams of a container; implements `envkit.sandbox.agent_client.channel.Stream`.
-
-    Args:
-        stream: Connection to the daemon over which it sends and receives the container's streams.
-    """
+    """The standard streams of a container; implements `envkit.sandbox.agent_client.channel.Stream`."""
 
     def __init__(self, stream: SocketStream) -> None:
         self._stream = stream

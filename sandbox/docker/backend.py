@@ -53,11 +53,7 @@ _ATTACH_S = 10.0
 
 
 async def why_unavailable(image: str | None = None) -> str | None:
-    """Return in one line why Docker sandboxes cannot run here; None if they can.
-
-    Args:
-        image: Image to check too; None checks only the daemon.
-    """
+    """Return in one line why Docker sandboxes cannot run here; None if they can."""
     try:
         daemon = await Daemon.connect()
     except (DaemonError, UsageError) as error:
@@ -163,8 +159,8 @@ class DockerBackend(SandboxBackend):
         attached = AttachedContainer(self._daemon, container_id, stream, removes_itself=True)
         try:
             spec = SandboxSpec(detached=True, profile=labels[PROFILE_LABEL], disk_mib=int(labels[DISK_LABEL]))
-            volumes, paths = await attached.volumes(), await attached.disk_paths(spec)
-            await attached.find_agent_group(volumes)
+            volumes, first, paths = await attached.places(spec)
+            attached.find_agent_group(first)
             control = await SocketStream.open(container.connect(volumes))
         except BaseException:
             attached.stream.close()
@@ -263,7 +259,8 @@ class DockerBackend(SandboxBackend):
         )
         attached = await container.run(self._daemon, made, self._opening)
         try:
-            volumes, paths = await attached.apply_limits(spec), await attached.disk_paths(spec)
+            volumes, first, paths = await attached.places(spec)
+            await attached.apply_limits(first, spec)
             if spec.detached and CONTROL_DIR not in volumes:
                 raise SandboxRefusedError(sandbox_id, container.NOT_REACHABLE)
             if spec.profile == "system" and spec.disk_mib is not None and not paths:

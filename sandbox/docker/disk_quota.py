@@ -172,10 +172,6 @@ class _UseOf:
     async def exceeds_limit(self, paths: DiskPaths, free: int) -> bool:
         """Return whether the use exceeds the quota. Sum the files at intervals, and if `free` fell by more than `left`.
 
-        Args:
-            paths: Paths of the sandbox's files.
-            free: Free bytes of the disk, or its free inodes if inodes are the resource.
-
         Raises:
             OSError: The program `du` is missing.
             TimeoutError: Summing takes longer than 30 s.

@@ -26,14 +26,7 @@ _ENDED = ("created", "dead", "exited")
 
 
 def labels(run: str, sandbox_id: str, *, detached: bool, ledger: str = "") -> dict[str, str]:
-    """Return the labels of a sandbox's container, volumes and snapshots; they name this process as the owner.
-
-    Args:
-        run: Name of the run directory of the backend that starts the sandbox.
-        sandbox_id: Id of the sandbox.
-        detached: Whether the sandbox outlives this process.
-        ledger: Id of the ledger that records a detached sandbox; "" means no ledger.
-    """
+    """Return the labels of a sandbox's container, volumes and snapshots; they name this process as the owner."""
     found = {RUN_LABEL: run, OWNER_LABEL: _owner(), SANDBOX_LABEL: sandbox_id}
     return {**found, DETACHED_LABEL: "yes", LEDGER_LABEL: ledger} if detached else found
 
