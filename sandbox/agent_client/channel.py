@@ -145,16 +145,10 @@ class AgentChannel:
     async def call(
         self, do: str, /, *, feed: bytes | AsyncIterator[bytes] | None = None, queue_s: float = 0.0, **fields: JSON
     ) -> Reply:
-        """Make a call to the agent and return the reply.
+        """Make a call to the agent and return the reply. The call may wait `queue_s` seconds in the agent's queue.
 
         A reply later than ``timeout_s`` plus 10 s, or larger than ``keep_bytes`` or ``max_bytes``, ends the channel.
         Cancelling this method cancels the call in the sandbox, and waits at most 2 s for the call's program to end.
-
-        Args:
-            do: Name of the call.
-            feed: Input of the call; None for no input.
-            queue_s: Seconds that the call may wait in the agent's queue, in addition to the call's timeout.
-            fields: Arguments of the call, such as ``timeout_s``.
 
         Raises:
             RefusedCallError: The agent refused the call.

@@ -100,10 +100,6 @@ class AgentSandbox(Sandbox):
 
         If this method raises, it has stopped the sandbox.
 
-        Args:
-            config: The configuration, which the host sends to the agent as the first frame.
-            timeout_s: Seconds after which the start counts as failed.
-
         Raises:
             SandboxEndedError: The sandbox started, but ended by itself before it was ready.
             SandboxStartError: The sandbox did not start, or was not ready in time.

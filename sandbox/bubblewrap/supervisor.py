@@ -36,15 +36,6 @@ _OOM_SCORE = 500
 class Supervisor:
     """The handle with which the host inspects and ends one sandbox.
 
-    Args:
-        child: The bubblewrap process; None if another envkit process started it.
-        group: Cgroup of all processes of the sandbox.
-        info: Pipe on which bubblewrap reports the pid of the sandbox's process 1; None if `first` is given.
-        first: Process 1 of the sandbox; None if `info` is given.
-        folder: Folder to remove when the sandbox ends; None for no folder.
-        score_line: Socket over which process 1 gets descriptors of its OOM score and cgroup; None to send nothing.
-        uids: The uid range of the sandbox; None if it has no separate range.
-
     Attributes:
         group: Cgroup of all processes of the sandbox.
         folder: Folder to remove when the sandbox ends; None for no folder.
@@ -227,15 +218,6 @@ def launch(
     """Create a cgroup and start bubblewrap in it.
 
     Bubblewrap reads its options from a file, because other users could read them on the command line.
-
-    Args:
-        options: Mount and namespace options; this function adds mounts of the cgroup's files.
-        command: The command that bubblewrap runs.
-        stream: Becomes the command's standard input and output; closed in this process.
-        filter_program: The seccomp filter; None for no filter.
-        group: The cgroup to create.
-        limits: Limits of the cgroup.
-        uids: The uid range of the sandbox; None to run bubblewrap in this process's user namespace.
 
     Raises:
         OSError: Bubblewrap is not installed, or the kernel refuses the cgroup; the caller must then close `uids`.

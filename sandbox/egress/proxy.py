@@ -109,13 +109,7 @@ async def open_for(
 
 @dataclass(frozen=True, slots=True)
 class ProxyRequest:
-    """A request to the proxy.
-
-    Attributes:
-        host: The target host.
-        port: The port of the target host.
-        head: The request line and headers to send to the target host; empty for ``CONNECT``.
-    """
+    """A request to the proxy."""
 
     host: str
     port: int
@@ -153,11 +147,7 @@ class ProxyRequest:
 
 
 class Proxy:
-    """Serves the HTTP requests of one sandbox.
-
-    Args:
-        allowlist: The hosts that the sandbox may reach.
-    """
+    """Serves the HTTP requests of one sandbox."""
 
     def __init__(self, allowlist: Allowlist) -> None:
         self._allowlist = allowlist

@@ -73,11 +73,7 @@ class MemoryCounters:
     limit_hit: bool = False
 
     def cause(self, survived: int) -> Cause | None:
-        """Return the cause "out of memory" if there were more OOM kills than process 1 has survived; otherwise None.
-
-        Args:
-            survived: Number of OOM kills in the cgroup that process 1 has reported, and has thus survived.
-        """
+        """Return the cause "out of memory" if there were more OOM kills than process 1 has survived; otherwise None."""
         if self.oom_kills <= survived:
             return None
         if self.limit_hit:

@@ -104,12 +104,7 @@ class LedgerStore(Protocol):
 
 
 class LedgerWriter:
-    """Writes views to a ledger one at a time, in order. Of the queued views of a sandbox, it writes only the newest.
-
-    Args:
-        ledger: Store to write to.
-        failed: Called with each view that could not be persisted, and the reason as text.
-    """
+    """Writes views to a ledger one at a time, in order. Of the queued views of a sandbox, it writes only the newest."""
 
     def __init__(self, ledger: LedgerStore, failed: Callable[[SandboxView, str], None]) -> None:
         self._ledger = ledger
@@ -237,17 +232,7 @@ class PoolCounts(PoolTally):
 
 
 class EventLog:
-    """Records what happens to the sandboxes of one pool.
-
-    Args:
-        ledger: Store that persists the sandboxes; None means no persistence.
-
-    Attributes:
-        events: The stored and new events, for readers.
-        past: Views of recently ended sandboxes.
-        tally: Counters of starts, losses and restarts.
-        ledger_writer: Writes the sandboxes' views to the ledger; None without a ledger.
-    """
+    """Records what happens to the sandboxes of one pool."""
 
     def __init__(self, ledger: LedgerStore | None) -> None:
         self.events = Events()

@@ -37,12 +37,7 @@ LOST = -9
 
 
 class Worker:
-    """The agent's handle of a worker process.
-
-    Attributes:
-        pid: Process id of the worker.
-        busy: Whether the worker runs a command.
-    """
+    """The agent's handle of a worker process."""
 
     def __init__(self, workers: Workers, user: linux.User) -> None:
         ours, theirs = socketpair()
