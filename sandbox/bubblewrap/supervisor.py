@@ -15,7 +15,7 @@ import anyio
 
 from envkit import clock
 from envkit.types import Cause, CauseKind
-from envkit.types.sandboxes import Blocked
+from envkit.types.sandboxes import Blocked, SandboxLimits
 
 from ..agent_client.channel import Survived
 from ..host import cgroups, run_dirs
@@ -212,12 +212,21 @@ def launch(
     stream: socket.socket,
     filter_program: bytes | None,
     group: cgroups.Cgroup,
-    limits: cgroups.CgroupLimits,
+    limits: SandboxLimits,
     uids: UidRange | None = None,
 ) -> Supervisor:
     """Create a cgroup and start bubblewrap in it.
 
     Bubblewrap reads its options from a file, because other users could read them on the command line.
+
+    Args:
+        options: Mount and namespace options; this function adds mounts of the cgroup's files.
+        command: The command that bubblewrap runs.
+        stream: Becomes the command's standard input and output; closed in this process.
+        filter_program: The seccomp filter; None for no filter.
+        group: The cgroup to create.
+        limits: Limits of the cgroup.
+        uids: The uid range of the sandbox; None to run bubblewrap in this process's user namespace.
 
     Raises:
         OSError: Bubblewrap is not installed, or the kernel refuses the cgroup; the caller must then close `uids`.
