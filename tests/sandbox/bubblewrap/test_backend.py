@@ -201,7 +201,8 @@ def image(folder: Path) -> Path:
         target = folder / str(file.parent.resolve()).lstrip("/") / file.name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(file, target)
-    shutil.copytree(Path("/", library), folder / library, ignore=shutil.ignore_patterns("test", "*-packages", "*.pyc"))
+    unneeded = shutil.ignore_patterns("test", "*-packages", "*.pyc")
+    shutil.copytree(Path("/", library), folder / library, ignore=unneeded, dirs_exist_ok=True)
     files = {"etc/motd": "from the image\n", "opt/tool": "1\n", "etc/passwd": "root:x:0:0::/:/bin/sh\n"}
     for place, content in files.items():
         (folder / place).parent.mkdir(exist_ok=True)
