@@ -230,7 +230,7 @@ class NodeSandbox(RemoteSandbox):
         self._node = node
 
     @property
-    def is_node_silent(self) -> bool:
+    def is_excused(self) -> bool:
         """Whether nothing is known about the sandbox, because its node does not answer; then only the node is lost."""
         return self._node.is_silent
 

@@ -79,19 +79,20 @@ def hello() -> bytes:
     return len(text).to_bytes(4, "big") + bytes(4) + text
 
 
-def require_json() -> None:
-    """Exit with an error on standard error if this Python lacks `_json`, as Debian's python3-minimal does."""
-    try:
-        import _json  # noqa: F401
-    except ImportError:
-        text = b"the sandbox's Python lacks the module _json of the standard library; install the package python3\n"
-        posix.write(2, text)
-        posix._exit(1)
+def require_modules() -> None:
+    """Exit with an error if this Python lacks a part of the standard library, as Debian's python3-minimal does."""
+    for name in ("_json", "_ctypes"):
+        try:
+            __import__(name)
+        except ImportError:
+            text = "the sandbox's Python lacks the module %s of the standard library; install the package python3\n"
+            posix.write(2, (text % name).encode())
+            posix._exit(1)
 
 
 def boot() -> None:
     reader, writer = take_channel()
-    require_json()
+    require_modules()
     posix.write(writer, hello())
     sys.meta_path.insert(0, Finder(take(reader, int(take(reader, 9)))))
     sys.dont_write_bytecode = True

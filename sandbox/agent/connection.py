@@ -209,12 +209,7 @@ class HostConnection:
             pass
 
     def close(self, why: str, kind: str = "stopped") -> None:
-        """Cancel every call and close the channel; a repeated call does nothing.
-
-        Args:
-            why: Reason as one line, which `on_over` receives.
-            kind: Kind of cause, which `on_over` receives.
-        """
+        """Cancel every call and close the channel; a repeated call does nothing."""
         if not self.is_open:
             return
         self.is_open = False

@@ -27,8 +27,7 @@ _CLOSED = 8 | 16
 class FdWatch:
     """Calls back when a file descriptor can be read or written. Closing the watch does not close the descriptor.
 
-    Args:
-        owner: Object that the callbacks belong to. If a callback raises, the loop passes the owner to `on_crash`.
+    If a callback raises, the loop passes `owner` to `on_crash`.
     """
 
     __slots__ = ("_loop", "_mask", "_on_read", "_on_write", "_registered_turn", "fd", "owner")
@@ -104,10 +103,6 @@ class Timer:
 
 class Loop:
     """The event loop.
-
-    Args:
-        on_crash: Receives the owner of a callback that raised, and the exception.
-        on_signal: Receives the number of each caught signal.
 
     Attributes:
         turn: Number of polls so far.

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 import struct
 import sys
 from _socket import CMSG_SPACE, MSG_CMSG_CLOEXEC, socket
-
-try:
-    import resource
-except ImportError:
-    resource = None  # type: ignore[assignment]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -100,23 +96,21 @@ class User:
         Args:
             hidden: Whether to prevent the user's programs from sending signals to this process.
         """
-        libc = _library()
-        _prctl(libc, _PR_SET_NO_NEW_PRIVS, 1)
+        _prctl(_PR_SET_NO_NEW_PRIVS, 1)
         if self.uid is None:
             return
         if self.is_private:
             os.umask(0o077)
-        _prctl(libc, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
+        _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
         for capability in range(_CAPABILITIES):
             # This fails without CAP_SETPCAP. Ignore the failure, because the steps below still drop the capabilities.
-            _prctl(libc, _PR_CAPBSET_DROP, capability)
+            _prctl(_PR_CAPBSET_DROP, capability)
         os.setgroups([])
         os.setresgid(self.uid, self.uid, self.uid)
         # A process can send us signals only if its uid equals our real or saved uid.
         known = _HIDDEN_UID if hidden else self.uid
         os.setresuid(known, self.uid, known)
-        if libc is not None:
-            libc.capset(struct.pack("=Ii", _CAPABILITY_VERSION, 0), bytes(24))
+        _library().capset(struct.pack("=Ii", _CAPABILITY_VERSION, 0), bytes(24))
 
 
 def lent_files() -> dict[str, int]:
@@ -134,36 +128,9 @@ def lent_files() -> dict[str, int]:
     return dict(zip(names.decode(), struct.unpack("%di" % (len(content) // 4), content)))
 
 
-class JoinedCgroup:
-    """The memory cgroup of the agent user's programs. Its limit leaves memory for the agent process and for graders.
-
-    Args:
-        lent: Descriptor of the cgroup's tasks file, from `lent_files`; None if the host did not send it.
-    """
-
-    def __init__(self, lent: int | None) -> None:
-        self._fd = lent
-        self._is_known = lent is not None
-
-    def find(self) -> None:
-        """Open the cgroup's tasks file, unless the host has sent it. Must be called before the first `join`."""
-        # Outside process 1 of a sandbox, the path `_AGENT_GROUP` would belong to the host's cgroups.
-        if not self._is_known and os.getpid() == 1:
-            self._is_known = True
-            try:
-                self._fd = os.open(_AGENT_GROUP, os.O_WRONLY | os.O_CLOEXEC)
-            except OSError:
-                pass
-
-    def join(self) -> None:
-        """Move this process, which must be single-threaded, into the cgroup; do nothing without the tasks file."""
-        if self._fd is not None:
-            os.write(self._fd, b"0")
-
-
-def adopt_orphans() -> bool:
-    """Let orphaned descendants become children of this process (PR_SET_CHILD_SUBREAPER); return whether it worked."""
-    return _prctl(_library(), _PR_SET_CHILD_SUBREAPER, 1)
+def adopt_orphans() -> None:
+    """Let orphaned descendants become children of this process (PR_SET_CHILD_SUBREAPER)."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def hide_memory() -> None:
@@ -171,18 +138,13 @@ def hide_memory() -> None:
 
     Only root can protect its resource limits.
     """
-    if os.geteuid() != 0:
-        _prctl(_library(), _PR_SET_DUMPABLE, 0)
-        return
-    if not _prctl(_library(), _PR_SET_DUMPABLE, 0):
-        # This Python cannot call prctl. A change of the group id makes the process undumpable as well.
-        os.setegid(_HIDDEN_UID)
-        os.setegid(0)
-    # Programs of root could set our resource limits if all our user and group ids equalled theirs.
-    try:
-        os.setresgid(0, 0, _HIDDEN_UID)
-    except OSError:  # a user namespace without this id
-        pass
+    _prctl(_PR_SET_DUMPABLE, 0)
+    if os.geteuid() == 0:
+        # Programs of root could set our resource limits if all our user and group ids equalled theirs.
+        try:
+            os.setresgid(0, 0, _HIDDEN_UID)
+        except OSError:  # a user namespace without this id
+            pass
 
 
 def die_with_parent(number: int) -> None:
@@ -190,40 +152,40 @@ def die_with_parent(number: int) -> None:
 
     Must be called after any change of the user id, because such a change clears the setting.
     """
-    _prctl(_library(), _PR_SET_PDEATHSIG, number)
+    _prctl(_PR_SET_PDEATHSIG, number)
 
 
-class Score:
-    """The ``oom_score_adj`` of this process, which forked children inherit. High scores are killed first.
+class FirstToDie:
+    """Forks the agent user's processes: the kernel kills them first when memory runs out, and limits their memory.
 
     Args:
-        lent: Descriptor of the score's file, from `lent_files`; None to open the file in /proc.
+        lent: Descriptors from `lent_files`. Files that the host did not send are opened instead, if possible.
     """
 
-    def __init__(self, lent: int | None) -> None:
-        self._lent = lent
+    def __init__(self, lent: dict[str, int]) -> None:
+        # This process's OOM score, which forked children inherit
+        self._score = lent.get("s") or _opened(_SCORE, os.O_RDWR)
+        # Outside process 1 of a sandbox, the path `_AGENT_GROUP` would belong to the host's cgroups.
+        self._group = lent.get("g") or (_opened(_AGENT_GROUP, os.O_WRONLY) if os.getpid() == 1 else None)
 
-    def fork_first_to_die(self) -> int:
-        """Fork a child that the kernel kills before this process when memory runs out.
-
-        Without permission to change OOM scores, fork an ordinary child. Returns and raises the same as `os.fork`.
-        """
-        try:
-            fd = os.open(_SCORE, os.O_RDWR | os.O_CLOEXEC) if self._lent is None else os.dup(self._lent)
-        except OSError:
+    def fork(self) -> int:
+        """Fork a child that the kernel kills before this process. Returns and raises the same as `os.fork`."""
+        if self._score is None:
             return os.fork()
+        before = os.pread(self._score, 16, 0)
+        os.pwrite(self._score, _FIRST_TO_DIE, 0)
+        pid = None
         try:
-            before = os.pread(fd, 16, 0)
-            os.pwrite(fd, _FIRST_TO_DIE, 0)
-            pid = None
-            try:
-                pid = os.fork()
-                return pid
-            finally:
-                if pid != 0:  # The child must not write, because `fd` is the score file of the parent.
-                    os.pwrite(fd, before, 0)
+            pid = os.fork()
+            return pid
         finally:
-            os.close(fd)
+            if pid != 0:  # The child must not write, because the descriptor is the score file of the parent.
+                os.pwrite(self._score, before, 0)
+
+    def join_group(self) -> None:
+        """Move this process, which must be single-threaded, into the memory cgroup of the agent user's programs."""
+        if self._group is not None:
+            os.write(self._group, b"0")
 
 
 def limit_resources() -> None:
@@ -231,31 +193,14 @@ def limit_resources() -> None:
 
     A new limit is at most half of the old hard limit, because the agent process and graders need the other half.
     """
-    if resource is not None:
-        for kind, most in (
-            (resource.RLIMIT_CORE, 0),
-            (resource.RLIMIT_SIGPENDING, _PENDING_SIGNALS),
-            (resource.RLIMIT_MSGQUEUE, _QUEUE_BYTES),
-        ):
-            hard = resource.getrlimit(kind)[1]
-            bound = most if hard == resource.RLIM_INFINITY else min(most, hard // 2)
-            resource.setrlimit(kind, (bound, bound))
-
-
-def be_killed_first() -> None:
-    """Set this process's OOM score to the maximum, in case the agent process could not set it before the fork."""
-    # Become dumpable for the write, because the score file of a process that is not dumpable belongs to root.
-    is_seen = os.geteuid() != 0 and _prctl(_library(), _PR_SET_DUMPABLE, 1)
-    try:
-        fd = os.open(_SCORE, os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            os.write(fd, _FIRST_TO_DIE)
-        finally:
-            os.close(fd)
-    except OSError:
-        pass
-    if is_seen:
-        hide_memory()
+    for kind, most in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_SIGPENDING, _PENDING_SIGNALS),
+        (resource.RLIMIT_MSGQUEUE, _QUEUE_BYTES),
+    ):
+        hard = resource.getrlimit(kind)[1]
+        bound = most if hard == resource.RLIM_INFINITY else min(most, hard // 2)
+        resource.setrlimit(kind, (bound, bound))
 
 
 def waiting_bytes(fd: int) -> int:
@@ -286,9 +231,8 @@ def close_others(*kept: int) -> None:
 
 def _processes(name: str) -> int | None:
     for beginning in _BOUNDS:
-        try:
-            fd = os.open(beginning + name, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
+        fd = _opened(beginning + name, os.O_RDONLY)
+        if fd is None:
             continue
         try:
             content = os.read(fd, 64).strip()
@@ -298,23 +242,22 @@ def _processes(name: str) -> int | None:
     return None
 
 
-def _prctl(libc: CDLL | None, option: int, value: int) -> bool:
-    if libc is None:
-        return False
+def _opened(path: str, flags: int) -> int | None:
+    try:
+        return os.open(path, flags | os.O_CLOEXEC)
+    except OSError:
+        return None
+
+
+def _prctl(option: int, value: int) -> None:
     from ctypes import c_ulong
 
     zero = c_ulong(0)
-    return bool(libc.prctl(option, c_ulong(value), zero, zero, zero) == 0)
+    _library().prctl(option, c_ulong(value), zero, zero, zero)
 
 
-def _library() -> CDLL | None:
-    """Return the C library; None if it cannot be loaded. Without it, only the container's own protections apply.
+def _library() -> CDLL:
+    """Return the C library. Imports ctypes late, because that would take a fifth of the time until the first reply."""
+    from ctypes import CDLL
 
-    Imports ctypes only when called, because the import would take a fifth of the time until the agent's first reply.
-    """
-    try:
-        from ctypes import CDLL
-
-        return CDLL(None)
-    except (ImportError, OSError):
-        return None
+    return CDLL(None)

@@ -36,11 +36,7 @@ _BROKEN = 3
 
 
 class Agent:
-    """The agent: process 1 of a sandbox. If a sandbox has no process 1 of its own, the ancestor of all its processes.
-
-    Args:
-        hello: The frame to send first on each channel, except on that of `open_first`.
-    """
+    """The agent: process 1 of a sandbox, or at least the ancestor of all its processes."""
 
     def __init__(self, hello: bytes) -> None:
         self.loop = Loop(self._on_crash, self._on_signal)
@@ -106,12 +102,7 @@ class Agent:
         self.open(reader, writer, on_over=self._on_first_over)
 
     def leave(self, code: int, kind: str) -> None:
-        """Report to the host why the sandbox ends, kill all its processes and exit.
-
-        Args:
-            code: Exit code of the agent.
-            kind: Kind of the cause to report, such as ``expired``.
-        """
+        """Report to the host why the sandbox ends, kill all its processes and exit."""
         for connection in self._connections:
             connection.send_last({"ending": kind})
         if os.getpid() != 1:

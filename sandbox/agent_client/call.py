@@ -121,7 +121,6 @@ class Call:
         "_is_at_eof",
         "_is_renewed",
         "_is_retried",
-        "_is_streamed",
         "_pieces",
         "_queued",
         "_timer",
@@ -132,9 +131,7 @@ class Call:
         "starts_program",
     )
 
-    def __init__(
-        self, channel: CallChannel, number: int, do: str, fields: Fields, queue_s: float, *, streamed: bool
-    ) -> None:
+    def __init__(self, channel: CallChannel, number: int, do: str, fields: Fields, queue_s: float) -> None:
         loop = channel.loop
         timeout_s = fields.get("timeout_s")
         self.id = number
@@ -144,7 +141,6 @@ class Call:
         self._bounds = _bounds(do, fields)
         self._allowance_s = GRACE_S + queue_s + (timeout_s if _is_number(timeout_s) else 0.0)
         self._is_renewed = not self.starts_program
-        self._is_streamed = streamed
         self._is_abandoned = self._is_at_eof = self._is_retried = False
         self._error: Exception | None = None
         self._pieces: deque[tuple[str, bytes]] = deque()
@@ -218,11 +214,11 @@ class Call:
 
     async def reply(self) -> Reply:
         """Return the reply when it is complete. Raises the same errors as `receive`."""
+        pieces: dict[str, list[bytes]] = {}
+        while (piece := await self.receive()) is not None:
+            pieces.setdefault(piece[0], []).append(piece[1])
         await self.over()
         assert self.end is not None
-        pieces: dict[str, list[bytes]] = {}
-        for kind, body in self._pieces:
-            pieces.setdefault(kind, []).append(body)
         return Reply(self.end, **{kind: b"".join(bodies) for kind, bodies in pieces.items()})
 
     async def over(self) -> None:
@@ -300,11 +296,10 @@ class Call:
         if self._is_abandoned:
             return
         self._pieces.append((kind, body))
-        if self._is_streamed:
-            self._queued += len(body)
-            if self._queued > _QUEUE_BYTES:
-                self._channel.stall(self)
-            self._wake()
+        self._queued += len(body)
+        if self._queued > _QUEUE_BYTES:
+            self._channel.stall(self)
+        self._wake()
 
     def _take_ack(self, count: JSON) -> None:
         if type(count) is not int or not 0 < count <= self._unacknowledged:

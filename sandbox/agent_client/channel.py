@@ -145,23 +145,17 @@ class AgentChannel:
     async def call(
         self, do: str, /, *, feed: bytes | AsyncIterator[bytes] | None = None, queue_s: float = 0.0, **fields: JSON
     ) -> Reply:
-        """Make a call to the agent and return the reply.
+        """Make a call to the agent and return the reply. The call may wait `queue_s` seconds in the agent's queue.
 
         A reply later than ``timeout_s`` plus 10 s, or larger than ``keep_bytes`` or ``max_bytes``, ends the channel.
         Cancelling this method cancels the call in the sandbox, and waits at most 2 s for the call's program to end.
-
-        Args:
-            do: Name of the call.
-            feed: Input of the call; None for no input.
-            queue_s: Seconds that the call may wait in the agent's queue, in addition to the call's timeout.
-            fields: Arguments of the call, such as ``timeout_s``.
 
         Raises:
             RefusedCallError: The agent refused the call.
             ChannelEndedError: The agent is gone or unresponsive.
             ValueError: The arguments exceed 1 MiB.
         """
-        call = await self._begin(do, fields, queue_s, streamed=False)
+        call = await self._begin(do, fields, queue_s)
         try:
             if feed is not None:
                 await call.feed(feed)
@@ -172,7 +166,7 @@ class AgentChannel:
 
     async def start(self, do: str, /, **fields: JSON) -> Call:
         """Start a call with a streamed reply; the caller ends it with `Call.leave`. Raises what `call` raises."""
-        return await self._begin(do, fields, 0.0, streamed=True)
+        return await self._begin(do, fields, 0.0)
 
     async def send(self, header: Fields, body: bytes = b"") -> None:
         """Send one frame."""
@@ -230,12 +224,12 @@ class AgentChannel:
             if not self._stalled and self._room is not None and not self._room.done():
                 self._room.set_result(None)
 
-    async def _begin(self, do: str, fields: Fields, queue_s: float, *, streamed: bool) -> Call:
+    async def _begin(self, do: str, fields: Fields, queue_s: float) -> Call:
         frame = _frame({"id": self._last_id + 1, "do": do, **fields})
         if self._is_ended:
             raise ChannelEndedError(self.reason)
         self._last_id += 1
-        call = self._calls[self._last_id] = Call(self, self._last_id, do, fields, queue_s, streamed=streamed)
+        call = self._calls[self._last_id] = Call(self, self._last_id, do, fields, queue_s)
         try:
             await self._send_frame(frame)
         except BaseException:

@@ -21,11 +21,6 @@ async def connected(
 ) -> socket.socket:
     """Connect to a socket inside the sandbox; return a socket of the host through which to reach the server.
 
-    Args:
-        channel: The channel to the sandbox's agent.
-        start_task: Starts a background task for a coroutine; cancels the task when the sandbox ends.
-        address: Either ``port`` (a TCP port) or ``socket`` (the path of a Unix socket) inside the sandbox.
-
     Raises:
         RefusedCallError: No server listens at the address.
         ChannelEndedError: The sandbox is gone.

@@ -16,13 +16,7 @@ _CHANGE_S = 5.0
 
 
 class AgentShell(protocols.Shell):
-    """A persistent shell; implements `envkit.protocols.Shell`. `AgentSandbox.shell` creates it.
-
-    Args:
-        sandbox: The sandbox that the shell runs in.
-        name: Name of the shell, unique among the shells of `user`.
-        user: The user that the shell runs as.
-    """
+    """A persistent shell; implements `envkit.protocols.Shell`. `AgentSandbox.shell` creates it."""
 
     def __init__(self, sandbox: AgentCalls, name: str, user: SandboxUser) -> None:
         self._sandbox = sandbox

@@ -39,8 +39,7 @@ from . import port_forward
 from .channel import AgentChannel, ChannelEndedError, RefusedCallError, Reply
 from .exec_result import fields_of, result_of
 from .programs import AgentShell, Program
-from .resources import HostResources
-from .teardown import Teardown
+from .teardown import HostResources, Teardown
 
 _LOG_BYTES = 64 << 10
 _LONGEST = 300
@@ -100,10 +99,6 @@ class AgentSandbox(Sandbox):
         """Configure the agent, and wait until the sandbox's command runs and its control socket is open.
 
         If this method raises, it has stopped the sandbox.
-
-        Args:
-            config: The configuration, which the host sends to the agent as the first frame.
-            timeout_s: Seconds after which the start counts as failed.
 
         Raises:
             SandboxEndedError: The sandbox started, but ended by itself before it was ready.
@@ -270,7 +265,7 @@ class AgentSandbox(Sandbox):
         return found
 
     @property
-    def is_unread(self) -> bool:
+    def is_excused(self) -> bool:
         """Whether reading from the agent is paused because a caller does not read the reply to its call."""
         return self._channel.is_stalled
 

@@ -65,11 +65,7 @@ class BwrapOptions:
 
 
 def why_unavailable(user_namespace: int | None = None) -> str | None:
-    """Test bubblewrap; return one line that says why it fails, or None if it works. Blocks for some milliseconds.
-
-    Args:
-        user_namespace: File descriptor of the user namespace to run bubblewrap in; None for the current one.
-    """
+    """Test bubblewrap; return one line that says why it fails, or None if it works. Blocks for some milliseconds."""
     program = shutil.which("bwrap")
     if program is None:
         return "bubblewrap is not installed (apt install bubblewrap)"

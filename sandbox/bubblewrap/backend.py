@@ -35,8 +35,8 @@ from envkit.types.sandboxes import SandboxLimits
 
 from .. import agent
 from ..agent_client.channel import AgentChannel, SocketStream, Survived
-from ..agent_client.resources import HostResources
 from ..agent_client.sandbox import AgentSandbox
+from ..agent_client.teardown import HostResources
 from ..egress import proxy
 from ..host import cgroups, layout, run_dirs, seccomp
 from ..host.instances import LiveSandboxes, machine_memory_mib, refuse
@@ -194,7 +194,7 @@ class LocalBackend(SandboxBackend):
                     stream=theirs,
                     filter_program=self._filter,
                     group=cgroups.Cgroup(self._cgroup_parents, f"{self._sandboxes.folder.name}-{sandbox_id}"),
-                    limits=self._limits(spec),
+                    limits=SandboxLimits.of(spec),
                     uids=own,
                 )
             except OSError as error:
@@ -312,22 +312,14 @@ class LocalBackend(SandboxBackend):
             is_detached=spec.detached,
         )
 
-    def _limits(self, spec: SandboxSpec) -> cgroups.CgroupLimits:
-        available, limits = self._cgroup_parents.parents, SandboxLimits.of(spec)
-        return cgroups.CgroupLimits(
-            memory_mib=limits.memory_mib if "memory" in available else None,
-            pids=limits.pids if "pids" in available else None,
-            cpus=limits.cpus,
-        )
-
     def _why_not_now(self) -> str | None:
         """Return one line that says why no sandbox can be started now; None if one can be started."""
         if shutil.which("bwrap") is None:
             return "bubblewrap is not installed (apt install bubblewrap)"
-        free_mib = shutil.disk_usage(self._sandboxes.folder).free >> 20
-        if free_mib < run_dirs.LEAST_FREE_MIB:
-            folder = self._sandboxes.folder.parent
-            return f"only {free_mib} MiB are free in {folder} (minimum {run_dirs.LEAST_FREE_MIB}); free disk space"
+        try:
+            run_dirs.require_space(self._sandboxes.folder)
+        except OSError as error:
+            return f"{self._sandboxes.folder.parent}: {error.strerror}"
         return None
 
     async def __aenter__(self) -> Self:

@@ -22,14 +22,7 @@ _FILE = "first"
 
 @dataclass(frozen=True, slots=True)
 class DetachedNote:
-    """The registry entry of a detached sandbox.
-
-    Attributes:
-        folder: Folder of the sandbox on the host.
-        group: Name of the sandbox's cgroup.
-        first_pid: Pid of the sandbox's process 1.
-        ledger: Id of the ledger that records the sandbox; empty for no ledger.
-    """
+    """The registry entry of a detached sandbox."""
 
     folder: Path
     group: str

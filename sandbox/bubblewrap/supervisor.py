@@ -15,7 +15,7 @@ import anyio
 
 from envkit import clock
 from envkit.types import Cause, CauseKind
-from envkit.types.sandboxes import Blocked
+from envkit.types.sandboxes import Blocked, SandboxLimits
 
 from ..agent_client.channel import Survived
 from ..host import cgroups, run_dirs
@@ -35,15 +35,6 @@ _OOM_SCORE = 500
 
 class Supervisor:
     """The handle with which the host inspects and ends one sandbox.
-
-    Args:
-        child: The bubblewrap process; None if another envkit process started it.
-        group: Cgroup of all processes of the sandbox.
-        info: Pipe on which bubblewrap reports the pid of the sandbox's process 1; None if `first` is given.
-        first: Process 1 of the sandbox; None if `info` is given.
-        folder: Folder to remove when the sandbox ends; None for no folder.
-        score_line: Socket over which process 1 gets descriptors of its OOM score and cgroup; None to send nothing.
-        uids: The uid range of the sandbox; None if it has no separate range.
 
     Attributes:
         group: Cgroup of all processes of the sandbox.
@@ -128,7 +119,7 @@ class Supervisor:
         return cause_of(signal_in(code), self._child.last_line())
 
     async def diagnose(self) -> Blocked:
-        """Return why the sandbox does not answer; see `envkit.sandbox.pool.health.Diagnosable`."""
+        """Return why the sandbox does not answer; see `envkit.sandbox.pool.health.Explained`."""
         first = self.first()
         if first is not None and first.is_stopped:
             return Blocked.PAUSED
@@ -221,7 +212,7 @@ def launch(
     stream: socket.socket,
     filter_program: bytes | None,
     group: cgroups.Cgroup,
-    limits: cgroups.CgroupLimits,
+    limits: SandboxLimits,
     uids: UidRange | None = None,
 ) -> Supervisor:
     """Create a cgroup and start bubblewrap in it.

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
+import io
+import json
 import math
+import os
 import re
 import signal
+import socket
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import closing
-from typing import IO, Any, TypeVar, cast
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
 
 import anyio
@@ -21,8 +26,8 @@ from envkit.errors import SandboxError
 from envkit.installation import load
 from envkit.types import JSON
 
-from . import api_patches
-from .attach_stream import Address, AttachStream, attach, connected
+from ..agent_client.socket_stream import SocketStream
+from .attach_stream import AttachStream
 from .container_config import Image
 
 T = TypeVar("T")
@@ -30,7 +35,6 @@ T = TypeVar("T")
 _TIMEOUT_S = 120.0
 _QUICK_TIMEOUT_S = 1.5
 """Timeout of quick queries. It is short, because these queries also detect a daemon that no longer answers."""
-_CREATION_S = 5.0
 _REMOVAL_S = 10.0
 _REMOVAL_PAUSE_S = 0.02
 _CALLS_AT_ONCE = 8
@@ -56,11 +60,9 @@ class DaemonError(SandboxError):
 class Daemon:
     """A client of one Docker daemon. `connect` creates it; `close` closes its connections."""
 
-    def __init__(self, api: Any, quick: Any, address: Address, info: Mapping[str, Any]) -> None:
+    def __init__(self, api: Any, quick: Any, info: Mapping[str, Any]) -> None:
         self._api = api
         self._quick = quick
-        self._address = address
-        self._creations = set[asyncio.Future[Any]]()
         self._limiter = anyio.CapacityLimiter(_CALLS_AT_ONCE)
         # A separate limiter for quick queries, so that they do not wait for slow calls
         self._queries = anyio.CapacityLimiter(_CALLS_AT_ONCE)
@@ -70,7 +72,7 @@ class Daemon:
     @property
     def is_near(self) -> bool:
         """Whether the daemon listens on a Unix socket, and therefore probably runs on this host."""
-        return isinstance(self._address, str)
+        return str(self._api.base_url).startswith("http+docker:")
 
     @property
     def distinguishes_memory_limit(self) -> bool:
@@ -88,22 +90,12 @@ class Daemon:
         return await clock.to_thread(_connect)
 
     async def close(self) -> None:
-        await self._call(self._close)
+        for api in (self._api, self._quick):
+            await self._call(api.close)
 
     async def create(self, options: Mapping[str, JSON]) -> str:
         """Create a container and return its id. An anyio cancellation takes effect only after the creation."""
-        creation = asyncio.ensure_future(self._call(self._api.create_container_from_config, options))
-        self._creations.add(creation)
-        creation.add_done_callback(self._creations.discard)
-        with anyio.CancelScope(shield=True):
-            # If asyncio cancels the task, this wait ends, but the creating thread continues. `settle` waits for it.
-            await asyncio.wait([creation])
-        return str(creation.result()["Id"])
-
-    async def settle(self) -> None:
-        """Wait at most 5 s for `create` calls that asyncio has cancelled: their threads still create containers."""
-        if self._creations:
-            await asyncio.wait(self._creations, timeout=_CREATION_S)
+        return str((await self._call(self._api.create_container_from_config, options))["Id"])
 
     async def start(self, container: str) -> None:
         await self._call(self._api.start, container)
@@ -131,11 +123,9 @@ class Daemon:
         Raises:
             DaemonError: The daemon does not answer, or refuses the request.
         """
-        streams = f"stream=1&stdin={has_input:d}&stdout={has_input:d}&stderr=1"
-        try:
-            return await attach(self._address, f"/v{self._api.api_version}/containers/{container}/attach?{streams}")
-        except ConnectionError as error:
-            raise DaemonError(str(error)) from None
+        streams = {"stream": 1, "stdin": int(has_input), "stdout": int(has_input), "stderr": 1}
+        connected = await self._call(_attached, self._api, container, streams)
+        return AttachStream(await SocketStream.open(connected))
 
     async def inspect(self, container: str) -> Mapping[str, Any] | None:
         """Return the daemon's record of a container, with a timeout of 1.5 s; None if there is no such container."""
@@ -146,7 +136,8 @@ class Daemon:
 
     async def processes(self, container: str) -> tuple[int, int]:
         """Return the numbers of processes that a container has and may have; 0 if they are unknown."""
-        found = await self._unless_missing(self._query(_statistics, self._quick, container)) or {}
+        statistics = partial(self._quick.stats, container, stream=False, one_shot=True)
+        found = await self._unless_missing(self._query(statistics)) or {}
         pids = found.get("pids_stats") or {}
         return pids.get("current") or 0, pids.get("limit") or 0
 
@@ -226,7 +217,7 @@ class Daemon:
 
     async def build(
         self,
-        context: IO[bytes],
+        source: Path | str,
         *,
         tag: str,
         arguments: Mapping[str, str],
@@ -237,7 +228,7 @@ class Daemon:
         """Build an image.
 
         Args:
-            context: The build context: a tar archive that contains a Dockerfile.
+            source: A folder with a Dockerfile, whose ``.dockerignore`` counts, or the content of a Dockerfile.
             tag: Tag of the image.
             arguments: Build arguments of the Dockerfile.
             report: Called with a line of text when a build step begins.
@@ -261,7 +252,7 @@ class Daemon:
 
         options = {"buildargs": dict(arguments), "network_mode": network, "timeout": timeout_s}
         try:
-            await self._call(_build, self._api, context, tag, options, on_line)
+            await self._call(_build, self._api, source, tag, options, on_line)
         finally:
             stopped.set()
 
@@ -299,38 +290,44 @@ class Daemon:
         async with self._queries:
             return await clock.to_thread(_translated, query, args, {})
 
-    def _close(self) -> None:
-        self._api.close()
-        self._quick.close()
-
 
 def _connect() -> Daemon:
     docker = load("docker")
     try:
         settings = docker.utils.kwargs_from_env()
-        address = _address(settings.get("base_url"), is_secured="tls" in settings)
-        connected(address, _QUICK_TIMEOUT_S).close()  # test first: the package leaks sockets if no daemon listens
+        _require_listener(docker.utils.parse_host(settings.get("base_url"), tls="tls" in settings))
         api = docker.APIClient(**settings, version="auto", timeout=_TIMEOUT_S, max_pool_size=_CALLS_AT_ONCE)
         quick = docker.APIClient(
             **settings, version=api.api_version, timeout=_QUICK_TIMEOUT_S, max_pool_size=_CALLS_AT_ONCE
         )
     except (docker.errors.DockerException, OSError) as error:
         raise DaemonError(f"no Docker daemon answers: {_innermost(error)}") from None
-    return Daemon(api, quick, address, _translated(api.info, (), {}))
+    return Daemon(api, quick, _translated(api.info, (), {}))
 
 
-def _address(url: str | None, *, is_secured: bool) -> Address:
-    """Return the daemon's address for raw connections; `url` is ``DOCKER_HOST``, None if it is not set."""
-    found = load("docker").utils.parse_host(url, tls=is_secured)
-    if found.startswith("http+unix://"):
-        return str(found.removeprefix("http+unix://"))
-    parts = urlsplit(found)
-    if parts.scheme != "http" or parts.hostname is None or parts.port is None:
+def _require_listener(url: str) -> None:
+    """Raise `OSError` if nothing listens at the daemon's address, because the package would leak a socket then."""
+    parts = urlsplit(url)
+    is_local = parts.scheme == "http+unix"
+    if not is_local and parts.scheme != "http":
         raise DaemonError(
             f"DOCKER_HOST={url} uses {parts.scheme}, which does not support attaching to containers;"
             " forward the daemon's socket (ssh -L /tmp/docker.sock:/var/run/docker.sock HOST) and use that socket"
         )
-    return parts.hostname, parts.port
+    if not is_local:
+        return socket.create_connection((parts.hostname or "", parts.port or 0), _QUICK_TIMEOUT_S).close()
+    with socket.socket(socket.AF_UNIX) as stream:
+        stream.settimeout(_QUICK_TIMEOUT_S)
+        return stream.connect(parts.path)
+
+
+def _attached(api: Any, container: str, streams: Mapping[str, int]) -> socket.socket:
+    """Return a connection for a container's standard streams, which is no longer one of the package."""
+    raw = api.attach_socket(container, streams)
+    try:
+        return socket.socket(fileno=os.dup(raw.fileno()))
+    finally:
+        raw._response.close()
 
 
 def _translated(call: Callable[..., T], args: Sequence[object], kwargs: Mapping[str, object]) -> T:
@@ -354,16 +351,15 @@ def _innermost(error: BaseException) -> str:
     return (error.strerror if isinstance(error, OSError) and error.strerror else str(error)) or type(error).__name__
 
 
-def _statistics(api: Any, container: str) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = api.stats(container, stream=False, one_shot=True)
-    return found
-
-
 def _end_since(api: Any, container: str, since: float) -> tuple[bool, int | None]:
     is_out_of_memory, code = False, None
-    filters = {"container": [container], "event": ["oom", "die"]}
-    with closing(api_patches.events(api, since, clock.wall() + LATE_EVENT_S, filters)) as events:
-        for event in events:
+    filters = json.dumps({"container": [container], "event": ["oom", "die"]})
+    query = {"since": f"{since:.3f}", "until": f"{clock.wall() + LATE_EVENT_S:.3f}", "filters": filters}
+    # Not `api.events`, which would wait without a timeout for a daemon that has stopped answering.
+    answer = api.get(f"{api.base_url}/v{api.api_version}/events", params=query, stream=True, timeout=api.timeout)
+    with answer, suppress(load("requests.exceptions").ChunkedEncodingError):  # the daemon exits
+        answer.raise_for_status()
+        for event in map(json.loads, answer.iter_lines()):
             if event["Action"] == "oom":
                 is_out_of_memory = True
             else:
@@ -373,8 +369,9 @@ def _end_since(api: Any, container: str, since: float) -> tuple[bool, int | None
     return is_out_of_memory, code
 
 
-def _build(api: Any, context: IO[bytes], tag: str, options: Mapping[str, Any], on_line: Callable[[str], None]) -> None:
-    lines = api.build(fileobj=context, custom_context=True, tag=tag, rm=True, forcerm=True, decode=True, **options)
+def _build(api: Any, source: Path | str, tag: str, options: Mapping[str, Any], on_line: Callable[[str], None]) -> None:
+    where = {"path": str(source)} if isinstance(source, Path) else {"fileobj": io.BytesIO(source.encode())}
+    lines = api.build(**where, tag=tag, rm=True, forcerm=True, decode=True, **options)
     output: deque[str] = deque(maxlen=_LINES_SHOWN)
     latest = clock.wall() + (options["timeout"] or math.inf)
     try:
@@ -387,4 +384,5 @@ def _build(api: Any, context: IO[bytes], tag: str, options: Mapping[str, Any], o
     except load("urllib3.exceptions").HTTPError as error:  # the package leaves errors of a stream as they are
         raise DaemonError("\n".join((*output, f"the build was ended: {error}"))) from None
     finally:
-        api_patches.close_stream(lines)
+        if lines.gi_frame is not None:  # the package leaves a stream open that was not read to its end
+            lines.gi_frame.f_locals["response"].close()

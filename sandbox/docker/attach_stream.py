@@ -1,4 +1,4 @@
-"""Raw connections to a Docker daemon for the standard streams of a container.
+"""The standard streams of a container, over a raw connection to the Docker daemon.
 
 The daemon prefixes each chunk of output with 8 bytes: 1 for standard output or 2 for standard error, three zeros, and
 the chunk's length, big-endian. A read may return only a part of such a frame.
@@ -6,38 +6,19 @@ the chunk's length, big-endian. A read may return only a part of such a frame.
 
 from __future__ import annotations
 
-import json
-import re
-import socket
-import sys
-from contextlib import suppress
-from typing import TypeAlias
-
-from envkit import clock
-
 from ..agent_client.socket_stream import SocketStream
-
-Address: TypeAlias = str | tuple[str, int]
-"""Address of a daemon: the path of a Unix socket, or a host and a port."""
 
 _HEADER_BYTES = 8
 _STDOUT, _STDERR = 1, 2
 _KEPT_STDERR_BYTES = 64 << 10
-_MAX_HEAD_BYTES = 64 << 10
-_CONNECT_S = 10.0
 
 
 class AttachStream:
-    """The standard streams of a container; implements `envkit.sandbox.agent_client.channel.Stream`. See `attach`.
+    """The standard streams of a container; implements `envkit.sandbox.agent_client.channel.Stream`."""
 
-    Args:
-        stream: Connection to the daemon over which it sends and receives the container's streams.
-        received: Bytes of the streams that have already been received.
-    """
-
-    def __init__(self, stream: SocketStream, received: bytes) -> None:
+    def __init__(self, stream: SocketStream) -> None:
         self._stream = stream
-        self._received = bytearray(received)
+        self._received = bytearray()
         self._stderr = bytearray()
 
     async def send(self, data: bytes) -> None:
@@ -80,67 +61,3 @@ class AttachStream:
         del self._received[:start]
         del self._stderr[:-_KEPT_STDERR_BYTES]
         return bytes(output)
-
-
-async def attach(address: Address, path: str) -> AttachStream:
-    """Send ``POST path`` to the daemon at `address`, and return the streams that the daemon opens.
-
-    Raises:
-        ConnectionError: The daemon does not answer, or refuses the request; the message says why.
-    """
-    try:
-        stream = await SocketStream.open(await clock.to_thread(connected, address, _CONNECT_S))
-    except OSError as error:
-        raise ConnectionError(f"the Docker daemon does not answer: {error.strerror or error}") from None
-    headers = "Host: docker\r\nConnection: Upgrade\r\nUpgrade: tcp\r\nContent-Length: 0\r\n\r\n"
-    try:
-        await stream.send(f"POST {path} HTTP/1.1\r\n{headers}".encode())
-        return AttachStream(stream, await _granted(stream))
-    except BaseException:
-        stream.close()
-        raise
-
-
-def connected(address: Address, timeout_s: float) -> socket.socket:
-    """Return a blocking socket that is connected to the daemon at `address`; raises `OSError`."""
-    if not isinstance(address, str):
-        return socket.create_connection(address, timeout_s)
-    stream = socket.socket(socket.AF_UNIX)
-    try:
-        stream.settimeout(timeout_s)
-        stream.connect(address)
-    except BaseException:
-        stream.close()
-        raise
-    return stream
-
-
-async def _granted(stream: SocketStream) -> bytes:
-    """Receive the head of the daemon's response, and return the bytes after the head.
-
-    Raises:
-        ConnectionError: The daemon refused the request, or closed the connection.
-    """
-    head, rest = b"", b""
-    received = b""
-    while data := await stream.receive():
-        received += data
-        head, end, rest = received.partition(b"\r\n\r\n")
-        if end and head.split(b" ", 2)[1:2] in ([b"101"], [b"200"]):
-            return rest
-        if (end and len(rest) >= _content_length(head)) or len(received) > _MAX_HEAD_BYTES:
-            break
-    raise ConnectionError(_refusal(head, rest))
-
-
-def _content_length(head: bytes) -> int:
-    """Return the length of the response body; `sys.maxsize` if the response has no Content-Length."""
-    found = re.search(rb"\r\ncontent-length: *(\d+)", head.lower())
-    return int(found[1]) if found else sys.maxsize
-
-
-def _refusal(head: bytes, body: bytes) -> str:
-    text = body.decode(errors="replace").strip()
-    with suppress(ValueError, TypeError, KeyError):
-        text = str(json.loads(text)["message"])
-    return text or head.split(b"\r\n", 1)[0].decode(errors="replace") or "the Docker daemon closed the connection"

@@ -3,15 +3,14 @@
 Process 1 of a container is envkit's agent. The backend sends the agent's code over the container's standard input, so
 an image needs only ``python3``, version 3.8 or newer, on its PATH. The agent exits when its standard streams close, so
 a sandbox that is not detached ends with the process that started it. `envkit.sandbox.docker.container_config` makes the
-container's options. The backend pulls images only if ``pull`` is set, because a pull may take minutes. A label of each
-container names the process that created it; when a backend is opened, it removes containers whose process has ended.
+container's options. A label of each container names the process that created it; when a backend is opened, it removes
+containers whose process has ended.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -26,8 +25,8 @@ from envkit.types.sandboxes import SandboxLimits
 
 from .. import agent
 from ..agent_client.channel import AgentChannel, SocketStream, Stream
-from ..agent_client.resources import HostResources
 from ..agent_client.sandbox import AgentSandbox
+from ..agent_client.teardown import HostResources
 from ..egress import proxy
 from ..host import layout
 from ..host.instances import LiveSandboxes, refuse
@@ -54,11 +53,7 @@ _ATTACH_S = 10.0
 
 
 async def why_unavailable(image: str | None = None) -> str | None:
-    """Return in one line why Docker sandboxes cannot run here; None if they can.
-
-    Args:
-        image: Image to check too; None checks only the daemon.
-    """
+    """Return in one line why Docker sandboxes cannot run here; None if they can."""
     try:
         daemon = await Daemon.connect()
     except (DaemonError, UsageError) as error:
@@ -83,21 +78,16 @@ class DockerBackend(SandboxBackend):
 
     Use it as ``async with DockerBackend() as backend``. Leaving the block stops all sandboxes except detached ones. The
     backend uses the same daemon as the Docker CLI: ``DOCKER_HOST``, or the default socket.
-
-    Args:
-        pull: Whether to pull missing images from their registries.
     """
 
     in_image = True
 
-    def __init__(self, *, pull: bool = False) -> None:
-        self._pull = pull
+    def __init__(self) -> None:
         self._sandboxes = LiveSandboxes("docker")
         self._opened: Daemon | None = None
         self._opening = b""
         self._filter: str | None = None
         self._starting = anyio.CapacityLimiter(_STARTS_AT_ONCE)
-        self._limits_disk: bool | None = None  # whether Docker can limit a root file system; None until tried
         self._snapshots = store.SnapshotStore(self._sandboxes)
         self._images: dict[str, int] = {}
         self._run_name = ""
@@ -169,8 +159,8 @@ class DockerBackend(SandboxBackend):
         attached = AttachedContainer(self._daemon, container_id, stream, removes_itself=True)
         try:
             spec = SandboxSpec(detached=True, profile=labels[PROFILE_LABEL], disk_mib=int(labels[DISK_LABEL]))
-            volumes, paths = await attached.volumes(), await attached.disk_paths(spec)
-            await attached.find_agent_group(volumes)
+            volumes, first, paths = await attached.places(spec)
+            attached.find_agent_group(first)
             control = await SocketStream.open(container.connect(volumes))
         except BaseException:
             attached.stream.close()
@@ -226,7 +216,7 @@ class DockerBackend(SandboxBackend):
             try:
                 with anyio.move_on_after(spec.start_timeout_s):
                     image, files = await self._files(sandbox_id, spec, snapshot)
-                    return await self._launch(_Plan(sandbox_id, spec, image, files))
+                    return await self._launch(sandbox_id, spec, image, files)
             except MissingProgramError:
                 raise SandboxRefusedError(sandbox_id, _NO_PYTHON) from None
             except DaemonError as error:
@@ -255,51 +245,41 @@ class DockerBackend(SandboxBackend):
                 if image is None:
                     raise SandboxRefusedError(sandbox_id, f"there is no snapshot {snapshot!r}")
                 return image, None
-        return await find_image(self._daemon, sandbox_id, spec, pull=self._pull), files
+        return await find_image(self._daemon, sandbox_id, spec), files
 
-    async def _launch(self, plan: _Plan) -> AgentSandbox:
-        spec = plan.spec
-        attached = await self._run(plan)
+    async def _launch(self, sandbox_id: str, spec: SandboxSpec, image: Image, files: Path | None) -> AgentSandbox:
+        """Start a sandbox; restore the snapshot in the folder `files`, unless it is None."""
+        made = container_config.options(
+            spec,
+            image,
+            agent.command(_PYTHON),
+            orphans.labels(self._run_name, sandbox_id, detached=spec.detached, ledger=spec.ledger),
+            seccomp_profile=self._filter,
+            agent_sets_scores=container.lends_score(self._daemon, spec),
+        )
+        attached = await container.run(self._daemon, made, self._opening)
         try:
-            volumes, paths = await attached.apply_limits(spec), await attached.disk_paths(spec)
+            volumes, first, paths = await attached.places(spec)
+            await attached.apply_limits(first, spec)
             if spec.detached and CONTROL_DIR not in volumes:
-                raise SandboxRefusedError(plan.sandbox_id, container.NOT_REACHABLE)
-            if spec.profile == "system" and spec.disk_mib is not None and not (paths or self._limits_disk):
-                why = "Docker limits the root file system only on xfs with project quotas; else run envkit as root"
-                raise SandboxRefusedError(plan.sandbox_id, f"disk_mib={spec.disk_mib} is refused: {why}")
+                raise SandboxRefusedError(sandbox_id, container.NOT_REACHABLE)
+            if spec.profile == "system" and spec.disk_mib is not None and not paths:
+                why = "envkit must be root on the daemon's machine to watch the root file system"
+                raise SandboxRefusedError(sandbox_id, f"disk_mib={spec.disk_mib} is refused: {why}")
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await attached.kill()
             raise
-        sandbox = self._sandbox(plan.sandbox_id, attached, volumes.get(SOCKETS), spec, attached.stream, paths)
+        sandbox = self._sandbox(sandbox_id, attached, volumes.get(SOCKETS), spec, attached.stream, paths)
         has_users = spec.profile != "system"
-        env = {**proxy.variables(spec), **container_config.environment(spec, plan.image)}
-        command = store.waiting(spec.command) if plan.files else spec.command
+        env = {**proxy.variables(spec), **container_config.environment(spec, image)}
+        command = store.waiting(spec.command) if files else spec.command
         config = layout.config(spec, env, proxy.waiting(spec, command), has_users=has_users)
         await sandbox.started(config, spec.start_timeout_s)
         await proxy.open_for(sandbox, spec, _PYTHON)
-        if plan.files is not None:
-            await store.restore(sandbox, plan.files, spec)
+        if files is not None:
+            await store.restore(sandbox, files, spec)
         return sandbox
-
-    async def _run(self, plan: _Plan) -> AttachedContainer:
-        """Start the sandbox's container; raises the same errors as `container.run`."""
-        spec = plan.spec
-        labels = orphans.labels(self._run_name, plan.sandbox_id, detached=spec.detached, ledger=spec.ledger)
-        argv = agent.command(_PYTHON)
-        options = partial(container_config.options, spec, plan.image, argv, labels, seccomp_profile=self._filter)
-        if spec.profile == "system" and self._limits_disk is not False:
-            try:
-                attached = await container.run(self._daemon, options(limits_disk=True), self._opening)
-            except DaemonError as error:
-                if "storage" not in str(error):  # library's message: Docker
-                    raise
-                self._limits_disk = False
-            else:
-                self._limits_disk = True
-                return attached
-        made = options(agent_sets_scores=container.lends_score(self._daemon, spec))
-        return await container.run(self._daemon, made, self._opening)
 
     def _sandbox(
         self,
@@ -311,7 +291,7 @@ class DockerBackend(SandboxBackend):
         paths: DiskPaths | None,
     ) -> AgentSandbox:
         channel = AgentChannel(stream)
-        unenforced = container_config.unenforced(spec, limits_disk=bool(self._limits_disk))
+        unenforced = container_config.unenforced(spec)
         if attached.agent_group is None:
             unenforced = (*unenforced, "memory_reserve")
         use = DiskUse(SandboxLimits.of(spec).disk_mib)
@@ -348,13 +328,3 @@ class DockerBackend(SandboxBackend):
             image, self._images[image] = await self._disk.commit(attached.id, disk_mib)
             return image
         return await self._snapshots.take(sandbox, disk_mib)
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """A sandbox to start. `files` is the folder with a snapshot's files to restore; None restores no files."""
-
-    sandbox_id: str
-    spec: SandboxSpec
-    image: Image
-    files: Path | None

@@ -18,7 +18,7 @@ from envkit.types import JSON, Cause, CauseKind, SandboxSpec
 from envkit.types.sandboxes import Blocked, SandboxLimits
 
 from ..agent_client.channel import Survived
-from ..host import agent_cgroup, oom_score, run_dirs
+from ..host import agent_cgroup, run_dirs
 from ..host.agent_cgroup import AgentCgroup
 from ..host.layout import CONTROL_DIR, CONTROL_SOCKET, SHARED_PER_UID, SOCKETS
 from ..host.pid1 import FirstProcess
@@ -40,12 +40,7 @@ class MissingProgramError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class DiskPaths:
-    """Where a container writes on this host's disk.
-
-    Attributes:
-        folders: Host folders of the container's changed files, of its volumes, and of its ``/etc/hosts``.
-        first_pid: Host pid of the container's process 1.
-    """
+    """Where a container writes on this host's disk: its changed files, its volumes and its ``/etc/hosts``."""
 
     folders: tuple[Path, ...]
     first_pid: int
@@ -53,12 +48,6 @@ class DiskPaths:
 
 class AttachedContainer:
     """A container that runs or is starting, with its standard streams attached.
-
-    Args:
-        daemon: The Docker daemon that runs the container.
-        container_id: Docker's id of the container.
-        stream: The container's standard streams.
-        removes_itself: Whether the daemon removes the container as soon as it has exited.
 
     Attributes:
         id: Docker's id of the container.
@@ -85,20 +74,44 @@ class AttachedContainer:
         self.stream.close()
         await self._daemon.remove(self.id)
 
-    async def volumes(self) -> Mapping[str, Path]:
-        """Return the container's volumes; see the function `volumes`."""
-        return await volumes(self._daemon, self.id)
+    async def places(self, spec: SandboxSpec) -> tuple[Mapping[str, Path], FirstProcess | None, DiskPaths | None]:
+        """Return what this process can reach of the container on this host.
 
-    async def apply_limits(self, spec: SandboxSpec) -> Mapping[str, Path]:
-        """Apply the limits for which Docker has no option and this process has the rights; return the `volumes`."""
-        volumes = await self.volumes()
-        if (first := await self._first_process(volumes)) is not None:
+        Returns:
+            The host path of each tmpfs volume, by its path in the container; process 1, which the caller closes, if
+            this host has a process with its pid and its mounts; and where the container writes on this host's disk,
+            unless its root is read-only or inaccessible.
+        """
+        if not _is_open(self._daemon):
+            return {}, None, None
+        found = await self._daemon.inspect(self.id) or {"State": {"Pid": 0}}
+        mounts, pid = found.get("Mounts", ()), int(found["State"]["Pid"])
+        # `ismount` does not block
+        volumes = {one["Destination"]: Path(one["Source"]) for one in mounts if os.path.ismount(one["Source"])}  # noqa: ASYNC240
+        disk = None
+        layer = ((found.get("GraphDriver") or {}).get("Data") or {}).get("UpperDir") or ""
+        if spec.profile == "system" and os.access(layer, os.R_OK):
+            on_disk = [Path(one["Source"]) for one in mounts if one["Type"] == "volume"]
+            # Docker stores the container's /etc/hosts and other files in the last of these folders.
+            folders = [folder for folder in on_disk if folder not in volumes.values()]
+            disk = DiskPaths((Path(layer), *folders, Path(found["HostsPath"]).parent), pid)
+        return volumes, _first_process(pid, volumes), disk
+
+    async def apply_limits(self, first: FirstProcess | None, spec: SandboxSpec) -> None:
+        """Apply the limits for which Docker has no option, if this process has the rights; close `first`."""
+        if first is not None:
             with closing(first):
                 with suppress(OSError):
                     first.limit_terminals({"gid": _TTY_GROUP})
                 if lends_score(self._daemon, spec):
                     await clock.to_thread(self._lend, first, SandboxLimits.of(spec).memory_mib)
-        return volumes
+
+    def find_agent_group(self, first: FirstProcess | None) -> None:
+        """Set `agent_group` for a container that another process has started; close `first`."""
+        if first is not None:
+            with closing(first):
+                group = agent_cgroup.of_container(self.id, first.pid)
+                self.agent_group = group if group is not None and group.exists else None
 
     def _lend(self, first: FirstProcess, memory_mib: int) -> None:
         """Allow process 1 to set OOM scores, and create a memory cgroup for the agent's programs."""
@@ -109,51 +122,15 @@ class AttachedContainer:
                 group.make(memory_mib)
                 lent[str(group.join_file)] = agent_cgroup.INSIDE
         try:
-            oom_score.lend(first, lent)
+            first.lend(lent)
         except OSError:
             if group is not None:
                 group.remove()
         else:
             self.agent_group = group if lent else None
 
-    async def find_agent_group(self, volumes: Mapping[str, Path]) -> None:
-        """Set `agent_group` for a container that another process has started."""
-        if (first := await self._first_process(volumes)) is not None:
-            with closing(first):
-                group = agent_cgroup.of_container(self.id, first.pid)
-                self.agent_group = group if group is not None and group.exists else None
-
-    async def _first_process(self, volumes: Mapping[str, Path]) -> FirstProcess | None:
-        """Return the container's process 1; None if this host has no process with its pid and its mounts."""
-        if SOCKETS not in volumes:
-            return None
-        found = await self._daemon.inspect(self.id) or {"State": {"Pid": 0}}
-        try:
-            first = FirstProcess(int(found["State"]["Pid"]))
-        except OSError:
-            return None
-        with suppress(OSError):
-            if first.folder(SOCKETS).samefile(volumes[SOCKETS]):
-                return first
-        first.close()
-        return None
-
-    async def disk_paths(self, spec: SandboxSpec) -> DiskPaths | None:
-        """Return where the container writes on this host's disk; None if its root is read-only or inaccessible."""
-        if spec.profile != "system" or not _is_open(self._daemon):
-            return None
-        found = await self._daemon.inspect(self.id) or {}
-        layer = ((found.get("GraphDriver") or {}).get("Data") or {}).get("UpperDir") or ""
-        if not os.access(layer, os.R_OK):
-            return None
-        volumes = [mount["Source"] for mount in found.get("Mounts", ()) if mount["Type"] == "volume"]
-        on_disk = [Path(volume) for volume in volumes if not os.path.ismount(volume)]  # noqa: ASYNC240
-        # Docker stores the container's /etc/hosts and other files in this folder.
-        own = Path(found["HostsPath"]).parent
-        return DiskPaths((Path(layer), own, *on_disk), int(found["State"]["Pid"]))
-
     async def diagnose(self) -> Blocked:
-        """Return why the sandbox does not answer; see `envkit.sandbox.pool.health.Diagnosable`.
+        """Return why the sandbox does not answer; see `envkit.sandbox.pool.health.Explained`.
 
         Raises:
             DaemonError: The daemon does not answer.
@@ -201,6 +178,18 @@ class AttachedContainer:
         return why
 
 
+def _first_process(pid: int, volumes: Mapping[str, Path]) -> FirstProcess | None:
+    try:
+        first = FirstProcess(pid)
+    except OSError:
+        return None
+    with suppress(OSError, KeyError):
+        if first.folder(SOCKETS).samefile(volumes[SOCKETS]):
+            return first
+    first.close()
+    return None
+
+
 def lends_score(daemon: Daemon, spec: SandboxSpec) -> bool:
     """Whether envkit, as root on the daemon's machine, allows process 1 of a sandbox to change OOM scores."""
     return _is_open(daemon) and spec.profile == "strict" and spec.runtime is None
@@ -214,18 +203,6 @@ def shared(daemon: Daemon) -> tuple[str, ...]:
 def _is_open(daemon: Daemon) -> bool:
     """Whether this process is root on the daemon's machine, as far as it can know."""
     return daemon.is_near and os.geteuid() == 0
-
-
-async def volumes(daemon: Daemon, container_id: str) -> Mapping[str, Path]:
-    """Return the host path of each tmpfs volume, by its path in the container; empty if this process lacks access."""
-    if not _is_open(daemon):
-        return {}
-    found = await daemon.inspect(container_id) or {}
-    return {
-        mount["Destination"]: Path(mount["Source"])
-        for mount in found.get("Mounts", ())
-        if os.path.ismount(mount["Source"])  # noqa: ASYNC240 - does not block
-    }
 
 
 def connect(volumes: Mapping[str, Path]) -> socket.socket:

@@ -85,7 +85,6 @@ def options(
     labels: Mapping[str, str],
     *,
     seccomp_profile: str | None = None,
-    limits_disk: bool = False,
     agent_sets_scores: bool = False,
 ) -> dict[str, JSON]:
     """Return the options with which the daemon creates a sandbox's container.
@@ -96,14 +95,13 @@ def options(
         argv: Program and arguments of process 1.
         labels: Labels of the container and its volumes.
         seccomp_profile: Seccomp filter as JSON; None uses the daemon's default.
-        limits_disk: Whether the daemon can limit the root file system's size.
         agent_sets_scores: Whether to make ``/proc`` read-only in the container, so that no program can change OOM
-            scores until `oom_score.lend` allows it to the agent alone.
+            scores until `FirstProcess.lend` allows it to the agent alone.
     """
     limits = SandboxLimits.of(spec)
     host = {
         **_host(spec, limits, labels),
-        **(_system(limits, limits_disk) if spec.profile == "system" else _strict(image, limits)),
+        **(_system(limits) if spec.profile == "system" else _strict(image, limits)),
     }
     if spec.runtime is not None:
         host["Runtime"] = spec.runtime
@@ -142,17 +140,10 @@ def why_refused(spec: SandboxSpec, runtimes: Iterable[str]) -> str | None:
     return None
 
 
-def unenforced(spec: SandboxSpec, *, limits_disk: bool = False) -> tuple[str, ...]:
-    """Return the names, as in `DockerBackend.capabilities`, of the limits that are not enforced for `spec`.
-
-    `limits_disk` is true if the daemon can limit the size of a root file system.
-    """
-    missing = []
-    if spec.network == "open":
-        missing.append("network")
-    if spec.profile == "system":
-        missing += ["uid"] if limits_disk else ["disk", "uid"]
-    return tuple(missing)
+def unenforced(spec: SandboxSpec) -> tuple[str, ...]:
+    """Return the names, as in `DockerBackend.capabilities`, of the limits that are not enforced for `spec`."""
+    network = ("network",) if spec.network == "open" else ()
+    return (*network, "disk", "uid") if spec.profile == "system" else network
 
 
 def environment(spec: SandboxSpec, image: Image) -> dict[str, str]:
@@ -239,17 +230,14 @@ def _strict(image: Image, limits: SandboxLimits) -> dict[str, JSON]:
     return {"CapAdd": list(_STRICT_CAPABILITIES), "ReadonlyRootfs": True, "Tmpfs": mounts}
 
 
-def _system(limits: SandboxLimits, limits_disk: bool) -> dict[str, JSON]:
+def _system(limits: SandboxLimits) -> dict[str, JSON]:
     max_file_bytes = limits.disk_mib << 20
-    host: dict[str, JSON] = {
+    return {
         "CapAdd": list(_SYSTEM_CAPABILITIES),
         "ReadonlyRootfs": False,
         "Tmpfs": {GRADER_HOME: _grader_home(limits, 0), "/dev/shm": _SHM_OPTIONS},
         "Ulimits": [*_ULIMITS, {"Name": "fsize", "Soft": max_file_bytes, "Hard": max_file_bytes}],
     }
-    if limits_disk:
-        host["StorageOpt"] = {"size": f"{limits.disk_mib}m"}
-    return host
 
 
 def _grader_home(limits: SandboxLimits, uid: int) -> str:

@@ -1,6 +1,6 @@
 """Enforce the disk quota of sandboxes with a writable root file system, and check the free space of Docker's disk.
 
-Docker cannot limit the size of a root file system on most disks, so envkit monitors it. Summing a sandbox's files with
+Docker can limit the size of a root file system only on few disks, so envkit monitors it. Summing a sandbox's files with
 `du` is slow, but reading the disk's free space takes microseconds. Unless other programs free space, a sandbox cannot
 have written more than the free space has decreased. Its files are therefore summed only when the decrease exceeds the
 quota that was left, and at intervals, in case other programs have freed space. The less quota is left, the more often
@@ -171,10 +171,6 @@ class _UseOf:
 
     async def exceeds_limit(self, paths: DiskPaths, free: int) -> bool:
         """Return whether the use exceeds the quota. Sum the files at intervals, and if `free` fell by more than `left`.
-
-        Args:
-            paths: Paths of the sandbox's files.
-            free: Free bytes of the disk, or its free inodes if inodes are the resource.
 
         Raises:
             OSError: The program `du` is missing.

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any, cast
 
 from envkit import clock
 from envkit.errors import SandboxError
-from envkit.installation import load
 
 from .api import Daemon, DaemonError
 from .images import OFFLINE_BASE
@@ -58,10 +55,8 @@ async def build_folder(
 
     start = clock.now()
     try:
-        with await clock.to_thread(_packed, dockerfile, context) as archive:
-            await daemon.build(
-                archive, tag=tag, arguments=arguments, report=on_step, network="host", timeout_s=timeout_s
-            )
+        source = dockerfile if context is None else context
+        await daemon.build(source, tag=tag, arguments=arguments, report=on_step, network="host", timeout_s=timeout_s)
     except DaemonError as error:
         late = f" (after the timeout of {timeout_s:g} s)" if clock.now() - start >= timeout_s else ""
         lines = dict(enumerate(_instructions(dockerfile), 1))
@@ -98,17 +93,3 @@ def _instructions(dockerfile: str) -> Iterator[tuple[int, str]]:
         if not goes_on:
             yield number, text
         goes_on = text.endswith("\\")
-
-
-def _packed(dockerfile: str, context: Path | None) -> IO[bytes]:
-    """Return an archive of the context with the Dockerfile; the caller closes it."""
-    build: Any = load("docker.utils.build")
-    if context is None:
-        with tempfile.TemporaryDirectory() as empty:
-            return cast("IO[bytes]", build.create_archive(empty, [], extra_files=[("Dockerfile", dockerfile)]))
-    ignored = context / ".dockerignore"
-    if not ignored.is_file():
-        return cast("IO[bytes]", build.tar(str(context)))
-    lines = (line.strip() for line in ignored.read_text(encoding="utf-8").splitlines())
-    patterns = [line for line in lines if line and not line.startswith("#")]
-    return cast("IO[bytes]", build.tar(str(context), exclude=patterns, dockerfile=("Dockerfile", dockerfile)))

@@ -16,12 +16,10 @@ import secrets
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from envkit import clock
 from envkit.errors import SandboxError, UsageError, did_you_mean
@@ -92,20 +90,19 @@ async def build(
             for one, source in (data or {}).items():
                 await clock.to_thread(shutil.copytree, source, context / "data" / one)
             announce(f"building {tag} on {base}")
-            with await clock.to_thread(_packed, context) as archive:
-                await _build(daemon, archive, tag, base, announce)
+            await _build(daemon, context, tag, base, announce)
     finally:
         await daemon.close()
     return tag
 
 
-async def _build(daemon: Daemon, archive: IO[bytes], tag: str, base: str, announce: Callable[[str], None]) -> None:
+async def _build(daemon: Daemon, context: Path, tag: str, base: str, announce: Callable[[str], None]) -> None:
     """Build the image, then remove the intermediate build stages and the image that previously had this tag."""
     before = await daemon.image(tag)
     build_id = secrets.token_hex(8)
     arguments = {"BASE": base, "BUILD": build_id}
     try:
-        await daemon.build(archive, tag=tag, arguments=arguments, report=announce)
+        await daemon.build(context, tag=tag, arguments=arguments, report=announce)
     finally:
         for stage in await daemon.images(f"{_STAGE_LABEL}={build_id}"):
             await daemon.remove_image(stage["Id"])
@@ -205,11 +202,3 @@ def _pip(*arguments: str) -> None:
     if done.returncode != 0:
         output = "\n".join((done.stderr.strip() or done.stdout.strip()).splitlines()[-_LINES_SHOWN:])
         raise SandboxError(f"pip {arguments[0]} failed: {output}")
-
-
-def _packed(folder: Path) -> IO[bytes]:
-    archive = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
-    with tarfile.open(fileobj=archive, mode="w") as tar:
-        tar.add(folder, ".")
-    archive.seek(0)
-    return archive

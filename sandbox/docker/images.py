@@ -1,15 +1,14 @@
-"""Find the image of a Docker sandbox. A missing image is pulled if allowed; otherwise the error says how to get it."""
+"""Find the image of a Docker sandbox. If it is missing, the error says how to get it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from http import HTTPStatus
 
 from envkit.errors import SandboxRefusedError, did_you_mean
 from envkit.installation import command
 from envkit.types import SandboxSpec
 
-from .api import Daemon, DaemonError
+from .api import Daemon
 from .container_config import Image
 
 GAMES_IMAGE = "envkit/games:1"
@@ -24,29 +23,15 @@ OFFLINE_BASE = "envkit/base:bookworm"
 """Base image that ``docker/base-from-debootstrap`` creates, for machines without access to a registry."""
 
 
-async def find_image(daemon: Daemon, sandbox_id: str, spec: SandboxSpec, *, pull: bool) -> Image:
+async def find_image(daemon: Daemon, sandbox_id: str, spec: SandboxSpec) -> Image:
     """Return the image that `spec` names; if it names none, `PLAIN_IMAGE`, or without it a base image.
-
-    Args:
-        daemon: The Docker daemon.
-        sandbox_id: Id of the sandbox, for errors.
-        spec: Spec of the sandbox.
-        pull: Whether to pull a missing image from its registry.
 
     Raises:
         SandboxRefusedError: The image does not exist.
-        DaemonError: The daemon does not answer, or cannot pull the image.
+        DaemonError: The daemon does not answer.
     """
     name = await present(daemon, spec.image or PLAIN_IMAGE)
     image = await daemon.image(name)
-    if image is None and pull:
-        try:
-            await daemon.pull(name)
-        except DaemonError as error:
-            if error.http_status != HTTPStatus.NOT_FOUND:
-                raise
-            raise SandboxRefusedError(sandbox_id, str(error)) from None
-        image = await daemon.image(name)
     if image is None:
         raise SandboxRefusedError(sandbox_id, await why_missing(daemon, name))
     return image

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -26,14 +26,7 @@ _ENDED = ("created", "dead", "exited")
 
 
 def labels(run: str, sandbox_id: str, *, detached: bool, ledger: str = "") -> dict[str, str]:
-    """Return the labels of a sandbox's container, volumes and snapshots; they name this process as the owner.
-
-    Args:
-        run: Name of the run directory of the backend that starts the sandbox.
-        sandbox_id: Id of the sandbox.
-        detached: Whether the sandbox outlives this process.
-        ledger: Id of the ledger that records a detached sandbox; "" means no ledger.
-    """
+    """Return the labels of a sandbox's container, volumes and snapshots; they name this process as the owner."""
     found = {RUN_LABEL: run, OWNER_LABEL: _owner(), SANDBOX_LABEL: sandbox_id}
     return {**found, DETACHED_LABEL: "yes", LEDGER_LABEL: ledger} if detached else found
 
@@ -53,20 +46,7 @@ async def gone(daemon: Daemon) -> list[Orphan]:
     Raises:
         DaemonError: The daemon does not answer.
     """
-    containers = await daemon.containers(OWNER_LABEL)
-    detached = {_name(one["Labels"]) for one in containers if _is_detached(one)}
-    found = [
-        Orphan("container", str(one["Id"]))
-        for one in containers
-        if not _is_detached(one) and _is_ownerless(one["Labels"])
-    ]
-    found += [
-        Orphan("volume", str(one["Name"]))
-        for one in await daemon.volumes(OWNER_LABEL)
-        if _is_ownerless(one["Labels"]) and _name(one["Labels"]) not in detached
-    ]
-    images = await daemon.images(OWNER_LABEL)
-    return found + [Orphan("image", str(one["Id"])) for one in images if _is_ownerless(one["Labels"])]
+    return await _labelled(daemon, OWNER_LABEL, _is_ownerless)
 
 
 async def reap(daemon: Daemon) -> list[Orphan]:
@@ -77,7 +57,29 @@ async def reap(daemon: Daemon) -> list[Orphan]:
     Raises:
         DaemonError: The daemon does not answer.
     """
-    found = await gone(daemon)
+    return await _remove(daemon, await gone(daemon))
+
+
+async def clear(daemon: Daemon, run: str) -> None:
+    """Remove the containers, volumes and snapshots of the backend with run directory `run`.
+
+    Running detached sandboxes stay. Raises the same error as `reap`.
+    """
+    await _remove(daemon, await _labelled(daemon, f"{RUN_LABEL}={run}", lambda _: True))
+
+
+async def _labelled(daemon: Daemon, label: str, is_wanted: Callable[[Mapping[str, str]], bool]) -> list[Orphan]:
+    """Return what has `label` and labels that `is_wanted` accepts, except running detached sandboxes."""
+    containers = await daemon.containers(label)
+    detached = {_name(one["Labels"]) for one in containers if _is_detached(one)}
+    found = [Orphan("container", one["Id"]) for one in containers if is_wanted(one["Labels"]) and not _is_detached(one)]
+    for one in await daemon.volumes(label):
+        if is_wanted(one["Labels"]) and _name(one["Labels"]) not in detached:
+            found.append(Orphan("volume", one["Name"]))
+    return found + [Orphan("image", one["Id"]) for one in await daemon.images(label) if is_wanted(one["Labels"])]
+
+
+async def _remove(daemon: Daemon, found: Sequence[Orphan]) -> list[Orphan]:
     removed: list[Orphan] = []
 
     async def remove(one: Orphan) -> None:
@@ -92,27 +94,6 @@ async def reap(daemon: Daemon) -> list[Orphan]:
                 if one.kind == kind:
                     tasks.start_soon(remove, one)
     return sorted(removed)
-
-
-async def clear(daemon: Daemon, run: str) -> None:
-    """Remove the containers and volumes of the backend with run directory `run`, except those of detached sandboxes.
-
-    Also remove the backend's snapshots.
-
-    Raises:
-        DaemonError: The daemon does not answer.
-    """
-    await daemon.settle()
-    containers = await daemon.containers(f"{RUN_LABEL}={run}")
-    for found in containers:
-        if not _is_detached(found):
-            await daemon.remove(found["Id"])
-    detached = {_name(found["Labels"]) for found in containers if _is_detached(found)}
-    for found in await daemon.volumes(f"{RUN_LABEL}={run}"):
-        if _name(found["Labels"]) not in detached:
-            await daemon.remove_volume(found["Name"])
-    for found in await daemon.images(f"{RUN_LABEL}={run}"):
-        await daemon.remove_image(found["Id"])
 
 
 def _name(made: Mapping[str, str]) -> tuple[str | None, str | None]:

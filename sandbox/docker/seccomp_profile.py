@@ -67,11 +67,7 @@ _WORD_BITS = 32
 
 
 def profile(machine: str) -> str | None:
-    """Return the filter as JSON; None if `seccomp.program` does not support the machine.
-
-    Args:
-        machine: Architecture of the daemon's machine, named as by `platform.machine`.
-    """
+    """Return the filter as JSON; None if `seccomp.program` does not support the machine."""
     if seccomp.program(machine) is None:
         return None
     rules = {"defaultAction": "SCMP_ACT_ERRNO", "syscalls": list(_rules(machine))}

@@ -95,7 +95,7 @@ async def open_for(
     try:
         with anyio.move_on_after(spec.start_timeout_s):
             (await connected(sandbox, SOCKET)).close()
-            sandbox.while_alive(Proxy(Allowlist(spec.network, resolve)).serve(sandbox))
+            sandbox.while_alive(serve(sandbox, Allowlist(spec.network, resolve)))
             return
     except SandboxLostError as error:
         await sandbox.stop()
@@ -109,13 +109,7 @@ async def open_for(
 
 @dataclass(frozen=True, slots=True)
 class ProxyRequest:
-    """A request to the proxy.
-
-    Attributes:
-        host: The target host.
-        port: The port of the target host.
-        head: The request line and headers to send to the target host; empty for ``CONNECT``.
-    """
+    """A request to the proxy."""
 
     host: str
     port: int
@@ -152,27 +146,15 @@ class ProxyRequest:
         return cls(host, 80 if port is None else port, b"\r\n".join([*own, *kept]) + _END)
 
 
-class Proxy:
-    """Serves the HTTP requests of one sandbox.
+async def serve(sandbox: Sandbox, allowlist: Allowlist) -> None:
+    """Serve the HTTP requests from inside `sandbox` until it ends."""
 
-    Args:
-        allowlist: The hosts that the sandbox may reach.
-    """
-
-    def __init__(self, allowlist: Allowlist) -> None:
-        self._allowlist = allowlist
-
-    async def serve(self, sandbox: Sandbox) -> None:
-        """Serve the requests from inside `sandbox` until it ends."""
-        await serve_relay(sandbox, SOCKET, self._answer)
-
-    async def _answer(self, client: SocketStream, first: bytes) -> None:
-        """Serve one request from `client`; `first` is the part of it that was already received."""
+    async def answer(client: SocketStream, first: bytes) -> None:
         with suppress(ConnectionError):
             try:
                 head, rest = await _head(client, first)
                 request = ProxyRequest.parse(head)
-                upstream = await SocketStream.open(await self._allowlist.connect(request.host, request.port))
+                upstream = await SocketStream.open(await allowlist.connect(request.host, request.port))
             except RefusedError as refusal:
                 await client.send(_refusal(refusal))
             else:
@@ -186,6 +168,8 @@ class Proxy:
                 await client.end()
                 while await client.receive():
                     pass
+
+    await serve_relay(sandbox, SOCKET, answer)
 
 
 async def serve_relay(sandbox: Sandbox, name: str, answer: Callable[[SocketStream, bytes], Awaitable[None]]) -> None:

@@ -23,11 +23,7 @@ INSIDE = "/sys/fs/cgroup/memory/agent/tasks"
 
 
 def reserve_mib(memory_mib: int) -> int:
-    """Return how many MiB of the limit the agent cannot use: 1/8, raised to 32 or cut to 64 MiB, but at most 1/4.
-
-    Args:
-        memory_mib: Memory limit of the sandbox in MiB.
-    """
+    """Return how many MiB of the limit the agent cannot use: 1/8, raised to 32 or cut to 64 MiB, but at most 1/4."""
     return min(max(memory_mib // 8, _MIN_MIB), _MAX_MIB, memory_mib // 4)
 
 
@@ -70,9 +66,6 @@ class AgentCgroup:
     def make(self, memory_mib: int) -> None:
         """Create the agent's cgroup. In version 2, the sandbox's cgroup must not contain processes yet.
 
-        Args:
-            memory_mib: Memory limit of the sandbox in MiB.
-
         Raises:
             OSError: The kernel refuses. No cgroup is left behind.
         """
@@ -112,10 +105,6 @@ def of_container(container_id: str, first_pid: int) -> AgentCgroup | None:
     """Return the agent's cgroup of a Docker container, for which `make` may not have been called yet.
 
     Return None with cgroups version 2: the container's cgroup then contains processes, so it cannot have children.
-
-    Args:
-        container_id: Docker's id of the container.
-        first_pid: Pid, on the host, of the container's process 1.
     """
     try:
         lines = Path(f"/proc/{first_pid}/cgroup").read_text().splitlines()

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from envkit.runs import owners
 from envkit.types import Cause, CauseKind
+from envkit.types.sandboxes import SandboxLimits
 
 from .agent_cgroup import AgentCgroup
 
@@ -28,21 +29,6 @@ _HUGE_PAGE_BYTES = 2 << 20
 """Size of a huge page. Allocating one can hit the memory limit while the recorded peak is this far below the limit."""
 _PERIOD_US = 100_000
 _MIN_QUOTA_US = 1_000
-
-
-@dataclass(frozen=True, slots=True)
-class CgroupLimits:
-    """Limits of a sandbox; None means no limit.
-
-    Attributes:
-        memory_mib: Memory in MiB, including the files in /tmp and /workspace. Swap cannot be used.
-        pids: Number of processes and threads.
-        cpus: Number of CPUs, such as 0.5.
-    """
-
-    memory_mib: int | None = None
-    pids: int | None = None
-    cpus: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +59,7 @@ class MemoryCounters:
     limit_hit: bool = False
 
     def cause(self, survived: int) -> Cause | None:
-        """Return the cause "out of memory" if there were more OOM kills than process 1 has survived; otherwise None.
-
-        Args:
-            survived: Number of OOM kills in the cgroup that process 1 has reported, and has thus survived.
-        """
+        """Return the cause "out of memory" if there were more OOM kills than process 1 has survived; otherwise None."""
         if self.oom_kills <= survived:
             return None
         if self.limit_hit:
@@ -102,20 +84,21 @@ class Cgroup:
         self.of_agent = None if memory is None else AgentCgroup(memory, is_unified=self._is_unified)
         self._hits_before = 0
 
-    def make(self, limits: CgroupLimits) -> None:
-        """Create the cgroup with the given limits.
+    def make(self, limits: SandboxLimits) -> None:
+        """Create the cgroup with those of the limits whose controllers are available.
+
+        Swap cannot be used. Files in /tmp and /workspace count as memory.
 
         Raises:
             OSError: The kernel refuses.
         """
         for folder in self._each():
             folder.mkdir(exist_ok=True)
-        if limits.memory_mib is not None:
+        if self.of_agent is not None:
             self._limit_memory(limits.memory_mib << 20)
-            if self.of_agent is not None:
-                with suppress(OSError):
-                    self.of_agent.make(limits.memory_mib)
-        if limits.pids is not None:
+            with suppress(OSError):
+                self.of_agent.make(limits.memory_mib)
+        if "pids" in self._folders:
             self._set("pids", "pids.max", str(limits.pids))
         if limits.cpus is not None:
             quota = max(round(limits.cpus * _PERIOD_US), _MIN_QUOTA_US)

@@ -146,12 +146,7 @@ class Child:
 
 
 def cause_of(returncode: int | None, last_line: str) -> Cause:
-    """Return the cause for the exit code of a sandbox's process 1. For a signal, the cause does not name the sender.
-
-    Args:
-        returncode: Exit code, or the negative signal number; None if the process has not ended.
-        last_line: Last line of the process's standard error.
-    """
+    """Return the cause for the exit code of a sandbox's process 1. For a signal, the cause does not name the sender."""
     if returncode is None:
         return Cause(CauseKind.UNRESPONSIVE, "it does not answer")
     if returncode < 0:

@@ -30,11 +30,7 @@ class Stoppable(Protocol):
 
 
 class LiveSandboxes:
-    """The sandboxes that a backend has started and not yet stopped, and the run directory for their files.
-
-    Args:
-        kind: Prefix of the sandboxes' ids.
-    """
+    """The sandboxes that a backend has started and not yet stopped, and the run directory for their files."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
@@ -96,12 +92,7 @@ class LiveSandboxes:
 
 
 def not_ready(sandbox_id: str, cause: Cause) -> SandboxStartError:
-    """Return the error for a sandbox that ended before it was ready.
-
-    Args:
-        sandbox_id: Id of the sandbox.
-        cause: Why the sandbox ended. The error is a `SandboxEndedError`, unless the cause lies in the node or backend.
-    """
+    """Return the error for a sandbox that ended before it was ready."""
     is_own = cause.kind in _OWN_ENDS or (cause.kind is CauseKind.OUT_OF_MEMORY and cause.by_agent)
     return (SandboxEndedError if is_own else SandboxStartError)(sandbox_id, cause)
 

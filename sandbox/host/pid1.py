@@ -10,7 +10,7 @@ from pathlib import Path
 
 import anyio
 
-from .remount import reconfigure
+from .remount import lend_files, reconfigure
 
 _TERMINALS = 64
 """Maximum number of terminals per sandbox. By default the kernel allows 3,072 for all sandboxes together."""
@@ -56,6 +56,10 @@ class FirstProcess:
     def require_life(self) -> None:
         """Raise `ProcessLookupError` if the process has exited."""
         signal.pidfd_send_signal(self._handles[0], 0)
+
+    def lend(self, more: Mapping[str, str]) -> None:
+        """Make its OOM score and the files `more` writable in the sandbox; see `remount.lend_files`."""
+        lend_files(self.pid, self.require_life, more)
 
     def chown(self, path: str, uid: int) -> None:
         """Make the sandbox's user `uid`, and the group with the same number, the owner of the sandbox's folder `path`.

@@ -1,4 +1,4 @@
-"""Change mount options, such as the size of a tmpfs, in a sandbox's mount namespace without entering the namespace.
+"""Change mounts of a running sandbox from the host: their options, and which files of ``/proc`` are writable.
 
 This needs root on the host and Linux 5.2.
 """
@@ -7,13 +7,22 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
-_FSCONFIG = 431  # from 424 on, system calls have the same number on every architecture
+# From 424 on, system calls have the same number on every architecture.
+_OPEN_TREE = 428
+_MOVE_MOUNT = 429
+_FSCONFIG = 431
 _FSPICK = 433
 _AT_FDCWD = -100
 _CLOEXEC = 1
+_CLONE = 1
+_FROM_EMPTY_PATH = 4
+_CLONE_FS = 0x200
+_CLONE_NEWNS = 0x20000
 _SET_FLAG, _SET_STRING, _RECONFIGURE = 0, 1, 7
 
 
@@ -29,17 +38,54 @@ def reconfigure(mount: Path, options: Mapping[str, str]) -> None:
     Raises:
         OSError: The kernel does not support or refuses the call, or nothing is mounted at `mount`.
     """
-    picked = call(_FSPICK, _AT_FDCWD, os.fsencode(mount), _CLOEXEC)
+    picked = _call(_FSPICK, _AT_FDCWD, os.fsencode(mount), _CLOEXEC)
     try:
         for name, value in options.items():
             kind = _SET_STRING if value else _SET_FLAG
-            call(_FSCONFIG, picked, kind, name.encode(), value.encode() if value else None, 0)
-        call(_FSCONFIG, picked, _RECONFIGURE, None, None, 0)
+            _call(_FSCONFIG, picked, kind, name.encode(), value.encode() if value else None, 0)
+        _call(_FSCONFIG, picked, _RECONFIGURE, None, None, 0)
     finally:
         os.close(picked)
 
 
-def call(number: int, *arguments: int | bytes | None) -> int:
+def lend_files(pid: int, require_life: Callable[[], None], more: Mapping[str, str]) -> None:
+    """Make two files writable, by bind mounts, in a container whose ``/proc`` and cgroups are otherwise read-only.
+
+    The first is the ``oom_score_adj`` of process 1, which its children inherit. Other processes in the container cannot
+    lower their scores. The second is the file through which a process moves itself into the agent's memory cgroup.
+
+    Args:
+        pid: Pid of process 1 of the container.
+        require_life: Raises `ProcessLookupError` if process 1 has exited.
+        more: Path of the second file in the container, by its path on the host; may be empty.
+
+    Raises:
+        OSError: The kernel does not support or refuses the system calls, or the process has exited.
+    """
+    # Use a new thread, which ends afterwards: a thread cannot leave the mount namespace that it has entered.
+    with ThreadPoolExecutor(1) as thread:
+        files = {f"/proc/{pid}/oom_score_adj": "/proc/1/oom_score_adj", **more}
+        thread.submit(_enter_and_mount, pid, require_life, files).result()
+
+
+def _enter_and_mount(pid: int, require_life: Callable[[], None], files: Mapping[str, str]) -> None:
+    with ExitStack() as opened:
+        namespace = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+        opened.callback(os.close, namespace)
+        copies: dict[str, int] = {}
+        for source, target in files.items():
+            copies[target] = _call(_OPEN_TREE, _AT_FDCWD, source.encode(), _CLONE | os.O_CLOEXEC)
+            opened.callback(os.close, copies[target])
+        require_life()  # if process 1 still runs, its pid was not reused while the files were opened
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.unshare(_CLONE_FS) or libc.setns(namespace, _CLONE_NEWNS):
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+        for target, copy in copies.items():
+            _call(_MOVE_MOUNT, copy, b"", _AT_FDCWD, target.encode(), _FROM_EMPTY_PATH)
+
+
+def _call(number: int, *arguments: int | bytes | None) -> int:
     """Make the system call `number` and return its result; raise `OSError` if it fails."""
     libc = ctypes.CDLL(None, use_errno=True)
     result: int = libc.syscall(ctypes.c_long(number), *arguments)

@@ -114,14 +114,12 @@ def connect(folder: Path, name: str) -> socket.socket:
             stream.connect(f"/proc/self/fd/{handle}")
         finally:
             os.close(handle)
-    except BlockingIOError:
+    except BaseException as error:
         stream.close()
-        raise UnreachableError(f"{name}: the listen queue is full; retry later") from None
-    except OSError as error:
-        stream.close()
-        raise UnreachableError(f"{name}: {error.strerror or error}") from None
-    except BaseException:
-        stream.close()
+        if isinstance(error, BlockingIOError):
+            raise UnreachableError(f"{name}: the listen queue is full; retry later") from None
+        if isinstance(error, OSError):
+            raise UnreachableError(f"{name}: {error.strerror or error}") from None
         raise
     return stream
 

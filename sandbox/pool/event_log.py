@@ -104,12 +104,7 @@ class LedgerStore(Protocol):
 
 
 class LedgerWriter:
-    """Writes views to a ledger one at a time, in order. Of the queued views of a sandbox, it writes only the newest.
-
-    Args:
-        ledger: Store to write to.
-        failed: Called with each view that could not be persisted, and the reason as text.
-    """
+    """Writes views to a ledger one at a time, in order. Of the queued views of a sandbox, it writes only the newest."""
 
     def __init__(self, ledger: LedgerStore, failed: Callable[[SandboxView, str], None]) -> None:
         self._ledger = ledger
@@ -198,38 +193,17 @@ class RecentlyEnded:
         self._freed.discard(key)
 
 
-@dataclass(frozen=True, slots=True)
-class PoolCounts:
-    """Numbers of a pool's current sandboxes and requests, and totals since the pool was opened.
-
-    Attributes:
-        states: Number of live sandboxes by state.
-        warm: Number of warm sandboxes that are ready.
-        starts: Total number of starts.
-        failed_starts: Total number of failed starts, except those that failed because of the sandbox's spec.
-        finished: Total number of tenants' sandboxes that ended because their command exited.
-        losses: Total number of lost sandboxes by kind of cause.
-        restarts: Total number of warm sandboxes that were replaced because their start failed or they were lost.
-        waiting: Number of waiting requests by tenant.
-        alerts: Total number of alerts by kind.
-        probe_s: Duration of the last probe in seconds, by sandbox.
-    """
-
-    states: Mapping[SandboxState, int]
-    warm: int
-    starts: int
-    failed_starts: int
-    finished: int
-    losses: Mapping[CauseKind, int]
-    restarts: int
-    waiting: Mapping[str, int]
-    alerts: Mapping[str, int]
-    probe_s: Mapping[TenantKey, float]
-
-
 @dataclass(slots=True)
 class PoolTally:
-    """Totals since a pool was opened; see `PoolCounts` for the fields."""
+    """Totals since a pool was opened.
+
+    Attributes:
+        starts: Number of starts.
+        failed_starts: Number of failed starts, except those that failed because of the sandbox's spec.
+        restarts: Number of warm sandboxes that were replaced because their start failed or they were lost.
+        finished: Number of tenants' sandboxes that ended because their command exited.
+        losses: Number of lost sandboxes by kind of cause.
+    """
 
     starts: int = 0
     failed_starts: int = 0
@@ -237,26 +211,28 @@ class PoolTally:
     finished: int = 0
     losses: dict[CauseKind, int] = field(default_factory=dict)
 
-    def over(self, kind: CauseKind, *, may_exit: bool) -> None:
-        """Count a sandbox that ended by itself as finished if `kind` is an exit and `may_exit` is set, else as lost."""
-        if may_exit and kind is CauseKind.EXITED:
-            self.finished += 1
-        else:
-            self.losses[kind] = self.losses.get(kind, 0) + 1
+
+@dataclass(slots=True, kw_only=True)
+class PoolCounts(PoolTally):
+    """Numbers of a pool's current sandboxes and requests, and its totals.
+
+    Attributes:
+        states: Number of live sandboxes by state.
+        warm: Number of warm sandboxes that are ready.
+        waiting: Number of waiting requests by tenant.
+        alerts: Total number of alerts by kind.
+        probe_s: Duration of the last probe in seconds, by sandbox.
+    """
+
+    states: Mapping[SandboxState, int]
+    warm: int
+    waiting: Mapping[str, int]
+    alerts: Mapping[str, int]
+    probe_s: Mapping[TenantKey, float]
 
 
 class EventLog:
-    """Records what happens to the sandboxes of one pool.
-
-    Args:
-        ledger: Store that persists the sandboxes; None means no persistence.
-
-    Attributes:
-        events: The stored and new events, for readers.
-        past: Views of recently ended sandboxes.
-        tally: Counters of starts, losses and restarts.
-        ledger_writer: Writes the sandboxes' views to the ledger; None without a ledger.
-    """
+    """Records what happens to the sandboxes of one pool."""
 
     def __init__(self, ledger: LedgerStore | None) -> None:
         self.events = Events()
@@ -272,7 +248,11 @@ class EventLog:
             self.tally.starts += 1
         elif instance.state is SandboxState.LOST:
             # Only tenants' commands are expected to exit. The pool's own process runs servers, which should not exit.
-            self.tally.over(instance.ended_by().kind, may_exit=bool(instance.spec.command) and not instance.is_own)
+            kind, may_exit = instance.ended_by().kind, bool(instance.spec.command) and not instance.is_own
+            if may_exit and kind is CauseKind.EXITED:
+                self.tally.finished += 1
+            else:
+                self.tally.losses[kind] = self.tally.losses.get(kind, 0) + 1
         elif instance.has_failed and not isinstance(instance.failure, (SandboxRefusedError, SandboxEndedError)):
             self.tally.failed_starts += 1
 

@@ -65,31 +65,16 @@ class LivenessTimes:
 
 
 @runtime_checkable
-class Diagnosable(Protocol):
-    """A sandbox that can be diagnosed even when it does not answer."""
+class Explained(Protocol):
+    """A sandbox of which more is known than whether it answers."""
+
+    @property
+    def is_excused(self) -> bool:
+        """Whether its silence says nothing: this process does not read its output, or only its node may be lost."""
+        ...
 
     async def diagnose(self) -> Blocked:
         """Return why the sandbox does not answer."""
-        ...
-
-
-@runtime_checkable
-class Backpressured(Protocol):
-    """A sandbox whose answers are late if this process reads the sandbox's output too slowly."""
-
-    @property
-    def is_unread(self) -> bool:
-        """Whether the sandbox cannot send now, because this process has not read its earlier output."""
-        ...
-
-
-@runtime_checkable
-class OnNode(Protocol):
-    """A sandbox of another machine."""
-
-    @property
-    def is_node_silent(self) -> bool:
-        """Whether its node does not answer. Then nothing is known about the sandbox, and only its node may be lost."""
         ...
 
 
@@ -120,8 +105,7 @@ def is_silent(instance: Instance, times: LivenessTimes, *, now: float, late_s: f
     silent_s = now - instance.answered_at
     if silent_s < times.suspect_s:
         return False
-    sandbox: object = instance.sandbox
-    if (isinstance(sandbox, Backpressured) and sandbox.is_unread) or _is_node_silent(instance):
+    if _is_excused(instance):
         instance.answered_at = now
         return False
     if instance.state is not SandboxState.SUSPECT:
@@ -136,7 +120,7 @@ async def declare_lost(instance: Instance, times: LivenessTimes) -> None:
     answered_at = instance.answered_at
     sandbox: object = instance.sandbox
     try:
-        if isinstance(sandbox, Diagnosable):
+        if isinstance(sandbox, Explained):
             with anyio.move_on_after(_DIAGNOSIS_S):
                 if diagnosis := await _diagnosis(instance, sandbox):
                     cause = f"{diagnosis}, {cause}"
@@ -146,32 +130,28 @@ async def declare_lost(instance: Instance, times: LivenessTimes) -> None:
         instance.is_diagnosing = False
 
 
-async def _diagnosis(instance: Instance, sandbox: Diagnosable) -> Blocked | str:
-    """Return why the sandbox does not answer, or the error of a backend that raised an unexpected one."""
+async def _diagnosis(instance: Instance, sandbox: Explained) -> Blocked | str:
+    """Return why the sandbox does not answer, or the error of its backend."""
     try:
         return await sandbox.diagnose()
-    except (EnvkitError, OSError):
-        return Blocked.UNKNOWN
     except Exception as error:
-        return str(_unhandled(instance, error))
+        return str(_cause_of(instance, error))
 
 
 async def _await_loss(instance: Instance, wait: Callable[[], Awaitable[Cause]]) -> None:
     """Declare the sandbox lost with the cause that `wait` returns."""
     try:
         cause = await wait()
-    except (EnvkitError, OSError) as error:
-        cause = Cause(CauseKind.UNKNOWN, str(error))
     except Exception as error:
-        cause = _unhandled(instance, error)
-    while _is_node_silent(instance):  # noqa: ASYNC110 - if its node is lost, that is the cause
+        cause = _cause_of(instance, error)
+    while _is_excused(instance):  # noqa: ASYNC110 - if its node is lost, that is the cause
         await anyio.sleep(_NODE_POLL_S)
     instance.lose(cause)
 
 
-def _is_node_silent(instance: Instance) -> bool:
+def _is_excused(instance: Instance) -> bool:
     sandbox: object = instance.sandbox
-    return isinstance(sandbox, OnNode) and sandbox.is_node_silent
+    return isinstance(sandbox, Explained) and sandbox.is_excused
 
 
 async def _probe(instance: Instance, times: LivenessTimes, alert: Alert) -> None:
@@ -201,15 +181,17 @@ async def _probe(instance: Instance, times: LivenessTimes, alert: Alert) -> None
             await anyio.sleep(times.interval_s)
             continue
         except Exception as error:
-            return instance.lose(_unhandled(instance, error))
+            return instance.lose(_cause_of(instance, error))
         instance.latency_s = latency_s
         instance.answered()
         if latency_s > SLOW_PROBE_S:
             alert("probe", instance, f"slow probe: {latency_s:.1f} s")
 
 
-def _unhandled(instance: Instance, error: Exception) -> Cause:
-    """Log an unexpected exception, and return it as the cause of the sandbox's end. The pool continues."""
+def _cause_of(instance: Instance, error: Exception) -> Cause:
+    """Return an error as the cause of the sandbox's end. The pool continues even after an unexpected error."""
+    if isinstance(error, (EnvkitError, OSError)):
+        return Cause(CauseKind.UNKNOWN, str(error))
     _log.error("unhandled exception in sandbox %s", instance.id, exc_info=error)
     return Cause(CauseKind.UNKNOWN, f"{type(error).__name__}: {error}")
 
@@ -228,9 +210,7 @@ async def _stop(instance: Instance, alert: Alert) -> None:
     with anyio.move_on_after(_STOP_S, shield=True) as limit:
         try:
             await instance.sandbox.stop()
-        except (EnvkitError, OSError) as error:
-            alert("stop", instance, f"sandbox may be left behind: {error}")
         except Exception as error:
-            alert("stop", instance, f"sandbox may be left behind: {_unhandled(instance, error)}")
+            alert("stop", instance, f"sandbox may be left behind: {_cause_of(instance, error)}")
     if limit.cancelled_caught:
         alert("stop", instance, f"sandbox may be left behind: it did not stop within {_STOP_S:g} s")

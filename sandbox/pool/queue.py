@@ -105,11 +105,7 @@ class LeaseQueue:
         return [request for queue in self._queues.values() for request in queue]
 
     def serve(self, offer: Callable[[LeaseRequest], LeaseAnswer]) -> None:
-        """Serve the first request of each tenant in turn, until one round over all tenants has served no request.
-
-        Args:
-            offer: Called with a request; tries to serve it on nodes that are not reserved for another request.
-        """
+        """Serve the first request of each tenant in turn, until one round over all tenants has served no request."""
         self.unplaced, self.claims = {}, {}
         for request in list(self._overdue):
             answer = offer(request)

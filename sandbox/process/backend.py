@@ -23,8 +23,8 @@ from envkit.types import Cause, SandboxSpec
 
 from .. import agent
 from ..agent_client.channel import AgentChannel, SocketStream, Survived
-from ..agent_client.resources import HostResources
 from ..agent_client.sandbox import AgentSandbox
+from ..agent_client.teardown import HostResources
 from ..host import layout, run_dirs
 from ..host.child_process import Child, cause_of, signal_in
 from ..host.instances import LiveSandboxes, refuse

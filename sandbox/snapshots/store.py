@@ -37,11 +37,7 @@ _NAME = re.compile(r"[a-z0-9-]{1,80}")
 
 
 class SnapshotStore:
-    """The snapshots of one backend, in the backend's run directory.
-
-    Args:
-        sandboxes: The sandboxes of the backend; ``sandboxes.folder`` is the run directory.
-    """
+    """The snapshots of one backend, in the backend's run directory."""
 
     def __init__(self, sandboxes: LiveSandboxes) -> None:
         self._sandboxes = sandboxes

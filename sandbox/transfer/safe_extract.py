@@ -1,7 +1,7 @@
 """Unpacks a tar stream from a sandbox, which may be malicious, into a folder of the host.
 
 Each name is opened relative to its parent folder's file descriptor, without following symbolic links. Only folders,
-regular files, symbolic links to targets inside the folder, and hard links to files of the same stream are accepted.
+regular files and symbolic links to targets inside the folder are accepted.
 """
 
 from __future__ import annotations
@@ -126,10 +126,8 @@ class Unpacker:
                 if not self._allows_any_link:
                     _check_link(member, len(parts) - 1)
                 os.symlink(member.linkname, name, dir_fd=folder)
-            elif member.islnk():
-                self._take_hard_link(member, folder, name)
             else:
-                raise RefusedFileError(f"{_shown(member.name)} is not a file, folder or link")
+                raise RefusedFileError(f"{_shown(member.name)} is not a file, folder or symbolic link")
         except OSError as error:
             raise RefusedFileError(f"{_shown(member.name)}: {error.strerror}") from None
         self._is_root_made = True
@@ -155,19 +153,6 @@ class Unpacker:
             os.close(handle)
         if padding := -member.size % _BLOCK:
             yield padding
-
-    def _take_hard_link(self, member: tarfile.TarInfo, folder: int, name: str) -> None:
-        *steps, other = "tree", *_parts(member.linkname)
-        others = OpenFolders(self._handle)
-        try:
-            other_folder = others.enter(tuple(steps))
-            about = os.stat(other, dir_fd=other_folder, follow_symlinks=False)
-            # Reject a hard link to a symbolic link, whose relative target could lead out of the tree from this folder.
-            if not stat.S_ISREG(about.st_mode):
-                raise RefusedFileError(f"{_shown(member.name)} is a hard link to an entry that is not a regular file")
-            os.link(other, name, src_dir_fd=other_folder, dst_dir_fd=folder, follow_symlinks=False)
-        finally:
-            others.close()
 
 
 def _header(block: bytes) -> tarfile.TarInfo:

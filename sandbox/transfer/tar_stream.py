@@ -22,7 +22,7 @@ import anyio
 from envkit import clock
 from envkit.errors import RefusedFileError, UsageError
 
-from ..agent.files.tar import FOLDER, SYMBOLIC, file_pieces, header
+from ..agent.files.tar import file_pieces, header
 from ..host import run_dirs
 from .safe_extract import Unpacker
 
@@ -131,11 +131,11 @@ def _packed(source: Path, alone: str) -> Iterator[bytes]:
         try:
             about = path.lstat()
             if stat.S_ISDIR(about.st_mode):
-                yield header(os.fsencode(name or "."), FOLDER, about)
+                yield header(os.fsencode(name or "."), tarfile.DIRTYPE, about)
                 inner = sorted((entry.name for entry in path.iterdir()), reverse=True)
                 waiting += [(path / entry, f"{name}/{entry}" if name else entry) for entry in inner]
             elif stat.S_ISLNK(about.st_mode):
-                yield header(os.fsencode(name or alone), SYMBOLIC, about, os.fsencode(path.readlink()))
+                yield header(os.fsencode(name or alone), tarfile.SYMTYPE, about, os.fsencode(path.readlink()))
             elif stat.S_ISREG(about.st_mode):
                 yield from _packed_file(path, name or alone)
             else:

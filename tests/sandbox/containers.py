@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from typing import NoReturn
 
 import pytest
 
 from envkit.sandbox.docker.images import OFFLINE_BASE
-
-_REDUCED = """
-FROM {base}
-RUN cd /usr/lib/python3.*/ && rm -r ctypes lib-dynload/_ctypes.*
-"""
 
 
 @cache
@@ -25,18 +18,6 @@ def image() -> str:
     if not docker("image", "ls", "--quiet", OFFLINE_BASE):
         missing(f"there is no image {OFFLINE_BASE}; docker/base-from-debootstrap makes it")
     return OFFLINE_BASE
-
-
-@contextmanager
-def reduced_image() -> Iterator[str]:
-    """An image for the length of the block whose Python lacks ctypes, as one built without libffi does."""
-    tag = f"envkit-test/reduced:{os.getpid()}"
-    command = ["docker", "build", "--quiet", "--tag", tag, "-"]
-    subprocess.run(command, input=_REDUCED.format(base=image()).encode(), capture_output=True, timeout=60, check=True)
-    try:
-        yield tag
-    finally:
-        docker("image", "rm", "--force", tag)
 
 
 def missing(reason: str) -> NoReturn:

@@ -9,8 +9,8 @@ import anyio
 import anyio.lowlevel
 
 from envkit.sandbox.agent_client.channel import AgentChannel, Survived
-from envkit.sandbox.agent_client.resources import HostResources
 from envkit.sandbox.agent_client.sandbox import AgentSandbox
+from envkit.sandbox.agent_client.teardown import HostResources
 from envkit.types import Cause
 from tests.causes import cause
 from tests.sandbox.agent_client.peer import HELLO, Peer

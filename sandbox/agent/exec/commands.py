@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
+import termios
 import time
 
 from ..connection import CallError, IncomingCall
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from ..linux import User
     from ..users import Context
 
-# The Linux value of `termios.TIOCSWINSZ`, because a reduced Python has no module `termios`.
-_TIOCSWINSZ = 0x5414
 _NO_START = 126
 _KEEP_BYTES = 1 << 20
 _TERMINAL_BYTES = 1 << 20
@@ -102,7 +101,7 @@ class Exec(IncomingCall):
         """Resize the terminal of the program; raise `CallError` if the program has no terminal or has ended."""
         if self._terminal is None or self._ends:
             raise CallError("bad", "the program has no terminal")
-        fcntl.ioctl(self._terminal, _TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def _open_pipes(self, user: User, takes_input: bool) -> list[int]:
         """Open pipes for the program's output and, if `takes_input`, its input; return the program's ends."""
@@ -128,7 +127,7 @@ class Exec(IncomingCall):
         except OSError as error:
             raise CallError("unsupported", "this sandbox has no terminals: %s" % error.strerror) from None
         name = os.ttyname(self._held)
-        fcntl.ioctl(ours, _TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         self._terminal = ours
         self._input = Input(self._context.loop, os.dup(ours), self)
         self._outputs.append(Output(self._context.loop, ours, self._taker("out"), self))
@@ -155,7 +154,7 @@ class Exec(IncomingCall):
         self._end_with(lambda: self._finish_with_code(None, timed_out=True))
 
     def _on_ended(self, code: int, left: bool) -> None:
-        if left or self._context.workers.has_orphans():
+        if left:
             self._end_with(lambda: self._finish_with_code(code))
         elif not self._ends:
             self._ends = True

@@ -17,12 +17,6 @@ MAX_WAITING_BYTES = 64 << 20
 class Input:
     """Writes to a pipe, socket or terminal without blocking.
 
-    Args:
-        fd: The descriptor to write to.
-        owner: The call or shell that fails if a callback raises.
-        on_written: Receives the number of bytes of each write.
-        on_closed: Called when this object has closed the descriptor, for any reason.
-
     Attributes:
         is_open: Whether the descriptor is open.
         waiting_bytes: Number of bytes that are not yet written.

@@ -53,14 +53,7 @@ class OutputTail:
 
 
 class Output:
-    """Reads a pipe or terminal without blocking, and closes it at the end of file.
-
-    Args:
-        fd: The descriptor to read from.
-        on_piece: Receives each piece of data that was read.
-        owner: The call or shell that fails if a callback raises.
-        on_over: Called at the end of file.
-    """
+    """Reads a pipe or terminal without blocking, and closes it at the end of file."""
 
     def __init__(
         self,

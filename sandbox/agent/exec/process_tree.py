@@ -78,28 +78,19 @@ def kill_once(choose: Callable[[Table], set[int]]) -> bool:
     return bool(stopped)
 
 
-class TreeKill:
-    """Kills the processes that `choose` selects from the process table, and calls `then` when no process is left.
+def kill_tree(
+    loop: Loop, choose: Callable[[Table], set[int]], then: Callable[[], None], owner: object, count: int = 1
+) -> None:
+    """Kill the processes that `choose` selects from the process table, and call `then` when no process is left.
 
-    Kills in rounds, because the processes need time to exit. After 200 rounds (about 4 s), gives up and calls `then`.
+    Kills in rounds, because the processes need time to exit. `count` is the number of the round. After 200 rounds
+    (about 4 s), gives up and calls `then`.
     """
-
-    def __init__(
-        self, loop: Loop, choose: Callable[[Table], set[int]], then: Callable[[], None], owner: object
-    ) -> None:
-        self._loop = loop
-        self._choose = choose
-        self._then = then
-        self._owner = owner
-        self._round = 0
-        self._check()
-
-    def _check(self) -> None:
-        self._round += 1
-        if kill_once(self._choose) and self._round < _ROUNDS:
-            self._loop.after(min(0.001 * self._round, 0.02), self._check, self._owner)
-        else:
-            self._then()
+    if kill_once(choose) and count < _ROUNDS:
+        delay_s = min(0.001 * count, 0.02)
+        loop.after(delay_s, lambda: kill_tree(loop, choose, then, owner, count + 1), owner)
+    else:
+        then()
 
 
 def kill_descendants() -> None:

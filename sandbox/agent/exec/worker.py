@@ -105,8 +105,6 @@ def isolate(user: linux.User, parent: int, *kept: int, hidden: bool = False) -> 
     # Leave the agent's process group. A signal to that group could end this child before it kills its descendants.
     os.setpgid(0, 0)
     linux.close_others(*kept)
-    if user.preemptible:
-        linux.be_killed_first()
     linux.limit_resources()
     user.become(hidden)
     signal.set_wakeup_fd(-1)

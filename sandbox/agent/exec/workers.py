@@ -37,12 +37,7 @@ LOST = -9
 
 
 class Worker:
-    """The agent's handle of a worker process.
-
-    Attributes:
-        pid: Process id of the worker.
-        busy: Whether the worker runs a command.
-    """
+    """The agent's handle of a worker process."""
 
     def __init__(self, workers: Workers, user: linux.User) -> None:
         ours, theirs = socketpair()
@@ -154,8 +149,6 @@ class Workers:
 
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
-        # Whether workers are subreapers, to which the kernel gives their commands' orphans; None before the first fork.
-        self._adopts: bool | None = None
         self._all: set[Worker] = set()
         self._idle: dict[linux.User, list[Worker]] = {}  # `take` pops the last one
         self._children: dict[int, Callable[[int], None] | None] = {}
@@ -163,9 +156,8 @@ class Workers:
         self._preemptible: set[int] = set()
         self._is_checking = False
         self._bound = linux.process_bound()
-        lent = linux.lent_files()
-        self._score = linux.Score(lent.get("s"))
-        self._agent_group = linux.JoinedCgroup(lent.get("g"))
+        self._lent = linux.lent_files()
+        self._first_to_die: linux.FirstToDie | None = None
 
     def take(self, user: linux.User) -> Worker:
         """Return an idle or new worker of `user`. The caller must pass it to `give_back` or kill it.
@@ -225,14 +217,14 @@ class Workers:
         Raises:
             OSError: No process can be forked.
         """
-        if self._adopts is None:
-            self._adopts = linux.adopt_orphans()
+        if self._first_to_die is None:
+            self._first_to_die = linux.FirstToDie(self._lent)  # before `hide_memory`, which would prevent it
+            linux.adopt_orphans()
             linux.hide_memory()
         if not preemptible:
             self._ensure_free_pids()
-        self._agent_group.find()
         try:
-            pid = self._score.fork_first_to_die() if preemptible else os.fork()
+            pid = self._first_to_die.fork() if preemptible else os.fork()
         except BlockingIOError:
             if preemptible or not self._free_pids():
                 raise
@@ -240,7 +232,7 @@ class Workers:
         if not pid:
             try:
                 if preemptible or is_charged:
-                    self._agent_group.join()
+                    self._first_to_die.join_group()
                 if preemptible and self._bound is not None:
                     os.nice(_NICENESS)
                 run()
@@ -260,10 +252,6 @@ class Workers:
             if on_exit is not None:
                 on_exit(process_tree.exit_code(status))
 
-    def has_orphans(self) -> bool:
-        """Whether ended commands have left processes whose parent is now this process; False while a worker is busy."""
-        return not (self._adopts or self._is_busy()) and bool(self._orphans(process_tree.table()))
-
     def end(self, pid: int, then: Callable[[], None], owner: object) -> None:
         """Kill child `pid`, its descendants and the orphans of workers that have ended, then call `then`.
 
@@ -272,14 +260,9 @@ class Workers:
 
         def victims(running: Table) -> set[int]:
             roots = {pid} if pid in self._children else set()
-            if self._adopts or not self._is_busy():
-                roots |= self._orphans(running)
-            return process_tree.alive_below(roots, running)
+            return process_tree.alive_below(roots | self._orphans(running), running)
 
-        process_tree.TreeKill(self.loop, victims, then, owner)
-
-    def _is_busy(self) -> bool:
-        return any(exec_worker.busy for exec_worker in self._all)
+        process_tree.kill_tree(self.loop, victims, then, owner)
 
     def _orphans(self, running: Table) -> set[int]:
         """Return the pids of children that this process did not fork, but adopted when their parents ended."""

@@ -136,18 +136,12 @@ class Unpack(_Tree):
         path = context.inside(encoded(header["path"]))
         theirs, ours = os.pipe()
 
-        def read(count: int) -> bytes:
-            pieces = []
-            while count:
-                piece = os.read(theirs, count)
-                if not piece:
-                    break
-                pieces.append(piece)
-                count -= len(piece)
-            return b"".join(pieces)
+        def work() -> None:
+            with open(theirs, "rb", PIECE_BYTES) as archive:
+                tar.unpack(path, archive, self._user.rights)
 
         self._archive = Input(context.loop, ours, self, on_written=self._on_written)
-        self._fork(lambda: tar.unpack(path, read, self._user.rights), [theirs])
+        self._fork(work, [theirs])
 
     def more(self, piece: bytes) -> None:
         self._archive.add(piece)

@@ -1,30 +1,25 @@
 """Packs a file or folder into a tar stream (`pack`) and unpacks a tar stream (`unpack`).
 
-Both functions have the rights of the calling process.
-
-Python's `tarfile` is not used: it costs processor time and 2 MiB of memory in each sandbox, takes a torn archive for a
-complete one, and extracts unsafely before 3.12. Files, folders and symbolic links are supported. `pack` skips devices,
-sockets and pipes. `unpack` reads only archives that `pack` or `envkit.sandbox.transfer.tar_stream` has written (GNU
-format), and refuses everything else.
+Both functions have the rights of the calling process. Files, folders and symbolic links are supported. `pack` skips
+devices, sockets and pipes; `unpack` refuses them and hard links.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
+import tarfile
 
 from .files import make_folders
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from typing import IO
 
-_BLOCK = 512
 _PIECE = 1 << 16
-FILE, SYMBOLIC, FOLDER = b"0", b"2", b"5"
-"""Kinds of entries."""
-_MAX_NAME_BYTES = 1 << 16
 _TO_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
 
 
@@ -50,7 +45,7 @@ def pack(path: bytes, write: Callable[[bytes], object]) -> None:
             _pack_file(fd, os.path.basename(path), write)
     finally:
         os.close(fd)
-    write(bytes(2 * _BLOCK))
+    write(bytes(2 * tarfile.BLOCKSIZE))
 
 
 class OpenFolders:
@@ -105,7 +100,7 @@ def _pack_tree(top: int, path: bytes, write: Callable[[bytes], object]) -> None:
             steps, about = at, os.fstat(folders.fd)
             if about.st_dev != device:
                 continue
-            write(header(b"/".join(steps) or b".", FOLDER, about))
+            write(header(b"/".join(steps) or b".", tarfile.DIRTYPE, about))
             for name in sorted([os.fsencode(entry) for entry in os.listdir(folders.fd)]):
                 at = (*steps, name)
                 try:
@@ -126,7 +121,7 @@ def _pack_tree(top: int, path: bytes, write: Callable[[bytes], object]) -> None:
 def _pack_entry(folder: int, steps: tuple[bytes, ...], about: os.stat_result, write: Callable[[bytes], object]) -> None:
     """Write one file or symbolic link of the folder `folder` to the archive; `steps` is the entry's path."""
     if stat.S_ISLNK(about.st_mode):
-        write(header(b"/".join(steps), SYMBOLIC, about, os.readlink(steps[-1], dir_fd=folder)))
+        write(header(b"/".join(steps), tarfile.SYMTYPE, about, os.readlink(steps[-1], dir_fd=folder)))
     elif stat.S_ISREG(about.st_mode):
         fd = os.open(steps[-1], _TO_READ | os.O_NOFOLLOW, dir_fd=folder)
         try:
@@ -145,53 +140,32 @@ def _pack_file(fd: int, name: bytes, write: Callable[[bytes], object]) -> None:
 
 def file_pieces(fd: int, about: os.stat_result, name: bytes, piece_bytes: int = _PIECE) -> Iterator[bytes]:
     """Yield the regular file `fd` as an archive entry. If it shrinks meanwhile, append zeros up to the size `about`."""
-    yield header(name, FILE, about)
+    yield header(name, tarfile.REGTYPE, about)
     left = about.st_size
     while left:
         piece = os.read(fd, min(left, piece_bytes)) or bytes(min(left, piece_bytes))
         yield piece
         left -= len(piece)
-    yield bytes(-about.st_size % _BLOCK)
+    yield bytes(-about.st_size % tarfile.BLOCKSIZE)
 
 
 def header(name: bytes, kind: bytes, about: os.stat_result, target: bytes = b"") -> bytes:
     """Return the header of an entry, without owners and the setuid, setgid and sticky bits."""
-    long = b""
-    for kind_of_long, text in ((b"K", target), (b"L", name)):
-        if len(text) > 100:
-            long += _block(b"././@LongLink", kind_of_long, len(text) + 1, 0o644, 0, b"")
-            long += text + bytes(_BLOCK - len(text) % _BLOCK)
-    size = about.st_size if kind == FILE else 0
-    return long + _block(name, kind, size, about.st_mode & 0o777, int(about.st_mtime), target)
+    entry = tarfile.TarInfo(_decoded(name))
+    entry.type, entry.linkname = kind, _decoded(target)
+    entry.size = about.st_size if kind == tarfile.REGTYPE else 0
+    entry.mode, entry.mtime = about.st_mode & 0o777, max(int(about.st_mtime), 0)
+    return entry.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
 
 
-def _block(name: bytes, kind: bytes, size: int, mode: int, time_s: int, target: bytes) -> bytes:
-    fields = [
-        name[:100].ljust(100, b"\0"),
-        _number(mode, 8) + _number(0, 8) + _number(0, 8) + _number(size, 12) + _number(max(time_s, 0), 12),
-        b" " * 8,
-        kind,
-        target[:100].ljust(100, b"\0"),
-        b"ustar  \0",
-    ]
-    block = b"".join(fields).ljust(_BLOCK, b"\0")
-    return block[:148] + b"%06o\0 " % sum(block) + block[156:]
-
-
-def _number(value: int, width: int) -> bytes:
-    if value < 8 ** (width - 1):
-        return b"%0*o\0" % (width - 1, value)
-    return b"\x80" + value.to_bytes(width - 1, "big")
-
-
-def unpack(top: bytes, read: Callable[[int], bytes], rights: int = 0o777) -> None:
+def unpack(top: bytes, archive: IO[bytes], rights: int = 0o777) -> None:
     """Unpack an archive into the folder `top`; create `top` if missing, and replace existing files and links.
 
     Symbolic links may point out of `top`, as those of a virtual environment do. They give no rights to their targets.
 
     Args:
         top: Path of the target folder.
-        read: Returns the next bytes of the archive, as many as requested; fewer only at the end.
+        archive: The archive, which is read from the beginning to the end.
         rights: Mode bits that unpacked entries may have; all other bits are cleared.
 
     Raises:
@@ -201,24 +175,20 @@ def unpack(top: bytes, read: Callable[[int], bytes], rights: int = 0o777) -> Non
     """
     modes = []
     make_folders(top)
-    for name, kind, size, mode, time_s, target in _entries(read):
-        mode &= rights
-        parts = _parts(name)
-        path = os.path.join(top, *parts)
-        if kind == FOLDER:
-            is_new = not os.path.isdir(path)
-            make_folders(path)
-            modes.append((path, mode | 0o700 if not parts else mode, is_new))
-        elif not parts:
-            raise RefusedEntryError("entry without a name")
-        else:
-            make_folders(os.path.dirname(path))
-            if os.path.lexists(path):
-                os.unlink(path)
-            if kind == SYMBOLIC:
-                os.symlink(target, path)
-            else:
-                _unpack_file(path, size, mode, time_s, read)
+    try:
+        with tarfile.open(fileobj=archive, mode="r|", encoding="utf-8", errors="surrogateescape") as entries:
+            for entry in entries:
+                parts = _parts(entry.name)
+                path = os.path.join(top, *parts)
+                mode = entry.mode & 0o777 & rights
+                if entry.isdir():
+                    is_new = not os.path.isdir(path)
+                    make_folders(path)
+                    modes.append((path, mode | 0o700 if not parts else mode, is_new))
+                else:
+                    _unpack_entry(entries, entry, path if parts else b"", mode)
+    except tarfile.TarError as error:
+        raise RefusedEntryError(str(error)) from None
     for path, mode, is_new in reversed(modes):
         try:
             os.chmod(path, mode)
@@ -227,71 +197,35 @@ def unpack(top: bytes, read: Callable[[int], bytes], rights: int = 0o777) -> Non
                 raise
 
 
-def _unpack_file(path: bytes, size: int, mode: int, time_s: int, read: Callable[[int], bytes]) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    try:
-        left = size
-        while left:
-            view = memoryview(_exactly(min(left, _PIECE), read))
-            left -= len(view)
-            while view:
-                view = view[os.write(fd, view) :]
-        os.fchmod(fd, mode)
-        os.utime(fd, (time_s, time_s))
-    finally:
-        os.close(fd)
-    _exactly(-size % _BLOCK, read)
+def _unpack_entry(entries: tarfile.TarFile, entry: tarfile.TarInfo, path: bytes, mode: int) -> None:
+    if not path or not (entry.isreg() or entry.issym()):
+        raise RefusedEntryError("%s is not a file, folder or symbolic link" % entry.name)
+    make_folders(os.path.dirname(path))
+    if os.path.lexists(path):
+        os.unlink(path)
+    if entry.issym():
+        os.symlink(_encoded(entry.linkname), path)
+        return
+    content = entries.extractfile(entry)
+    assert content is not None
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
+        shutil.copyfileobj(content, file, _PIECE)
+        file.flush()
+        os.fchmod(file.fileno(), mode)
+        os.utime(file.fileno(), (entry.mtime, entry.mtime))
 
 
-def _entries(read: Callable[[int], bytes]) -> Iterator[tuple[bytes, bytes, int, int, int, bytes]]:
-    """Yield name, kind, size, mode, time and link target of each entry.
-
-    The caller must read the content of a file entry from the archive before it takes the next entry.
-    """
-    known: dict[bytes, bytes] = {}
-    while True:
-        block = _exactly(_BLOCK, read)
-        if not block.strip(b"\0"):
-            while read(_PIECE):  # Skip the padding at the end of the archive.
-                pass
-            return
-        if _value(block[148:156]) != sum(block) - sum(block[148:156]) + 8 * 32:
-            raise RefusedEntryError("not a tar archive")
-        kind, size = block[156:157], _value(block[124:136])
-        if kind in b"LK":
-            if size > _MAX_NAME_BYTES:
-                raise RefusedEntryError("name too long (%d bytes, limit %d)" % (size, _MAX_NAME_BYTES))
-            content = _exactly(size, read)
-            _exactly(-size % _BLOCK, read)
-            known[kind] = content.rstrip(b"\0")
-            continue
-        name = known.get(b"L", block[:100].partition(b"\0")[0])
-        target = known.get(b"K", block[157:257].partition(b"\0")[0])
-        if kind not in (FILE, SYMBOLIC, FOLDER):
-            raise RefusedEntryError("%s is not a file, folder or symbolic link" % os.fsdecode(name))
-        known = {}
-        yield name, kind, size, _value(block[100:108]) & 0o777, _value(block[136:148]), target
-
-
-def _parts(name: bytes) -> list[bytes]:
+def _parts(name: str) -> list[bytes]:
     """Split a path into components; raise `RefusedEntryError` if it leads out of the target folder."""
-    parts = [part for part in name.split(b"/") if part not in (b"", b".")]
-    if name.startswith(b"/") or b".." in parts or b"\0" in name:
-        raise RefusedEntryError("%s leads out of the target folder" % os.fsdecode(name))
-    return parts
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    if name.startswith("/") or ".." in parts or "\0" in name:
+        raise RefusedEntryError("%s leads out of the target folder" % name)
+    return [_encoded(part) for part in parts]
 
 
-def _value(field: bytes) -> int:
-    if field[:1] == b"\x80":
-        return int.from_bytes(field[1:], "big")
-    text = field.strip(b"\0 ")
-    if not text.isdigit() and text:
-        raise RefusedEntryError("not a tar archive")
-    return int(text or b"0", 8)
+def _encoded(name: str) -> bytes:
+    return name.encode("utf-8", "surrogateescape")
 
 
-def _exactly(count: int, read: Callable[[int], bytes]) -> bytes:
-    content = read(count) if count else b""
-    if len(content) < count:
-        raise RefusedEntryError("the archive ends early")
-    return content
+def _decoded(name: bytes) -> str:
+    return name.decode("utf-8", "surrogateescape")

@@ -64,12 +64,13 @@ def test_another_python_runs_it_from_source(version: str, tmp_path: Path) -> Non
         assert sandbox.exec("no-such")["code"] == 127
 
 
-def test_a_python_without_a_module_that_the_agent_needs_does_not_start_and_the_error_names_it() -> None:
+@pytest.mark.parametrize("module", ["_json", "_ctypes"])
+def test_a_python_without_a_module_that_the_agent_needs_does_not_start_and_the_error_names_it(module: str) -> None:
     *options, boot = agent.command(sys.executable)
-    hide = "import sys; sys.modules['_json'] = None"
+    hide = f"import sys; sys.modules[{module!r}] = None"
     done = subprocess.run([*options, f"{hide}\n{boot}"], input=agent.opening(), capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (1, b"")
-    assert done.stderr.startswith(b"the sandbox's Python lacks the module _json of the standard library")
+    assert done.stderr.startswith(b"the sandbox's Python lacks the module %b of the" % module.encode())
 
 
 JSON = {

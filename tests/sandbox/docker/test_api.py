@@ -45,7 +45,7 @@ async def answering(folder: Path, answer: bytes, *, hangs_up: bool) -> AsyncIter
 
 def daemon_at(path: str, timeout_s: float) -> Daemon:
     api = importlib.import_module("docker").APIClient(base_url=f"unix://{path}", version="1.43", timeout=timeout_s)
-    return Daemon(api, api, path, {})
+    return Daemon(api, api, {})
 
 
 @pytest.mark.parametrize(

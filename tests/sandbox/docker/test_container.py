@@ -12,11 +12,9 @@ from envkit.types.sandboxes import SandboxLimits
 IMAGE = Image("sha256:1", {"PATH": "/opt/bin", "KEY": "image"}, ("/data",))
 
 
-def host(spec: SandboxSpec, *, seccomp_profile: str | None = None, limits_disk: bool = False) -> dict[str, JSON]:
+def host(spec: SandboxSpec, *, seccomp_profile: str | None = None) -> dict[str, JSON]:
     labels = {"envkit.sandbox": "docker-1"}
-    found = container_config.options(
-        spec, IMAGE, ["python3"], labels, seccomp_profile=seccomp_profile, limits_disk=limits_disk
-    )["HostConfig"]
+    found = container_config.options(spec, IMAGE, ["python3"], labels, seccomp_profile=seccomp_profile)["HostConfig"]
     assert isinstance(found, dict)
     return found
 
@@ -41,27 +39,25 @@ def test_places_to_write_to_leave_half_of_the_memory(memory_mib: int | None, dis
 def test_a_system_container_may_do_what_package_managers_need_and_no_more() -> None:
     found = host(SandboxSpec(profile="system"))
     assert found["ReadonlyRootfs"] is False
-    assert "StorageOpt" not in found
     for dangerous in ("NET_RAW", "MKNOD", "AUDIT_WRITE", "SETFCAP", "SYS_ADMIN"):
         assert dangerous not in str(found["CapAdd"])
     assert found["SecurityOpt"] == ["no-new-privileges"]
-    bounded = host(SandboxSpec(profile="system", disk_mib=500), limits_disk=True)
-    assert bounded["StorageOpt"] == {"size": "500m"}
+    bounded = host(SandboxSpec(profile="system", disk_mib=500))
     assert {"Name": "fsize", "Soft": 500 << 20, "Hard": 500 << 20} in list(bounded["Ulimits"])  # type: ignore[arg-type]
     assert "fsize" not in str(host(SandboxSpec())["Ulimits"])
 
 
 @pytest.mark.parametrize(
-    ("spec", "limits_disk", "lost"),
+    ("spec", "lost"),
     [
-        (SandboxSpec(), False, ()),
-        (SandboxSpec(network="open"), False, ("network",)),
-        (SandboxSpec(profile="system"), False, ("disk", "uid")),
-        (SandboxSpec(profile="system", network="open"), True, ("network", "uid")),
+        (SandboxSpec(), ()),
+        (SandboxSpec(network="open"), ("network",)),
+        (SandboxSpec(profile="system"), ("disk", "uid")),
+        (SandboxSpec(profile="system", network="open"), ("network", "disk", "uid")),
     ],
 )
-def test_unenforced_limits_are_named(spec: SandboxSpec, limits_disk: bool, lost: tuple[str, ...]) -> None:
-    assert container_config.unenforced(spec, limits_disk=limits_disk) == lost
+def test_unenforced_limits_are_named(spec: SandboxSpec, lost: tuple[str, ...]) -> None:
+    assert container_config.unenforced(spec) == lost
 
 
 def test_the_spec_s_environment_goes_over_ours_and_ours_over_the_image_s() -> None:

@@ -39,10 +39,10 @@ class Images:
     ],
 )
 def test_the_default_image_is_one_without_envkit(here: Collection[str], name: str) -> None:
-    found = clock.run(partial(find_image, cast("Daemon", Images(here)), "sb", SandboxSpec(), pull=False))
+    found = clock.run(partial(find_image, cast("Daemon", Images(here)), "sb", SandboxSpec()))
     assert found.id == name
 
 
 def test_without_a_default_image_the_error_names_the_command_that_builds_it() -> None:
     with pytest.raises(SandboxRefusedError, match=r"no image envkit/python:1 here; build it: .*image build python"):
-        clock.run(partial(find_image, cast("Daemon", Images([GAMES_IMAGE])), "sb", SandboxSpec(), pull=False))
+        clock.run(partial(find_image, cast("Daemon", Images([GAMES_IMAGE])), "sb", SandboxSpec()))

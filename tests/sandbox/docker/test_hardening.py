@@ -14,7 +14,7 @@ from envkit.sandbox.docker.backend import DockerBackend
 from envkit.types import SandboxSpec, SandboxUser
 from tests.contract.kinds import KINDS, run
 from tests.contract.shared import AnySandbox, SharedSandboxes
-from tests.sandbox.containers import image, reduced_image
+from tests.sandbox.containers import image
 
 pytestmark = pytest.mark.docker
 
@@ -71,15 +71,6 @@ def test_what_starts_programs_is_not_traced_not_even_by_the_sandbox_s_root(
 
 def test_memory_and_files_of_the_agent_are_closed_to_the_sandbox_s_root(sandboxes: SharedSandboxes) -> None:
     sandboxes.run(KINDS["docker"], require_closed, profile="system")
-
-
-def test_they_are_also_where_a_python_without_ctypes_hides_its_process_in_another_way() -> None:
-    async def main() -> None:
-        async with KINDS["docker"].sandbox(profile="system", image=reduced) as sandbox:
-            await require_closed(sandbox)
-
-    with reduced_image() as reduced:
-        run(main)
 
 
 def test_a_root_that_kills_everybody_leaves_a_sandbox_that_answers(tmp_path: Path) -> None:

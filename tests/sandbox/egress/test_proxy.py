@@ -13,7 +13,7 @@ import pytest
 from envkit import clock
 from envkit.sandbox.egress import proxy
 from envkit.sandbox.egress.allowlist import Address, Allowlist, RefusedError, Resolve, is_public, why_refused
-from envkit.sandbox.egress.proxy import Proxy, ProxyRequest
+from envkit.sandbox.egress.proxy import ProxyRequest
 from envkit.types import SandboxSpec
 from tests.sandbox.egress.internet import TIMEOUT_S, web_server
 from tests.sandbox.fake.backend import FakeBackend, FakeSandbox
@@ -48,7 +48,7 @@ async def asked(request: bytes, *, resolve: Resolve | None = None, timeout_s: fl
         FakeBackend(kind=Dialled) as backend,
         anyio.create_task_group() as tasks,
     ):
-        tasks.start_soon(Proxy(Allowlist(HOSTS, resolve or everywhere)).serve, await backend.start(SandboxSpec()))
+        tasks.start_soon(proxy.serve, await backend.start(SandboxSpec()), Allowlist(HOSTS, resolve or everywhere))
         await came.wait()
         loop = asyncio.get_running_loop()
         client, answer = waiting.pop(), b""

@@ -241,6 +241,8 @@ class FakeSandbox:
     def id(self) -> str:
         return self._id
 
+    is_excused = False
+
     @property
     def is_gone(self) -> bool:
         return self._is_ended.is_set() or clock.now() >= self._dies_at

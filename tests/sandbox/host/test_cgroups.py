@@ -13,8 +13,9 @@ import pytest
 from envkit.runs import owners
 from envkit.sandbox.host import agent_cgroup, cgroups
 from envkit.types import Cause, CauseKind
+from envkit.types.sandboxes import SandboxLimits
 
-BOUNDS = cgroups.CgroupLimits(memory_mib=64, pids=7, cpus=0.5)
+BOUNDS = SandboxLimits(memory_mib=64, pids=7, disk_mib=16, cpus=0.5)
 SETTINGS = {
     "memory": ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.oom_control"),
     "pids": ("pids.max",),
@@ -218,7 +219,7 @@ def joined(group: cgroups.Cgroup, command: str) -> subprocess.Popen[bytes]:
 
 
 def test_a_limit_of_a_real_group_must_be_hit_again_after_a_kill_that_was_survived(real: cgroups.Cgroup) -> None:
-    real.make(cgroups.CgroupLimits(memory_mib=64, pids=8))
+    real.make(SandboxLimits(memory_mib=64, pids=8, disk_mib=16, cpus=None))
     found = []
     for _ in range(2):
         with joined(real, "head -c 100000000 /dev/zero | tail -n 1 | wc -c") as process:

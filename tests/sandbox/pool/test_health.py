@@ -122,7 +122,7 @@ def test_our_own_event_loop_lag_does_not_count_as_a_missed_probe() -> None:
 
 def test_a_sandbox_with_unread_output_is_not_lost() -> None:
     class Unread(FakeSandbox):
-        is_unread = True
+        is_excused = True
 
     async def main() -> None:
         async with FakeBackend(kind=Unread) as backend, Pool([Node("here", backend)]) as pool:
@@ -130,7 +130,7 @@ def test_a_sandbox_with_unread_output_is_not_lost() -> None:
             backend.sandboxes[0].pause()
             await anyio.sleep(30)
             assert pool.view("a").state is LEASED
-            Unread.is_unread = False
+            Unread.is_excused = False
             await anyio.sleep(5)
             assert pool.view("a").state is LOST
 

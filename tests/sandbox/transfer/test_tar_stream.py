@@ -112,13 +112,6 @@ def test_packed_archives_can_be_read_by_pythons_tarfile(tree: Path, tmp_path: Pa
     assert described(tmp_path / "copy") == described(tree)
 
 
-def test_hard_links_stay_hard_links(tmp_path: Path) -> None:
-    first = member("a", size=3) + b"abc".ljust(512, b"\0")
-    unpack(archive(first, member("b", tarfile.LNKTYPE, link="./a")), tmp_path / "copy")
-    assert (tmp_path / "copy" / "b").samefile(tmp_path / "copy" / "a")
-    assert (tmp_path / "copy" / "b").read_bytes() == b"abc"
-
-
 def test_a_file_that_shrinks_while_it_is_read_damages_no_other_file(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
@@ -158,17 +151,8 @@ BAD: dict[str, tuple[list[bytes], str]] = {
         "'l/x': Not a directory",
     ),
     "file over a link": ([member("l", tarfile.SYMTYPE, link="d"), member("l")], "'l': File exists"),
-    "second name outside": ([member("x", tarfile.LNKTYPE, link="../../etc/passwd")], "leads out"),
-    "second name of nothing": ([member("x", tarfile.LNKTYPE, link="y")], "'x': No such file"),
-    "second name of a link, which would lead out from there": (
-        [
-            member("d", tarfile.DIRTYPE),
-            member("d/l", tarfile.SYMTYPE, link="../x"),
-            member("l", tarfile.LNKTYPE, link="d/l"),
-        ],
-        "'l' is a hard link to an entry that is not a regular file",
-    ),
-    "device": ([member("x", tarfile.BLKTYPE)], "'x' is not a file, folder or link"),
+    "hard link": ([member("x", tarfile.LNKTYPE, link="y")], "'x' is not a file, folder or symbolic link"),
+    "device": ([member("x", tarfile.BLKTYPE)], "'x' is not a file, folder or symbolic link"),
     "no folder": ([member("d/x")], "'d/x': No such file"),
     "two wholes": ([member(".", tarfile.DIRTYPE)], "'.': the first entry, and only it, must be the root of the tree"),
     "endless name": (
