@@ -11,8 +11,7 @@ import msgspec
 
 from envkit import __version__
 from envkit.errors import EnvError, EnvkitError, RequestError, UnreachableError, to_problem
-from envkit.http.api.status_page import CHALLENGE, HEADERS, LINKS, Overview, page
-from envkit.http.auth.caller import EVERYBODY, NOBODY, PLAY, SANDBOX, Caller
+from envkit.http.auth.caller import EVERYBODY, Caller
 from envkit.http.protocol import operations as table
 from envkit.http.protocol.asgi import CallOutcome, respond
 from envkit.http.protocol.handlers import HttpCall, handles, handles_http
@@ -50,6 +49,13 @@ from envkit.registry import EnvSpec
 from envkit.types import Task, TenantKey
 
 _log = logging.getLogger(__name__)
+
+_LINKS = {
+    "/openapi.json": "API document (OpenAPI)",
+    "/metrics": "metrics (Prometheus)",
+    f"/v{PROTOCOL}/health": "liveness of the server",
+    f"/v{PROTOCOL}/ready": "readiness: whether a session can be created now",
+}
 
 _STEP = msgspec.json.Decoder(SessionStepBody)
 _STEPS = msgspec.json.Decoder(list[SessionStepBody])
@@ -127,7 +133,8 @@ class SessionOperations:
     @handles(table.SESSIONS)
     async def list_sessions(self, body: NoBody, caller: Caller) -> SessionsReply:
         """List the sessions that the caller may see, oldest first."""
-        return SessionsReply([_session_reply(view, caller) for view in self._views(caller)])
+        views = [view for view in self.sessions.views() if caller.visible_tenant in (None, view.key.tenant)]
+        return SessionsReply([_session_reply(view, caller) for view in views])
 
     @handles(table.ENVS)
     async def list_envs(self, body: NoBody, caller: Caller) -> EnvsReply:
@@ -166,31 +173,7 @@ class SessionOperations:
     @handles(table.INDEX)
     async def index(self, body: NoBody, caller: Caller) -> IndexReply:
         """List the entry points of the API."""
-        return IndexReply(__version__, PROTOCOL, LINKS)
-
-    @handles_http(table.PAGE)
-    async def page(self, body: NoBody, call: HttpCall) -> None:
-        """Return the status page."""
-        kind = b"text/html; charset=utf-8"
-        if call.caller is NOBODY:
-            await respond(call.send, page(None), status=401, content_type=kind, headers=[*HEADERS, CHALLENGE])
-        else:
-            overview = await self._overview(call.caller)
-            await respond(call.send, page(overview), content_type=kind, headers=HEADERS)
-
-    async def _overview(self, caller: Caller) -> Overview:
-        """Return what the status page shows to the caller."""
-        sandboxes = None
-        if self.sandboxes is not None and caller.may(SANDBOX):
-            sandboxes = self.sandboxes.pool.views(tenant=caller.visible_tenant)
-        may_play = caller.may(PLAY)
-        return Overview(
-            await self.ready(NoBody(), caller),
-            list(self._envs()) if may_play else None,
-            self._views(caller) if may_play else None,
-            sandboxes,
-            caller.name,
-        )
+        return IndexReply(__version__, PROTOCOL, _LINKS)
 
     @handles_http(table.STEPS)
     async def steps(self, body: NoBody, call: HttpCall) -> CallOutcome:
@@ -307,10 +290,6 @@ class SessionOperations:
     def _refuse_when_closing(self) -> None:
         if self.sessions.is_closing:
             raise UnreachableError("the server is shutting down; retry later")
-
-    def _views(self, caller: Caller) -> list[SessionView]:
-        """Return the state of the sessions that the caller may see."""
-        return [view for view in self.sessions.views() if caller.visible_tenant in (None, view.key.tenant)]
 
 
 def _session_reply(view: SessionView, caller: Caller) -> SessionReply:

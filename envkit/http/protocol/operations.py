@@ -30,7 +30,7 @@ from envkit.http.protocol import sandbox_messages as wire
 from envkit.types import PoolEvent
 
 JSON, BINARY, TAR = "application/json", "application/octet-stream", "application/x-tar"
-TEXT, HTML, EVENTS = "text/plain", "text/html", "text/event-stream"
+TEXT, EVENTS = "text/plain", "text/event-stream"
 
 KEY_HEADER = "Idempotency-Key"
 
@@ -174,8 +174,7 @@ READY = Operation(
     "ready", messages.NoBody, messages.ReadyReply, None, f"GET {_V1}/ready", replies={503: messages.ReadyReply}
 )
 METRICS_TEXT = Operation("metrics", messages.NoBody, str, METRICS, "GET /metrics", gives=TEXT)
-INDEX = Operation("index", messages.NoBody, messages.IndexReply, "", f"GET {_V1}")
-PAGE = Operation("page", messages.NoBody, str, "", "GET /", gives=HTML)
+INDEX = Operation("index", messages.NoBody, messages.IndexReply, None, f"GET {_V1}")
 
 CREATE_SANDBOX = Operation(
     "sandbox.create", wire.CreateFrame, wire.SandboxReply, SANDBOX, f"PUT {_ONE}", replies={202: wire.StartingReply}
