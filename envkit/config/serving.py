@@ -144,8 +144,6 @@ class LimitsSection(Section):
     images: list[Text] = Field(default_factory=list)
     """Images, or patterns such as swe/*, allowed to tokens without the scope admin, besides the default image. For
     bubblewrap, an image is a folder of this machine, and the sandbox can read everything in it."""
-    calls_per_s: Annotated[float, Field(gt=0)] | None = None
-    """Maximum calls per second of one tenant; each step of a batch counts. null for no limit."""
 
     @field_validator("networks")
     @classmethod

@@ -182,8 +182,6 @@ class SessionOperations:
         caller = call.caller
         bodies = read_each(await call.body(self._max_request_bytes), _STEPS, _STEP)
         step_metrics_of(call.scope).steps += len(bodies)
-        # Each step counts as one call of the rate limit. Subtract 1, because `AuthMiddleware` has counted the request.
-        caller.take(max(0, len(bodies) - 1))
         outcomes: list[bytes] = [b""] * len(bodies)
         waiting: defaultdict[str, list[tuple[int, SessionStepBody]]] = defaultdict(list)
         now = self.sessions.now()

@@ -168,11 +168,9 @@ class Sockets:
                         tasks.start_soon(_renew, self._sandboxes, socket)
                     while (message := await receive())["type"] == "websocket.receive":
                         data = message.get("bytes") or (message.get("text") or "").encode()
-                        count = self._dispatch(socket, data)
+                        self._dispatch(socket, data)
                         if outbox.is_full:
                             await outbox.wait_for_room()
-                        if wait_s := caller.charge(max(1, count)):
-                            await anyio.sleep(wait_s)
                     tasks.cancel_scope.cancel()
         finally:
             self._open.discard(outbox)
@@ -182,12 +180,11 @@ class Sockets:
         while owed := [outbox for outbox in self._open if outbox.owed]:
             await owed[0].wait_until_answered()
 
-    def _dispatch(self, socket: _Socket, data: bytes) -> int:
-        """Start the calls of the frames in the message `data`, and return the number of frames."""
+    def _dispatch(self, socket: _Socket, data: bytes) -> None:
+        """Start the calls of the frames in the message `data`."""
         steps, others = self._read(socket.caller, data)
         outbox = socket.outbox
-        count = len(steps) + len(others)
-        outbox.owed += count
+        outbox.owed += len(steps) + len(others)
         socket.metrics.steps += len(steps)
         if steps:
             self._step(socket, steps)
@@ -198,7 +195,6 @@ class Sockets:
             # Dispatcher about sandboxes are cancelled when the socket closes, unless they have an idempotency key.
             tasks = socket.tasks if METHODS[frame.method].scope == SANDBOX else self._tasks
             tasks.start_soon(self._answer, socket, frame)
-        return count
 
     def _step(self, socket: _Socket, steps: Sequence[StepFrame]) -> None:
         """Answer the steps that can be answered immediately, and start the others."""
