@@ -159,7 +159,7 @@ class AlertsSection(Section):
 
     webhook: str | None = None
     """URL to which each alert is posted as JSON. When the server starts, it sends a HEAD request to this URL and prints
-    a warning if there is no answer. Alerts also appear as events and metrics."""
+    a warning if there is no answer. Alerts also appear in the log and the metrics."""
 
     @field_validator("webhook")
     @classmethod

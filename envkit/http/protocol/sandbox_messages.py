@@ -330,9 +330,3 @@ class DiagnoseReply(msgspec.Struct, frozen=True):
     """Why a sandbox does not answer, as far as its host can see; empty if that is unknown."""
 
     blocked: Blocked
-
-
-class EventsQuery(msgspec.Struct, frozen=True):
-    """The number of the last event that the caller has received."""
-
-    after: Annotated[int, msgspec.Meta(ge=0, description="Number of the last event received.")] = 0
