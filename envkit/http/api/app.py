@@ -29,7 +29,6 @@ from envkit.http.sandboxes.byte_relay import taker
 from envkit.http.sandboxes.lifecycle import SandboxLifecycle
 from envkit.http.sandboxes.streams import SandboxStreams
 from envkit.http.sandboxes.transfers import FileTransfers, FolderTransport
-from envkit.http.sessions.counters import step_metrics_of
 from envkit.http.sessions.metrics import Collect
 from envkit.http.sessions.table import GRADE_TIMEOUT_S, RESET_TIMEOUT_S, STEP_TIMEOUT_S, TTL_S, SessionTable
 from envkit.protocols import EnvHost, SandboxPool
@@ -280,7 +279,7 @@ class App:
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
         if self._sockets is not None and path == messages.SOCKET_PATH:
-            await self._sockets.serve(caller_of(scope), receive, send, step_metrics_of(scope))
+            await self._sockets.serve(caller_of(scope), receive, send)
             return
         id, _, _ = path.removeprefix(_SANDBOX).partition("/")
         for operation in (PROGRAM, CONNECT):

@@ -29,12 +29,11 @@ from envkit.http.protocol.asgi import (
     until_disconnect,
 )
 from envkit.http.protocol.handlers import Handler, HttpCall, handlers_of
-from envkit.http.protocol.messages import CreateSessionBody, ReadyReply, read, write
+from envkit.http.protocol.messages import ReadyReply, read, write
 from envkit.http.protocol.operations import NODE_FACTS, Operation
 from envkit.http.protocol.sandbox_messages import SandboxReply
 from envkit.http.sandboxes.access import MAX_EXEC_BYTES
 from envkit.http.sandboxes.idempotency import IdempotentCalls
-from envkit.http.sessions.counters import step_metrics_of
 from envkit.types import SandboxState
 
 
@@ -129,8 +128,6 @@ class Dispatcher:
         """Run a call that may be slow."""
         reply = await self._require_handler(operation)(request, call.caller)
         if not isinstance(reply, SandboxReply):
-            if isinstance(request, CreateSessionBody):
-                step_metrics_of(call.scope).envs[request.env_id] += 1
             return CallOutcome(write(reply))
         if reply.state in (SandboxState.LOST, SandboxState.STOPPED):
             why = f"sandbox {request.sandbox_id} has ended: {reply.phases[-1].reason}"

@@ -41,7 +41,6 @@ from envkit.http.protocol.messages import (
     write,
 )
 from envkit.http.sandboxes.access import SandboxAccess
-from envkit.http.sessions.counters import step_metrics_of
 from envkit.http.sessions.metrics import Collect, exposition
 from envkit.http.sessions.session import Move, SessionView
 from envkit.http.sessions.table import SessionTable
@@ -181,7 +180,6 @@ class SessionOperations:
         # Steps of different sessions run concurrently; the steps of one session run one after the other.
         caller = call.caller
         bodies = read_each(await call.body(self._max_request_bytes), _STEPS, _STEP)
-        step_metrics_of(call.scope).steps += len(bodies)
         outcomes: list[bytes] = [b""] * len(bodies)
         waiting: defaultdict[str, list[tuple[int, SessionStepBody]]] = defaultdict(list)
         now = self.sessions.now()

@@ -27,7 +27,6 @@ from envkit.http.protocol.asgi import CallOutcome, Receive, Send
 from envkit.http.protocol.messages import MAX_FRAMES, UNREADABLE, Frame, StepFrame, batches, read, read_each
 from envkit.http.protocol.operations import CREATE, METHODS, STEP, STOP, VIEW
 from envkit.http.sandboxes.lifecycle import SandboxLifecycle
-from envkit.http.sessions.counters import StepMetrics
 from envkit.types import TenantKey
 
 MAX_OWED = 10_000
@@ -121,7 +120,6 @@ class _Socket:
     tasks: TaskGroup
     """Runs the calls that are cancelled when the socket closes."""
     outbox: Outbox
-    metrics: StepMetrics
     sessions: set[TenantKey] = field(default_factory=set)
     sandboxes: set[str] = field(default_factory=set)
 
@@ -146,22 +144,15 @@ class Sockets:
         self._sandboxes = sandboxes
         self._open: set[Outbox] = set()
 
-    async def serve(self, caller: Caller, receive: Receive, send: Send, metrics: StepMetrics | None = None) -> None:
-        """Serve one socket until it closes. Pause reading from the socket while its caller exceeds a limit.
-
-        Args:
-            caller: The caller that opened the socket.
-            receive: The `receive` function of ASGI.
-            send: The `send` function of ASGI.
-            metrics: Counts the sessions and steps of this socket.
-        """
+    async def serve(self, caller: Caller, receive: Receive, send: Send) -> None:
+        """Serve one socket until it closes. Pause reading from the socket while its caller exceeds a limit."""
         outbox = Outbox()
         await receive()
         await send({"type": "websocket.accept"})
         self._open.add(outbox)
         try:
             async with anyio.create_task_group() as tasks:
-                socket = _Socket(caller, tasks, outbox, metrics or StepMetrics())
+                socket = _Socket(caller, tasks, outbox)
                 with self._operations.sessions.keep_alive(socket.sessions):
                     tasks.start_soon(outbox.run, send)
                     if self._sandboxes is not None:
@@ -185,7 +176,6 @@ class Sockets:
         steps, others = self._read(socket.caller, data)
         outbox = socket.outbox
         outbox.owed += len(steps) + len(others)
-        socket.metrics.steps += len(steps)
         if steps:
             self._step(socket, steps)
         for frame in others:
@@ -269,10 +259,7 @@ class Sockets:
             socket.sandboxes.discard(body.sandbox_id)
         elif operation is not VIEW and hasattr(body, "sandbox_id"):
             socket.sandboxes.add(body.sandbox_id)
-        outcome = await self._dispatcher.outcome(operation, body, caller)
-        if operation is CREATE and not outcome.is_error:
-            socket.metrics.envs[body.env_id] += 1
-        return outcome
+        return await self._dispatcher.outcome(operation, body, caller)
 
 
 async def _renew(operations: SandboxLifecycle, socket: _Socket) -> None:

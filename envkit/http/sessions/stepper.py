@@ -21,7 +21,7 @@ from envkit.errors import (
     SessionBrokenError,
     UnreachableError,
 )
-from envkit.http.sessions.counters import SessionCounters
+from envkit.http.sessions.metrics import SessionCounters
 from envkit.http.sessions.session import Move, Session
 from envkit.types import Step, Task
 

@@ -37,7 +37,7 @@ from envkit.errors import (
     StepOrderError,
     UnreachableError,
 )
-from envkit.http.sessions.counters import SessionCounters
+from envkit.http.sessions.metrics import SessionCounters
 from envkit.http.sessions.session import (
     Move,
     Opened,
