@@ -42,7 +42,7 @@ from envkit.http.protocol.messages import (
 )
 from envkit.http.sandboxes.access import SandboxAccess
 from envkit.http.sessions.metrics import Collect, exposition
-from envkit.http.sessions.session import Move, SessionView
+from envkit.http.sessions.session import Move, Session
 from envkit.http.sessions.table import SessionTable
 from envkit.registry import EnvSpec
 from envkit.types import Task, TenantKey
@@ -132,8 +132,8 @@ class SessionOperations:
     @handles(table.SESSIONS)
     async def list_sessions(self, body: NoBody, caller: Caller) -> SessionsReply:
         """List the sessions that the caller may see, oldest first."""
-        views = [view for view in self.sessions.views() if caller.visible_tenant in (None, view.key.tenant)]
-        return SessionsReply([_session_reply(view, caller) for view in views])
+        found = [one for one in self.sessions.all() if caller.visible_tenant in (None, one.key.tenant)]
+        return SessionsReply([_session_reply(one, caller) for one in found])
 
     @handles(table.ENVS)
     async def list_envs(self, body: NoBody, caller: Caller) -> EnvsReply:
@@ -288,11 +288,10 @@ class SessionOperations:
             raise UnreachableError("the server is shutting down; retry later")
 
 
-def _session_reply(view: SessionView, caller: Caller) -> SessionReply:
-    task, id = view.task, caller.name(view.key)
-    return SessionReply(
-        id, task.env_id, task.seed, dict(task.options), view.state.value, view.turn, round(view.idle_s, 3)
-    )
+def _session_reply(session: Session, caller: Caller) -> SessionReply:
+    task, id = session.task, caller.name(session.key)
+    options, idle_s = dict(task.options), round(session.idle_s, 3)
+    return SessionReply(id, task.env_id, task.seed, options, session.state.value, session.turn, idle_s)
 
 
 def _as_utf8(value: object) -> object:

@@ -25,6 +25,7 @@ from envkit.errors import (
     SandboxLostError,
     SandboxNotFoundError,
     TooLargeError,
+    UnreachableError,
     UnsupportedError,
     UsageError,
 )
@@ -63,6 +64,7 @@ _TREE_S = 3600.0
 _STOP_S = 75.0
 _CANCEL_S = 40.0
 _FRAME_BYTES = 512 << 10
+_PIECE_BYTES = 1 << 20
 _PATH_MAX = 4096
 """Maximum bytes of a call over the WebSocket; larger calls use HTTP. Servers accept frames up to twice this size."""
 
@@ -117,25 +119,25 @@ class SandboxTransport:
     async def call_http(
         self, operation: Operation[Q, Any], request: Q, timeout_s: float, content: bytes | None = None
     ) -> bytes:
-        """Make a call over HTTP, and return the body of the answer.
+        """Make a call over HTTP, and return the body of the answer. Retry once if the connection breaks.
 
-        Args:
-            operation: The operation to call.
-            request: The request of the operation.
-            timeout_s: Timeout of the call, in seconds.
-            content: The body of the HTTP request. None sends those fields of `request` that belong in the body, as
-                JSON.
+        `content` is the body of the HTTP request; None sends those fields of `request` that belong in the body as JSON.
         """
-        key = getattr(request, "key", None)
-        send = partial(
-            self.http.request,
-            operation.verb,
-            operation.target(request),
-            operation.content(request) if content is None else content,
-            timeout_s=timeout_s,
-            headers={"Content-Type": operation.takes, **({} if key is None else {KEY_HEADER: key})},
-        )
-        return await self._outages.call(send)
+        key, target = getattr(request, "key", None), operation.target(request)
+        headers = {"Content-Type": operation.takes, **({} if key is None else {KEY_HEADER: key})}
+        body = operation.content(request) if content is None else content
+
+        async def send() -> bytes:
+            async with self.http.exchange(operation.verb, target, timeout_s, body, headers) as response:
+                return await response.aread()
+
+        async def send_twice() -> bytes:
+            try:
+                return await send()
+            except UnreachableError:
+                return await send()
+
+        return await self._outages.call(send_twice)
 
     async def open_stream(self, operation: Operation[Q, Any], request: Q) -> ClientConnection:
         """Open the byte stream of an operation; see `envkit.http.sandboxes.streams`. The caller closes it."""
@@ -243,7 +245,8 @@ class RemoteSandbox(Sandbox):
         with self._unknown_is_lost():
             async with aclosing(self._transport.folder_transport.packed(source, "tree")) as pieces:
                 url = table.UPLOAD_TREE.target(files.UploadTree(self._id, target, user))
-                await self._transport.http.send("PUT", url, pieces, timeout_s=_TREE_S)
+                async with self._transport.http.exchange("PUT", url, _TREE_S, pieces):
+                    pass
 
     async def download(self, source: str, target: Path, *, max_bytes: int = 1 << 30, user: FileUser = "agent") -> None:
         """Copy a file or folder out of the sandbox; see `envkit.protocols.Sandbox.download`.
@@ -255,8 +258,8 @@ class RemoteSandbox(Sandbox):
         folder_transport = self._transport.folder_transport
         url = table.DOWNLOAD_TREE.target(files.DownloadTree(self._id, source, max_bytes, user))
         with self._unknown_is_lost():
-            async with aclosing(self._transport.http.pieces(url, timeout_s=_TREE_S)) as pieces:
-                await folder_transport.unpacked(pieces, target, max_bytes=max_bytes)
+            async with self._transport.http.exchange("GET", url, _TREE_S) as response:
+                await folder_transport.unpacked(response.aiter_raw(_PIECE_BYTES), target, max_bytes=max_bytes)
 
     async def connect(self, address: str | int) -> socket.socket:
         """Connect to a socket or a port in the sandbox; see `envkit.protocols.Sandbox.connect`.

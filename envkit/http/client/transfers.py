@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ import msgspec
 from envkit.errors import EnvkitError, UnreachableError, from_problem
 from envkit.http.client.connect import CONNECT_TIMEOUT_S, authorization_headers, trusted_context
 
-_PIECE_BYTES = 1 << 20
 _PROBLEM = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -31,41 +30,8 @@ class HttpTransfers:
         self._headers = {**authorization_headers(token), "Accept-Encoding": "identity"}
         self._ca = ca
 
-    async def request(
-        self, verb: str, target: str, body: bytes, *, timeout_s: float, headers: Mapping[str, str] | None = None
-    ) -> bytes:
-        """Make a request that is safe to repeat; return the body of the answer. Retry once if the connection breaks.
-
-        Raises:
-            UnreachableError: The server is unreachable, or its answer is invalid.
-            EnvkitError: The server answered with this error.
-        """
-        try:
-            return await self._request(verb, target, body, timeout_s, headers)
-        except UnreachableError:
-            return await self._request(verb, target, body, timeout_s, headers)
-
-    async def send(self, verb: str, target: str, pieces: AsyncIterator[bytes], *, timeout_s: float) -> None:
-        """Make a request whose body is streamed from `pieces`. Raises the same errors as `request`, and those of
-        `pieces`.
-        """
-        async with self._exchange(verb, target, timeout_s, pieces):
-            pass
-
-    async def pieces(self, target: str, *, timeout_s: float) -> AsyncGenerator[bytes, None]:
-        """Make a GET request and yield the body of the answer in pieces. Raises the same errors as `request`."""
-        async with self._exchange("GET", target, timeout_s) as response:
-            async for piece in response.aiter_raw(_PIECE_BYTES):
-                yield piece
-
-    async def _request(
-        self, verb: str, target: str, body: bytes, timeout_s: float, headers: Mapping[str, str] | None
-    ) -> bytes:
-        async with self._exchange(verb, target, timeout_s, body, headers) as response:
-            return await response.aread()
-
     @asynccontextmanager
-    async def _exchange(
+    async def exchange(
         self,
         verb: str,
         target: str,
@@ -73,7 +39,7 @@ class HttpTransfers:
         content: bytes | AsyncIterator[bytes] = b"",
         headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator[httpx.Response]:
-        """Send a request, and wait for the head of the response, whose body the block reads.
+        """Send a request, and wait for the head of the response, whose body the block reads. `content` may be streamed.
 
         Raises:
             UnreachableError: The server is unreachable, or its answer is invalid.

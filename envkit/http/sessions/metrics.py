@@ -67,7 +67,7 @@ class _Collector:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
         table, counters = self._table, self._table.counters
-        live = Counter(view.state for view in table.views())
+        live = Counter(session.state for session in table.all())
         yield by_label(GaugeMetricFamily("envkit_sessions", "Live sessions, by state.", labels=["state"]), live)
         yield GaugeMetricFamily("envkit_slots", "Slots: episodes that can run at the same time.", table.capacity)
         yield GaugeMetricFamily("envkit_slots_leased", "Slots in use.", table.leased)
