@@ -222,11 +222,7 @@ class AsyncEpisode(Episode):
 
 
 def _check_seen(text: object, info: object) -> None:
-    """Check the observation and the info that a reset or step returned.
-
-    Raises:
-        TypeError: One of them is invalid, or cannot be written as JSON. The message says what to return instead.
-    """
+    """Raise `TypeError` if the observation or info is invalid or not JSON. The message says what to return instead."""
     if not isinstance(text, str):
         raise TypeError(
             f"the observation is {reprlib.repr(text)}; return text that a language model can read, and the rest in info"
@@ -242,11 +238,7 @@ def _check_seen(text: object, info: object) -> None:
 
 
 def _checked(observation: Observation, reward: object, terminated: object, truncated: object, info: Info) -> Step:
-    """Return a step with the values that an environment returned, whose observation and info were checked.
-
-    Raises:
-        TypeError: A value is invalid. The message says what to return instead.
-    """
+    """Return a step with checked values; raise `TypeError` with what to return instead if one is invalid."""
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
         if not isinstance(flag, (bool, np.bool_)):
             raise TypeError(f"{name} is {reprlib.repr(flag)}; return True or False")

@@ -38,12 +38,7 @@ from envkit.types import SandboxState
 
 
 class Dispatcher:
-    """Runs the calls of all operations.
-
-    Args:
-        operations: The operations on sessions.
-        slow_s: See `slow_reset_s` of `envkit.http.api.app.create_app`.
-        max_request_bytes: Maximum size of a JSON body in bytes. Requests that run programs have a separate limit.
+    """Runs the calls of all operations. The arguments are those of `envkit.http.api.app.create_app`.
 
     Attributes:
         keyed: Runs the calls that have an idempotency key, and stores their answers.

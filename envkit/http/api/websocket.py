@@ -127,11 +127,8 @@ class _Socket:
 class Sockets:
     """All open WebSockets of a server.
 
-    Args:
-        dispatcher: Runs the calls that the frames contain.
-        tasks: Task group for the calls that continue after their socket closes.
-        max_frame_bytes: Maximum size of a frame's parameters, in bytes.
-        sandboxes: Renews the leases of sandboxes that are used over the sockets; None if the server lends no sandboxes.
+    `tasks` runs the calls that continue after their socket closes. `sandboxes` renews the leases of the sandboxes that
+    are used over the sockets; None if the server lends no sandboxes.
     """
 
     def __init__(
@@ -195,9 +192,7 @@ class Sockets:
         socket.outbox.put(*answers)
 
     def _read(self, caller: Caller, data: bytes) -> tuple[Sequence[StepFrame], Sequence[Frame | bytes]]:
-        """Decode a message. Return its steps, and its other frames. For an invalid frame, the second list contains the
-        encoded answer that rejects the frame.
-        """
+        """Decode a message. Return its steps, and its other frames or, for invalid ones, the encoded answers."""
         if len(data) <= self._max_frame_bytes and caller.may(PLAY):
             # Try to decode all frames as steps, which is fastest. This fails if any frame is invalid or not a step.
             with suppress(*UNREADABLE):

@@ -317,11 +317,7 @@ async def open_client(
 
 
 async def _content(response: httpx.Response) -> bytes:
-    """Return the body of a response, decompressed.
-
-    Raises:
-        httpx.DecodingError: It is larger than `MAX_BYTES`, or not compressed as its header says.
-    """
+    """Return the decompressed body of a response; raise `DecodingError` above `MAX_BYTES`, or if it is damaged."""
     content = bytearray()
     async for chunk in response.aiter_bytes():
         content += chunk

@@ -24,12 +24,7 @@ _CLOSE_S = 2.0
 
 
 class RemoteProgram(Program):
-    """A running program in a sandbox of a server; implements `envkit.protocols.Program`.
-
-    Args:
-        connection: WebSocket over which the program's input and output are sent.
-        address: Address of the server, for errors.
-    """
+    """A running program in a sandbox of a server; implements `envkit.protocols.Program`."""
 
     def __init__(self, connection: ClientConnection, address: str) -> None:
         self._connection = connection

@@ -40,13 +40,10 @@ T = TypeVar("T")
 
 
 class SandboxAccess:
-    """Finds sandboxes, and handles the operations inside them: programs, shell commands and files.
-
-    Args:
-        pool: Leases sandboxes.
-        max_timeout_s: Maximum timeout of a command, in seconds.
+    """Finds sandboxes of `pool`, and handles the operations inside them: programs, shell commands and files.
 
     Attributes:
+        max_timeout_s: Maximum timeout of a command, in seconds.
         closing: Event that is set when the server shuts down. Running calls then finish, and no new calls start.
     """
 
@@ -170,30 +167,18 @@ class SandboxAccess:
             raise failure
 
     def check_timeout(self, timeout_s: float) -> None:
-        """Check that the timeout of a command is allowed.
-
-        Raises:
-            RequestError: The timeout is above `max_timeout_s`.
-        """
+        """Raise `RequestError` if the timeout of a command is above `max_timeout_s`."""
         if timeout_s > self.max_timeout_s:
             raise RequestError(f"timeout_s must be at most {self.max_timeout_s:g}, got {timeout_s:g}")
 
     def refuse_when_closing(self) -> None:
-        """Check that the server is not shutting down; called at the start of each call.
-
-        Raises:
-            UnreachableError: The server is shutting down.
-        """
+        """Raise `UnreachableError` if the server is shutting down; called at the start of each call."""
         if self.closing.is_set():
             raise UnreachableError("the server is shutting down; retry later")
 
 
 async def within(bound_s: float, work: Callable[[], Awaitable[T]]) -> T:
-    """Run `work` with a timeout of `bound_s` seconds.
-
-    Raises:
-        DeadlineError: `work` did not end in time.
-    """
+    """Run `work`; raise `DeadlineError` if it does not end within `bound_s` seconds."""
     with anyio.move_on_after(bound_s):
         return await work()
     raise DeadlineError(f"the sandbox did not answer within {bound_s:g} s")

@@ -33,13 +33,7 @@ _WAIT_S = 25.0
 
 
 class SandboxLifecycle:
-    """The operations on whole sandboxes and snapshots.
-
-    Args:
-        access: Finds sandboxes by the ids that callers use.
-        keyed: Runs and stores the calls that have an idempotency key.
-        ttl_s: Maximum seconds without use after which a sandbox is stopped; None for no maximum.
-        policy: Which sandboxes callers may request.
+    """The operations on whole sandboxes and snapshots. `ttl_s` and `policy` are arguments of `create_app`.
 
     Attributes:
         starts: The starts of sandboxes that are in progress.
@@ -61,9 +55,7 @@ class SandboxLifecycle:
         """The snapshots by the random names that callers use: those of sandbox backends can be guessed."""
 
     def keep(self, used: set[str], caller: Caller) -> None:
-        """Renew the leases of all sandboxes whose ids are in `used`, and remove the ids of ended sandboxes from
-        `used`.
-        """
+        """Renew the leases of the sandboxes with the ids `used`; remove the ids of ended sandboxes from `used`."""
         for id in list(used):
             key = caller.key(id)
             if key not in self.starts:
@@ -146,7 +138,7 @@ class SandboxLifecycle:
         return DoneReply()
 
     def _snapshot(self, name: str, caller: Caller) -> _Snapshot | None:
-        """Return the snapshot with this name; None if there is none that the caller may use."""
+        """Return the snapshot with this name; None if the caller may not use it."""
         found = self._snapshots.get(name)
         return found if found is not None and caller.visible_tenant in (None, found.key.tenant) else None
 

@@ -46,12 +46,7 @@ _RENEW_S = 20.0
 
 
 class SandboxStreams:
-    """Serves the byte streams.
-
-    Args:
-        access: Finds sandboxes.
-        failure: Converts an error to the outcome of a call, as `SessionOperations.failure` does.
-    """
+    """Serves the byte streams. `failure` converts an error to an outcome, as `SessionOperations.failure` does."""
 
     def __init__(self, access: SandboxAccess, failure: Callable[[Exception], CallOutcome]) -> None:
         self._access = access
@@ -176,11 +171,7 @@ async def _send_input(program: Program, receive: Receive) -> None:
 
 
 async def _next(receive: Receive) -> str | bytes:
-    """Return the client's next message.
-
-    Raises:
-        _DisconnectedError: The client has disconnected.
-    """
+    """Return the client's next message; raise `_DisconnectedError` if the client has disconnected."""
     message = await receive()
     if message["type"] != "websocket.receive":
         raise _DisconnectedError

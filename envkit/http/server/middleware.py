@@ -79,7 +79,7 @@ class AuthMiddleware:
         tokens: Store of the tokens. If it is None or contains no token, every caller is admitted.
         max_sockets: Maximum number of open WebSockets of a tenant.
         max_requests: Maximum number of concurrent requests of a tenant; applies only if the server has tokens.
-        log: Access log, see `envkit.http.server.logs.access_log`; None for no log.
+        log: Access log; None for no log.
         errors: Counter of error answers by code. Pass `App.errors`, so that it also counts those of the application.
     """
 
@@ -163,12 +163,9 @@ class AuthMiddleware:
         return b"%b-%x" % (self._id_start, next(self._numbers))
 
     def _authorize(self, context: RequestContext) -> None:
-        """Check the token of a request, and store its caller in the state of the ASGI scope.
+        """Check the token, its scope and, without tokens, the origin; store the caller in the state of the ASGI scope.
 
         Raises:
-            UnauthorizedError: The request has no token, or the token is not valid.
-            ForbiddenError: The token lacks the scope that the path needs, or a web page of another site calls a server
-                without tokens.
             RequestError: The request has several ``Authorization`` headers. This is rejected, because a proxy might
                 have checked another header than the server.
         """
@@ -201,10 +198,7 @@ class AuthMiddleware:
     def _take_slot(self, context: RequestContext) -> tuple[str, str] | None:
         """Count one more running request or open WebSocket of the caller's tenant, and return the key of the counter.
 
-        An HTTP request without a token is not counted, and None is returned.
-
-        Raises:
-            RateLimitError: The tenant is at its limit of running requests or open WebSockets.
+        An HTTP request without a token is not counted, and None is returned. Raises `RateLimitError` at the limit.
         """
         kind = context.kind
         if kind == "requests" and not context.caller.token_id:

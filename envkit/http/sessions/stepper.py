@@ -31,12 +31,7 @@ _log = logging.getLogger(__name__)
 class Stepper:
     """Plays the steps of all sessions of a server.
 
-    Args:
-        counters: Counters to which the number and duration of steps are added.
-        now: Reads the event loop's clock, for deadlines.
-        precise: Reads a finer clock, for durations.
-        tasks: Task group that repeats a step if its sandbox or connection was lost before the future of the step had
-            a result.
+    `tasks` repeats a step if its sandbox or connection was lost before the future of the step had a result.
     """
 
     def __init__(

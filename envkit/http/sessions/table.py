@@ -326,11 +326,7 @@ class SessionTable:
         return session
 
     def _check_part(self, env_id: str, tenant: str) -> str:
-        """Return the part of the host that plays an environment, if it has a free slot.
-
-        Raises:
-            CapacityError: All slots of the part are in use, or those that the tenant may use.
-        """
+        """Return the part of the host that plays an environment; raise `CapacityError` without a free slot of it."""
         part, slots = self.host.partition_of(env_id, tenant)
         if not part:
             return part
