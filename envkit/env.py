@@ -273,7 +273,7 @@ def env_error(
         intended: Classes of errors that environments raise on purpose in this call.
         env: The environment. An error about what its method returned names the line where the method is defined.
     """
-    frames = list(_frames(error))
+    frames = list(traceback.walk_tb(error.__traceback__))
     raised_in = _module(frames[-1][0]) if frames else ""
     is_about_request = not (isinstance(error, (ConfigError, UsageError)) and raised_in.startswith(_SANDBOX_CODE))
     if isinstance(error, intended) and is_about_request:
@@ -319,11 +319,6 @@ def _place(frames: Sequence[tuple[FrameType, int]]) -> str:
         if _package(_module(frame)) == _package(_module(own[0][0])) or "site-packages" not in file:
             return f"{file}:{line}"
     return ""
-
-
-def _frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
-    """Yield the frames of the error's traceback with their line numbers, outermost first."""
-    return traceback.walk_tb(error.__traceback__)
 
 
 def _module(frame: FrameType) -> str:

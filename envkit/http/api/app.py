@@ -24,7 +24,7 @@ from envkit.http.auth.sandbox_policy import SandboxPolicy
 from envkit.http.protocol import messages
 from envkit.http.protocol.asgi import CallOutcome, Receive, Scope, Send, read_body, respond_outcome
 from envkit.http.protocol.operations import CONNECT, EXEC, PROGRAM, STEP, STEPS
-from envkit.http.sandboxes.access import MAX_TIMEOUT_S, SandboxAccess
+from envkit.http.sandboxes.access import SandboxAccess
 from envkit.http.sandboxes.byte_relay import taker
 from envkit.http.sandboxes.lifecycle import SandboxLifecycle
 from envkit.http.sandboxes.streams import SandboxStreams
@@ -69,7 +69,6 @@ def create_app(
     lazy: bool = False,
     pool: SandboxPool | None = None,
     folder_transport: FolderTransport | None = None,
-    max_timeout_s: float = MAX_TIMEOUT_S,
     sandbox_ttl_s: float | None = None,
     metrics: Collect | None = None,
     policy: SandboxPolicy | None = None,
@@ -99,7 +98,6 @@ def create_app(
         pool: Pool of the sandboxes that callers can lease. If it is None, the server lends no sandboxes.
         folder_transport: Packs and unpacks folders, for example `envkit.sandbox.transfer.tar_stream`. If it is None,
             callers can neither upload nor download folders.
-        max_timeout_s: Maximum timeout of a command in a sandbox, in seconds.
         sandbox_ttl_s: Maximum seconds without use after which the server stops a sandbox; None for no maximum.
         metrics: Returns metrics that ``GET /metrics`` shows in addition to the metrics of sessions.
         policy: Which sandboxes callers may request; None for the defaults of `SandboxPolicy`.
@@ -128,7 +126,7 @@ def create_app(
         dispatcher.bind(handler)
     sandboxes = None
     if pool is not None:
-        operations.sandboxes = access = SandboxAccess(pool, max_timeout_s=max_timeout_s)
+        dispatcher.sandboxes = access = SandboxAccess(pool)
         sandboxes = SandboxLifecycle(access, dispatcher.keyed, ttl_s=sandbox_ttl_s, policy=policy)
         for owner in (access, sandboxes, FileTransfers(access, dispatcher.outcome, folder_transport)):
             dispatcher.bind(owner)

@@ -40,7 +40,6 @@ from envkit.http.protocol.messages import (
     read_each,
     write,
 )
-from envkit.http.sandboxes.access import SandboxAccess
 from envkit.http.sessions.metrics import Collect, exposition
 from envkit.http.sessions.session import Move, Session
 from envkit.http.sessions.table import SessionTable
@@ -64,9 +63,6 @@ class SessionOperations:
     """The operations on sessions in version 1 of the protocol.
 
     The arguments are those of `envkit.http.api.app.create_app`, and all sessions of the server.
-
-    Attributes:
-        sandboxes: Finds the sandboxes that callers have leased; None if the server lends no sandboxes.
     """
 
     def __init__(
@@ -80,7 +76,6 @@ class SessionOperations:
         sends_traces: bool = False,
     ) -> None:
         self.sessions = sessions
-        self.sandboxes: SandboxAccess | None = None
         self._sends_traces = sends_traces
         self._metrics = metrics
         self._envs = envs

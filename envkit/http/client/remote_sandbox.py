@@ -37,7 +37,6 @@ from envkit.http.client.transfers import HttpTransfers
 from envkit.http.protocol import file_messages as files
 from envkit.http.protocol import operations as table
 from envkit.http.protocol import sandbox_messages as wire
-from envkit.http.protocol.bytes_encoding import encode_argument
 from envkit.http.protocol.messages import write
 from envkit.http.protocol.operations import KEY_HEADER, Operation, Q, R
 from envkit.http.sandboxes.transfers import FolderTransport
@@ -193,7 +192,7 @@ class RemoteSandbox(Sandbox):
         max_output_bytes: int = 1 << 20,
     ) -> ExecResult:
         frame = wire.ExecFrame(
-            tuple(map(encode_argument, argv)),
+            tuple(map(wire.encode_argument, argv)),
             timeout_s,
             dict(env or {}),
             cwd,
@@ -284,7 +283,7 @@ class RemoteSandbox(Sandbox):
         user: SandboxUser = "agent",
         terminal: tuple[int, int] | None = None,
     ) -> AsyncIterator[RemoteProgram]:
-        arguments = tuple(map(encode_argument, argv))
+        arguments = tuple(map(wire.encode_argument, argv))
         body = wire.ProgramBody(arguments, timeout_s, dict(env or {}), cwd, user, terminal)
         async with await self._transport.open_stream(table.PROGRAM, wire.ProgramQuery(self._id)) as connection:
             with suppress(ConnectionClosed):  # the server has refused the program; `receive` raises the reason

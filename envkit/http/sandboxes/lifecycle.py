@@ -19,7 +19,7 @@ from envkit.http.protocol import operations as table
 from envkit.http.protocol import sandbox_messages as wire
 from envkit.http.protocol.handlers import handles
 from envkit.http.protocol.messages import DoneReply, NoBody, write
-from envkit.http.sandboxes.access import SLACK_S, SandboxAccess, within
+from envkit.http.sandboxes.access import MAX_TIMEOUT_S, SLACK_S, SandboxAccess, within
 from envkit.http.sandboxes.idempotency import IdempotentCalls
 from envkit.http.sandboxes.pending_starts import PendingStarts, StartRequest
 from envkit.types import TenantKey, why_no_network
@@ -117,7 +117,7 @@ class SandboxLifecycle:
             self._snapshots[name] = _Snapshot(key, clock.wall(), size, pool_id)
             return name
 
-        return wire.SnapshotReply(await within(self.access.max_timeout_s, keep))
+        return wire.SnapshotReply(await within(MAX_TIMEOUT_S, keep))
 
     @handles(table.LIST_SNAPSHOTS)
     async def snapshots(self, body: NoBody, caller: Caller) -> wire.SnapshotsReply:

@@ -28,7 +28,6 @@ from envkit.http.auth.caller import Caller, caller_of
 from envkit.http.protocol import operations as table
 from envkit.http.protocol import sandbox_messages as wire
 from envkit.http.protocol.asgi import CallOutcome, Receive, Scope, Send, parameters, respond_outcome
-from envkit.http.protocol.bytes_encoding import decode_arguments
 from envkit.http.protocol.handlers import HttpCall
 from envkit.http.protocol.messages import Problem, read, write
 from envkit.http.protocol.operations import Operation
@@ -117,7 +116,7 @@ class SandboxStreams:
         body = read(first if isinstance(first, bytes) else first.encode(), _PROGRAM)
         self._access.check_timeout(body.timeout_s)
         async with sandbox.program(
-            decode_arguments(body.argv),
+            wire.decode_arguments(body.argv),
             timeout_s=body.timeout_s,
             env=body.env,
             cwd=body.cwd,

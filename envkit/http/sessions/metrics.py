@@ -1,11 +1,12 @@
-"""Counters of a server's sessions, and their Prometheus metrics, which are computed when Prometheus requests them."""
+"""Prometheus metrics of a server's sessions. They are computed each time that Prometheus requests them."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
+
+from envkit.http.sessions.stepper import BOUNDS_S
 
 if TYPE_CHECKING:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -14,32 +15,6 @@ if TYPE_CHECKING:
 
 Collect: TypeAlias = "Callable[[], Iterable[Metric]]"
 """A function that returns metrics; called each time that Prometheus requests them."""
-
-_BOUNDS_S = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
-_SHORTEST_S = _BOUNDS_S[0]
-
-
-class SessionCounters:
-    """Counters for all sessions of a server.
-
-    The counters are plain numbers, because counting with a metrics library may take more time than a step.
-
-    Attributes:
-        sessions: Number of created sessions.
-        step_seconds: Total duration of all steps in seconds, including failed steps.
-        buckets: Number of steps by duration: one bucket for each upper bound in `_BOUNDS_S`, and one for longer steps.
-        errors: Number of error answers for each error code.
-    """
-
-    def __init__(self) -> None:
-        self.sessions = 0
-        self.step_seconds = 0.0
-        self.buckets = [0] * (len(_BOUNDS_S) + 1)
-        self.errors: Counter[str] = Counter()
-
-    def step(self, seconds: float) -> None:
-        self.step_seconds += seconds
-        self.buckets[0 if seconds <= _SHORTEST_S else bisect_left(_BOUNDS_S, seconds)] += 1
 
 
 def exposition(table: SessionTable, more: Collect | None = None) -> bytes:
@@ -75,7 +50,7 @@ class _Collector:
         yield CounterMetricFamily("envkit_steps", "Steps played.", sum(counters.buckets))
         total = 0
         buckets = []
-        for bound, count in zip([*map(str, _BOUNDS_S), "+Inf"], counters.buckets, strict=True):
+        for bound, count in zip([*map(str, BOUNDS_S), "+Inf"], counters.buckets, strict=True):
             total += count
             buckets.append((bound, total))
         yield HistogramMetricFamily("envkit_step_seconds", "Duration of a step.", buckets, counters.step_seconds)

@@ -37,9 +37,8 @@ from envkit.errors import (
     StepOrderError,
     UnreachableError,
 )
-from envkit.http.sessions.metrics import SessionCounters
 from envkit.http.sessions.session import Move, Session, SessionState
-from envkit.http.sessions.stepper import Stepper, attributed
+from envkit.http.sessions.stepper import SessionCounters, Stepper, attributed
 from envkit.protocols import EnvHost, Episode
 from envkit.types import Reset, Step, Task, TenantKey, deadline_s
 
