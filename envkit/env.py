@@ -311,12 +311,11 @@ def _place(frames: Sequence[tuple[FrameType, int]]) -> str:
 
     The environment's own code is its package, and all files outside of ``site-packages``. Libraries do not count.
     """
-    own = [(frame, line) for frame, line in frames if _is_env_code(_module(frame))]
+    own = [(_module(frame), frame.f_code.co_filename, line) for frame, line in frames if _is_env_code(_module(frame))]
     # A base class such as `ToolEnv` calls the environment's own code.
-    own = [one for one in own if not _module(one[0]).startswith("envkit.")] or own
-    for frame, line in reversed(own):
-        file = frame.f_code.co_filename
-        if _package(_module(frame)) == _package(_module(own[0][0])) or "site-packages" not in file:
+    own = [one for one in own if not one[0].startswith("envkit.")] or own
+    for module, file, line in reversed(own):
+        if module.partition(".")[0] == own[0][0].partition(".")[0] or "site-packages" not in file:
             return f"{file}:{line}"
     return ""
 
@@ -325,9 +324,5 @@ def _module(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", ""))
 
 
-def _package(module: str) -> str:
-    return module.partition(".")[0]
-
-
 def _is_env_code(module: str) -> bool:
-    return module.startswith("envkit.environments.") or _package(module) not in _BETWEEN
+    return module.startswith("envkit.environments.") or module.partition(".")[0] not in _BETWEEN

@@ -154,8 +154,8 @@ def read_token(file: Path, warn: Callable[[str], None]) -> str:
     return token
 
 
-def trusted_context(ca: Path | str) -> ssl.SSLContext:
-    """Return an SSL context that trusts only the certificates of a PEM file.
+def trusted_context(ca: Path | str | None) -> ssl.SSLContext:
+    """Return an SSL context that trusts only the certificates of a PEM file; None: those of the system.
 
     Raises:
         UsageError: The file cannot be read or contains no certificate.

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import anyio
 
+from envkit import clock
 from envkit.errors import DeadlineError, EnvkitError, OptionError, RequestError, SandboxNotFoundError, UnreachableError
 from envkit.http.auth.caller import Caller
 from envkit.http.protocol import file_messages as files
@@ -151,17 +152,12 @@ class SandboxAccess:
         Raises:
             UnreachableError: The server shut down before `work` ended.
         """
-        failure: Exception | None = UnreachableError("the server is shutting down; retry later")
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self.cancel_when_closing, tasks.cancel_scope)
-            try:
+        with anyio.CancelScope() as until_closing:
+            async with clock.background_tasks() as tasks:
+                tasks.start_soon(self.cancel_when_closing, until_closing)
                 await work()
-                failure = None
-            except Exception as error:
-                failure = error
-            tasks.cancel_scope.cancel()
-        if failure is not None:
-            raise failure
+        if until_closing.cancelled_caught:
+            raise UnreachableError("the server is shutting down; retry later")
 
     def check_timeout(self, timeout_s: float) -> None:
         """Raise `RequestError` if the timeout of a command is above `MAX_TIMEOUT_S`."""
