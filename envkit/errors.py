@@ -178,7 +178,7 @@ class ForbiddenError(EnvkitError):
 
 
 class RateLimitError(EnvkitError):
-    """The tenant exceeded its rate limit; the same call may succeed later.
+    """The tenant exceeded a limit, such as that of its concurrent requests; the same call may succeed later.
 
     Attributes:
         wait_s: Seconds to wait before the call is repeated.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import anyio
+import msgspec
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
@@ -21,16 +23,17 @@ from envkit.errors import (
     SandboxLostError,
     SandboxNotFoundError,
     TooLargeError,
+    UnreachableError,
     UsageError,
+    from_problem,
 )
-from envkit.http.client.streams import RemoteProgram, relay
 from envkit.http.client.transport import CALL_S, SandboxTransport
 from envkit.http.protocol import file_messages as files
 from envkit.http.protocol import operations as table
 from envkit.http.protocol import sandbox_messages as wire
 from envkit.http.protocol.messages import write
 from envkit.http.protocol.operations import Operation, Q, R
-from envkit.protocols import Sandbox, Shell
+from envkit.protocols import Program, Sandbox, Shell
 from envkit.types import EXEC_TIMEOUT_S, GRADER_HOME, JSON, Cause, CauseKind, ExecResult, FileUser, SandboxUser
 
 SLACK_S = 60.0
@@ -43,13 +46,18 @@ _FILE_S = 180.0
 _TREE_S = 3600.0
 _STOP_S = 75.0
 _CANCEL_S = 40.0
-_FRAME_BYTES = 512 << 10
-_PIECE_BYTES = 1 << 20
 _PATH_MAX = 4096
+_PIECE_BYTES = 1 << 20
+_FRAME_BYTES = 512 << 10
 """Maximum bytes of a call over the WebSocket; larger calls use HTTP. Servers accept frames up to twice this size."""
 
 _FRAME_OUTPUT_BYTES = 4 << 20
 """Maximum bytes of an answer over the WebSocket; calls whose answer may be larger use HTTP."""
+
+_END = msgspec.json.Decoder(wire.StreamEnd)
+_STREAMS = {1: "out", 2: "err"}
+_STREAM_BYTES = 1 << 16
+_CLOSE_S = 2.0
 
 T = TypeVar("T")
 P = TypeVar("P", wire.ExecFrame, wire.ShellFrame)
@@ -147,7 +155,7 @@ class RemoteSandbox(Sandbox):
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         assert self._transport.tasks is not None
-        self._transport.tasks.start_soon(relay, connection, theirs)
+        self._transport.tasks.start_soon(_relay, connection, theirs)
         return ours
 
     @asynccontextmanager
@@ -261,6 +269,78 @@ class RemoteShell(Shell):
 
     async def close(self) -> None:
         await self._sandbox.call(table.CLOSE_SHELL, wire.CloseShellFrame(self._sandbox.id, self._name, self._user))
+
+
+class RemoteProgram(Program):
+    """A running program in a sandbox of a server; implements `envkit.protocols.Program`."""
+
+    def __init__(self, connection: ClientConnection, address: str) -> None:
+        self._connection = connection
+        self._address = address
+        self._end: wire.StreamEnd | None = None
+
+    async def receive(self) -> tuple[str, bytes] | None:
+        if self._end is not None:
+            return None
+        try:
+            message = await self._connection.recv()
+        except ConnectionClosed:
+            raise UnreachableError(f"{self._address} closed the connection while a program was running") from None
+        if isinstance(message, bytes):
+            return _STREAMS.get(message[0], "out"), message[1:]
+        self._end = _end_of(message)
+        return None
+
+    async def send(self, content: bytes) -> None:
+        with suppress(ConnectionClosed):
+            for start in range(0, len(content), _STREAM_BYTES):
+                await self._connection.send(content[start : start + _STREAM_BYTES])
+
+    async def send_eof(self) -> None:
+        with suppress(ConnectionClosed):
+            await self._connection.send(write(wire.ProgramInput(eof=True)).decode())
+
+    async def resize(self, rows: int, columns: int) -> None:
+        with suppress(ConnectionClosed):
+            await self._connection.send(write(wire.ProgramInput(rows=rows, columns=columns)).decode())
+
+    async def result(self) -> ExecResult:
+        if self._end is None or self._end.result is None:
+            raise RuntimeError("the program has not ended; call receive until it returns None")
+        return self._end.result.result()
+
+
+def _end_of(message: str) -> wire.StreamEnd:
+    """Decode the last message of a stream. If the message contains an error, raise that error."""
+    end = _END.decode(message)
+    if end.error is not None:
+        error: EnvkitError = from_problem(msgspec.to_builtins(end.error))
+        raise error
+    return end
+
+
+async def _relay(connection: ClientConnection, stream: socket.socket) -> None:
+    """Copy bytes in both directions between `connection` and `stream` until `connection` ends. Then close both."""
+    loop = asyncio.get_running_loop()
+    stream.setblocking(False)
+
+    async def send_input() -> None:
+        with suppress(ConnectionClosed, OSError):
+            while piece := await loop.sock_recv(stream, _STREAM_BYTES):
+                await connection.send(piece)
+            await connection.send(b"")
+
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(send_input)
+            with suppress(ConnectionClosed, OSError):
+                while isinstance(message := await connection.recv(), bytes):
+                    await loop.sock_sendall(stream, message)
+            tasks.cancel_scope.cancel()
+    finally:
+        stream.close()
+        with anyio.move_on_after(_CLOSE_S, shield=True):
+            await connection.close()
 
 
 def _is_text(text: str) -> bool:

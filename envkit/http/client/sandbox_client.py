@@ -90,7 +90,7 @@ class SandboxClient:
         """Lease a sandbox until the caller stops it, or until a minute after this client disconnects.
 
         Raises:
-            EnvkitError: See `create`. A call above the server's capacity or rate limit is retried for `wait_s` seconds.
+            EnvkitError: See `create`. A call above the server's capacity or limits is retried for `wait_s` seconds.
         """
         id, until = f"lease-{uuid.uuid4().hex}", clock.now() + wait_s
 

@@ -131,7 +131,7 @@ class SandboxTransport:
         return await connect_bytes(self.address, operation.target(request), CALL_S, token=self._token)
 
     async def with_retries(self, call: Callable[[], Awaitable[T]], retry_s: float = _RETRY_S) -> T:
-        """Make a call. Repeat it for up to `retry_s` seconds while it exceeds the server's capacity or rate limit.
+        """Make a call. Repeat it for up to `retry_s` seconds while it exceeds a capacity or limit of the server.
 
         A rejected call has not started, so repeating it is safe.
         """
