@@ -20,7 +20,7 @@ from typing import Any
 from envkit.errors import UsageError
 
 EXTRAS: Mapping[str, Sequence[str]] = {
-    "serve": ("httpx", "prometheus_client", "starlette", "uvicorn", "uvloop"),
+    "serve": ("fastapi", "httpx", "prometheus_client", "starlette", "uvicorn", "uvloop"),
     "train": (
         *("accelerate", "gguf", "huggingface_hub", "jinja2", "matplotlib", "peft", "safetensors"),
         *("tensorboard", "torch", "transformers"),

@@ -34,7 +34,7 @@ CAPABILITIES = ("isolation", "network", "memory", "pids", "cpu", "disk", "uid", 
 _PROBE_S = 20.0
 _DOCKER_SOCKET = Path("/var/run/docker.sock")
 _ROUNDS = 5
-_PACKAGES = ("torch", "transformers", "vllm", "docker", "starlette")
+_PACKAGES = ("torch", "transformers", "vllm", "docker", "fastapi")
 _INSTALL = {
     "docker": "apt install docker.io, and as root: dockerd &",
     "docker daemon": "as root: dockerd &",

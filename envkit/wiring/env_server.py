@@ -63,6 +63,7 @@ async def serve_inside(path: str, capacity: int, sandboxes: str | None = None, j
                 step_timeout_s=math.inf,
                 reset_timeout_s=math.inf,
                 grade_timeout_s=math.inf,
+                lazy=True,  # the server starts faster without the OpenAPI application, which hardly anybody needs here
                 sends_traces=True,  # send tracebacks to the parent process, which decides what to forward to callers
             )
             await serve(app, uds=path, on_ready=on_ready)

@@ -24,7 +24,7 @@ from typing import Any
 MODULES = (
     *("envkit.trainer_bridge", "torch", "torch._dynamo", "torch.optim", "torch.utils.tensorboard"),
     *("transformers.generation", "transformers.models.auto.modeling_auto", "transformers.models.llama.modeling_llama"),
-    *("matplotlib.backends.backend_agg", "uvicorn", "starlette", "httpx", "anyio._backends._asyncio", "hypothesis"),
+    *("matplotlib.backends.backend_agg", "uvicorn", "fastapi", "httpx", "anyio._backends._asyncio", "hypothesis"),
     *("envkit.cli", "envkit.environments.frozen_lake", "envkit.checks", "envkit.wiring.gateway.gateway"),
     *("envkit.wiring.evaluation", "envkit.wiring.training.run", "envkit.wiring.training.torch_parts"),
     "envkit.trainer_bridge.run_folder.plots",

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 LATE_NAMES = [envkit, envkit.http, envkit.sandbox]
 HEAVY = {
     "docker",
+    "fastapi",
     "httpx",
     "matplotlib",
     "peft",
@@ -47,7 +48,9 @@ def test_importing_envkit_loads_nothing_heavier_than_gymnasium() -> None:
 def test_making_an_environment_loads_neither_torch_nor_a_server() -> None:
     done = run("import sys, envkit; envkit.make('FrozenLake-v0').close(); print(*sys.modules)")
     assert done.stderr == ""
-    assert {"torch", "transformers", "starlette", "uvicorn", "docker", "ray"} & set(done.stdout.split()) == set()
+    assert {"torch", "transformers", "fastapi", "starlette", "uvicorn", "docker", "ray"} & set(
+        done.stdout.split()
+    ) == set()
 
 
 @pytest.mark.parametrize("package", LATE_NAMES, ids=lambda package: package.__name__)

@@ -1,7 +1,7 @@
 """The ASGI application of the server: makes an `EnvHost` and a sandbox pool available over HTTP and WebSocket.
 
 Frequent requests (steps, commands in sandboxes, the WebSocket) are answered without a web framework, which would slow
-them down. `envkit.http.api.openapi` routes all other requests.
+them down. `envkit.http.api.openapi` answers all other requests with FastAPI.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from envkit.registry import EnvSpec
 from envkit.types import SandboxState, Task
 
 if TYPE_CHECKING:
-    from starlette.applications import Starlette
+    from fastapi import FastAPI
 
     from envkit.http.api.model_routes import ModelRoutes
 
@@ -66,6 +66,7 @@ def create_app(
     tenant_share: float = 1.0,
     slow_reset_s: float = SLOW_RESET_S,
     max_request_bytes: int = messages.MAX_REQUEST_BYTES,
+    lazy: bool = False,
     pool: SandboxPool | None = None,
     folder_transport: FolderTransport | None = None,
     sandbox_ttl_s: float | None = None,
@@ -93,6 +94,7 @@ def create_app(
             gets an answer with status 202, if the reset, the start or the grader is still running.
         max_request_bytes: Maximum size of a request body or WebSocket frame, in bytes. File transfers to sandboxes have
             their own limits.
+        lazy: Whether to build the routes of FastAPI on first use instead of at startup.
         pool: Pool of the sandboxes that callers can lease. If it is None, the server lends no sandboxes.
         folder_transport: Packs and unpacks folders, for example `envkit.sandbox.transfer.tar_stream`. If it is None,
             callers can neither upload nor download folders.
@@ -128,7 +130,7 @@ def create_app(
         sandboxes = SandboxLifecycle(access, dispatcher.keyed, ttl_s=sandbox_ttl_s, policy=policy)
         for owner in (access, sandboxes, FileTransfers(access, dispatcher.outcome, folder_transport)):
             dispatcher.bind(owner)
-    return App(dispatcher, sandboxes, model, max_request_bytes=max_request_bytes)
+    return App(dispatcher, sandboxes, model, max_request_bytes=max_request_bytes, lazy=lazy)
 
 
 class App:
@@ -141,6 +143,7 @@ class App:
         model: ModelRoutes | None = None,
         *,
         max_request_bytes: int,
+        lazy: bool,
     ) -> None:
         self._dispatcher = dispatcher
         self._model = model
@@ -148,7 +151,8 @@ class App:
         self._sandboxes = sandboxes
         self._streams = None if sandboxes is None else SandboxStreams(sandboxes.access, self._operations.failure)
         self._max_request_bytes = max_request_bytes
-        self._api: Starlette | None = None
+        self._lazy = lazy
+        self._api: FastAPI | None = None
         self._sockets: Sockets | None = None
         self._requests: set[asyncio.Task[object]] = set()
         """Running HTTP requests."""
@@ -181,16 +185,14 @@ class App:
 
     def document(self) -> dict[str, Any]:
         """Return the OpenAPI document."""
-        from envkit.http.api.openapi import document
+        return self.api().openapi()
 
-        return document(self._dispatcher)
-
-    def api(self) -> Starlette:
-        """Return the application with the routes of all operations. The first call builds it."""
+    def api(self) -> FastAPI:
+        """Return the FastAPI application with the routes of all operations. The first call builds it."""
         if self._api is None:
-            from envkit.http.api.openapi import routes
+            from envkit.http.api.openapi import describe
 
-            self._api = routes(self._dispatcher)
+            self._api = describe(self._dispatcher)
         return self._api
 
     def refuse_new(self) -> None:
@@ -234,7 +236,7 @@ class App:
             await respond_outcome(send, self._operations.failure(error))
 
     async def _respond(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer an HTTP request: the most frequent operations directly, and the others by their routes."""
+        """Answer an HTTP request: the most frequent operations directly, and the others through FastAPI."""
         if scope["method"] == "POST":
             if path.startswith(_SESSION) and path.endswith(_AFTER_ID) and not scope.get("query_string"):
                 await self._step(path[len(_SESSION) : -len(_AFTER_ID)], scope, receive, send)
@@ -287,6 +289,8 @@ class App:
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
+        if not self._lazy:
+            self.api()
         async with self._operations.sessions, anyio.create_task_group() as tasks:
             self._sockets = Sockets(self._dispatcher, tasks, self._max_request_bytes, self._sandboxes)
             self._dispatcher.keyed.tasks = tasks

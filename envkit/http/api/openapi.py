@@ -1,30 +1,38 @@
 """The HTTP routes of all operations, with an OpenAPI document at ``/openapi.json``.
 
-Routes and document are made from the table in `envkit.http.protocol.operations`. This module is imported on first use,
-because the server inside a sandbox needs only the WebSocket.
+Routes and document are made from the table in `envkit.http.protocol.operations`. FastAPI only routes requests and
+renders the document; it does not validate requests. This module is imported on first use, because importing FastAPI
+takes longer than starting a sandbox, and the server inside a sandbox needs only the WebSocket.
 """
 
 from __future__ import annotations
 
 import inspect
-import re
-from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
 import msgspec
-from starlette.applications import Starlette
+from fastapi import FastAPI, Request, Response
+from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Match, Route
+from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
 from envkit import __version__
 from envkit.errors import RequestError, UnknownPathError, to_problem
 from envkit.http.api.dispatcher import Dispatcher
 from envkit.http.protocol import messages
-from envkit.http.protocol.operations import HEALTH, INDEX, JSON, KEY_HEADER, METRICS_TEXT, OPERATIONS, READY, Operation
+from envkit.http.protocol.operations import (
+    HEALTH,
+    INDEX,
+    JSON,
+    KEY_HEADER,
+    METRICS_TEXT,
+    OPERATIONS,
+    READY,
+    Operation,
+)
 
 _REF = "#/components/schemas/{name}"
 _TOKENS = {"token": {"type": "http", "scheme": "bearer", "description": "Token (ek_...), if the server needs one."}}
@@ -37,75 +45,76 @@ _KEY = {
     "description": "Makes the call safe to repeat: another call with the same key and body gets the same answer.",
     "schema": {"type": "string"},
 }
-_ROUTED = [one for one in OPERATIONS if one.path and one.verb != "WEBSOCKET"]
 
 
-@dataclass(frozen=True, slots=True)
-class _Endpoint:
-    """The ASGI application that answers the requests for one operation."""
-
-    dispatcher: Dispatcher
-    operation: Operation[Any, Any]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self.dispatcher.respond(self.operation, scope["path_params"], scope, receive, send)
-
-
-def routes(dispatcher: Dispatcher) -> Starlette:
-    """Return an application with all HTTP routes."""
-
-    async def openapi(request: Request) -> Response:
-        return JSONResponse(document(dispatcher))
-
-    found = [Route("/openapi.json", openapi)]
-    for operation in _ROUTED:
-        found.append(Route(operation.path, _Endpoint(dispatcher, operation)))
-        found[-1].methods = {operation.verb, "HEAD"} if operation in _MONITORED else {operation.verb}
-    api = Starlette(routes=found, exception_handlers={HTTPException: _unrouted})
-    # Never redirect: a client that follows a redirect could send its token to another server.
-    api.router.redirect_slashes = False
-    return api
-
-
-def document(dispatcher: Dispatcher) -> dict[str, Any]:
-    """Return the OpenAPI document, which lists only operations that have a handler."""
-    described = [one for one in _ROUTED if dispatcher.handler(one) is not None]
+def describe(dispatcher: Dispatcher) -> FastAPI:
+    """Return a FastAPI application with all HTTP routes. Its document lists only operations that have a handler."""
+    api = FastAPI(
+        title="envkit",
+        version=__version__,
+        # Swagger UI and ReDoc are off: they load third-party scripts, which could then call this server.
+        docs_url=None,
+        redoc_url=None,
+        # Never redirect: a client that follows a redirect could send its token to another server.
+        redirect_slashes=False,
+        exception_handlers={HTTPException: _unrouted},
+    )
+    operations = [one for one in OPERATIONS if one.path and one.verb != "WEBSOCKET"]
+    described = [one for one in operations if dispatcher.handler(one) is not None]
     types = {str(kind): kind for one in described for kind in (one.json_body, one.reply, *one.replies.values())}
     types = {name: kind for name, kind in types.items() if kind not in (None, str, bytes)}
     types[str(messages.Problem)] = messages.Problem
     schemas, components = msgspec.json.schema_components(types.values(), ref_template=_REF)
     schema_of = dict(zip(types, schemas, strict=True))
-    paths: dict[str, dict[str, Any]] = {}
-    for operation in described:
-        name = operation.title or operation.name.removeprefix("sandbox.")
-        paths.setdefault(operation.path, {})[operation.verb.lower()] = {
-            "summary": name.replace("_", " ").title(),
-            "description": inspect.getdoc(dispatcher.handler(operation)) or "",
-            "operationId": re.sub(r"\W", "_", f"{name}{operation.path}_{operation.verb.lower()}"),
-            "responses": _responses(operation, schema_of),
-            **_request(operation, schema_of),
+    for operation in operations:
+        _add(api, dispatcher, operation, schema_of)
+
+    def document() -> dict[str, Any]:
+        if api.openapi_schema is None:
+            api.openapi_schema = get_openapi(title=api.title, version=api.version, routes=api.routes)
+            api.openapi_schema["components"] = {"schemas": components, "securitySchemes": _TOKENS}
+            api.openapi_schema["security"] = [{"token": []}, {}]
+        return api.openapi_schema
+
+    api.openapi = document  # type: ignore[method-assign]
+    return api
+
+
+def _add(api: FastAPI, dispatcher: Dispatcher, operation: Operation[Any, Any], schema_of: dict[str, Any]) -> None:
+    """Add the HTTP route of an operation to `api`. `schema_of` contains the JSON schema of each message type."""
+    handler = dispatcher.handler(operation)
+
+    async def respond(scope: Scope, receive: Receive, send: Send) -> None:
+        await dispatcher.respond(operation, scope["path_params"], scope, receive, send)
+
+    def add(verb: str, **description: Any) -> None:
+        api.add_api_route(operation.path, _unused, methods=[verb], response_class=Response, **description)
+        cast(APIRoute, api.routes[-1]).app = respond
+
+    if handler is not None:
+        replies = {200: operation.reply, **operation.replies}
+        responses: dict[int | str, dict[str, Any]] = {
+            status: {"description": _first_line(kind), "content": _content(schema_of[str(kind)])}
+            for status, kind in replies.items()
+            if str(kind) in schema_of
         }
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "envkit", "version": __version__},
-        "paths": paths,
-        "components": {"schemas": components, "securitySchemes": _TOKENS},
-        "security": [{"token": []}, {}],
-    }
-
-
-def _responses(operation: Operation[Any, Any], schema_of: dict[str, Any]) -> dict[str, Any]:
-    """Return the OpenAPI description of an operation's replies. `schema_of` has the JSON schema of each type."""
-    replies = {200: operation.reply, **operation.replies}
-    responses = {
-        str(status): {"description": _first_line(kind), "content": _content(schema_of[str(kind)])}
-        for status, kind in replies.items()
-        if str(kind) in schema_of
-    }
-    if operation.gives != JSON:
-        responses["200"] = {"description": "Raw content.", "content": _binary(operation.gives)}
-    problem = _content(schema_of[str(messages.Problem)], "application/problem+json")
-    return {**responses, "default": {"description": _first_line(messages.Problem), "content": problem}}
+        if operation.gives != JSON:
+            responses[200] = {"description": "Raw content.", "content": _binary(operation.gives)}
+        responses["default"] = {
+            "description": _first_line(messages.Problem),
+            "content": _content(schema_of[str(messages.Problem)], "application/problem+json"),
+        }
+        add(
+            operation.verb,
+            name=operation.title or operation.name.removeprefix("sandbox."),
+            description=inspect.getdoc(handler) or "",
+            responses=responses,
+            openapi_extra=_request(operation, schema_of),
+        )
+    else:
+        add(operation.verb, include_in_schema=False)
+    if operation in _MONITORED:
+        add("HEAD", include_in_schema=False)
 
 
 def _request(operation: Operation[Any, Any], schema_of: dict[str, Any]) -> dict[str, Any]:
@@ -126,6 +135,10 @@ def _request(operation: Operation[Any, Any], schema_of: dict[str, Any]) -> dict[
     elif operation.json_body is not None:
         request["requestBody"] = {"required": True, "content": _content(schema_of[str(operation.json_body)])}
     return request
+
+
+async def _unused() -> None:
+    """FastAPI needs a function for each route. It is never called, because `_add` replaces the route's application."""
 
 
 async def _unrouted(request: Request, error: Exception) -> Response:

@@ -351,7 +351,7 @@ async def _wait_for_node(config: ServeConfig, remote: RemoteNodes, announce: Cal
     known = "; ".join(f"{one.node}: {one.why}" for one in remote.states())
     announce(f"waiting for a node: {known or 'envkit serve --node --join URL --token-file FILE'}")
     listen = config.listen
-    app = create_app(NoEnvironments(), handlers=(remote,))
+    app = create_app(NoEnvironments(), lazy=True, handlers=(remote,))
     async with clock.background_tasks() as tasks:
         tasks.start_soon(
             partial(

@@ -124,6 +124,7 @@ def node_app(facts: NodeFacts, pool: NodePool) -> App:
     """Return the ASGI application of a node."""
     return create_app(
         NoEnvironments(),
+        lazy=True,
         pool=pool,
         folder_transport=tar_stream,
         policy=SandboxPolicy(may_mount=True),

@@ -225,7 +225,7 @@ async def _serve_pool(pool: Pool, prefix: str) -> AsyncIterator[str]:
     The ids of the sandboxes get `prefix`, which makes them sandboxes of the server itself, not of a tenant.
     """
     policy = SandboxPolicy(may_mount=True)
-    app = create_app(NoEnvironments(), pool=pool, folder_transport=tar_stream, policy=policy)
+    app = create_app(NoEnvironments(), lazy=True, pool=pool, folder_transport=tar_stream, policy=policy)
     is_ready = anyio.Event()
     folder = run_dirs.new_run_folder()
     try:

@@ -264,7 +264,7 @@ def test_the_heartbeat_of_the_env_server_stops_with_its_process(tmp_path: Path) 
 
 
 def test_the_env_server_imports_no_heavy_packages() -> None:
-    heavy = "starlette pydantic prometheus_client httpx torch uvloop"
+    heavy = "fastapi pydantic prometheus_client httpx torch uvloop"
     program = (
         f"import sys, envkit.wiring.env_server; print([name for name in '{heavy}'.split() if name in sys.modules])"
     )

@@ -118,7 +118,7 @@ def test_only_an_admin_lists_and_drains_nodes_and_only_a_node_joins(tmp_path: Pa
     bodies = {"/v1/nodes/n/drain": {}, "/v1/nodes:join": {"node": "m", "url": NOWHERE, "token": "t"}}
 
     async def main(nodes: RemoteNodes) -> None:
-        app = create_app(NoEnvironments(), handlers=(nodes,))
+        app = create_app(NoEnvironments(), lazy=True, handlers=(nodes,))
         async with (
             listening(AuthMiddleware(app, tokens, errors=app.errors)) as address,
             httpx.AsyncClient(base_url=address, trust_env=False) as client,
