@@ -120,6 +120,7 @@ def create_app(
         metrics=metrics,
         max_request_bytes=max_request_bytes,
         sends_traces=sends_traces,
+        pool=pool,
     )
     dispatcher = Dispatcher(operations, slow_s=slow_reset_s, max_request_bytes=max_request_bytes)
     for handler in handlers:

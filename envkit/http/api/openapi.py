@@ -30,6 +30,7 @@ from envkit.http.protocol.operations import (
     KEY_HEADER,
     METRICS_TEXT,
     OPERATIONS,
+    PAGE,
     READY,
     Operation,
 )
@@ -83,6 +84,7 @@ def describe(dispatcher: Dispatcher) -> FastAPI:
 def _add(api: FastAPI, dispatcher: Dispatcher, operation: Operation[Any, Any], schema_of: dict[str, Any]) -> None:
     """Add the HTTP route of an operation to `api`. `schema_of` contains the JSON schema of each message type."""
     handler = dispatcher.handler(operation)
+    is_described = handler is not None and operation is not PAGE
 
     async def respond(scope: Scope, receive: Receive, send: Send) -> None:
         await dispatcher.respond(operation, scope["path_params"], scope, receive, send)
@@ -91,7 +93,7 @@ def _add(api: FastAPI, dispatcher: Dispatcher, operation: Operation[Any, Any], s
         api.add_api_route(operation.path, _unused, methods=[verb], response_class=Response, **description)
         cast(APIRoute, api.routes[-1]).app = respond
 
-    if handler is not None:
+    if is_described:
         replies = {200: operation.reply, **operation.replies}
         responses: dict[int | str, dict[str, Any]] = {
             status: {"description": _first_line(kind), "content": _content(schema_of[str(kind)])}
@@ -113,7 +115,7 @@ def _add(api: FastAPI, dispatcher: Dispatcher, operation: Operation[Any, Any], s
         )
     else:
         add(operation.verb, include_in_schema=False)
-    if operation in _MONITORED:
+    if operation in _MONITORED or operation is PAGE:
         add("HEAD", include_in_schema=False)
 
 

@@ -11,7 +11,8 @@ import msgspec
 
 from envkit import __version__
 from envkit.errors import EnvError, EnvkitError, RequestError, UnreachableError, to_problem
-from envkit.http.auth.caller import EVERYBODY, Caller
+from envkit.http.api.status_page import CHALLENGE, HEADERS, LINKS, Overview, page
+from envkit.http.auth.caller import EVERYBODY, NOBODY, PLAY, SANDBOX, Caller
 from envkit.http.protocol import operations as table
 from envkit.http.protocol.asgi import CallOutcome, respond
 from envkit.http.protocol.handlers import HttpCall, handles, handles_http
@@ -43,17 +44,11 @@ from envkit.http.protocol.messages import (
 from envkit.http.sessions.metrics import Collect, exposition
 from envkit.http.sessions.session import Move, Session
 from envkit.http.sessions.table import SessionTable
+from envkit.protocols import SandboxPool
 from envkit.registry import EnvSpec
 from envkit.types import Task, TenantKey
 
 _log = logging.getLogger(__name__)
-
-_LINKS = {
-    "/openapi.json": "API document (OpenAPI)",
-    "/metrics": "metrics (Prometheus)",
-    f"/v{PROTOCOL}/health": "liveness of the server",
-    f"/v{PROTOCOL}/ready": "readiness: whether a session can be created now",
-}
 
 _STEP = msgspec.json.Decoder(SessionStepBody)
 _STEPS = msgspec.json.Decoder(list[SessionStepBody])
@@ -74,8 +69,10 @@ class SessionOperations:
         check_task: Callable[[Task], None] | None = None,
         max_request_bytes: int = MAX_REQUEST_BYTES,
         sends_traces: bool = False,
+        pool: SandboxPool | None = None,
     ) -> None:
         self.sessions = sessions
+        self._pool = pool
         self._sends_traces = sends_traces
         self._metrics = metrics
         self._envs = envs
@@ -127,8 +124,7 @@ class SessionOperations:
     @handles(table.SESSIONS)
     async def list_sessions(self, body: NoBody, caller: Caller) -> SessionsReply:
         """List the sessions that the caller may see, oldest first."""
-        found = [one for one in self.sessions.all() if caller.visible_tenant in (None, one.key.tenant)]
-        return SessionsReply([_session_reply(one, caller) for one in found])
+        return SessionsReply([_session_reply(one, caller) for one in self._visible(caller)])
 
     @handles(table.ENVS)
     async def list_envs(self, body: NoBody, caller: Caller) -> EnvsReply:
@@ -167,7 +163,31 @@ class SessionOperations:
     @handles(table.INDEX)
     async def index(self, body: NoBody, caller: Caller) -> IndexReply:
         """List the entry points of the API."""
-        return IndexReply(__version__, PROTOCOL, _LINKS)
+        return IndexReply(__version__, PROTOCOL, LINKS)
+
+    @handles_http(table.PAGE)
+    async def page(self, body: NoBody, call: HttpCall) -> None:
+        """Return the status page."""
+        kind = b"text/html; charset=utf-8"
+        if call.caller is NOBODY:
+            await respond(call.send, page(None), status=401, content_type=kind, headers=[*HEADERS, CHALLENGE])
+        else:
+            overview = await self._overview(call.caller)
+            await respond(call.send, page(overview), content_type=kind, headers=HEADERS)
+
+    async def _overview(self, caller: Caller) -> Overview:
+        """Return what the status page shows to the caller."""
+        sandboxes = None
+        if self._pool is not None and caller.may(SANDBOX):
+            sandboxes = self._pool.views(tenant=caller.visible_tenant)
+        may_play = caller.may(PLAY)
+        return Overview(
+            await self.ready(NoBody(), caller),
+            list(self._envs()) if may_play else None,
+            self._visible(caller) if may_play else None,
+            sandboxes,
+            caller.name,
+        )
 
     @handles_http(table.STEPS)
     async def steps(self, body: NoBody, call: HttpCall) -> CallOutcome:
@@ -281,6 +301,9 @@ class SessionOperations:
     def _refuse_when_closing(self) -> None:
         if self.sessions.is_closing:
             raise UnreachableError("the server is shutting down; retry later")
+
+    def _visible(self, caller: Caller) -> list[Session]:
+        return [one for one in self.sessions.all() if caller.visible_tenant in (None, one.key.tenant)]
 
 
 def _session_reply(session: Session, caller: Caller) -> SessionReply:

@@ -29,7 +29,7 @@ from envkit.http.protocol import node_messages as nodes
 from envkit.http.protocol import sandbox_messages as wire
 
 JSON, BINARY, TAR = "application/json", "application/octet-stream", "application/x-tar"
-TEXT = "text/plain"
+TEXT, HTML = "text/plain", "text/html"
 
 KEY_HEADER = "Idempotency-Key"
 
@@ -173,7 +173,8 @@ READY = Operation(
     "ready", messages.NoBody, messages.ReadyReply, None, f"GET {_V1}/ready", replies={503: messages.ReadyReply}
 )
 METRICS_TEXT = Operation("metrics", messages.NoBody, str, METRICS, "GET /metrics", gives=TEXT)
-INDEX = Operation("index", messages.NoBody, messages.IndexReply, None, f"GET {_V1}")
+INDEX = Operation("index", messages.NoBody, messages.IndexReply, "", f"GET {_V1}")
+PAGE = Operation("page", messages.NoBody, str, "", "GET /", gives=HTML)
 
 CREATE_SANDBOX = Operation(
     "sandbox.create", wire.CreateFrame, wire.SandboxReply, SANDBOX, f"PUT {_ONE}", replies={202: wire.StartingReply}

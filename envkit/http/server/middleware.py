@@ -1,8 +1,10 @@
 """Authorization middleware: checks the token, its scope and the tenant's limits before the application gets a request.
 
-A request sends its token in the header ``Authorization: Bearer ek_...``. Until the first token is created, all programs
-on the machine may do everything; only web pages of other sites in a browser are rejected. Every answer has the header
-``X-Request-Id``. Its value is copied from the request if the request has a valid one; otherwise it is new.
+A request sends its token in the header ``Authorization: Bearer ek_...``; a browser that opens the status page may send
+it as the password of HTTP Basic. `envkit.http.auth.caller.caller_of` returns the caller of a request to the
+application. Until the first token is created, all programs on the machine may do everything; only web pages of other
+sites in a browser are rejected. Every answer has the header ``X-Request-Id``. Its value is copied from the request if
+the request has a valid one; otherwise it is new.
 
 When a token is revoked, its open connections end: a WebSocket within a second, a stream at its next chunk. When the
 first token is created, the open connections of callers without a token end in the same way.
@@ -20,6 +22,7 @@ from typing import Protocol
 import msgspec
 
 from envkit.errors import EnvkitError, RateLimitError, RequestError, UnauthorizedError, to_problem
+from envkit.http.api.status_page import CHALLENGE as CHALLENGE_OF_PAGE
 from envkit.http.auth.caller import ADMIN, EVERYBODY, NOBODY, PLAY, Caller
 from envkit.http.auth.localhost_only import require_local
 from envkit.http.auth.tokens import OneToken, TokenStore
@@ -47,6 +50,8 @@ _SCOPES: Mapping[str, str | None] = {
 _PREFIXES = [(one.path.partition("{")[0], one.scope) for one in _ROUTES if "{" in one.path]
 _PREFIX_SCOPES = tuple(dict(_PREFIXES).items())
 _V1 = f"/v{messages.PROTOCOL}"
+_OPTIONAL_TOKEN = frozenset({"/", _V1})
+"""Paths that also answer requests without a token, but with less content."""
 _CHALLENGE: Header = (b"www-authenticate", b"Bearer")
 _TOO_MANY = {
     "requests": "too many concurrent requests (limit {} per tenant); retry later",
@@ -154,10 +159,11 @@ class AuthMiddleware:
         self._errors[error.code] += 1
         is_unauthorized = isinstance(error, UnauthorizedError)
         problem = msgspec.convert(to_problem(error), messages.Problem)
+        challenge = CHALLENGE_OF_PAGE if context.path == "/" else _CHALLENGE
         outcome = CallOutcome.failed(problem)
         if context.path in messages.MODEL_PATHS:
             outcome = outcome.of_model()
-        await respond_outcome(context.refuse, outcome, [_CHALLENGE] if is_unauthorized else [])
+        await respond_outcome(context.refuse, outcome, [challenge] if is_unauthorized else [])
 
     def _new_id(self) -> bytes:
         return b"%b-%x" % (self._id_start, next(self._numbers))
@@ -176,7 +182,7 @@ class AuthMiddleware:
             require_local(context.scope.get("server"), context.host, context.origin)
         else:
             needed = scope_for(context.path)
-            if needed is None:
+            if needed is None or (context.token is None and context.path in _OPTIONAL_TOKEN):
                 caller = NOBODY
             else:
                 caller = context.caller = self._authenticate(context.token, tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
@@ -28,6 +29,10 @@ _MAX_PATH = 200
 
 _ITEMS = {"sessions": "session", "sandboxes": "sandbox"}
 """Name of the field of the access log that contains the id after this part of a path."""
+
+BROWSER_PATHS = frozenset({"/", "/metrics"})
+"""Paths for which the password of HTTP Basic is accepted as the token: the status page, and a page that it links to. No
+other path, because browsers also send the password with requests that web pages of other sites make."""
 
 _SANE_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
@@ -59,6 +64,8 @@ class RequestContext:
                 self.authorizations += 1
                 if value[:7].lower() == b"bearer ":
                     self.token = value[7:].strip().decode("latin-1")
+                elif self.path in BROWSER_PATHS and value[:6].lower() == b"basic ":
+                    self.token = _password(value[6:])
             elif name == b"x-api-key" and self.path in MODEL_PATHS:  # of Anthropic's clients
                 self.token = self.token or value.decode("latin-1")
             elif name == b"host":
@@ -175,6 +182,14 @@ class WebSocketContext(RequestContext):
                 is_over = True
         await self._send({"type": "websocket.close", "code": _REVOKED, "reason": "the token was revoked"})
         scope.cancel()
+
+
+def _password(credentials: bytes) -> str | None:
+    """Return the password in the credentials of HTTP Basic; None if they are invalid."""
+    try:
+        return base64.b64decode(credentials.strip(), validate=True).decode("latin-1").partition(":")[2]
+    except ValueError:
+        return None
 
 
 def _size(message: Message) -> int:

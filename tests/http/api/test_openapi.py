@@ -6,28 +6,17 @@ import itertools
 
 import httpx
 
-import envkit
 from envkit.errors import UnknownPathError, from_problem
 from tests.http.stage import over_http
 
 
 def test_monitored_paths_answer_head_requests() -> None:
     async def main(client: httpx.AsyncClient) -> None:
-        for path in ("/v1", "/v1/health", "/v1/ready", "/metrics", "/openapi.json"):
+        for path in ("/", "/v1", "/v1/health", "/v1/ready", "/metrics", "/openapi.json"):
             head, whole = await client.head(path), await client.get(path)
             assert (head.status_code, head.content) == (200, b"")
             assert head.headers["content-type"] == whole.headers["content-type"]
             assert (await client.get("/v1/health")).json()["status"] == "alive"  # on the same connection
-
-    over_http(main)
-
-
-def test_each_path_in_the_index_of_the_protocol_answers() -> None:
-    async def main(client: httpx.AsyncClient) -> None:
-        index = await client.get("/v1")
-        assert (index.json()["version"], index.json()["protocol"]) == (envkit.__version__, 1)
-        for path in index.json()["links"]:
-            assert (await client.get(path)).status_code == 200
 
     over_http(main)
 
