@@ -85,10 +85,8 @@ EXAMPLES: Mapping[str, Any] = {
 }
 """Example values of required fields, by name."""
 QUERIES = {"path": "notes.txt", "name": "main", "snapshot": "NAME"}
-SKIPPED = {"/v1/events", "/v1/sessions/{session_id}/grade"}
-"""Paths without an example on the page, because a test runs every example to its end: the reply of the first never
-ends, and the session of the examples has no grader.
-"""
+SKIPPED = {"/v1/sessions/{session_id}/grade"}
+"""Paths without an example on the page, because a test runs every example: its session has no grader."""
 UPLOAD = ("put", "/v1/sandboxes/{sandbox_id}/tree")
 """The upload of a folder. It follows the download, because its example uploads the file that the download writes."""
 URL = "http://127.0.0.1:8000"

@@ -222,11 +222,7 @@ class AsyncEpisode(Episode):
 
 
 def _check_seen(text: object, info: object) -> None:
-    """Check the observation and the info that a reset or step returned.
-
-    Raises:
-        TypeError: One of them is invalid, or cannot be written as JSON. The message says what to return instead.
-    """
+    """Raise `TypeError` if the observation or info is invalid or not JSON. The message says what to return instead."""
     if not isinstance(text, str):
         raise TypeError(
             f"the observation is {reprlib.repr(text)}; return text that a language model can read, and the rest in info"
@@ -242,11 +238,7 @@ def _check_seen(text: object, info: object) -> None:
 
 
 def _checked(observation: Observation, reward: object, terminated: object, truncated: object, info: Info) -> Step:
-    """Return a step with the values that an environment returned, whose observation and info were checked.
-
-    Raises:
-        TypeError: A value is invalid. The message says what to return instead.
-    """
+    """Return a step with checked values; raise `TypeError` with what to return instead if one is invalid."""
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
         if not isinstance(flag, (bool, np.bool_)):
             raise TypeError(f"{name} is {reprlib.repr(flag)}; return True or False")
@@ -281,7 +273,7 @@ def env_error(
         intended: Classes of errors that environments raise on purpose in this call.
         env: The environment. An error about what its method returned names the line where the method is defined.
     """
-    frames = list(_frames(error))
+    frames = list(traceback.walk_tb(error.__traceback__))
     raised_in = _module(frames[-1][0]) if frames else ""
     is_about_request = not (isinstance(error, (ConfigError, UsageError)) and raised_in.startswith(_SANDBOX_CODE))
     if isinstance(error, intended) and is_about_request:
@@ -319,28 +311,18 @@ def _place(frames: Sequence[tuple[FrameType, int]]) -> str:
 
     The environment's own code is its package, and all files outside of ``site-packages``. Libraries do not count.
     """
-    own = [(frame, line) for frame, line in frames if _is_env_code(_module(frame))]
+    own = [(_module(frame), frame.f_code.co_filename, line) for frame, line in frames if _is_env_code(_module(frame))]
     # A base class such as `ToolEnv` calls the environment's own code.
-    own = [one for one in own if not _module(one[0]).startswith("envkit.")] or own
-    for frame, line in reversed(own):
-        file = frame.f_code.co_filename
-        if _package(_module(frame)) == _package(_module(own[0][0])) or "site-packages" not in file:
+    own = [one for one in own if not one[0].startswith("envkit.")] or own
+    for module, file, line in reversed(own):
+        if module.partition(".")[0] == own[0][0].partition(".")[0] or "site-packages" not in file:
             return f"{file}:{line}"
     return ""
-
-
-def _frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
-    """Yield the frames of the error's traceback with their line numbers, outermost first."""
-    return traceback.walk_tb(error.__traceback__)
 
 
 def _module(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", ""))
 
 
-def _package(module: str) -> str:
-    return module.partition(".")[0]
-
-
 def _is_env_code(module: str) -> bool:
-    return module.startswith("envkit.environments.") or _package(module) not in _BETWEEN
+    return module.startswith("envkit.environments.") or module.partition(".")[0] not in _BETWEEN

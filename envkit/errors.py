@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
+
+import msgspec
 
 from envkit.types.outcomes import StopReason
 from envkit.types.sandboxes import Cause, CauseKind
@@ -62,9 +64,7 @@ class UnknownEnvError(EnvkitError):
     """No environment is registered under this id.
 
     Attributes:
-        env_id: The requested id.
-        known: The ids that are registered.
-        hint: What the caller should do; if empty, the message suggests one of the ids in `known`.
+        hint: What the caller should do; if empty, the message suggests one of the registered ids `known`.
     """
 
     code = "unknown_env"
@@ -80,12 +80,7 @@ class UnknownEnvError(EnvkitError):
 
 
 class OptionError(EnvkitError, ValueError):
-    """An environment or a sandbox rejects an option.
-
-    Attributes:
-        option: Name of the option.
-        reason: What is wrong with the option.
-    """
+    """An environment or a sandbox rejects an option."""
 
     code = "bad_option"
     status = 422
@@ -133,9 +128,7 @@ class SessionNotFoundError(EnvkitError):
 
 
 class SessionConflictError(EnvkitError):
-    """The session cannot take this call: its id has another task, its turn was played with another action, or an engine
-    is completing a prompt of it.
-    """
+    """The session has another task, its turn was played with another action, or an engine is completing its prompt."""
 
     code = "session_conflict"
     status = 409
@@ -185,7 +178,7 @@ class ForbiddenError(EnvkitError):
 
 
 class RateLimitError(EnvkitError):
-    """The tenant exceeded its rate limit; the same call may succeed later.
+    """The tenant exceeded a limit, such as that of its concurrent requests; the same call may succeed later.
 
     Attributes:
         wait_s: Seconds to wait before the call is repeated.
@@ -229,7 +222,6 @@ class EnvError(EnvkitError):
     """The environment raised an exception, which is a bug in the environment and not a mistake of the policy.
 
     Attributes:
-        env_id: Id of the environment.
         cause: Class of the exception, method of the environment that raised it, and message of the exception.
         place: ``FILE:LINE`` of the innermost traceback frame in the environment's own code; empty if unknown.
         trace: The traceback; empty if unknown.
@@ -254,9 +246,7 @@ class EnvRejectedError(EnvkitError):
     """New episodes of an environment are rejected, because its episodes killed too many sandboxes.
 
     Attributes:
-        env_id: Id of the environment.
         losses: Number of sandboxes that its episodes killed within the last `window_s` seconds.
-        window_s: Length of the time window in which such losses count, in seconds.
         cause: Cause of the most recent loss.
         wait_s: Seconds until a new episode may start.
     """
@@ -309,8 +299,7 @@ class SandboxStartError(SandboxError):
     """The sandbox never became ready.
 
     Attributes:
-        sandbox_id: Id of the sandbox.
-        cause: Why the sandbox did not start. A string becomes the detail of a cause of kind ``start_failed``.
+        cause: Why. A string becomes the detail of a cause of kind ``start_failed``.
     """
 
     code = "sandbox_start"
@@ -351,12 +340,7 @@ class SandboxEndedError(SandboxStartError):
 
 
 class SandboxLostError(SandboxError):
-    """The sandbox was healthy and has ended unexpectedly, and with it everything that ran in it.
-
-    Attributes:
-        sandbox_id: Id of the lost sandbox.
-        cause: Why the sandbox ended.
-    """
+    """The sandbox was healthy and has ended unexpectedly, and with it everything that ran in it."""
 
     code = "sandbox_lost"
     status = 503
@@ -426,14 +410,6 @@ def _classes(root: type[EnvkitError]) -> Iterable[type[EnvkitError]]:
         yield from _classes(child)
 
 
-def _plain(value: object) -> object:
-    return value.plain() if isinstance(value, Cause) else value
-
-
-def _rebuilt(value: object) -> Any:
-    return Cause.of(value) if isinstance(value, Mapping) else value
-
-
 def to_problem(error: EnvkitError) -> dict[str, object]:
     """Return the error as a problem in the format of RFC 9457, to be sent over HTTP. It has no stack trace."""
     return {
@@ -442,7 +418,7 @@ def to_problem(error: EnvkitError) -> dict[str, object]:
         "status": error.status,
         "detail": str(error),
         "retry": error.retry,
-        "fields": {name: _plain(getattr(error, name)) for name in error.fields},
+        "fields": {name: getattr(error, name) for name in error.fields},
     }
 
 
@@ -456,8 +432,11 @@ def from_problem(problem: Mapping[str, object]) -> EnvkitError:
     fields = problem.get("fields")
     if isinstance(fields, Mapping):
         try:
-            return found(**{name: _rebuilt(fields[name]) for name in found.fields if name in fields})
-        except (AttributeError, KeyError, TypeError, ValueError):
+            given = {name: fields[name] for name in found.fields if name in fields}
+            if isinstance(cause := given.get("cause"), Mapping):
+                given["cause"] = msgspec.convert(cause, Cause)
+            return found(**given)
+        except (AttributeError, TypeError, ValueError, msgspec.MsgspecError):
             pass
     return EnvkitError(detail)
 

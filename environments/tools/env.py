@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import anyio
+import msgspec
 
 from envkit import clock
 from envkit.env import AsyncEnv
@@ -202,7 +203,7 @@ class ToolEnv(AsyncEnv):
             if not error.cause.by_agent:
                 raise
             self.sandbox_ended = error.cause
-            info["sandbox_ended"] = error.cause.plain()
+            info["sandbox_ended"] = msgspec.to_builtins(error.cause)
             result = f"The sandbox has ended: {error.cause}. The episode is over."
         terminated = self.sandbox_ended is not None or self.submitted is not None
         if not terminated and self._used_s >= self._limits.episode_timeout_s:

@@ -144,8 +144,6 @@ class LimitsSection(Section):
     images: list[Text] = Field(default_factory=list)
     """Images, or patterns such as swe/*, allowed to tokens without the scope admin, besides the default image. For
     bubblewrap, an image is a folder of this machine, and the sandbox can read everything in it."""
-    calls_per_s: Annotated[float, Field(gt=0)] | None = None
-    """Maximum calls per second of one tenant; each step of a batch counts. null for no limit."""
 
     @field_validator("networks")
     @classmethod
@@ -161,7 +159,7 @@ class AlertsSection(Section):
 
     webhook: str | None = None
     """URL to which each alert is posted as JSON. When the server starts, it sends a HEAD request to this URL and prints
-    a warning if there is no answer. Alerts also appear as events and metrics."""
+    a warning if there is no answer. Alerts also appear in the log and the metrics."""
 
     @field_validator("webhook")
     @classmethod

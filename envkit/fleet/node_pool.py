@@ -8,7 +8,7 @@ counts as a use.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Self
@@ -18,7 +18,7 @@ import anyio
 from envkit import clock
 from envkit.errors import CapacityError, SandboxConflictError, SandboxLostError, SandboxNotFoundError, UnsupportedError
 from envkit.protocols import Sandbox, SandboxBackend, SandboxPool
-from envkit.types import Cause, CauseKind, Phase, PoolEvent, SandboxSpec, SandboxState, SandboxView, TenantKey
+from envkit.types import Cause, CauseKind, Phase, SandboxSpec, SandboxState, SandboxView, TenantKey
 
 _log = logging.getLogger(__name__)
 
@@ -135,12 +135,6 @@ class NodePool(SandboxPool):
             held.end(SandboxState.STOPPED, Cause(CauseKind.STOPPED, "stopped"))
             await held.cleared.wait()
             held.is_free = True
-
-    async def events(self, *, after: int = 0) -> AsyncIterator[PoolEvent]:
-        """Yield nothing: the gateway records the events of its sandboxes."""
-        none: Sequence[PoolEvent] = ()
-        for event in none:
-            yield event
 
     async def __aenter__(self) -> Self:
         self._tasks = await anyio.create_task_group().__aenter__()

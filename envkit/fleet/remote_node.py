@@ -27,9 +27,9 @@ from envkit.errors import (
     UnreachableError,
 )
 from envkit.http.client.outages import Outages
-from envkit.http.client.remote_sandbox import RemoteSandbox, SandboxTransport
+from envkit.http.client.remote_sandbox import RemoteProgram, RemoteSandbox
 from envkit.http.client.sandbox_client import SandboxClient
-from envkit.http.client.streams import RemoteProgram
+from envkit.http.client.transport import SandboxTransport
 from envkit.http.protocol import operations as table
 from envkit.http.protocol import sandbox_messages as wire
 from envkit.http.protocol.node_messages import NodeReply

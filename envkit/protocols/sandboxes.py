@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Protocol
@@ -17,7 +17,6 @@ from envkit.types import (
     Cause,
     ExecResult,
     FileUser,
-    PoolEvent,
     SandboxSpec,
     SandboxUser,
     SandboxView,
@@ -373,10 +372,6 @@ class SandboxPool(Protocol):
 
     async def stop(self, id: str, *, tenant: str = "") -> None:
         """Stop a sandbox and wait until it is fully removed; idempotent. An unknown id is no error."""
-        ...
-
-    def events(self, *, after: int = 0) -> AsyncIterator[PoolEvent]:
-        """Yield the stored events with a number above `after`, then each new event when it happens."""
         ...
 
 

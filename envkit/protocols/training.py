@@ -85,8 +85,8 @@ class Engine(Protocol):
         ...
 
 
-class WeightSink(Protocol):
-    """Receives new policy weights for an engine."""
+class PolicyEngine(Engine, Protocol):
+    """An engine that samples from the policy and can load new weights."""
 
     async def load(self, weights: Weights) -> None:
         """Sample from `weights` from now on.
@@ -95,10 +95,6 @@ class WeightSink(Protocol):
         that are being generated.
         """
         ...
-
-
-class PolicyEngine(Engine, WeightSink, Protocol):
-    """An engine that samples from the policy and can load new weights."""
 
 
 @runtime_checkable

@@ -21,17 +21,10 @@ _NOT_WRITABLE = "make it writable or choose another folder with --output"
 _NOT_A_FOLDER = "a file has the name of a folder; choose another folder with --output"
 _NO_FOLDER = "choose another folder with --output"
 _ADVICE = {
-    errno.ENOSPC: _NO_SPACE,
-    errno.EDQUOT: _NO_SPACE,
-    errno.EFBIG: _NO_SPACE,
-    errno.EACCES: _NOT_WRITABLE,
-    errno.EPERM: _NOT_WRITABLE,
-    errno.EROFS: _NOT_WRITABLE,
-    errno.EEXIST: _NOT_A_FOLDER,
-    errno.ENOTDIR: _NOT_A_FOLDER,
-    errno.ENOENT: _NO_FOLDER,
-    errno.ENAMETOOLONG: _NO_FOLDER,
-    errno.ELOOP: _NO_FOLDER,
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _NO_SPACE),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _NOT_WRITABLE),
+    **dict.fromkeys((errno.EEXIST, errno.ENOTDIR), _NOT_A_FOLDER),
+    **dict.fromkeys((errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP), _NO_FOLDER),
 }
 _QUOTED = re.compile(r"\(os error (\d+)\)")
 _OTHERWISE = "fix this, then continue from the last checkpoint with --resume"

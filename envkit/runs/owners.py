@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-import sys
 from pathlib import Path
 
 _NAME = re.compile(r"envkit-(\d+)-(\d+)-(\d+)(-[^/]+)?")
@@ -28,18 +26,7 @@ def is_owner_gone(name: str) -> bool:
 
 
 def _start_time(pid: int) -> int:
-    """Return the start time of the process `pid` in clock ticks since boot; -1 if there is no such process.
-
-    On macOS, which has no ``/proc``, return 0 if the process exists.
-    """
-    if sys.platform != "linux":
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return -1
-        except PermissionError:
-            return 0
-        return 0
+    """Return the start time of the process `pid` in clock ticks since boot; -1 if there is no such process."""
     try:
         content = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
@@ -50,8 +37,6 @@ def _start_time(pid: int) -> int:
 
 def _has_ended(pid: int) -> bool:
     """Whether the existing process `pid` no longer runs its program: it is being killed, is exiting, or is a zombie."""
-    if sys.platform != "linux":
-        return False
     try:
         content = Path(f"/proc/{pid}/stat").read_bytes()
         signals = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal, NamedTuple, TypeAlias
 
-from envkit.types.plain import JSON, TenantKey
+from envkit.types.plain import TenantKey
 
 _HOST = re.compile(r"[a-z0-9_]([a-z0-9_.-]{0,251}[a-z0-9_])?")
 
@@ -183,19 +183,6 @@ class Cause:
 
     def __str__(self) -> str:
         return self.detail
-
-    @classmethod
-    def of(cls, plain: Mapping[str, object]) -> Cause:
-        """Return the cause that the JSON object `plain` describes; the inverse of the method `plain`.
-
-        Raises:
-            KeyError, ValueError: `plain` does not describe a cause.
-        """
-        return cls(CauseKind(str(plain["kind"])), str(plain["detail"]), plain.get("by_agent") is True)
-
-    def plain(self) -> dict[str, JSON]:
-        """Return the cause as a JSON object."""
-        return {"kind": self.kind.value, "detail": self.detail, "by_agent": self.by_agent}
 
     def followed_by(self, text: str) -> Cause:
         """Return a copy of the cause with ``"; "`` and `text` appended to its detail."""

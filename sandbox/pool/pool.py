@@ -206,15 +206,15 @@ class Pool(ServerPool):
             await instance.cleared.wait()
         self._history.past.free(key)
 
-    def events(self, *, after: int = 0) -> AsyncIterator[PoolEvent]:
-        """Yield past and new events; see `envkit.protocols.SandboxPool.events`.
+    def events(self) -> AsyncIterator[PoolEvent]:
+        """Yield the stored events, then each new event when it happens.
 
         The pool stores the last 10,000 events. A reader that falls further behind misses events: their numbers have a
         gap. The kinds of events are ``"state"``, ``"stock"``, ``"ledger"``, those given to `alert`, and, at most once a
         minute per sandbox or warm stock, ``"memory"``, ``"disk"``, ``"probe"``, ``"restarts"`` and ``"stop"``. The
         iteration ends when the pool is closed.
         """
-        return self._history.events.since(after)
+        return self._history.events.since(0)
 
     def alert(self, kind: str, text: str) -> None:
         self._history.alert(kind, None, text)

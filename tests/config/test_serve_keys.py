@@ -277,7 +277,6 @@ SERVE: Mapping[str, How] = {
     "limits.networks": replace(SANDBOXES, value=["open"]),
     "limits.profiles": replace(SANDBOXES, value=["strict", "system"]),
     "limits.images": replace(SANDBOXES, value=["swe/*"]),
-    "limits.calls_per_s": How(0.1),
     "alerts.webhook": How("http://127.0.0.1:9/hook"),
     "drain_s": How(20.0, calls=shut_down),
     "access_log": How("FOLDER/access.log"),

@@ -39,7 +39,7 @@ STALE_AFTER = (
     "environments/terminal/emulator.py",
     "environments/terminal/screen.py",
     "environments/tools/shell_tools.py",
-    "envkit/http/client/streams.py",
+    "envkit/http/client/remote_sandbox.py",
     "envkit/http/sandboxes/streams.py",
     "sandbox/agent/exec",
     "sandbox/agent_client",

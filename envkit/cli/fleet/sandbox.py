@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NoReturn, TypeAlias, TypeVar
 
+import msgspec
 import typer
 
 from envkit.cli.tables import AsJson, duration, echo, moment, note, print_json, print_table
@@ -289,7 +290,7 @@ def _print_views(views: Sequence[SandboxView], as_json: bool) -> None:
                 "node": view.node,
                 "command": [*view.spec.command],
                 "reason": view.phases[-1].reason,
-                "cause": None if (cause := view.phases[-1].cause) is None else cause.plain(),
+                "cause": msgspec.to_builtins(view.phases[-1].cause),
             }
             for view in views
         )

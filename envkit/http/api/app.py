@@ -23,14 +23,12 @@ from envkit.http.auth.caller import caller_of
 from envkit.http.auth.sandbox_policy import SandboxPolicy
 from envkit.http.protocol import messages
 from envkit.http.protocol.asgi import CallOutcome, Receive, Scope, Send, read_body, respond_outcome
-from envkit.http.protocol.operations import CONNECT, EXEC, POOL_EVENTS, PROGRAM, STEP, STEPS
-from envkit.http.sandboxes.access import MAX_TIMEOUT_S, SandboxAccess
+from envkit.http.protocol.operations import CONNECT, EXEC, PROGRAM, STEP, STEPS
+from envkit.http.sandboxes.access import SandboxAccess
 from envkit.http.sandboxes.byte_relay import taker
-from envkit.http.sandboxes.files_and_events import FilesAndEvents
 from envkit.http.sandboxes.lifecycle import SandboxLifecycle
 from envkit.http.sandboxes.streams import SandboxStreams
-from envkit.http.sandboxes.transfers import FolderTransfers, FolderTransport
-from envkit.http.sessions.counters import step_metrics_of
+from envkit.http.sandboxes.transfers import FileTransfers, FolderTransport
 from envkit.http.sessions.metrics import Collect
 from envkit.http.sessions.table import GRADE_TIMEOUT_S, RESET_TIMEOUT_S, STEP_TIMEOUT_S, TTL_S, SessionTable
 from envkit.protocols import EnvHost, SandboxPool
@@ -71,7 +69,6 @@ def create_app(
     lazy: bool = False,
     pool: SandboxPool | None = None,
     folder_transport: FolderTransport | None = None,
-    max_timeout_s: float = MAX_TIMEOUT_S,
     sandbox_ttl_s: float | None = None,
     metrics: Collect | None = None,
     policy: SandboxPolicy | None = None,
@@ -101,7 +98,6 @@ def create_app(
         pool: Pool of the sandboxes that callers can lease. If it is None, the server lends no sandboxes.
         folder_transport: Packs and unpacks folders, for example `envkit.sandbox.transfer.tar_stream`. If it is None,
             callers can neither upload nor download folders.
-        max_timeout_s: Maximum timeout of a command in a sandbox, in seconds.
         sandbox_ttl_s: Maximum seconds without use after which the server stops a sandbox; None for no maximum.
         metrics: Returns metrics that ``GET /metrics`` shows in addition to the metrics of sessions.
         policy: Which sandboxes callers may request; None for the defaults of `SandboxPolicy`.
@@ -124,20 +120,16 @@ def create_app(
         metrics=metrics,
         max_request_bytes=max_request_bytes,
         sends_traces=sends_traces,
+        pool=pool,
     )
     dispatcher = Dispatcher(operations, slow_s=slow_reset_s, max_request_bytes=max_request_bytes)
     for handler in handlers:
         dispatcher.bind(handler)
     sandboxes = None
     if pool is not None:
-        folders = None if folder_transport is None else FolderTransfers(folder_transport)
-        operations.sandboxes = access = SandboxAccess(pool, max_timeout_s=max_timeout_s)
+        dispatcher.sandboxes = access = SandboxAccess(pool)
         sandboxes = SandboxLifecycle(access, dispatcher.keyed, ttl_s=sandbox_ttl_s, policy=policy)
-        for owner in (
-            access,
-            sandboxes,
-            FilesAndEvents(access, dispatcher.outcome, folders),
-        ):
+        for owner in (access, sandboxes, FileTransfers(access, dispatcher.outcome, folder_transport)):
             dispatcher.bind(owner)
     return App(dispatcher, sandboxes, model, max_request_bytes=max_request_bytes, lazy=lazy)
 
@@ -164,15 +156,12 @@ class App:
         self._api: FastAPI | None = None
         self._sockets: Sockets | None = None
         self._requests: set[asyncio.Task[object]] = set()
-        """Running HTTP requests, except event streams, which end by themselves when the server shuts down."""
+        """Running HTTP requests."""
         self._is_cancelling = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             path: str = scope["path"]
-            if path == POOL_EVENTS.path:
-                await self.api()(scope, receive, send)
-                return
             task = asyncio.current_task()
             assert task is not None
             self._requests.add(task)
@@ -289,7 +278,7 @@ class App:
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
         if self._sockets is not None and path == messages.SOCKET_PATH:
-            await self._sockets.serve(caller_of(scope), receive, send, step_metrics_of(scope))
+            await self._sockets.serve(caller_of(scope), receive, send)
             return
         id, _, _ = path.removeprefix(_SANDBOX).partition("/")
         for operation in (PROGRAM, CONNECT):

@@ -29,29 +29,25 @@ from envkit.http.protocol.asgi import (
     until_disconnect,
 )
 from envkit.http.protocol.handlers import Handler, HttpCall, handlers_of
-from envkit.http.protocol.messages import CreateSessionBody, ReadyReply, read, write
+from envkit.http.protocol.messages import ReadyReply, read, write
 from envkit.http.protocol.operations import NODE_FACTS, Operation
 from envkit.http.protocol.sandbox_messages import SandboxReply
-from envkit.http.sandboxes.access import MAX_EXEC_BYTES
+from envkit.http.sandboxes.access import MAX_EXEC_BYTES, SandboxAccess
 from envkit.http.sandboxes.idempotency import IdempotentCalls
-from envkit.http.sessions.counters import step_metrics_of
 from envkit.types import SandboxState
 
 
 class Dispatcher:
-    """Runs the calls of all operations.
-
-    Args:
-        operations: The operations on sessions.
-        slow_s: See `slow_reset_s` of `envkit.http.api.app.create_app`.
-        max_request_bytes: Maximum size of a JSON body in bytes. Requests that run programs have a separate limit.
+    """Runs the calls of all operations. The arguments are those of `envkit.http.api.app.create_app`.
 
     Attributes:
         keyed: Runs the calls that have an idempotency key, and stores their answers.
+        sandboxes: Finds the sandboxes that callers have leased; None if the server lends no sandboxes.
     """
 
     def __init__(self, operations: SessionOperations, *, slow_s: float, max_request_bytes: int) -> None:
         self.operations = operations
+        self.sandboxes: SandboxAccess | None = None
         self.keyed = IdempotentCalls(operations.failure)
         self._slow_s = slow_s
         self._max_request_bytes = max_request_bytes
@@ -72,9 +68,9 @@ class Dispatcher:
             return await self._run(operation, body, caller)
         work = partial(self._run, operation, body, caller)
         try:
-            if self.operations.sandboxes is not None:
+            if self.sandboxes is not None:
                 # Fail here if the sandbox cannot be used: `keyed.run` would store that error as the key's answer.
-                self.operations.sandboxes.find(body.sandbox_id, caller)
+                self.sandboxes.find(body.sandbox_id, caller)
             return await self.keyed.run(caller.key(body.sandbox_id), body.key, content_hash(body), work)
         except EnvkitError as error:
             return self.operations.failure(error)
@@ -129,8 +125,6 @@ class Dispatcher:
         """Run a call that may be slow."""
         reply = await self._require_handler(operation)(request, call.caller)
         if not isinstance(reply, SandboxReply):
-            if isinstance(request, CreateSessionBody):
-                step_metrics_of(call.scope).envs[request.env_id] += 1
             return CallOutcome(write(reply))
         if reply.state in (SandboxState.LOST, SandboxState.STOPPED):
             why = f"sandbox {request.sandbox_id} has ended: {reply.phases[-1].reason}"

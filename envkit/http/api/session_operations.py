@@ -41,11 +41,10 @@ from envkit.http.protocol.messages import (
     read_each,
     write,
 )
-from envkit.http.sandboxes.access import SandboxAccess
-from envkit.http.sessions.counters import step_metrics_of
 from envkit.http.sessions.metrics import Collect, exposition
-from envkit.http.sessions.session import Move, SessionView
+from envkit.http.sessions.session import Move, Session
 from envkit.http.sessions.table import SessionTable
+from envkit.protocols import SandboxPool
 from envkit.registry import EnvSpec
 from envkit.types import Task, TenantKey
 
@@ -59,9 +58,6 @@ class SessionOperations:
     """The operations on sessions in version 1 of the protocol.
 
     The arguments are those of `envkit.http.api.app.create_app`, and all sessions of the server.
-
-    Attributes:
-        sandboxes: Finds the sandboxes that callers have leased; None if the server lends no sandboxes.
     """
 
     def __init__(
@@ -73,9 +69,10 @@ class SessionOperations:
         check_task: Callable[[Task], None] | None = None,
         max_request_bytes: int = MAX_REQUEST_BYTES,
         sends_traces: bool = False,
+        pool: SandboxPool | None = None,
     ) -> None:
         self.sessions = sessions
-        self.sandboxes: SandboxAccess | None = None
+        self._pool = pool
         self._sends_traces = sends_traces
         self._metrics = metrics
         self._envs = envs
@@ -127,7 +124,7 @@ class SessionOperations:
     @handles(table.SESSIONS)
     async def list_sessions(self, body: NoBody, caller: Caller) -> SessionsReply:
         """List the sessions that the caller may see, oldest first."""
-        return SessionsReply([_session_reply(view, caller) for view in self._views(caller)])
+        return SessionsReply([_session_reply(one, caller) for one in self._visible(caller)])
 
     @handles(table.ENVS)
     async def list_envs(self, body: NoBody, caller: Caller) -> EnvsReply:
@@ -181,13 +178,13 @@ class SessionOperations:
     async def _overview(self, caller: Caller) -> Overview:
         """Return what the status page shows to the caller."""
         sandboxes = None
-        if self.sandboxes is not None and caller.may(SANDBOX):
-            sandboxes = self.sandboxes.pool.views(tenant=caller.visible_tenant)
+        if self._pool is not None and caller.may(SANDBOX):
+            sandboxes = self._pool.views(tenant=caller.visible_tenant)
         may_play = caller.may(PLAY)
         return Overview(
             await self.ready(NoBody(), caller),
             list(self._envs()) if may_play else None,
-            self._views(caller) if may_play else None,
+            self._visible(caller) if may_play else None,
             sandboxes,
             caller.name,
         )
@@ -198,9 +195,6 @@ class SessionOperations:
         # Steps of different sessions run concurrently; the steps of one session run one after the other.
         caller = call.caller
         bodies = read_each(await call.body(self._max_request_bytes), _STEPS, _STEP)
-        step_metrics_of(call.scope).steps += len(bodies)
-        # Each step counts as one call of the rate limit. Subtract 1, because `AuthMiddleware` has counted the request.
-        caller.take(max(0, len(bodies) - 1))
         outcomes: list[bytes] = [b""] * len(bodies)
         waiting: defaultdict[str, list[tuple[int, SessionStepBody]]] = defaultdict(list)
         now = self.sessions.now()
@@ -308,16 +302,14 @@ class SessionOperations:
         if self.sessions.is_closing:
             raise UnreachableError("the server is shutting down; retry later")
 
-    def _views(self, caller: Caller) -> list[SessionView]:
-        """Return the state of the sessions that the caller may see."""
-        return [view for view in self.sessions.views() if caller.visible_tenant in (None, view.key.tenant)]
+    def _visible(self, caller: Caller) -> list[Session]:
+        return [one for one in self.sessions.all() if caller.visible_tenant in (None, one.key.tenant)]
 
 
-def _session_reply(view: SessionView, caller: Caller) -> SessionReply:
-    task, id = view.task, caller.name(view.key)
-    return SessionReply(
-        id, task.env_id, task.seed, dict(task.options), view.state.value, view.turn, round(view.idle_s, 3)
-    )
+def _session_reply(session: Session, caller: Caller) -> SessionReply:
+    task, id = session.task, caller.name(session.key)
+    options, idle_s = dict(task.options), round(session.idle_s, 3)
+    return SessionReply(id, task.env_id, task.seed, options, session.state.value, session.turn, idle_s)
 
 
 def _as_utf8(value: object) -> object:

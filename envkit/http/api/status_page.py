@@ -10,7 +10,7 @@ from html import escape
 
 from envkit import __version__, clock
 from envkit.http.protocol import messages
-from envkit.http.sessions.session import SessionView
+from envkit.http.sessions.session import Session
 from envkit.registry import EnvSpec
 from envkit.types import CauseKind, SandboxState, SandboxView, TenantKey
 
@@ -73,7 +73,7 @@ class Overview:
 
     ready: messages.ReadyReply
     envs: Sequence[EnvSpec] | None
-    sessions: Sequence[SessionView] | None
+    sessions: Sequence[Session] | None
     sandboxes: Sequence[SandboxView] | None
     name: Callable[[TenantKey], str]
 
@@ -116,7 +116,7 @@ def _sections(overview: Overview) -> Iterable[str]:
             yield f"<h2>Lost sandboxes</h2>{more}"
             yield _table(["time (UTC)", "sandbox", "cause"], [map(escape, row) for row in rows])
     if overview.envs is not None and overview.sessions is not None:
-        counts = Counter(view.task.env_id for view in overview.sessions)
+        counts = Counter(one.task.env_id for one in overview.sessions)
         rows = [[spec.id, str(counts[spec.id]), spec.summary] for spec in overview.envs]
         yield "<h2>Environments</h2>"
         yield _table(["id", "sessions", ""], [map(escape, row) for row in rows])

@@ -27,7 +27,6 @@ from envkit.http.protocol.asgi import CallOutcome, Receive, Send
 from envkit.http.protocol.messages import MAX_FRAMES, UNREADABLE, Frame, StepFrame, batches, read, read_each
 from envkit.http.protocol.operations import CREATE, METHODS, STEP, STOP, VIEW
 from envkit.http.sandboxes.lifecycle import SandboxLifecycle
-from envkit.http.sessions.counters import StepMetrics
 from envkit.types import TenantKey
 
 MAX_OWED = 10_000
@@ -121,7 +120,6 @@ class _Socket:
     tasks: TaskGroup
     """Runs the calls that are cancelled when the socket closes."""
     outbox: Outbox
-    metrics: StepMetrics
     sessions: set[TenantKey] = field(default_factory=set)
     sandboxes: set[str] = field(default_factory=set)
 
@@ -129,11 +127,8 @@ class _Socket:
 class Sockets:
     """All open WebSockets of a server.
 
-    Args:
-        dispatcher: Runs the calls that the frames contain.
-        tasks: Task group for the calls that continue after their socket closes.
-        max_frame_bytes: Maximum size of a frame's parameters, in bytes.
-        sandboxes: Renews the leases of sandboxes that are used over the sockets; None if the server lends no sandboxes.
+    `tasks` runs the calls that continue after their socket closes. `sandboxes` renews the leases of the sandboxes that
+    are used over the sockets; None if the server lends no sandboxes.
     """
 
     def __init__(
@@ -146,33 +141,24 @@ class Sockets:
         self._sandboxes = sandboxes
         self._open: set[Outbox] = set()
 
-    async def serve(self, caller: Caller, receive: Receive, send: Send, metrics: StepMetrics | None = None) -> None:
-        """Serve one socket until it closes. Pause reading from the socket while its caller exceeds a limit.
-
-        Args:
-            caller: The caller that opened the socket.
-            receive: The `receive` function of ASGI.
-            send: The `send` function of ASGI.
-            metrics: Counts the sessions and steps of this socket.
-        """
+    async def serve(self, caller: Caller, receive: Receive, send: Send) -> None:
+        """Serve one socket until it closes. Pause reading from the socket while its caller exceeds a limit."""
         outbox = Outbox()
         await receive()
         await send({"type": "websocket.accept"})
         self._open.add(outbox)
         try:
             async with anyio.create_task_group() as tasks:
-                socket = _Socket(caller, tasks, outbox, metrics or StepMetrics())
+                socket = _Socket(caller, tasks, outbox)
                 with self._operations.sessions.keep_alive(socket.sessions):
                     tasks.start_soon(outbox.run, send)
                     if self._sandboxes is not None:
                         tasks.start_soon(_renew, self._sandboxes, socket)
                     while (message := await receive())["type"] == "websocket.receive":
                         data = message.get("bytes") or (message.get("text") or "").encode()
-                        count = self._dispatch(socket, data)
+                        self._dispatch(socket, data)
                         if outbox.is_full:
                             await outbox.wait_for_room()
-                        if wait_s := caller.charge(max(1, count)):
-                            await anyio.sleep(wait_s)
                     tasks.cancel_scope.cancel()
         finally:
             self._open.discard(outbox)
@@ -182,13 +168,11 @@ class Sockets:
         while owed := [outbox for outbox in self._open if outbox.owed]:
             await owed[0].wait_until_answered()
 
-    def _dispatch(self, socket: _Socket, data: bytes) -> int:
-        """Start the calls of the frames in the message `data`, and return the number of frames."""
+    def _dispatch(self, socket: _Socket, data: bytes) -> None:
+        """Start the calls of the frames in the message `data`."""
         steps, others = self._read(socket.caller, data)
         outbox = socket.outbox
-        count = len(steps) + len(others)
-        outbox.owed += count
-        socket.metrics.steps += len(steps)
+        outbox.owed += len(steps) + len(others)
         if steps:
             self._step(socket, steps)
         for frame in others:
@@ -198,7 +182,6 @@ class Sockets:
             # Dispatcher about sandboxes are cancelled when the socket closes, unless they have an idempotency key.
             tasks = socket.tasks if METHODS[frame.method].scope == SANDBOX else self._tasks
             tasks.start_soon(self._answer, socket, frame)
-        return count
 
     def _step(self, socket: _Socket, steps: Sequence[StepFrame]) -> None:
         """Answer the steps that can be answered immediately, and start the others."""
@@ -209,9 +192,7 @@ class Sockets:
         socket.outbox.put(*answers)
 
     def _read(self, caller: Caller, data: bytes) -> tuple[Sequence[StepFrame], Sequence[Frame | bytes]]:
-        """Decode a message. Return its steps, and its other frames. For an invalid frame, the second list contains the
-        encoded answer that rejects the frame.
-        """
+        """Decode a message. Return its steps, and its other frames or, for invalid ones, the encoded answers."""
         if len(data) <= self._max_frame_bytes and caller.may(PLAY):
             # Try to decode all frames as steps, which is fastest. This fails if any frame is invalid or not a step.
             with suppress(*UNREADABLE):
@@ -273,10 +254,7 @@ class Sockets:
             socket.sandboxes.discard(body.sandbox_id)
         elif operation is not VIEW and hasattr(body, "sandbox_id"):
             socket.sandboxes.add(body.sandbox_id)
-        outcome = await self._dispatcher.outcome(operation, body, caller)
-        if operation is CREATE and not outcome.is_error:
-            socket.metrics.envs[body.env_id] += 1
-        return outcome
+        return await self._dispatcher.outcome(operation, body, caller)
 
 
 async def _renew(operations: SandboxLifecycle, socket: _Socket) -> None:

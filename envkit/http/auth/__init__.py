@@ -1,1 +1,1 @@
-"""Authentication and authorization: tokens, callers, scopes, rate limits and the sandbox policy."""
+"""Authentication and authorization: tokens, callers, scopes and the sandbox policy."""

@@ -7,13 +7,11 @@ that were created while the server had no tokens have no tenant. For such a sess
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from envkit import clock
-from envkit.errors import ForbiddenError, RateLimitError
-from envkit.http.auth.rate_limit import Bucket
+from envkit.errors import ForbiddenError
 from envkit.types import TenantKey
 
 PLAY, SANDBOX, METRICS, NODE, ADMIN = "play", "sandbox", "metrics", "node", "admin"
@@ -39,7 +37,6 @@ class Caller:
             without tokens.
         scopes: What the caller may do: names from `SCOPES`; ``admin`` includes all others.
         token_id: Id of the token in the request; empty on a server without tokens.
-        bucket: Rate limiter of the tenant; None for no limit.
         own_prefix: Prefix of the ids of the caller's sandboxes in the pool, which begins with a colon: the sandboxes
             belong to the server itself. Empty for other callers.
     """
@@ -47,7 +44,6 @@ class Caller:
     tenant: str = ""
     scopes: frozenset[str] = frozenset(SCOPES)
     token_id: str = ""
-    bucket: Bucket | None = field(default=None, compare=False)
     own_prefix: str = ""
 
     @property
@@ -67,19 +63,6 @@ class Caller:
         if not self.may(scope):
             has = ", ".join(sorted(self.scopes))
             raise ForbiddenError(f"this call needs a token with the scope {scope}; the token sent has {has}")
-
-    def take(self, n: int = 1) -> None:
-        """Count `n` new calls against the tenant's rate limit.
-
-        Raises:
-            RateLimitError: The calls exceed the rate limit. None of them is counted.
-        """
-        if self.bucket is not None and (wait_s := self.bucket.take(clock.stopwatch(), n)):
-            raise RateLimitError(f"rate limit exceeded; retry in {wait_s:.3g} s", wait_s)
-
-    def charge(self, n: int) -> float:
-        """Count `n` received calls against the rate limit; return the seconds to wait before receiving more calls."""
-        return 0.0 if self.bucket is None else self.bucket.charge(clock.stopwatch(), n)
 
     @property
     def visible_tenant(self) -> str | None:

@@ -13,7 +13,6 @@ import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from email.utils import parsedate_to_datetime
 from typing import Annotated, Any
 from urllib.request import getproxies
 
@@ -21,7 +20,6 @@ import anyio
 import httpx
 import msgspec
 
-from envkit import clock
 from envkit.errors import UnreachableError, UsageError
 from envkit.http.auth.localhost_only import is_loopback
 from envkit.types import JSON, ToolSchema
@@ -317,11 +315,7 @@ async def open_client(
 
 
 async def _content(response: httpx.Response) -> bytes:
-    """Return the body of a response, decompressed.
-
-    Raises:
-        httpx.DecodingError: It is larger than `MAX_BYTES`, or not compressed as its header says.
-    """
+    """Return the decompressed body of a response; raise `DecodingError` above `MAX_BYTES`, or if it is damaged."""
     content = bytearray()
     async for chunk in response.aiter_bytes():
         content += chunk
@@ -352,13 +346,8 @@ def _reason(error: Exception) -> str:
 
 
 def _retry_after(response: httpx.Response, *, otherwise: float) -> float:
-    """Return the seconds of the ``Retry-After`` header, up to `_MAX_DELAY_S`; `otherwise` without a valid header."""
-    text = response.headers.get("Retry-After", "")
+    """Return the seconds in the header ``Retry-After``, up to `_MAX_DELAY_S`; `otherwise` without them."""
     try:
-        seconds = float(text)
-    except ValueError:
-        try:
-            seconds = parsedate_to_datetime(text).timestamp() - clock.wall()
-        except (ArithmeticError, LookupError, OSError, TypeError, ValueError):
-            return otherwise
-    return min(max(0.0, seconds), _MAX_DELAY_S)
+        return min(max(0.0, float(response.headers.get("Retry-After", ""))), _MAX_DELAY_S)
+    except ValueError:  # it may also be a date
+        return otherwise

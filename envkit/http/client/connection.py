@@ -68,11 +68,7 @@ class _PendingCall:
 
 
 class SharedWebSocket:
-    """Sends the calls of many tasks to one server over a single WebSocket.
-
-    Args:
-        address: The server's address, for error messages.
-        connect: Opens a WebSocket to the server.
+    """Sends the calls of many tasks to the server at `address` over a single WebSocket, which `connect` opens.
 
     Attributes:
         on_outage: Called with the error after the socket broke and each attempt to open a new one has failed.
@@ -102,11 +98,7 @@ class SharedWebSocket:
         return self.decode(operation, await self.start_call(operation, request, timeout_s))
 
     def decode(self, operation: Operation[Any, R], answer: bytes | msgspec.Raw) -> R:
-        """Decode the answer to a call of `operation`.
-
-        Raises:
-            RequestError: The answer is not a valid reply.
-        """
+        """Decode the answer to a call of `operation`. Raises `RequestError` if it is not a valid reply."""
         try:
             return operation.reply_decoder.decode(answer)
         except (ValueError, RecursionError) as error:
@@ -168,9 +160,7 @@ class SharedWebSocket:
                 scope.cancel()
 
     async def _run(self, socket: ClientConnection) -> None:
-        """Send calls and receive their answers, first over `socket`. When the socket breaks, continue with a new one.
-        Return only when cancelled.
-        """
+        """Send calls and receive answers, first over `socket`, then over a new one when it breaks, until cancelled."""
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._sweep)

@@ -225,11 +225,7 @@ class EnvClient(EnvHost):
     async def _wait_for_slot(self, lock: anyio.Lock, delay_s: float) -> bool:
         """Wait until the server has a free slot. Return False immediately if the server has no slots at all.
 
-        If many tasks wait for an environment, only one of them polls the server at a time.
-
-        Args:
-            lock: Lock of the environment.
-            delay_s: Seconds to wait before the server is asked.
+        Of the tasks that wait for an environment, only the one that holds `lock` polls, first after `delay_s`.
         """
         first_s, max_s = _POLL_DELAYS_S
         self._queued += 1

@@ -2,49 +2,39 @@
 
 from __future__ import annotations
 
-import random
+import asyncio
 import socket
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import anyio
-from anyio.abc import TaskGroup
+import msgspec
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
 from envkit import clock
 from envkit.errors import (
-    CapacityError,
     DeadlineError,
     EnvkitError,
-    RateLimitError,
     SandboxLostError,
     SandboxNotFoundError,
     TooLargeError,
-    UnsupportedError,
+    UnreachableError,
     UsageError,
+    from_problem,
 )
-from envkit.http.client.connect import connect_bytes, url_connector
-from envkit.http.client.connection import SharedWebSocket, connect_once
-from envkit.http.client.outages import Outages
-from envkit.http.client.streams import RemoteProgram, relay
-from envkit.http.client.transfers import HttpTransfers
+from envkit.http.client.transport import CALL_S, SandboxTransport
 from envkit.http.protocol import file_messages as files
 from envkit.http.protocol import operations as table
 from envkit.http.protocol import sandbox_messages as wire
-from envkit.http.protocol.bytes_encoding import encode_argument
 from envkit.http.protocol.messages import write
-from envkit.http.protocol.operations import KEY_HEADER, Operation, Q, R
-from envkit.http.sandboxes.transfers import FolderTransport
-from envkit.protocols import Sandbox, Shell
+from envkit.http.protocol.operations import Operation, Q, R
+from envkit.protocols import Program, Sandbox, Shell
 from envkit.types import EXEC_TIMEOUT_S, GRADER_HOME, JSON, Cause, CauseKind, ExecResult, FileUser, SandboxUser
-
-CALL_S = 60.0
-"""Timeout of a call that runs no program, in seconds."""
 
 SLACK_S = 60.0
 """Seconds that a client waits beyond a command's own timeout. The server gives up earlier, and sends an error."""
@@ -52,120 +42,26 @@ SLACK_S = 60.0
 _SHELL_S = 3600.0 + SLACK_S
 """Minimum seconds to wait for a shell command. It is long, because the shell may first run earlier commands."""
 
-_RETRY_S = 60.0
-"""Seconds for which a call is retried while the server lacks capacity for it, or a rate limit rejects it."""
-
-_FIRST_DELAY_S, _MAX_DELAY_S = 0.02, 1.0
-"""Backoff: seconds before the first of these retries, and the maximum before a later one."""
-
 _FILE_S = 180.0
 _TREE_S = 3600.0
 _STOP_S = 75.0
 _CANCEL_S = 40.0
-_FRAME_BYTES = 512 << 10
 _PATH_MAX = 4096
+_PIECE_BYTES = 1 << 20
+_FRAME_BYTES = 512 << 10
 """Maximum bytes of a call over the WebSocket; larger calls use HTTP. Servers accept frames up to twice this size."""
 
 _FRAME_OUTPUT_BYTES = 4 << 20
 """Maximum bytes of an answer over the WebSocket; calls whose answer may be larger use HTTP."""
 
+_END = msgspec.json.Decoder(wire.StreamEnd)
+_STREAMS = {1: "out", 2: "err"}
+_STREAM_BYTES = 1 << 16
+_CLOSE_S = 2.0
+
 T = TypeVar("T")
 P = TypeVar("P", wire.ExecFrame, wire.ShellFrame)
 K = TypeVar("K", wire.ExecFrame, wire.ShellFrame, files.WriteFrame, wire.SnapshotFrame)
-
-
-class SandboxTransport:
-    """The connections of a client to a server: one WebSocket that all calls share, and HTTP for large transfers.
-
-    The arguments are those of `envkit.http.client.sandbox_client.SandboxClient`.
-    """
-
-    def __init__(
-        self,
-        url: str,
-        token: str | None,
-        ca: Path | str | None,
-        folder_transport: FolderTransport | None,
-        outages: Outages,
-    ) -> None:
-        self.address = url.rstrip("/")
-        self.websocket = SharedWebSocket(self.address, url_connector(self.address, CALL_S, token=token, ca=ca))
-        self.http = HttpTransfers(self.address, token, ca)
-        self.tasks: TaskGroup | None = None
-        """Runs the tasks that copy the bytes of open connections; None while the client is not connected."""
-        self._token = token
-        self._ca = ca
-        self._folder_transport = folder_transport
-        self._outages = outages
-        self._rng = random.Random()
-
-    @property
-    def folder_transport(self) -> FolderTransport:
-        """Object that packs and unpacks folders for transfers.
-
-        Raises:
-            UnsupportedError: The client was created without `folder_transport`.
-        """
-        if self._folder_transport is None:
-            raise UnsupportedError("cannot copy folders: this client was created without a folder transport; pass one")
-        return self._folder_transport
-
-    async def call(self, operation: Operation[Q, R], request: Q, timeout_s: float = CALL_S) -> R:
-        """Make a call over the WebSocket. Raises the error that the server answers."""
-        return await self._outages.call(partial(self.websocket.call, operation, request, timeout_s))
-
-    async def call_http(
-        self, operation: Operation[Q, Any], request: Q, timeout_s: float, content: bytes | None = None
-    ) -> bytes:
-        """Make a call over HTTP, and return the body of the answer.
-
-        Args:
-            operation: The operation to call.
-            request: The request of the operation.
-            timeout_s: Timeout of the call, in seconds.
-            content: The body of the HTTP request. None sends those fields of `request` that belong in the body, as
-                JSON.
-        """
-        key = getattr(request, "key", None)
-        send = partial(
-            self.http.request,
-            operation.verb,
-            operation.target(request),
-            operation.content(request) if content is None else content,
-            timeout_s=timeout_s,
-            headers={"Content-Type": operation.takes, **({} if key is None else {KEY_HEADER: key})},
-        )
-        return await self._outages.call(send)
-
-    async def open_stream(self, operation: Operation[Q, Any], request: Q) -> ClientConnection:
-        """Open the byte stream of an operation; see `envkit.http.sandboxes.streams`. The caller closes it."""
-        path = operation.target(request)
-        connector = url_connector(self.address, CALL_S, token=self._token, ca=self._ca, path=path)
-        return await self._outages.call(partial(connect_once, connector, self.address))
-
-    async def open_bytes(self, operation: Operation[Q, Any], request: Q) -> socket.socket:
-        """Open the byte stream of an operation of a node without TLS; see `envkit.http.sandboxes.byte_relay`.
-
-        Raises:
-            UnreachableError: The node does not answer, or nothing listens in the sandbox.
-        """
-        return await connect_bytes(self.address, operation.target(request), CALL_S, token=self._token)
-
-    async def with_retries(self, call: Callable[[], Awaitable[T]], retry_s: float = _RETRY_S) -> T:
-        """Make a call. Repeat it for up to `retry_s` seconds while it exceeds the server's capacity or rate limit.
-
-        A rejected call has not started, so repeating it is safe.
-        """
-        until, delay_s = clock.now() + retry_s, _FIRST_DELAY_S
-        while True:
-            try:
-                return await call()
-            except (CapacityError, RateLimitError) as error:
-                wait_s = error.wait_s if isinstance(error, RateLimitError) else 0.0
-                if clock.now() + max(wait_s, delay_s) > until:
-                    raise
-                await anyio.sleep(max(wait_s, delay_s * self._rng.uniform(0.5, 1.0)))  # jitter
-                delay_s = min(2 * delay_s, _MAX_DELAY_S)
 
 
 class RemoteSandbox(Sandbox):
@@ -191,7 +87,7 @@ class RemoteSandbox(Sandbox):
         max_output_bytes: int = 1 << 20,
     ) -> ExecResult:
         frame = wire.ExecFrame(
-            tuple(map(encode_argument, argv)),
+            tuple(map(wire.encode_argument, argv)),
             timeout_s,
             dict(env or {}),
             cwd,
@@ -233,33 +129,25 @@ class RemoteSandbox(Sandbox):
         await self._with_key(key, partial(self._transport.call_http, table.WRITE_FILE, query, _FILE_S, content))
 
     async def upload(self, source: Path, target: str, *, user: FileUser = "agent") -> None:
-        """Copy a file or folder into the sandbox; see `envkit.protocols.Sandbox.upload`.
-
-        Raises:
-            UnsupportedError: The client was created without `folder_transport`.
-        """
+        """See `envkit.protocols.Sandbox.upload`. Raises `UnsupportedError` without a `folder_transport`."""
         if not target.rstrip("/"):
             raise UsageError(f"target must be the path of a file or folder below the root, got {target!r}")
         with self._unknown_is_lost():
             async with aclosing(self._transport.folder_transport.packed(source, "tree")) as pieces:
                 url = table.UPLOAD_TREE.target(files.UploadTree(self._id, target, user))
-                await self._transport.http.send("PUT", url, pieces, timeout_s=_TREE_S)
+                async with self._transport.exchange("PUT", url, _TREE_S, pieces):
+                    pass
 
     async def download(self, source: str, target: Path, *, max_bytes: int = 1 << 30, user: FileUser = "agent") -> None:
-        """Copy a file or folder out of the sandbox; see `envkit.protocols.Sandbox.download`.
-
-        Raises:
-            UsageError: `target` exists already, or the folder that should contain it is missing.
-            UnsupportedError: The client was created without `folder_transport`.
-        """
+        """See `envkit.protocols.Sandbox.download`. Raises `UnsupportedError` without a `folder_transport`."""
         folder_transport = self._transport.folder_transport
         url = table.DOWNLOAD_TREE.target(files.DownloadTree(self._id, source, max_bytes, user))
         with self._unknown_is_lost():
-            async with aclosing(self._transport.http.pieces(url, timeout_s=_TREE_S)) as pieces:
-                await folder_transport.unpacked(pieces, target, max_bytes=max_bytes)
+            async with self._transport.exchange("GET", url, _TREE_S) as response:
+                await folder_transport.unpacked(response.aiter_raw(_PIECE_BYTES), target, max_bytes=max_bytes)
 
     async def connect(self, address: str | int) -> socket.socket:
-        """Connect to a socket or a port in the sandbox; see `envkit.protocols.Sandbox.connect`.
+        """See `envkit.protocols.Sandbox.connect`.
 
         If nothing listens at `address`, no error is raised: reading from the returned socket yields the end of stream.
         """
@@ -267,7 +155,7 @@ class RemoteSandbox(Sandbox):
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         assert self._transport.tasks is not None
-        self._transport.tasks.start_soon(relay, connection, theirs)
+        self._transport.tasks.start_soon(_relay, connection, theirs)
         return ours
 
     @asynccontextmanager
@@ -281,7 +169,7 @@ class RemoteSandbox(Sandbox):
         user: SandboxUser = "agent",
         terminal: tuple[int, int] | None = None,
     ) -> AsyncIterator[RemoteProgram]:
-        arguments = tuple(map(encode_argument, argv))
+        arguments = tuple(map(wire.encode_argument, argv))
         body = wire.ProgramBody(arguments, timeout_s, dict(env or {}), cwd, user, terminal)
         async with await self._transport.open_stream(table.PROGRAM, wire.ProgramQuery(self._id)) as connection:
             with suppress(ConnectionClosed):  # the server has refused the program; `receive` raises the reason
@@ -381,6 +269,78 @@ class RemoteShell(Shell):
 
     async def close(self) -> None:
         await self._sandbox.call(table.CLOSE_SHELL, wire.CloseShellFrame(self._sandbox.id, self._name, self._user))
+
+
+class RemoteProgram(Program):
+    """A running program in a sandbox of a server; implements `envkit.protocols.Program`."""
+
+    def __init__(self, connection: ClientConnection, address: str) -> None:
+        self._connection = connection
+        self._address = address
+        self._end: wire.StreamEnd | None = None
+
+    async def receive(self) -> tuple[str, bytes] | None:
+        if self._end is not None:
+            return None
+        try:
+            message = await self._connection.recv()
+        except ConnectionClosed:
+            raise UnreachableError(f"{self._address} closed the connection while a program was running") from None
+        if isinstance(message, bytes):
+            return _STREAMS.get(message[0], "out"), message[1:]
+        self._end = _end_of(message)
+        return None
+
+    async def send(self, content: bytes) -> None:
+        with suppress(ConnectionClosed):
+            for start in range(0, len(content), _STREAM_BYTES):
+                await self._connection.send(content[start : start + _STREAM_BYTES])
+
+    async def send_eof(self) -> None:
+        with suppress(ConnectionClosed):
+            await self._connection.send(write(wire.ProgramInput(eof=True)).decode())
+
+    async def resize(self, rows: int, columns: int) -> None:
+        with suppress(ConnectionClosed):
+            await self._connection.send(write(wire.ProgramInput(rows=rows, columns=columns)).decode())
+
+    async def result(self) -> ExecResult:
+        if self._end is None or self._end.result is None:
+            raise RuntimeError("the program has not ended; call receive until it returns None")
+        return self._end.result.result()
+
+
+def _end_of(message: str) -> wire.StreamEnd:
+    """Decode the last message of a stream. If the message contains an error, raise that error."""
+    end = _END.decode(message)
+    if end.error is not None:
+        error: EnvkitError = from_problem(msgspec.to_builtins(end.error))
+        raise error
+    return end
+
+
+async def _relay(connection: ClientConnection, stream: socket.socket) -> None:
+    """Copy bytes in both directions between `connection` and `stream` until `connection` ends. Then close both."""
+    loop = asyncio.get_running_loop()
+    stream.setblocking(False)
+
+    async def send_input() -> None:
+        with suppress(ConnectionClosed, OSError):
+            while piece := await loop.sock_recv(stream, _STREAM_BYTES):
+                await connection.send(piece)
+            await connection.send(b"")
+
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(send_input)
+            with suppress(ConnectionClosed, OSError):
+                while isinstance(message := await connection.recv(), bytes):
+                    await loop.sock_sendall(stream, message)
+            tasks.cancel_scope.cancel()
+    finally:
+        stream.close()
+        with anyio.move_on_after(_CLOSE_S, shield=True):
+            await connection.close()
 
 
 def _is_text(text: str) -> bool:

@@ -22,7 +22,8 @@ from envkit.errors import (
 )
 from envkit.http.client.env_client import TOKEN_VARIABLE
 from envkit.http.client.outages import Outages
-from envkit.http.client.remote_sandbox import SLACK_S, RemoteSandbox, SandboxTransport
+from envkit.http.client.remote_sandbox import SLACK_S, RemoteSandbox
+from envkit.http.client.transport import SandboxTransport
 from envkit.http.protocol import node_messages as nodes
 from envkit.http.protocol import operations as table
 from envkit.http.protocol import sandbox_messages as wire
@@ -89,7 +90,7 @@ class SandboxClient:
         """Lease a sandbox until the caller stops it, or until a minute after this client disconnects.
 
         Raises:
-            EnvkitError: See `create`. A call above the server's capacity or rate limit is retried for `wait_s` seconds.
+            EnvkitError: See `create`. A call above the server's capacity or limits is retried for `wait_s` seconds.
         """
         id, until = f"lease-{uuid.uuid4().hex}", clock.now() + wait_s
 
@@ -120,13 +121,8 @@ class SandboxClient:
     ) -> SandboxView:
         """Lease a sandbox with an id that the caller chooses; see `envkit.protocols.SandboxPool.create`.
 
-        Args:
-            id: Id of the sandbox: 1 to 128 letters, digits, dots, dashes, underscores, tildes.
-            spec: Spec of the sandbox.
-            ttl_s: Seconds without use after which the server stops the sandbox; None for never. The time does not run
-                while a client that has used the sandbox is connected.
-            snapshot: Name of the snapshot whose files the sandbox contains at the start; None for no snapshot.
-            wait_s: Seconds to wait in the server's queue if there is no capacity; at most 60.
+        `id` has 1 to 128 letters, digits, dots, dashes, underscores, tildes. The seconds `ttl_s` without use do not
+        pass while a client that has used the sandbox is connected. `wait_s` is at most 60.
         """
         if spec.detached:
             raise UsageError("a remote sandbox always ends with its lease, so it cannot be detached; omit detached")

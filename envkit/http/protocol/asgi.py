@@ -72,11 +72,7 @@ async def respond(
 
 
 def query_of(scope: Scope) -> dict[str, str]:
-    """Return the query parameters of a request. If a name is repeated, its last value is returned.
-
-    Raises:
-        RequestError: The query cannot be parsed.
-    """
+    """Return the query parameters of a request, of repeated ones the last; raise `RequestError` if it is invalid."""
     query: bytes = scope.get("query_string", b"")
     try:
         found = parse_qs(query.decode("latin-1"), errors="surrogateescape", keep_blank_values=True)

@@ -27,10 +27,9 @@ from envkit.http.protocol import file_messages as files
 from envkit.http.protocol import messages
 from envkit.http.protocol import node_messages as nodes
 from envkit.http.protocol import sandbox_messages as wire
-from envkit.types import PoolEvent
 
 JSON, BINARY, TAR = "application/json", "application/octet-stream", "application/x-tar"
-TEXT, HTML, EVENTS = "text/plain", "text/html", "text/event-stream"
+TEXT, HTML = "text/plain", "text/html"
 
 KEY_HEADER = "Idempotency-Key"
 
@@ -213,7 +212,6 @@ LOG = Operation("sandbox.log", wire.SandboxFrame, wire.LogReply, SANDBOX, f"GET 
 STATS = Operation("sandbox.stats", wire.SandboxFrame, wire.StatsReply, SANDBOX, f"GET {_ONE}/stats")
 STOP = Operation("sandbox.stop", wire.SandboxFrame, messages.DoneReply, SANDBOX, f"DELETE {_ONE}")
 CANCEL = Operation("sandbox.cancel", wire.CancelFrame, messages.DoneReply, SANDBOX)
-POOL_EVENTS = Operation("sandbox.events", wire.EventsQuery, PoolEvent, ADMIN, f"GET {_V1}/events", gives=EVENTS)
 PROGRAM = Operation("sandbox.program", wire.ProgramQuery, wire.StreamEnd, SANDBOX, f"WEBSOCKET {_ONE}/program")
 CONNECT = Operation("sandbox.connect", wire.ConnectQuery, wire.StreamEnd, SANDBOX, f"WEBSOCKET {_ONE}/connect")
 

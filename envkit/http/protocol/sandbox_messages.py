@@ -1,17 +1,21 @@
 """Messages about sandboxes: one definition for the server, the client and the OpenAPI document.
 
 The caller chooses the `sandbox_id`, so creating a sandbox is safe to repeat. An idempotency key makes a command safe to
-repeat: a call that is repeated with the same key gets the same answer (`envkit.http.sandboxes.idempotency`). Bytes are
-encoded as `envkit.http.protocol.bytes_encoding` describes.
+repeat: a call that is repeated with the same key gets the same answer (`envkit.http.sandboxes.idempotency`).
+
+The output of a program is encoded as a JSON string if it is valid UTF-8, so that people can read it, and otherwise as
+``{"base64": "..."}``. Long output with many control characters is encoded in base64 too, because each control character
+takes six bytes in a JSON string. Input from a caller (`stdin`, `content`) is always in base64.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
 import msgspec
 
-from envkit.http.protocol.bytes_encoding import Bytes, decode_bytes, encode_bytes
 from envkit.http.protocol.messages import AnyId, ChosenId, Problem
 from envkit.types import Cause, ExecResult, Phase, SandboxSpec, SandboxState, SandboxUser, SandboxView
 from envkit.types.sandboxes import Blocked
@@ -26,6 +30,49 @@ MAX_START_S = 600.0
 
 MAX_WAIT_S = 60.0
 """Maximum seconds that a call waits for capacity; to wait longer, repeat the call."""
+
+_LONG_BYTES = 64 << 10
+_CONTROLS = bytes(set(range(32)) - set(b"\b\t\n\f\r"))
+"""Control characters, each of which takes six bytes in JSON."""
+
+
+class Base64(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Bytes that are encoded in base64, because they are not valid UTF-8 or are shorter that way."""
+
+    base64: bytes
+
+
+Bytes: TypeAlias = str | Base64
+
+
+def encode_argument(argument: str) -> Bytes:
+    """Encode a program's argument: a string in which surrogates stand for bytes that are not UTF-8."""
+    try:
+        argument.encode()
+    except UnicodeEncodeError:
+        return Base64(os.fsencode(argument))
+    return argument
+
+
+def decode_arguments(arguments: Sequence[Bytes]) -> list[str]:
+    """Decode the arguments of a program, which `encode_argument` has encoded."""
+    return [value if isinstance(value, str) else os.fsdecode(value.base64) for value in arguments]
+
+
+def _encode_bytes(content: bytes) -> Bytes:
+    if len(content) > _LONG_BYTES:
+        controls = len(content) - len(content.translate(None, _CONTROLS))
+        if controls > len(content) >> 4:
+            return Base64(content)
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return Base64(content)
+
+
+def _decode_bytes(encoded: Bytes) -> bytes:
+    return encoded.encode() if isinstance(encoded, str) else encoded.base64
+
 
 Positive: TypeAlias = Annotated[float, msgspec.Meta(gt=0)]
 Cpus: TypeAlias = Annotated[float, msgspec.Meta(gt=0, le=1 << 20)]
@@ -221,11 +268,11 @@ class ExecReply(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, result: ExecResult) -> ExecReply:
         others = {name: getattr(result, name) for name in _RESULT_FIELDS}
-        return cls(stdout=encode_bytes(result.stdout_bytes), stderr=encode_bytes(result.stderr_bytes), **others)
+        return cls(stdout=_encode_bytes(result.stdout_bytes), stderr=_encode_bytes(result.stderr_bytes), **others)
 
     def result(self) -> ExecResult:
         others = {name: getattr(self, name) for name in _RESULT_FIELDS}
-        return ExecResult(stdout_bytes=decode_bytes(self.stdout), stderr_bytes=decode_bytes(self.stderr), **others)
+        return ExecResult(stdout_bytes=_decode_bytes(self.stdout), stderr_bytes=_decode_bytes(self.stderr), **others)
 
 
 _RESULT_FIELDS = tuple(name for name in ExecReply.__struct_fields__ if name not in ("stdout", "stderr"))
@@ -330,9 +377,3 @@ class DiagnoseReply(msgspec.Struct, frozen=True):
     """Why a sandbox does not answer, as far as its host can see; empty if that is unknown."""
 
     blocked: Blocked
-
-
-class EventsQuery(msgspec.Struct, frozen=True):
-    """The number of the last event that the caller has received."""
-
-    after: Annotated[int, msgspec.Meta(ge=0, description="Number of the last event received.")] = 0

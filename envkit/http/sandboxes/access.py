@@ -13,19 +13,19 @@ from typing import TypeVar
 
 import anyio
 
+from envkit import clock
 from envkit.errors import DeadlineError, EnvkitError, OptionError, RequestError, SandboxNotFoundError, UnreachableError
 from envkit.http.auth.caller import Caller
 from envkit.http.protocol import file_messages as files
 from envkit.http.protocol import operations as table
 from envkit.http.protocol import sandbox_messages as wire
-from envkit.http.protocol.bytes_encoding import decode_arguments
 from envkit.http.protocol.handlers import handles
 from envkit.http.protocol.messages import DoneReply
 from envkit.protocols import Sandbox, SandboxPool
 from envkit.types import SandboxView, TenantKey
 
 MAX_TIMEOUT_S = 3600.0
-"""Default limit on the timeout of a command, in seconds."""
+"""Maximum timeout of a command, in seconds."""
 
 MAX_EXEC_BYTES = 32 << 20
 """Maximum size of a request body that contains a program or command and its input, in bytes."""
@@ -40,19 +40,14 @@ T = TypeVar("T")
 
 
 class SandboxAccess:
-    """Finds sandboxes, and handles the operations inside them: programs, shell commands and files.
-
-    Args:
-        pool: Leases sandboxes.
-        max_timeout_s: Maximum timeout of a command, in seconds.
+    """Finds sandboxes of `pool`, and handles the operations inside them: programs, shell commands and files.
 
     Attributes:
         closing: Event that is set when the server shuts down. Running calls then finish, and no new calls start.
     """
 
-    def __init__(self, pool: SandboxPool, *, max_timeout_s: float = MAX_TIMEOUT_S) -> None:
+    def __init__(self, pool: SandboxPool) -> None:
         self.pool = pool
-        self.max_timeout_s = max_timeout_s
         self.closing = anyio.Event()
 
     @handles(table.EXEC)
@@ -66,7 +61,7 @@ class SandboxAccess:
         self.check_timeout(body.timeout_s)
         run = partial(
             sandbox.exec,
-            decode_arguments(body.argv),
+            wire.decode_arguments(body.argv),
             timeout_s=body.timeout_s,
             env=body.env,
             cwd=body.cwd,
@@ -91,7 +86,7 @@ class SandboxAccess:
         run = partial(shell.run, body.command, timeout_s=body.timeout_s, max_output_bytes=body.max_output_bytes)
         try:
             # Allow more than `body.timeout_s`, which does not include the wait for earlier commands of the shell.
-            return wire.ExecReply.of(await within(self.max_timeout_s + SLACK_S, run))
+            return wire.ExecReply.of(await within(MAX_TIMEOUT_S + SLACK_S, run))
         except ValueError as error:
             raise _refused("command", error) from None
 
@@ -157,43 +152,26 @@ class SandboxAccess:
         Raises:
             UnreachableError: The server shut down before `work` ended.
         """
-        failure: Exception | None = UnreachableError("the server is shutting down; retry later")
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self.cancel_when_closing, tasks.cancel_scope)
-            try:
+        with anyio.CancelScope() as until_closing:
+            async with clock.background_tasks() as tasks:
+                tasks.start_soon(self.cancel_when_closing, until_closing)
                 await work()
-                failure = None
-            except Exception as error:
-                failure = error
-            tasks.cancel_scope.cancel()
-        if failure is not None:
-            raise failure
+        if until_closing.cancelled_caught:
+            raise UnreachableError("the server is shutting down; retry later")
 
     def check_timeout(self, timeout_s: float) -> None:
-        """Check that the timeout of a command is allowed.
-
-        Raises:
-            RequestError: The timeout is above `max_timeout_s`.
-        """
-        if timeout_s > self.max_timeout_s:
-            raise RequestError(f"timeout_s must be at most {self.max_timeout_s:g}, got {timeout_s:g}")
+        """Raise `RequestError` if the timeout of a command is above `MAX_TIMEOUT_S`."""
+        if timeout_s > MAX_TIMEOUT_S:
+            raise RequestError(f"timeout_s must be at most {MAX_TIMEOUT_S:g}, got {timeout_s:g}")
 
     def refuse_when_closing(self) -> None:
-        """Check that the server is not shutting down; called at the start of each call.
-
-        Raises:
-            UnreachableError: The server is shutting down.
-        """
+        """Raise `UnreachableError` if the server is shutting down; called at the start of each call."""
         if self.closing.is_set():
             raise UnreachableError("the server is shutting down; retry later")
 
 
 async def within(bound_s: float, work: Callable[[], Awaitable[T]]) -> T:
-    """Run `work` with a timeout of `bound_s` seconds.
-
-    Raises:
-        DeadlineError: `work` did not end in time.
-    """
+    """Run `work`; raise `DeadlineError` if it does not end within `bound_s` seconds."""
     with anyio.move_on_after(bound_s):
         return await work()
     raise DeadlineError(f"the sandbox did not answer within {bound_s:g} s")

@@ -46,10 +46,7 @@ class _KeyedCall:
 class IdempotentCalls:
     """Runs and stores the calls with idempotency keys, for all sandboxes of a server.
 
-    Args:
-        failure: Converts the error of a call to the call's outcome.
-        max_count: Maximum number of stored keys of calls that have ended.
-        max_bytes: Maximum total size of the stored answers, in bytes.
+    `failure` converts the error of a call to its outcome. See the docstring of this module for the limits.
     """
 
     def __init__(
@@ -72,11 +69,7 @@ class IdempotentCalls:
     async def run(self, sandbox: TenantKey, key: str, content: bytes, work: Work) -> CallOutcome:
         """Run `work`, or return the outcome of an earlier call with the same key.
 
-        Args:
-            sandbox: Key of the sandbox that the call is about.
-            key: Idempotency key of the call.
-            content: Content of the call, or a hash of the content.
-            work: Runs the call. It must not raise an error.
+        `content` is the content of the call, or its hash. `work` runs the call, and must not raise an error.
 
         Raises:
             SandboxConflictError: An earlier call with this idempotency key had different content.
@@ -104,9 +97,7 @@ class IdempotentCalls:
         await call.done.wait()
 
     def drop(self, sandbox: TenantKey) -> None:
-        """Delete the keys and answers of a sandbox that was stopped. Running calls are not cancelled: they end by
-        themselves.
-        """
+        """Delete the keys and answers of a stopped sandbox. Running calls are not cancelled: they end by themselves."""
         for key in self._calls.pop(sandbox, {}):
             self._ended.pop((sandbox, key), None)
             self._drop_outcome(sandbox, key)

@@ -6,7 +6,6 @@ Each operation has a timeout, so that a call ends even if its sandbox hangs.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,10 +19,9 @@ from envkit.http.protocol import operations as table
 from envkit.http.protocol import sandbox_messages as wire
 from envkit.http.protocol.handlers import handles
 from envkit.http.protocol.messages import DoneReply, NoBody, write
-from envkit.http.sandboxes.access import SLACK_S, SandboxAccess, within
+from envkit.http.sandboxes.access import MAX_TIMEOUT_S, SLACK_S, SandboxAccess, within
 from envkit.http.sandboxes.idempotency import IdempotentCalls
 from envkit.http.sandboxes.pending_starts import PendingStarts, StartRequest
-from envkit.protocols import SandboxPool
 from envkit.types import TenantKey, why_no_network
 from envkit.types.sandboxes import Blocked
 
@@ -35,13 +33,7 @@ _WAIT_S = 25.0
 
 
 class SandboxLifecycle:
-    """The operations on whole sandboxes and snapshots.
-
-    Args:
-        access: Finds sandboxes by the ids that callers use.
-        keyed: Runs and stores the calls that have an idempotency key.
-        ttl_s: Maximum seconds without use after which a sandbox is stopped; None for no maximum.
-        policy: Which sandboxes callers may request.
+    """The operations on whole sandboxes and snapshots. `ttl_s` and `policy` are arguments of `create_app`.
 
     Attributes:
         starts: The starts of sandboxes that are in progress.
@@ -59,12 +51,11 @@ class SandboxLifecycle:
         self._policy = policy or SandboxPolicy()
         self._keyed = keyed
         self.starts = PendingStarts(access.pool, keyed.drop, ttl_s=ttl_s)
-        self._snapshots = _Snapshots(access.pool)
+        self._snapshots: dict[str, _Snapshot] = {}
+        """The snapshots by the random names that callers use: those of sandbox backends can be guessed."""
 
     def keep(self, used: set[str], caller: Caller) -> None:
-        """Renew the leases of all sandboxes whose ids are in `used`, and remove the ids of ended sandboxes from
-        `used`.
-        """
+        """Renew the leases of the sandboxes with the ids `used`; remove the ids of ended sandboxes from `used`."""
         for id in list(used):
             key = caller.key(id)
             if key not in self.starts:
@@ -83,7 +74,11 @@ class SandboxLifecycle:
         after a `DELETE`, or ten minutes after the end.
         """
         self.access.refuse_when_closing()
-        snapshot = None if body.snapshot is None else self._snapshots.pool_id(body.snapshot, caller.visible_tenant)
+        snapshot = None
+        if body.snapshot is not None:
+            if (found := self._snapshot(body.snapshot, caller)) is None:
+                raise SandboxNotFoundError(f"no snapshot {body.snapshot[:200]!r}")
+            snapshot = found.pool_id
         if len(write(body)) > _MAX_SPEC_BYTES:
             raise TooLargeError(
                 f"the spec of a sandbox exceeds {_MAX_SPEC_BYTES} bytes; write large contents into files of the sandbox"
@@ -114,25 +109,38 @@ class SandboxLifecycle:
     async def snapshot(self, body: wire.SnapshotFrame, caller: Caller) -> wire.SnapshotReply:
         """Take a snapshot of the files of a sandbox. New sandboxes can start from the snapshot."""
         sandbox = self.access.find(body.sandbox_id, caller)
-        view = self.access.view(body.sandbox_id, caller)
-        keep = partial(self._snapshots.keep, view.key, sandbox.snapshot)
-        return wire.SnapshotReply(await within(self.access.max_timeout_s, keep))
+        key = self.access.view(body.sandbox_id, caller).key
+
+        async def keep() -> str:
+            pool_id, name = await sandbox.snapshot(), f"snapshot-{secrets.token_hex(16)}"
+            size = await self.access.pool.snapshot_bytes(pool_id)
+            self._snapshots[name] = _Snapshot(key, clock.wall(), size, pool_id)
+            return name
+
+        return wire.SnapshotReply(await within(MAX_TIMEOUT_S, keep))
 
     @handles(table.LIST_SNAPSHOTS)
     async def snapshots(self, body: NoBody, caller: Caller) -> wire.SnapshotsReply:
         """List all snapshots that the caller may see, with their sizes, oldest first."""
-        found = self._snapshots.all(caller.visible_tenant)
+        found = [(name, one) for name, one in self._snapshots.items() if self._snapshot(name, caller) is not None]
         return wire.SnapshotsReply(
-            [wire.KeptReply(one.name, one.key.tenant, caller.name(one.key), one.at_s, one.bytes) for one in found]
+            [wire.KeptReply(name, one.key.tenant, caller.name(one.key), one.at_s, one.bytes) for name, one in found]
         )
 
     @handles(table.REMOVE_SNAPSHOT)
     async def remove_snapshot(self, body: wire.KeptFrame, caller: Caller) -> DoneReply:
         """Remove a snapshot. The call is safe to repeat, and succeeds if the snapshot does not exist."""
-        # As in `stop`, the removal continues if the caller disconnects.
-        with anyio.CancelScope(shield=True):
-            await within(_STOP_S, partial(self._snapshots.remove, body.snapshot, caller.visible_tenant))
+        if (found := self._snapshot(body.snapshot, caller)) is not None:
+            # As in `stop`, the removal continues if the caller disconnects.
+            with anyio.CancelScope(shield=True):
+                await within(_STOP_S, partial(self.access.pool.remove_snapshot, found.pool_id))
+                self._snapshots.pop(body.snapshot, None)
         return DoneReply()
+
+    def _snapshot(self, name: str, caller: Caller) -> _Snapshot | None:
+        """Return the snapshot with this name; None if the caller may not use it."""
+        found = self._snapshots.get(name)
+        return found if found is not None and caller.visible_tenant in (None, found.key.tenant) else None
 
     @handles(table.PROBE)
     async def probe(self, body: wire.ProbeFrame, caller: Caller) -> wire.ProbeReply:
@@ -195,68 +203,16 @@ class SandboxLifecycle:
 
 @dataclass(frozen=True, slots=True)
 class _Snapshot:
-    """A stored snapshot.
+    """A stored snapshot, which the server never removes on its own.
 
     Attributes:
-        name: Name that callers use. It is random, because the names that sandbox backends choose can be guessed.
         key: Sandbox of which the snapshot was taken; its tenant owns the snapshot.
         at_s: Time at which the snapshot was taken, in seconds since 1970.
         bytes: Size on disk, in bytes.
         pool_id: Name of the snapshot in the sandbox pool.
     """
 
-    name: str
     key: TenantKey
     at_s: float
     bytes: int
     pool_id: str
-
-
-class _Snapshots:
-    """The snapshots of a server, which `pool` stores: who owns them, and how callers name them.
-
-    The server never removes one on its own.
-    """
-
-    def __init__(self, pool: SandboxPool) -> None:
-        self._pool = pool
-        self._snapshots: dict[str, _Snapshot] = {}
-
-    async def keep(self, key: TenantKey, take: Callable[[], Awaitable[str]]) -> str:
-        """Take a snapshot of a sandbox and return its name for callers.
-
-        Args:
-            key: The sandbox, whose tenant owns the snapshot.
-            take: Function that takes the snapshot and returns its name in the pool.
-        """
-        pool_id = await take()
-        size = await self._pool.snapshot_bytes(pool_id)
-        name = f"snapshot-{secrets.token_hex(16)}"
-        self._snapshots[name] = _Snapshot(name, key, clock.wall(), size, pool_id)
-        return name
-
-    def pool_id(self, name: str, owner: str | None) -> str:
-        """Return the name that the pool uses for the snapshot `name`.
-
-        Raises:
-            SandboxNotFoundError: No snapshot of the tenant `owner`, or of any tenant if `owner` is None, has this name.
-        """
-        found = self._snapshots.get(name)
-        if found is None or owner not in (None, found.key.tenant):
-            raise SandboxNotFoundError(f"no snapshot {name[:200]!r}")
-        return found.pool_id
-
-    def all(self, owner: str | None) -> Sequence[_Snapshot]:
-        """Return the snapshots of the tenant `owner`, or all snapshots if `owner` is None, oldest first."""
-        return [one for one in self._snapshots.values() if owner in (None, one.key.tenant)]
-
-    async def remove(self, name: str, owner: str | None) -> None:
-        """Remove a snapshot if it belongs to the tenant `owner`, or if `owner` is None. The call is safe to repeat.
-
-        Raises:
-            EnvkitError: The removal failed. The snapshot still exists.
-        """
-        found = self._snapshots.get(name)
-        if found is not None and owner in (None, found.key.tenant):
-            await self._pool.remove_snapshot(found.pool_id)
-            self._snapshots.pop(name, None)

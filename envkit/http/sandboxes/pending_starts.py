@@ -43,10 +43,8 @@ class _PendingStart:
 class PendingStarts:
     """Starts sandboxes. A caller can disconnect during a start and repeat its request later.
 
-    Args:
-        pool: Creates the sandboxes.
-        on_new: Called with the key of a sandbox before the sandbox starts, unless the pool already knows the key.
-        ttl_s: Maximum seconds without use after which a sandbox is stopped; None for no maximum.
+    `on_new` is called with the key of a sandbox before it starts, unless the pool already knows the key. `ttl_s` is the
+    maximum of the seconds without use after which a sandbox is stopped; None for no maximum.
     """
 
     def __init__(self, pool: SandboxPool, on_new: Callable[[TenantKey], None], *, ttl_s: float | None = None) -> None:

@@ -28,7 +28,6 @@ from envkit.http.auth.caller import Caller, caller_of
 from envkit.http.protocol import operations as table
 from envkit.http.protocol import sandbox_messages as wire
 from envkit.http.protocol.asgi import CallOutcome, Receive, Scope, Send, parameters, respond_outcome
-from envkit.http.protocol.bytes_encoding import decode_arguments
 from envkit.http.protocol.handlers import HttpCall
 from envkit.http.protocol.messages import Problem, read, write
 from envkit.http.protocol.operations import Operation
@@ -46,12 +45,7 @@ _RENEW_S = 20.0
 
 
 class SandboxStreams:
-    """Serves the byte streams.
-
-    Args:
-        access: Finds sandboxes.
-        failure: Converts an error to the outcome of a call, as `SessionOperations.failure` does.
-    """
+    """Serves the byte streams. `failure` converts an error to an outcome, as `SessionOperations.failure` does."""
 
     def __init__(self, access: SandboxAccess, failure: Callable[[Exception], CallOutcome]) -> None:
         self._access = access
@@ -122,7 +116,7 @@ class SandboxStreams:
         body = read(first if isinstance(first, bytes) else first.encode(), _PROGRAM)
         self._access.check_timeout(body.timeout_s)
         async with sandbox.program(
-            decode_arguments(body.argv),
+            wire.decode_arguments(body.argv),
             timeout_s=body.timeout_s,
             env=body.env,
             cwd=body.cwd,
@@ -176,11 +170,7 @@ async def _send_input(program: Program, receive: Receive) -> None:
 
 
 async def _next(receive: Receive) -> str | bytes:
-    """Return the client's next message.
-
-    Raises:
-        _DisconnectedError: The client has disconnected.
-    """
+    """Return the client's next message; raise `_DisconnectedError` if the client has disconnected."""
     message = await receive()
     if message["type"] != "websocket.receive":
         raise _DisconnectedError

@@ -1,4 +1,4 @@
-"""Authorization middleware: checks the token, the scope and the rate limit before the application gets a request.
+"""Authorization middleware: checks the token, its scope and the tenant's limits before the application gets a request.
 
 A request sends its token in the header ``Authorization: Bearer ek_...``; a browser that opens the status page may send
 it as the password of HTTP Basic. `envkit.http.auth.caller.caller_of` returns the caller of a request to the
@@ -12,23 +12,19 @@ first token is created, the open connections of callers without a token end in t
 
 from __future__ import annotations
 
-import dataclasses
 import secrets
 from collections import Counter
 from collections.abc import Awaitable, Mapping
-from dataclasses import dataclass, field
 from http import HTTPStatus
 from itertools import count
 from typing import Protocol
 
 import msgspec
 
-from envkit import clock
 from envkit.errors import EnvkitError, RateLimitError, RequestError, UnauthorizedError, to_problem
 from envkit.http.api.status_page import CHALLENGE as CHALLENGE_OF_PAGE
 from envkit.http.auth.caller import ADMIN, EVERYBODY, NOBODY, PLAY, Caller
 from envkit.http.auth.localhost_only import require_local
-from envkit.http.auth.rate_limit import Bucket, Rate
 from envkit.http.auth.tokens import OneToken, TokenStore
 from envkit.http.protocol import messages
 from envkit.http.protocol.asgi import CallOutcome, Header, Receive, Scope, Send, respond_outcome
@@ -86,12 +82,9 @@ class AuthMiddleware:
     Args:
         app: The application that gets the authorized requests.
         tokens: Store of the tokens. If it is None or contains no token, every caller is admitted.
-        rate: Rate limit of a tenant; None for no limit. Each request, each step of a list and each WebSocket frame
-            counts as one call. A request above the limit is rejected with status 429. If a WebSocket exceeds the limit,
-            the server stops reading from it until calls are allowed again.
         max_sockets: Maximum number of open WebSockets of a tenant.
         max_requests: Maximum number of concurrent requests of a tenant; applies only if the server has tokens.
-        log: Access log, see `envkit.http.server.logs.access_log`; None for no log.
+        log: Access log; None for no log.
         errors: Counter of error answers by code. Pass `App.errors`, so that it also counts those of the application.
     """
 
@@ -100,7 +93,6 @@ class AuthMiddleware:
         app: Served,
         tokens: TokenStore | OneToken | None = None,
         *,
-        rate: Rate | None = None,
         max_sockets: int = MAX_SOCKETS,
         max_requests: int = MAX_REQUESTS,
         log: BackgroundHandler | None = None,
@@ -109,10 +101,10 @@ class AuthMiddleware:
         self._app = app
         self._errors: Counter[str] = Counter() if errors is None else errors
         self._tokens = tokens
-        self._rate = rate
         self._limits = {"requests": max_requests, "sockets": max_sockets}
         self._log = log
-        self._tenants: dict[str, _Tenant] = {}
+        self._running: Counter[tuple[str, str]] = Counter()
+        """Numbers of concurrent requests and open WebSockets, by kind and tenant."""
         self._id_start = secrets.token_hex(4).encode()
         self._numbers = count(1)
 
@@ -129,11 +121,11 @@ class AuthMiddleware:
         await self._app.drain(timeout_s)
 
     async def _serve(self, context: RequestContext) -> None:
-        tenant: _Tenant | None = None
+        slot: tuple[str, str] | None = None
         try:
             try:
                 self._authorize(context)
-                tenant = self._take_slot(context)
+                slot = self._take_slot(context)
             except EnvkitError as error:
                 await self._refuse(context, error)
             else:
@@ -145,8 +137,8 @@ class AuthMiddleware:
                 context.status = context.status or HTTPStatus.INTERNAL_SERVER_ERROR
                 raise
         finally:
-            if tenant is not None:
-                tenant.running[context.kind] -= 1
+            if slot is not None:
+                self._running[slot] -= 1
             if self._log is not None:
                 context.write(self._log)
 
@@ -177,13 +169,9 @@ class AuthMiddleware:
         return b"%b-%x" % (self._id_start, next(self._numbers))
 
     def _authorize(self, context: RequestContext) -> None:
-        """Check the token of a request, and store its caller in the state of the ASGI scope.
+        """Check the token, its scope and, without tokens, the origin; store the caller in the state of the ASGI scope.
 
         Raises:
-            UnauthorizedError: The request has no token, or the token is not valid.
-            ForbiddenError: The token lacks the scope that the path needs, or a web page of another site calls a server
-                without tokens.
-            RateLimitError: The tenant is above its rate limit.
             RequestError: The request has several ``Authorization`` headers. This is rejected, because a proxy might
                 have checked another header than the server.
         """
@@ -200,12 +188,6 @@ class AuthMiddleware:
                 caller = context.caller = self._authenticate(context.token, tokens)
                 if needed:
                     caller.require(needed)
-        if self._rate is not None and caller is not NOBODY:
-            tenant = self._tenant(caller.tenant)
-            if tenant.bucket is None:
-                tenant.bucket = Bucket(self._rate, clock.stopwatch())
-            caller = dataclasses.replace(caller, bucket=tenant.bucket)
-            caller.take()
         context.caller = caller
         context.scope.setdefault("state", {})["caller"] = caller
 
@@ -219,28 +201,16 @@ class AuthMiddleware:
             raise UnauthorizedError("the token is not valid: it is unknown, revoked or expired; create a new one")
         return caller
 
-    def _tenant(self, name: str) -> _Tenant:
-        return self._tenants.setdefault(name, _Tenant())
+    def _take_slot(self, context: RequestContext) -> tuple[str, str] | None:
+        """Count one more running request or open WebSocket of the caller's tenant, and return the key of the counter.
 
-    def _take_slot(self, context: RequestContext) -> _Tenant | None:
-        """Count one more running request or open WebSocket of the caller's tenant, and return the tenant's counters.
-
-        An HTTP request without a token is not counted, and None is returned.
-
-        Raises:
-            RateLimitError: The tenant is at its limit of running requests or open WebSockets.
+        An HTTP request without a token is not counted, and None is returned. Raises `RateLimitError` at the limit.
         """
         kind = context.kind
         if kind == "requests" and not context.caller.token_id:
             return None
-        tenant = self._tenant(context.caller.tenant)
-        if tenant.running[kind] >= self._limits[kind]:
+        slot = kind, context.caller.tenant
+        if self._running[slot] >= self._limits[kind]:
             raise RateLimitError(_TOO_MANY[kind].format(self._limits[kind]))
-        tenant.running[kind] += 1
-        return tenant
-
-
-@dataclass(slots=True)
-class _Tenant:
-    running: Counter[str] = field(default_factory=Counter)
-    bucket: Bucket | None = None
+        self._running[slot] += 1
+        return slot

@@ -17,7 +17,6 @@ from envkit.http.auth.caller import NOBODY
 from envkit.http.protocol.asgi import ASGIApp, Message, Receive, Scope, Send
 from envkit.http.protocol.messages import MODEL_PATHS
 from envkit.http.server.logs import BackgroundHandler
-from envkit.http.sessions.counters import StepMetrics
 
 _REVOKED = 1008  # RFC 6455: policy violation
 _CHECK_INTERVAL_S = 0.3
@@ -50,7 +49,6 @@ class RequestContext:
         self.token: str | None = None
         self.authorizations = 0
         self.caller = NOBODY
-        self.messages: tuple[int, int] | None = None
         self.is_aborted = False
         """Whether the reply ended early because the token of the request was revoked."""
         self.scope = scope
@@ -108,9 +106,8 @@ class RequestContext:
         """Write a line of the access log when the request or WebSocket has ended.
 
         The fields: `at` and `time` (when it ended, in seconds since 1970 and in ISO 8601), `id` (of the request),
-        `status` (0: no answer was sent), `ms` (duration), `in` and `out` (bytes of bodies or messages), `envs` (number
-        of created sessions for each environment) and `steps`. Headers and the query are missing, because they may
-        contain tokens.
+        `status` (0: no answer was sent), `ms` (duration), `in` and `out` (bytes of bodies or messages). Headers and the
+        query are missing, because they may contain tokens.
         """
         at = round(clock.wall(), 3)
         fields: dict[str, Any] = {
@@ -125,13 +122,6 @@ class RequestContext:
             "in": self._bytes_in,
             "out": self._bytes_out,
         }
-        if self.messages is not None:
-            fields["messages_in"], fields["messages_out"] = self.messages
-        metrics: StepMetrics | None = self.scope.get("state", {}).get("step_metrics")
-        if metrics is not None and metrics.envs:
-            fields["envs"] = " ".join(f"{env_id}:{count}" for env_id, count in metrics.envs.most_common())
-        if metrics is not None and metrics.steps:
-            fields["steps"] = metrics.steps
         parts = fields["path"].split("/", 4)
         if len(parts) > 3 and parts[2] in _ITEMS:
             fields[_ITEMS[parts[2]]] = parts[3]
@@ -145,7 +135,6 @@ class WebSocketContext(RequestContext):
     """One WebSocket."""
 
     kind = "sockets"
-    _messages_in = _messages_out = 0
 
     async def run(self, app: ASGIApp) -> None:
         """Let `app` use the WebSocket until the WebSocket closes or its token is revoked."""
@@ -159,7 +148,6 @@ class WebSocketContext(RequestContext):
             message = await self._receive()
             if message["type"] != "websocket.receive":
                 return message
-            self._messages_in += 1
             self._bytes_in += _size(message)
             if not self.is_revoked():  # otherwise ignore the message: `_monitor_token` closes the WebSocket
                 return message
@@ -167,7 +155,6 @@ class WebSocketContext(RequestContext):
     async def send(self, message: Message) -> None:
         kind = message["type"]
         if kind == "websocket.send":
-            self._messages_out += 1
             self._bytes_out += _size(message)
         elif kind == "websocket.accept":
             self.status = 101
@@ -182,10 +169,6 @@ class WebSocketContext(RequestContext):
             message["headers"] = [*message["headers"], (b"x-request-id", self._id)]
         self._bytes_out += len(message.get("body", b""))
         await self._send({**message, "type": f"websocket.{message['type']}"})
-
-    def write(self, log: BackgroundHandler) -> None:
-        self.messages = self._messages_in, self._messages_out
-        super().write(log)
 
     async def _monitor_token(self, scope: anyio.CancelScope) -> None:
         """Wait until the token is revoked; then close the WebSocket and cancel `scope`."""

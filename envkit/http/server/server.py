@@ -127,13 +127,7 @@ async def serve(
 def require_address(
     host: str, port: int, uds: str | None, certificate: Path | None = None, key: Path | None = None
 ) -> None:
-    """Check that a server can listen on this address, so that an error is reported before anything starts.
-
-    The arguments are those of `serve`.
-
-    Raises:
-        UsageError: The port, the path or the certificate cannot be used; the message says what to do.
-    """
+    """Raise `UsageError` if a server cannot listen on this address, before anything starts; see `serve`."""
     _check_certificate(certificate, key)
     listener = _listen_tcp(host, port) if uds is None else _listen_unix(Path(uds))
     _stop_listening(listener, uds)
@@ -171,9 +165,7 @@ class _Server(uvicorn.Server):
         self._drain = drain
 
     async def run_shielded(self, listener: socket.socket) -> None:
-        """Serve until `stopping` is set. A cancellation does not interrupt this, because the server needs time for
-        its shutdown.
-        """
+        """Serve until `stopping` is set. A cancellation does not interrupt this: the shutdown needs time."""
         with anyio.CancelScope(shield=True):
             try:
                 await self.serve(sockets=[listener])
@@ -195,10 +187,7 @@ class _Server(uvicorn.Server):
 
 
 def _is_unexpected(record: logging.LogRecord) -> bool:
-    """Return whether to log a record of uvicorn: False for its warnings about events that are normal for a server.
-
-    Normal events are invalid requests, answers that the server aborts, and WebSockets that the server rejects.
-    """
+    """Whether to log a record of uvicorn: not invalid requests, aborted answers, and rejected WebSockets."""
     return record.msg not in _EXPECTED
 
 
@@ -243,11 +232,7 @@ def _raise_file_limit() -> int:
 
 
 def _check_certificate(certificate: Path | None, key: Path | None) -> None:
-    """Check that the certificate can be used, if there is one.
-
-    Raises:
-        UsageError: The certificate cannot be used.
-    """
+    """Raise `UsageError` if the certificate cannot be used; None needs no check."""
     if certificate is None:
         if key is not None:
             raise UsageError(f"the key {key} needs a certificate; pass the certificate too")

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from envkit.http.sessions.counters import BOUNDS_S
+from envkit.http.sessions.stepper import BOUNDS_S
 
 if TYPE_CHECKING:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -42,7 +42,7 @@ class _Collector:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
         table, counters = self._table, self._table.counters
-        live = Counter(view.state for view in table.views())
+        live = Counter(session.state for session in table.all())
         yield by_label(GaugeMetricFamily("envkit_sessions", "Live sessions, by state.", labels=["state"]), live)
         yield GaugeMetricFamily("envkit_slots", "Slots: episodes that can run at the same time.", table.capacity)
         yield GaugeMetricFamily("envkit_slots_leased", "Slots in use.", table.leased)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from asyncio import Future
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
 
 import anyio
 import msgspec
@@ -34,24 +32,6 @@ class SessionState(StrEnum):
     """The episode has ended; its last answer can still be requested."""
     BROKEN = "broken"
     """A reset, step or grader failed, and the episode cannot continue."""
-
-
-class Opened(NamedTuple):
-    """The first observation of a session's episode, and the current turn of the session."""
-
-    turn: int
-    start: Reset
-
-
-@dataclass(frozen=True, slots=True)
-class SessionView:
-    """The status of a session at one moment. `idle_s` is the number of seconds since the last use of the session."""
-
-    key: TenantKey
-    task: Task
-    state: SessionState
-    turn: int
-    idle_s: float
 
 
 # Creating a msgspec struct takes a third of the time of creating an ordinary object.
@@ -121,6 +101,11 @@ class Session:
     @property
     def is_over(self) -> bool:
         return self.state in (SessionState.FINISHED, SessionState.BROKEN)
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since the last use of the session."""
+        return max(0.0, clock.now() - self.used_at)
 
     @property
     def is_graded(self) -> bool:
@@ -245,6 +230,3 @@ class Session:
             self.interrupt(why)
         else:
             self.released.set()
-
-    def view(self, now: float) -> SessionView:
-        return SessionView(self.key, self.task, self.state, self.turn, max(0.0, now - self.used_at))

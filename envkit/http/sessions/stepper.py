@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from asyncio import Future
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
@@ -21,22 +23,43 @@ from envkit.errors import (
     SessionBrokenError,
     UnreachableError,
 )
-from envkit.http.sessions.counters import SessionCounters
 from envkit.http.sessions.session import Move, Session
 from envkit.types import Step, Task
 
 _log = logging.getLogger(__name__)
 
+BOUNDS_S = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+"""Upper bounds of the buckets in which `SessionCounters` counts steps by duration, in seconds."""
+_SHORTEST_S = BOUNDS_S[0]
+
+
+class SessionCounters:
+    """Counters for all sessions of a server.
+
+    The counters are plain numbers, because counting with a metrics library may take more time than a step.
+
+    Attributes:
+        sessions: Number of created sessions.
+        step_seconds: Total duration of all steps in seconds, including failed steps.
+        buckets: Number of steps by duration: one bucket for each upper bound in `BOUNDS_S`, and one for longer steps.
+        errors: Number of error answers for each error code.
+    """
+
+    def __init__(self) -> None:
+        self.sessions = 0
+        self.step_seconds = 0.0
+        self.buckets = [0] * (len(BOUNDS_S) + 1)
+        self.errors: Counter[str] = Counter()
+
+    def step(self, seconds: float) -> None:
+        self.step_seconds += seconds
+        self.buckets[0 if seconds <= _SHORTEST_S else bisect_left(BOUNDS_S, seconds)] += 1
+
 
 class Stepper:
     """Plays the steps of all sessions of a server.
 
-    Args:
-        counters: Counters to which the number and duration of steps are added.
-        now: Reads the event loop's clock, for deadlines.
-        precise: Reads a finer clock, for durations.
-        tasks: Task group that repeats a step if its sandbox or connection was lost before the future of the step had
-            a result.
+    `tasks` repeats a step if its sandbox or connection was lost before the future of the step had a result.
     """
 
     def __init__(

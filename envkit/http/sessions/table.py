@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Self
 
@@ -37,20 +37,10 @@ from envkit.errors import (
     StepOrderError,
     UnreachableError,
 )
-from envkit.http.sessions.counters import SessionCounters
-from envkit.http.sessions.session import (
-    Move,
-    Opened,
-    Session,
-    SessionState,
-    SessionView,
-)
-from envkit.http.sessions.stepper import Stepper, attributed
-from envkit.protocols import (
-    EnvHost,
-    Episode,
-)
-from envkit.types import Step, Task, TenantKey, deadline_s
+from envkit.http.sessions.session import Move, Session, SessionState
+from envkit.http.sessions.stepper import SessionCounters, Stepper, attributed
+from envkit.protocols import EnvHost, Episode
+from envkit.types import Reset, Step, Task, TenantKey, deadline_s
 
 TTL_S = 600.0
 """Default time without a call after which a session expires, in seconds."""
@@ -141,8 +131,8 @@ class SessionTable:
         """Return whether this is a session of an earlier server process that can be resumed, but is not yet."""
         return key in self._resuming or (key not in self._sessions and self.host.resumable_task(key) is not None)
 
-    async def create(self, key: TenantKey, task: Task) -> Opened:
-        """Start a session, or return the first observation of an existing session with the same task.
+    async def create(self, key: TenantKey, task: Task) -> tuple[int, Reset]:
+        """Start a session, or find that with the same task; return its current turn and its first observation.
 
         Cancelling the caller does not cancel the session. If the reset fails, all calls that wait for the reset raise
         its error. If no call waits, the next call for this id raises the error. After that, the id can be used again.
@@ -167,7 +157,7 @@ class SessionTable:
                 del self._sessions[key]
             assert session.error is not None
             raise session.error.with_traceback(None)
-        return Opened(session.turn, session.start)
+        return session.turn, session.start
 
     def step_now(self, key: TenantKey, turn: int, action: str, now: float) -> Step | None:
         """Play a step, or return its answer again, without waiting; None if this call would have to wait.
@@ -176,7 +166,7 @@ class SessionTable:
         """
         if (self._resuming or key not in self._sessions) and self.can_resume(key):
             return None
-        session = self._sessions.get(key) or self._find(key)
+        session = self._sessions.get(key) or self.get(key)
         session.used_at = now
         # This is the body of `session.is_next`, inlined to save time in every step.
         if turn == session.turn and session.state is SessionState.READY:
@@ -215,7 +205,7 @@ class SessionTable:
         answer = self.step_now(key, turn, action, self.now())
         if answer is not None:
             return answer
-        session = self._find(key)
+        session = self.get(key)
         if session.is_next(turn):
             move = session.begin(turn, action)
             await self._stepper.play(session, move)
@@ -241,7 +231,7 @@ class SessionTable:
         """
         if self.can_resume(key):
             await self._resume(key)
-        session = self._find(key)
+        session = self.get(key)
         session.used_at = self.now()
         if session.state is not SessionState.GRADING and not session.graded.is_set():
             session.begin_grade()
@@ -259,23 +249,27 @@ class SessionTable:
             session.end(SessionNotFoundError(f"session {key.id} was deleted"))
             await session.closed.wait()
 
-    def get(self, key: TenantKey) -> SessionView:
-        """Return the state of a session. The call does not count as a use of the session, so it may still expire.
+    def get(self, key: TenantKey) -> Session:
+        """Return a session, for its state. The call does not count as a use of the session, so it may still expire.
 
         Raises:
             SessionNotFoundError: No session has this id.
         """
-        return self._find(key).view(self.now())
+        try:
+            return self._sessions[key]
+        except KeyError:
+            raise SessionNotFoundError(
+                f"no session {key.id}: it was never created, was deleted or has expired"
+            ) from None
 
     def turn(self, key: TenantKey) -> int | None:
         """Return the turn of a session; None if no session has this id."""
         session = self._sessions.get(key)
         return None if session is None else session.turn
 
-    def views(self) -> list[SessionView]:
-        """Return the state of all sessions, oldest first."""
-        now = self.now()
-        return [session.view(now) for session in self._sessions.values()]
+    def all(self) -> Sequence[Session]:
+        """Return all sessions, oldest first."""
+        return list(self._sessions.values())
 
     @contextmanager
     def keep_alive(self, keys: set[TenantKey]) -> Iterator[None]:
@@ -331,11 +325,7 @@ class SessionTable:
         return session
 
     def _check_part(self, env_id: str, tenant: str) -> str:
-        """Return the part of the host that plays an environment, if it has a free slot.
-
-        Raises:
-            CapacityError: All slots of the part are in use, or those that the tenant may use.
-        """
+        """Return the part of the host that plays an environment; raise `CapacityError` without a free slot of it."""
         part, slots = self.host.partition_of(env_id, tenant)
         if not part:
             return part
@@ -345,14 +335,6 @@ class SessionTable:
         if self._leased_of[part, tenant] >= limit > 0:
             raise CapacityError(f"this tenant uses {limit} of {slots} slots for {part} (its limit); retry later")
         return part
-
-    def _find(self, key: TenantKey) -> Session:
-        try:
-            return self._sessions[key]
-        except KeyError:
-            raise SessionNotFoundError(
-                f"no session {key.id}: it was never created, was deleted or has expired"
-            ) from None
 
     async def _hold_lease(self, session: Session) -> None:
         """Lease and reset the session's episode, and hold the lease until the session releases it."""
@@ -413,12 +395,12 @@ class SessionTable:
             return
         self._resuming[key] = task
         try:
-            found = await self.create(key, task)
+            found, _ = await self.create(key, task)
         finally:
             self._resuming.pop(key, None)
-        if found.turn == 0 < turn:
+        if found == 0 < turn:
             await self.delete(key)
-            self._find(key)
+            self.get(key)
 
     async def _resume_or_drop(self, key: TenantKey) -> None:
         try:

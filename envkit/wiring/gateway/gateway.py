@@ -31,7 +31,6 @@ from envkit.fleet import FleetHost
 from envkit.fleet.alerts import log_events, log_rebuilds, send_alerts, warn_if_unreachable, watch_disks
 from envkit.http.api.app import App, create_app
 from envkit.http.auth.localhost_only import is_loopback
-from envkit.http.auth.rate_limit import Rate
 from envkit.http.auth.sandbox_policy import SandboxPolicy
 from envkit.http.auth.tokens import TokenStore
 from envkit.http.server.logs import BackgroundHandler, access_log
@@ -130,7 +129,6 @@ async def serve_fleet(
     tokens = _tokens(config)
     if tokens.is_needed():
         announce(f"tokens: every caller needs one; create it: {_create_token(config)}")
-    rate = None if limits.calls_per_s is None else Rate(limits.calls_per_s, burst=max(limits.calls_per_s, 1.0))
     signals = _ShutdownSignals()
     signals.install()
     with _state(config), _access_log(config) as log, signals.cancel_on_signal():
@@ -163,7 +161,7 @@ async def serve_fleet(
                 if drain is not None:
                     tasks.start_soon(_drain, app, drain, config.drain_s, stopping, leaves)
                 await serve(
-                    AuthMiddleware(app, tokens, rate=rate, log=log, errors=app.errors),
+                    AuthMiddleware(app, tokens, log=log, errors=app.errors),
                     host=listen.host,
                     port=listen.port,
                     uds=listen.socket,

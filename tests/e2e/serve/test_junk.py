@@ -34,8 +34,6 @@ TARGETS = [
     "/v1/sandboxes/known/tree?path=%2fdev",
     "/v1/sandboxes/known/shells/%2e%2e",
     "/v1/sessions/%00",
-    "/v1/events?after=-1",
-    "/v1/events?after=%F0%9F%92%A9",
     "/v1/../v1/health",
     "//v1//health",
     "/openapi.json?" + "&".join(f"a{number}=b" for number in range(2000)),
@@ -88,7 +86,6 @@ def test_invalid_targets_are_rejected(served: tuple[Gateway, str], verb: str, ta
         b"GET /v1/sandboxes HTTP/1.1\r\nX-Request-Id: \xff\xfe\r\nIdempotency-Key: \xff\r\n",
         b"POST /v1/sandboxes/known/exec HTTP/1.1\r\nIdempotency-Key: a b\r\nContent-Length: 2\r\n",
         b"POST /v1/sandboxes/known/exec HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n",
-        b"GET /v1/events HTTP/1.1\r\nLast-Event-ID: \xd9\xa3\r\n",
     ],
 )
 def test_invalid_heads_are_rejected(served: tuple[Gateway, str], head: bytes) -> None:

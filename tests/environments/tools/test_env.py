@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import anyio
+import msgspec
 import pytest
 
 from envkit import clock, registry
@@ -172,7 +173,7 @@ def test_an_agent_that_ends_its_sandbox_ends_the_episode_with_reward_0_and_witho
     fate = Fate(dies_after_s=10, cause=OUT_OF_MEMORY, answer=answer)
     _, (step,), grade = played(call("bash", command="sleep 15"), env=Graded, fate=fate)
     assert (step.terminated, step.reward, grade) == (True, 0.0, 0.0)
-    assert step.info["sandbox_ended"] == OUT_OF_MEMORY.plain()
+    assert step.info["sandbox_ended"] == msgspec.to_builtins(OUT_OF_MEMORY)
     assert step.observation.text == "The sandbox has ended: out of memory (limit 64 MiB). The episode is over."
 
 

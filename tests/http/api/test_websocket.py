@@ -13,14 +13,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus
 
 from envkit import clock
-from envkit.http.api.dispatcher import Dispatcher
-from envkit.http.api.session_operations import SessionOperations
-from envkit.http.api.websocket import Sockets
-from envkit.http.auth.caller import Caller
-from envkit.http.auth.rate_limit import Bucket, Rate
-from envkit.http.protocol.asgi import Message
 from envkit.http.protocol.messages import MAX_FRAMES
-from envkit.http.sessions.table import SessionTable
 from tests.http.envs import Lender, serving, slots
 
 UPGRADE = (
@@ -177,36 +170,6 @@ def test_a_message_of_too_many_frames_is_refused_as_a_whole() -> None:
         assert refused["error"]["detail"] == "too many frames in a message: 1001 (limit 1000); send fewer"
 
     play(main)
-
-
-def test_a_paused_socket_loses_no_message() -> None:
-    async def main() -> tuple[float, int]:
-        bucket = Bucket(Rate(per_s=1, burst=1), clock.stopwatch())
-        text = json.dumps(frame("x" * 1000, "health"))
-        count = 2000
-        answered = 0
-        sender, receiver = anyio.create_memory_object_stream[Message](count + 2)
-        sender.send_nowait({"type": "websocket.connect"})
-        for _ in range(count):
-            sender.send_nowait({"type": "websocket.receive", "text": text})
-
-        async def send(message: Message) -> None:
-            nonlocal answered
-            answers = json.loads(message.get("bytes", b"[]"))
-            answered += len(answers) if isinstance(answers, list) else 1
-            if answered == count:
-                sender.send_nowait({"type": "websocket.disconnect", "code": 1000})
-
-        async with SessionTable(slots()) as sessions, anyio.create_task_group() as tasks, sender, receiver:
-            dispatcher = Dispatcher(SessionOperations(sessions, tuple), slow_s=1, max_request_bytes=1 << 20)
-            sockets = Sockets(dispatcher, tasks, 1 << 20)
-            began = clock.now()
-            await sockets.serve(Caller("acme", bucket=bucket), receiver.receive, send)
-        return clock.now() - began, answered
-
-    seconds, answered = clock.run(main, virtual=True)
-    assert answered == 2000
-    assert seconds > 0
 
 
 def test_a_socket_on_another_path_is_refused() -> None:

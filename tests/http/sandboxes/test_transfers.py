@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
 import anyio
 import httpx
 
 from envkit import clock
 from envkit.errors import RateLimitError
-from envkit.http.sandboxes.transfers import AT_ONCE, MAX_WAITING, FolderTransfers
+from envkit.http.auth.caller import Caller
+from envkit.http.protocol.file_messages import UploadTree
+from envkit.http.protocol.handlers import HttpCall
+from envkit.http.sandboxes.transfers import AT_ONCE, MAX_WAITING, FileTransfers
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.process.backend import ProcessBackend
 from tests.http.remote_sandboxes import over_http
@@ -30,11 +33,12 @@ def test_transfers_of_a_tenant_run_queue_and_are_rejected_by_its_limits() -> Non
             await anyio.sleep_forever()
             yield Path("nowhere")
 
-        folders = FolderTransfers(AsyncMock(staging_folder=slow))
+        transfers = FileTransfers(Mock(), AsyncMock(), Mock(staging_folder=slow))
+        upload_tree = UploadTree("a", "t")
 
         async def upload(tenant: str) -> None:
             try:
-                await folders.upload(AsyncMock(), "t", "agent", AsyncMock(), tenant=tenant)
+                await transfers.upload_tree(upload_tree, HttpCall(Caller(tenant), {}, AsyncMock(), AsyncMock()))
             except RateLimitError:
                 refused.append(tenant)
 

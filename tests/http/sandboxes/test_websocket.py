@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
-import httpx
 from websockets.asyncio.client import ClientConnection, connect
 
 from envkit import clock
 from envkit.sandbox.pool import Pool
 from tests.http.envs import serving, slots
 from tests.http.pools import pool_of
-from tests.http.remote_sandboxes import over_http, scripted
+from tests.http.remote_sandboxes import scripted
 
 A = "/v1/sandboxes/a"
 
@@ -106,57 +104,3 @@ def test_an_invalid_call_is_rejected_and_keeps_the_socket_open() -> None:
             assert (await receive(socket, 1))[0]["result"]["stdout"] == "echo"
 
     by_frames(main)
-
-
-@asynccontextmanager
-async def following(client: httpx.AsyncClient, after: str) -> AsyncIterator[Callable[[int], Awaitable[list[str]]]]:
-    """Follow the events; yields a function that returns the next `count` blocks."""
-    async with client.stream("GET", f"/v1/events{after}") as stream:
-        assert stream.headers["content-type"] == "text/event-stream; charset=utf-8"
-        texts = stream.aiter_text()
-        waiting = ""
-
-        async def take(count: int) -> list[str]:
-            nonlocal waiting
-            while waiting.count("\n\n") < count:
-                waiting += await anext(texts)
-            *blocks, waiting = waiting.split("\n\n", count)
-            return blocks
-
-        yield take
-
-
-def test_events_resume_where_the_caller_left_off_and_follow_live() -> None:
-    async def main(client: httpx.AsyncClient, pool: Pool) -> None:
-        await client.put(A, json={})
-        async with following(client, "?after=1") as take:
-            (block,) = await take(1)
-            number, kind, data = block.split("\n")
-            assert (number, kind) == ("id: 2", "event: state")
-            event = json.loads(data.removeprefix("data: "))
-            assert (event["number"], event["sandbox_id"], event["state"]) == (2, "a", "leased")
-            await client.delete(A)
-            event = json.loads((await take(1))[0].split("data: ")[1])
-            assert (event["state"], event["cause"]["kind"], event["cause"]["by_agent"]) == ("stopped", "stopped", False)
-        async with client.stream("GET", "/v1/events", headers={"Last-Event-ID": "2"}) as stream:
-            assert (await anext(stream.aiter_text())).startswith("id: 3\n")
-        assert (await client.get("/v1/events?after=x")).status_code == 400
-
-    over_http(main)
-
-
-def test_the_events_end_when_the_server_does() -> None:
-    async def run() -> None:
-        async with (
-            scripted() as backend,
-            slots() as host,
-            pool_of(backend) as pool,
-            httpx.AsyncClient(trust_env=False) as client,
-        ):
-            async with serving(host, pool=pool) as address:
-                stream = await client.send(client.build_request("GET", f"{address}/v1/events"), stream=True)
-                began = clock.now()
-            assert clock.now() - began < 1
-            assert await stream.aread() == b""
-
-    clock.run(run)

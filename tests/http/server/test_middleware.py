@@ -10,10 +10,9 @@ from pathlib import Path
 import anyio
 import pytest
 
-from envkit.errors import ForbiddenError, UnauthorizedError, UnknownEnvError
+from envkit.errors import ForbiddenError, UnauthorizedError
 from envkit.http.client.env_client import EnvClient
 from envkit.http.server.logs import access_log
-from envkit.types import Task
 from tests.http.guarded import COUNT, LONG, Stage, on_stage
 
 
@@ -53,12 +52,12 @@ def test_a_malformed_authorization_header_is_refused(tmp_path: Path) -> None:
 
 def test_a_token_allows_its_scopes_and_nothing_else(tmp_path: Path) -> None:
     async def main(stage: Stage) -> None:
-        paths = ("/v1/envs", "/v1/sandboxes", "/metrics", "/v1/events", "/v1/not-yet", "/openapi.json")
+        paths = ("/v1/envs", "/v1/sandboxes", "/metrics", "/v1/not-yet", "/openapi.json")
         for scopes, statuses in {
-            "play": [200, 403, 403, 403, 403, 200],
-            "sandbox": [403, 404, 403, 403, 403, 200],
-            "metrics": [403, 403, 200, 403, 403, 200],
-            "admin": [200, 404, 200, 404, 404, 200],
+            "play": [200, 403, 403, 403, 200],
+            "sandbox": [403, 404, 403, 403, 200],
+            "metrics": [403, 403, 200, 403, 200],
+            "admin": [200, 404, 200, 404, 200],
         }.items():
             token = stage.token("acme", scopes)
             assert [(await stage.ask("GET", path, token)).status_code for path in paths] == statuses, scopes
@@ -96,35 +95,6 @@ def test_without_tokens_everybody_may_do_everything(tmp_path: Path) -> None:
             assert (await client.ready()).leased == 1
 
     on_stage(main, tmp_path, has_tokens=False)
-
-
-def test_the_access_log_counts_sessions_by_environment_and_steps(tmp_path: Path) -> None:
-    path = tmp_path / "access.log"
-
-    async def main(stage: Stage) -> None:
-        token = stage.token()
-        async with EnvClient(stage.address, token=token) as client:
-            for turns in (2, 3):
-                async with client.lease(LONG) as episode:
-                    await episode.reset()
-                    for _ in range(turns):
-                        await episode.step("x")
-            with pytest.raises(UnknownEnvError):
-                async with client.lease(Task("None-v0", 1)) as episode:
-                    await episode.reset()
-        await stage.ask("PUT", "/v1/sessions/a", token, json=COUNT)
-        step = {"session_id": "a", "action": "x"}
-        await stage.ask("POST", "/v1/sessions:step", token, json=[{**step, "turn": 0}, {**step, "turn": 1}])
-
-    with closing(access_log(path)) as log:
-        on_stage(main, tmp_path, log=log)
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    found = {(one["method"], one["path"]): (one.get("envs"), one.get("steps")) for one in lines}
-    assert found == {
-        ("WS", "/v1/ws"): ("Count-v0:2", 5),
-        ("PUT", "/v1/sessions/a"): ("Count-v0:1", None),
-        ("POST", "/v1/sessions:step"): (None, 2),
-    }
 
 
 def test_every_answer_has_a_request_id(tmp_path: Path) -> None:
@@ -176,7 +146,6 @@ def test_each_request_and_each_socket_is_logged_without_secrets(
     assert {datetime.fromisoformat(line["time"]).timestamp() - line["at"] for line in lines} == {0}
     assert (lines[0]["session"], lines[0]["in"]) == ("a", len(json.dumps(COUNT, separators=(",", ":"))))
     assert lines[0]["out"] > 50
-    assert (lines[2]["messages_in"], lines[2]["messages_out"]) == (2, 2)
     assert lines[2]["in"] > 50
     assert lines[3]["out"] > 50
     assert caplog.messages == []

@@ -53,7 +53,7 @@ def test_deleting_is_safe_to_repeat_and_ends_a_session_in_any_state() -> None:
                 await table.delete(key(id))
                 with pytest.raises(SessionNotFoundError, match=f"no session {id}"):
                     await table.step(key(id), 0, "x")
-        assert (clock.now(), lender.open, table.leased, table.views()) == (0, 0, 0, [])
+        assert (clock.now(), lender.open, table.leased, table.all()) == (0, 0, 0, [])
 
     on_table(main)
 
@@ -87,7 +87,7 @@ def test_a_session_does_not_expire_while_it_plays_a_step_or_is_kept() -> None:
             assert (await table.step(key("a"), 2, "sleep 0")).observation.text == "3 slept"
         assert names == {key("a")}
         await anyio.sleep(11)
-        assert table.views() == []
+        assert table.all() == []
 
     on_table(main, ttl_s=10)
 
@@ -98,7 +98,7 @@ def test_a_finished_session_is_not_kept_from_expiring() -> None:
         await table.step(key("a"), 0, "x")
         with table.keep_alive({key("a")}):
             await anyio.sleep(12)
-        assert table.views() == []
+        assert table.all() == []
 
     on_table(main, ttl_s=10)
 
@@ -123,7 +123,7 @@ def test_a_caller_that_stops_waiting_for_a_reset_can_repeat_the_call() -> None:
         assert table.get(key("a")).state is SessionState.OPENING
         with pytest.raises(StepOrderError, match="the first step must wait until create has returned"):
             await table.step(key("a"), 0, "sleep 1")
-        assert (await table.create(key("a"), task)).start.observation.text == "awake"
+        assert (await table.create(key("a"), task))[1].observation.text == "awake"
         assert clock.now() == 20
 
     on_table(main)
@@ -138,7 +138,7 @@ def test_a_failed_reset_is_raised_to_all_waiters_and_frees_the_id() -> None:
             for _ in range(2):
                 with pytest.raises(error):
                     await table.create(key("a"), task)
-            assert (lender.open, table.leased, table.views()) == (0, 0, [])
+            assert (lender.open, table.leased, table.all()) == (0, 0, [])
         await table.create(key("a"), COUNT)
 
     on_table(main)
@@ -153,7 +153,7 @@ def test_a_failed_reset_without_a_waiter_is_raised_by_the_next_call() -> None:
         assert table.get(key("a")).state is SessionState.BROKEN
         with pytest.raises(EnvError, match="could not convert string to float"):
             await table.create(key("a"), task)
-        assert table.views() == []
+        assert table.all() == []
 
     on_table(main)
 

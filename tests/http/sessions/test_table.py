@@ -19,7 +19,7 @@ from envkit.errors import (
     SessionConflictError,
     StepOrderError,
 )
-from envkit.http.sessions.session import Opened, SessionState
+from envkit.http.sessions.session import SessionState
 from envkit.http.sessions.table import SessionTable
 from envkit.protocols import Episode
 from envkit.types import Step, Task
@@ -58,7 +58,7 @@ def test_creating_again_returns_the_same_start_and_the_current_turn() -> None:
         first = await table.create(key("a"), COUNT)
         assert await table.create(key("a"), Task("Count-v0", 7)) == first
         await table.step(key("a"), 0, "x")
-        assert await table.create(key("a"), COUNT) == Opened(1, first.start)
+        assert await table.create(key("a"), COUNT) == (1, first[1])
         assert lender.open == 1
 
     on_table(main)
