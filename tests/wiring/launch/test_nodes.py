@@ -20,7 +20,7 @@ from envkit.wiring.launch.nodes import running_nodes
 class Scripted:
     """A launcher of two nodes, the second of which cannot start anything if `fails`; also the processes."""
 
-    pid, has_ended, returncode = 1, False, None
+    pid, returncode = 1, None
 
     def __init__(self, log: Path, *, fails: bool = False) -> None:
         log.touch()
