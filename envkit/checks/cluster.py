@@ -173,12 +173,12 @@ class _Survey:
         try:
             with anyio.fail_after(_MACHINE_S):
                 async with RemoteNode(name, section.url, _token(section.token_file)) as node:
-                    facts, skew_s = node.facts, node.skew_s
+                    facts = node.facts
         except (EnvkitError, TimeoutError) as error:
             self.found.append(_failure(name, error, "name the file with its token (token_file)"))
         else:
             self.found += [Finding(name, "port", f"{section.url} answers"), Finding(name, "token", "accepted")]
-            self.found += self._facts(name, facts, skew_s)
+            self.found += self._facts(name, facts)
 
     async def _gateway(self, url: str, token_file: Path | str | None, ca: Path | str | None) -> None:
         """Ask a server about its nodes, except those that its file lists."""
@@ -203,11 +203,11 @@ class _Survey:
                     Finding(one.node, "state", f"{one.state} {one.why}".strip(), _START if is_lost else "")
                 )
                 if one.facts is not None:
-                    self.found += self._facts(one.node, one.facts, one.skew_s or 0.0)
+                    self.found += self._facts(one.node, one.facts)
 
-    def _facts(self, name: str, facts: NodeReply, skew_s: float) -> Iterator[Finding]:
+    def _facts(self, name: str, facts: NodeReply) -> Iterator[Finding]:
         """Check what a node reports, against this machine and the server's file."""
-        yield from _fit(name, skew_s, facts.version, facts.architecture)
+        yield from _fit(name, facts.at_s - clock.wall(), facts.version, facts.architecture)
         if self.config is None:
             return
         image = self.config.envs.image

@@ -166,12 +166,13 @@ class AlertsSection(Section):
     @field_validator("webhook")
     @classmethod
     def _address(cls, webhook: str | None) -> str | None:
-        if webhook is not None and not _is_address(webhook):
+        if webhook is not None and not is_http_url(webhook):
             raise ValueError("must be an http or https URL, such as https://example.org/hooks/fleet")
         return webhook
 
 
-def _is_address(text: str) -> bool:
+def is_http_url(text: str) -> bool:
+    """Return whether a text is an http or https URL with a host."""
     try:
         parts = urlsplit(text)
         return bool(re.fullmatch(r"https?://[!-~]+", text) and parts.hostname and parts.port != 0)

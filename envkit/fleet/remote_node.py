@@ -66,7 +66,6 @@ class RemoteNode(SandboxBackend):
     Attributes:
         facts: What the node reported last.
         lost: Set when the node is lost; `cause` then says why.
-        skew_s: By how many seconds the node's clock is ahead of this machine's.
 
     Raises:
         EnvkitError: On entering: the node does not answer, rejects the token, or is not a node.
@@ -83,7 +82,6 @@ class RemoteNode(SandboxBackend):
     ) -> None:
         self.name = name
         self.facts: NodeReply
-        self.skew_s = 0.0
         self.lost = anyio.Event()
         self.cause: Cause | None = None
         self._lost_s = lost_s
@@ -92,7 +90,7 @@ class RemoteNode(SandboxBackend):
             url, token, reads_variable=False, folder_transport=folder_transport, outages=outages
         )
         # The WebSocket has then tried to reconnect twice, which is the confirmation.
-        self._client.transport.websocket.on_outage = lambda error: self._lose(str(error))
+        self._client.transport.websocket.on_outage = lambda error: self.lose(str(error))
         self._run = uuid.uuid4().hex[:16]
         self._answered_at = 0.0
 
@@ -175,17 +173,18 @@ class RemoteNode(SandboxBackend):
             except DeadlineError as error:
                 is_own_lag = clock.now() - began > timeout_s + self._interval_s
                 if is_late and not is_own_lag:
-                    return self._lose(str(error))
+                    return self.lose(str(error))
                 is_late = True
             except EnvkitError as error:
-                return self._lose(str(error))
+                return self.lose(str(error))
             else:
                 if facts.run != self.facts.run:
-                    return self._lose("it was restarted")
+                    return self.lose("it was restarted")
                 is_late = False
                 self._answered(facts)
 
-    def _lose(self, why: str) -> None:
+    def lose(self, why: str) -> None:
+        """Declare the node lost."""
         self.cause = self.cause or Cause(CauseKind.NODE_LOST, f"node {self.name} is lost: {why}")
         self.lost.set()
 
@@ -206,7 +205,7 @@ class RemoteNode(SandboxBackend):
         return self._lost_s / 4
 
     def _answered(self, facts: NodeReply) -> None:
-        self.facts, self._answered_at, self.skew_s = facts, clock.now(), facts.at_s - clock.wall()
+        self.facts, self._answered_at = facts, clock.now()
 
     async def _create(self, spec: SandboxSpec, snapshot: str | None) -> NodeSandbox:
         # The prefix says to which gateway, and which ledger, the sandbox belongs.

@@ -46,12 +46,11 @@ def list_nodes(url: ServerUrl, token_file: TokenFile = None, ca: Ca = None, as_j
             one.state,
             str(one.sandboxes),
             *(("", "", "") if one.facts is None else (one.facts.backend, one.facts.architecture, one.facts.version)),
-            "" if one.skew_s is None else f"{one.skew_s:+.1f} s",
             one.why or one.url,
         ]
         for one in found
     ]
-    print_table(("NAME", "STATE", "SANDBOXES", "BACKEND", "MACHINE", "ENVKIT", "CLOCK", "ADDRESS OR PROBLEM"), rows)
+    print_table(("NAME", "STATE", "SANDBOXES", "BACKEND", "MACHINE", "ENVKIT", "ADDRESS OR PROBLEM"), rows)
 
 
 @app.command("drain")

@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple, Self
 from urllib.parse import urlsplit
 
@@ -16,7 +15,7 @@ import anyio
 import msgspec
 
 from envkit import __version__, clock
-from envkit.config.serving import NodeAddressSection
+from envkit.config.serving import NodeAddressSection, is_http_url
 from envkit.errors import EnvkitError, OptionError, UnreachableError, UsageError, did_you_mean
 from envkit.fleet.remote_node import RemoteNode
 from envkit.http.auth.caller import Caller
@@ -37,14 +36,12 @@ _log = logging.getLogger(__name__)
 
 _FIRST_S = 5.0
 """Seconds that the start waits for the known nodes to answer."""
-_AGAIN_S = (0.5, 5.0)
-"""Backoff: initial and maximum seconds between two attempts to reach a node."""
+_AGAIN_S = 1.0
+"""Seconds between two attempts to reach a node."""
 _FORGET_S = 3600.0
 """Seconds after which a lost node that had joined by itself is forgotten."""
 _ENVS = ":envs-"
 _ALIVE = (SandboxState.STARTING, SandboxState.LEASED, SandboxState.SUSPECT)
-_LABEL = r"[A-Za-z0-9_-]{1,63}"
-_ADDRESS = re.compile(rf"https?://(\[[0-9A-Fa-f:.]+\]|{_LABEL}(\.{_LABEL})*)(:\d{{1,5}})?/?|unix:/[^\0]+")
 
 
 class NodeAddress(NamedTuple):
@@ -76,15 +73,13 @@ class _Member:
     why: str = "not reached yet"
     node: Node | None = None
     backend: RemoteNode | None = None
-    is_replaced: bool = False
     tried: anyio.Event = field(default_factory=anyio.Event)
-    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
 
     def status(self) -> wire.NodeStatus:
         state = "lost" if self.node is None else "draining" if self.node.is_draining else "up"
-        facts, skew_s = (None, None) if self.backend is None else (self.backend.facts, round(self.backend.skew_s, 3))
+        facts = None if self.backend is None else self.backend.facts
         used = 0 if self.node is None else self.node.used.sandboxes
-        return wire.NodeStatus(self.name, self.url, state, "" if self.node else self.why, used, skew_s, facts)
+        return wire.NodeStatus(self.name, self.url, state, "" if self.node else self.why, used, facts)
 
 
 class RemoteNodes:
@@ -98,7 +93,6 @@ class RemoteNodes:
         in_image: Whether the sandboxes that run environments have an image; nodes of the other kind are refused.
         isolates: Whether nodes without isolation are refused; None if the first one decides.
         lost_s: Seconds without an answer after which a node is lost.
-        urls: The present addresses, by name, of listed nodes whose address may change.
 
     Raises:
         UsageError: On entering: two nodes have the same name.
@@ -112,7 +106,6 @@ class RemoteNodes:
         in_image: bool,
         isolates: bool | None,
         lost_s: float,
-        urls: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.isolates = isolates
         """Whether all nodes isolate sandboxes; None as long as there is no node."""
@@ -122,7 +115,6 @@ class RemoteNodes:
         self._file = file
         self._in_image = in_image
         self._lost_s = lost_s
-        self._urls = urls
         self._members: dict[str, _Member] = {}
         self._pool: Pool | None = None
 
@@ -149,7 +141,7 @@ class RemoteNodes:
     @handles(table.JOIN)
     async def join(self, body: wire.JoinFrame, caller: Caller) -> DoneReply:
         """Use the sandboxes of a node, until it is lost. The call is safe to repeat."""
-        if not _is_address(body.url):
+        if not is_http_url(body.url) and not re.fullmatch(r"unix:/[^\0]+", body.url):
             raise OptionError("url", f"{body.url!r} is no address of a node, such as http://10.0.0.7:8000")
         try:
             authorization_headers(body.token)
@@ -158,11 +150,13 @@ class RemoteNodes:
         known = self._members.get(body.node)
         if body.node == HERE or (known is not None and known.is_listed):
             raise OptionError("node", f"{body.node!r} is the name of another node; start the node with another address")
-        if known is None or (known.url, known.token) != (body.url, body.token):
-            if known is not None:
-                known.is_replaced = True
-                known.scope.cancel()
+        if known is None:
             self._add(_Member(body.node, body.url, body.token))
+            self._remember()
+        elif (known.url, known.token) != (body.url, body.token):
+            known.url, known.token = body.url, body.token
+            if known.node is not None and known.backend is not None:
+                known.backend.lose("it was restarted")
             self._remember()
         return DoneReply()
 
@@ -213,70 +207,55 @@ class RemoteNodes:
 
     async def _keep(self, member: _Member) -> None:
         """Keep a node in the pool while it answers, and connect to it again after each loss."""
-        delay_s, lost_at = _AGAIN_S[0], clock.now()
-        with member.scope:
-            while member.is_listed or clock.now() - lost_at < _FORGET_S:
-                member.url = self._urls.get(member.name, member.url)
-                try:
-                    if await self._use(member):
-                        delay_s, lost_at = _AGAIN_S[0], clock.now()
-                except EnvkitError as error:
-                    member.why = str(error)
-                except Exception as error:  # an odd node must not end the server
-                    member.why = f"it cannot be used: {error!r}"
-                    _log.exception("node %s cannot be used", member.name)
-                member.tried.set()
-                await anyio.sleep(delay_s)
-                delay_s = min(2 * delay_s, _AGAIN_S[1])
-            if self._members.get(member.name) is member:
-                del self._members[member.name]
-                self._remember()
+        lost_at = clock.now()
+        while member.is_listed or clock.now() - lost_at < _FORGET_S:
+            try:
+                if await self._use(member):
+                    lost_at = clock.now()
+            except EnvkitError as error:
+                member.why = str(error)
+            except Exception as error:  # an odd node must not end the server
+                member.why = f"it cannot be used: {error!r}"
+                _log.exception("node %s cannot be used", member.name)
+            member.tried.set()
+            await anyio.sleep(_AGAIN_S)
+        del self._members[member.name]
+        self._remember()
 
     async def _use(self, member: _Member) -> bool:
         """Connect to a node, and keep it in the pool until it is lost. Return True, or False if it was refused."""
-        backend = RemoteNode(
-            member.name,
-            member.url,
-            member.token,
-            folder_transport=tar_stream,
-            lost_s=self._lost_s,
-        )
-        async with backend:
-            member.backend = backend
-            if (why := why_unfit(backend.facts, in_image=self._in_image, isolates=self.isolates)) is not None:
+        name, url, token = member.name, member.url, member.token
+        async with RemoteNode(name, url, token, folder_transport=tar_stream, lost_s=self._lost_s) as backend:
+            member.backend, facts = backend, backend.facts
+            if (why := why_unfit(facts, in_image=self._in_image, isolates=self.isolates)) is not None:
                 if member.why != why:
-                    _log.warning("node %s is not used: %s", member.name, why)
+                    _log.warning("node %s is not used: %s", name, why)
                 member.why = why
                 return False
-            capacity = Capacity(**msgspec.structs.asdict(backend.facts.capacity))
-            member.node = Node(member.name, backend, capacity)
-            self.isolates = _isolates(backend.facts) if self.isolates is None else self.isolates
+            capacity = Capacity(**msgspec.structs.asdict(facts.capacity))
+            member.node = Node(name, backend, capacity)
+            self.isolates = _isolates(facts) if self.isolates is None else self.isolates
             self.found.set()
             member.tried.set()
-            what = f"{backend.facts.backend}, {machine.describe(capacity)}"
-            _log.info("node %s is used: %s", member.name, what)
-            _warn_about(member.name, backend)
+            _log.info("node %s is used: %s, %s", name, facts.backend, machine.describe(capacity))
+            if facts.version != __version__:
+                _log.warning("node %s has envkit %s, this server has %s", name, facts.version, __version__)
+            if facts.python != sys.executable and not backend.in_image:
+                _log.warning("node %s has no %s, with which it must run environments", name, sys.executable)
             try:
                 if self._pool is not None:
                     what = "those of clients and replacements; environments get no more than at the start"
-                    _log.info("new sandboxes on node %s will be %s", member.name, what)
+                    _log.info("new sandboxes on node %s will be %s", name, what)
                     self._pool.add_node(member.node)
                 cause = await backend.wait()
-            except anyio.get_cancelled_exc_class():
-                cause = Cause(CauseKind.NODE_LOST, f"node {member.name} was restarted")
-                if member.is_replaced and self._pool is not None:
-                    self._pool.remove_node(member.name, cause)
-                raise
-            except Exception as error:
-                if self._pool is not None:
-                    self._pool.remove_node(member.name, Cause(CauseKind.NODE_LOST, f"node {member.name}: {error!r}"))
-                raise
+            except Exception as error:  # an odd answer loses only the node
+                cause = Cause(CauseKind.NODE_LOST, f"node {name}: {error!r}")
             finally:
                 member.node = None
             member.why = str(cause)
             _log.warning("%s", cause)
             if self._pool is not None:
-                self._pool.remove_node(member.name, cause)
+                self._pool.remove_node(name, cause)
         return True
 
     def _remembered(self) -> Sequence[_Member]:
@@ -304,13 +283,6 @@ def name_of(url: str) -> str:
     return parts.netloc.replace("[", "").replace("]", "") or Path(parts.path).name
 
 
-def _is_address(url: str) -> bool:
-    try:
-        return _ADDRESS.fullmatch(url) is not None and urlsplit(url).port != 0
-    except ValueError:  # an invalid port or address
-        return False
-
-
 def _isolates(facts: wire.NodeReply) -> bool:
     return facts.capabilities.get("isolation", False)
 
@@ -324,13 +296,3 @@ def why_unfit(facts: wire.NodeReply, *, in_image: bool, isolates: bool | None) -
     if not in_image and facts.backend == "docker":
         return "its sandboxes are Docker containers; name the image of environments in envs.image"
     return None
-
-
-def _warn_about(name: str, backend: RemoteNode) -> None:
-    facts = backend.facts
-    if facts.version != __version__:
-        _log.warning("node %s has envkit %s, this server has %s", name, facts.version, __version__)
-    if facts.python != sys.executable and facts.backend != "docker":
-        _log.warning("node %s has no %s, with which it must run environments", name, sys.executable)
-    if abs(backend.skew_s) > 2 * _AGAIN_S[1]:
-        _log.warning("the clock of node %s differs by %.0f s", name, backend.skew_s)

@@ -27,10 +27,10 @@ async def running_nodes(
     budget: RestartBudget,
     announce: Callable[[str], None],
 ) -> AsyncIterator[Mapping[str, str]]:
-    """Run a node for sandboxes on each of the nodes `names`; yield their present addresses, by these names.
+    """Run a node for sandboxes on each of the nodes `names`; yield their addresses, by these names.
 
-    Whether a node answers is the caller's affair. A node that ends is started again at another port, as often as
-    `budget` allows. All end with the block. The log of one that ended by itself stays.
+    Whether a node answers is the caller's affair. A node that ends is started again, as often as `budget` allows. All
+    end with the block. The log of one that ended by itself stays.
 
     Args:
         launcher: Starts them.
@@ -44,11 +44,10 @@ async def running_nodes(
         UsageError: There is no such node, or one cannot be started.
     """
     processes: dict[str, Process] = {}
-    urls: dict[str, str] = {}
+    endpoints = {name: await launcher.endpoint(name) for name in names}
 
     async def start(name: str) -> None:
-        host, port = await launcher.endpoint(name)
-        urls[name] = f"http://{host}:{port}"
+        host, port = endpoints[name]
         argv = [sys.executable, "-m", "envkit", "serve", "--node", "--host", host, "--port", str(port), *arguments]
         processes[name] = await launcher.start(argv, env, place=Place(name), name="node")
 
@@ -72,7 +71,7 @@ async def running_nodes(
         async with clock.background_tasks() as tasks:
             for name in names:
                 tasks.start_soon(keep, name)
-            yield urls
+            yield {name: f"http://{host}:{port}" for name, (host, port) in endpoints.items()}
     finally:
         with anyio.CancelScope(shield=True):
             async with anyio.create_task_group() as ends:

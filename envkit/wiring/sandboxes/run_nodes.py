@@ -26,7 +26,7 @@ class RunNodes:
     """Nodes that run, whose sandboxes any pool of the run may use.
 
     Attributes:
-        urls: Their present addresses, by name.
+        urls: Their addresses, by name.
         token: The token that all of them expect.
         in_image: Whether their sandboxes run in an image.
         lost_s: Seconds without an answer after which a node is lost.
@@ -45,9 +45,7 @@ class RunNodes:
             UsageError: None has answered.
         """
         known = [NodeAddress(name, url, self.token) for name, url in self.urls.items()]
-        lost_s = self.lost_s
-        nodes = RemoteNodes(known, file=None, in_image=self.in_image, isolates=None, lost_s=lost_s, urls=self.urls)
-        async with nodes:
+        async with RemoteNodes(known, file=None, in_image=self.in_image, isolates=None, lost_s=self.lost_s) as nodes:
             with anyio.move_on_after(_START_S):
                 while len(nodes.nodes) < len(self.urls):  # noqa: ASYNC110 - a node may also be lost again
                     await anyio.sleep(_POLL_S)

@@ -13,7 +13,7 @@ from envkit.http.protocol.node_messages import NodeStatus
 
 
 def status(state: str, sandboxes: int, why: str = "") -> NodeStatus:
-    return NodeStatus("n", "http://n:1", state, why, sandboxes, None, None)
+    return NodeStatus("n", "http://n:1", state, why, sandboxes, None)
 
 
 @pytest.mark.parametrize(

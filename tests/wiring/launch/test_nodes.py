@@ -49,7 +49,7 @@ class Scripted:
         self.killed += 1
 
 
-def test_each_node_serves_at_the_address_of_its_machine_and_is_started_again_at_another_port(tmp_path: Path) -> None:
+def test_each_node_serves_at_the_address_of_its_machine_and_is_started_again(tmp_path: Path) -> None:
     launcher = Scripted(tmp_path / "log")
 
     async def main() -> list[str]:
@@ -68,8 +68,6 @@ def test_each_node_serves_at_the_address_of_its_machine_and_is_started_again_at_
             launcher.ends.set()
             while len(launcher.started) < 6:
                 await anyio.lowlevel.checkpoint()
-            last = [argv[argv.index("--port") + 1] for argv, _, _ in launcher.started[4:]]
-            assert sorted(url.rpartition(":")[2] for url in urls.values()) == last == ["9004", "9005"]
         return lines
 
     lines = clock.run(main)
