@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from urllib.parse import urlsplit
 
 import anyio
@@ -11,6 +11,7 @@ import httpx
 from anyio.streams.memory import MemoryObjectReceiveStream
 
 from envkit import clock
+from envkit.fleet.episode import EpisodeTally
 from envkit.types import CauseKind, PoolEvent, SandboxState, TenantKey
 
 _log = logging.getLogger(__name__)
@@ -107,20 +108,18 @@ async def log_events(events: AsyncIterator[PoolEvent]) -> None:
         _log.warning("%s: %s", what, event.text.encode("unicode_escape").decode())
 
 
-async def log_rebuilds(count: Callable[[], tuple[int, int]], interval_s: float = REBUILDS_S) -> None:
+async def log_rebuilds(tallies: Sequence[EpisodeTally], interval_s: float = REBUILDS_S) -> None:
     """Log how many episodes were rebuilt, and how many were void, if the numbers have changed since the last line.
 
-    Args:
-        count: Returns both numbers since the start of the server.
-        interval_s: Seconds between two checks; episodes that a sandbox loses are rebuilt at about the same time.
+    Episodes that a sandbox loses are rebuilt at about the same time, so there is one line for all.
     """
-    before = count()
+    rebuilt, void = 0, 0
     while True:
         await anyio.sleep(interval_s)
-        now = count()
-        if now != before:
-            _log.warning("lost sandboxes: %d episodes rebuilt, %d void", now[0] - before[0], now[1] - before[1])
-        before = now
+        before = rebuilt, void
+        rebuilt, void = sum(one.rebuilt for one in tallies), sum(one.void for one in tallies)
+        if (rebuilt, void) != before:
+            _log.warning("lost sandboxes: %d episodes rebuilt, %d void", rebuilt - before[0], void - before[1])
 
 
 async def watch_disks(

@@ -14,7 +14,6 @@ from envkit.sandbox.pool.node import Node
 from envkit.sandbox.transfer import tar_stream
 from envkit.types import SandboxSpec
 from envkit.wiring.gateway.node_server import NodeFacts, node_app
-from envkit.wiring.gateway.nodes import Machine
 from tests.http.envs import listening
 
 
@@ -47,7 +46,7 @@ class RemoteBackend:
     async def __aenter__(self) -> Self:
         backend = await self._open.enter_async_context(LocalBackend())
         pool = await self._open.enter_async_context(NodePool(backend))
-        app = node_app(NodeFacts(Machine(Node("here", backend), "local", "bubblewrap", backend.disks)), pool)
+        app = node_app(NodeFacts(Node("here", backend), "local"), pool)
         address = await self._open.enter_async_context(listening(app, byte_streams=True))
         self.node = await self._open.enter_async_context(RemoteNode("n1", address, folder_transport=tar_stream))
         return self

@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import (
     AbstractContextManager,
     AsyncExitStack,
@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
-from anyio.abc import TaskGroup
 
 from envkit import clock
 from envkit.config.serving import ServeConfig
@@ -55,7 +54,7 @@ from envkit.wiring.gateway.env_workers import (
     wait_until_serving,
 )
 from envkit.wiring.gateway.model import open_model
-from envkit.wiring.gateway.nodes import image_lacks, keeps_ledger, open_nodes, state_file
+from envkit.wiring.gateway.nodes import image_lacks, keeps_ledger, ledger_of, open_machine, state_file
 from envkit.wiring.gateway.remote_nodes import NodeAddress, RemoteNodes
 from envkit.wiring.gateway.token_store import JOINED, lock_state, open_tokens
 from envkit.wiring.gateway.trusted import (
@@ -83,7 +82,6 @@ class Fleet:
     Attributes:
         host: Plays the episodes of clients.
         pool: Leases sandboxes to clients and `hosts`; None if the server has no sandboxes.
-        disks: Returns, for each disk by name, its free MiB and the MiB that must stay free; None if unknown.
         hosts: The hosts that `host` routes episodes to; empty if the server has no sandboxes.
         isolates: Whether sandboxes are isolated from this process.
         keeps_sandboxes: Whether sandboxes outlive this process, for the next server with the same ledger.
@@ -92,16 +90,10 @@ class Fleet:
 
     host: EnvHost
     pool: Pool | None = None
-    disks: Callable[[], Mapping[str, tuple[int, int]]] | None = None
     hosts: tuple[FleetHost, ...] = ()
     isolates: bool = True
     keeps_sandboxes: bool = False
     remote: RemoteNodes | None = None
-
-    def rebuilds(self) -> tuple[int, int]:
-        """Return how many episodes were rebuilt after the loss of their sandboxes, and how many were void."""
-        tallies = [host.episodes for host in self.hosts]
-        return sum(tally.rebuilt for tally in tallies), sum(tally.void for tally in tallies)
 
 
 async def serve_fleet(
@@ -137,7 +129,7 @@ async def serve_fleet(
         async with (
             open_fleet(config, announce) as fleet,
             open_model(config, announce) as model,
-            _background(config, fleet, announce) as tasks,
+            clock.background_tasks() as tasks,
         ):
             app = create_app(
                 fleet.host,
@@ -247,22 +239,6 @@ async def _leave(pool: Pool, log: BackgroundHandler | None) -> None:
 
 
 @asynccontextmanager
-async def _background(config: ServeConfig, fleet: Fleet, announce: Callable[[str], None]) -> AsyncIterator[TaskGroup]:
-    """Log events during a ``with`` block, and send alerts if `config` enables that. Yield the task group."""
-    pool = fleet.pool
-    async with clock.background_tasks() as tasks:
-        if pool is not None and config.alerts.webhook is not None:
-            tasks.start_soon(warn_if_unreachable, config.alerts.webhook, announce)
-            tasks.start_soon(send_alerts, pool.events(), config.alerts.webhook)
-        if pool is not None:
-            tasks.start_soon(log_events, pool.events())
-            tasks.start_soon(log_rebuilds, fleet.rebuilds)
-        if pool is not None and fleet.disks is not None:
-            tasks.start_soon(watch_disks, fleet.disks, pool.alert)
-        yield tasks
-
-
-@asynccontextmanager
 async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> AsyncIterator[Fleet]:
     """Start the fleet of `config`, and stop it at the end of the ``with`` block.
 
@@ -285,21 +261,24 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
         return
     trusted_envs = TrustedEnvs.of(config)
     async with AsyncExitStack() as stack:
-        fleet_nodes = await stack.enter_async_context(open_nodes(config))
+        here = await stack.enter_async_context(open_machine(config))
+        if (ledger := ledger_of(config, here)) is not None:
+            await stack.enter_async_context(ledger)
         remote = RemoteNodes(
             [NodeAddress.of(one) for one in config.nodes],
-            file=None if fleet_nodes.ledger is None else state_file(config, JOINED),
-            in_image=fleet_nodes.in_image,
-            isolates=fleet_nodes.isolates if fleet_nodes.nodes else None,
+            file=None if ledger is None else state_file(config, JOINED),
+            in_image=here.in_image,
+            isolates=None if here.node is None else here.isolates,
             lost_s=config.liveness.lost_s,
         )
         await stack.enter_async_context(remote)
         if config.backend == "nodes" and not remote.nodes:
             await _wait_for_node(config, remote, announce)
-        count = sandbox_count(config, fleet_nodes, remote.processors)
-        spec = env_sandbox_spec(config, fleet_nodes, math.ceil(config.envs.capacity / count))
+        count = sandbox_count(config, here, remote.processors)
+        spec = env_sandbox_spec(config, here, math.ceil(config.envs.capacity / count))
+        own = [] if here.node is None else [here.node]
         pool = Pool(
-            fleet_nodes.nodes,
+            own,
             stocks=[
                 WarmSpec(spec, config.envs.warm, wait_until_serving),
                 *(WarmSpec(SandboxSpec(**one.model_dump(exclude={"count"})), one.count) for one in config.warm),
@@ -308,27 +287,27 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
             share=config.limits.tenant_share,
             liveness_times=liveness_times(config.liveness),
             restarts=config.restarts.limit(),
-            ledger=fleet_nodes.ledger,
+            ledger=ledger,
         )
         remote.attach(pool)
         await stack.enter_async_context(pool)
         if taken := _alive(pool):
             _log.info("took over %d sandboxes of an earlier server", taken)
         try:
-            fleet = await stack.enter_async_context(env_host(config, pool, fleet_nodes, count=count))
+            fleet = await stack.enter_async_context(env_host(config, pool, here, ledger, count=count))
         except SandboxStartError as error:
-            if fleet_nodes.in_image and _lacks_envkit(error.cause):
+            if here.in_image and _lacks_envkit(error.cause):
                 raise UsageError(image_lacks(spec.image or GAMES_IMAGE, error.cause)) from None
             raise
-        announce(f"sandboxes: {fleet_nodes.what}; environments in {count} {'sandbox' if count == 1 else 'sandboxes'}")
-        nodes = [*fleet_nodes.nodes, *remote.nodes]
+        announce(f"sandboxes: {here.what}; environments in {count} {'sandbox' if count == 1 else 'sandboxes'}")
+        nodes = [*own, *remote.nodes]
         for node in nodes:
             share = f"{config.limits.tenant_share:.0%}".removesuffix("%")
-            where = "" if node in fleet_nodes.nodes else f" of node {node.name}"
+            where = "" if node is here.node else f" of node {node.name}"
             announce(
                 f"capacity{where}: {machine.describe(node.capacity)}; one tenant may use {share} % of each of these"
             )
-        await forget_lost_sessions(fleet_nodes.ledger, pool, fleet)
+        await forget_lost_sessions(ledger, pool, fleet)
         trusted = None
         if trusted_envs.allowed:
             trusted = await stack.enter_async_context(trusted_host(config, pool))
@@ -344,8 +323,15 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
                 )
         host = RoutedHosts(fleet, trusted, trusted_envs.plays)
         played_in = (fleet,) if trusted is None else (fleet, trusted)
-        isolates = remote.isolates if remote.isolates is not None else fleet_nodes.isolates
-        yield Fleet(host, pool, fleet_nodes.disks, played_in, isolates, fleet_nodes.ledger is not None, remote)
+        tasks = await stack.enter_async_context(clock.background_tasks())
+        if config.alerts.webhook is not None:
+            tasks.start_soon(warn_if_unreachable, config.alerts.webhook, announce)
+            tasks.start_soon(send_alerts, pool.events(), config.alerts.webhook)
+        tasks.start_soon(log_events, pool.events())
+        tasks.start_soon(log_rebuilds, [one.episodes for one in played_in])
+        if here.disks is not None:
+            tasks.start_soon(watch_disks, here.disks, pool.alert)
+        yield Fleet(host, pool, played_in, bool(remote.isolates), ledger is not None, remote)
 
 
 async def _wait_for_node(config: ServeConfig, remote: RemoteNodes, announce: Callable[[str], None]) -> None:

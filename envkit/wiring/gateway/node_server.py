@@ -14,6 +14,7 @@ import socket
 import sys
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import NoReturn
 from urllib.parse import urlsplit
@@ -40,9 +41,10 @@ from envkit.http.server.middleware import AuthMiddleware
 from envkit.http.server.server import MAX_CONNECTIONS, require_address, serve
 from envkit.sandbox import machine
 from envkit.sandbox.docker.backend import DockerBackend
+from envkit.sandbox.pool.node import Node
 from envkit.sandbox.transfer import tar_stream
 from envkit.wiring import data
-from envkit.wiring.gateway.nodes import Machine, open_machine
+from envkit.wiring.gateway.nodes import Kind, open_machine
 from envkit.wiring.gateway.remote_nodes import name_of
 from envkit.wiring.gateway.trusted import NoEnvironments
 
@@ -92,8 +94,12 @@ async def serve_node(
     if own is None and listen.socket is None and not is_loopback(listen.host):
         remedy = "name a file with a token (--token-file), or set ENVKIT_TOKEN"
         raise UsageError(f"{listen.host} is reachable from other machines; {remedy}")
-    async with open_machine(config) as here, NodePool(here.node.backend) as pool, clock.background_tasks() as tasks:
-        facts = NodeFacts(here)
+    async with AsyncExitStack() as parts:
+        here = await parts.enter_async_context(open_machine(config))
+        assert here.node is not None
+        pool = await parts.enter_async_context(NodePool(here.node.backend))
+        tasks = await parts.enter_async_context(clock.background_tasks())
+        facts = NodeFacts(here.node, here.kind)
         app = node_app(facts, pool)
         tasks.start_soon(facts.follow_images)
         announce(f"node: {here.what}; {machine.describe(here.node.capacity)}")
@@ -135,8 +141,9 @@ def node_app(facts: NodeFacts, pool: NodePool) -> App:
 class NodeFacts:
     """Answers what the node is and has."""
 
-    def __init__(self, here: Machine) -> None:
-        self._here = here
+    def __init__(self, node: Node, kind: Kind) -> None:
+        self._node = node
+        self._kind = kind
         self._run = uuid.uuid4().hex
         self._images: Sequence[str] = ()
         self._data = [source for source, _ in data.views()]
@@ -144,12 +151,12 @@ class NodeFacts:
     @handles(table.NODE_FACTS)
     async def facts(self, body: NoBody, caller: Caller) -> wire.NodeReply:
         """Return what this node is and has. Only nodes (`envkit serve --node`) answer this call."""
-        node = self._here.node
+        node = self._node
         capacity = {name: getattr(node.capacity, name) for name in wire.CapacityReply.__struct_fields__}
         return wire.NodeReply(
             run=self._run,
             version=__version__,
-            backend=self._here.kind,
+            backend=self._kind,
             capabilities=dict(node.backend.capabilities()),
             capacity=wire.CapacityReply(**capacity),
             processors=len(os.sched_getaffinity(0)),
@@ -163,7 +170,7 @@ class NodeFacts:
 
     async def follow_images(self) -> None:
         """Keep the list of Docker images up to date."""
-        backend = self._here.node.backend
+        backend = self._node.backend
         while isinstance(backend, DockerBackend):
             try:
                 self._images = await backend.image_names()

@@ -22,7 +22,6 @@ from envkit.http.protocol.node_messages import JoinFrame
 from envkit.http.server.middleware import AuthMiddleware
 from envkit.sandbox.pool.node import Node
 from envkit.wiring.gateway.node_server import NodeFacts, node_app, serve_node
-from envkit.wiring.gateway.nodes import Machine
 from envkit.wiring.gateway.remote_nodes import NodeAddress, RemoteNodes
 from envkit.wiring.gateway.trusted import NoEnvironments
 from tests.http.envs import listening
@@ -42,7 +41,7 @@ def with_nodes(main: Callable[[RemoteNodes], Awaitable[None]], file: Path, *list
 @pytest.mark.parametrize(
     ("url", "token"),
     [
-        *[(url, "t") for url in ("", "ftp://x:1", "http://h\0:1", "http://h:99999", f"http://{'a' * 64}:1")],
+        *[(url, "t") for url in ("", "ftp://x:1", "http://h\0:1", "http://h:99999")],
         *[(NOWHERE, token) for token in ("", "a b", "é")],
     ],
 )
@@ -132,28 +131,10 @@ def test_only_an_admin_lists_and_drains_nodes_and_only_a_node_joins(tmp_path: Pa
     with_nodes(main, tmp_path / "joined.json")
 
 
-def test_a_node_that_was_started_again_at_another_address_is_used_there() -> None:
-    async def main() -> None:
-        async with FakeBackend() as backend, NodePool(backend) as pool:
-            app = node_app(NodeFacts(Machine(Node("here", backend), "process", "scripted", dict)), pool)
-            async with listening(AuthMiddleware(app, OneToken("own"), errors=app.errors)) as address:
-                listed, urls = [NodeAddress("n", NOWHERE, "own")], {"n": NOWHERE}
-                with anyio.fail_after(20):
-                    async with RemoteNodes(
-                        listed, file=None, in_image=False, isolates=None, lost_s=1.0, urls=urls
-                    ) as nodes:
-                        assert not nodes.nodes
-                        urls["n"] = address
-                        await nodes.found.wait()
-
-    clock.run(main)
-
-
 def test_a_node_answers_only_its_own_token_and_is_no_gateway() -> None:
     async def main() -> None:
         async with FakeBackend() as backend, NodePool(backend) as pool:
-            here = Machine(Node("here", backend), "process", "scripted", dict)
-            app = node_app(NodeFacts(here), pool)
+            app = node_app(NodeFacts(Node("here", backend), "process"), pool)
             async with (
                 listening(AuthMiddleware(app, OneToken("own"), errors=app.errors)) as address,
                 httpx.AsyncClient(base_url=address, trust_env=False) as client,
