@@ -24,7 +24,7 @@ import anyio
 from envkit import __version__, clock
 from envkit.config.serving import ServeConfig
 from envkit.errors import EnvkitError, UsageError
-from envkit.fleet.node_pool import NodePool
+from envkit.fleet.alerts import log_events
 from envkit.http.api.app import App, create_app
 from envkit.http.auth.caller import Caller
 from envkit.http.auth.localhost_only import is_loopback
@@ -41,6 +41,8 @@ from envkit.http.server.middleware import AuthMiddleware
 from envkit.http.server.server import MAX_CONNECTIONS, require_address, serve
 from envkit.sandbox import machine
 from envkit.sandbox.docker.backend import DockerBackend
+from envkit.sandbox.pool import Pool
+from envkit.sandbox.pool.health import LivenessTimes
 from envkit.sandbox.pool.node import Node
 from envkit.sandbox.transfer import tar_stream
 from envkit.wiring import data
@@ -52,6 +54,8 @@ _log = logging.getLogger(__name__)
 
 _JOIN_S = 5.0
 """Seconds between two calls with which a node joins: a gateway that was restarted knows it after this time."""
+LIVENESS = LivenessTimes(interval_s=4.0, suspect_s=1e8, lost_s=2e8)
+"""The pool of a node declares no sandbox lost that does not answer: its gateway does."""
 _IMAGES_S = 30.0
 _DRAIN_S = 1.0
 _ANY = ("0.0.0.0", "::")
@@ -97,11 +101,12 @@ async def serve_node(
     async with AsyncExitStack() as parts:
         here = await parts.enter_async_context(open_machine(config))
         assert here.node is not None
-        pool = await parts.enter_async_context(NodePool(here.node.backend))
+        pool = await parts.enter_async_context(Pool([here.node], liveness_times=LIVENESS))
         tasks = await parts.enter_async_context(clock.background_tasks())
         facts = NodeFacts(here.node, here.kind)
         app = node_app(facts, pool)
         tasks.start_soon(facts.follow_images)
+        tasks.start_soon(log_events, pool.events())
         announce(f"node: {here.what}; {machine.describe(here.node.capacity)}")
 
         def ready(address: str) -> None:
@@ -126,7 +131,7 @@ async def serve_node(
         )
 
 
-def node_app(facts: NodeFacts, pool: NodePool) -> App:
+def node_app(facts: NodeFacts, pool: Pool) -> App:
     """Return the ASGI application of a node."""
     return create_app(
         NoEnvironments(),

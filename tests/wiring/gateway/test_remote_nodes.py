@@ -14,12 +14,12 @@ import pytest
 from envkit import clock
 from envkit.config.serving import ServeConfig
 from envkit.errors import OptionError, UsageError
-from envkit.fleet.node_pool import NodePool
 from envkit.http.api.app import create_app
 from envkit.http.auth.caller import Caller
 from envkit.http.auth.tokens import OneToken, TokenStore
 from envkit.http.protocol.node_messages import JoinFrame
 from envkit.http.server.middleware import AuthMiddleware
+from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.node import Node
 from envkit.wiring.gateway.node_server import NodeFacts, node_app, serve_node
 from envkit.wiring.gateway.remote_nodes import NodeAddress, RemoteNodes
@@ -133,7 +133,7 @@ def test_only_an_admin_lists_and_drains_nodes_and_only_a_node_joins(tmp_path: Pa
 
 def test_a_node_answers_only_its_own_token_and_is_no_gateway() -> None:
     async def main() -> None:
-        async with FakeBackend() as backend, NodePool(backend) as pool:
+        async with FakeBackend() as backend, Pool() as pool:
             app = node_app(NodeFacts(Node("here", backend), "process"), pool)
             async with (
                 listening(AuthMiddleware(app, OneToken("own"), errors=app.errors)) as address,
