@@ -160,8 +160,7 @@ class AlertsSection(Section):
     """Alerts for operators."""
 
     webhook: str | None = None
-    """URL to which each alert is posted as JSON. When the server starts, it sends a HEAD request to this URL and prints
-    a warning if there is no answer. Alerts also appear as events and metrics."""
+    """URL to which each alert is posted as JSON. Alerts also appear as events and metrics."""
 
     @field_validator("webhook")
     @classmethod

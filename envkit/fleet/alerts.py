@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from urllib.parse import urlsplit
 
 import anyio
 import httpx
-from anyio.streams.memory import MemoryObjectReceiveStream
 
 from envkit import clock
 from envkit.fleet.episode import EpisodeTally
@@ -27,48 +25,18 @@ REBUILDS_S = 2.0
 TRIES = 4
 _FIRST_DELAY_S = 0.5
 _TIMEOUT_S = 10.0
-_WAITING = 1_000
-"""Maximum number of alerts that wait for a slow webhook. Further alerts are only logged, not sent."""
-
-
-async def warn_if_unreachable(address: str, warn: Callable[[str], None]) -> None:
-    """Call `warn` with one line if the webhook at `address` does not answer a HEAD request."""
-    try:
-        async with httpx.AsyncClient(timeout=_TIMEOUT_S) as client:
-            await client.head(address)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        where = urlsplit(address)
-        problem = str(error) or type(error).__name__
-        # Do not show the path of the address, because it may contain a secret.
-        warn(f"alerts: the webhook at {where.scheme}://{where.hostname} does not answer: {problem}")
 
 
 async def send_alerts(events: AsyncIterator[PoolEvent], address: str) -> None:
     """POST each alert among `events` as JSON, in order, until there are no more events.
 
-    An alert that cannot be sent after `TRIES` attempts is logged and dropped.
-
-    Args:
-        events: Events of a pool. Only alerts are sent: events of the kind ``"state"`` are skipped.
-        address: URL of the webhook, such as ``"https://example.org/hooks/1"``.
+    An alert that cannot be sent after `TRIES` attempts is logged and dropped. Events of the kind ``"state"`` are no
+    alerts.
     """
-    sending, waiting = anyio.create_memory_object_stream[PoolEvent](_WAITING)
-    async with httpx.AsyncClient(timeout=_TIMEOUT_S) as client, anyio.create_task_group() as tasks:
-        tasks.start_soon(_deliver_all, client, address, waiting)
-        with sending:
-            async for event in events:
-                if event.kind == "state":
-                    continue
-                try:
-                    sending.send_nowait(event)
-                except anyio.WouldBlock:
-                    _log.warning("the webhook %s is too slow; this alert is not sent: %s", address, event.text)
-
-
-async def _deliver_all(client: httpx.AsyncClient, address: str, alerts: MemoryObjectReceiveStream[PoolEvent]) -> None:
-    with alerts:
-        async for alert in alerts:
-            await _deliver(client, address, alert)
+    async with httpx.AsyncClient(timeout=_TIMEOUT_S) as client:
+        async for event in events:
+            if event.kind != "state":
+                await _deliver(client, address, event)
 
 
 async def _deliver(client: httpx.AsyncClient, address: str, alert: PoolEvent) -> None:
@@ -82,10 +50,9 @@ async def _deliver(client: httpx.AsyncClient, address: str, alert: PoolEvent) ->
             problem = f"{type(error).__name__}: {error}"
             continue
         if response.is_success:
-            break
+            return
         problem = f"status {response.status_code}"
-    else:
-        _log.warning("cannot send alert to %s (%s): %s", address, problem, alert.text)
+    _log.warning("cannot send alert to %s (%s): %s", address, problem, alert.text)
 
 
 async def log_events(events: AsyncIterator[PoolEvent]) -> None:

@@ -27,7 +27,7 @@ from envkit import clock
 from envkit.config.serving import ServeConfig
 from envkit.errors import SandboxStartError, UsageError
 from envkit.fleet import FleetHost
-from envkit.fleet.alerts import log_events, log_rebuilds, send_alerts, warn_if_unreachable, watch_disks
+from envkit.fleet.alerts import log_events, log_rebuilds, send_alerts, watch_disks
 from envkit.http.api.app import App, create_app
 from envkit.http.auth.localhost_only import is_loopback
 from envkit.http.auth.rate_limit import Rate
@@ -325,7 +325,6 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
         played_in = (fleet,) if trusted is None else (fleet, trusted)
         tasks = await stack.enter_async_context(clock.background_tasks())
         if config.alerts.webhook is not None:
-            tasks.start_soon(warn_if_unreachable, config.alerts.webhook, announce)
             tasks.start_soon(send_alerts, pool.events(), config.alerts.webhook)
         tasks.start_soon(log_events, pool.events())
         tasks.start_soon(log_rebuilds, [one.episodes for one in played_in])
