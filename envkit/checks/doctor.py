@@ -9,7 +9,7 @@ import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -89,23 +89,16 @@ class DoctorReport:
         return {"works": self.works, **asdict(self)}
 
 
-async def examine(image: str | None, notify: Callable[[str], None]) -> DoctorReport:
+async def examine(image: str | None) -> DoctorReport:
     """Start sandboxes of every kind and inspect the machine. It takes a few seconds, and all sandboxes are removed.
 
-    Args:
-        image: Image of the Docker sandboxes; None takes the backend's default.
-        notify: Called with the name of each step.
+    `image` is that of the Docker sandboxes; None takes the backend's default.
     """
-    notify("bubblewrap")
-    backends = [await _local()]
-    notify("docker")
-    backends.append(await _docker(image))
-    notify("plain processes")
-    backends.append(await _measure("process", ProcessBackend(), None))
-    notify("the machine")
     version, shared = await _docker_daemon()
-    if backends[1].problem is None:
-        backends[1] = replace(backends[1], shared=shared)
+    in_docker = await _docker(image)
+    if in_docker.problem is None:
+        in_docker = replace(in_docker, shared=shared)
+    backends = [await _local(), in_docker, await _measure("process", ProcessBackend(), None)]
     return DoctorReport(backends, await clock.to_thread(_machine, version))
 
 

@@ -40,7 +40,7 @@ def doctor(
         sys.exit(_print_cluster(cluster, as_json=as_json))
     from envkit.checks.doctor import examine
 
-    found = clock.run(examine, image, _show_progress)
+    found = clock.run(examine, image)
     if as_json:
         print(json.dumps(found.as_json(), indent=2))
     else:
@@ -65,16 +65,9 @@ def _print_cluster(file: Path, *, as_json: bool) -> int:
     return 1 if any(one.remedy for one in found) else 0
 
 
-def _show_progress(what: str) -> None:
-    if sys.stderr.isatty():
-        print(f"trying {what} ...", end="\x1b[K\r", file=sys.stderr, flush=True)
-
-
 def _print(found: DoctorReport) -> None:
     from envkit.checks.doctor import CAPABILITIES
 
-    if sys.stderr.isatty():
-        print(end="\x1b[K", file=sys.stderr, flush=True)
     backends = found.backends
     rows = [["works", *(_mark(one.problem is None) for one in backends)]]
     rows += [[f"  {name}", *(_mark(one.capabilities.get(name)) for one in backends)] for name in CAPABILITIES]
