@@ -71,6 +71,8 @@ class RemoteNode(SandboxBackend):
         EnvkitError: On entering: the node does not answer, rejects the token, or is not a node.
     """
 
+    distinguishes_memory_limit = True  # the node's pool has done so
+
     def __init__(
         self,
         name: str,
@@ -85,7 +87,7 @@ class RemoteNode(SandboxBackend):
         self.lost = anyio.Event()
         self.cause: Cause | None = None
         self._lost_s = lost_s
-        outages = Outages(lost_s + _SLACK_S, _log_outage)
+        outages = Outages(lost_s + _SLACK_S, _log.warning)
         self._client = SandboxClient(
             url, token, reads_variable=False, folder_transport=folder_transport, outages=outages
         )
@@ -102,10 +104,6 @@ class RemoteNode(SandboxBackend):
     @property
     def in_image(self) -> bool:
         return self.facts.backend == "docker"
-
-    @property
-    def distinguishes_memory_limit(self) -> bool:
-        return self.facts.distinguishes_memory_limit
 
     @property
     def is_silent(self) -> bool:
@@ -288,7 +286,3 @@ class _NodeProgram(RemoteProgram):
             if self._node.cause is None:
                 raise
             raise SandboxLostError(self._sandbox_id, self._node.cause) from None
-
-
-def _log_outage(line: str) -> None:
-    _log.warning("%s", line)

@@ -43,7 +43,6 @@ class NodeReply(msgspec.Struct, frozen=True):
     at_s: float
     images: list[str] = []
     data: list[str] = []
-    distinguishes_memory_limit: bool = False
 
 
 class JoinBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -170,7 +170,6 @@ class NodeFacts:
             at_s=clock.wall(),
             images=list(self._images),
             data=self._data,
-            distinguishes_memory_limit=getattr(node.backend, "distinguishes_memory_limit", False),
         )
 
     async def follow_images(self) -> None:
