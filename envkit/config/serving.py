@@ -224,12 +224,7 @@ class ServeConfig(Section):
 
 
 def read(path: Path | None, overrides: Sequence[str], options: Mapping[str, Any]) -> ServeConfig:
-    """Read a serve configuration.
-
-    Args:
-        path: The file; None means that all keys have their defaults.
-        overrides: ``"a.b=value"`` strings with YAML values, applied after the file.
-        options: Values by dotted key, such as ``{"listen.port": 0}``, applied after `overrides`.
+    """Read a file, then ``"a.b=value"`` strings with YAML values, then `options` by dotted key.
 
     Raises:
         ConfigError: The file cannot be read, or a value is invalid.

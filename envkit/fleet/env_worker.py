@@ -100,9 +100,7 @@ class EnvWorker:
     """A worker of a fleet: one sandbox with an env server that answers.
 
     Args:
-        pool: Monitors the sandbox together with the server.
-        sandbox: Sandbox of the worker, leased from the pool.
-        client: Client of the env server.
+        pool: Monitors the sandbox, leased from it, together with the server.
         slots: Maximum number of concurrent episodes.
         longest_step_s: Seconds after which the worker is lost if the event loop of its server does not answer.
         is_extra: Whether the worker was started because an episode must play alone.

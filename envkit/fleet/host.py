@@ -172,13 +172,10 @@ class FleetHost(EnvHost):
 
     @asynccontextmanager
     async def _open_slot(self, task: Task, key: TenantKey | None, alone: bool) -> AsyncIterator[Slot]:
-        """Hold a slot in a worker for the duration of the block.
+        """Hold a slot in a worker for the duration of the block; if `alone`, in one that has only this slot.
 
-        Args:
-            task: The task to play.
-            key: Key under which the session store records the episode; None to record nothing. Extra workers do not
-                outlive the server, so the episodes in them are not recorded.
-            alone: Whether the worker must have only one slot.
+        The session store records the episode under `key`. Extra workers do not outlive the server, so the episodes in
+        them are not recorded.
 
         Raises:
             CapacityError, SandboxStartError: No worker became healthy; see `lease`.

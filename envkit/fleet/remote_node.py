@@ -58,9 +58,7 @@ class RemoteNode(SandboxBackend):
 
     Args:
         name: Name of the node.
-        url: Address of the node.
         token: Token for the node; None for a node that needs none. ``ENVKIT_TOKEN`` is never sent to a node.
-        folder_transport: Packs folders; see `envkit.http.client.sandbox_client.SandboxClient`.
         lost_s: Seconds without an answer after which the node is lost.
 
     Attributes:

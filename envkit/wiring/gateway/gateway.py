@@ -106,10 +106,8 @@ async def serve_fleet(
     running episodes, and the second ends it; then this process ends at once, as if killed, and leaves its sandboxes
     and sessions to the next server, provided that the ledger records them.
 
-    Args:
-        config: The configuration.
-        announce: Called with each line to print while the server starts.
-        on_ready: Called once with the server's address, as soon as the server accepts requests.
+    `announce` is called with each line to print while the server starts, and `on_ready` once with the server's address,
+    as soon as the server accepts requests.
 
     Raises:
         UsageError: The address, the state folder or the backend cannot be used; the message says what to do.
@@ -241,10 +239,6 @@ async def _leave(pool: Pool, log: BackgroundHandler | None) -> None:
 @asynccontextmanager
 async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> AsyncIterator[Fleet]:
     """Start the fleet of `config`, and stop it at the end of the ``with`` block.
-
-    Args:
-        config: The configuration.
-        announce: Called with each line to print about the backend and its capacity.
 
     Raises:
         UsageError: The backend is not available, or another server uses the ledger; the message says what to do.

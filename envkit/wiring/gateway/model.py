@@ -35,10 +35,6 @@ HANGS_S = 60.0
 async def open_model(config: ServeConfig, announce: Callable[[str], None]) -> AsyncIterator[ModelRoutes | None]:
     """Start the model of a server in the background. It is restarted when it ends or hangs.
 
-    Args:
-        config: The configuration.
-        announce: Called with lines for the user.
-
     Raises:
         UsageError: The model does not exist, or torch is not installed.
     """

@@ -150,11 +150,7 @@ def refuse_operator_options(task: Task) -> None:
 
 @asynccontextmanager
 async def trusted_host(config: ServeConfig, pool: Pool) -> AsyncIterator[FleetHost]:
-    """Open the host of the trusted worker, which starts with its first episode.
-
-    Args:
-        config: The configuration.
-        pool: Leases the sandboxes of the environments.
+    """Open the host of the trusted worker, which starts with its first episode and leases sandboxes from `pool`.
 
     Raises:
         UsageError: `envs.judge` is invalid.

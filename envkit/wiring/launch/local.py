@@ -158,12 +158,7 @@ def start(argv: Sequence[str], env: Mapping[str, str], *, name: str, last_words:
 
 
 def this_node(variables: Mapping[str, str] = os.environ, *, machine: Path = Path("/")) -> Node:
-    """Return this machine. Its GPUs are those that CUDA_VISIBLE_DEVICES leaves visible.
-
-    Args:
-        variables: Environment variables.
-        machine: Root folder, with the devices of the GPUs.
-    """
+    """Return this machine. Its GPUs, devices below `machine`, are those that CUDA_VISIBLE_DEVICES leaves visible."""
     devices = machine / "dev"
     count = sum(_GPU.fullmatch(entry.name) is not None for entry in devices.iterdir()) if devices.is_dir() else 0
     gpus = [str(number) for number in range(count)]

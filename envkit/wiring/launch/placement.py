@@ -102,12 +102,7 @@ def place_run(run: RunConfig, nodes: Sequence[Node], *, trains: bool = True) -> 
 
 
 def device_map(section: PlacementSection, nodes: Sequence[Node], needs: Needs) -> DeviceMap:
-    """Return the map that the section describes, completed with what envkit chooses.
-
-    Args:
-        section: The section ``placement``.
-        nodes: The nodes, that of this process first.
-        needs: What the parts of the run need.
+    """Return the map that the section describes, completed with what envkit chooses; the first node is this one.
 
     Raises:
         ConfigError: The map is impossible, or was never run and is refused.

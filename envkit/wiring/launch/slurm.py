@@ -43,10 +43,7 @@ async def open_slurm() -> RelayLauncher:
 def other_nodes(variables: Mapping[str, str], hosts: Sequence[str], resolve: Callable[[str], str]) -> list[Node]:
     """Return the nodes of an allocation but this one. Slurm tells only the GPUs of this one, so all have as many.
 
-    Args:
-        variables: Slurm's environment variables of this process.
-        hosts: All nodes of the allocation.
-        resolve: Returns the IP address of a node, or raises OSError.
+    `resolve` returns the IP address of a host, or raises OSError.
 
     Raises:
         UsageError: A node has no address.

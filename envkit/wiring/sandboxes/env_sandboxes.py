@@ -238,13 +238,7 @@ def env_sandbox_spec(
 async def connect(
     call_timeout_s: float, sandbox: Sandbox, *, slow_timeout_s: float | None = None
 ) -> AsyncIterator[WorkerClient]:
-    """Open a client of the env server in a sandbox.
-
-    Args:
-        call_timeout_s: Seconds after which a call without a reply raises a `DeadlineError`.
-        sandbox: The sandbox.
-        slow_timeout_s: The same for resets and graders; None means `call_timeout_s`.
-    """
+    """Open a client of the env server in a sandbox; `sandbox_host` describes the timeouts."""
     slow_s = call_timeout_s if slow_timeout_s is None else slow_timeout_s
     async with EnvClient(
         connect=partial(sandbox.connect, _SOCKET),

@@ -65,13 +65,8 @@ async def run_nodes(
 ) -> AsyncIterator[RunNodes]:
     """Run a node for sandboxes, ``envkit serve --node``, on each of the nodes `names` of a launcher.
 
-    A node that ends is started again. All end with the block. The log of one that ended by itself stays.
-
-    Args:
-        launcher: Starts them.
-        names: Names of nodes of the launcher.
-        section: Kind of the sandboxes, and the restart budget of each node.
-        announce: Receives lines for the user, such as one for each end of a node, with its cause and its log.
+    A node that ends is started again, within the restart budget of `section`; `announce` receives a line with its cause
+    and its log, which stays. All end with the block.
 
     Raises:
         UsageError: There is no such node, or one cannot be started.

@@ -178,11 +178,9 @@ class DetachedSandbox:
 
 
 async def list_detached_sandboxes(*, with_servers: bool, warn: Callable[[str], None]) -> Sequence[DetachedSandbox]:
-    """Return the detached sandboxes on this machine, of all backends that work here.
+    """Return the detached sandboxes on this machine, of all backends that work here; `with_servers`, those of servers.
 
-    Args:
-        with_servers: Whether to include the sandboxes of `envkit serve`.
-        warn: Called with one line about each backend that is skipped.
+    `warn` is called with one line about each backend that is skipped.
     """
     found: list[DetachedSandbox] = []
     if bubblewrap.why_unavailable() is None:
