@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import asdict
 
 import anyio
 import httpx
 
 from envkit import clock
-from envkit.fleet.episode import EpisodeTally
 from envkit.types import CauseKind, PoolEvent, SandboxState, TenantKey
 
 _log = logging.getLogger(__name__)
@@ -18,9 +18,6 @@ NEAR = 2
 """A disk raises an alert when its free space is below this multiple of the space that sandboxes require."""
 LOOK_S = 15.0
 """Seconds between two checks of the disks."""
-
-REBUILDS_S = 2.0
-"""Seconds between two checks for rebuilt episodes."""
 
 TRIES = 4
 _FIRST_DELAY_S = 0.5
@@ -75,20 +72,6 @@ async def log_events(events: AsyncIterator[PoolEvent]) -> None:
         _log.warning("%s: %s", what, event.text.encode("unicode_escape").decode())
 
 
-async def log_rebuilds(tallies: Sequence[EpisodeTally], interval_s: float = REBUILDS_S) -> None:
-    """Log how many episodes were rebuilt, and how many were void, if the numbers have changed since the last line.
-
-    Episodes that a sandbox loses are rebuilt at about the same time, so there is one line for all.
-    """
-    rebuilt, void = 0, 0
-    while True:
-        await anyio.sleep(interval_s)
-        before = rebuilt, void
-        rebuilt, void = sum(one.rebuilt for one in tallies), sum(one.void for one in tallies)
-        if (rebuilt, void) != before:
-            _log.warning("lost sandboxes: %d episodes rebuilt, %d void", rebuilt - before[0], void - before[1])
-
-
 async def watch_disks(
     look: Callable[[], Mapping[str, tuple[int, int]]], alert: Callable[[str, str], None], interval_s: float = LOOK_S
 ) -> None:
@@ -113,12 +96,4 @@ async def watch_disks(
 
 def described(event: PoolEvent) -> dict[str, object]:
     """Return the JSON object that is sent to the webhook for `event`."""
-    return {
-        "number": event.number,
-        "at_s": event.at_s,
-        "kind": event.kind,
-        "sandbox_id": event.sandbox_id,
-        "tenant": event.tenant,
-        "text": event.text,
-        "state": event.state,
-    }
+    return {name: value for name, value in asdict(event).items() if name != "cause"}

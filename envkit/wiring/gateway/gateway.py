@@ -27,7 +27,7 @@ from envkit import clock
 from envkit.config.serving import ServeConfig
 from envkit.errors import SandboxStartError, UsageError
 from envkit.fleet import FleetHost
-from envkit.fleet.alerts import log_events, log_rebuilds, send_alerts, watch_disks
+from envkit.fleet.alerts import log_events, send_alerts, watch_disks
 from envkit.http.api.app import App, create_app
 from envkit.http.auth.localhost_only import is_loopback
 from envkit.http.auth.rate_limit import Rate
@@ -60,8 +60,8 @@ from envkit.wiring.gateway.token_store import JOINED, lock_state, open_tokens
 from envkit.wiring.gateway.trusted import (
     NoEnvironments,
     RoutedHosts,
-    TrustedEnvs,
     refuse_operator_options,
+    trusted_envs,
     trusted_host,
 )
 from envkit.wiring.sandboxes.env_sandboxes import liveness_times
@@ -253,7 +253,7 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
         async with environments.slots(config.envs.capacity, None, resources) as slots:
             yield Fleet(slots)
         return
-    trusted_envs = TrustedEnvs.of(config)
+    allowed, refused = trusted_envs(config)
     async with AsyncExitStack() as stack:
         here = await stack.enter_async_context(open_machine(config))
         if (ledger := ledger_of(config, here)) is not None:
@@ -303,9 +303,9 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
             )
         await forget_lost_sessions(ledger, pool, fleet)
         trusted = None
-        if trusted_envs.allowed:
+        if allowed:
             trusted = await stack.enter_async_context(trusted_host(config, pool))
-            names = ", ".join(sorted(trusted_envs.allowed))
+            names = ", ".join(sorted(allowed))
             announce(
                 f"trusted worker: {config.envs.tool_episodes} concurrent episodes with sandboxes as tools ({names})"
             )
@@ -315,13 +315,12 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
                     "warning: those that run untrusted programs are refused, because this machine does not enforce "
                     f"{', '.join(missing)}; envkit doctor says how it could"
                 )
-        host = RoutedHosts(fleet, trusted, trusted_envs.plays)
+        host = RoutedHosts(fleet, trusted, allowed, refused)
         played_in = (fleet,) if trusted is None else (fleet, trusted)
         tasks = await stack.enter_async_context(clock.background_tasks())
         if config.alerts.webhook is not None:
             tasks.start_soon(send_alerts, pool.events(), config.alerts.webhook)
         tasks.start_soon(log_events, pool.events())
-        tasks.start_soon(log_rebuilds, [one.episodes for one in played_in])
         if here.disks is not None:
             tasks.start_soon(watch_disks, here.disks, pool.alert)
         yield Fleet(host, pool, played_in, bool(remote.isolates), ledger is not None, remote)
