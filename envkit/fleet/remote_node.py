@@ -43,7 +43,6 @@ _log = logging.getLogger(__name__)
 _LEASE_S = 60.0
 """Seconds after the gateway has disconnected until a sandbox ends that no ledger records."""
 _STOP_S = 15.0
-_CONFIRM_S = 0.2
 _VERDICT_S = 2.0
 _FIRST_S = 10.0
 _SLACK_S = 5.0
@@ -160,23 +159,20 @@ class RemoteNode(SandboxBackend):
         return self.cause
 
     async def _ping(self) -> None:
-        is_late = False
+        timeout_s = self._lost_s - self._interval_s
         while True:
-            await anyio.sleep(_CONFIRM_S if is_late else self._interval_s)
-            began, timeout_s = clock.now(), self._interval_s if is_late else 1.5 * self._interval_s
+            await anyio.sleep(self._interval_s)
+            began = clock.now()
             try:
                 facts = await self._client.node(timeout_s)
             except DeadlineError as error:
-                is_own_lag = clock.now() - began > timeout_s + self._interval_s
-                if is_late and not is_own_lag:
+                if clock.now() - began <= timeout_s + self._interval_s:  # otherwise, this event loop lagged
                     return self.lose(str(error))
-                is_late = True
             except EnvkitError as error:
                 return self.lose(str(error))
             else:
                 if facts.run != self.facts.run:
                     return self.lose("it was restarted")
-                is_late = False
                 self._answered(facts)
 
     def lose(self, why: str) -> None:
