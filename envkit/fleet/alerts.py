@@ -77,10 +77,7 @@ async def watch_disks(
 ) -> None:
     """Check the disks until cancelled, and emit an alert whenever one has less than `NEAR` times the required space.
 
-    Args:
-        look: Returns, for each disk by name, its free MiB and the MiB that must stay free.
-        alert: Emits an alert: called with its kind, ``"disk"``, and a one-line message.
-        interval_s: Seconds between two checks.
+    `look` returns, for each disk by name, its free MiB and the MiB that must stay free.
     """
     while True:
         found = await clock.to_thread(look)

@@ -46,13 +46,7 @@ ConnectSandbox: TypeAlias = Callable[[Sandbox], AbstractAsyncContextManager[Work
 
 
 class WorkerStart(NamedTuple):
-    """How to start a worker.
-
-    Attributes:
-        spec: Spec of its sandbox.
-        connect: Opens a client of the env server in the sandbox; raises `UnreachableError` if the server does not
-            listen yet.
-    """
+    """How to start a worker. `connect` raises `UnreachableError` if the env server does not listen yet."""
 
     spec: SandboxSpec
     connect: ConnectSandbox
@@ -81,11 +75,7 @@ async def connect_when_serving(connect: ConnectSandbox, sandbox: Sandbox) -> Asy
 
 
 class WorkerLostError(SandboxLostError):
-    """The worker was lost. The fleet converts this error to a `SandboxLostError` for its callers.
-
-    Attributes:
-        worker: The lost worker.
-    """
+    """The worker was lost. The fleet converts this error to a `SandboxLostError` for its callers."""
 
     def __init__(self, worker: EnvWorker) -> None:
         super().__init__(worker.sandbox.id, worker.cause)

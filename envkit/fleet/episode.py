@@ -32,12 +32,7 @@ REBUILDS = 3
 
 @dataclass(slots=True)
 class EpisodeTally:
-    """Counts of the episodes of a host whose worker was lost.
-
-    Attributes:
-        rebuilt: Number of times that an episode was rebuilt in another worker.
-        void: Number of episodes that could not be rebuilt.
-    """
+    """How often the episodes of a host were rebuilt in another worker, and how many could not be, and are void."""
 
     rebuilt: int = 0
     void: int = 0

@@ -31,7 +31,6 @@ class Model:
         path: Model folder, or name of a model on the hub. The folder of a new tiny policy exists until the engine and
             the trainer are open.
         tokenizer: Its Hugging Face tokenizer.
-        kind: Whether it is a tiny policy or a pretrained model.
         is_local: Whether to use only files on this machine, including cached models from the hub.
     """
 
@@ -133,10 +132,7 @@ class TrackerContext:
 class PlayerContext:
     """For the group ``envkit.policies``, whose `open` returns a `Player`.
 
-    Attributes:
-        name: What follows the colon in ``--policy KIND:NAME``; empty without a colon.
-        env_id: The environment.
-        options: Options of every episode.
+    `name` is what follows the colon in ``--policy KIND:NAME``, and empty without a colon.
     """
 
     name: str

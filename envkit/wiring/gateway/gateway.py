@@ -77,15 +77,13 @@ _JOIN_DRAIN_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """The host and the pool that a gateway serves.
+    """The host and the pool that a gateway serves; without sandboxes, only the host.
 
     Attributes:
-        host: Plays the episodes of clients.
-        pool: Leases sandboxes to clients and `hosts`; None if the server has no sandboxes.
-        hosts: The hosts that `host` routes episodes to; empty if the server has no sandboxes.
+        hosts: The hosts that `host` routes episodes to.
         isolates: Whether sandboxes are isolated from this process.
         keeps_sandboxes: Whether sandboxes outlive this process, for the next server with the same ledger.
-        remote: The nodes on other machines; None if the server has no sandboxes.
+        remote: The nodes on other machines.
     """
 
     host: EnvHost
@@ -366,11 +364,7 @@ def _metrics(fleet: Fleet, log: BackgroundHandler | None) -> Iterator[Metric]:
 
 
 def _tokens(config: ServeConfig) -> TokenStore:
-    """Open the token store. Without tokens, the server accepts every caller, so it must listen on this machine only.
-
-    Raises:
-        UsageError: Other machines can reach the server, and there are no tokens.
-    """
+    """Open the token store. Without tokens, the server accepts every caller, so it must listen on this machine only."""
     store = open_tokens(config.state)
     if not store.is_needed() and config.listen.socket is None and not is_loopback(config.listen.host):
         raise UsageError(
@@ -387,20 +381,12 @@ def _create_token(config: ServeConfig) -> str:
 
 
 def _state(config: ServeConfig) -> AbstractContextManager[object]:
-    """Lock the state folder if `config` names one, or if this server writes its ledger there.
-
-    Raises:
-        UsageError: Another server holds the lock.
-    """
+    """Lock the state folder if `config` names one, or if this server writes its ledger there."""
     return lock_state(config.state) if config.state is not None or keeps_ledger(config) else nullcontext()
 
 
 def _access_log(config: ServeConfig) -> AbstractContextManager[BackgroundHandler | None]:
-    """Open the access log; None if it is off.
-
-    Raises:
-        UsageError: The file cannot be written.
-    """
+    """Open the access log; None if it is off."""
     if config.access_log is None:
         return nullcontext()
     path = None if config.access_log == "-" else Path(config.access_log)

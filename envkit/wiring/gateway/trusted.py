@@ -66,11 +66,7 @@ def trusted_envs(config: ServeConfig) -> tuple[frozenset[str], frozenset[str]]:
 class RoutedHosts(EnvHost):
     """Plays each environment in the trusted worker or in sandboxes.
 
-    Attributes:
-        fleet: Host whose workers are sandboxes.
-        trusted: Host of the trusted worker; None if no environment needs it.
-        allowed: Ids of the environments that `trusted` plays.
-        refused: Ids of those that need sandboxes, and that the configuration does not allow.
+    `allowed` and `refused` are what `trusted_envs` returns. Without allowed ones, there is no trusted worker.
     """
 
     fleet: EnvHost

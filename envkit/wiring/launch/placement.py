@@ -150,11 +150,7 @@ def device_map(section: PlacementSection, nodes: Sequence[Node], needs: Needs) -
 
 
 def _read(key: str, text: str, nodes: Sequence[Node]) -> tuple[Node, tuple[int, ...]]:
-    """Return the node and the GPUs that a text names.
-
-    Raises:
-        ConfigError: There is no such node or GPU.
-    """
+    """Return the node and the GPUs that a text names."""
     name, gpus = read_gpus(text)
     node = next((one for one in nodes if name in (one.name, one.host)), None)
     if node is None:
@@ -168,11 +164,7 @@ def _read(key: str, text: str, nodes: Sequence[Node]) -> tuple[Node, tuple[int, 
 
 
 def _trainer(section: PlacementSection, nodes: Sequence[Node], needs: Needs, taken: Sequence[Gpu]) -> Place:
-    """Return the place of the trainer; `taken` are the GPUs that the section gives to servers.
-
-    Raises:
-        ConfigError: It cannot be there, or no GPU is left for it.
-    """
+    """Return the place of the trainer; `taken` are the GPUs that the section gives to servers."""
     here = nodes[0]
     if section.trainer is not None:
         node, gpus = _read("placement.trainer", section.trainer, nodes)
@@ -194,11 +186,7 @@ def _trainer(section: PlacementSection, nodes: Sequence[Node], needs: Needs, tak
 
 
 def _judge(section: PlacementSection, nodes: Sequence[Node], needs: Needs) -> Place | None:
-    """Return the place of the server of the judge; None if the run serves none.
-
-    Raises:
-        ConfigError: It has no GPU and needs one, or has a place but no judge.
-    """
+    """Return the place of the server of the judge; None if the run serves none."""
     if not needs.serves_judge:
         if section.judge is not None:
             raise ConfigError(["placement.judge: the run serves no judge; leave it out, or name a model in env.judge"])
@@ -210,11 +198,7 @@ def _judge(section: PlacementSection, nodes: Sequence[Node], needs: Needs) -> Pl
 
 
 def _check_shared(own: Gpu, taken: Sequence[Gpu], needs: Needs) -> None:
-    """Check that the trainer and a server can have the same GPU, `own`.
-
-    Raises:
-        ConfigError: They cannot.
-    """
+    """Check that the trainer and a server can have the same GPU, `own`."""
     if len(taken) > 1:
         reason = f"trainer and engines overlap in {_shown(own)}; give the engines other GPUs, or only that one"
         raise ConfigError([f"placement: {reason}"])
@@ -227,11 +211,7 @@ def _check_shared(own: Gpu, taken: Sequence[Gpu], needs: Needs) -> None:
 
 
 def _divided(taken: Sequence[Gpu], replicas: int | None) -> Sequence[Sequence[Gpu]]:
-    """Divide all GPUs, in their order, among the servers.
-
-    Raises:
-        ConfigError: They cannot be divided, or a server would be on two nodes.
-    """
+    """Divide all GPUs, in their order, among the servers."""
     count = replicas or len(taken)
     if len(taken) % count:
         raise ConfigError([f"engine.replicas: {count} servers cannot share {len(taken)} GPUs of placement.engines"])
@@ -245,11 +225,7 @@ def _divided(taken: Sequence[Gpu], replicas: int | None) -> Sequence[Sequence[Gp
 
 
 def _chosen(free: Sequence[Gpu], replicas: int | None) -> Sequence[Sequence[Gpu]]:
-    """Choose GPUs for the servers. Each has one, or with fewer servers the largest power of two that is possible.
-
-    Raises:
-        ConfigError: There are not enough.
-    """
+    """Choose GPUs for the servers. Each has one, or with fewer servers the largest power of two that is possible."""
     by_node = {node: [gpu for gpu in free if gpu[0] == node] for node, _ in free}
     size = 1
     while replicas is not None and sum(len(gpus) // (2 * size) for gpus in by_node.values()) >= replicas:

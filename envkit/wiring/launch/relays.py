@@ -24,10 +24,7 @@ _PORTS = range(20_000, 30_000)
 class RelayLauncher:
     """Starts processes on this node directly, and on others by relays. It implements `envkit.protocols.Launcher`.
 
-    Args:
-        others: The other nodes.
-        relay: Makes the relay of a program.
-        last_words: Beginning of the line in which a relay says why it ended.
+    `last_words` is the beginning of the line in which a relay says why it ended.
     """
 
     def __init__(self, others: Sequence[Node], relay: Relay, *, last_words: str) -> None:

@@ -28,13 +28,7 @@ _MAX_LINE = 300
 
 @dataclass(frozen=True, slots=True)
 class RunNodes:
-    """Nodes that run, whose sandboxes any pool of the run may use.
-
-    Attributes:
-        addresses: Their addresses.
-        in_image: Whether their sandboxes run in an image.
-        lost_s: Seconds without an answer after which a node is lost.
-    """
+    """Nodes that run, whose sandboxes any pool of the run may use; see `RemoteNodes` for the attributes."""
 
     addresses: Sequence[NodeAddress]
     in_image: bool

@@ -33,12 +33,7 @@ class SandboxService:
     """The sandboxes of this machine, or of the server at `url`.
 
     The server stops a detached sandbox after its time to live, or an hour without use.
-
-    Attributes:
-        kind: Kind of backend for new sandboxes of this machine.
-        url: Address of the server; None for this machine.
-        token_file: File that contains a token; None uses the environment variable ``ENVKIT_TOKEN``, if it is set.
-        ca: PEM file with the CA certificates to trust; None trusts the system's CA certificates.
+    Without a token file, the variable ``ENVKIT_TOKEN`` is used, if it is set. `kind` is that of new sandboxes here.
     """
 
     kind: BackendKind = "auto"
