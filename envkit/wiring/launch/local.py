@@ -28,8 +28,9 @@ LOOPBACK = "127.0.0.1"
 _KILL_TERM_S = 2.0
 """Seconds between SIGTERM and SIGKILL for processes that hang."""
 _GPU = re.compile(r"nvidia\d+")
-_WORDS = 300
-"""Maximum number of characters of the last words of a relay."""
+LAST_WORDS = "envkit: "
+"""Beginning of the line in which a relay of envkit says why it ended."""
+_LAST_WORDS = re.compile(rf"^(?:{LAST_WORDS}|srun: error: )(.{{1,300}})", re.M)
 
 
 class LocalProcess:
@@ -41,14 +42,12 @@ class LocalProcess:
     Args:
         process: The supervisor, started in this thread.
         log: The file of its output.
-        last_words: Beginning of a line of the log that says why it ended, if the program is a relay; empty without one.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], log: Path, last_words: str) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
         self.pid = process.pid
         self.log = log
         self._process = process
-        self._last_words = last_words
         self._reason = ""
         self._ended = anyio.Event()
         self._clearing = anyio.Lock()
@@ -93,15 +92,7 @@ class LocalProcess:
             with anyio.move_on_after(_KILL_TERM_S):  # a process that is blocked in I/O may never end
                 await self._ended.wait()
             self._process.poll()
-            self._reason = self._words() or _reason(self.returncode)  # the log may be deleted later
-
-    def _words(self) -> str:
-        """Return the last line of the log in which a relay says why it ended; empty without one."""
-        if not self._last_words or not self.returncode:
-            return ""
-        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
-        found = (line.removeprefix(self._last_words) for line in reversed(lines) if line.startswith(self._last_words))
-        return next(found, "")[:_WORDS]
+            self._reason = _reason(self.returncode, self.log)  # the log may be deleted later
 
 
 class LocalLauncher:
@@ -130,7 +121,7 @@ class LocalLauncher:
         return start(argv, {**env, **gpus}, name=name)
 
 
-def start(argv: Sequence[str], env: Mapping[str, str], *, name: str, last_words: str = "") -> LocalProcess:
+def start(argv: Sequence[str], env: Mapping[str, str], *, name: str) -> LocalProcess:
     """Start a program on this machine; see `LocalProcess`, and `envkit.protocols.Launcher.start` for the rest.
 
     Raises:
@@ -152,7 +143,7 @@ def start(argv: Sequence[str], env: Mapping[str, str], *, name: str, last_words:
             start_new_session=True,
         )
         undo.callback(process.terminate)
-        started = LocalProcess(process, Path(log), last_words)
+        started = LocalProcess(process, Path(log))
         undo.pop_all()
     return started
 
@@ -181,7 +172,10 @@ def find(nodes: Sequence[Node], name: str) -> Node:
     raise UsageError(f"there is no node {name}; there are {', '.join(node.name for node in nodes)}")
 
 
-def _reason(returncode: int | None) -> str:
+def _reason(returncode: int | None, log: Path) -> str:
+    """Return why a process ended; if it is a relay that failed, what it has written about that last."""
     if returncode is None:
         return "it does not end"
+    if returncode and (words := _LAST_WORDS.findall(log.read_text(encoding="utf-8", errors="replace"))):
+        return str(words[-1])
     return f"killed by signal {-returncode}" if returncode < 0 else f"exited with code {returncode}"

@@ -45,7 +45,7 @@ async def open_ray() -> RelayLauncher:
         Node(name=f"n{number}", gpus=tuple(map(str, range(gpus))), **facts)
         for number, (gpus, facts) in enumerate(found, start=1)
     ]
-    return RelayLauncher(others, relay, last_words=ray_relay.LAST_WORDS)
+    return RelayLauncher(others, relay)
 
 
 def relay(

@@ -23,12 +23,10 @@ import anyio
 
 from envkit.installation import load
 from envkit.types import Place
-from envkit.wiring.launch.local import LocalLauncher, LocalProcess
+from envkit.wiring.launch.local import LAST_WORDS, LocalLauncher, LocalProcess
 
 ORDER = "ENVKIT_RELAY"
 """Variable with the order as JSON: id of the node, program with arguments, variables, number of GPUs."""
-LAST_WORDS = "envkit: "
-"""Beginning of the line that says why the relay ended, if not because the program did."""
 _START_S = 60.0
 _POLL_S = 0.5
 _END_S = 8.0
