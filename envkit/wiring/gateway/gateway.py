@@ -55,7 +55,7 @@ from envkit.wiring.gateway.env_workers import (
 )
 from envkit.wiring.gateway.model import open_model
 from envkit.wiring.gateway.nodes import image_lacks, keeps_ledger, ledger_of, open_machine, state_file
-from envkit.wiring.gateway.remote_nodes import NodeAddress, RemoteNodes
+from envkit.wiring.gateway.remote_nodes import RemoteNodes, read_address
 from envkit.wiring.gateway.token_store import JOINED, lock_state, open_tokens
 from envkit.wiring.gateway.trusted import (
     NoEnvironments,
@@ -257,7 +257,7 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
         if (ledger := ledger_of(config, here)) is not None:
             await stack.enter_async_context(ledger)
         remote = RemoteNodes(
-            [NodeAddress.of(one) for one in config.nodes],
+            [read_address(one) for one in config.nodes],
             file=None if ledger is None else state_file(config, JOINED),
             in_image=here.in_image,
             isolates=None if here.node is None else here.isolates,

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Self
 from urllib.parse import urlsplit
 
 import anyio
@@ -44,22 +44,14 @@ _ENVS = ":envs-"
 _ALIVE = (SandboxState.STARTING, SandboxState.LEASED, SandboxState.SUSPECT)
 
 
-class NodeAddress(NamedTuple):
-    """A node that was given to the gateway or run: its name, its address, and the token that it expects, if any."""
+def read_address(section: NodeAddressSection) -> wire.JoinFrame:
+    """Return the name, the address and the token, if any, of a node that the gateway's file lists.
 
-    name: str
-    url: str
-    token: str | None = None
-
-    @classmethod
-    def of(cls, section: NodeAddressSection) -> NodeAddress:
-        """Return the node of an entry of the gateway's file.
-
-        Raises:
-            UsageError: The file with the token cannot be read.
-        """
-        token = None if section.token_file is None else read_token(Path(section.token_file), _log.warning)
-        return cls(name_of(section.url), section.url, token)
+    Raises:
+        UsageError: The file with the token cannot be read.
+    """
+    token = "" if section.token_file is None else read_token(Path(section.token_file), _log.warning)
+    return wire.JoinFrame(name_of(section.url), section.url, token)
 
 
 @dataclass(slots=True, eq=False)
@@ -67,8 +59,7 @@ class _Member:
     """A known node. `node` is its node in the pool, None while it is not used; `why` then says why."""
 
     name: str
-    url: str
-    token: str | None
+    address: wire.JoinFrame
     is_listed: bool = False
     why: str = "not reached yet"
     node: Node | None = None
@@ -79,7 +70,7 @@ class _Member:
         state = "lost" if self.node is None else "draining" if self.node.is_draining else "up"
         facts = None if self.backend is None else self.backend.facts
         used = 0 if self.node is None else self.node.used.sandboxes
-        return wire.NodeStatus(self.name, self.url, state, "" if self.node else self.why, used, facts)
+        return wire.NodeStatus(self.name, self.address.url, state, "" if self.node else self.why, used, facts)
 
 
 class RemoteNodes:
@@ -100,7 +91,7 @@ class RemoteNodes:
 
     def __init__(
         self,
-        listed: Sequence[NodeAddress],
+        listed: Sequence[wire.JoinFrame],
         *,
         file: Path | None,
         in_image: bool,
@@ -151,10 +142,10 @@ class RemoteNodes:
         if body.node == HERE or (known is not None and known.is_listed):
             raise OptionError("node", f"{body.node!r} is the name of another node; start the node with another address")
         if known is None:
-            self._add(_Member(body.node, body.url, body.token))
+            self._add(_Member(body.node, body))
             self._remember()
-        elif (known.url, known.token) != (body.url, body.token):
-            known.url, known.token = body.url, body.token
+        elif known.address != body:
+            known.address = body
             if known.node is not None and known.backend is not None:
                 known.backend.lose("it was restarted")
             self._remember()
@@ -184,7 +175,7 @@ class RemoteNodes:
         return member.status()
 
     async def __aenter__(self) -> Self:
-        members = [_Member(*one, is_listed=True) for one in self._listed]
+        members = [_Member(one.node, one, is_listed=True) for one in self._listed]
         for one in members:
             if one.name == HERE or sum(one.name == other.name for other in members) > 1:
                 raise UsageError(f"nodes: two nodes have the name {one.name!r}; list each once")
@@ -224,7 +215,7 @@ class RemoteNodes:
 
     async def _use(self, member: _Member) -> bool:
         """Connect to a node, and keep it in the pool until it is lost. Return True, or False if it was refused."""
-        name, url, token = member.name, member.url, member.token
+        name, url, token = member.name, member.address.url, member.address.token or None
         async with RemoteNode(name, url, token, folder_transport=tar_stream, lost_s=self._lost_s) as backend:
             member.backend, facts = backend, backend.facts
             if (why := why_unfit(facts, in_image=self._in_image, isolates=self.isolates)) is not None:
@@ -265,12 +256,11 @@ class RemoteNodes:
             found = msgspec.json.decode(self._file.read_bytes(), type=list[wire.JoinFrame])
         except (OSError, msgspec.MsgspecError) as error:
             raise UsageError(f"{self._file} cannot be read: {error}; remove it, and the nodes join again") from None
-        return [_Member(one.node, one.url, one.token) for one in found]
+        return [_Member(one.node, one) for one in found]
 
     def _remember(self) -> None:
         if self._file is not None:
-            joined = [wire.JoinFrame(one.name, one.url, one.token or "") for one in self._members.values()]
-            joined = [one for one in joined if not self._members[one.node].is_listed]
+            joined = [one.address for one in self._members.values() if not one.is_listed]
             try:
                 files.replace(self._file, msgspec.json.encode(joined), remedy="choose another folder", mode=0o600)
             except UsageError as error:

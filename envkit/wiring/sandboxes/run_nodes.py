@@ -15,11 +15,12 @@ from envkit import clock
 from envkit.config.parts import BuiltInSandboxSection
 from envkit.errors import UsageError
 from envkit.http.client.env_client import TOKEN_VARIABLE
+from envkit.http.protocol.node_messages import JoinFrame
 from envkit.protocols import Launcher, Process
 from envkit.restarts import Failures
 from envkit.sandbox.pool import Pool
 from envkit.types import Place
-from envkit.wiring.gateway.remote_nodes import NodeAddress, RemoteNodes
+from envkit.wiring.gateway.remote_nodes import RemoteNodes
 
 _START_S = 60.0
 _POLL_S = 0.1
@@ -30,7 +31,7 @@ _MAX_LINE = 300
 class RunNodes:
     """Nodes that run, whose sandboxes any pool of the run may use; see `RemoteNodes` for the attributes."""
 
-    addresses: Sequence[NodeAddress]
+    addresses: Sequence[JoinFrame]
     in_image: bool
     lost_s: float
 
@@ -95,7 +96,7 @@ async def run_nodes(
             for name in names:
                 tasks.start_soon(keep, name)
             announce(f"sandbox: on the nodes {', '.join(names)}")
-            addresses = [NodeAddress(name, f"http://{host}:{port}", token) for name, (host, port) in endpoints.items()]
+            addresses = [JoinFrame(name, f"http://{host}:{port}", token) for name, (host, port) in endpoints.items()]
             yield RunNodes(addresses, section.kind == "docker", section.liveness.lost_s)
     finally:
         with anyio.CancelScope(shield=True):

@@ -22,7 +22,7 @@ from envkit.http.server.middleware import AuthMiddleware
 from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.node import Node
 from envkit.wiring.gateway.node_server import NodeFacts, node_app, serve_node
-from envkit.wiring.gateway.remote_nodes import NodeAddress, RemoteNodes
+from envkit.wiring.gateway.remote_nodes import RemoteNodes
 from envkit.wiring.gateway.trusted import NoEnvironments
 from tests.http.envs import listening
 from tests.sandbox.fake.backend import FakeBackend
@@ -30,7 +30,7 @@ from tests.sandbox.fake.backend import FakeBackend
 NOWHERE = "http://127.0.0.1:1"
 
 
-def with_nodes(main: Callable[[RemoteNodes], Awaitable[None]], file: Path, *listed: NodeAddress) -> None:
+def with_nodes(main: Callable[[RemoteNodes], Awaitable[None]], file: Path, *listed: JoinFrame) -> None:
     async def run() -> None:
         async with RemoteNodes(listed, file=file, in_image=False, isolates=None, lost_s=1.0) as nodes:
             await main(nodes)
@@ -93,7 +93,7 @@ def test_the_servers_own_token_is_not_sent_to_a_node(tmp_path: Path, monkeypatch
         port = listener.extra(anyio.abc.SocketAttribute.local_port)
         async with listener, anyio.create_task_group() as tasks:
             tasks.start_soon(listener.serve, answer)
-            node = NodeAddress("n", f"http://127.0.0.1:{port}")
+            node = JoinFrame("n", f"http://127.0.0.1:{port}", "")
             async with RemoteNodes([node], file=None, in_image=False, isolates=None, lost_s=1.0):
                 pass
             tasks.cancel_scope.cancel()
