@@ -99,17 +99,15 @@ class _Survey:
         for url in getattr(run.engine, "urls", ()):
             tasks.start_soon(self._engine, url)
         folder = getattr(run.engine, "weights_folder", None)
+        fetches = isinstance(run.engine, VllmEngineSection) and not run.engine.urls and folder is None
+        address = getattr(run.engine, "weights_url", None)
         try:
             launcher = await open_launcher(run.placement.launcher)
-        except UsageError as error:
-            self.found.append(Finding("cluster", "launcher", str(error), "correct placement.launcher"))
-            return
-        fetches = isinstance(run.engine, VllmEngineSection) and not run.engine.urls and folder is None
-        address, server = getattr(run.engine, "weights_url", None), None
-        try:
             server = WeightServer(address) if fetches else None
         except UsageError as error:
-            self.found.append(Finding("here", "weights", str(error), "use a free port, or end the run that has it"))
+            remedy = "correct placement.launcher, use a free port, or end the run that has it"
+            self.found.append(Finding("here", "cluster", str(error), remedy))
+            return
         async with AsyncExitStack() as parts, anyio.create_task_group() as launched:
             if server is not None:
                 parts.push_async_callback(server.close)

@@ -120,11 +120,7 @@ class FleetHost(EnvHost):
         return "environments", self.capacity
 
     def lease(self, task: Task) -> FleetEpisode:
-        """Return an episode of `task`. To start it, enter it with ``async with``.
-
-        The start waits for a free slot, and takes it in the healthy worker with the fewest episodes. If the worker is
-        lost during a call, the episode is rebuilt in another worker, which repeats the call. If the environment cannot
-        be rebuilt, the call raises `SandboxLostError`; see `envkit.fleet.episode.FleetEpisode`.
+        """Return an episode of `task`; see `envkit.fleet.episode.FleetEpisode`. Its start waits for a free slot.
 
         Raises:
             EnvRejectedError: New episodes of this environment are rejected.

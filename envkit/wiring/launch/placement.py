@@ -30,13 +30,10 @@ class Needs:
     """What the parts of a run need.
 
     Attributes:
-        servers: Whether the run starts servers.
-        replicas: Their number; None: one for each GPU.
-        servers_use_gpus: Whether they can use GPUs.
+        replicas: Number of the servers that the run starts; None: one for each GPU.
         trainer_uses_gpu: Whether the trainer uses a GPU if this node has one.
         ahead: Batches of episodes ahead of the trainer; if there are some, trainer and servers work at the same time.
         utilization: Share of a GPU's memory that a server may use; None if it was not chosen.
-        serves_judge: Whether the run serves a judge.
     """
 
     servers: bool = True
@@ -53,9 +50,7 @@ class DeviceMap:
     """Where the parts of a run are.
 
     Attributes:
-        trainer: Place of the trainer.
-        engines: Place of each server; empty if the run starts none.
-        judge: Place of the server of the judge; None if the run starts none.
+        engines: Place of each server.
         nodes: Names of the nodes that get nodes for sandboxes.
         is_chosen: Whether envkit chose a part of it.
     """
