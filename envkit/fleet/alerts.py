@@ -37,12 +37,13 @@ async def send_alerts(events: AsyncIterator[PoolEvent], address: str) -> None:
 
 
 async def _deliver(client: httpx.AsyncClient, address: str, alert: PoolEvent) -> None:
+    content = {name: value for name, value in asdict(alert).items() if name != "cause"}
     problem = ""
     for attempt in range(TRIES):
         if attempt:
             await anyio.sleep(_FIRST_DELAY_S * 2 ** (attempt - 1))
         try:
-            response = await client.post(address, json=described(alert))
+            response = await client.post(address, json=content)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             problem = f"{type(error).__name__}: {error}"
             continue
@@ -89,8 +90,3 @@ async def watch_disks(
         if near:
             alert("disk", "; ".join(near))
         await anyio.sleep(interval_s)
-
-
-def described(event: PoolEvent) -> dict[str, object]:
-    """Return the JSON object that is sent to the webhook for `event`."""
-    return {name: value for name, value in asdict(event).items() if name != "cause"}
