@@ -185,21 +185,21 @@ class NodeFacts:
 
 async def _keep_joined(gateway: str, token: str | None, body: wire.JoinFrame) -> NoReturn:
     """Join the gateway, and join it again after its restart."""
-    has_joined, logged = False, ""
+    logged, line = "", f"joined {gateway} as {body.node}"
     while True:
         try:
             async with SandboxClient(gateway, token) as client:
                 while True:
                     await client.join(body)
-                    if not has_joined:
-                        _log.info("joined %s as %s", gateway, body.node)
-                    has_joined, logged = True, ""
+                    if line != logged:
+                        _log.info("%s", line)
+                    logged = line
                     await anyio.sleep(_JOIN_S)
         except EnvkitError as error:
-            line = f"cannot join {gateway}: {error}"
-            if line != logged:
-                _log.warning("%s", line)
-            has_joined, logged = False, line
+            failure = f"cannot join {gateway}: {error}"
+            if failure != logged:
+                _log.warning("%s", failure)
+            logged = failure
         await anyio.sleep(_JOIN_S / 5)
 
 

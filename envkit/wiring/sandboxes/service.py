@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from envkit.errors import EnvkitError, UsageError
 from envkit.sandbox.bubblewrap import backend as bubblewrap
@@ -155,16 +155,8 @@ async def _backend_of(id: str) -> AsyncIterator[LocalBackend | DockerBackend]:
         yield backend
 
 
-@dataclass(frozen=True, slots=True)
-class DetachedSandbox:
-    """A detached sandbox, as `envkit sandbox ls` lists it. It outlives the command that started it.
-
-    Attributes:
-        id: Id of the sandbox.
-        stats: See `envkit.sandbox.agent_client.sandbox.AgentSandbox.stats`; empty if the sandbox does not answer.
-        problem: Why the sandbox does not answer, in one line; empty if it answers.
-        of_server: Whether a server on this machine started the sandbox.
-    """
+class DetachedSandbox(NamedTuple):
+    """A detached sandbox, which outlives the command that started it. If it does not answer, `problem` says why."""
 
     id: str
     stats: Mapping[str, JSON]
