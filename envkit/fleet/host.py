@@ -38,8 +38,6 @@ class FleetHost(EnvHost):
 
     Args:
         pool: Starts, monitors and stops the sandboxes; must be open as long as the host.
-        start: How to start a worker.
-        workers: Number of workers.
         slots_per_sandbox: Maximum number of concurrent episodes per worker.
         on_demand: Whether a worker is started, and restarted, only when an episode waits for a slot.
         ends_when_spent: Whether all workers share one restart budget, and end when it is spent, so that a training run
@@ -51,7 +49,6 @@ class FleetHost(EnvHost):
         replayable: Returns whether episodes of the environment with this id may be rebuilt after the loss of a worker.
         session_store: Records in which worker each episode runs, so that the server can resume its episodes after a
             restart; None to record nothing.
-        extra: Maximum number of extra workers.
         extra_start: How to start an extra worker; None means `start`.
         offenders: Counts the losses attributed to each environment of each tenant; None to count none.
 
@@ -59,7 +56,6 @@ class FleetHost(EnvHost):
         lost: Number of workers that were lost after they had been healthy.
         waiting: Number of workers that wait for their restart because the restart budget is spent.
         failed_starts: Number of workers that ended before their server answered.
-        restarts: Number of restarts of workers.
         episodes: Counts of rebuilt and void episodes.
     """
 
@@ -100,7 +96,6 @@ class FleetHost(EnvHost):
         self.lost = 0
         self.waiting = 0
         self.failed_starts = 0
-        self.restarts = 0
         self.episodes = EpisodeTally()
 
     @property
@@ -292,7 +287,6 @@ class FleetHost(EnvHost):
         with anyio.move_on_after(restart.at - clock.now()):
             await attributed.wait()
         self.waiting -= bool(restart.spent)
-        self.restarts += 1
         return True
 
     async def _sandbox(self, slots: Slots, wait_s: float | None) -> Sandbox:

@@ -31,15 +31,7 @@ class KnowsFiles(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Maximum totals over all sandboxes of a node. None means no limit.
-
-    Attributes:
-        sandboxes: Number of sandboxes.
-        cpus: Sum of the CPU limits.
-        memory_mib: Sum of the memory limits in MiB.
-        disk_mib: Sum of the disk limits in MiB.
-        pids: Sum of the limits on processes and threads.
-    """
+    """Maximum number of sandboxes of a node, and maximum sums of their limits. None means no limit."""
 
     sandboxes: int | None = None
     cpus: float | None = None
