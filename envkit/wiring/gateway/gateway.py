@@ -13,7 +13,6 @@ from contextlib import (
     AsyncExitStack,
     asynccontextmanager,
     closing,
-    contextmanager,
     nullcontext,
 )
 from dataclasses import dataclass
@@ -119,9 +118,10 @@ async def serve_fleet(
     if tokens.is_needed():
         announce(f"tokens: every caller needs one; create it: {_create_token(config)}")
     rate = None if limits.calls_per_s is None else Rate(limits.calls_per_s, burst=max(limits.calls_per_s, 1.0))
-    signals = _ShutdownSignals()
-    signals.install()
-    with _state(config), _access_log(config) as log, signals.cancel_on_signal():
+    on_signals: list[Callable[[], None]] = []
+    _handle_signals(on_signals)
+    with _state(config), _access_log(config) as log, anyio.CancelScope() as starting:
+        on_signals.append(partial(_shut_down, starting))
         async with (
             open_fleet(config, announce) as fleet,
             open_model(config, announce) as model,
@@ -147,8 +147,10 @@ async def serve_fleet(
             )
             drain = anyio.Event() if config.drain_s else None
             leaves = drain is not None and fleet.keeps_sandboxes
-            with signals.cancel_on_signal(drain) as stopping:
+            with anyio.CancelScope() as stopping:
+                on_signals[:] = [partial(_shut_down, stopping)]
                 if drain is not None:
+                    on_signals.append(drain.set)
                     tasks.start_soon(_drain, app, drain, config.drain_s, stopping, leaves)
                 await serve(
                     AuthMiddleware(app, tokens, rate=rate, log=log, errors=app.errors),
@@ -161,45 +163,25 @@ async def serve_fleet(
                     handle_signals=False,
                     on_drained=partial(_leave, fleet.pool, log) if leaves and fleet.pool is not None else None,
                 )
+            on_signals.clear()
     _log.info("shutdown complete")
 
 
-class _ShutdownSignals:
-    """Handles SIGTERM and SIGINT: the first signal starts a graceful shutdown, later signals are ignored.
+def _handle_signals(actions: list[Callable[[], None]]) -> None:
+    """At each SIGTERM or SIGINT, remove the last of `actions` and call it. Without any, ignore the signal."""
 
-    If there is an event to drain, the first signal sets this event instead, and the second starts the shutdown.
-    """
+    def received() -> None:
+        if actions:
+            actions.pop()()
 
-    def __init__(self) -> None:
-        self._scope: anyio.CancelScope | None = None
-        self._drain: anyio.Event | None = None
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, received)
 
-    def install(self) -> None:
-        """Handle signals until the event loop ends."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._received)
 
-    @contextmanager
-    def cancel_on_signal(self, drain: anyio.Event | None = None) -> Iterator[anyio.CancelScope]:
-        """Run a ``with`` block that a signal cancels without an error. Outside of the block, signals are ignored.
-
-        With `drain`, the first signal only sets this event.
-        """
-        self._drain = drain
-        with anyio.CancelScope() as self._scope:
-            try:
-                yield self._scope
-            finally:
-                self._scope = self._drain = None
-
-    def _received(self) -> None:
-        if self._drain is not None:
-            self._drain.set()
-            self._drain = None
-        elif self._scope is not None and not self._scope.cancel_called:
-            _log.info("shutdown begins: running requests have up to %g s", DRAIN_S)
-            self._scope.cancel()
+def _shut_down(scope: anyio.CancelScope) -> None:
+    _log.info("shutdown begins: running requests have up to %g s", DRAIN_S)
+    scope.cancel()
 
 
 async def _drain(app: App, begins: anyio.Event, timeout_s: float, stopping: anyio.CancelScope, leaves: bool) -> None:
