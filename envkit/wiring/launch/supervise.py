@@ -129,11 +129,10 @@ def _signal(pids: list[int], *numbers: signal.Signals) -> None:
 
 
 def _is_member(pid: int, group: int) -> bool:
-    fields = _stat(pid)
-    if fields is None or fields[2:4] != [str(group), str(group)]:
-        return False
-    with suppress(FileNotFoundError):
-        return Path(f"/proc/{pid}").stat().st_uid == os.geteuid()
+    with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        is_theirs = fields[0] not in ("Z", "X") and fields[2:4] == [str(group), str(group)]
+        return is_theirs and Path(f"/proc/{pid}").stat().st_uid == os.geteuid()
     return False
 
 
@@ -141,15 +140,6 @@ def _is_tracker(pid: int) -> bool:
     with suppress(FileNotFoundError, ProcessLookupError):
         return _TRACKER in Path(f"/proc/{pid}/cmdline").read_bytes()
     return False
-
-
-def _stat(pid: int) -> list[str] | None:
-    """Return the fields of ``/proc/PID/stat`` from the state on; None if the process has ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return None if fields[0] in ("Z", "X") else fields
 
 
 if __name__ == "__main__":
