@@ -1,12 +1,11 @@
-"""The choice of a launcher, and the one for the nodes of a cluster: processes on other nodes have relays here."""
+"""The launcher for the nodes of a cluster: processes on other nodes have relays here."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
-from envkit.protocols import Launcher
 from envkit.types import THIS_NODE, Node, Place
 
 from .local import LocalLauncher, LocalProcess, find, start
@@ -14,8 +13,6 @@ from .local import LocalLauncher, LocalProcess, find, start
 Relay: TypeAlias = Callable[[Sequence[str], Mapping[str, str], Place, Node], tuple[Sequence[str], Mapping[str, str]]]
 """Returns a program, and variables for it, that runs another one on a node, and stands for it here: output, exit code,
 and end. It gets the arguments of `Launcher.start`, and the node."""
-
-LauncherKind: TypeAlias = Literal["local", "ray", "slurm"]
 
 _PORTS = range(20_000, 30_000)
 """Ports of servers on other nodes: neither Ray's workers nor the kernel's outgoing connections use them by default."""
@@ -42,20 +39,3 @@ class RelayLauncher:
         node = find(self.nodes, place.node)
         words, variables = self._relay(argv, env, place, node)
         return start(words, variables, name=name)
-
-
-async def open_launcher(kind: LauncherKind) -> Launcher:
-    """Return the launcher of this kind, which knows its nodes.
-
-    Raises:
-        UsageError: There is no such cluster, or it does not answer.
-    """
-    if kind == "ray":
-        from .ray import open_ray
-
-        return await open_ray()
-    if kind == "slurm":
-        from .slurm import open_slurm
-
-        return await open_slurm()
-    return LocalLauncher()

@@ -20,9 +20,9 @@ from envkit.protocols import Launcher, PhasedTrainer, PolicyEngine, Renderer, Tr
 from envkit.trainer_bridge.algorithms.algorithm import Algorithm
 from envkit.types import Place
 from envkit.wiring.contexts import EngineContext, Model, RendererContext, TrainerContext, open_part
+from envkit.wiring.launch.cluster import open_launcher
 from envkit.wiring.launch.local import LocalLauncher
 from envkit.wiring.launch.placement import DeviceMap, place_run
-from envkit.wiring.launch.relays import open_launcher
 from envkit.wiring.training.models import locate
 from envkit.wiring.training.resolve import policy_kind
 
