@@ -1,9 +1,12 @@
-"""``envkit sandbox`` with the sandboxes of a server, as a user types them."""
+"""``envkit sandbox`` with the sandboxes of a server, and ``prune``, as a user types them."""
 
 from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,6 +16,7 @@ import pytest
 
 from envkit import clock
 from envkit.sandbox.bubblewrap.backend import LocalBackend
+from envkit.sandbox.host import run_dirs
 from envkit.sandbox.transfer import tar_stream
 from tests.cli.commands import called, envkit
 from tests.http.envs import serving, slots
@@ -103,3 +107,16 @@ def test_a_token_file_that_other_users_can_read_is_used_with_a_warning(tmp_path:
         file.chmod(mode)
         code, _, stderr = called_sandbox("ls", "--url", "http://127.0.0.1:9", "--token-file", str(file))
         assert (code, stderr.startswith(warning), stderr.count("\n")) == (1, True, 1 + bool(warning))
+
+
+def test_prune_lists_and_removes_orphans_of_an_ended_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(prefix="run-") as runtime:  # a short path, used by no other test
+        monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+        make = [sys.executable, "-c", "from envkit.sandbox.host import run_dirs; print(run_dirs.new_run_folder())"]
+        gone = subprocess.run(make, capture_output=True, text=True, check=True).stdout.strip()
+        ours = run_dirs.new_run_folder()
+        assert {ours.parent, Path(gone).parent} == {Path(runtime)}
+        assert f"folder {gone}" in called_sandbox("prune", "--dry-run")[1].splitlines()
+        assert Path(gone).is_dir()
+        assert f"folder {gone}" in called_sandbox("prune")[1].splitlines()
+        assert (Path(gone).exists(), ours.is_dir()) == (False, True)

@@ -204,6 +204,17 @@ def list_sandboxes(
     print_table(("ID", "AGE", "PROCESSES", "MEMORY", "NOTE"), rows)
 
 
+@app.command("prune")
+def prune(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be removed.")] = False,
+) -> None:
+    """Remove what envkit processes that have ended left behind, and list it. Keeps detached sandboxes."""
+    from envkit.wiring.sandboxes.service import prune as prune_all
+
+    for line in _run(partial(prune_all, dry_run=dry_run, warn=note)):
+        echo(line)
+
+
 @snapshot_app.command("ls")
 def list_snapshots(url: ServerUrl, as_json: AsJson = False, token_file: TokenFile = None, ca: Ca = None) -> None:
     """List the snapshots of a server. Times are in UTC; with --json they are seconds since 1970."""

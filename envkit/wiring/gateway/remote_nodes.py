@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -79,7 +79,7 @@ class RemoteNodes:
     The block begins when each known node has answered or failed. A node that is lost is connected to again.
 
     Args:
-        listed: The nodes that are known from the start.
+        listed: The nodes that are known from the start, each with its present address.
         file: File that remembers the nodes that have joined, for the next gateway; None to remember none.
         in_image: Whether the sandboxes that run environments have an image; nodes of the other kind are refused.
         isolates: Whether nodes without isolation are refused; None if the first one decides.
@@ -91,7 +91,7 @@ class RemoteNodes:
 
     def __init__(
         self,
-        listed: Sequence[wire.JoinFrame],
+        listed: Collection[wire.JoinFrame],
         *,
         file: Path | None,
         in_image: bool,
@@ -200,6 +200,7 @@ class RemoteNodes:
         """Keep a node in the pool while it answers, and connect to it again after each loss."""
         lost_at = clock.now()
         while member.is_listed or clock.now() - lost_at < _FORGET_S:
+            member.address = next((one for one in self._listed if one.node == member.name), member.address)
             try:
                 if await self._use(member):
                     lost_at = clock.now()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,9 +29,12 @@ _MAX_LINE = 300
 
 @dataclass(frozen=True, slots=True)
 class RunNodes:
-    """Nodes that run, whose sandboxes any pool of the run may use; see `RemoteNodes` for the attributes."""
+    """Nodes that run, whose sandboxes any pool of the run may use; see `RemoteNodes` for the attributes.
 
-    addresses: Sequence[JoinFrame]
+    `addresses` always has the present address of each node.
+    """
+
+    addresses: Collection[JoinFrame]
     in_image: bool
     lost_s: float
 
@@ -60,19 +63,20 @@ async def run_nodes(
 ) -> AsyncIterator[RunNodes]:
     """Run a node for sandboxes, ``envkit serve --node``, on each of the nodes `names` of a launcher.
 
-    A node that ends is started again, within the restart budget of `section`; `announce` receives a line with its cause
-    and its log, which stays. All end with the block.
+    A node that ends is started again at another port, within the restart budget of `section`; `announce` receives a
+    line with its cause and its log, which stays. All end with the block.
 
     Raises:
         UsageError: There is no such node, or one cannot be started.
     """
     token, budget = secrets.token_urlsafe(32), section.restarts.limit()
     chosen = () if section.kind == "auto" else ("--backend", section.kind)
-    endpoints = {name: await launcher.endpoint(name) for name in names}
+    addresses: dict[str, JoinFrame] = {}
     processes: dict[str, Process] = {}
 
     async def start(name: str) -> None:
-        host, port = endpoints[name]
+        host, port = await launcher.endpoint(name)
+        addresses[name] = JoinFrame(name, f"http://{host}:{port}", token)
         argv = [sys.executable, "-m", "envkit", "serve", "--node", "--host", host, "--port", str(port), *chosen]
         processes[name] = await launcher.start(argv, {TOKEN_VARIABLE: token}, place=Place(name), name="node")
 
@@ -96,8 +100,7 @@ async def run_nodes(
             for name in names:
                 tasks.start_soon(keep, name)
             announce(f"sandbox: on the nodes {', '.join(names)}")
-            addresses = [JoinFrame(name, f"http://{host}:{port}", token) for name, (host, port) in endpoints.items()]
-            yield RunNodes(addresses, section.kind == "docker", section.liveness.lost_s)
+            yield RunNodes(addresses.values(), section.kind == "docker", section.liveness.lost_s)
     finally:
         with anyio.CancelScope(shield=True):
             async with anyio.create_task_group() as ends:

@@ -11,11 +11,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from envkit import clock
 from envkit.errors import EnvkitError, UsageError
 from envkit.sandbox.bubblewrap import backend as bubblewrap
+from envkit.sandbox.bubblewrap import orphans as bubblewrap_orphans
 from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.sandbox.docker import backend as docker
+from envkit.sandbox.docker import orphans as docker_orphans
+from envkit.sandbox.docker.api import Daemon
 from envkit.sandbox.docker.backend import DockerBackend
+from envkit.sandbox.host import cgroups, run_dirs
 from envkit.sandbox.transfer import tar_stream
 from envkit.types import JSON, SandboxSpec
 from envkit.wiring.sandboxes.backends import BackendKind
@@ -173,11 +178,16 @@ async def list_detached_sandboxes(*, with_servers: bool, warn: Callable[[str], N
     if bubblewrap.why_unavailable() is None:
         async with LocalBackend() as backend:
             found += await _detached(backend, with_servers)
+    if await _has_docker(warn):
+        async with DockerBackend() as backend:
+            found += await _detached(backend, with_servers)
+    return found
+
+
+async def _has_docker(warn: Callable[[str], None]) -> bool:
     if (why := await docker.why_unavailable()) is not None:
         warn(f"docker was left out: {why}")
-        return found
-    async with DockerBackend() as backend:
-        return found + list(await _detached(backend, with_servers))
+    return why is None
 
 
 async def _detached(backend: LocalBackend | DockerBackend, with_servers: bool) -> Sequence[DetachedSandbox]:
@@ -194,3 +204,35 @@ async def _inspect(backend: LocalBackend | DockerBackend, sandbox_id: str, *, of
     except EnvkitError as error:
         return DetachedSandbox(sandbox_id, {}, str(error), of_server)
     return DetachedSandbox(sandbox_id, stats, of_server=of_server)
+
+
+async def prune(*, dry_run: bool, warn: Callable[[str], None]) -> Sequence[str]:
+    """Remove processes, control groups, folders and containers of sandboxes whose envkit process has ended.
+
+    Detached sandboxes are not removed. Returns one line per removed object.
+
+    Args:
+        dry_run: Whether to remove nothing, and only return what would be removed.
+        warn: Called with one line about each backend that is skipped.
+    """
+    done = await clock.to_thread(_prune_here, dry_run)
+    if await _has_docker(warn):
+        daemon = await Daemon.connect()
+        try:
+            found = await docker_orphans.gone(daemon) if dry_run else await docker_orphans.reap(daemon)
+        finally:
+            await daemon.close()
+        done += [f"{kind} {id}" for kind, id in found]
+    return done
+
+
+def _prune_here(dry_run: bool) -> list[str]:
+    done = []
+    if sys.platform == "linux":
+        for group in cgroups.gone(cgroups.find()):
+            done.append(f"control group {group.name}")
+            if not dry_run:
+                group.kill()
+                group.remove()
+        done += [f"process {pid}" for pid in (bubblewrap_orphans.find() if dry_run else bubblewrap_orphans.reap())]
+    return done + [f"folder {folder}" for folder in (run_dirs.gone() if dry_run else run_dirs.reap())]

@@ -48,7 +48,7 @@ class Scripted:
         self.killed += 1
 
 
-def test_each_node_serves_at_the_address_of_its_machine_and_is_started_again(tmp_path: Path) -> None:
+def test_each_node_serves_at_the_address_of_its_machine_and_is_started_again_at_another_port(tmp_path: Path) -> None:
     launcher = Scripted(tmp_path / "log")
     section = BuiltInSandboxSection.model_validate({"kind": "local", "restarts": {"budget": 2}})
 
@@ -61,6 +61,7 @@ def test_each_node_serves_at_the_address_of_its_machine_and_is_started_again(tmp
             launcher.ends.set()
             while len(launcher.started) < 6:  # noqa: ASYNC110 - the launcher sets no event
                 await anyio.sleep(1)
+            assert {one.url.rpartition(":")[2] for one in nodes.addresses} == {"9004", "9005"}
         return lines
 
     lines = clock.run(main, virtual=True)
