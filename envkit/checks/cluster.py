@@ -47,12 +47,12 @@ for name in sys.argv[1:]:
         if name.startswith("http"):
             urllib.request.build_opener(urllib.request.ProxyHandler({})).open(name, timeout=10).read()
         else:
-            pathlib.Path(name + ".back").write_bytes(pathlib.Path(name).read_bytes())
+            pathlib.Path(name).unlink()
     except OSError as error:
         problem = str(error)
 print(json.dumps([time.time(), envkit.__version__, platform.machine(), problem]))
 """
-"""Program that is run on each machine of a launcher, with a file to copy, or a URL to fetch."""
+"""Program that is run on each machine of a launcher, with a file to delete, or a URL to fetch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,17 +99,15 @@ class _Survey:
         for url in getattr(run.engine, "urls", ()):
             tasks.start_soon(self._engine, url)
         folder = getattr(run.engine, "weights_folder", None)
+        fetches = isinstance(run.engine, VllmEngineSection) and not run.engine.urls and folder is None
+        address = getattr(run.engine, "weights_url", None)
         try:
             launcher = await open_launcher(run.placement.launcher)
-        except UsageError as error:
-            self.found.append(Finding("cluster", "launcher", str(error), "correct placement.launcher"))
-            return
-        fetches = isinstance(run.engine, VllmEngineSection) and not run.engine.urls and folder is None
-        address, server = getattr(run.engine, "weights_url", None), None
-        try:
             server = WeightServer(address) if fetches else None
         except UsageError as error:
-            self.found.append(Finding("here", "weights", str(error), "use a free port, or end the run that has it"))
+            remedy = "correct placement.launcher, use a free port, or end the run that has it"
+            self.found.append(Finding("here", "cluster", str(error), remedy))
+            return
         async with AsyncExitStack() as parts, anyio.create_task_group() as launched:
             if server is not None:
                 parts.push_async_callback(server.close)
@@ -121,10 +119,9 @@ class _Survey:
         """Run a program on a machine of the cluster. Send it a file through the folder for weights, or by HTTP."""
         name, began = f"{node.name} ({node.host})", clock.wall()
         file = None if folder is None else folder / f".envkit-doctor-{uuid.uuid4().hex}"
-        copy = None if file is None else file.with_name(f"{file.name}.back")
         try:
             if file is not None:
-                file.write_bytes(file.name.encode())
+                file.touch()
         except OSError as error:
             remedy = "mount it, or let this user write to it"
             self.found.append(Finding("here", "weights", f"{folder}: {error.strerror}", remedy))
@@ -152,9 +149,9 @@ class _Survey:
             process.log.unlink()
             self.found.append(Finding(name, "start", "runs programs"))
             self.found += _fit(name, at_s - min(max(at_s, began), clock.wall()), version, architecture)
-            if copy is not None and not problem and (not copy.exists() or copy.read_text() != copy.stem):
-                problem = "a file that it wrote is not there on this machine"
-            if copy is not None:
+            if file is not None:
+                if not problem and file.exists():
+                    problem = "a file that it deleted there is still on this machine"
                 remedy = f"mount the same {folder} there, for this user" if problem else ""
                 self.found.append(Finding(name, "weights", problem or f"{folder} is shared", remedy))
             if url is not None:
@@ -164,21 +161,20 @@ class _Survey:
                 self.found.append(Finding(name, "weights", result, remedy if problem else ""))
         finally:
             await process.kill(grace_s=0)
-            for one in (file, copy):
-                if one is not None:
-                    one.unlink(missing_ok=True)
+            if file is not None:
+                file.unlink(missing_ok=True)
 
     async def _node(self, name: str, section: NodeAddressSection) -> None:
         """Ask a node that the server's file lists."""
         try:
             with anyio.fail_after(_MACHINE_S):
                 async with RemoteNode(name, section.url, _token(section.token_file)) as node:
-                    facts, skew_s = node.facts, node.skew_s
+                    facts = node.facts
         except (EnvkitError, TimeoutError) as error:
             self.found.append(_failure(name, error, "name the file with its token (token_file)"))
         else:
             self.found += [Finding(name, "port", f"{section.url} answers"), Finding(name, "token", "accepted")]
-            self.found += self._facts(name, facts, skew_s)
+            self.found += self._facts(name, facts)
 
     async def _gateway(self, url: str, token_file: Path | str | None, ca: Path | str | None) -> None:
         """Ask a server about its nodes, except those that its file lists."""
@@ -203,11 +199,11 @@ class _Survey:
                     Finding(one.node, "state", f"{one.state} {one.why}".strip(), _START if is_lost else "")
                 )
                 if one.facts is not None:
-                    self.found += self._facts(one.node, one.facts, one.skew_s or 0.0)
+                    self.found += self._facts(one.node, one.facts)
 
-    def _facts(self, name: str, facts: NodeReply, skew_s: float) -> Iterator[Finding]:
+    def _facts(self, name: str, facts: NodeReply) -> Iterator[Finding]:
         """Check what a node reports, against this machine and the server's file."""
-        yield from _fit(name, skew_s, facts.version, facts.architecture)
+        yield from _fit(name, facts.at_s - clock.wall(), facts.version, facts.architecture)
         if self.config is None:
             return
         image = self.config.envs.image

@@ -9,10 +9,9 @@ import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import anyio
 
@@ -68,45 +67,18 @@ class BackendFound:
     unenforced: Sequence[str] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class DoctorReport:
-    """Result of `examine`.
+async def examine(image: str | None) -> tuple[Sequence[BackendFound], Mapping[str, str]]:
+    """Start sandboxes of every kind, and return what was found, and facts about the machine by name.
 
-    Attributes:
-        backends: One entry per kind of sandbox.
-        machine: Facts about the machine, by name.
+    It takes a few seconds, and all sandboxes are removed. `image` is that of the Docker sandboxes; None takes the
+    backend's default.
     """
-
-    backends: Sequence[BackendFound]
-    machine: Mapping[str, str]
-
-    @property
-    def works(self) -> bool:
-        """Whether any kind of sandbox works."""
-        return any(backend.problem is None for backend in self.backends)
-
-    def as_json(self) -> dict[str, Any]:
-        return {"works": self.works, **asdict(self)}
-
-
-async def examine(image: str | None, notify: Callable[[str], None]) -> DoctorReport:
-    """Start sandboxes of every kind and inspect the machine. It takes a few seconds, and all sandboxes are removed.
-
-    Args:
-        image: Image of the Docker sandboxes; None takes the backend's default.
-        notify: Called with the name of each step.
-    """
-    notify("bubblewrap")
-    backends = [await _local()]
-    notify("docker")
-    backends.append(await _docker(image))
-    notify("plain processes")
-    backends.append(await _measure("process", ProcessBackend(), None))
-    notify("the machine")
     version, shared = await _docker_daemon()
-    if backends[1].problem is None:
-        backends[1] = replace(backends[1], shared=shared)
-    return DoctorReport(backends, await clock.to_thread(_machine, version))
+    in_docker = await _docker(image)
+    if in_docker.problem is None:
+        in_docker = replace(in_docker, shared=shared)
+    backends = [await _local(), in_docker, await _measure("process", ProcessBackend(), None)]
+    return backends, await clock.to_thread(_machine, version)
 
 
 async def _local() -> BackendFound:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
@@ -158,18 +158,18 @@ class AlertsSection(Section):
     """Alerts for operators."""
 
     webhook: str | None = None
-    """URL to which each alert is posted as JSON. When the server starts, it sends a HEAD request to this URL and prints
-    a warning if there is no answer. Alerts also appear in the log and the metrics."""
+    """URL to which each alert is posted as JSON. Alerts also appear in the log and the metrics."""
 
     @field_validator("webhook")
     @classmethod
     def _address(cls, webhook: str | None) -> str | None:
-        if webhook is not None and not _is_address(webhook):
+        if webhook is not None and not is_http_url(webhook):
             raise ValueError("must be an http or https URL, such as https://example.org/hooks/fleet")
         return webhook
 
 
-def _is_address(text: str) -> bool:
+def is_http_url(text: str) -> bool:
+    """Return whether a text is an http or https URL with a host."""
     try:
         parts = urlsplit(text)
         return bool(re.fullmatch(r"https?://[!-~]+", text) and parts.hostname and parts.port != 0)
@@ -179,15 +179,6 @@ def _is_address(text: str) -> bool:
 
 class ServeConfig(Section):
     """Configuration of envkit serve."""
-
-    removed: ClassVar[Mapping[str, str]] = {
-        "autoscale": "leave it out, and let the cluster's own autoscaler follow the metric envkit_sandboxes_wanted",
-        "liveness.interval_s": "use liveness.lost_s, of which it is a quarter",
-        "liveness.suspect_s": "use liveness.lost_s, of which it is three eighths",
-        "node.pids": "leave it out",
-        "envs.max_dedicated_sandboxes": "leave it out",
-        "ray": "start envkit serve --node on each machine of the cluster, and set backend: nodes",
-    }
 
     backend: BackendKind = "auto"
     """local: bubblewrap. docker: Docker containers. process: child processes without isolation. nodes: sandboxes only
@@ -222,12 +213,7 @@ class ServeConfig(Section):
 
 
 def read(path: Path | None, overrides: Sequence[str], options: Mapping[str, Any]) -> ServeConfig:
-    """Read a serve configuration.
-
-    Args:
-        path: The file; None means that all keys have their defaults.
-        overrides: ``"a.b=value"`` strings with YAML values, applied after the file.
-        options: Values by dotted key, such as ``{"listen.port": 0}``, applied after `overrides`.
+    """Read a file, then ``"a.b=value"`` strings with YAML values, then `options` by dotted key.
 
     Raises:
         ConfigError: The file cannot be read, or a value is invalid.

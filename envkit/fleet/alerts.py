@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
-from urllib.parse import urlsplit
+from dataclasses import asdict
 
 import anyio
 import httpx
-from anyio.streams.memory import MemoryObjectReceiveStream
 
 from envkit import clock
 from envkit.types import CauseKind, PoolEvent, SandboxState, TenantKey
@@ -20,71 +19,38 @@ NEAR = 2
 LOOK_S = 15.0
 """Seconds between two checks of the disks."""
 
-REBUILDS_S = 2.0
-"""Seconds between two checks for rebuilt episodes."""
-
 TRIES = 4
 _FIRST_DELAY_S = 0.5
 _TIMEOUT_S = 10.0
-_WAITING = 1_000
-"""Maximum number of alerts that wait for a slow webhook. Further alerts are only logged, not sent."""
-
-
-async def warn_if_unreachable(address: str, warn: Callable[[str], None]) -> None:
-    """Call `warn` with one line if the webhook at `address` does not answer a HEAD request."""
-    try:
-        async with httpx.AsyncClient(timeout=_TIMEOUT_S) as client:
-            await client.head(address)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        where = urlsplit(address)
-        problem = str(error) or type(error).__name__
-        # Do not show the path of the address, because it may contain a secret.
-        warn(f"alerts: the webhook at {where.scheme}://{where.hostname} does not answer: {problem}")
 
 
 async def send_alerts(events: AsyncIterator[PoolEvent], address: str) -> None:
     """POST each alert among `events` as JSON, in order, until there are no more events.
 
-    An alert that cannot be sent after `TRIES` attempts is logged and dropped.
-
-    Args:
-        events: Events of a pool. Only alerts are sent: events of the kind ``"state"`` are skipped.
-        address: URL of the webhook, such as ``"https://example.org/hooks/1"``.
+    An alert that cannot be sent after `TRIES` attempts is logged and dropped. Events of the kind ``"state"`` are no
+    alerts.
     """
-    sending, waiting = anyio.create_memory_object_stream[PoolEvent](_WAITING)
-    async with httpx.AsyncClient(timeout=_TIMEOUT_S) as client, anyio.create_task_group() as tasks:
-        tasks.start_soon(_deliver_all, client, address, waiting)
-        with sending:
-            async for event in events:
-                if event.kind == "state":
-                    continue
-                try:
-                    sending.send_nowait(event)
-                except anyio.WouldBlock:
-                    _log.warning("the webhook %s is too slow; this alert is not sent: %s", address, event.text)
-
-
-async def _deliver_all(client: httpx.AsyncClient, address: str, alerts: MemoryObjectReceiveStream[PoolEvent]) -> None:
-    with alerts:
-        async for alert in alerts:
-            await _deliver(client, address, alert)
+    async with httpx.AsyncClient(timeout=_TIMEOUT_S) as client:
+        async for event in events:
+            if event.kind != "state":
+                await _deliver(client, address, event)
 
 
 async def _deliver(client: httpx.AsyncClient, address: str, alert: PoolEvent) -> None:
+    content = {name: value for name, value in asdict(alert).items() if name != "cause"}
     problem = ""
     for attempt in range(TRIES):
         if attempt:
             await anyio.sleep(_FIRST_DELAY_S * 2 ** (attempt - 1))
         try:
-            response = await client.post(address, json=described(alert))
+            response = await client.post(address, json=content)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             problem = f"{type(error).__name__}: {error}"
             continue
         if response.is_success:
-            break
+            return
         problem = f"status {response.status_code}"
-    else:
-        _log.warning("cannot send alert to %s (%s): %s", address, problem, alert.text)
+    _log.warning("cannot send alert to %s (%s): %s", address, problem, alert.text)
 
 
 async def log_events(events: AsyncIterator[PoolEvent]) -> None:
@@ -107,31 +73,12 @@ async def log_events(events: AsyncIterator[PoolEvent]) -> None:
         _log.warning("%s: %s", what, event.text.encode("unicode_escape").decode())
 
 
-async def log_rebuilds(count: Callable[[], tuple[int, int]], interval_s: float = REBUILDS_S) -> None:
-    """Log how many episodes were rebuilt, and how many were void, if the numbers have changed since the last line.
-
-    Args:
-        count: Returns both numbers since the start of the server.
-        interval_s: Seconds between two checks; episodes that a sandbox loses are rebuilt at about the same time.
-    """
-    before = count()
-    while True:
-        await anyio.sleep(interval_s)
-        now = count()
-        if now != before:
-            _log.warning("lost sandboxes: %d episodes rebuilt, %d void", now[0] - before[0], now[1] - before[1])
-        before = now
-
-
 async def watch_disks(
     look: Callable[[], Mapping[str, tuple[int, int]]], alert: Callable[[str, str], None], interval_s: float = LOOK_S
 ) -> None:
     """Check the disks until cancelled, and emit an alert whenever one has less than `NEAR` times the required space.
 
-    Args:
-        look: Returns, for each disk by name, its free MiB and the MiB that must stay free.
-        alert: Emits an alert: called with its kind, ``"disk"``, and a one-line message.
-        interval_s: Seconds between two checks.
+    `look` returns, for each disk by name, its free MiB and the MiB that must stay free.
     """
     while True:
         found = await clock.to_thread(look)
@@ -143,16 +90,3 @@ async def watch_disks(
         if near:
             alert("disk", "; ".join(near))
         await anyio.sleep(interval_s)
-
-
-def described(event: PoolEvent) -> dict[str, object]:
-    """Return the JSON object that is sent to the webhook for `event`."""
-    return {
-        "number": event.number,
-        "at_s": event.at_s,
-        "kind": event.kind,
-        "sandbox_id": event.sandbox_id,
-        "tenant": event.tenant,
-        "text": event.text,
-        "state": event.state,
-    }

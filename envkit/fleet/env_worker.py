@@ -46,13 +46,7 @@ ConnectSandbox: TypeAlias = Callable[[Sandbox], AbstractAsyncContextManager[Work
 
 
 class WorkerStart(NamedTuple):
-    """How to start a worker.
-
-    Attributes:
-        spec: Spec of its sandbox.
-        connect: Opens a client of the env server in the sandbox; raises `UnreachableError` if the server does not
-            listen yet.
-    """
+    """How to start a worker. `connect` raises `UnreachableError` if the env server does not listen yet."""
 
     spec: SandboxSpec
     connect: ConnectSandbox
@@ -81,11 +75,7 @@ async def connect_when_serving(connect: ConnectSandbox, sandbox: Sandbox) -> Asy
 
 
 class WorkerLostError(SandboxLostError):
-    """The worker was lost. The fleet converts this error to a `SandboxLostError` for its callers.
-
-    Attributes:
-        worker: The lost worker.
-    """
+    """The worker was lost. The fleet converts this error to a `SandboxLostError` for its callers."""
 
     def __init__(self, worker: EnvWorker) -> None:
         super().__init__(worker.sandbox.id, worker.cause)
@@ -100,9 +90,7 @@ class EnvWorker:
     """A worker of a fleet: one sandbox with an env server that answers.
 
     Args:
-        pool: Monitors the sandbox together with the server.
-        sandbox: Sandbox of the worker, leased from the pool.
-        client: Client of the env server.
+        pool: Monitors the sandbox, leased from it, together with the server.
         slots: Maximum number of concurrent episodes.
         longest_step_s: Seconds after which the worker is lost if the event loop of its server does not answer.
         is_extra: Whether the worker was started because an episode must play alone.

@@ -32,12 +32,7 @@ REBUILDS = 3
 
 @dataclass(slots=True)
 class EpisodeTally:
-    """Counts of the episodes of a host whose worker was lost.
-
-    Attributes:
-        rebuilt: Number of times that an episode was rebuilt in another worker.
-        void: Number of episodes that could not be rebuilt.
-    """
+    """How often the episodes of a host were rebuilt in another worker, and how many could not be, and are void."""
 
     rebuilt: int = 0
     void: int = 0
@@ -59,7 +54,7 @@ class FleetEpisode(Episode):
     Args:
         open_slot: Takes a slot in a worker; called at the start and again after each loss.
         suspicion: Decides which losses the episode caused, and whether it may be rebuilt.
-        tally: Counts of rebuilt and void episodes, which this episode updates.
+        tally: Is updated by this episode.
     """
 
     def __init__(self, open_slot: OpenSlot, suspicion: Suspicion, tally: EpisodeTally) -> None:
@@ -198,9 +193,7 @@ class FleetEpisode(Episode):
     async def _rebuild(self, loss: WorkerLostError, *, is_return: bool = False) -> None:
         """Rebuild the episode in another worker; if that worker is lost, too, try again.
 
-        Args:
-            loss: The loss of the episode's worker.
-            is_return: Whether the episode only returns to a shared worker after a suspect call, without a new loss.
+        `is_return` says that it only returns to a shared worker after a suspect call, without a new loss.
 
         Raises:
             SandboxLostError: The episode cannot be rebuilt, and is void.

@@ -38,8 +38,6 @@ class FleetHost(EnvHost):
 
     Args:
         pool: Starts, monitors and stops the sandboxes; must be open as long as the host.
-        start: How to start a worker.
-        workers: Number of workers.
         slots_per_sandbox: Maximum number of concurrent episodes per worker.
         on_demand: Whether a worker is started, and restarted, only when an episode waits for a slot.
         ends_when_spent: Whether all workers share one restart budget, and end when it is spent, so that a training run
@@ -51,7 +49,6 @@ class FleetHost(EnvHost):
         replayable: Returns whether episodes of the environment with this id may be rebuilt after the loss of a worker.
         session_store: Records in which worker each episode runs, so that the server can resume its episodes after a
             restart; None to record nothing.
-        extra: Maximum number of extra workers.
         extra_start: How to start an extra worker; None means `start`.
         offenders: Counts the losses attributed to each environment of each tenant; None to count none.
 
@@ -59,7 +56,6 @@ class FleetHost(EnvHost):
         lost: Number of workers that were lost after they had been healthy.
         waiting: Number of workers that wait for their restart because the restart budget is spent.
         failed_starts: Number of workers that ended before their server answered.
-        restarts: Number of restarts of workers.
         episodes: Counts of rebuilt and void episodes.
     """
 
@@ -100,7 +96,6 @@ class FleetHost(EnvHost):
         self.lost = 0
         self.waiting = 0
         self.failed_starts = 0
-        self.restarts = 0
         self.episodes = EpisodeTally()
 
     @property
@@ -120,11 +115,7 @@ class FleetHost(EnvHost):
         return "environments", self.capacity
 
     def lease(self, task: Task) -> FleetEpisode:
-        """Return an episode of `task`. To start it, enter it with ``async with``.
-
-        The start waits for a free slot, and takes it in the healthy worker with the fewest episodes. If the worker is
-        lost during a call, the episode is rebuilt in another worker, which repeats the call. If the environment cannot
-        be rebuilt, the call raises `SandboxLostError`; see `envkit.fleet.episode.FleetEpisode`.
+        """Return an episode of `task`; see `envkit.fleet.episode.FleetEpisode`. Its start waits for a free slot.
 
         Raises:
             EnvRejectedError: New episodes of this environment are rejected.
@@ -172,13 +163,10 @@ class FleetHost(EnvHost):
 
     @asynccontextmanager
     async def _open_slot(self, task: Task, key: TenantKey | None, alone: bool) -> AsyncIterator[Slot]:
-        """Hold a slot in a worker for the duration of the block.
+        """Hold a slot in a worker for the duration of the block; if `alone`, in one that has only this slot.
 
-        Args:
-            task: The task to play.
-            key: Key under which the session store records the episode; None to record nothing. Extra workers do not
-                outlive the server, so the episodes in them are not recorded.
-            alone: Whether the worker must have only one slot.
+        The session store records the episode under `key`. Extra workers do not outlive the server, so the episodes in
+        them are not recorded.
 
         Raises:
             CapacityError, SandboxStartError: No worker became healthy; see `lease`.
@@ -299,7 +287,6 @@ class FleetHost(EnvHost):
         with anyio.move_on_after(restart.at - clock.now()):
             await attributed.wait()
         self.waiting -= bool(restart.spent)
-        self.restarts += 1
         return True
 
     async def _sandbox(self, slots: Slots, wait_s: float | None) -> Sandbox:

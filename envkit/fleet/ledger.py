@@ -46,13 +46,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SessionRecord:
-    """The place where an episode runs.
-
-    Attributes:
-        sandbox_id: Id of the sandbox.
-        session: Id that the env server in that sandbox uses for the episode.
-        task: Task of the episode.
-    """
+    """The place where an episode runs. `session` is its id on the env server in the sandbox."""
 
     sandbox_id: str
     session: str

@@ -43,7 +43,6 @@ _log = logging.getLogger(__name__)
 _LEASE_S = 60.0
 """Seconds after the gateway has disconnected until a sandbox ends that no ledger records."""
 _STOP_S = 15.0
-_CONFIRM_S = 0.2
 _VERDICT_S = 2.0
 _FIRST_S = 10.0
 _SLACK_S = 5.0
@@ -58,19 +57,18 @@ class RemoteNode(SandboxBackend):
 
     Args:
         name: Name of the node.
-        url: Address of the node.
         token: Token for the node; None for a node that needs none. ``ENVKIT_TOKEN`` is never sent to a node.
-        folder_transport: Packs folders; see `envkit.http.client.sandbox_client.SandboxClient`.
         lost_s: Seconds without an answer after which the node is lost.
 
     Attributes:
         facts: What the node reported last.
         lost: Set when the node is lost; `cause` then says why.
-        skew_s: By how many seconds the node's clock is ahead of this machine's.
 
     Raises:
         EnvkitError: On entering: the node does not answer, rejects the token, or is not a node.
     """
+
+    distinguishes_memory_limit = True  # the node's pool has done so
 
     def __init__(
         self,
@@ -83,16 +81,15 @@ class RemoteNode(SandboxBackend):
     ) -> None:
         self.name = name
         self.facts: NodeReply
-        self.skew_s = 0.0
         self.lost = anyio.Event()
         self.cause: Cause | None = None
         self._lost_s = lost_s
-        outages = Outages(lost_s + _SLACK_S, _log_outage)
+        outages = Outages(lost_s + _SLACK_S, _log.warning)
         self._client = SandboxClient(
             url, token, reads_variable=False, folder_transport=folder_transport, outages=outages
         )
         # The WebSocket has then tried to reconnect twice, which is the confirmation.
-        self._client.transport.websocket.on_outage = lambda error: self._lose(str(error))
+        self._client.transport.websocket.on_outage = lambda error: self.lose(str(error))
         self._run = uuid.uuid4().hex[:16]
         self._answered_at = 0.0
 
@@ -104,10 +101,6 @@ class RemoteNode(SandboxBackend):
     @property
     def in_image(self) -> bool:
         return self.facts.backend == "docker"
-
-    @property
-    def distinguishes_memory_limit(self) -> bool:
-        return self.facts.distinguishes_memory_limit
 
     @property
     def is_silent(self) -> bool:
@@ -166,26 +159,24 @@ class RemoteNode(SandboxBackend):
         return self.cause
 
     async def _ping(self) -> None:
-        is_late = False
+        timeout_s = self._lost_s - self._interval_s
         while True:
-            await anyio.sleep(_CONFIRM_S if is_late else self._interval_s)
-            began, timeout_s = clock.now(), self._interval_s if is_late else 1.5 * self._interval_s
+            await anyio.sleep(self._interval_s)
+            began = clock.now()
             try:
                 facts = await self._client.node(timeout_s)
             except DeadlineError as error:
-                is_own_lag = clock.now() - began > timeout_s + self._interval_s
-                if is_late and not is_own_lag:
-                    return self._lose(str(error))
-                is_late = True
+                if clock.now() - began <= timeout_s + self._interval_s:  # otherwise, this event loop lagged
+                    return self.lose(str(error))
             except EnvkitError as error:
-                return self._lose(str(error))
+                return self.lose(str(error))
             else:
                 if facts.run != self.facts.run:
-                    return self._lose("it was restarted")
-                is_late = False
+                    return self.lose("it was restarted")
                 self._answered(facts)
 
-    def _lose(self, why: str) -> None:
+    def lose(self, why: str) -> None:
+        """Declare the node lost."""
         self.cause = self.cause or Cause(CauseKind.NODE_LOST, f"node {self.name} is lost: {why}")
         self.lost.set()
 
@@ -206,7 +197,7 @@ class RemoteNode(SandboxBackend):
         return self._lost_s / 4
 
     def _answered(self, facts: NodeReply) -> None:
-        self.facts, self._answered_at, self.skew_s = facts, clock.now(), facts.at_s - clock.wall()
+        self.facts, self._answered_at = facts, clock.now()
 
     async def _create(self, spec: SandboxSpec, snapshot: str | None) -> NodeSandbox:
         # The prefix says to which gateway, and which ledger, the sandbox belongs.
@@ -289,7 +280,3 @@ class _NodeProgram(RemoteProgram):
             if self._node.cause is None:
                 raise
             raise SandboxLostError(self._sandbox_id, self._node.cause) from None
-
-
-def _log_outage(line: str) -> None:
-    _log.warning("%s", line)

@@ -23,20 +23,12 @@ class Process(Protocol):
         ...
 
     @property
-    def has_ended(self) -> bool:
-        """Whether it has ended, although some of its descendants may still run."""
-        ...
-
-    @property
     def returncode(self) -> int | None:
         """Exit code, or the negative number of the signal that ended it; None before `wait` or `kill` has returned."""
         ...
 
     async def wait(self) -> str:
-        """Wait until it has ended, and return why, in a few words.
-
-        Its descendants may still be ending; `kill` waits until they have ended.
-        """
+        """Wait until it and its descendants have ended, and return why, in a few words."""
         ...
 
     async def kill(self, *, grace_s: float = 25.0) -> None:

@@ -1,6 +1,7 @@
 """Arguments of the function `open` of a kind, one class per family; see `envkit.config.kinds` and `docs/extend.md`.
 
-This module does not import torch.
+`section` is the section of the family in the file, and `announce` shows a line to the user. This module does not import
+torch.
 """
 
 from __future__ import annotations
@@ -30,7 +31,6 @@ class Model:
         path: Model folder, or name of a model on the hub. The folder of a new tiny policy exists until the engine and
             the trainer are open.
         tokenizer: Its Hugging Face tokenizer.
-        kind: Whether it is a tiny policy or a pretrained model.
         is_local: Whether to use only files on this machine, including cached models from the hub.
     """
 
@@ -45,7 +45,6 @@ class RendererContext:
     """For the group ``envkit.renderers``, whose `open` returns a `Renderer`.
 
     Attributes:
-        section: The section ``renderer``.
         model: The model; None if ``engine.model`` is null and the engine does not create one.
     """
 
@@ -58,13 +57,11 @@ class EngineContext:
     """For the group ``envkit.engines``, whose `open` returns a `PolicyEngine`.
 
     Attributes:
-        section: The section ``engine``.
         model: As in `RendererContext`.
         max_tokens: Maximum length of a prompt and its completion in tokens.
         threads: Number of threads for sampling; 0 leaves the number unchanged.
         seed: Seed of the run. Each request has a seed of its own in its sampling parameters.
         lora_rank: Rank of the LoRA adapter that the trainer trains; 0 if it trains all weights.
-        announce: Shows a line to the user.
         launcher: Starts the processes of the engine.
         places: Where they run; for an engine in this process, the place of the trainer. Empty: envkit chose none.
     """
@@ -85,14 +82,10 @@ class TrainerContext:
     """For the group ``envkit.trainers``, whose `open` returns a `Trainer`.
 
     Attributes:
-        section: The section ``trainer``.
         model: As in `RendererContext`.
-        algorithm: The algorithm.
         engine: The open engine, which the trainer's weights are for.
         folder: Folder for the files of `Trainer.publish`; it need not exist.
         temperature: Temperature at which the samples are drawn.
-        threads: Number of threads for learning.
-        seed: Seed of the run.
         imitation_rate: Learning rate of a phase of imitation.
         place: Where the trainer is: its GPUs, by index among those that are visible to this process.
     """
@@ -111,12 +104,7 @@ class TrainerContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxContext:
-    """For the group ``envkit.sandboxes``, whose `open` returns a `SandboxBackend`.
-
-    Attributes:
-        section: The section ``sandbox``.
-        announce: Shows a line to the user.
-    """
+    """For the group ``envkit.sandboxes``, whose `open` returns a `SandboxBackend`."""
 
     section: SandboxSection
     announce: Callable[[str], None]
@@ -144,10 +132,7 @@ class TrackerContext:
 class PlayerContext:
     """For the group ``envkit.policies``, whose `open` returns a `Player`.
 
-    Attributes:
-        name: What follows the colon in ``--policy KIND:NAME``; empty without a colon.
-        env_id: The environment.
-        options: Options of every episode.
+    `name` is what follows the colon in ``--policy KIND:NAME``, and empty without a colon.
     """
 
     name: str

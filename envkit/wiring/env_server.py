@@ -37,11 +37,8 @@ _REMOVE_S = 5.0
 async def serve_inside(path: str, capacity: int, sandboxes: str | None = None, judge: str | None = None) -> None:
     """Serve up to `capacity` concurrent episodes on the Unix socket `path`, until a signal or the end of the parent.
 
-    Args:
-        path: The socket.
-        capacity: Maximum number of concurrent episodes.
-        sandboxes: Address of the pool that leases sandboxes to environments; None for no sandboxes.
-        judge: Address of the judge; None for no judge. See `envkit.wiring.judge.open_judge`.
+    `sandboxes` is the address of the pool that leases sandboxes to environments, and `judge` that of the judge; see
+    `envkit.wiring.judge.open_judge`.
 
     Raises:
         UsageError: The path cannot be used.

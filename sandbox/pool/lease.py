@@ -11,7 +11,9 @@ import anyio
 
 from envkit.protocols import Program, Sandbox, Shell
 from envkit.types import Cause, SandboxUser
+from envkit.types.sandboxes import Blocked
 
+from .health import Explained
 from .instance import STOPPED, Instance
 
 T = TypeVar("T")
@@ -87,6 +89,11 @@ class Lease:
     async def snapshot(self) -> str:
         """Take a snapshot and return its name in the pool, ``NODE/NAME``; see `envkit.protocols.Sandbox.snapshot`."""
         return f"{self._instance.node.name}/{await self._instance.call(self._watched.snapshot)}"
+
+    async def diagnose(self) -> Blocked:
+        """Return why the sandbox does not answer, if its backend finds it out."""
+        watched: object = self._watched
+        return await watched.diagnose() if isinstance(watched, Explained) else Blocked.UNKNOWN
 
     async def wait(self) -> Cause:
         """Wait until the sandbox has ended, and return the cause."""

@@ -31,15 +31,7 @@ class KnowsFiles(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Maximum totals over all sandboxes of a node. None means no limit.
-
-    Attributes:
-        sandboxes: Number of sandboxes.
-        cpus: Sum of the CPU limits.
-        memory_mib: Sum of the memory limits in MiB.
-        disk_mib: Sum of the disk limits in MiB.
-        pids: Sum of the limits on processes and threads.
-    """
+    """Maximum number of sandboxes of a node, and maximum sums of their limits. None means no limit."""
 
     sandboxes: int | None = None
     cpus: float | None = None
@@ -73,10 +65,7 @@ class ResourceRequest(NamedTuple):
 class Node:
     """A node of a pool.
 
-    Args:
-        name: Name of the node in the pool.
-        backend: Backend that starts the node's sandboxes; the caller opens and closes it.
-        capacity: Capacity of the node; None means no limits.
+    The caller opens and closes the backend. Without a capacity, the node has no limits.
 
     Attributes:
         used: Resources that the node's sandboxes use.
@@ -192,11 +181,8 @@ def why_impossible(nodes: Collection[Node], demand: ResourceRequest) -> str | No
 def beyond_share(nodes: Collection[Node], demand: ResourceRequest, share: float) -> str | None:
     """Return, as text, which resource of `demand` exceeds a tenant's share of all nodes, and the limit; else None.
 
-    Args:
-        nodes: All nodes.
-        demand: Resources that the tenant uses, plus those that it requests.
-        share: Fraction, in (0, 1], of each resource's total capacity. If a node does not limit a resource, the resource
-            is not checked.
+    `demand` is what the tenant uses and requests, and `share` a fraction, in (0, 1], of each resource's total capacity.
+    A resource that a node does not limit is not checked.
     """
     for field in ResourceRequest._fields:
         bounds = [getattr(node.capacity, field) for node in nodes]
@@ -209,15 +195,9 @@ def beyond_share(nodes: Collection[Node], demand: ResourceRequest, share: float)
 def cheapest_room(
     nodes: Iterable[Node], candidates: Sequence[tuple[Node, ResourceRequest]], demand: ResourceRequest
 ) -> list[int] | None:
-    """Return which `candidates` to evict from one node to make room for `demand`: as few as possible.
+    """Return the indexes of `candidates` to evict from one node to make room for `demand`: as few as possible.
 
-    Args:
-        nodes: Nodes to consider.
-        candidates: Node and resources of each sandbox that may be evicted, the preferred ones first.
-        demand: The resources to make room for.
-
-    Returns:
-        Indexes into `candidates`; None if no evictions can make enough room.
+    Those that should be evicted first are first. Returns None if no evictions can make enough room.
     """
     found: list[int] | None = None
     for node in nodes:

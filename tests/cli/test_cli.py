@@ -127,10 +127,6 @@ def test_the_shell_completes_environments_and_folders_of_runs(
     assert completed("envkit show runs/l") == ["runs/lake/"]
 
 
-def test_the_images_that_can_be_built_are_listed(call: Call) -> None:
-    assert call("image", "ls") == (0, "games\npython\n", "")
-
-
 def test_a_closed_output_pipe_ends_the_program_without_an_error() -> None:
     reader, writer = os.pipe()
     os.close(reader)

@@ -95,7 +95,7 @@ class Servers:
         text = json.dumps({"state": str(folder / "state"), **content}).replace("FOLDER", str(folder))
         backend = Backend(lambda number, rng: how.fate)
         seen: list[object] = []
-        announced: list[str] = []
+        webhooks: list[str] = []
         error = ""
 
         async def choose(*_: object, **__: object) -> ChosenBackend:
@@ -109,6 +109,9 @@ class Servers:
                 async for line in (how.calls or play)(client):
                     seen.append(line)
 
+        async def send(events: object, address: str) -> None:
+            webhooks.append(address)
+
         def answered(address: str) -> None:
             free = r":\d+$" if content["listen"]["port"] == 0 else "$^"
             seen.append(re.sub(free, "", address.replace(str(folder), "")))
@@ -117,6 +120,7 @@ class Servers:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(nodes, "choose", choose)
             patch.setattr(env_sandboxes, "connect", FakeClient.connect)
+            patch.setattr(gateway, "send_alerts", send)
             if not how.is_real:
                 patch.setattr(gateway, "serve", serve)
             try:
@@ -125,15 +129,14 @@ class Servers:
                 token = ""
                 if how.scopes:
                     token = open_tokens(config.state).create("tenant", how.scopes)
-                main = partial(serve_fleet, config, announce=announced.append, on_ready=answered)
+                main = partial(serve_fleet, config, announce=lambda line: None, on_ready=answered)
                 clock.run(main, virtual=not how.is_real)
             except EnvkitError as refusal:
                 error = str(refusal).replace(str(folder), "")
         files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
         specs = [sandbox.spec for sandbox in backend.sandboxes]
         limits = [(one.image, one.cpus, one.memory_mib, one.pids, one.disk_mib, one.untrusted) for one in specs]
-        alerts = [line for line in announced if "webhook" in line]
-        return {"error": error, "seen": seen, "files": files, "sandboxes": limits, "alerts": alerts}
+        return {"error": error, "seen": seen, "files": files, "sandboxes": limits, "alerts": webhooks}
 
 
 @asynccontextmanager

@@ -6,15 +6,14 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import Self
 
-from envkit.fleet.node_pool import NodePool
 from envkit.fleet.remote_node import NodeSandbox, RemoteNode
 from envkit.sandbox.bubblewrap.backend import LocalBackend
 from envkit.sandbox.host.layout import WORK
+from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.node import Node
 from envkit.sandbox.transfer import tar_stream
 from envkit.types import SandboxSpec
-from envkit.wiring.gateway.node_server import NodeFacts, node_app
-from envkit.wiring.gateway.nodes import Machine
+from envkit.wiring.gateway.node_server import LIVENESS, NodeFacts, node_app
 from tests.http.envs import listening
 
 
@@ -46,8 +45,9 @@ class RemoteBackend:
 
     async def __aenter__(self) -> Self:
         backend = await self._open.enter_async_context(LocalBackend())
-        pool = await self._open.enter_async_context(NodePool(backend))
-        app = node_app(NodeFacts(Machine(Node("here", backend), "local", "bubblewrap", backend.disks)), pool)
+        node = Node("here", backend)
+        pool = await self._open.enter_async_context(Pool([node], liveness_times=LIVENESS))
+        app = node_app(NodeFacts(node, "local"), pool)
         address = await self._open.enter_async_context(listening(app, byte_streams=True))
         self.node = await self._open.enter_async_context(RemoteNode("n1", address, folder_transport=tar_stream))
         return self

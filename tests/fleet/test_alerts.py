@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from envkit import clock
-from envkit.fleet.alerts import log_events, send_alerts, warn_if_unreachable, watch_disks
+from envkit.fleet.alerts import log_events, send_alerts, watch_disks
 from envkit.http.protocol.asgi import ASGIApp, Receive, Scope, Send, read_body, respond
 from envkit.types import Cause, CauseKind, PoolEvent, SandboxState
 from tests.http.envs import listening
@@ -81,25 +81,6 @@ def test_an_alert_that_cannot_be_sent_is_logged(caplog: pytest.LogCaptureFixture
     assert [record.message[:54] for record in caplog.records] == [
         "cannot send alert to http://127.0.0.1:9/hook (ConnectE"
     ]
-
-
-def test_the_warning_about_an_unreachable_webhook_leaves_out_its_secret_path() -> None:
-    warnings: list[str] = []
-    clock.run(warn_if_unreachable, "http://127.0.0.1:9/secret", warnings.append)
-    assert warnings == ["alerts: the webhook at http://127.0.0.1 does not answer: All connection attempts failed"]
-
-
-def test_any_answer_of_the_webhook_avoids_the_warning() -> None:
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        await respond(send, b"", status=405)
-
-    async def main() -> list[str]:
-        warnings: list[str] = []
-        async with listening(Site(answer)) as address:
-            await warn_if_unreachable(f"{address}/hook", warnings.append)
-        return warnings
-
-    assert clock.run(main) == []
 
 
 def test_disks_that_are_almost_full_are_reported_in_one_alert_at_each_check() -> None:

@@ -35,12 +35,8 @@ async def run_attached(
 ) -> int:
     """Run a program with this process's standard streams and terminal; return the code to exit this process with.
 
-    Args:
-        opened: Context manager that yields the sandbox.
-        program: Program and arguments; a shell if empty.
-        uploads: Files and folders to copy in first, with their paths in the sandbox.
-        timeout_s: Seconds after which the program is stopped (code 124).
-        tty: Whether the program gets a terminal. A shell (empty `program`) also gets one if this process has one.
+    `uploads` are copied in first. Without a program, a shell is started, which also gets a terminal (`tty`) if this
+    process has one.
     """
     number = 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +14,7 @@ import typer
 from envkit.cli.tables import echo, print_json, print_table
 
 if TYPE_CHECKING:
-    from envkit.checks.doctor import DoctorReport
+    from envkit.checks.doctor import BackendFound
 
 
 def doctor(
@@ -40,12 +41,14 @@ def doctor(
         sys.exit(_print_cluster(cluster, as_json=as_json))
     from envkit.checks.doctor import examine
 
-    found = clock.run(examine, image, _show_progress)
+    backends, machine = clock.run(examine, image)
+    works = any(one.problem is None for one in backends)
     if as_json:
-        print(json.dumps(found.as_json(), indent=2))
+        report = {"works": works, "backends": [asdict(one) for one in backends], "machine": machine}
+        print(json.dumps(report, indent=2))
     else:
-        _print(found)
-    sys.exit(0 if found.works else 1)
+        _print(backends, machine)
+    sys.exit(0 if works else 1)
 
 
 def _print_cluster(file: Path, *, as_json: bool) -> int:
@@ -65,17 +68,9 @@ def _print_cluster(file: Path, *, as_json: bool) -> int:
     return 1 if any(one.remedy for one in found) else 0
 
 
-def _show_progress(what: str) -> None:
-    if sys.stderr.isatty():
-        print(f"trying {what} ...", end="\x1b[K\r", file=sys.stderr, flush=True)
-
-
-def _print(found: DoctorReport) -> None:
+def _print(backends: Sequence[BackendFound], machine: Mapping[str, str]) -> None:
     from envkit.checks.doctor import CAPABILITIES
 
-    if sys.stderr.isatty():
-        print(end="\x1b[K", file=sys.stderr, flush=True)
-    backends = found.backends
     rows = [["works", *(_mark(one.problem is None) for one in backends)]]
     rows += [[f"  {name}", *(_mark(one.capabilities.get(name)) for one in backends)] for name in CAPABILITIES]
     for label, times in (("start", [one.start_ms for one in backends]), ("exec", [one.exec_ms for one in backends])):
@@ -91,8 +86,8 @@ def _print(found: DoctorReport) -> None:
         for remedy in one.remedies:
             echo(f"  {one.name}: {remedy}")
     echo()
-    width = max(map(len, found.machine))
-    for name, value in found.machine.items():
+    width = max(map(len, machine))
+    for name, value in machine.items():
         echo(f"{name:<{width}}  {value}")
 
 

@@ -14,7 +14,9 @@ app = typer.Typer(no_args_is_help=True, help="Build Docker images for sandboxes.
 
 @app.command("build")
 def build(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Recipe, such as games; see envkit image ls.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Recipe, such as games: the name of docker/NAME.Dockerfile.")
+    ],
     base: Annotated[str | None, typer.Option(metavar="IMAGE", help="Base image, instead of the default one.")] = None,
     offline: Annotated[
         bool,
@@ -55,12 +57,3 @@ def build(
         data={one: of_envs.folder_of(one) for one in data or ()},
     )
     echo(clock.run(build_it))
-
-
-@app.command("ls")
-def list_images() -> None:
-    """List the images that envkit can build."""
-    from envkit.wiring.sandboxes.images import names
-
-    for name in names():
-        echo(name)

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from envkit.cli.fleet.sandbox import Ca, ServerUrl, TokenFile
+from envkit.cli.fleet.sandbox import Ca, ServerUrl, TokenFile, ask_server
 from envkit.cli.tables import AsJson, echo, note, print_json, print_table
 from envkit.errors import UnreachableError
 
@@ -31,12 +26,7 @@ def list_nodes(url: ServerUrl, token_file: TokenFile = None, ca: Ca = None, as_j
     """List the nodes of a server that are other machines. The token needs the scope admin."""
     import msgspec
 
-    found: list[NodeStatus] = []
-
-    async def ask(client: SandboxClient) -> None:
-        found.extend(await client.list_nodes())
-
-    _run(ask, url, token_file, ca)
+    found = ask_server(lambda client: client.list_nodes(), url, token_file, ca)
     if as_json:
         print_json(msgspec.to_builtins(found))
         return
@@ -46,12 +36,11 @@ def list_nodes(url: ServerUrl, token_file: TokenFile = None, ca: Ca = None, as_j
             one.state,
             str(one.sandboxes),
             *(("", "", "") if one.facts is None else (one.facts.backend, one.facts.architecture, one.facts.version)),
-            "" if one.skew_s is None else f"{one.skew_s:+.1f} s",
             one.why or one.url,
         ]
         for one in found
     ]
-    print_table(("NAME", "STATE", "SANDBOXES", "BACKEND", "MACHINE", "ENVKIT", "CLOCK", "ADDRESS OR PROBLEM"), rows)
+    print_table(("NAME", "STATE", "SANDBOXES", "BACKEND", "MACHINE", "ENVKIT", "ADDRESS OR PROBLEM"), rows)
 
 
 @app.command("drain")
@@ -77,36 +66,12 @@ def drain(name: Name, url: ServerUrl, token_file: TokenFile = None, ca: Ca = Non
             state = "gone from the list" if left is None else left.state + (f" ({left.why})" if left.why else "")
             raise UnreachableError(f"{name} is not draining any more: it is {state}")
 
-    _run(wait, url, token_file, ca)
+    ask_server(wait, url, token_file, ca)
     echo(f"{name} has no sandboxes; it can be stopped")
 
 
 @app.command("admit")
 def admit(name: Name, url: ServerUrl, token_file: TokenFile = None, ca: Ca = None) -> None:
     """Use a node again that is being drained."""
-
-    async def ask(client: SandboxClient) -> None:
-        await client.drain(name, drains=False)
-
-    _run(ask, url, token_file, ca)
+    ask_server(lambda client: client.drain(name, drains=False), url, token_file, ca)
     echo(f"{name} is used again")
-
-
-def _run(call: Callable[[SandboxClient], Awaitable[None]], url: str, token_file: Path | None, ca: Path | None) -> None:
-    from envkit import clock
-
-    async def main() -> None:
-        async with _client(url, token_file, ca) as client:
-            await call(client)
-
-    clock.run(main)
-
-
-@asynccontextmanager
-async def _client(url: str, token_file: Path | None, ca: Path | None) -> AsyncIterator[SandboxClient]:
-    from envkit.http.client.connect import read_token
-    from envkit.http.client.sandbox_client import SandboxClient
-
-    token = None if token_file is None else read_token(token_file, partial(print, file=sys.stderr))
-    async with SandboxClient(url, token, ca=ca) as client:
-        yield client

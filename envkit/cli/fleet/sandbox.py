@@ -19,6 +19,7 @@ from envkit.types import JSON, SandboxState, SandboxView
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
+    from envkit.http.client.sandbox_client import SandboxClient
     from envkit.protocols import Sandbox
     from envkit.wiring.sandboxes.service import SandboxService
 
@@ -153,7 +154,12 @@ def logs(
     ca: Ca = None,
 ) -> None:
     """Print the last lines of a detached sandbox's log. The log is the standard error of the sandbox's program."""
-    echo(_run(_service(url, token_file, ca).log_of, sandbox_id), end="")
+
+    async def log() -> str:
+        async with _service(url, token_file, ca).attached(sandbox_id) as sandbox:
+            return await sandbox.log()
+
+    echo(_run(log), end="")
 
 
 @app.command("rm")
@@ -182,12 +188,12 @@ def list_sandboxes(
     With --all, sandboxes of servers on this machine are listed too. A server stops its sandboxes when it ends. If it is
     killed, the sandboxes stop by themselves. With --json, times are in seconds.
     """
-    service = _service(url, token_file, ca)
     if url is not None:
         if with_servers:
             raise UsageError("--all: --url already lists all sandboxes of the server; leave out --all")
-        _print_views(_run(service.views), as_json)
+        _print_views(ask_server(lambda client: client.views(), url, token_file, ca), as_json)
         return
+    _service(url, token_file, ca)  # refuses options that need a server
     from envkit.wiring.sandboxes.service import list_detached_sandboxes
 
     found = _run(partial(list_detached_sandboxes, with_servers=with_servers, warn=note))
@@ -213,7 +219,7 @@ def prune(
 @snapshot_app.command("ls")
 def list_snapshots(url: ServerUrl, as_json: AsJson = False, token_file: TokenFile = None, ca: Ca = None) -> None:
     """List the snapshots of a server. Times are in UTC; with --json they are seconds since 1970."""
-    found = _run(_service(url, token_file, ca).snapshots)
+    found = ask_server(lambda client: client.snapshots(), url, token_file, ca)
     if as_json:
         print_json(
             {
@@ -243,7 +249,12 @@ def remove_snapshots(
     ca: Ca = None,
 ) -> None:
     """Remove snapshots of a server. A snapshot that does not exist is not an error."""
-    _run(_service(url, token_file, ca).remove_snapshots, names)
+
+    async def remove_all(client: SandboxClient) -> None:
+        for name in names:
+            await client.remove_snapshot(name)
+
+    ask_server(remove_all, url, token_file, ca)
 
 
 def _run_attached(
@@ -265,6 +276,16 @@ def _run(call: Callable[..., Awaitable[T]], *args: object) -> T:
     from envkit import clock  # slow to import
 
     return clock.run(call, *args)
+
+
+def ask_server(call: Callable[[SandboxClient], Awaitable[T]], url: str, token_file: Path | None, ca: Path | None) -> T:
+    """Connect to a server, and return the result of `call` with its client."""
+
+    async def main() -> T:
+        async with _service(url, token_file, ca).client() as client:
+            return await call(client)
+
+    return _run(main)
 
 
 def _service(url: str | None, token_file: Path | None, ca: Path | None, backend: Backend = "auto") -> SandboxService:

@@ -43,7 +43,6 @@ class NodeReply(msgspec.Struct, frozen=True):
     at_s: float
     images: list[str] = []
     data: list[str] = []
-    distinguishes_memory_limit: bool = False
 
 
 class JoinBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -73,8 +72,8 @@ class DrainFrame(DrainBody, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 class NodeStatus(msgspec.Struct, frozen=True):
     """A node of the server.
 
-    `state` is ``up``, ``draining`` or ``lost``; `why` says why a node is lost. `skew_s` is by how many seconds its
-    clock is ahead of the server's. `facts` is what it reported last; null if it has never answered.
+    `state` is ``up``, ``draining`` or ``lost``; `why` says why a node is lost. `facts` is what it reported last; null
+    if it has never answered.
     """
 
     node: str
@@ -82,7 +81,6 @@ class NodeStatus(msgspec.Struct, frozen=True):
     state: str
     why: str
     sandboxes: int
-    skew_s: float | None
     facts: NodeReply | None
 
 

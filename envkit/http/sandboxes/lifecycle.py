@@ -163,7 +163,7 @@ class SandboxLifecycle:
 
     @handles(table.DIAGNOSE)
     async def diagnose(self, body: wire.SandboxFrame, caller: Caller) -> wire.DiagnoseReply:
-        """Return why a sandbox does not answer. Only nodes know it."""
+        """Return why a sandbox does not answer."""
         sandbox = self.access.find(body.sandbox_id, caller)
         found = getattr(sandbox, "diagnose", None)
         return wire.DiagnoseReply(Blocked.UNKNOWN if found is None else await within(SLACK_S, found))

@@ -19,7 +19,7 @@ from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.node import ResourceRequest
 from envkit.types import SandboxSpec
 from envkit.wiring import environments
-from envkit.wiring.gateway.nodes import FleetNodes
+from envkit.wiring.gateway.nodes import Machine
 from envkit.wiring.sandboxes import env_sandboxes
 
 _EXTRA_SANDBOXES = 4
@@ -31,47 +31,39 @@ NO_WORKER_TIMEOUT_S = 45.0
 _BOOT_CALL_S = 5.0
 
 
-def sandbox_count(config: ServeConfig, fleet_nodes: FleetNodes, processors_elsewhere: int) -> int:
-    """Return the number of sandboxes that serve environments.
-
-    Args:
-        config: The configuration.
-        fleet_nodes: The node of this machine, if it has sandboxes.
-        processors_elsewhere: Number of processors of the nodes on other machines.
+def sandbox_count(config: ServeConfig, here: Machine, processors_elsewhere: int) -> int:
+    """Return the number of sandboxes that serve environments, with as many processors on other machines.
 
     Raises:
         UsageError: The sandboxes exceed the capacity of this machine, and there are no other machines.
     """
-    if not fleet_nodes.nodes:
+    if here.node is None:
         return config.envs.sandboxes or max(processors_elsewhere, 1)
-    processors = len(os.sched_getaffinity(0))
-    (node,) = fleet_nodes.nodes
-    request = ResourceRequest.of(env_sandbox_spec(config, fleet_nodes, 1))
-    count = config.envs.sandboxes or env_sandbox_count(node, request, processors)
+    request = ResourceRequest.of(env_sandbox_spec(config, here, 1))
+    count = config.envs.sandboxes or env_sandbox_count(here.node, request, len(os.sched_getaffinity(0)))
     if processors_elsewhere:
         return config.envs.sandboxes or count + processors_elsewhere
-    room = node.room(request)
-    if count > room:
+    if count > here.node.room(request):
         raise UsageError(
             f"envs: {count} {'sandbox' if count == 1 else 'sandboxes'} of {request.memory_mib} MiB each exceed the "
-            f"capacity of this machine ({describe(node.capacity)}); "
+            f"capacity of this machine ({describe(here.node.capacity)}); "
             "lower envs.sandboxes or envs.memory_mib, or raise the limits in node"
         )
     return count
 
 
-def env_host(config: ServeConfig, pool: Pool, fleet_nodes: FleetNodes, *, count: int) -> FleetHost:
+def env_host(config: ServeConfig, pool: Pool, here: Machine, ledger: LeaseLedger | None, *, count: int) -> FleetHost:
     """Return the host that plays episodes in `count` sandboxes of `pool`, and in extra ones."""
     slots = math.ceil(config.envs.capacity / count)
     return FleetHost(
         pool,
-        WorkerStart(env_sandbox_spec(config, fleet_nodes, slots), connector(config)),
+        WorkerStart(env_sandbox_spec(config, here, slots), connector(config)),
         workers=count,
         slots_per_sandbox=slots,
         longest_step_s=config.limits.step_timeout_s,
         wait_timeout_s=NO_WORKER_TIMEOUT_S,
         replayable=environments.is_replayable,
-        session_store=fleet_nodes.ledger,
+        session_store=ledger,
         extra=_EXTRA_SANDBOXES,
         offenders=Offenders(config.restarts.limit(), max_isolated=_ISOLATED),
     )
@@ -94,13 +86,13 @@ async def forget_lost_sessions(ledger: LeaseLedger | None, pool: Pool, host: Fle
         pool.alert("ledger", str(error))
 
 
-def env_sandbox_spec(config: ServeConfig, fleet_nodes: FleetNodes, capacity: int) -> SandboxSpec:
+def env_sandbox_spec(config: ServeConfig, here: Machine, capacity: int) -> SandboxSpec:
     section = config.envs
     spec = env_sandboxes.env_sandbox_spec(
         capacity,
-        in_image=fleet_nodes.in_image,
+        in_image=here.in_image,
         image=section.image,
-        sees_data=bool(fleet_nodes.nodes) and fleet_nodes.isolates,  # those of other machines may be elsewhere
+        sees_data=here.node is not None and here.isolates,  # those of other machines may be elsewhere
     )
     return replace(spec, memory_mib=section.memory_mib, cpus=section.cpus)
 

@@ -7,13 +7,12 @@ import logging
 import math
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import (
     AbstractContextManager,
     AsyncExitStack,
     asynccontextmanager,
     closing,
-    contextmanager,
     nullcontext,
 )
 from dataclasses import dataclass
@@ -22,13 +21,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
-from anyio.abc import TaskGroup
 
 from envkit import clock
 from envkit.config.serving import ServeConfig
 from envkit.errors import SandboxStartError, UsageError
 from envkit.fleet import FleetHost
-from envkit.fleet.alerts import log_events, log_rebuilds, send_alerts, warn_if_unreachable, watch_disks
+from envkit.fleet.alerts import log_events, send_alerts, watch_disks
 from envkit.http.api.app import App, create_app
 from envkit.http.auth.localhost_only import is_loopback
 from envkit.http.auth.sandbox_policy import SandboxPolicy
@@ -54,14 +52,14 @@ from envkit.wiring.gateway.env_workers import (
     wait_until_serving,
 )
 from envkit.wiring.gateway.model import open_model
-from envkit.wiring.gateway.nodes import image_lacks, keeps_ledger, open_nodes, state_file
-from envkit.wiring.gateway.remote_nodes import NodeAddress, RemoteNodes
+from envkit.wiring.gateway.nodes import image_lacks, keeps_ledger, ledger_of, open_machine, state_file
+from envkit.wiring.gateway.remote_nodes import RemoteNodes, read_address
 from envkit.wiring.gateway.token_store import JOINED, lock_state, open_tokens
 from envkit.wiring.gateway.trusted import (
     NoEnvironments,
     RoutedHosts,
-    TrustedEnvs,
     refuse_operator_options,
+    trusted_envs,
     trusted_host,
 )
 from envkit.wiring.sandboxes.env_sandboxes import liveness_times
@@ -77,30 +75,21 @@ _JOIN_DRAIN_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """The host and the pool that a gateway serves.
+    """The host and the pool that a gateway serves; without sandboxes, only the host.
 
     Attributes:
-        host: Plays the episodes of clients.
-        pool: Leases sandboxes to clients and `hosts`; None if the server has no sandboxes.
-        disks: Returns, for each disk by name, its free MiB and the MiB that must stay free; None if unknown.
-        hosts: The hosts that `host` routes episodes to; empty if the server has no sandboxes.
+        hosts: The hosts that `host` routes episodes to.
         isolates: Whether sandboxes are isolated from this process.
         keeps_sandboxes: Whether sandboxes outlive this process, for the next server with the same ledger.
-        remote: The nodes on other machines; None if the server has no sandboxes.
+        remote: The nodes on other machines.
     """
 
     host: EnvHost
     pool: Pool | None = None
-    disks: Callable[[], Mapping[str, tuple[int, int]]] | None = None
     hosts: tuple[FleetHost, ...] = ()
     isolates: bool = True
     keeps_sandboxes: bool = False
     remote: RemoteNodes | None = None
-
-    def rebuilds(self) -> tuple[int, int]:
-        """Return how many episodes were rebuilt after the loss of their sandboxes, and how many were void."""
-        tallies = [host.episodes for host in self.hosts]
-        return sum(tally.rebuilt for tally in tallies), sum(tally.void for tally in tallies)
 
 
 async def serve_fleet(
@@ -113,10 +102,8 @@ async def serve_fleet(
     running episodes, and the second ends it; then this process ends at once, as if killed, and leaves its sandboxes
     and sessions to the next server, provided that the ledger records them.
 
-    Args:
-        config: The configuration.
-        announce: Called with each line to print while the server starts.
-        on_ready: Called once with the server's address, as soon as the server accepts requests.
+    `announce` is called with each line to print while the server starts, and `on_ready` once with the server's address,
+    as soon as the server accepts requests.
 
     Raises:
         UsageError: The address, the state folder or the backend cannot be used; the message says what to do.
@@ -129,13 +116,14 @@ async def serve_fleet(
     tokens = _tokens(config)
     if tokens.is_needed():
         announce(f"tokens: every caller needs one; create it: {_create_token(config)}")
-    signals = _ShutdownSignals()
-    signals.install()
-    with _state(config), _access_log(config) as log, signals.cancel_on_signal():
+    on_signals: list[Callable[[], None]] = []
+    _handle_signals(on_signals)
+    with _state(config), _access_log(config) as log, anyio.CancelScope() as starting:
+        on_signals.append(partial(_shut_down, starting))
         async with (
             open_fleet(config, announce) as fleet,
             open_model(config, announce) as model,
-            _background(config, fleet, announce) as tasks,
+            clock.background_tasks() as tasks,
         ):
             app = create_app(
                 fleet.host,
@@ -157,8 +145,10 @@ async def serve_fleet(
             )
             drain = anyio.Event() if config.drain_s else None
             leaves = drain is not None and fleet.keeps_sandboxes
-            with signals.cancel_on_signal(drain) as stopping:
+            with anyio.CancelScope() as stopping:
+                on_signals[:] = [partial(_shut_down, stopping)]
                 if drain is not None:
+                    on_signals.append(drain.set)
                     tasks.start_soon(_drain, app, drain, config.drain_s, stopping, leaves)
                 await serve(
                     AuthMiddleware(app, tokens, log=log, errors=app.errors),
@@ -171,45 +161,25 @@ async def serve_fleet(
                     handle_signals=False,
                     on_drained=partial(_leave, fleet.pool, log) if leaves and fleet.pool is not None else None,
                 )
+            on_signals.clear()
     _log.info("shutdown complete")
 
 
-class _ShutdownSignals:
-    """Handles SIGTERM and SIGINT: the first signal starts a graceful shutdown, later signals are ignored.
+def _handle_signals(actions: list[Callable[[], None]]) -> None:
+    """At each SIGTERM or SIGINT, remove the last of `actions` and call it. Without any, ignore the signal."""
 
-    If there is an event to drain, the first signal sets this event instead, and the second starts the shutdown.
-    """
+    def received() -> None:
+        if actions:
+            actions.pop()()
 
-    def __init__(self) -> None:
-        self._scope: anyio.CancelScope | None = None
-        self._drain: anyio.Event | None = None
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, received)
 
-    def install(self) -> None:
-        """Handle signals until the event loop ends."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._received)
 
-    @contextmanager
-    def cancel_on_signal(self, drain: anyio.Event | None = None) -> Iterator[anyio.CancelScope]:
-        """Run a ``with`` block that a signal cancels without an error. Outside of the block, signals are ignored.
-
-        With `drain`, the first signal only sets this event.
-        """
-        self._drain = drain
-        with anyio.CancelScope() as self._scope:
-            try:
-                yield self._scope
-            finally:
-                self._scope = self._drain = None
-
-    def _received(self) -> None:
-        if self._drain is not None:
-            self._drain.set()
-            self._drain = None
-        elif self._scope is not None and not self._scope.cancel_called:
-            _log.info("shutdown begins: running requests have up to %g s", DRAIN_S)
-            self._scope.cancel()
+def _shut_down(scope: anyio.CancelScope) -> None:
+    _log.info("shutdown begins: running requests have up to %g s", DRAIN_S)
+    scope.cancel()
 
 
 async def _drain(app: App, begins: anyio.Event, timeout_s: float, stopping: anyio.CancelScope, leaves: bool) -> None:
@@ -245,28 +215,8 @@ async def _leave(pool: Pool, log: BackgroundHandler | None) -> None:
 
 
 @asynccontextmanager
-async def _background(config: ServeConfig, fleet: Fleet, announce: Callable[[str], None]) -> AsyncIterator[TaskGroup]:
-    """Log events during a ``with`` block, and send alerts if `config` enables that. Yield the task group."""
-    pool = fleet.pool
-    async with clock.background_tasks() as tasks:
-        if pool is not None and config.alerts.webhook is not None:
-            tasks.start_soon(warn_if_unreachable, config.alerts.webhook, announce)
-            tasks.start_soon(send_alerts, pool.events(), config.alerts.webhook)
-        if pool is not None:
-            tasks.start_soon(log_events, pool.events())
-            tasks.start_soon(log_rebuilds, fleet.rebuilds)
-        if pool is not None and fleet.disks is not None:
-            tasks.start_soon(watch_disks, fleet.disks, pool.alert)
-        yield tasks
-
-
-@asynccontextmanager
 async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> AsyncIterator[Fleet]:
     """Start the fleet of `config`, and stop it at the end of the ``with`` block.
-
-    Args:
-        config: The configuration.
-        announce: Called with each line to print about the backend and its capacity.
 
     Raises:
         UsageError: The backend is not available, or another server uses the ledger; the message says what to do.
@@ -281,23 +231,26 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
         async with environments.slots(config.envs.capacity, None, resources) as slots:
             yield Fleet(slots)
         return
-    trusted_envs = TrustedEnvs.of(config)
+    allowed, refused = trusted_envs(config)
     async with AsyncExitStack() as stack:
-        fleet_nodes = await stack.enter_async_context(open_nodes(config))
+        here = await stack.enter_async_context(open_machine(config))
+        if (ledger := ledger_of(config, here)) is not None:
+            await stack.enter_async_context(ledger)
         remote = RemoteNodes(
-            [NodeAddress.of(one) for one in config.nodes],
-            file=None if fleet_nodes.ledger is None else state_file(config, JOINED),
-            in_image=fleet_nodes.in_image,
-            isolates=fleet_nodes.isolates if fleet_nodes.nodes else None,
+            [read_address(one) for one in config.nodes],
+            file=None if ledger is None else state_file(config, JOINED),
+            in_image=here.in_image,
+            isolates=None if here.node is None else here.isolates,
             lost_s=config.liveness.lost_s,
         )
         await stack.enter_async_context(remote)
         if config.backend == "nodes" and not remote.nodes:
             await _wait_for_node(config, remote, announce)
-        count = sandbox_count(config, fleet_nodes, remote.processors)
-        spec = env_sandbox_spec(config, fleet_nodes, math.ceil(config.envs.capacity / count))
+        count = sandbox_count(config, here, remote.processors)
+        spec = env_sandbox_spec(config, here, math.ceil(config.envs.capacity / count))
+        own = [] if here.node is None else [here.node]
         pool = Pool(
-            fleet_nodes.nodes,
+            own,
             stocks=[
                 WarmSpec(spec, config.envs.warm, wait_until_serving),
                 *(WarmSpec(SandboxSpec(**one.model_dump(exclude={"count"})), one.count) for one in config.warm),
@@ -306,31 +259,31 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
             share=config.limits.tenant_share,
             liveness_times=liveness_times(config.liveness),
             restarts=config.restarts.limit(),
-            ledger=fleet_nodes.ledger,
+            ledger=ledger,
         )
         remote.attach(pool)
         await stack.enter_async_context(pool)
         if taken := _alive(pool):
             _log.info("took over %d sandboxes of an earlier server", taken)
         try:
-            fleet = await stack.enter_async_context(env_host(config, pool, fleet_nodes, count=count))
+            fleet = await stack.enter_async_context(env_host(config, pool, here, ledger, count=count))
         except SandboxStartError as error:
-            if fleet_nodes.in_image and _lacks_envkit(error.cause):
+            if here.in_image and _lacks_envkit(error.cause):
                 raise UsageError(image_lacks(spec.image or GAMES_IMAGE, error.cause)) from None
             raise
-        announce(f"sandboxes: {fleet_nodes.what}; environments in {count} {'sandbox' if count == 1 else 'sandboxes'}")
-        nodes = [*fleet_nodes.nodes, *remote.nodes]
+        announce(f"sandboxes: {here.what}; environments in {count} {'sandbox' if count == 1 else 'sandboxes'}")
+        nodes = [*own, *remote.nodes]
         for node in nodes:
             share = f"{config.limits.tenant_share:.0%}".removesuffix("%")
-            where = "" if node in fleet_nodes.nodes else f" of node {node.name}"
+            where = "" if node is here.node else f" of node {node.name}"
             announce(
                 f"capacity{where}: {machine.describe(node.capacity)}; one tenant may use {share} % of each of these"
             )
-        await forget_lost_sessions(fleet_nodes.ledger, pool, fleet)
+        await forget_lost_sessions(ledger, pool, fleet)
         trusted = None
-        if trusted_envs.allowed:
+        if allowed:
             trusted = await stack.enter_async_context(trusted_host(config, pool))
-            names = ", ".join(sorted(trusted_envs.allowed))
+            names = ", ".join(sorted(allowed))
             announce(
                 f"trusted worker: {config.envs.tool_episodes} concurrent episodes with sandboxes as tools ({names})"
             )
@@ -340,10 +293,15 @@ async def open_fleet(config: ServeConfig, announce: Callable[[str], None]) -> As
                     "warning: those that run untrusted programs are refused, because this machine does not enforce "
                     f"{', '.join(missing)}; envkit doctor says how it could"
                 )
-        host = RoutedHosts(fleet, trusted, trusted_envs.plays)
+        host = RoutedHosts(fleet, trusted, allowed, refused)
         played_in = (fleet,) if trusted is None else (fleet, trusted)
-        isolates = remote.isolates if remote.isolates is not None else fleet_nodes.isolates
-        yield Fleet(host, pool, fleet_nodes.disks, played_in, isolates, fleet_nodes.ledger is not None, remote)
+        tasks = await stack.enter_async_context(clock.background_tasks())
+        if config.alerts.webhook is not None:
+            tasks.start_soon(send_alerts, pool.events(), config.alerts.webhook)
+        tasks.start_soon(log_events, pool.events())
+        if here.disks is not None:
+            tasks.start_soon(watch_disks, here.disks, pool.alert)
+        yield Fleet(host, pool, played_in, bool(remote.isolates), ledger is not None, remote)
 
 
 async def _wait_for_node(config: ServeConfig, remote: RemoteNodes, announce: Callable[[str], None]) -> None:
@@ -386,11 +344,7 @@ def _metrics(fleet: Fleet, log: BackgroundHandler | None) -> Iterator[Metric]:
 
 
 def _tokens(config: ServeConfig) -> TokenStore:
-    """Open the token store. Without tokens, the server accepts every caller, so it must listen on this machine only.
-
-    Raises:
-        UsageError: Other machines can reach the server, and there are no tokens.
-    """
+    """Open the token store. Without tokens, the server accepts every caller, so it must listen on this machine only."""
     store = open_tokens(config.state)
     if not store.is_needed() and config.listen.socket is None and not is_loopback(config.listen.host):
         raise UsageError(
@@ -407,20 +361,12 @@ def _create_token(config: ServeConfig) -> str:
 
 
 def _state(config: ServeConfig) -> AbstractContextManager[object]:
-    """Lock the state folder if `config` names one, or if this server writes its ledger there.
-
-    Raises:
-        UsageError: Another server holds the lock.
-    """
+    """Lock the state folder if `config` names one, or if this server writes its ledger there."""
     return lock_state(config.state) if config.state is not None or keeps_ledger(config) else nullcontext()
 
 
 def _access_log(config: ServeConfig) -> AbstractContextManager[BackgroundHandler | None]:
-    """Open the access log; None if it is off.
-
-    Raises:
-        UsageError: The file cannot be written.
-    """
+    """Open the access log; None if it is off."""
     if config.access_log is None:
         return nullcontext()
     path = None if config.access_log == "-" else Path(config.access_log)

@@ -14,6 +14,7 @@ import socket
 import sys
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import NoReturn
 from urllib.parse import urlsplit
@@ -23,7 +24,7 @@ import anyio
 from envkit import __version__, clock
 from envkit.config.serving import ServeConfig
 from envkit.errors import EnvkitError, UsageError
-from envkit.fleet.node_pool import NodePool
+from envkit.fleet.alerts import log_events
 from envkit.http.api.app import App, create_app
 from envkit.http.auth.caller import Caller
 from envkit.http.auth.localhost_only import is_loopback
@@ -40,9 +41,12 @@ from envkit.http.server.middleware import AuthMiddleware
 from envkit.http.server.server import MAX_CONNECTIONS, require_address, serve
 from envkit.sandbox import machine
 from envkit.sandbox.docker.backend import DockerBackend
+from envkit.sandbox.pool import Pool
+from envkit.sandbox.pool.health import LivenessTimes
+from envkit.sandbox.pool.node import Node
 from envkit.sandbox.transfer import tar_stream
 from envkit.wiring import data
-from envkit.wiring.gateway.nodes import Machine, open_machine
+from envkit.wiring.gateway.nodes import Kind, open_machine
 from envkit.wiring.gateway.remote_nodes import name_of
 from envkit.wiring.gateway.trusted import NoEnvironments
 
@@ -50,6 +54,8 @@ _log = logging.getLogger(__name__)
 
 _JOIN_S = 5.0
 """Seconds between two calls with which a node joins: a gateway that was restarted knows it after this time."""
+LIVENESS = LivenessTimes(interval_s=4.0, suspect_s=1e8, lost_s=2e8)
+"""The pool of a node declares no sandbox lost that does not answer: its gateway does."""
 _IMAGES_S = 30.0
 _DRAIN_S = 1.0
 _ANY = ("0.0.0.0", "::")
@@ -92,10 +98,15 @@ async def serve_node(
     if own is None and listen.socket is None and not is_loopback(listen.host):
         remedy = "name a file with a token (--token-file), or set ENVKIT_TOKEN"
         raise UsageError(f"{listen.host} is reachable from other machines; {remedy}")
-    async with open_machine(config) as here, NodePool(here.node.backend) as pool, clock.background_tasks() as tasks:
-        facts = NodeFacts(here)
+    async with AsyncExitStack() as parts:
+        here = await parts.enter_async_context(open_machine(config))
+        assert here.node is not None
+        pool = await parts.enter_async_context(Pool([here.node], liveness_times=LIVENESS))
+        tasks = await parts.enter_async_context(clock.background_tasks())
+        facts = NodeFacts(here.node, here.kind)
         app = node_app(facts, pool)
         tasks.start_soon(facts.follow_images)
+        tasks.start_soon(log_events, pool.events())
         announce(f"node: {here.what}; {machine.describe(here.node.capacity)}")
 
         def ready(address: str) -> None:
@@ -120,7 +131,7 @@ async def serve_node(
         )
 
 
-def node_app(facts: NodeFacts, pool: NodePool) -> App:
+def node_app(facts: NodeFacts, pool: Pool) -> App:
     """Return the ASGI application of a node."""
     return create_app(
         NoEnvironments(),
@@ -135,8 +146,9 @@ def node_app(facts: NodeFacts, pool: NodePool) -> App:
 class NodeFacts:
     """Answers what the node is and has."""
 
-    def __init__(self, here: Machine) -> None:
-        self._here = here
+    def __init__(self, node: Node, kind: Kind) -> None:
+        self._node = node
+        self._kind = kind
         self._run = uuid.uuid4().hex
         self._images: Sequence[str] = ()
         self._data = [source for source, _ in data.views()]
@@ -144,12 +156,12 @@ class NodeFacts:
     @handles(table.NODE_FACTS)
     async def facts(self, body: NoBody, caller: Caller) -> wire.NodeReply:
         """Return what this node is and has. Only nodes (`envkit serve --node`) answer this call."""
-        node = self._here.node
+        node = self._node
         capacity = {name: getattr(node.capacity, name) for name in wire.CapacityReply.__struct_fields__}
         return wire.NodeReply(
             run=self._run,
             version=__version__,
-            backend=self._here.kind,
+            backend=self._kind,
             capabilities=dict(node.backend.capabilities()),
             capacity=wire.CapacityReply(**capacity),
             processors=len(os.sched_getaffinity(0)),
@@ -158,12 +170,11 @@ class NodeFacts:
             at_s=clock.wall(),
             images=list(self._images),
             data=self._data,
-            distinguishes_memory_limit=getattr(node.backend, "distinguishes_memory_limit", False),
         )
 
     async def follow_images(self) -> None:
         """Keep the list of Docker images up to date."""
-        backend = self._here.node.backend
+        backend = self._node.backend
         while isinstance(backend, DockerBackend):
             try:
                 self._images = await backend.image_names()
@@ -174,21 +185,21 @@ class NodeFacts:
 
 async def _keep_joined(gateway: str, token: str | None, body: wire.JoinFrame) -> NoReturn:
     """Join the gateway, and join it again after its restart."""
-    has_joined, logged = False, ""
+    logged, line = "", f"joined {gateway} as {body.node}"
     while True:
         try:
             async with SandboxClient(gateway, token) as client:
                 while True:
                     await client.join(body)
-                    if not has_joined:
-                        _log.info("joined %s as %s", gateway, body.node)
-                    has_joined, logged = True, ""
+                    if line != logged:
+                        _log.info("%s", line)
+                    logged = line
                     await anyio.sleep(_JOIN_S)
         except EnvkitError as error:
-            line = f"cannot join {gateway}: {error}"
-            if line != logged:
-                _log.warning("%s", line)
-            has_joined, logged = False, line
+            failure = f"cannot join {gateway}: {error}"
+            if failure != logged:
+                _log.warning("%s", failure)
+            logged = failure
         await anyio.sleep(_JOIN_S / 5)
 
 

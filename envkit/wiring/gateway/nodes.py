@@ -1,10 +1,10 @@
-"""The nodes of a gateway and the ledger of its leases."""
+"""The machine of a gateway and the ledger of its leases."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,48 +35,39 @@ class Machine:
     """The sandboxes of this machine.
 
     Attributes:
-        node: Its node in a pool, with an open backend.
-        kind: Kind of the backend.
+        node: Its node in a pool, with an open backend; None if the gateway uses only other machines.
+        kind: Kind of the backend; without a node, the kind that those of other machines have.
         what: Short description of the backend, for start messages.
-        disks: Returns, for each disk by name, its free MiB and the MiB that must stay free.
+        disks: Returns, for each disk by name, its free MiB and the MiB that must stay free; None without a node.
     """
 
-    node: Node
+    node: Node | None
     kind: Kind
     what: str
-    disks: Callable[[], Mapping[str, tuple[int, int]]]
-
-
-@dataclass(frozen=True, slots=True)
-class FleetNodes:
-    """The nodes of a gateway at start.
-
-    Attributes:
-        nodes: The node of this machine; empty if the gateway uses only other machines.
-        what: Short description of backend and nodes, for start messages.
-        in_image: Whether the sandboxes run in a Docker image.
-        isolates: Whether sandboxes are isolated from this process.
-        ledger: The ledger of leases; None if leases are not persisted.
-        disks: Returns, for each disk by name, its free MiB and the MiB that must stay free; None if unknown.
-    """
-
-    nodes: Sequence[Node]
-    what: str
-    in_image: bool
-    isolates: bool
-    ledger: LeaseLedger | None
     disks: Callable[[], Mapping[str, tuple[int, int]]] | None = None
+
+    @property
+    def in_image(self) -> bool:
+        """Whether the sandboxes run in a Docker image."""
+        return self.kind == "docker"
+
+    @property
+    def isolates(self) -> bool:
+        """Whether sandboxes are isolated from this process."""
+        return self.node is None or self.node.backend.capabilities()["isolation"]
 
 
 @asynccontextmanager
 async def open_machine(config: ServeConfig) -> AsyncIterator[Machine]:
-    """Open the backend of this machine, and find out its capacity.
+    """Open the backend of this machine, unless it is not used, and find out its capacity.
 
     Raises:
         UsageError: The backend does not work here, or its image is missing; the message says what to do.
     """
-    assert config.backend != "nodes"
     assert config.backend != "none"
+    if config.backend == "nodes":
+        yield Machine(None, "local" if config.envs.image is None else "docker", "on other machines")
+        return
     image = config.envs.image or GAMES_IMAGE
     backend, what, why, _ = await choose(config.backend, image=image, may_be_process=True)
     async with backend:
@@ -87,26 +78,10 @@ async def open_machine(config: ServeConfig) -> AsyncIterator[Machine]:
                 raise UsageError(f"envs.image: {why_not}")
             found = replace(found, memory_mib=backend.machine_memory_mib)
         limits = Capacity(sandboxes=config.node.max_sandboxes, **config.node.model_dump(exclude={"max_sandboxes"}))
-        node = Node(HERE, backend, machine.with_defaults(limits, found))
         kind: Kind = "process" if isinstance(backend, ProcessBackend) else "local"
         if isinstance(backend, DockerBackend):
             kind = "docker"
-        yield Machine(node, kind, what + why, backend.disks)
-
-
-@asynccontextmanager
-async def open_nodes(config: ServeConfig) -> AsyncIterator[FleetNodes]:
-    """Open the ledger and, unless the gateway uses only other machines, the backend of this machine."""
-    if config.backend == "nodes":
-        async with _ledger(config) as ledger:
-            yield FleetNodes((), "on other machines", config.envs.image is not None, isolates=True, ledger=ledger)
-        return
-    async with (
-        open_machine(config) as here,
-        _ledger(config, can_detach=here.kind != "process") as ledger,
-    ):
-        isolates = here.node.backend.capabilities()["isolation"]
-        yield FleetNodes((here.node,), here.what, here.kind == "docker", isolates, ledger, here.disks)
+        yield Machine(Node(HERE, backend, machine.with_defaults(limits, found)), kind, what + why, backend.disks)
 
 
 def image_lacks(image: str, cause: Cause) -> str:
@@ -124,14 +99,9 @@ def keeps_ledger(config: ServeConfig) -> bool:
     return may_detach and (listen.socket is not None or listen.port != 0)
 
 
-@asynccontextmanager
-async def _ledger(config: ServeConfig, *, can_detach: bool = True) -> AsyncIterator[LeaseLedger | None]:
-    """Open the ledger that belongs to this server's address; yield None if this server persists no leases."""
-    if not keeps_ledger(config) or not can_detach:
-        yield None
-        return
-    async with LeaseLedger(state_file(config, LEDGER)) as ledger:
-        yield ledger
+def ledger_of(config: ServeConfig, here: Machine) -> LeaseLedger | None:
+    """Return the ledger that belongs to this server's address, not yet open; None if it persists no leases."""
+    return LeaseLedger(state_file(config, LEDGER)) if keeps_ledger(config) and here.kind != "process" else None
 
 
 def state_file(config: ServeConfig, name: str) -> Path:

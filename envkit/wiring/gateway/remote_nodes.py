@@ -5,18 +5,17 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
-from typing import NamedTuple, Self
+from typing import Self
 from urllib.parse import urlsplit
 
 import anyio
 import msgspec
 
 from envkit import __version__, clock
-from envkit.config.serving import NodeAddressSection
+from envkit.config.serving import NodeAddressSection, is_http_url
 from envkit.errors import EnvkitError, OptionError, UnreachableError, UsageError, did_you_mean
 from envkit.fleet.remote_node import RemoteNode
 from envkit.http.auth.caller import Caller
@@ -37,32 +36,22 @@ _log = logging.getLogger(__name__)
 
 _FIRST_S = 5.0
 """Seconds that the start waits for the known nodes to answer."""
-_AGAIN_S = (0.5, 5.0)
-"""Backoff: initial and maximum seconds between two attempts to reach a node."""
+_AGAIN_S = 1.0
+"""Seconds between two attempts to reach a node."""
 _FORGET_S = 3600.0
 """Seconds after which a lost node that had joined by itself is forgotten."""
 _ENVS = ":envs-"
 _ALIVE = (SandboxState.STARTING, SandboxState.LEASED, SandboxState.SUSPECT)
-_LABEL = r"[A-Za-z0-9_-]{1,63}"
-_ADDRESS = re.compile(rf"https?://(\[[0-9A-Fa-f:.]+\]|{_LABEL}(\.{_LABEL})*)(:\d{{1,5}})?/?|unix:/[^\0]+")
 
 
-class NodeAddress(NamedTuple):
-    """A node that was given to the gateway or run: its name, its address, and the token that it expects, if any."""
+def read_address(section: NodeAddressSection) -> wire.JoinFrame:
+    """Return the name, the address and the token, if any, of a node that the gateway's file lists.
 
-    name: str
-    url: str
-    token: str | None = None
-
-    @classmethod
-    def of(cls, section: NodeAddressSection) -> NodeAddress:
-        """Return the node of an entry of the gateway's file.
-
-        Raises:
-            UsageError: The file with the token cannot be read.
-        """
-        token = None if section.token_file is None else read_token(Path(section.token_file), _log.warning)
-        return cls(name_of(section.url), section.url, token)
+    Raises:
+        UsageError: The file with the token cannot be read.
+    """
+    token = "" if section.token_file is None else read_token(Path(section.token_file), _log.warning)
+    return wire.JoinFrame(name_of(section.url), section.url, token)
 
 
 @dataclass(slots=True, eq=False)
@@ -70,21 +59,18 @@ class _Member:
     """A known node. `node` is its node in the pool, None while it is not used; `why` then says why."""
 
     name: str
-    url: str
-    token: str | None
+    address: wire.JoinFrame
     is_listed: bool = False
     why: str = "not reached yet"
     node: Node | None = None
     backend: RemoteNode | None = None
-    is_replaced: bool = False
     tried: anyio.Event = field(default_factory=anyio.Event)
-    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
 
     def status(self) -> wire.NodeStatus:
         state = "lost" if self.node is None else "draining" if self.node.is_draining else "up"
-        facts, skew_s = (None, None) if self.backend is None else (self.backend.facts, round(self.backend.skew_s, 3))
+        facts = None if self.backend is None else self.backend.facts
         used = 0 if self.node is None else self.node.used.sandboxes
-        return wire.NodeStatus(self.name, self.url, state, "" if self.node else self.why, used, skew_s, facts)
+        return wire.NodeStatus(self.name, self.address.url, state, "" if self.node else self.why, used, facts)
 
 
 class RemoteNodes:
@@ -93,12 +79,11 @@ class RemoteNodes:
     The block begins when each known node has answered or failed. A node that is lost is connected to again.
 
     Args:
-        listed: The nodes that are known from the start.
+        listed: The nodes that are known from the start, each with its present address.
         file: File that remembers the nodes that have joined, for the next gateway; None to remember none.
         in_image: Whether the sandboxes that run environments have an image; nodes of the other kind are refused.
         isolates: Whether nodes without isolation are refused; None if the first one decides.
         lost_s: Seconds without an answer after which a node is lost.
-        urls: The present addresses, by name, of listed nodes whose address may change.
 
     Raises:
         UsageError: On entering: two nodes have the same name.
@@ -106,13 +91,12 @@ class RemoteNodes:
 
     def __init__(
         self,
-        listed: Sequence[NodeAddress],
+        listed: Collection[wire.JoinFrame],
         *,
         file: Path | None,
         in_image: bool,
         isolates: bool | None,
         lost_s: float,
-        urls: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.isolates = isolates
         """Whether all nodes isolate sandboxes; None as long as there is no node."""
@@ -122,7 +106,6 @@ class RemoteNodes:
         self._file = file
         self._in_image = in_image
         self._lost_s = lost_s
-        self._urls = urls
         self._members: dict[str, _Member] = {}
         self._pool: Pool | None = None
 
@@ -149,7 +132,7 @@ class RemoteNodes:
     @handles(table.JOIN)
     async def join(self, body: wire.JoinFrame, caller: Caller) -> DoneReply:
         """Use the sandboxes of a node, until it is lost. The call is safe to repeat."""
-        if not _is_address(body.url):
+        if not is_http_url(body.url) and not re.fullmatch(r"unix:/[^\0]+", body.url):
             raise OptionError("url", f"{body.url!r} is no address of a node, such as http://10.0.0.7:8000")
         try:
             authorization_headers(body.token)
@@ -158,11 +141,13 @@ class RemoteNodes:
         known = self._members.get(body.node)
         if body.node == HERE or (known is not None and known.is_listed):
             raise OptionError("node", f"{body.node!r} is the name of another node; start the node with another address")
-        if known is None or (known.url, known.token) != (body.url, body.token):
-            if known is not None:
-                known.is_replaced = True
-                known.scope.cancel()
-            self._add(_Member(body.node, body.url, body.token))
+        if known is None:
+            self._add(_Member(body.node, body))
+            self._remember()
+        elif known.address != body:
+            known.address = body
+            if known.node is not None and known.backend is not None:
+                known.backend.lose("it was restarted")
             self._remember()
         return DoneReply()
 
@@ -190,7 +175,7 @@ class RemoteNodes:
         return member.status()
 
     async def __aenter__(self) -> Self:
-        members = [_Member(*one, is_listed=True) for one in self._listed]
+        members = [_Member(one.node, one, is_listed=True) for one in self._listed]
         for one in members:
             if one.name == HERE or sum(one.name == other.name for other in members) > 1:
                 raise UsageError(f"nodes: two nodes have the name {one.name!r}; list each once")
@@ -213,70 +198,56 @@ class RemoteNodes:
 
     async def _keep(self, member: _Member) -> None:
         """Keep a node in the pool while it answers, and connect to it again after each loss."""
-        delay_s, lost_at = _AGAIN_S[0], clock.now()
-        with member.scope:
-            while member.is_listed or clock.now() - lost_at < _FORGET_S:
-                member.url = self._urls.get(member.name, member.url)
-                try:
-                    if await self._use(member):
-                        delay_s, lost_at = _AGAIN_S[0], clock.now()
-                except EnvkitError as error:
-                    member.why = str(error)
-                except Exception as error:  # an odd node must not end the server
-                    member.why = f"it cannot be used: {error!r}"
-                    _log.exception("node %s cannot be used", member.name)
-                member.tried.set()
-                await anyio.sleep(delay_s)
-                delay_s = min(2 * delay_s, _AGAIN_S[1])
-            if self._members.get(member.name) is member:
-                del self._members[member.name]
-                self._remember()
+        lost_at = clock.now()
+        while member.is_listed or clock.now() - lost_at < _FORGET_S:
+            member.address = next((one for one in self._listed if one.node == member.name), member.address)
+            try:
+                if await self._use(member):
+                    lost_at = clock.now()
+            except EnvkitError as error:
+                member.why = str(error)
+            except Exception as error:  # an odd node must not end the server
+                member.why = f"it cannot be used: {error!r}"
+                _log.exception("node %s cannot be used", member.name)
+            member.tried.set()
+            await anyio.sleep(_AGAIN_S)
+        del self._members[member.name]
+        self._remember()
 
     async def _use(self, member: _Member) -> bool:
         """Connect to a node, and keep it in the pool until it is lost. Return True, or False if it was refused."""
-        backend = RemoteNode(
-            member.name,
-            member.url,
-            member.token,
-            folder_transport=tar_stream,
-            lost_s=self._lost_s,
-        )
-        async with backend:
-            member.backend = backend
-            if (why := why_unfit(backend.facts, in_image=self._in_image, isolates=self.isolates)) is not None:
+        name, url, token = member.name, member.address.url, member.address.token or None
+        async with RemoteNode(name, url, token, folder_transport=tar_stream, lost_s=self._lost_s) as backend:
+            member.backend, facts = backend, backend.facts
+            if (why := why_unfit(facts, in_image=self._in_image, isolates=self.isolates)) is not None:
                 if member.why != why:
-                    _log.warning("node %s is not used: %s", member.name, why)
+                    _log.warning("node %s is not used: %s", name, why)
                 member.why = why
                 return False
-            capacity = Capacity(**msgspec.structs.asdict(backend.facts.capacity))
-            member.node = Node(member.name, backend, capacity)
-            self.isolates = _isolates(backend.facts) if self.isolates is None else self.isolates
+            capacity = Capacity(**msgspec.structs.asdict(facts.capacity))
+            member.node = Node(name, backend, capacity)
+            self.isolates = _isolates(facts) if self.isolates is None else self.isolates
             self.found.set()
             member.tried.set()
-            what = f"{backend.facts.backend}, {machine.describe(capacity)}"
-            _log.info("node %s is used: %s", member.name, what)
-            _warn_about(member.name, backend)
+            _log.info("node %s is used: %s, %s", name, facts.backend, machine.describe(capacity))
+            if facts.version != __version__:
+                _log.warning("node %s has envkit %s, this server has %s", name, facts.version, __version__)
+            if facts.python != sys.executable and not backend.in_image:
+                _log.warning("node %s has no %s, with which it must run environments", name, sys.executable)
             try:
                 if self._pool is not None:
                     what = "those of clients and replacements; environments get no more than at the start"
-                    _log.info("new sandboxes on node %s will be %s", member.name, what)
+                    _log.info("new sandboxes on node %s will be %s", name, what)
                     self._pool.add_node(member.node)
                 cause = await backend.wait()
-            except anyio.get_cancelled_exc_class():
-                cause = Cause(CauseKind.NODE_LOST, f"node {member.name} was restarted")
-                if member.is_replaced and self._pool is not None:
-                    self._pool.remove_node(member.name, cause)
-                raise
-            except Exception as error:
-                if self._pool is not None:
-                    self._pool.remove_node(member.name, Cause(CauseKind.NODE_LOST, f"node {member.name}: {error!r}"))
-                raise
+            except Exception as error:  # an odd answer loses only the node
+                cause = Cause(CauseKind.NODE_LOST, f"node {name}: {error!r}")
             finally:
                 member.node = None
             member.why = str(cause)
             _log.warning("%s", cause)
             if self._pool is not None:
-                self._pool.remove_node(member.name, cause)
+                self._pool.remove_node(name, cause)
         return True
 
     def _remembered(self) -> Sequence[_Member]:
@@ -286,12 +257,11 @@ class RemoteNodes:
             found = msgspec.json.decode(self._file.read_bytes(), type=list[wire.JoinFrame])
         except (OSError, msgspec.MsgspecError) as error:
             raise UsageError(f"{self._file} cannot be read: {error}; remove it, and the nodes join again") from None
-        return [_Member(one.node, one.url, one.token) for one in found]
+        return [_Member(one.node, one) for one in found]
 
     def _remember(self) -> None:
         if self._file is not None:
-            joined = [wire.JoinFrame(one.name, one.url, one.token or "") for one in self._members.values()]
-            joined = [one for one in joined if not self._members[one.node].is_listed]
+            joined = [one.address for one in self._members.values() if not one.is_listed]
             try:
                 files.replace(self._file, msgspec.json.encode(joined), remedy="choose another folder", mode=0o600)
             except UsageError as error:
@@ -302,13 +272,6 @@ def name_of(url: str) -> str:
     """Return the name of the node with the address `url`: host and port, or the socket's name."""
     parts = urlsplit(url)
     return parts.netloc.replace("[", "").replace("]", "") or Path(parts.path).name
-
-
-def _is_address(url: str) -> bool:
-    try:
-        return _ADDRESS.fullmatch(url) is not None and urlsplit(url).port != 0
-    except ValueError:  # an invalid port or address
-        return False
 
 
 def _isolates(facts: wire.NodeReply) -> bool:
@@ -324,13 +287,3 @@ def why_unfit(facts: wire.NodeReply, *, in_image: bool, isolates: bool | None) -
     if not in_image and facts.backend == "docker":
         return "its sandboxes are Docker containers; name the image of environments in envs.image"
     return None
-
-
-def _warn_about(name: str, backend: RemoteNode) -> None:
-    facts = backend.facts
-    if facts.version != __version__:
-        _log.warning("node %s has envkit %s, this server has %s", name, facts.version, __version__)
-    if facts.python != sys.executable and facts.backend != "docker":
-        _log.warning("node %s has no %s, with which it must run environments", name, sys.executable)
-    if abs(backend.skew_s) > 2 * _AGAIN_S[1]:
-        _log.warning("the clock of node %s differs by %.0f s", name, backend.skew_s)

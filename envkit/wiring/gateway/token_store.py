@@ -55,11 +55,7 @@ def lock_state(state: Path | str | None = None) -> IO[bytes]:
 
 
 def _open_folder(state: Path | str | None) -> Path:
-    """Return the state folder; create it with its format number if it does not exist.
-
-    Raises:
-        UsageError: The folder has another format, or cannot be written.
-    """
+    """Return the state folder; create it with its format number if it does not exist."""
     folder = state_folder(state)
     is_used = (folder / _FILE).exists() or any(folder.glob(LEDGER.format("*")))
     remedy = "start the version of envkit that wrote it, move it away, or choose another folder (--state)"

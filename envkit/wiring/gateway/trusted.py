@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -49,55 +49,30 @@ _STOP_S = 60.0
 _DRAIN_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class TrustedEnvs:
-    """The environments that need sandboxes or a judge.
+def trusted_envs(config: ServeConfig) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the ids of the environments that need sandboxes or a judge: those that `config` allows, and the others.
 
-    Attributes:
-        allowed: Ids of those that the trusted worker plays.
-        refused: Ids of those that the configuration does not allow.
+    Raises:
+        UsageError: `envs.trusted` names an environment that is not registered or needs no sandbox.
     """
-
-    allowed: frozenset[str]
-    refused: frozenset[str]
-
-    @classmethod
-    def of(cls, config: ServeConfig) -> TrustedEnvs:
-        """Divide the registered environments as `config` says.
-
-        Raises:
-            UsageError: `envs.trusted` names an environment that is not registered or needs no sandbox.
-        """
-        found = frozenset(spec.id for spec in environments.registered() if spec.needs)
-        wanted = found if config.envs.trusted is None else frozenset(config.envs.trusted)
-        if unknown := sorted(wanted - found):
-            raise UsageError(f"envs.trusted: no registered environment {unknown[0]} needs sandboxes; leave it out")
-        return cls(wanted, found - wanted)
-
-    def plays(self, env_id: str) -> bool:
-        """Return whether the trusted worker must play an environment.
-
-        Raises:
-            ForbiddenError: The environment needs sandboxes, and the configuration does not allow it to use them.
-        """
-        if env_id in self.refused:
-            raise ForbiddenError(f"{env_id} may not use the sandboxes of this server; add it to envs.trusted there")
-        return env_id in self.allowed
+    found = frozenset(spec.id for spec in environments.registered() if spec.needs)
+    wanted = found if config.envs.trusted is None else frozenset(config.envs.trusted)
+    if unknown := sorted(wanted - found):
+        raise UsageError(f"envs.trusted: no registered environment {unknown[0]} needs sandboxes; leave it out")
+    return wanted, found - wanted
 
 
 @dataclass(frozen=True, slots=True)
 class RoutedHosts(EnvHost):
     """Plays each environment in the trusted worker or in sandboxes.
 
-    Attributes:
-        fleet: Host whose workers are sandboxes.
-        trusted: Host of the trusted worker; None if no environment needs it.
-        is_trusted: Returns whether `trusted` must play the environment with this id; raises an error to refuse it.
+    `allowed` and `refused` are what `trusted_envs` returns. Without allowed ones, there is no trusted worker.
     """
 
     fleet: EnvHost
     trusted: EnvHost | None
-    is_trusted: Callable[[str], bool]
+    allowed: frozenset[str]
+    refused: frozenset[str]
 
     @property
     def capacity(self) -> int:
@@ -115,7 +90,7 @@ class RoutedHosts(EnvHost):
 
     def partition_of(self, env_id: str, tenant: str) -> tuple[str, int]:
         name, slots = self._host_of(env_id).partition_of(env_id, tenant)
-        return ("environments with tools" if self.is_trusted(env_id) else name), slots
+        return ("environments with tools" if env_id in self.allowed else name), slots
 
     def resumable_task(self, key: TenantKey) -> Task | None:
         return self.fleet.resumable_task(key)
@@ -124,10 +99,9 @@ class RoutedHosts(EnvHost):
         return self.fleet.resumable_keys()
 
     def _host_of(self, env_id: str) -> EnvHost:
-        if not self.is_trusted(env_id):
-            return self.fleet
-        assert self.trusted is not None
-        return self.trusted
+        if env_id in self.refused:
+            raise ForbiddenError(f"{env_id} may not use the sandboxes of this server; add it to envs.trusted there")
+        return self.trusted if self.trusted is not None and env_id in self.allowed else self.fleet
 
 
 def refuse_operator_options(task: Task) -> None:
@@ -150,11 +124,7 @@ def refuse_operator_options(task: Task) -> None:
 
 @asynccontextmanager
 async def trusted_host(config: ServeConfig, pool: Pool) -> AsyncIterator[FleetHost]:
-    """Open the host of the trusted worker, which starts with its first episode.
-
-    Args:
-        config: The configuration.
-        pool: Leases the sandboxes of the environments.
+    """Open the host of the trusted worker, which starts with its first episode and leases sandboxes from `pool`.
 
     Raises:
         UsageError: `envs.judge` is invalid.

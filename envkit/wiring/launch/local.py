@@ -21,120 +21,78 @@ from envkit.errors import UsageError
 from envkit.types import THIS_NODE, Node, Place
 
 from . import supervise
-from .supervise import CLEAR_S, TERM_S, end_group
+from .supervise import TERM_S, end_group
 
 LOOPBACK = "127.0.0.1"
 """Servers on this machine listen only here: the routes of many ask for no password."""
 _KILL_TERM_S = 2.0
 """Seconds between SIGTERM and SIGKILL for processes that hang."""
 _GPU = re.compile(r"nvidia\d+")
-_WORDS = 300
-"""Maximum number of characters of the last words of a relay."""
+LAST_WORDS = "envkit: "
+"""Beginning of the line in which a relay of envkit says why it ended."""
+_LAST_WORDS = re.compile(rf"^(?:{LAST_WORDS}|srun: error: )(.{{1,300}})", re.M)
 
 
 class LocalProcess:
     """A process of this machine. It implements `envkit.protocols.Process`.
 
-    Its first process is a supervisor (`supervise`). The supervisor ends the others when the program or this process is
-    killed, or when the thread that started it ends; it first reports the end of the program. If the supervisor is
-    killed too, the program gets SIGTERM.
+    Its first process is a supervisor (`supervise`), which ends the others when the program or this process is killed,
+    or when the thread that started it ends. If the supervisor is killed too, the program gets SIGTERM.
 
     Args:
         process: The supervisor, started in this thread.
-        report: File descriptor from which its report is read; it is closed here, unless the constructor fails.
         log: The file of its output.
-        last_words: Beginning of a line of the log that says why it ended, if the program is a relay; empty without one.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], report: int, log: Path, last_words: str) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
         self.pid = process.pid
         self.log = log
         self._process = process
-        self._last_words = last_words
         self._reason = ""
-        self._reported: int | None = None
         self._ended = anyio.Event()
-        self._is_gone = anyio.Event()
         self._clearing = anyio.Lock()
-        self._is_cleared = False
-        loop, pidfd = asyncio.get_running_loop(), os.pidfd_open(self.pid)
-        loop.add_reader(pidfd, self._on_end, pidfd)
-        self._report = report
-        loop.add_reader(report, self._on_report)
-
-    @property
-    def has_ended(self) -> bool:
-        """See `envkit.protocols.Process.has_ended`."""
-        return self._ended.is_set()
+        pidfd = os.pidfd_open(self.pid)
+        asyncio.get_running_loop().add_reader(pidfd, self._on_end, pidfd)
 
     @property
     def returncode(self) -> int | None:
         """See `envkit.protocols.Process.returncode`."""
-        return self._process.returncode if self._reported is None else self._reported
+        return self._process.returncode
 
     async def wait(self) -> str:
         """See `envkit.protocols.Process.wait`."""
         await self._ended.wait()
-        if self._reported is None:  # the supervisor was killed, or this process has killed the program
-            with anyio.CancelScope(shield=True):
-                await self._clear(TERM_S)
-        self._reason = self._reason or self._words() or _reason(self.returncode)  # the log may be deleted later
+        with anyio.CancelScope(shield=True):
+            await self._clear(TERM_S)
         return self._reason
 
     async def kill(self, *, grace_s: float = 25.0) -> None:
         """See `envkit.protocols.Process.kill`. The supervisor has limits of its own, which take 25 s in all."""
         with anyio.CancelScope(shield=True):
-            if is_ordered := grace_s > 0 and not self.has_ended:
+            if is_ordered := grace_s > 0 and not self._ended.is_set():
                 self._process.send_signal(signal.SIGTERM)
                 with anyio.move_on_after(grace_s):
                     await self._ended.wait()
-            await self._clear(TERM_S if grace_s else _KILL_TERM_S, at_once=grace_s == 0)
+            await self._clear(TERM_S if grace_s else _KILL_TERM_S)
             if is_ordered:
                 self.log.unlink(missing_ok=True)
-
-    def _on_report(self) -> None:
-        data = os.read(self._report, 64)
-        self._close_report()
-        if data:
-            self._reported = int(data.split()[0])
-            self._ended.set()
-
-    def _close_report(self) -> None:
-        if self._report >= 0:
-            asyncio.get_running_loop().remove_reader(self._report)
-            os.close(self._report)
-            self._report = -1
 
     def _on_end(self, pidfd: int) -> None:
         # The process is not waited for yet: until `_clear` has ended its group, the kernel must not reuse its pid.
         asyncio.get_running_loop().remove_reader(pidfd)
         os.close(pidfd)
         self._ended.set()
-        self._is_gone.set()
 
-    async def _clear(self, term_s: float, *, at_once: bool = False) -> None:
-        """End all remaining processes, and wait for the first one; idempotent. `at_once`: without the supervisor."""
+    async def _clear(self, term_s: float) -> None:
+        """End all remaining processes, and wait for the first one; idempotent."""
         async with self._clearing:
-            if self._is_cleared:
+            if self._reason:
                 return
-            if self._reported is not None and not at_once:  # the supervisor does that
-                with anyio.move_on_after(CLEAR_S):
-                    await self._is_gone.wait()
             await clock.to_thread(end_group, self.pid, term_s=term_s)
             with anyio.move_on_after(_KILL_TERM_S):  # a process that is blocked in I/O may never end
-                await self._is_gone.wait()
+                await self._ended.wait()
             self._process.poll()
-            self._close_report()  # a process that has left the session may still have the other end
-            self._reason = self._reason or self._words() or _reason(self.returncode)
-            self._is_cleared = True
-
-    def _words(self) -> str:
-        """Return the last line of the log in which a relay says why it ended; empty without one."""
-        if not self._last_words or not self.returncode:
-            return ""
-        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
-        found = (line.removeprefix(self._last_words) for line in reversed(lines) if line.startswith(self._last_words))
-        return next(found, "")[:_WORDS]
+            self._reason = _reason(self.returncode, self.log)  # the log may be deleted later
 
 
 class LocalLauncher:
@@ -163,7 +121,7 @@ class LocalLauncher:
         return start(argv, {**env, **gpus}, name=name)
 
 
-def start(argv: Sequence[str], env: Mapping[str, str], *, name: str, last_words: str = "") -> LocalProcess:
+def start(argv: Sequence[str], env: Mapping[str, str], *, name: str) -> LocalProcess:
     """Start a program on this machine; see `LocalProcess`, and `envkit.protocols.Launcher.start` for the rest.
 
     Raises:
@@ -176,31 +134,22 @@ def start(argv: Sequence[str], env: Mapping[str, str], *, name: str, last_words:
     # loop's thread, although that blocks the loop for some milliseconds.
     with os.fdopen(handle, "wb") as output, ExitStack() as undo:
         undo.callback(os.unlink, log)
-        report, writes = os.pipe()
-        undo.callback(os.close, report)
-        with os.fdopen(writes, "wb"):
-            process = subprocess.Popen(
-                [sys.executable, "-IS", supervise.__file__, str(os.getpid()), *argv],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **env, supervise.REPORT: str(writes)},
-                pass_fds=[writes],
-                start_new_session=True,
-            )
+        process = subprocess.Popen(
+            [sys.executable, "-IS", supervise.__file__, str(os.getpid()), *argv],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **env},
+            start_new_session=True,
+        )
         undo.callback(process.terminate)
-        started = LocalProcess(process, report, Path(log), last_words)
+        started = LocalProcess(process, Path(log))
         undo.pop_all()
     return started
 
 
 def this_node(variables: Mapping[str, str] = os.environ, *, machine: Path = Path("/")) -> Node:
-    """Return this machine. Its GPUs are those that CUDA_VISIBLE_DEVICES leaves visible.
-
-    Args:
-        variables: Environment variables.
-        machine: Root folder, with the devices of the GPUs.
-    """
+    """Return this machine. Its GPUs, devices below `machine`, are those that CUDA_VISIBLE_DEVICES leaves visible."""
     devices = machine / "dev"
     count = sum(_GPU.fullmatch(entry.name) is not None for entry in devices.iterdir()) if devices.is_dir() else 0
     gpus = [str(number) for number in range(count)]
@@ -223,7 +172,10 @@ def find(nodes: Sequence[Node], name: str) -> Node:
     raise UsageError(f"there is no node {name}; there are {', '.join(node.name for node in nodes)}")
 
 
-def _reason(returncode: int | None) -> str:
+def _reason(returncode: int | None, log: Path) -> str:
+    """Return why a process ended; if it is a relay that failed, what it has written about that last."""
     if returncode is None:
         return "it does not end"
+    if returncode and (words := _LAST_WORDS.findall(log.read_text(encoding="utf-8", errors="replace"))):
+        return str(words[-1])
     return f"killed by signal {-returncode}" if returncode < 0 else f"exited with code {returncode}"

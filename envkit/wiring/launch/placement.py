@@ -30,13 +30,10 @@ class Needs:
     """What the parts of a run need.
 
     Attributes:
-        servers: Whether the run starts servers.
-        replicas: Their number; None: one for each GPU.
-        servers_use_gpus: Whether they can use GPUs.
+        replicas: Number of the servers that the run starts; None: one for each GPU.
         trainer_uses_gpu: Whether the trainer uses a GPU if this node has one.
         ahead: Batches of episodes ahead of the trainer; if there are some, trainer and servers work at the same time.
         utilization: Share of a GPU's memory that a server may use; None if it was not chosen.
-        serves_judge: Whether the run serves a judge.
     """
 
     servers: bool = True
@@ -53,9 +50,7 @@ class DeviceMap:
     """Where the parts of a run are.
 
     Attributes:
-        trainer: Place of the trainer.
-        engines: Place of each server; empty if the run starts none.
-        judge: Place of the server of the judge; None if the run starts none.
+        engines: Place of each server.
         nodes: Names of the nodes that get nodes for sandboxes.
         is_chosen: Whether envkit chose a part of it.
     """
@@ -102,12 +97,7 @@ def place_run(run: RunConfig, nodes: Sequence[Node], *, trains: bool = True) -> 
 
 
 def device_map(section: PlacementSection, nodes: Sequence[Node], needs: Needs) -> DeviceMap:
-    """Return the map that the section describes, completed with what envkit chooses.
-
-    Args:
-        section: The section ``placement``.
-        nodes: The nodes, that of this process first.
-        needs: What the parts of the run need.
+    """Return the map that the section describes, completed with what envkit chooses; the first node is this one.
 
     Raises:
         ConfigError: The map is impossible, or was never run and is refused.
@@ -155,11 +145,7 @@ def device_map(section: PlacementSection, nodes: Sequence[Node], needs: Needs) -
 
 
 def _read(key: str, text: str, nodes: Sequence[Node]) -> tuple[Node, tuple[int, ...]]:
-    """Return the node and the GPUs that a text names.
-
-    Raises:
-        ConfigError: There is no such node or GPU.
-    """
+    """Return the node and the GPUs that a text names."""
     name, gpus = read_gpus(text)
     node = next((one for one in nodes if name in (one.name, one.host)), None)
     if node is None:
@@ -173,11 +159,7 @@ def _read(key: str, text: str, nodes: Sequence[Node]) -> tuple[Node, tuple[int, 
 
 
 def _trainer(section: PlacementSection, nodes: Sequence[Node], needs: Needs, taken: Sequence[Gpu]) -> Place:
-    """Return the place of the trainer; `taken` are the GPUs that the section gives to servers.
-
-    Raises:
-        ConfigError: It cannot be there, or no GPU is left for it.
-    """
+    """Return the place of the trainer; `taken` are the GPUs that the section gives to servers."""
     here = nodes[0]
     if section.trainer is not None:
         node, gpus = _read("placement.trainer", section.trainer, nodes)
@@ -199,11 +181,7 @@ def _trainer(section: PlacementSection, nodes: Sequence[Node], needs: Needs, tak
 
 
 def _judge(section: PlacementSection, nodes: Sequence[Node], needs: Needs) -> Place | None:
-    """Return the place of the server of the judge; None if the run serves none.
-
-    Raises:
-        ConfigError: It has no GPU and needs one, or has a place but no judge.
-    """
+    """Return the place of the server of the judge; None if the run serves none."""
     if not needs.serves_judge:
         if section.judge is not None:
             raise ConfigError(["placement.judge: the run serves no judge; leave it out, or name a model in env.judge"])
@@ -215,11 +193,7 @@ def _judge(section: PlacementSection, nodes: Sequence[Node], needs: Needs) -> Pl
 
 
 def _check_shared(own: Gpu, taken: Sequence[Gpu], needs: Needs) -> None:
-    """Check that the trainer and a server can have the same GPU, `own`.
-
-    Raises:
-        ConfigError: They cannot.
-    """
+    """Check that the trainer and a server can have the same GPU, `own`."""
     if len(taken) > 1:
         reason = f"trainer and engines overlap in {_shown(own)}; give the engines other GPUs, or only that one"
         raise ConfigError([f"placement: {reason}"])
@@ -232,11 +206,7 @@ def _check_shared(own: Gpu, taken: Sequence[Gpu], needs: Needs) -> None:
 
 
 def _divided(taken: Sequence[Gpu], replicas: int | None) -> Sequence[Sequence[Gpu]]:
-    """Divide all GPUs, in their order, among the servers.
-
-    Raises:
-        ConfigError: They cannot be divided, or a server would be on two nodes.
-    """
+    """Divide all GPUs, in their order, among the servers."""
     count = replicas or len(taken)
     if len(taken) % count:
         raise ConfigError([f"engine.replicas: {count} servers cannot share {len(taken)} GPUs of placement.engines"])
@@ -250,11 +220,7 @@ def _divided(taken: Sequence[Gpu], replicas: int | None) -> Sequence[Sequence[Gp
 
 
 def _chosen(free: Sequence[Gpu], replicas: int | None) -> Sequence[Sequence[Gpu]]:
-    """Choose GPUs for the servers. Each has one, or with fewer servers the largest power of two that is possible.
-
-    Raises:
-        ConfigError: There are not enough.
-    """
+    """Choose GPUs for the servers. Each has one, or with fewer servers the largest power of two that is possible."""
     by_node = {node: [gpu for gpu in free if gpu[0] == node] for node, _ in free}
     size = 1
     while replicas is not None and sum(len(gpus) // (2 * size) for gpus in by_node.values()) >= replicas:

@@ -15,7 +15,6 @@ from envkit.types import Node, Place
 
 from . import ray_relay
 from .relays import RelayLauncher
-from .supervise import ORDER
 
 _CONNECT_S = 60.0
 
@@ -46,7 +45,7 @@ async def open_ray() -> RelayLauncher:
         Node(name=f"n{number}", gpus=tuple(map(str, range(gpus))), **facts)
         for number, (gpus, facts) in enumerate(found, start=1)
     ]
-    return RelayLauncher(others, relay, last_words=ray_relay.LAST_WORDS)
+    return RelayLauncher(others, relay)
 
 
 def relay(
@@ -55,7 +54,7 @@ def relay(
     """Return the relay of a program on `node`; see `relays.Relay`."""
     words, variables = _relay("run")
     order = {"node": node.id, "argv": list(argv), "env": dict(env), "gpus": len(place.gpus or ())}
-    return words, {**variables, ORDER: json.dumps(order)}  # not an argument: others could read the variables
+    return words, {**variables, ray_relay.ORDER: json.dumps(order)}  # not an argument: others could read the variables
 
 
 def _relay(order: str) -> tuple[list[str], dict[str, str]]:

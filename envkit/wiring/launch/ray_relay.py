@@ -23,11 +23,10 @@ import anyio
 
 from envkit.installation import load
 from envkit.types import Place
-from envkit.wiring.launch.local import LocalLauncher, LocalProcess
-from envkit.wiring.launch.supervise import CLEAR_S, ORDER, report
+from envkit.wiring.launch.local import LAST_WORDS, LocalLauncher, LocalProcess
 
-LAST_WORDS = "envkit: "
-"""Beginning of the line that says why the relay ended, if not because the program did."""
+ORDER = "ENVKIT_RELAY"
+"""Variable with the order as JSON: id of the node, program with arguments, variables, number of GPUs."""
 _START_S = 60.0
 _POLL_S = 0.5
 _END_S = 8.0
@@ -108,8 +107,6 @@ def run(ray: Any, order: Mapping[str, Any]) -> int:
                 data, code = ray.get(ref)
                 _write(1, data)
                 if code is not None:
-                    report(code)
-                    ray.wait([actor.end.remote()], timeout=CLEAR_S)
                     return int(code)
         ray.wait([actor.end.remote()], timeout=_END_S + 1)
         return -signal.SIGTERM

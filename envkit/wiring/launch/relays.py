@@ -19,18 +19,11 @@ _PORTS = range(20_000, 30_000)
 
 
 class RelayLauncher:
-    """Starts processes on this node directly, and on others by relays. It implements `envkit.protocols.Launcher`.
+    """Starts processes on this node directly, and on others by relays. It implements `envkit.protocols.Launcher`."""
 
-    Args:
-        others: The other nodes.
-        relay: Makes the relay of a program.
-        last_words: Beginning of the line in which a relay says why it ended.
-    """
-
-    def __init__(self, others: Sequence[Node], relay: Relay, *, last_words: str) -> None:
+    def __init__(self, others: Sequence[Node], relay: Relay) -> None:
         self._local = LocalLauncher()
         self._relay = relay
-        self._last_words = last_words
         self.nodes = (*self._local.nodes, *others)
 
     async def endpoint(self, node: str, port: int | None = None) -> tuple[str, int]:
@@ -45,4 +38,4 @@ class RelayLauncher:
             return await self._local.start(argv, env, place=place, name=name)
         node = find(self.nodes, place.node)
         words, variables = self._relay(argv, env, place, node)
-        return start(words, variables, name=name, last_words=self._last_words)
+        return start(words, variables, name=name)

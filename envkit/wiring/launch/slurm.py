@@ -15,7 +15,6 @@ from envkit.types import Node, Place
 
 from .relays import RelayLauncher
 
-_LAST_WORDS = "srun: error: "
 _START_S = 60
 _REPEATED = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
@@ -37,16 +36,13 @@ async def open_slurm() -> RelayLauncher:
     if done.returncode:
         raise UsageError(f"placement.launcher: scontrol: {done.stderr.decode(errors='replace').strip()}")
     others = await clock.to_thread(other_nodes, variables, done.stdout.decode().split(), socket.gethostbyname)
-    return RelayLauncher(others, relay, last_words=_LAST_WORDS)
+    return RelayLauncher(others, relay)
 
 
 def other_nodes(variables: Mapping[str, str], hosts: Sequence[str], resolve: Callable[[str], str]) -> list[Node]:
     """Return the nodes of an allocation but this one. Slurm tells only the GPUs of this one, so all have as many.
 
-    Args:
-        variables: Slurm's environment variables of this process.
-        hosts: All nodes of the allocation.
-        resolve: Returns the IP address of a node, or raises OSError.
+    `resolve` returns the IP address of a host, or raises OSError.
 
     Raises:
         UsageError: A node has no address.

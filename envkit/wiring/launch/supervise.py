@@ -1,9 +1,9 @@
 """Runs a program and ends all its processes: ``supervise.py PARENT-PID PROGRAM ARGUMENT...``.
 
-This process must be the leader of a session. It ends the processes of the session when the program exits or is killed,
-which it reports first, when the parent exits or is killed, and at SIGTERM. Programs such as vLLM leave processes behind
-when they are killed, and can ignore SIGTERM while they start. The exit code is that of the program; a signal that
-killed the program also kills this process.
+This process must be the leader of a session. It ends the processes of the session when the parent exits or is killed,
+at SIGTERM, and, with SIGKILL, when the program exits or is killed. Programs such as vLLM leave processes behind when
+they are killed, and can ignore SIGTERM while they start. The exit code is that of the program; a signal that killed the
+program also kills this process.
 
 It is started as a file, without the packages of envkit, so it imports only the standard library.
 """
@@ -19,18 +19,10 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-REPORT = "ENVKIT_END_REPORT"
-"""Variable with a file descriptor for `report`. Only a relay inherits both, since it reports the end of its program."""
-ORDER = "ENVKIT_RELAY"
-"""Variable of Ray's relay with its order as JSON: id of the node, program with arguments, variables, number of GPUs."""
 TERM_S = 10.0
 """Seconds for processes to end after SIGTERM."""
-_GROUP_S = 5.0
-"""The same for the descendants of a program that has ended."""
 _KILL_S = 4.0
 """Seconds for processes to end after SIGKILL, and for the resource tracker when the others have been killed."""
-CLEAR_S = 20.0
-"""Maximum seconds from the report of a program's end until its descendants have ended too."""
 _POLL_S = 0.1
 _TRACKER = b"multiprocessing.resource_tracker"
 """Part of the command line of the process that removes the shared memory of the others when they have ended."""
@@ -43,21 +35,17 @@ _NOT_FOUND = 127
 def run(argv: list[str]) -> int:
     """Run the program until it exits or SIGTERM arrives, end all processes, and return the program's `returncode`."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # the zombies of a killed program become children of this process
-    inherited = [int(os.environ[REPORT])] if REPORT in os.environ and ORDER in os.environ else []
-    variables = {name: value for name, value in os.environ.items() if inherited or name != REPORT}
     try:
-        program = subprocess.Popen(argv, env=variables, preexec_fn=_prepare_program, pass_fds=inherited)
+        program = subprocess.Popen(argv, preexec_fn=_prepare_program)
     except OSError as error:
         print(f"cannot run {argv[0]}: {error.strerror}", file=sys.stderr)
         return _NOT_FOUND
     while program.poll() is None and signal.sigwait(_SIGNALS) != signal.SIGTERM:
         pass
-    if (returncode := program.poll()) is None:
+    if program.poll() is None:
         program.terminate()
         wait_gone(os.getpid(), TERM_S)
-    else:
-        report(returncode)
-    end_group(os.getpid(), term_s=_GROUP_S)
+    end_group(os.getpid(), term_s=0)
     returncode = program.poll() or 0
     _kill_children()
     return returncode
@@ -91,13 +79,6 @@ def end_group(group: int, *, term_s: float = TERM_S) -> None:
             wait_gone(group, _KILL_S)
 
 
-def report(returncode: int) -> None:
-    """Say that the program has ended, although some of its descendants may still run."""
-    if REPORT in os.environ:
-        with suppress(OSError):  # the reader has ended
-            os.write(int(os.environ[REPORT]), b"%d\n" % returncode)
-
-
 def wait_gone(group: int, timeout_s: float) -> bool:
     """Wait up to `timeout_s` seconds until `group` has no process but this one; return whether that is so."""
     end_s = time.monotonic() + timeout_s
@@ -119,7 +100,7 @@ def members(group: int) -> list[int]:
 
 def _kill_children() -> None:
     """Kill the processes that have left the session; when one ends, its children become children of this process."""
-    end_s = time.monotonic() + _GROUP_S
+    end_s = time.monotonic() + _KILL_S
     with suppress(ChildProcessError):
         while time.monotonic() < end_s:
             while os.waitpid(-1, os.WNOHANG)[0]:
@@ -148,11 +129,10 @@ def _signal(pids: list[int], *numbers: signal.Signals) -> None:
 
 
 def _is_member(pid: int, group: int) -> bool:
-    fields = _stat(pid)
-    if fields is None or fields[2:4] != [str(group), str(group)]:
-        return False
-    with suppress(FileNotFoundError):
-        return Path(f"/proc/{pid}").stat().st_uid == os.geteuid()
+    with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        is_theirs = fields[0] not in ("Z", "X") and fields[2:4] == [str(group), str(group)]
+        return is_theirs and Path(f"/proc/{pid}").stat().st_uid == os.geteuid()
     return False
 
 
@@ -160,15 +140,6 @@ def _is_tracker(pid: int) -> bool:
     with suppress(FileNotFoundError, ProcessLookupError):
         return _TRACKER in Path(f"/proc/{pid}/cmdline").read_bytes()
     return False
-
-
-def _stat(pid: int) -> list[str] | None:
-    """Return the fields of ``/proc/PID/stat`` from the state on; None if the process has ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return None if fields[0] in ("Z", "X") else fields
 
 
 if __name__ == "__main__":

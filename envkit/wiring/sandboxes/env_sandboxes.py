@@ -69,49 +69,39 @@ async def sandbox_host(
         UsageError: This kind does not work on this machine; the message names the remedy.
         SandboxStartError: No sandbox started; the message gives the reason.
     """
-    if tools is not None and tools.env_ids:
-        async with AsyncExitStack() as parts:
-            with_tools = await parts.enter_async_context(_tool_host(section, tools, announce, nodes))
-            others: EnvHost | None = None
-            if not tools.only:
-                opening = sandbox_host(
-                    section,
-                    slots_per_sandbox=slots_per_sandbox,
-                    call_timeout_s=call_timeout_s,
-                    announce=announce,
-                    nodes=nodes,
-                )
-                others = await parts.enter_async_context(opening)
-            yield with_tools if others is None else _ByEnv(tools.env_ids, with_tools, others)
-        return
-    sandboxes = section.count
-    if section.kind == "none":
-        announce(f"sandbox: none, {sandboxes * slots_per_sandbox} episodes at once in this process")
-        async with environments.slots(sandboxes * slots_per_sandbox) as host:
-            yield host
-        return
     async with AsyncExitStack() as parts:
-        if nodes is None:
-            context = SandboxContext(section=section, announce=announce)
-            backend: SandboxBackend = await open_part(parts, "sandboxes", section.kind, context)
-            here, in_image = [Node("here", backend)], getattr(backend, "in_image", False)
-            sees_data = backend.capabilities()["isolation"]
+        with_tools: EnvHost | None = None
+        if tools is not None and tools.env_ids:
+            with_tools = await parts.enter_async_context(_tool_host(section, tools, announce, nodes))
+            if tools.only:
+                yield with_tools
+                return
+        if section.kind == "none":
+            announce(f"sandbox: none, {section.count * slots_per_sandbox} episodes at once in this process")
+            host: EnvHost = await parts.enter_async_context(environments.slots(section.count * slots_per_sandbox))
         else:
-            here, in_image, sees_data = [], nodes.in_image, False
-        pool = Pool(here, liveness_times=liveness_times(section.liveness), restarts=section.restarts.limit())
-        if nodes is not None:
-            await parts.enter_async_context(nodes.used_by(pool))
-        spec = env_sandbox_spec(slots_per_sandbox, in_image=in_image, sees_data=sees_data)
-        fleet = FleetHost(
-            await parts.enter_async_context(pool),
-            WorkerStart(spec, partial(connect, call_timeout_s, slow_timeout_s=slow_timeout_s)),
-            workers=sandboxes,
-            slots_per_sandbox=slots_per_sandbox,
-            ends_when_spent=True,
-            longest_step_s=call_timeout_s,
-            replayable=environments.is_replayable,
-        )
-        yield await parts.enter_async_context(fleet)
+            if nodes is None:
+                context = SandboxContext(section=section, announce=announce)
+                backend: SandboxBackend = await open_part(parts, "sandboxes", section.kind, context)
+                here, in_image = [Node("here", backend)], getattr(backend, "in_image", False)
+                sees_data = backend.capabilities()["isolation"]
+            else:
+                here, in_image, sees_data = [], nodes.in_image, False
+            pool = Pool(here, liveness_times=liveness_times(section.liveness), restarts=section.restarts.limit())
+            if nodes is not None:
+                await parts.enter_async_context(nodes.used_by(pool))
+            spec = env_sandbox_spec(slots_per_sandbox, in_image=in_image, sees_data=sees_data)
+            fleet = FleetHost(
+                await parts.enter_async_context(pool),
+                WorkerStart(spec, partial(connect, call_timeout_s, slow_timeout_s=slow_timeout_s)),
+                workers=section.count,
+                slots_per_sandbox=slots_per_sandbox,
+                ends_when_spent=True,
+                longest_step_s=call_timeout_s,
+                replayable=environments.is_replayable,
+            )
+            host = await parts.enter_async_context(fleet)
+        yield host if tools is None or with_tools is None else _ByEnv(tools.env_ids, with_tools, host)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,13 +228,7 @@ def env_sandbox_spec(
 async def connect(
     call_timeout_s: float, sandbox: Sandbox, *, slow_timeout_s: float | None = None
 ) -> AsyncIterator[WorkerClient]:
-    """Open a client of the env server in a sandbox.
-
-    Args:
-        call_timeout_s: Seconds after which a call without a reply raises a `DeadlineError`.
-        sandbox: The sandbox.
-        slow_timeout_s: The same for resets and graders; None means `call_timeout_s`.
-    """
+    """Open a client of the env server in a sandbox; `sandbox_host` describes the timeouts."""
     slow_s = call_timeout_s if slow_timeout_s is None else slow_timeout_s
     async with EnvClient(
         connect=partial(sandbox.connect, _SOCKET),

@@ -1,5 +1,5 @@
-"""Functions that build a Docker image for sandboxes and list the images that can be built."""
+"""The function that builds a Docker image for sandboxes."""
 
-from envkit.sandbox.docker.image_build import build, names
+from envkit.sandbox.docker.image_build import build
 
-__all__ = ["build", "names"]
+__all__ = ["build"]

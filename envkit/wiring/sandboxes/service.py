@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from envkit import clock
 from envkit.errors import EnvkitError, UsageError
@@ -22,13 +22,12 @@ from envkit.sandbox.docker.api import Daemon
 from envkit.sandbox.docker.backend import DockerBackend
 from envkit.sandbox.host import cgroups, run_dirs
 from envkit.sandbox.transfer import tar_stream
-from envkit.types import JSON, SandboxSpec, SandboxView
+from envkit.types import JSON, SandboxSpec
 from envkit.wiring.sandboxes.backends import BackendKind
 from envkit.wiring.sandboxes.blocking import AnySandbox, kind_of, opened, running, spec_of
 
 if TYPE_CHECKING:
     from envkit.http.client.sandbox_client import SandboxClient
-    from envkit.http.protocol.sandbox_messages import KeptReply
 
 _LONGEST_S = 10 * 365 * 86400.0
 """Default timeout of a program in a sandbox of this machine, in seconds."""
@@ -39,12 +38,7 @@ class SandboxService:
     """The sandboxes of this machine, or of the server at `url`.
 
     The server stops a detached sandbox after its time to live, or an hour without use.
-
-    Attributes:
-        kind: Kind of backend for new sandboxes of this machine.
-        url: Address of the server; None for this machine.
-        token_file: File that contains a token; None uses the environment variable ``ENVKIT_TOKEN``, if it is set.
-        ca: PEM file with the CA certificates to trust; None trusts the system's CA certificates.
+    Without a token file, the variable ``ENVKIT_TOKEN`` is used, if it is set. `kind` is that of new sandboxes here.
     """
 
     kind: BackendKind = "auto"
@@ -70,11 +64,6 @@ class SandboxService:
                 await sandbox.upload(source, name)
             report_id(sandbox.id)
 
-    async def log_of(self, id: str) -> str:
-        """Return the end of what the program of a detached sandbox wrote to standard error."""
-        async with self.attached(id) as sandbox:
-            return await sandbox.log()
-
     async def remove(self, ids: Sequence[str]) -> None:
         """Stop detached sandboxes and delete their files. If one cannot be stopped, the others are still stopped.
 
@@ -85,7 +74,7 @@ class SandboxService:
         for id in ids:
             try:
                 if self.url is not None:
-                    async with self._client() as client:
+                    async with self.client() as client:
                         await client.view(id)
                         await client.stop(id)
                 else:
@@ -96,24 +85,9 @@ class SandboxService:
         if failures:
             raise ExceptionGroup("cannot end sandboxes", failures)
 
-    async def views(self) -> list[SandboxView]:
-        """Return the sandboxes of the server that the token may see, oldest first."""
-        async with self._client() as client:
-            return await client.views()
-
-    async def snapshots(self) -> list[KeptReply]:
-        """Return the snapshots of the server that the token may see, oldest first."""
-        async with self._client() as client:
-            return await client.snapshots()
-
-    async def remove_snapshots(self, names: Sequence[str]) -> None:
-        """Remove the snapshots `names` of the server. A snapshot that does not exist is not an error."""
-        async with self._client() as client:
-            for name in names:
-                await client.remove_snapshot(name)
-
     @asynccontextmanager
-    async def _client(self) -> AsyncIterator[SandboxClient]:
+    async def client(self) -> AsyncIterator[SandboxClient]:
+        """Connect to the server for the duration of an ``async with`` block."""
         from envkit.http.client.connect import read_token  # imported late: this machine's sandboxes need no client
         from envkit.http.client.sandbox_client import SandboxClient
 
@@ -136,7 +110,7 @@ class SandboxService:
         """Run a new sandbox for the duration of an ``async with`` block."""
         spec = spec_of(options)
         if self.url is not None:
-            async with self._client() as client, client.lease(spec) as sandbox:
+            async with self.client() as client, client.lease(spec) as sandbox:
                 yield sandbox
         else:
             async with opened(self.kind) as backend, running(backend, spec) as sandbox:
@@ -146,7 +120,7 @@ class SandboxService:
     async def _detached(self, spec: SandboxSpec) -> AsyncIterator[AnySandbox]:
         """Start a detached sandbox. It outlives the ``async with`` block, unless the block raises."""
         if self.url is not None:
-            async with self._client() as client:
+            async with self.client() as client:
                 remote = client.get(f"sandbox-{uuid.uuid4().hex[:12]}")
                 async with _stopped_on_error(remote):
                     await client.create(remote.id, replace(spec, detached=False))
@@ -161,7 +135,7 @@ class SandboxService:
     async def attached(self, id: str) -> AsyncIterator[AnySandbox]:
         """Connect to a detached sandbox for the duration of an ``async with`` block."""
         if self.url is not None:
-            async with self._client() as client:
+            async with self.client() as client:
                 await client.view(id)  # raises if there is no such id, but not if the sandbox has ended
                 yield client.get(id)
         else:
@@ -186,16 +160,8 @@ async def _backend_of(id: str) -> AsyncIterator[LocalBackend | DockerBackend]:
         yield backend
 
 
-@dataclass(frozen=True, slots=True)
-class DetachedSandbox:
-    """A detached sandbox, as `envkit sandbox ls` lists it. It outlives the command that started it.
-
-    Attributes:
-        id: Id of the sandbox.
-        stats: See `envkit.sandbox.agent_client.sandbox.AgentSandbox.stats`; empty if the sandbox does not answer.
-        problem: Why the sandbox does not answer, in one line; empty if it answers.
-        of_server: Whether a server on this machine started the sandbox.
-    """
+class DetachedSandbox(NamedTuple):
+    """A detached sandbox, which outlives the command that started it. If it does not answer, `problem` says why."""
 
     id: str
     stats: Mapping[str, JSON]
@@ -204,11 +170,9 @@ class DetachedSandbox:
 
 
 async def list_detached_sandboxes(*, with_servers: bool, warn: Callable[[str], None]) -> Sequence[DetachedSandbox]:
-    """Return the detached sandboxes on this machine, of all backends that work here.
+    """Return the detached sandboxes on this machine, of all backends that work here; `with_servers`, those of servers.
 
-    Args:
-        with_servers: Whether to include the sandboxes of `envkit serve`.
-        warn: Called with one line about each backend that is skipped.
+    `warn` is called with one line about each backend that is skipped.
     """
     found: list[DetachedSandbox] = []
     if bubblewrap.why_unavailable() is None:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 
 import pytest
 
-from envkit import cli
+from envkit import cli, clock
 from envkit.cli.fleet import node
 from envkit.http.protocol.node_messages import NodeStatus
 
 
 def status(state: str, sandboxes: int, why: str = "") -> NodeStatus:
-    return NodeStatus("n", "http://n:1", state, why, sandboxes, None, None)
+    return NodeStatus("n", "http://n:1", state, why, sandboxes, None)
 
 
 @pytest.mark.parametrize(
@@ -40,11 +39,10 @@ def test_a_drain_ends_well_only_if_the_node_still_drains_and_is_empty(
         async def list_nodes(self) -> list[NodeStatus]:
             return [one for one in (later,) if one is not None]
 
-    @asynccontextmanager
-    async def connected(*where: object) -> AsyncIterator[Client]:
-        yield Client()
+    def ask(call: Callable[[Client], Awaitable[None]], *where: object) -> None:
+        clock.run(call, Client())
 
-    monkeypatch.setattr(node, "_client", connected)
+    monkeypatch.setattr(node, "ask_server", ask)
     monkeypatch.setattr(node, "_POLL_S", 0.0)
     with pytest.raises(SystemExit) as ended:
         cli.main(["node", "drain", "n", "--url", "http://gateway:1"])

@@ -14,16 +14,15 @@ import pytest
 from envkit import clock
 from envkit.config.serving import ServeConfig
 from envkit.errors import OptionError, UsageError
-from envkit.fleet.node_pool import NodePool
 from envkit.http.api.app import create_app
 from envkit.http.auth.caller import Caller
 from envkit.http.auth.tokens import OneToken, TokenStore
 from envkit.http.protocol.node_messages import JoinFrame
 from envkit.http.server.middleware import AuthMiddleware
+from envkit.sandbox.pool import Pool
 from envkit.sandbox.pool.node import Node
 from envkit.wiring.gateway.node_server import NodeFacts, node_app, serve_node
-from envkit.wiring.gateway.nodes import Machine
-from envkit.wiring.gateway.remote_nodes import NodeAddress, RemoteNodes
+from envkit.wiring.gateway.remote_nodes import RemoteNodes
 from envkit.wiring.gateway.trusted import NoEnvironments
 from tests.http.envs import listening
 from tests.sandbox.fake.backend import FakeBackend
@@ -31,7 +30,7 @@ from tests.sandbox.fake.backend import FakeBackend
 NOWHERE = "http://127.0.0.1:1"
 
 
-def with_nodes(main: Callable[[RemoteNodes], Awaitable[None]], file: Path, *listed: NodeAddress) -> None:
+def with_nodes(main: Callable[[RemoteNodes], Awaitable[None]], file: Path, *listed: JoinFrame) -> None:
     async def run() -> None:
         async with RemoteNodes(listed, file=file, in_image=False, isolates=None, lost_s=1.0) as nodes:
             await main(nodes)
@@ -42,7 +41,7 @@ def with_nodes(main: Callable[[RemoteNodes], Awaitable[None]], file: Path, *list
 @pytest.mark.parametrize(
     ("url", "token"),
     [
-        *[(url, "t") for url in ("", "ftp://x:1", "http://h\0:1", "http://h:99999", f"http://{'a' * 64}:1")],
+        *[(url, "t") for url in ("", "ftp://x:1", "http://h\0:1", "http://h:99999")],
         *[(NOWHERE, token) for token in ("", "a b", "é")],
     ],
 )
@@ -94,7 +93,7 @@ def test_the_servers_own_token_is_not_sent_to_a_node(tmp_path: Path, monkeypatch
         port = listener.extra(anyio.abc.SocketAttribute.local_port)
         async with listener, anyio.create_task_group() as tasks:
             tasks.start_soon(listener.serve, answer)
-            node = NodeAddress("n", f"http://127.0.0.1:{port}")
+            node = JoinFrame("n", f"http://127.0.0.1:{port}", "")
             async with RemoteNodes([node], file=None, in_image=False, isolates=None, lost_s=1.0):
                 pass
             tasks.cancel_scope.cancel()
@@ -132,28 +131,10 @@ def test_only_an_admin_lists_and_drains_nodes_and_only_a_node_joins(tmp_path: Pa
     with_nodes(main, tmp_path / "joined.json")
 
 
-def test_a_node_that_was_started_again_at_another_address_is_used_there() -> None:
-    async def main() -> None:
-        async with FakeBackend() as backend, NodePool(backend) as pool:
-            app = node_app(NodeFacts(Machine(Node("here", backend), "process", "scripted", dict)), pool)
-            async with listening(AuthMiddleware(app, OneToken("own"), errors=app.errors)) as address:
-                listed, urls = [NodeAddress("n", NOWHERE, "own")], {"n": NOWHERE}
-                with anyio.fail_after(20):
-                    async with RemoteNodes(
-                        listed, file=None, in_image=False, isolates=None, lost_s=1.0, urls=urls
-                    ) as nodes:
-                        assert not nodes.nodes
-                        urls["n"] = address
-                        await nodes.found.wait()
-
-    clock.run(main)
-
-
 def test_a_node_answers_only_its_own_token_and_is_no_gateway() -> None:
     async def main() -> None:
-        async with FakeBackend() as backend, NodePool(backend) as pool:
-            here = Machine(Node("here", backend), "process", "scripted", dict)
-            app = node_app(NodeFacts(here), pool)
+        async with FakeBackend() as backend, Pool() as pool:
+            app = node_app(NodeFacts(Node("here", backend), "process"), pool)
             async with (
                 listening(AuthMiddleware(app, OneToken("own"), errors=app.errors)) as address,
                 httpx.AsyncClient(base_url=address, trust_env=False) as client,

@@ -16,7 +16,7 @@ from envkit.sandbox.pool.node import Node
 from envkit.sandbox.process.backend import ProcessBackend
 from envkit.types import SandboxSpec, Task
 from envkit.wiring.env_server import _resources
-from envkit.wiring.gateway.trusted import RoutedHosts, TrustedEnvs, trusted_host
+from envkit.wiring.gateway.trusted import RoutedHosts, trusted_envs, trusted_host
 from tests.echoes import Worker, fleet_of
 from tests.http.envs import serving, slots
 from tests.http.pools import pool_of
@@ -35,17 +35,17 @@ def config(**envs: object) -> ServeConfig:
 
 
 def test_all_environments_with_needs_may_use_sandboxes_unless_a_list_names_some() -> None:
-    every, some = TrustedEnvs.of(config()), TrustedEnvs.of(config(trusted=["One-v0"]))
-    assert [every.plays(env_id) for env_id in ("One-v0", "Two-v0", "FrozenLake-v0")] == [True, True, False]
-    assert some.plays("One-v0")
-    with pytest.raises(ForbiddenError, match=r"Two-v0 may not use .*; add it to envs\.trusted there"):
-        some.plays("Two-v0")
+    (every, none), (some, refused) = trusted_envs(config()), trusted_envs(config(trusted=["One-v0"]))
+    assert {"One-v0", "Two-v0"} < every
+    assert "FrozenLake-v0" not in every
+    assert not none
+    assert (some, refused) == (frozenset({"One-v0"}), every - some)
 
 
 @pytest.mark.parametrize("env_id", ["Three-v0", "FrozenLake-v0"])
 def test_a_list_with_another_environment_is_refused_when_the_server_starts(env_id: str) -> None:
     with pytest.raises(UsageError, match=rf"envs\.trusted: no registered environment {env_id} needs sandboxes"):
-        TrustedEnvs.of(config(trusted=[env_id]))
+        trusted_envs(config(trusted=[env_id]))
 
 
 def test_an_invalid_judge_is_refused_when_the_server_starts() -> None:
@@ -59,16 +59,11 @@ def test_an_invalid_judge_is_refused_when_the_server_starts() -> None:
 
 
 def test_environments_with_needs_are_played_by_the_trusted_worker_which_keeps_running() -> None:
-    def is_trusted(env_id: str) -> bool:
-        if env_id == "Refused-v0":
-            raise ForbiddenError("not in the list")
-        return env_id == "Tooled-v0"
-
     async def main() -> None:
         fleet = fleet_of(Worker("shared"), slots_per_sandbox=9)
         trusted = fleet_of(Worker("trusted"), slots_per_sandbox=4, on_demand=True)
         async with fleet, trusted:
-            routed = RoutedHosts(fleet, trusted, is_trusted)
+            routed = RoutedHosts(fleet, trusted, frozenset({"Tooled-v0"}), frozenset({"Refused-v0"}))
             assert routed.capacity == 13
             assert routed.partition_of("Tooled-v0", "") == ("environments with tools", 4)
             assert routed.partition_of("Light-v0", "") == ("environments", 9)
@@ -79,7 +74,7 @@ def test_environments_with_needs_are_played_by_the_trusted_worker_which_keeps_ru
                         await episode.reset()
                         assert (await episode.step("go")).info == {"worker": worker}
                 await anyio.sleep(5)
-            with pytest.raises(ForbiddenError):
+            with pytest.raises(ForbiddenError, match=r"Refused-v0 may not use .*; add it to envs\.trusted there"):
                 routed.lease(Task("Refused-v0", 1))
 
     clock.run(main, virtual=True)

@@ -116,7 +116,7 @@ class VllmServer:
         raise UsageError(f"the vLLM server did not answer within {timeout_s:g} s: {why}; its log is {self.log}")
 
     async def wait_ended(self) -> str:
-        """Wait until the server has ended, and return why. Its other processes have ended after `stop`, or `start`."""
+        """Wait until the server has ended, with all its processes, and return why."""
         assert self._process is not None, "not started"
         return await self._process.wait()
 
@@ -138,7 +138,7 @@ class VllmServer:
         """
         began_s, minutes = clock.now(), 0
         async with httpx.AsyncClient(trust_env=False, timeout=5.0) as client:
-            while not process.has_ended:
+            while process.returncode is None:
                 if clock.now() - began_s > 60 * (minutes + 1):
                     minutes += 1
                     self._announce(f"vLLM is still starting after {60 * minutes} s")

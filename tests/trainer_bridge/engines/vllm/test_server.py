@@ -87,18 +87,16 @@ def test_a_started_server_answers_and_leaves_nothing_when_it_is_stopped(tmp_path
 
 
 @pytest.mark.slow
-def test_a_killed_server_is_reported_before_its_children_have_ended_and_starts_again_after_that(
-    tmp_path: Path, folder: Path
-) -> None:
+def test_a_killed_server_ends_with_its_children_and_starts_again(tmp_path: Path, folder: Path) -> None:
     async def test() -> None:
         server = VllmServer(fake_vllm.settings(tmp_path), launcher=LocalLauncher())
         await server.start(START_S)
         group = server.pid
         os.kill(server_pid(group), signal.SIGKILL)
-        assert await server.wait_ended() == "killed by signal 9"
-        assert len(members(group)) == 2  # its supervisor, and the child, which ignores SIGTERM
-        await server.start(START_S)
+        with anyio.fail_after(5):  # although the child ignores SIGTERM
+            assert await server.wait_ended() == "killed by signal 9"
         assert members(group) == []
+        await server.start(START_S)
         assert len(members(server.pid)) == 3
         await server.stop()
         assert len(files(folder)) == 1  # the log of the server that was killed
