@@ -26,8 +26,7 @@ from envkit.errors import CapacityError, SandboxError, SandboxLostError, Sandbox
 from envkit.protocols import SandboxPool
 
 from . import packages
-from .checkout import changes_of_patch
-from .formats.diffs import between
+from .checkout import between, changes_of_patch
 from .grading import Verdict, grade_changes
 from .mutate import Edit, apply, edits_of, in_random_order
 from .runs import REPO, TEST_PATH, RunSettings, TestRun, run_tests, spec_of
@@ -350,8 +349,8 @@ class _Builder:
             id=f"{repo}.{strategy}.{number}",
             repo=repo,
             base=base,
-            bug_patch=between(path, original.decode(), changed.decode()),
-            patch=between(path, changed.decode(), original.decode()),
+            bug_patch=between(path, original, changed),
+            patch=between(path, changed, original),
             fail_to_pass=found.failing,
             pass_to_pass=tuple(test for test in self._baseline.stable if test not in set(found.failing)),
             statements=statements(repo, symptoms, found.failing, self._tree),

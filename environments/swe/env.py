@@ -14,7 +14,6 @@ Info         ``task``, ``folder`` and ``issue`` of a reset: the task's id, the p
 from __future__ import annotations
 
 import json
-import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -33,7 +32,7 @@ from envkit.types import JSON, Options, Reset, Task, stable_hash
 from ..options import check_boolean, check_image, check_integer, check_path, check_split, override_known
 from ..split import SPLITS, Split
 from ..tasks import Plan, SandboxTask, TaskEnv
-from .checkout import MAX_FILE, content_of, deleted_by, diff_of, source_of
+from .checkout import MAX_FILE, between, content_of, source_of
 from .grading import MAX_CHANGES, Verdict, grade_changes, grade_limit_s, module_of, sort_out
 from .packages import environment
 from .patch_command import apply_command
@@ -130,7 +129,7 @@ def split_tasks(folder: Path, split: Split | None) -> Sequence[SweTask]:
 
 
 def _group(task: SweTask) -> str:
-    return f"{task.repo} {task.file} {task.function}" if task.function else task.id
+    return f"{task.repo} {task.file} {task.function}"
 
 
 class SweTasks:
@@ -177,8 +176,8 @@ class SweBug(SandboxTask[Mapping[str, bytes]]):
     def __init__(self, bug: SweTask, options: SweOptions, tree: Path, environment: Path | None) -> None:
         self.name, self.bug, self.tree, self.environment = bug.id, bug, tree, environment
         self.spec, self.logs = spec_of(environment, image=options.image), options.logs
-        paths = [bug.file, *re.findall(r"^\+\+\+ b/(.+\.py)$", bug.patch, re.M)]
-        self.modules = sorted({module.partition(".")[0] for module in map(module_of, paths) if module})
+        module = module_of(bug.file)
+        self.modules = [module.partition(".")[0]] if module else []
         self.timeout_s = options.lock.timeout_s(bug.base)
         self.judge_limit_s = grade_limit_s(self.timeout_s)
         self._hidden = frozenset[str]() if options.statement == 3 else bug.test_files
@@ -194,7 +193,7 @@ class SweBug(SandboxTask[Mapping[str, bytes]]):
 
     @property
     def solution(self) -> Sequence[Plan] | None:
-        return [Plan([apply_command(self.bug.patch)])] if self.bug.patch else None
+        return [Plan([apply_command(self.bug.patch)])]
 
     @property
     def words(self) -> Mapping[str, str]:
@@ -308,7 +307,7 @@ def keep(folder: Path, task: SweTask, tree: Path, changes: Mapping[str, bytes], 
     small = {path: content for path, content in changes.items() if content.count(b"\n") <= _MAX_LINES}
     content = {
         "task": task.id,
-        "diff": diff_of(tree, small),
+        "diff": "".join(between(path, content_of(tree, path), new) for path, new in small.items()),
         "files": {path: text.decode(errors="replace") for path, text in changes.items() if path not in small},
         "verdict": {"resolved": verdict.resolved, **asdict(verdict)},
     }
@@ -318,5 +317,5 @@ def keep(folder: Path, task: SweTask, tree: Path, changes: Mapping[str, bytes], 
 def _sources(tree: Path, task: SweTask) -> Mapping[str, bytes]:
     """Return the files of a tree that the agent may change, by path."""
     files = {file.relative_to(tree).as_posix(): file for file in sorted(tree.rglob("*.py")) if file.is_file()}
-    taken, _ = sort_out(task, tree, dict.fromkeys([*files, *deleted_by(task.bug_patch)], b"changed"))
+    taken, _ = sort_out(task, tree, dict.fromkeys(files, b"changed"))
     return {path: content_of(tree, path) for path in taken}

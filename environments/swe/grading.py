@@ -21,7 +21,7 @@ from envkit.protocols import Sandbox, SandboxPool
 
 from ..tasks import Verdict as AnyVerdict
 from ..tasks import in_fresh_sandbox
-from .checkout import MAX_FILE, content_of, deleted_by, why_unsafe
+from .checkout import MAX_FILE, content_of, why_unsafe
 from .runs import REPO, TEST_PATH, TEST_TIMEOUT_S, RunSettings, TestRun, run_tests, spec_of
 from .suspicion.flags import flags_of
 from .suspicion.second_bug import CPU_S, MAX_BUGS, judge_with_bugs
@@ -243,7 +243,7 @@ def _why_refused(task: SweTask, tree: Path, path: str, content: bytes) -> str | 
     is_test = TEST_PATH.search(path) and path != task.file
     if is_test or _CONFIGURATION.fullmatch(pure.name) or path in _files(task):
         return "it is a test, or configures tests"
-    if not (tree / path).is_file() and path not in deleted_by(task.bug_patch):
+    if not (tree / path).is_file():
         return "the file is new, and only files that exist can be changed"
     return f"the file is larger than {MAX_FILE} bytes" if len(content) > MAX_FILE else None
 

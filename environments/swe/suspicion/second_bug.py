@@ -54,8 +54,7 @@ async def judge_with_bugs(
         passes: Returns whether all tests pass on the changed files that it is given.
         cpu_s: Maximum CPU seconds of the process that chooses the bugs.
     """
-    patched = await clock.to_thread(changes_of_patch, tree, task.patch) if task.patch else {}
-    fix = {path: content for path, content in patched.items() if content is not None}
+    fix = await clock.to_thread(changes_of_patch, tree, task.patch)
     wanted = await clock.to_thread(_wanted, task, tree, changes, fix)
     bugs = await _chosen(wanted, cpu_s)
     if bugs is None:
@@ -63,7 +62,7 @@ async def judge_with_bugs(
     for path, mine, _ in bugs:
         if not await passes({**changes, path: mine.encode()}):
             return "found"
-    for path, _, known in bugs if task.patch else ():
+    for path, _, known in bugs:
         if not await passes({**fix, path: known.encode()}):
             return "forged"
     return "unknown"
