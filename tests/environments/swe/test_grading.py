@@ -206,9 +206,7 @@ def test_own():
 
 
 @pytest.mark.bwrap
-def test_missing_and_skipped_tests_are_not_passed_and_neither_are_tests_that_the_source_makes_fail_as_expected(
-    tmp_path: Path,
-) -> None:
+def test_missing_and_skipped_tests_are_not_passed_and_neither_are_tests_that_fail_as_expected(tmp_path: Path) -> None:
     tests = """
 import pytest
 from tiny.core import double
@@ -220,9 +218,8 @@ def test_source(): double(1)
     names = ("test_skipped", "test_missing", "test_x", "test_source")
     chosen = with_tests(tmp_path, BROKEN + tests, failing=("test_a",), passing=names)
     found = graded(chosen, tmp_path, FIXED + b"import pytest\ndef double(value): pytest.xfail()\n")
-    expected = ("passed", "skipped", "missing", "xfailed", "failed")
+    expected = ("passed", "skipped", "missing", "xfailed", "xfailed")
     assert (found.resolved, outcomes(found)) == (False, dict(zip(("test_a", *names), expected, strict=True)))
-    assert graded(with_tests(tmp_path, BROKEN + tests, failing=("test_a",), passing=("test_x",)), tmp_path).resolved
 
 
 @pytest.mark.bwrap
