@@ -24,11 +24,12 @@ import msgspec
 from envkit import clock
 from envkit.errors import CapacityError, SandboxError, SandboxLostError, SandboxStartError, UsageError
 from envkit.protocols import SandboxPool
+from envkit.types import stable_hash
 
 from . import packages
 from .checkout import between, changes_of_patch
 from .grading import Verdict, grade_changes
-from .mutate import Edit, apply, edits_of, in_random_order
+from .mutate import Edit, apply, edits_of
 from .runs import REPO, TEST_PATH, RunSettings, TestRun, run_tests, spec_of
 from .statements import Symptom, statements
 from .tasks import Lock, LockedPackage, SweTask, write_folder
@@ -478,6 +479,21 @@ class _Builder:
             run = await run_tests(sandbox, (), settings)
             lines = await sandbox.read(f"{REPO}/envkit_lines.json")
             return run, msgspec.json.decode(lines, type=dict[str, list[int]])
+
+
+def in_random_order(edits: Sequence[tuple[str, Edit]], seed: int) -> list[tuple[str, Edit]]:
+    """Return pairs of file and edit in an order that depends on `seed`, with the operators in turn."""
+
+    def chance(of: tuple[str, Edit]) -> int:
+        return stable_hash(seed, of[0], of[1].start, of[1].end, of[1].text)
+
+    turn: dict[str, int] = {}
+    ranked: list[tuple[int, int, tuple[str, Edit]]] = []
+    for one in sorted(edits, key=chance):
+        operator = one[1].operator
+        turn[operator] = turn.get(operator, -1) + 1
+        ranked.append((turn[operator], chance(one), one))
+    return [one for *_, one in sorted(ranked, key=lambda row: row[:2])]
 
 
 class _Bugs:

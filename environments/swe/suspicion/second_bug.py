@@ -22,7 +22,6 @@ import anyio
 
 from envkit import clock
 
-from .. import mutate
 from ..checkout import changes_of_patch, content_of
 from ..runs import TEST_PATH
 from ..tasks import SweTask
@@ -69,7 +68,7 @@ async def judge_with_bugs(
 
 
 async def _chosen(wanted: Mapping[str, object], cpu_s: int) -> _Bugs | None:
-    command = [sys.executable, "-I", "-S", _PROGRAM, str(mutate.__file__), str(MAX_BUGS), str(cpu_s)]
+    command = [sys.executable, "-I", "-S", _PROGRAM, str(MAX_BUGS), str(cpu_s)]
     done = await anyio.run_process(command, input=json.dumps(wanted).encode(), stdout=PIPE, stderr=DEVNULL, check=False)
     found: _Bugs | None = json.loads(done.stdout) if done.returncode == 0 else None
     return found
