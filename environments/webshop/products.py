@@ -48,7 +48,6 @@ class Product(msgspec.Struct, frozen=True, omit_defaults=True):
         instruction: Sentence that asks for such a product; empty if the product is no goal.
         instruction_attributes: The attributes in `instruction`.
         human: Instructions that people wrote.
-        image: Address of a picture; may be empty.
     """
 
     asin: str
@@ -64,7 +63,6 @@ class Product(msgspec.Struct, frozen=True, omit_defaults=True):
     instruction: str = ""
     instruction_attributes: tuple[str, ...] = ()
     human: tuple[Instruction, ...] = ()
-    image: str = ""
 
     @property
     def price_tag(self) -> str:
