@@ -75,14 +75,12 @@ class Verdict(AnyVerdict):
         refused: Why changed files were refused, by path.
         flags: Why a person should look at the changes, such as ``os._exit in src/a.py``; not part of the verdict.
         problem: Why the run is not valid; empty if it is.
-        seconds: Seconds that the tests took, with the start of pytest.
     """
 
     tests: Mapping[str, TestResult]
     refused: Mapping[str, str]
     flags: tuple[str, ...]
     problem: str
-    seconds: float
 
     @property
     def resolved(self) -> bool:
@@ -186,7 +184,6 @@ async def grade_changes(
         refused=refused,
         flags=flags,
         problem=problem,
-        seconds=0.0 if run is None else run.result.duration_s,
     )
 
 

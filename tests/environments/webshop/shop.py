@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from envkit.environments.webshop import WebShop
-from envkit.environments.webshop.catalogue.store import write_catalogue
+from envkit.environments.webshop.catalogue.store import Catalogue, write_catalogue
 from envkit.environments.webshop.goals import Goal, original_goals, original_prices
 from envkit.environments.webshop.products import Product
 from envkit.environments.webshop.rewards import OriginalRules, StrictRules
@@ -45,7 +45,7 @@ PRODUCTS = [
 ]
 
 
-class SmallCatalogue:
+class SmallCatalogue(Catalogue):
     """A catalogue whose search finds everything, or nothing if the query is ``nothing``."""
 
     digest = "small"
