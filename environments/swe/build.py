@@ -215,7 +215,7 @@ async def build(
             LockedPackage(
                 requirement="" if requirement == packages.OWN else requirement,
                 base=base.name,
-                sha256=inputs[0],
+                sha256="" if requirement == packages.OWN else inputs[0],
                 licence=packages.licence_of(tree),
                 tests=len(baseline.stable),
                 suite_s=round(baseline.suite_s, 1),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import os
 import re
 import shutil
-import struct
 import subprocess
 import sys
 import tarfile
@@ -236,7 +236,7 @@ def _name_of(requirement: str) -> str:
 
 
 def _pack(source: Path, target: Path) -> Path:
-    """Write the files of a folder to an archive that has the same bytes on every machine, and return its path."""
+    """Write the files of a folder to an archive that has the same bytes each time, and return its path."""
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         for file in sorted(source.rglob("*")):
@@ -245,20 +245,8 @@ def _pack(source: Path, target: Path) -> Path:
                 entry.size = file.stat().st_size
                 archive.addfile(entry, io.BytesIO(file.read_bytes()))
     with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as made:
-        made.write(_gzip(content.getvalue()))
+        made.write(gzip.compress(content.getvalue(), mtime=0))
     return Path(made.name).replace(target)
-
-
-def _gzip(content: bytes) -> bytes:
-    """Return an uncompressed gzip file. Unlike that of `gzip.compress`, it is the same with each version of zlib."""
-    most = 65_535
-    blocks = [content[start : start + most] for start in range(0, len(content), most)]
-    packed = b"".join(
-        struct.pack("<BHH", number == len(blocks), len(block), len(block) ^ most) + block
-        for number, block in enumerate(blocks, 1)
-    )
-    header = bytes.fromhex("1f8b08000000000000ff")  # deflate, no name, no date, unknown system
-    return header + packed + struct.pack("<II", zlib.crc32(content), len(content))
 
 
 def put(source: Path, target: Path) -> None:

@@ -64,7 +64,7 @@ class LockedPackage(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         requirement: What pip downloads, such as ``semver==3.1.1``; empty for a package that envkit contains.
         base: File name of the source distribution.
-        sha256: Hash of that file.
+        sha256: Hash of that file; empty for a package that envkit contains.
         licence: Licence that its metadata names.
         tests: Number of stable tests of the package without a bug.
         suite_s: Seconds that all tests took on the machine that made the tasks.
