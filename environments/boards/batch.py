@@ -50,7 +50,7 @@ class BoardBatch(ABC):
         self._cells_NS = np.zeros((num_boards, side * side), np.uint8)
         self._base_N = np.arange(num_boards) * (side * side)
         self._tables = physics.tables()
-        self._writing = _Writing(physics.symbols, num_boards, side)
+        self._page = np.full((num_boards, side, side + 1), len(physics.symbols), np.uint8)  # the last code ends a line
 
     @abstractmethod
     def play(self, action_N: NDArray[np.int64]) -> PlayedMoves:
@@ -72,7 +72,18 @@ class BoardBatch(ABC):
 
     def texts(self, symbols: str, rows_R: NDArray[np.int64] | None = None) -> list[str]:
         """Return the boards `rows_R` as text. None means all boards. A cell with code c is shown as ``symbols[c]``."""
-        return self._writing.write(self.codes(rows_R), symbols)
+        cells_RS, side = self.codes(rows_R), self.side
+        page = self._page[: len(cells_RS)]
+        page[:, :, :side] = cells_RS.reshape(-1, side, side)
+        shown = bytearray(range(256))
+        for code, symbol in enumerate(f"{symbols}\n"):
+            shown[code] = ord(symbol) if symbol.isascii() else code
+        text = page.tobytes().translate(bytes(shown)).decode("latin-1")
+        for code, symbol in enumerate(symbols):
+            if not symbol.isascii():
+                text = text.replace(chr(code), symbol)
+        length = side * (side + 1)
+        return [text[start : start + length - 1] for start in range(0, len(text), length)]
 
 
 class Pushing(BoardBatch):
@@ -191,28 +202,6 @@ class _Map(NamedTuple):
 def batch_of(physics: Physics, num_boards: int, side: int) -> BoardBatch:
     """Return `num_boards` boards with `side` cells along one side and the rules of `physics`."""
     return (Pushing if physics.reach == 2 else Walking)(physics, num_boards, side)
-
-
-class _Writing:
-    """Converts the cell codes of many boards to texts at once."""
-
-    def __init__(self, symbols: str, num_boards: int, side: int) -> None:
-        self._side = side
-        self._end = len(symbols)
-        self._page = np.full((num_boards, side, side + 1), self._end, np.uint8)
-
-    def write(self, cells_RS: NDArray[np.uint8], symbols: str) -> list[str]:
-        side = self._side
-        page = self._page[: len(cells_RS)]
-        page[:, :, :side] = cells_RS.reshape(-1, side, side)
-        plain = bytearray(range(256))
-        plain[: self._end + 1] = bytes(ord(one) if ord(one) < 128 else code for code, one in enumerate(f"{symbols}\n"))
-        text = page.tobytes().translate(bytes(plain)).decode("latin-1")
-        for code, symbol in enumerate(symbols):
-            if ord(symbol) >= 128:
-                text = text.replace(chr(code), symbol)
-        length = side * (side + 1)
-        return [text[start : start + length - 1] for start in range(0, len(text), length)]
 
 
 def _neighbours(side: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

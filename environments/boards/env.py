@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any, ClassVar
 
 import gymnasium
@@ -46,15 +45,6 @@ def spaces_of(
     side = options.side
     space = Box(0, len(game.physics.symbols) - 1, (side, side), np.uint8) if observation == "grid" else Utf8Text(4096)
     return space, Utf8Text(MAX_ANSWER) if action == "text" else Discrete(len(MOVES))
-
-
-def choose(game: BoardGame[OptionsT], options: Mapping[str, Any]) -> OptionsT:
-    """Return the options of an environment: the defaults of `game`, overridden by `options`.
-
-    Raises:
-        OptionError: An option is unknown or its value is invalid.
-    """
-    return override(game.defaults, options)
 
 
 def change(defaults: OptionsT, changes: Mapping[str, Any] | None) -> OptionsT:
@@ -105,7 +95,7 @@ class BoardEnv(gymnasium.Env[Any, Any]):
         if render_mode is not None:
             check_choice("render_mode", render_mode, RENDER_MODES)
         self.render_mode = render_mode
-        self._defaults = choose(self.game, options)
+        self._defaults = override(self.game.defaults, options)
         self.observation_space, self.action_space = spaces_of(self.game, self._defaults, observation, action)
         self._is_grid = observation == "grid"
         self._is_text = action == "text"
@@ -113,12 +103,6 @@ class BoardEnv(gymnasium.Env[Any, Any]):
         self._first, self._episode = -1, -1
         self._cells: list[str] = []
         self._options = self._defaults
-
-    def __repr__(self) -> str:
-        defaults = self.game.defaults
-        chosen = [(one.name, getattr(self._defaults, one.name)) for one in fields(self._defaults)]
-        changed = ", ".join(f"{name}={value!r}" for name, value in chosen if value != getattr(defaults, name))
-        return f"{type(self).__name__}({changed})"
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
         """Start an episode. A `seed` starts a sequence of levels; a reset without `seed` takes the next level.

@@ -19,10 +19,10 @@ from envkit.types import JSON
 
 from ..board import MOVES, spread_out
 from ..counter_rng import episode_seed, episode_seed_B, spread_B
-from ..options import check_choice
+from ..options import check_choice, override
 from .actions import read_answers, read_indices
 from .batch import batch_of
-from .env import RENDER_MODES, BoardEnv, change, choose, show, spaces_of, unreadable
+from .env import RENDER_MODES, BoardEnv, change, show, spaces_of, unreadable
 from .game import BoardGame
 from .level_cache import Drawn, LevelCache
 from .physics import STAY
@@ -64,7 +64,7 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
             check_choice("render_mode", render_mode, RENDER_MODES)
         self.num_envs = num_envs
         self.render_mode = render_mode
-        self._defaults = choose(self.game, options)
+        self._defaults = override(self.game.defaults, options)
         self.single_observation_space, self.single_action_space = spaces_of(
             self.game, self._defaults, observation, action
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from envkit.environments.webshop import WebShop
@@ -52,9 +53,7 @@ class SmallCatalogue(Catalogue):
 
     def __init__(self, products: Sequence[Product] = ()) -> None:
         self._products = products or PRODUCTS
-
-    def product(self, number: int) -> Product:
-        return self._products[number]
+        self.product = lru_cache(lambda number: self._products[number])
 
     def number_of(self, asin: str) -> int | None:
         return next((number for number, one in enumerate(self._products) if one.asin == asin), None)
