@@ -47,9 +47,7 @@ class LevelCache:
     def draw(self, seeds: Sequence[int], spread_R: NDArray[np.uint64]) -> Drawn:
         """Return the levels of `seeds`, one row per seed. If `is_single` is true, there is one row for all seeds.
 
-        Args:
-            seeds: The seeds.
-            spread_R: The result of `counter_rng.spread` for each seed.
+        `spread_R` is the result of `counter_rng.spread` for each seed.
         """
         if self._count is None:
             return self._encode([self._game.draw(seed, self._options) for seed in seeds])

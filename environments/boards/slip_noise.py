@@ -19,12 +19,7 @@ _AHEAD = 32
 
 
 class SlipNoise:
-    """Lets moves on N boards slip, by `episode_params.slipped` with random numbers from each board's own seed.
-
-    Args:
-        num_boards: Number of boards.
-        slip: Chance of a slip.
-    """
+    """Lets moves on boards slip with the chance `slip`, by `slipped` with random numbers from each board's own seed."""
 
     def __init__(self, num_boards: int, slip: float) -> None:
         self._low, self._high = _bound(slip / 2), _bound(1 - slip / 2)
@@ -44,9 +39,7 @@ class SlipNoise:
     def turn(self, action_N: NDArray[np.int64], moves_N: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the moves after slipping.
 
-        Args:
-            action_N: Indices of the moves that the players chose.
-            moves_N: Number of moves on each board since its seed was set; at most one more than in the previous call.
+        `moves_N` are the moves on each board since its seed was set: at most one more than in the previous call.
         """
         if self._turns_left == 0:
             self._draw_ahead(moves_N)

@@ -32,16 +32,8 @@ _SAME = 1e-9
 class FrozenLakeExpert:
     """Walks a shortest path on the observed lake. On slippery ice, the expert follows a plan that allows for slips.
 
-    All arguments are options of the environment; see `LakeOptions`.
-
-    Args:
-        symbols: The characters that the observation shows.
-        spaced: Whether there are spaces between the characters.
-        slip: Chance of a slip. If above 0, the expert plays the plan of `best_moves`.
-        size: `size`, `map` and `max_moves` together determine the move limit that `best_moves` needs.
-        map: See `size`.
-        max_moves: See `size`.
-        options: Other options, which have no effect on the expert.
+    All arguments are options of the environment; see `LakeOptions`. The plan needs the move limit, which depends on
+    `size`, `map` and `max_moves`. `options` have no effect on the expert.
 
     Raises:
         OptionError: An option is invalid.
@@ -106,12 +98,8 @@ class FrozenLakeExpert:
 def best_moves(board: str, slip: float, move_limit: int) -> Sequence[Sequence[str]]:
     """Return all best moves for each cell, row by row.
 
-    A cell has no moves if it is a hole or the goal, or if no path leads from it to the goal.
-
-    Args:
-        board: A lake in its own symbols; the position of the player does not matter.
-        slip: Chance in [0, 1] that the player slips to the left or right of the chosen direction.
-        move_limit: Moves until the episode is truncated.
+    A cell has no moves if it is a hole or the goal, or if no path leads from it to the goal. The position of the player
+    does not matter.
     """
     cells = board.replace("\n", "")
     is_ice_S = np.array([symbol in "_P" for symbol in cells])

@@ -131,8 +131,6 @@ class _Baseline(msgspec.Struct, frozen=True, kw_only=True, tag="baseline"):
         stable: Tests that passed in all runs.
         unstable: Number of all other tests and of files that cannot be collected.
         lines: Lines that ran, by file.
-        suite_s: Seconds of a run.
-        longest_s: Seconds of the slowest test.
     """
 
     inputs: tuple[str, ...]
@@ -149,9 +147,7 @@ class _Trial(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
     Attributes:
         bug: The edits as text.
         verdict: See `BuildReport.tried`; ``found``: tests fail with it, and no further check was made.
-        failing: Tests that fail.
-        messages: Why some of these tests fail.
-        seconds: Seconds that it took.
+        failing: Tests that fail. `messages` say why some of them do.
         reason: Why it is ``unstable``.
     """
 
@@ -177,16 +173,10 @@ async def build(
     announce: Callable[[str], None] = lambda line: None,
     on_task: Callable[[str, int], None] = lambda package, tasks: None,
 ) -> list[BuildReport]:
-    """Make a folder with tasks; continue if an earlier call was interrupted.
+    """Make a folder with tasks of packages such as ``semver==3.1.1``; continue if an earlier call was interrupted.
 
-    Args:
-        sandboxes: Leases the sandboxes.
-        requirements: The packages, such as ``semver==3.1.1``.
-        folder: The folder to make.
-        data: Folder of source distributions and environments.
-        settings: What to build.
-        announce: Called with lines about progress.
-        on_task: Called with a package and its number of tasks, each time that it gets one more.
+    `data` is the folder of source distributions and environments. `on_task` is called with a package and its number of
+    tasks, each time that it gets one more.
 
     Raises:
         UsageError: A package cannot be fetched, or has no tests that pass; or pip cannot install what the tests need.
@@ -497,13 +487,7 @@ def in_random_order(edits: Sequence[tuple[str, Edit]], seed: int) -> list[tuple[
 
 
 class _Bugs:
-    """Bugs that tests have found, for tasks of one or more bugs in a file.
-
-    Args:
-        builder: Tries the bugs.
-        candidates: Bugs to try, in this order.
-        wanted: Number of bugs of all tasks together.
-    """
+    """Bugs that tests have found, for tasks of one or more bugs in a file: `wanted` bugs of all tasks together."""
 
     def __init__(self, builder: _Builder, candidates: Sequence[tuple[str, Edit]], wanted: int) -> None:
         self._builder = builder

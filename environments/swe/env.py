@@ -133,11 +133,7 @@ def _group(task: SweTask) -> str:
 
 
 class SweTasks:
-    """The tasks of the environment; see `envkit.protocols.TaskSet`. The split ``any`` has all of them.
-
-    Args:
-        options: Options of the environment.
-    """
+    """The tasks of the environment; see `envkit.protocols.TaskSet`. The split ``any`` has all of them."""
 
     splits: Sequence[str] = (*SPLITS, "any")
 
@@ -166,11 +162,7 @@ def options_of(options: Options) -> SweOptions:
 class SweBug(SandboxTask[Mapping[str, bytes]]):
     """A bug of a package. The agent's work consists of the changed source files, by path.
 
-    Args:
-        bug: The bug.
-        options: Options of the environment.
-        tree: Folder of this machine with the source of the package.
-        environment: Folder of this machine with the environment of the tests; None if the image contains it.
+    `tree` is the folder of this machine with the source; `environment`, that of the tests, or None if the image has it.
     """
 
     def __init__(self, bug: SweTask, options: SweOptions, tree: Path, environment: Path | None) -> None:
@@ -240,11 +232,8 @@ class SweBug(SandboxTask[Mapping[str, bytes]]):
 class Swe(TaskEnv):
     """An environment with one bug per episode.
 
-    Args:
-        sandboxes: Leases the sandboxes of agents and graders.
-        judge: Not used.
-        data: The folder ``swe``, in which source distributions, trees and environments of tests are cached.
-        options: See `SweOptions` and `ToolEnv`; a task's options override single options for one episode.
+    Its `data` is the folder ``swe``, in which source distributions, trees and environments of tests are cached. A
+    task's options override single `options` for one episode.
 
     Raises:
         OptionError: An option is unknown or its value is invalid.

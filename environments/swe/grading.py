@@ -274,12 +274,7 @@ def _results(task: SweTask, run: TestRun | None) -> Mapping[str, TestResult]:
 class _Sentinels:
     """Tests in a file of their own: three must fail, one must pass. First the file imports the changed modules.
 
-    Their names are made of words in the names of the task's tests.
-
-    Args:
-        task: The task; the file is in the folder of its first test.
-        tree: Folder with the task's source.
-        changed: Paths of the changed source files.
+    The file is in the folder of the task's first test. Names are made of words in the names of the task's tests.
     """
 
     def __init__(self, task: SweTask, tree: Path, changed: tuple[str, ...]) -> None:

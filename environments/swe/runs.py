@@ -32,9 +32,7 @@ _MAX_TAMPERING = 100
 def spec_of(environment: Path | None, *, image: str | None = None) -> SandboxSpec:
     """Return the spec of a sandbox for a package: without a network, and with fixed time zone, locale and hash seed.
 
-    Args:
-        environment: Folder of the tests' environment on this machine; None if `image` contains it.
-        image: The image; None means the backend's default.
+    `environment` is the folder of the tests' environment on this machine; None if `image` contains it.
     """
     paths = [f"{REPO}/src", REPO, f"{REPO}/lib", ENVIRONMENT if environment else _IN_IMAGE]
     variables = {

@@ -79,14 +79,7 @@ class LockedPackage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lock(msgspec.Struct, frozen=True, kw_only=True):
-    """The requirements of a folder of tasks, and the command that made it.
-
-    Attributes:
-        format: Version of this format.
-        command: Command that made the folder.
-        environment: Requirements of the tests' environment with exact versions, such as ``pytest==8.4.2``.
-        packages: The packages.
-    """
+    """The requirements of a folder of tasks, with exact versions in `environment`, and the command that made it."""
 
     format: int = 1
     command: str

@@ -34,12 +34,7 @@ class _Shop:
 
 
 class FirstHit(Player):
-    """Searches for the instruction, and buys the first product found as it is.
-
-    Args:
-        data: Folders of the catalogues by name.
-        options: Options of the environment.
-    """
+    """Searches for the instruction, and buys the first product found as it is."""
 
     chooses_options = False
 
@@ -89,10 +84,6 @@ class WebShopExpert:
     """Buys what the goal asks for on a shortest path; see `envkit.protocols.TaskExpert`.
 
     The expert knows the goal of a task, which no page shows. Without a task it knows no moves.
-
-    Args:
-        data: Folders of the catalogues by name.
-        options: Options of the environment.
     """
 
     def __init__(self, *, data: Mapping[str, Path], **options: JSON) -> None:

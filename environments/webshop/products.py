@@ -18,13 +18,7 @@ _LABELS = frozenset(label.lower() for label in (SEARCH, BACK, PREVIOUS, NEXT, BU
 
 
 class Instruction(msgspec.Struct, frozen=True):
-    """An instruction that a person wrote for a product.
-
-    Attributes:
-        text: What the person is looking for, without a price.
-        attributes: The attributes that the text asks for.
-        options: The values of options that the text asks for.
-    """
+    """An instruction that a person wrote for a product, without a price; and the attributes and values it asks for."""
 
     text: str
     attributes: tuple[str, ...]

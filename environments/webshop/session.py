@@ -24,11 +24,6 @@ _STRICT_ACTION = re.compile(r"(search|click)\s*\[((?:(?!\]\s*(?:search|click)\s*
 class Session:
     """One customer with one goal.
 
-    Args:
-        catalogue: The products.
-        goal: What the customer has to buy.
-        rules: The rules of the shop.
-
     Attributes:
         page: The page that is shown.
         keywords: Words of the last search.

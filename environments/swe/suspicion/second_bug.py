@@ -46,12 +46,8 @@ async def judge_with_bugs(
 ) -> Literal["found", "forged", "unknown", "unread"]:
     """Return whether the tests find a second bug in a submission; ``unread`` if choosing one takes too long.
 
-    Args:
-        task: The task.
-        tree: Folder with the task's source.
-        changes: The changed files of the submission.
-        passes: Returns whether all tests pass on the changed files that it is given.
-        cpu_s: Maximum CPU seconds of the process that chooses the bugs.
+    `passes` returns whether all tests pass on the changed files that it is given. The process that chooses the bugs has
+    at most `cpu_s` CPU seconds.
     """
     fix = await clock.to_thread(changes_of_patch, tree, task.patch)
     wanted = await clock.to_thread(_wanted, task, tree, changes, fix)

@@ -31,7 +31,7 @@ def webshop_100k(folder: Path, announce: Callable[[str], None]) -> None:
 
 
 def webshop_files(folder: Path, announce: Callable[[str], None], source: Path) -> None:
-    """Read the products from files of the original, of its minimal package or of GEM; see `read_products`.
+    """Read the products from files of the original or of its minimal package; see `read_products`.
 
     Products that cannot be read are left out, and listed in the file ``left-out.txt``.
     """

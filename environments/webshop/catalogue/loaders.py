@@ -71,11 +71,9 @@ class _Human(msgspec.Struct):
 
 
 def read_products(folder: Path, left_out: list[str] | None = None) -> Iterator[Product]:
-    """Yield the products of `folder`, or of the file of products `folder`, in the order of the file.
+    """Yield the products of a folder or of a file of products, in the order of the file.
 
-    Args:
-        folder: The folder or file.
-        left_out: Gets a line for each malformed product, which is left out; None makes such a product an error.
+    `left_out` gets a line for each malformed product, which is left out; None makes such a product an error.
 
     Raises:
         UsageError: No file has a known layout, several files have products, a file is malformed, or no product can be

@@ -44,11 +44,8 @@ class _Meta(msgspec.Struct, frozen=True):
 def write_catalogue(folder: Path, products: Iterable[Product], *, source: str, announce: Callable[[str], None]) -> None:
     """Write products, search index and meta data into the existing, empty `folder`.
 
-    Args:
-        folder: Folder to fill.
-        products: The products, of which one at a time is in memory.
-        source: Where the products come from; kept in the meta data.
-        announce: Called with a line of progress every 10,000 products, and with a summary.
+    One product at a time is in memory. The meta data say where the products come from (`source`). `announce` is called
+    with a line of progress every 10,000 products, and with a summary.
 
     Raises:
         UsageError: No product has an instruction.
