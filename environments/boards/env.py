@@ -20,7 +20,7 @@ from ..counter_rng import chance, episode_seed, spread
 from ..options import check_choice, override
 from .actions import read_answer, read_index
 from .episode_params import slipped
-from .game import BoardGame, BoardOptions, Level, OptionsT
+from .game import BoardGame, BoardOptions, OptionsT
 from .pictures import colour, paint, read_tiles
 
 OBSERVATIONS = ("text", "grid")
@@ -57,12 +57,6 @@ def change(defaults: OptionsT, changes: Mapping[str, Any] | None) -> OptionsT:
         if changes is not None and changes[name] != getattr(defaults, name):
             raise OptionError(name, "cannot be set by reset, only by make or register(..., options=...)")
     return override(defaults, changes)
-
-
-def draw(game: BoardGame[OptionsT], seed: int, options: OptionsT) -> Level:
-    """Return the level of the episode with `seed`, from the fixed set of levels if the options define one."""
-    count = game.num_levels(options)
-    return game.draw(seed if count is None else spread(seed) % count, options)
 
 
 def encode(board: str, game: BoardGame[Any]) -> NDArray[np.uint8]:
@@ -119,7 +113,8 @@ class BoardEnv(gymnasium.Env[Any, Any]):
         if seed is None and self._first < 0:
             seed = int(self.np_random.integers(1 << 31))
         first, episode = (self._first, self._episode + 1) if seed is None else (int(seed), 0)
-        level = draw(self.game, episode_seed(first, episode), chosen)
+        level_seed, count = episode_seed(first, episode), self.game.num_levels(chosen)
+        level = self.game.draw(level_seed if count is None else spread(level_seed) % count, chosen)
         self._first, self._episode, self._options = first, episode, chosen
         if episode == 0:
             self._ticks = 0

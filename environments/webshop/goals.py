@@ -53,7 +53,7 @@ def draw_goal(catalogue: Catalogue, seed: int, split: Split | None, kind: GoalKi
     Raises:
         OptionError: The split has no goals of this kind.
     """
-    numbers = catalogue.goals(split) if kind == "synthetic" else catalogue.human_goals(split)
+    numbers = catalogue.goals(split, human=kind == "human")
     if not len(numbers):
         raise OptionError("split", f"the catalogue has no {kind} goals of split {split or 'any'}; choose another one")
     chance = Random(stable_hash("WebShop goal", seed)).random  # other methods may differ between Python versions

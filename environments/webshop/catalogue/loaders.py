@@ -70,10 +70,10 @@ class _Human(msgspec.Struct):
     instruction_options: tuple[str, ...] = ()
 
 
-def read_products(folder: Path, left_out: list[str] | None = None) -> Iterator[Product]:
+def read_products(folder: Path, left_out: list[str]) -> Iterator[Product]:
     """Yield the products of a folder or of a file of products, in the order of the file.
 
-    `left_out` gets a line for each malformed product, which is left out; None makes such a product an error.
+    `left_out` gets a line for each malformed product, which is left out.
 
     Raises:
         UsageError: No file has a known layout, several files have products, a file is malformed, or no product can be
@@ -108,7 +108,7 @@ def _product_file(folder: Path) -> Path:
     return found[0]
 
 
-def _products(file: Path, left_out: list[str] | None) -> Iterator[Product]:
+def _products(file: Path, left_out: list[str]) -> Iterator[Product]:
     name = _PRODUCTS.fullmatch(file.name)
     assert name is not None
     labels = _instructions(file, f"items_ins_v2{name[2]}", dict[str, _Labels])
@@ -117,10 +117,7 @@ def _products(file: Path, left_out: list[str] | None) -> Iterator[Product]:
         try:
             raw = msgspec.convert(item, _Original)
         except msgspec.ValidationError as error:
-            problem = f"{file}: product {number}: {error}; is it a file of products?"
-            if left_out is None:
-                raise UsageError(problem) from None
-            left_out.append(problem)
+            left_out.append(f"{file}: product {number}: {error}; is it a file of products?")
             continue
         label = labels.get(raw.asin, _Labels())
         bullets = raw.small_description

@@ -157,13 +157,9 @@ class Catalogue:
         """Return the numbers of the products that a search finds, best first and in the order of Lucene."""
         return self._search(query, limit)
 
-    def goals(self, split: Split | None) -> Sequence[int]:
-        """Return the numbers of the products with an instruction in a split; if it is None, in all splits."""
-        return self._goals[False, split]
-
-    def human_goals(self, split: Split | None) -> Sequence[int]:
-        """Return the numbers of the products with instructions of people in a split; if it is None, in all splits."""
-        return self._goals[True, split]
+    def goals(self, split: Split | None, *, human: bool = False) -> Sequence[int]:
+        """Return the numbers of the products with an instruction (of people) in a split; None means all splits."""
+        return self._goals[human, split]
 
     def words(self) -> Sequence[str]:
         """Return the sorted words that occur in at least two products of the training split.

@@ -72,7 +72,7 @@ def write(file: Path, value: Any) -> None:
 
 def original(folder: Path, *products: dict[str, Any]) -> list[Product]:
     write(folder / "items_shuffle.json", products)
-    return list(read_products(folder))
+    return list(read_products(folder, []))
 
 
 @pytest.mark.parametrize(
@@ -92,8 +92,8 @@ def test_files_of_the_original_are_found_and_cleaned(tmp_path: Path, products: s
     write(tmp_path / labels, LABELS)
     write(tmp_path / human, HUMAN)
 
-    assert list(read_products(tmp_path)) == [LOADED]
-    assert list(read_products(tmp_path / products)) == [LOADED]
+    assert list(read_products(tmp_path, [])) == [LOADED]
+    assert list(read_products(tmp_path / products, [])) == [LOADED]
 
 
 def test_a_malformed_product_is_left_out_and_listed(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_products_are_streamed_across_chunks(tmp_path: Path) -> None:
     rows = [{**SHIRT, "asin": f"{number:010}", "full_description": "é]},{[" * 50_000} for number in range(20)]
     whole = json.dumps(rows, ensure_ascii=False, indent=1)
     (tmp_path / "items_shuffle.json").write_text(whole[:-1000], encoding="utf-8")
-    products = read_products(tmp_path)
+    products = read_products(tmp_path, [])
 
     assert [next(products).asin for _ in range(19)] == [f"{number:010}" for number in range(19)]
     with pytest.raises(UsageError, match=r"items_shuffle\.json: product 19: .*; is the download complete\?"):
@@ -141,9 +141,9 @@ def test_an_unknown_folder_lists_the_files_that_are_looked_for(tmp_path: Path) -
     (tmp_path / "readme.txt").write_text("nothing")
 
     with pytest.raises(UsageError, match=r"no file of products; expected .*items_shuffle"):
-        list(read_products(tmp_path))
+        list(read_products(tmp_path, []))
     with pytest.raises(UsageError, match="no such file or folder"):
-        list(read_products(tmp_path / "absent"))
+        list(read_products(tmp_path / "absent", []))
 
 
 def test_two_files_of_products_are_not_guessed_between(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_two_files_of_products_are_not_guessed_between(tmp_path: Path) -> None:
     write(tmp_path / "items_shuffle_1000.json", [SHIRT])
 
     with pytest.raises(UsageError, match=r"name one of .*items_shuffle\.json, .*items_shuffle_1000\.json"):
-        list(read_products(tmp_path))
+        list(read_products(tmp_path, []))
 
 
 @pytest.mark.parametrize(
@@ -166,11 +166,11 @@ def test_errors_name_the_file_and_the_place(tmp_path: Path, name: str, content: 
     write(tmp_path / name, content)
 
     with pytest.raises(UsageError, match=f"{name}: {message}"):
-        list(read_products(tmp_path))
+        list(read_products(tmp_path, []))
 
 
 def test_a_damaged_archive_is_an_error_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "items_shuffle.json.gz").write_bytes(gzip.compress(json.dumps([SHIRT]).encode())[:-20])
 
     with pytest.raises(UsageError, match=r"items_shuffle\.json\.gz: cannot be read"):
-        list(read_products(tmp_path))
+        list(read_products(tmp_path, []))
