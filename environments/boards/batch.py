@@ -11,11 +11,9 @@ from numpy.typing import NDArray
 from .level_cache import Drawn
 from .physics import CODES, Physics
 
-_WAYS = 8
-"""The 8 in the table index ``cell * 8 + action``: at least the number of actions, and a power of two for speed."""
 # NumPy is faster with a one-element array than with a scalar.
 _CODES_1 = np.array([CODES], np.uint8)
-_WAYS_1 = np.array([3])
+_WAYS_1 = np.array([3])  # the table index is ``cell << 3 | action``
 
 
 class PlayedMoves(NamedTuple):
@@ -91,7 +89,7 @@ class Pushing(BoardBatch):
 
     def __init__(self, physics: Physics, num_boards: int, side: int) -> None:
         super().__init__(physics, num_boards, side)
-        self._ahead, self._beyond = _neighbours(side)
+        self._ahead, self._beyond = neighbours(side)
         self._is_deadly = bool(physics.fatal)
 
     def play(self, action_N: NDArray[np.int64]) -> PlayedMoves:
@@ -132,7 +130,7 @@ class Walking(BoardBatch):
 
     def __init__(self, physics: Physics, num_boards: int, side: int) -> None:
         super().__init__(physics, num_boards, side)
-        self._ahead, _ = _neighbours(side)
+        self._ahead, _ = neighbours(side)
         tables = self._tables
         self._under_S = tables.left_S[-CODES:]
         # For each cell code: the code of the cell after the player has entered it.
@@ -204,23 +202,17 @@ def batch_of(physics: Physics, num_boards: int, side: int) -> BoardBatch:
     return (Pushing if physics.reach == 2 else Walking)(physics, num_boards, side)
 
 
-def _neighbours(side: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return tables of the cell ahead and of the cell beyond, indexed by ``cell * 8 + action``.
+def neighbours(side: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return tables [S, 8] of the cell ahead and of the cell beyond, by cell and action.
 
     If the cell ahead is off the board, the table contains the player's cell. If the cell beyond is off the board, the
     table contains the cell ahead, which is a wall in every game that reads the cell beyond.
     """
-    ahead = np.zeros((side * side, _WAYS), np.int64)
-    beyond = np.zeros((side * side, _WAYS), np.int64)
-    for cell in range(side * side):
-        row, column = divmod(cell, side)
-        for action, (down, right) in enumerate(((-1, 0), (1, 0), (0, -1), (0, 1), (0, 0))):
-            near = _cell(row + down, column + right, side)
-            far = _cell(row + 2 * down, column + 2 * right, side)
-            ahead[cell, action] = cell if near is None else near
-            beyond[cell, action] = ahead[cell, action] if far is None else far
-    return ahead.reshape(-1), beyond.reshape(-1)
-
-
-def _cell(row: int, column: int, side: int) -> int | None:
-    return row * side + column if 0 <= row < side and 0 <= column < side else None
+    row_S1, column_S1 = (part_S[:, None] for part_S in np.divmod(np.arange(side * side), side))
+    down = np.array([-1, 1, 0, 0, 0, 0, 0, 0])
+    right = np.array([0, 0, -1, 1, 0, 0, 0, 0])
+    ahead, beyond = (
+        np.clip(row_S1 + steps * down, 0, side - 1) * side + np.clip(column_S1 + steps * right, 0, side - 1)
+        for steps in (1, 2)
+    )
+    return ahead, beyond
