@@ -27,6 +27,9 @@ _PLUGIN = Path(__file__).with_name("report_plugin.py").read_text(encoding="utf-8
 _TOOLS = "/workspace/.envkit-run"
 _ROW = re.compile(rb'^{"key".*', re.MULTILINE)
 _MAX_TAMPERING = 100
+_EPOCH = "2024-01-15 12:00:00"
+"""Time at which programs in a sandbox begin, if it has libfaketime."""
+_FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"
 
 
 def spec_of(environment: Path | None, *, image: str | None = None) -> SandboxSpec:
@@ -116,7 +119,10 @@ async def run_tests(sandbox: Sandbox, tests: Sequence[str] = (), settings: RunSe
     options = ("-q", "--tb=short", "--continue-on-collection-errors")
     plugins = ("-p", "no:cacheprovider", "-p", "envkit_report_plugin")
     command = [*settings.python, "-m", "pytest", *options, *plugins, *settings.arguments, *tests]
-    script = f'cd {REPO} && export {assign} PYTHONPATH="$PYTHONPATH:{_TOOLS}"; exec python3 "$@" 3>&1 1>&2'
+    script = (
+        f'cd {REPO} && export {assign} PYTHONPATH="$PYTHONPATH:{_TOOLS}"; if [ -e {_FAKETIME} ]; then export '
+        f'LD_PRELOAD={_FAKETIME} FAKETIME="@{_EPOCH}" FAKETIME_DONT_FAKE_MONOTONIC=1; fi; exec python3 "$@" 3>&1 1>&2'
+    )
     result = await sandbox.exec(
         ["sh", "-c", script, "python3", *command],
         timeout_s=settings.timeout_s,
