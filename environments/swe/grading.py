@@ -128,7 +128,7 @@ async def grade_changes(
         max_report=(2 + len([*task.fail_to_pass, *task.pass_to_pass]) // 1000) << 20,
     )
     taken, refused = sort_out(task, tree, changes)
-    flags = flags_of(tree, taken)
+    flags = await flags_of(tree, taken)
     spec = spec_of(environment, image=image)
 
     key = (task.id, tree, environment, image)
