@@ -155,7 +155,6 @@ CATALOG: tuple[Mapping[str, object], ...] = (
             "packages": "envkit.environments.swe.commands:list_packages",
             "build": "envkit.environments.swe.commands:build",
             "grade": "envkit.environments.swe.commands:grade",
-            "import": "envkit.environments.swe.commands:import_tasks",
         },
         "data": {"swe": "envkit.environments.swe.packages:prepare"},
         "summary": "Find and fix a bug in a Python package, with tools in a sandbox; its own tests decide.",

@@ -46,24 +46,19 @@ def read_index(number: Any) -> tuple[str, ...]:
     return (MOVES[action],) if 0 <= action < len(MOVES) else ()
 
 
-def read_answers(answers: Sequence[Any], most_N: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return the indices of the moves in each text [N, T], padded with -1, and whether each text is readable [N].
+def read_answers(answers: Sequence[Any], most: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Return the indices of the first `most` moves in each text [N, T], and whether each text is readable [N].
 
-    An unreadable answer counts as one move that does nothing.
-
-    Args:
-        answers: One text per board.
-        most_N: Maximum moves per answer, of shape [N], or [1] if the same for all boards.
+    The indices are padded with -1. An unreadable answer counts as one move that does nothing.
 
     Raises:
         UsageError: An answer is not a string.
     """
     try:
-        if len(most_N) == 1 and most_N[0] == 1:
+        if most == 1:
             action_N = np.array([_NUMBERS[_read_one(answer)] for answer in answers], np.int64)
             return action_N[:, None], action_N != STAY
-        most = np.broadcast_to(most_N, len(answers)).tolist()
-        turns = [read_answer(*one) for one in zip(answers, most, strict=True)]
+        turns = [read_answer(answer, most) for answer in answers]
     except (TypeError, AttributeError):
         raise UsageError("actions must be strings; make_vec(..., action='index') takes numbers") from None
     action_NT = np.full((len(turns), max(1, *map(len, turns), 1)), -1)

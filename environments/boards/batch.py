@@ -11,11 +11,9 @@ from numpy.typing import NDArray
 from .level_cache import Drawn
 from .physics import CODES, Physics
 
-_WAYS = 8
-"""The 8 in the table index ``cell * 8 + action``: at least the number of actions, and a power of two for speed."""
 # NumPy is faster with a one-element array than with a scalar.
 _CODES_1 = np.array([CODES], np.uint8)
-_WAYS_1 = np.array([3])
+_WAYS_1 = np.array([3])  # the table index is ``cell << 3 | action``
 
 
 class PlayedMoves(NamedTuple):
@@ -50,7 +48,7 @@ class BoardBatch(ABC):
         self._cells_NS = np.zeros((num_boards, side * side), np.uint8)
         self._base_N = np.arange(num_boards) * (side * side)
         self._tables = physics.tables()
-        self._writing = _Writing(physics.symbols, num_boards, side)
+        self._page = np.full((num_boards, side, side + 1), len(physics.symbols), np.uint8)  # the last code ends a line
 
     @abstractmethod
     def play(self, action_N: NDArray[np.int64]) -> PlayedMoves:
@@ -72,7 +70,18 @@ class BoardBatch(ABC):
 
     def texts(self, symbols: str, rows_R: NDArray[np.int64] | None = None) -> list[str]:
         """Return the boards `rows_R` as text. None means all boards. A cell with code c is shown as ``symbols[c]``."""
-        return self._writing.write(self.codes(rows_R), symbols)
+        cells_RS, side = self.codes(rows_R), self.side
+        page = self._page[: len(cells_RS)]
+        page[:, :, :side] = cells_RS.reshape(-1, side, side)
+        shown = bytearray(range(256))
+        for code, symbol in enumerate(f"{symbols}\n"):
+            shown[code] = ord(symbol) if symbol.isascii() else code
+        text = page.tobytes().translate(bytes(shown)).decode("latin-1")
+        for code, symbol in enumerate(symbols):
+            if not symbol.isascii():
+                text = text.replace(chr(code), symbol)
+        length = side * (side + 1)
+        return [text[start : start + length - 1] for start in range(0, len(text), length)]
 
 
 class Pushing(BoardBatch):
@@ -80,7 +89,7 @@ class Pushing(BoardBatch):
 
     def __init__(self, physics: Physics, num_boards: int, side: int) -> None:
         super().__init__(physics, num_boards, side)
-        self._ahead, self._beyond = _neighbours(side)
+        self._ahead, self._beyond = neighbours(side)
         self._is_deadly = bool(physics.fatal)
 
     def play(self, action_N: NDArray[np.int64]) -> PlayedMoves:
@@ -121,7 +130,7 @@ class Walking(BoardBatch):
 
     def __init__(self, physics: Physics, num_boards: int, side: int) -> None:
         super().__init__(physics, num_boards, side)
-        self._ahead, _ = _neighbours(side)
+        self._ahead, _ = neighbours(side)
         tables = self._tables
         self._under_S = tables.left_S[-CODES:]
         # For each cell code: the code of the cell after the player has entered it.
@@ -193,45 +202,17 @@ def batch_of(physics: Physics, num_boards: int, side: int) -> BoardBatch:
     return (Pushing if physics.reach == 2 else Walking)(physics, num_boards, side)
 
 
-class _Writing:
-    """Converts the cell codes of many boards to texts at once."""
-
-    def __init__(self, symbols: str, num_boards: int, side: int) -> None:
-        self._side = side
-        self._end = len(symbols)
-        self._page = np.full((num_boards, side, side + 1), self._end, np.uint8)
-
-    def write(self, cells_RS: NDArray[np.uint8], symbols: str) -> list[str]:
-        side = self._side
-        page = self._page[: len(cells_RS)]
-        page[:, :, :side] = cells_RS.reshape(-1, side, side)
-        plain = bytearray(range(256))
-        plain[: self._end + 1] = bytes(ord(one) if ord(one) < 128 else code for code, one in enumerate(f"{symbols}\n"))
-        text = page.tobytes().translate(bytes(plain)).decode("latin-1")
-        for code, symbol in enumerate(symbols):
-            if ord(symbol) >= 128:
-                text = text.replace(chr(code), symbol)
-        length = side * (side + 1)
-        return [text[start : start + length - 1] for start in range(0, len(text), length)]
-
-
-def _neighbours(side: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return tables of the cell ahead and of the cell beyond, indexed by ``cell * 8 + action``.
+def neighbours(side: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return tables [S, 8] of the cell ahead and of the cell beyond, by cell and action.
 
     If the cell ahead is off the board, the table contains the player's cell. If the cell beyond is off the board, the
     table contains the cell ahead, which is a wall in every game that reads the cell beyond.
     """
-    ahead = np.zeros((side * side, _WAYS), np.int64)
-    beyond = np.zeros((side * side, _WAYS), np.int64)
-    for cell in range(side * side):
-        row, column = divmod(cell, side)
-        for action, (down, right) in enumerate(((-1, 0), (1, 0), (0, -1), (0, 1), (0, 0))):
-            near = _cell(row + down, column + right, side)
-            far = _cell(row + 2 * down, column + 2 * right, side)
-            ahead[cell, action] = cell if near is None else near
-            beyond[cell, action] = ahead[cell, action] if far is None else far
-    return ahead.reshape(-1), beyond.reshape(-1)
-
-
-def _cell(row: int, column: int, side: int) -> int | None:
-    return row * side + column if 0 <= row < side and 0 <= column < side else None
+    row_S1, column_S1 = (part_S[:, None] for part_S in np.divmod(np.arange(side * side), side))
+    down = np.array([-1, 1, 0, 0, 0, 0, 0, 0])
+    right = np.array([0, 0, -1, 1, 0, 0, 0, 0])
+    ahead, beyond = (
+        np.clip(row_S1 + steps * down, 0, side - 1) * side + np.clip(column_S1 + steps * right, 0, side - 1)
+        for steps in (1, 2)
+    )
+    return ahead, beyond

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any, ClassVar
 
 import gymnasium
@@ -21,7 +20,7 @@ from ..counter_rng import chance, episode_seed, spread
 from ..options import check_choice, override
 from .actions import read_answer, read_index
 from .episode_params import slipped
-from .game import BoardGame, BoardOptions, Level, OptionsT
+from .game import BoardGame, BoardOptions, OptionsT
 from .pictures import colour, paint, read_tiles
 
 OBSERVATIONS = ("text", "grid")
@@ -48,15 +47,6 @@ def spaces_of(
     return space, Utf8Text(MAX_ANSWER) if action == "text" else Discrete(len(MOVES))
 
 
-def choose(game: BoardGame[OptionsT], options: Mapping[str, Any]) -> OptionsT:
-    """Return the options of an environment: the defaults of `game`, overridden by `options`.
-
-    Raises:
-        OptionError: An option is unknown or its value is invalid.
-    """
-    return override(game.defaults, options)
-
-
 def change(defaults: OptionsT, changes: Mapping[str, Any] | None) -> OptionsT:
     """Return the options of an episode: `defaults`, overridden by the options passed to `reset`.
 
@@ -67,12 +57,6 @@ def change(defaults: OptionsT, changes: Mapping[str, Any] | None) -> OptionsT:
         if changes is not None and changes[name] != getattr(defaults, name):
             raise OptionError(name, "cannot be set by reset, only by make or register(..., options=...)")
     return override(defaults, changes)
-
-
-def draw(game: BoardGame[OptionsT], seed: int, options: OptionsT) -> Level:
-    """Return the level of the episode with `seed`, from the fixed set of levels if the options define one."""
-    count = game.num_levels(options)
-    return game.draw(seed if count is None else spread(seed) % count, options)
 
 
 def encode(board: str, game: BoardGame[Any]) -> NDArray[np.uint8]:
@@ -105,7 +89,7 @@ class BoardEnv(gymnasium.Env[Any, Any]):
         if render_mode is not None:
             check_choice("render_mode", render_mode, RENDER_MODES)
         self.render_mode = render_mode
-        self._defaults = choose(self.game, options)
+        self._defaults = override(self.game.defaults, options)
         self.observation_space, self.action_space = spaces_of(self.game, self._defaults, observation, action)
         self._is_grid = observation == "grid"
         self._is_text = action == "text"
@@ -113,12 +97,6 @@ class BoardEnv(gymnasium.Env[Any, Any]):
         self._first, self._episode = -1, -1
         self._cells: list[str] = []
         self._options = self._defaults
-
-    def __repr__(self) -> str:
-        defaults = self.game.defaults
-        chosen = [(one.name, getattr(self._defaults, one.name)) for one in fields(self._defaults)]
-        changed = ", ".join(f"{name}={value!r}" for name, value in chosen if value != getattr(defaults, name))
-        return f"{type(self).__name__}({changed})"
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
         """Start an episode. A `seed` starts a sequence of levels; a reset without `seed` takes the next level.
@@ -135,7 +113,8 @@ class BoardEnv(gymnasium.Env[Any, Any]):
         if seed is None and self._first < 0:
             seed = int(self.np_random.integers(1 << 31))
         first, episode = (self._first, self._episode + 1) if seed is None else (int(seed), 0)
-        level = draw(self.game, episode_seed(first, episode), chosen)
+        level_seed, count = episode_seed(first, episode), self.game.num_levels(chosen)
+        level = self.game.draw(level_seed if count is None else spread(level_seed) % count, chosen)
         self._first, self._episode, self._options = first, episode, chosen
         if episode == 0:
             self._ticks = 0

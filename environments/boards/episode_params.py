@@ -1,14 +1,11 @@
-"""Numeric parameters of one episode, and the same parameters as arrays for many boards. Axis: N boards."""
+"""Numeric parameters of an episode, and the direction of slips."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import NamedTuple
 
 
-class BatchParams(NamedTuple):
+class EpisodeParams(NamedTuple):
     """The numeric parameters of an episode.
 
     Attributes:
@@ -34,50 +31,13 @@ class BatchParams(NamedTuple):
     notices: bool
 
 
-class EpisodeParams(NamedTuple):
-    """`BatchParams` as arrays: of shape [1] if all boards have the same parameters, otherwise of shape [N]."""
-
-    limit: NDArray[Any]
-    slip: NDArray[Any]
-    penalty: NDArray[Any]
-    move: NDArray[Any]
-    progress: NDArray[Any]
-    won: NDArray[Any]
-    unfinished: NDArray[Any]
-    turn: NDArray[Any]
-    notices: NDArray[Any]
-
-
 class Rewards(NamedTuple):
-    """The parameters of `BatchParams` that are rewards."""
+    """The parameters of `EpisodeParams` that are rewards."""
 
     move: float = 0.0
     progress: float = 0.0
     won: float = 1.0
     unfinished: float = 0.0
-
-
-class Matters(NamedTuple):
-    """Whether each effect occurs on at least one board. The vector environment skips effects that occur nowhere.
-
-    `rewards` is false if the reward is 1 for winning and 0 for all other moves.
-    """
-
-    rewards: bool
-    slip: bool
-    penalty: bool
-    unfinished: bool
-
-
-def matters_of(params: EpisodeParams) -> Matters:
-    slip, penalty, unfinished = (bool(np.any(array)) for array in (params.slip, params.penalty, params.unfinished))
-    rewards = bool(np.any(params.move) or np.any(params.progress) or np.any(params.won != 1))
-    return Matters(rewards, slip, penalty, unfinished)
-
-
-def as_arrays(params: BatchParams) -> EpisodeParams:
-    """Return the parameters as one-element arrays: NumPy is faster with them than with scalars."""
-    return EpisodeParams(*(np.array([value]) for value in params))
 
 
 SIDES = {"up": ("right", "left"), "down": ("left", "right"), "left": ("up", "down"), "right": ("down", "up")}

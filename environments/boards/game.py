@@ -10,7 +10,7 @@ from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 from ..options import check_boolean, check_integer, check_number, check_split, check_symbols
 from ..split import Split
-from .episode_params import BatchParams, Rewards
+from .episode_params import EpisodeParams, Rewards
 from .physics import Physics
 
 MANY_MOVES = "{count} moves at most, joined by ||, like this: <answer>up || left</answer>"
@@ -138,9 +138,9 @@ class BoardGame(ABC, Generic[OptionsT]):
         """Return the size of the fixed set of levels, if any. With such a set, `draw` takes an index, not a seed."""
         return options.num_levels
 
-    def params(self, options: OptionsT) -> BatchParams:
+    def params(self, options: OptionsT) -> EpisodeParams:
         """Return the parameters of an episode with these options."""
-        return BatchParams(
+        return EpisodeParams(
             options.move_limit,
             float(self.slip(options)),
             float(options.format_penalty),

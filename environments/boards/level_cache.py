@@ -47,9 +47,7 @@ class LevelCache:
     def draw(self, seeds: Sequence[int], spread_R: NDArray[np.uint64]) -> Drawn:
         """Return the levels of `seeds`, one row per seed. If `is_single` is true, there is one row for all seeds.
 
-        Args:
-            seeds: The seeds.
-            spread_R: The result of `counter_rng.spread` for each seed.
+        `spread_R` is the result of `counter_rng.spread` for each seed.
         """
         if self._count is None:
             return self._encode([self._game.draw(seed, self._options) for seed in seeds])
@@ -73,17 +71,9 @@ class LevelCache:
     def _add(self, numbers: NDArray[np.int64]) -> None:
         drawn = self._encode([self._game.draw(int(number), self._options) for number in numbers])
         if self._cached is None:
-            count = len(self._is_cached)
-            facts = {name: np.zeros(count, np.int64) for name in drawn.facts}
-            cells = np.zeros((count, drawn.cells_RS.shape[1]), np.uint8)
-            here, wanted, goals = np.zeros((3, count), np.int64)
-            self._cached = Drawn(cells, here, wanted, goals, facts)
-        self._cached.cells_RS[numbers] = drawn.cells_RS
-        self._cached.here_R[numbers] = drawn.here_R
-        self._cached.wanted_R[numbers] = drawn.wanted_R
-        self._cached.goals_R[numbers] = drawn.goals_R
-        for name, fact_R in drawn.facts.items():
-            self._cached.facts[name][numbers] = fact_R
+            self._cached = _rows(drawn, np.zeros(len(self._is_cached), np.int64))
+        for cached_R, drawn_R in zip(_arrays(self._cached), _arrays(drawn), strict=True):
+            cached_R[numbers] = drawn_R
         self._is_cached[numbers] = True
 
     def _encode(self, levels: Sequence[Level]) -> Drawn:
@@ -101,6 +91,10 @@ class LevelCache:
 
 
 _ZERO = np.zeros(1, np.int64)
+
+
+def _arrays(drawn: Drawn) -> Sequence[NDArray[Any]]:
+    return [drawn.cells_RS, drawn.here_R, drawn.wanted_R, drawn.goals_R, *drawn.facts.values()]
 
 
 def _rows(drawn: Drawn, rows: NDArray[np.int64]) -> Drawn:

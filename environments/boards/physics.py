@@ -100,15 +100,9 @@ class Physics:
         return max(board.find(player) for player in self.players)
 
     def move(self, cells: list[str], here: int, step: int) -> int | None:
-        """Make one move: change `cells` in place.
+        """Move from the cell `here` by `step` characters: change `cells` in place.
 
-        Args:
-            cells: The characters of the board.
-            here: Index of the player's cell.
-            step: Difference between the index of the cell ahead and `here`.
-
-        Returns:
-            Number of cells that the move completed, negative if it undid one; None if the move was blocked.
+        Return the number of cells that the move completed, negative if it undid one; None if the move was blocked.
         """
         at = here + step
         past = at + step

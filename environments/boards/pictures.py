@@ -22,17 +22,9 @@ def read_tiles(file: Path) -> NDArray[np.uint8]:
 
 
 def paint(codes: NDArray[np.uint8], tiles: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return pictures of boards.
+    """Return pictures (..., rows * P, columns * P, 3) of boards of codes (..., rows, columns).
 
-    Args:
-        codes: The code of each cell, of shape (..., rows, columns).
-        tiles: The picture of each code, P by P pixels, of shape (codes, P, P, 3).
-
-    Returns:
-        The red, green and blue values, of shape (..., rows * P, columns * P, 3).
-
-    Raises:
-        IndexError: A code has no tile.
+    `tiles` are the pictures of the codes, of P by P pixels. Raises `IndexError` if a code has no tile.
     """
     *batch, rows, columns = codes.shape
     count, pixels = tiles.shape[:2]
@@ -46,15 +38,10 @@ def paint(codes: NDArray[np.uint8], tiles: NDArray[np.uint8]) -> NDArray[np.uint
 
 
 def colour(board: str, styles: Mapping[str, str], shown: Mapping[str, str]) -> str:
-    """Return a board as coloured text for a terminal.
+    """Return a board in the game's own symbols as coloured text for a terminal; every line ends in the default colours.
 
-    Escape sequences are the only difference from plain text. Every line ends in the terminal's default colours.
-
-    Args:
-        board: The board, in the game's own symbols.
-        styles: The style of a symbol, as parameters of an SGR sequence (ECMA-48) such as ``1;33``. Symbols without a
-            style are plain.
-        shown: The character to show for a symbol. Symbols without an entry are shown unchanged.
+    `styles` are parameters of an SGR sequence (ECMA-48) such as ``1;33`` by symbol; `shown` is what to show for a
+    symbol. Symbols without an entry are plain, and shown unchanged.
     """
     return "\n".join([_colour_line(line, styles, shown) for line in board.split("\n")])
 

@@ -5,21 +5,24 @@ Axes: N boards, R selected boards, K moves whose random numbers are drawn in adv
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
 from ..board import MOVES
 from ..counter_rng import chance_B, chances_of_B
-from .episode_params import SIDES, EpisodeParams
+from .episode_params import SIDES
 
 _AHEAD = 32
 """Number of moves whose random numbers are drawn together. Drawing for each move would double the time of a step."""
 
 
 class SlipNoise:
-    """Lets moves on N boards slip, by `episode_params.slipped` with random numbers from each board's own seed."""
+    """Lets moves on boards slip with the chance `slip`, by `slipped` with random numbers from each board's own seed."""
 
-    def __init__(self, num_boards: int) -> None:
+    def __init__(self, num_boards: int, slip: float) -> None:
+        self._low, self._high = _bound(slip / 2), _bound(1 - slip / 2)
         self._first_N = np.zeros(num_boards, np.uint32)
         self._stride_N = np.zeros(num_boards, np.uint32)
         self._side_NK = np.zeros((num_boards, _AHEAD), np.int8)
@@ -31,41 +34,33 @@ class SlipNoise:
     def seed(self, rows_R: NDArray[np.int64], spread_R: NDArray[np.uint64]) -> None:
         """Set new seeds for some boards. `spread_R` contains the result of `counter_rng.spread` for each seed."""
         self._first_N[rows_R], self._stride_N[rows_R] = chances_of_B(spread_R)
-        self.forget()
+        self._turns_left = 0  # the numbers drawn in advance are of the old seeds
 
-    def forget(self) -> None:
-        """Discard the random numbers drawn in advance. Call it after seeds, move counts or parameters change."""
-        self._turns_left = 0
-
-    def turn(self, action_N: NDArray[np.int64], moves_N: NDArray[np.int64], params: EpisodeParams) -> NDArray[np.int64]:
+    def turn(self, action_N: NDArray[np.int64], moves_N: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the moves after slipping.
 
-        Args:
-            action_N: Indices of the moves that the players chose.
-            moves_N: Number of moves on each board since its seed was set; at most one more than in the previous call.
-            params: Parameters of the episodes.
+        `moves_N` are the moves on each board since its seed was set: at most one more than in the previous call.
         """
         if self._turns_left == 0:
-            self._draw_ahead(moves_N, params)
+            self._draw_ahead(moves_N)
         self._turns_left -= 1
         turn_N = action_N << _TWO
         turn_N += self._side_NK.take(moves_N + self._from_N)
         turned_N: NDArray[np.int64] = _TURNS.take(turn_N)
         return turned_N
 
-    def _draw_ahead(self, moves_N: NDArray[np.int64], params: EpisodeParams) -> None:
+    def _draw_ahead(self, moves_N: NDArray[np.int64]) -> None:
         count_NK = np.add.outer(moves_N.astype(np.uint32), np.arange(_AHEAD).astype(np.uint32))
         chance_NK = chance_B(self._first_N[:, None], self._stride_N[:, None], count_NK)
-        low_N1, high_N1 = (_bound(share)[:, None] for share in (params.slip / 2, 1 - params.slip / 2))
-        np.add((chance_NK >= low_N1).view(np.int8), (chance_NK >= high_N1).view(np.int8), out=self._side_NK)
+        np.add((chance_NK >= self._low).view(np.int8), (chance_NK >= self._high).view(np.int8), out=self._side_NK)
         np.subtract(self._row_N, moves_N, out=self._from_N)
         self._turns_left = _AHEAD
 
 
-def _bound(share_N: NDArray[np.float64]) -> NDArray[np.uint64] | NDArray[np.uint32]:
-    """Return bounds for 32-bit random numbers, which are below their bound with chance `share_N` (at most 1)."""
-    bound_N: NDArray[np.float64] = np.ceil(share_N * 2.0**32)
-    return bound_N.astype(np.uint64) if bound_N.max() >= 2.0**32 else bound_N.astype(np.uint32)
+def _bound(share: float) -> NDArray[np.uint64] | NDArray[np.uint32]:
+    """Return the bound for 32-bit random numbers, which are below it with chance `share` (at most 1)."""
+    bound = math.ceil(share * 2**32)
+    return np.array([bound], np.uint32) if bound < 2**32 else np.array([bound], np.uint64)
 
 
 _TURNS = np.array(

@@ -19,12 +19,11 @@ from envkit.types import JSON
 
 from ..board import MOVES, spread_out
 from ..counter_rng import episode_seed, episode_seed_B, spread_B
-from ..options import check_choice
+from ..options import check_choice, override
 from .actions import read_answers, read_indices
 from .batch import batch_of
-from .env import RENDER_MODES, BoardEnv, change, choose, show, spaces_of, unreadable
-from .episode_params import EpisodeParams, as_arrays, matters_of
-from .game import BoardGame, BoardOptions
+from .env import RENDER_MODES, BoardEnv, change, show, spaces_of, unreadable
+from .game import BoardGame
 from .level_cache import Drawn, LevelCache
 from .physics import STAY
 from .pictures import paint, read_tiles
@@ -43,7 +42,7 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
     Args:
         num_envs: Number of copies, at least 1.
         autoreset: When to reset a finished copy.
-        options: Options of the game, as for `BoardEnv`. All copies have the same `size`, `symbols` and `spaced`.
+        options: Options of the game, as for `BoardEnv`. `reset` cannot change them.
 
     Raises:
         OptionError: An option is unknown or its value is invalid.
@@ -65,7 +64,7 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
             check_choice("render_mode", render_mode, RENDER_MODES)
         self.num_envs = num_envs
         self.render_mode = render_mode
-        self._defaults = choose(self.game, options)
+        self._defaults = override(self.game.defaults, options)
         self.single_observation_space, self.single_action_space = spaces_of(
             self.game, self._defaults, observation, action
         )
@@ -77,9 +76,13 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
         self._is_text = action == "text"
         self._batch = batch_of(self.game.physics, num_envs, self._defaults.side)
         self._level_cache = LevelCache(self.game, self._defaults)
-        self._default_params = self._params = as_arrays(self.game.params(self._defaults))
-        self._matters = matters_of(self._params)
-        self._slip_noise = SlipNoise(num_envs)
+        self._params = params = self.game.params(self._defaults)
+        # NumPy is faster with a one-element array than with a scalar.
+        self._reward_won, self._reward_progress, self._reward_move = (
+            np.array([reward]) for reward in (params.won, params.progress, params.move)
+        )
+        self._has_move_rewards = bool(params.move or params.progress or params.won != 1)
+        self._slip_noise = SlipNoise(num_envs, params.slip)
         self._firsts: list[Any] = [None] * num_envs  # seed of each board's sequence of episodes; None before a reset
         self._first_N = np.zeros(num_envs, np.uint64)  # `counter_rng.spread` of each seed in `_firsts`
         self._episode_N = np.full(num_envs, -1)
@@ -90,7 +93,7 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
         self._is_over_N = np.zeros(num_envs, np.bool_)
         self._any_over = False
         self._texts = [""] * num_envs
-        self._rules = _above(self.game, self._defaults)
+        self._rules = f"{self.game.rules(self._defaults)}\n\n" if self._defaults.instructions else ""
         self._symbols = self._defaults.symbols or self._defaults.canonical
         self._all_N = _frozen(np.ones(num_envs, np.bool_))
         self._legal_N = np.full(num_envs, None, dtype=object)
@@ -104,28 +107,23 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
         changes = dict(options or {})
         mask_N = _mask(changes.pop("reset_mask", self._all_N), self.num_envs)
         chosen = change(self._defaults, changes)
-        for name, differs in (
-            ("size", chosen.side != self._defaults.side),
-            ("symbols", chosen.symbols != self._defaults.symbols),
-            ("spaced", chosen.spaced != self._defaults.spaced),
-        ):
-            if differs:
+        for name in changes:
+            if getattr(chosen, name) != getattr(self._defaults, name):
                 raise OptionError(name, "reset cannot change it in native mode; set it in make_vec, or use mode='sync'")
         seeds = _seeds(seed, self.num_envs)
         rows_R = np.flatnonzero(mask_N)
-        cache = self._level_cache if chosen is self._defaults else LevelCache(self.game, chosen)
         started = [self._next(row, seeds[row]) for row in rows_R.tolist()]
         level_seeds = [episode_seed(first, episode) for first, episode in started]
-        drawn = cache.draw(level_seeds, spread_B(np.array([seed & _BITS for seed in level_seeds], np.uint64)))
-        is_default = chosen is self._defaults
-        self._set_params(rows_R, self._default_params if is_default else as_arrays(self.game.params(chosen)))
+        drawn = self._level_cache.draw(
+            level_seeds, spread_B(np.array([seed & _BITS for seed in level_seeds], np.uint64))
+        )
         self._begin(rows_R, started)
         self._start(rows_R, drawn)
         self._is_over_N = self._is_over_N & ~mask_N
         self._any_over = bool(self._is_over_N.any())
         self._was_reset = bool(self._episode_N.min() >= 0)
         if not self._is_grid:
-            self._write(rows_R, _above(self.game, chosen))
+            self._write(rows_R)
         infos: Infos = {
             "success": np.zeros(self.num_envs, np.bool_),
             "_success": mask_N,
@@ -188,26 +186,24 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
             turn.reward_N[goes_on_N] += more.reward_N[goes_on_N]
             for whole_N, part_N in zip(turn[1:], more[1:], strict=True):
                 whole_N |= part_N & goes_on_N
-        if self._matters.unfinished:
+        if params.unfinished:
             done_N = (self._goals_N - self._batch.left_N) * params.unfinished / self._goals_N
             turn.reward_N[turn.truncated_N] += done_N[turn.truncated_N]
-        if self._matters.penalty and not valid_N.all():
-            unread_N = ~valid_N & played_N
-            turn.reward_N[unread_N] -= np.broadcast_to(params.penalty, self.num_envs)[unread_N]
+        if params.penalty and not valid_N.all():
+            turn.reward_N[~valid_N & played_N] -= params.penalty
         return turn
 
     def _move(self, action_N: NDArray[np.int64], playing_N: NDArray[np.bool_]) -> _StepArrays:
         """Play one move on the boards where `playing_N` is true. The other boards do not change and have reward 0."""
-        params = self._params
-        if self._matters.slip:
-            action_N = self._slip_noise.turn(action_N, self._ticks_N, params)
+        if self._params.slip:
+            action_N = self._slip_noise.turn(action_N, self._ticks_N)
         moved_N, gain_N, won_N, over_N = self._batch.play(action_N)
         self._ticks_N += playing_N
         reward_N = won_N.astype(np.float64)
-        if self._matters.rewards:
-            reward_N *= params.won
-            moves_N = gain_N * params.progress
-            moves_N += params.move
+        if self._has_move_rewards:
+            reward_N *= self._reward_won
+            moves_N = gain_N * self._reward_progress
+            moves_N += self._reward_move
             reward_N += moves_N
             if playing_N is not self._all_N:
                 reward_N *= playing_N
@@ -238,15 +234,13 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
     def _start(self, rows_R: NDArray[np.int64], drawn: Drawn) -> None:
         """Put new levels on the boards `rows_R`."""
         self._batch.place(rows_R, drawn)
-        limit = self._params.limit
-        self._deadline_N[rows_R] = self._ticks_N[rows_R] + (limit if len(limit) == 1 else limit[rows_R])
-        if self._matters.unfinished:
+        self._deadline_N[rows_R] = self._ticks_N[rows_R] + self._params.limit
+        if self._params.unfinished:
             self._goals_N[rows_R] = drawn.goals_R
 
     def _restart(self, restart_N: NDArray[np.bool_], rows_R: NDArray[np.int64]) -> Infos:
         """Start the next episode on the boards `rows_R`, and return the infos about the new levels."""
         self._episode_N += restart_N
-        self._set_params(rows_R, self._default_params)
         if self._level_cache.is_single:
             drawn = self._level_cache.only()
         else:
@@ -272,7 +266,7 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
         following |= {"final_obs": final_N, "_final_obs": ended_N, "final_info": last, "_final_info": ended_N}
         following |= self._restart(ended_N, rows_R)
         if not self._is_grid:
-            self._write(rows_R, self._rules)
+            self._write(rows_R)
         return following
 
     def _step_infos(
@@ -312,20 +306,9 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
         legal_N[~mask_N] = None
         return legal_N
 
-    def _set_params(self, rows_R: NDArray[np.int64], params: EpisodeParams) -> None:
-        """Set the parameters of the boards `rows_R`. If they are not the defaults, store one value per board."""
-        if self._params is self._default_params:
-            if params is self._default_params:
-                return
-            self._params = EpisodeParams(*(np.repeat(array, self.num_envs) for array in self._default_params))
-        for param_N, param in zip(self._params, params, strict=True):
-            param_N[rows_R] = param
-        self._matters = matters_of(self._params)
-        self._slip_noise.forget()
-
-    def _write(self, rows_R: NDArray[np.int64], above: str) -> None:
+    def _write(self, rows_R: NDArray[np.int64]) -> None:
         for row, text in zip(rows_R.tolist(), self._boards(rows_R), strict=True):
-            self._texts[row] = above + text
+            self._texts[row] = self._rules + text
 
     def _boards(self, rows_R: NDArray[np.int64] | None = None) -> list[str]:
         """Return the boards `rows_R` as texts, as observations show them. None means all boards."""
@@ -334,10 +317,9 @@ class BoardVectorEnv(VectorEnv[Any, Any, Any]):
 
     def _add_texts_above(self, unread_N: NDArray[np.bool_], restart_R: NDArray[np.int64]) -> None:
         """Add a notice above boards with an unreadable answer, and the rules above boards that start an episode."""
-        if unread_N.any():
-            turn_N = np.broadcast_to(self._params.turn, self.num_envs)
-            for row in (self._params.notices & unread_N).nonzero()[0].tolist():
-                self._texts[row] = unreadable(int(turn_N[row])) + self._texts[row]
+        if self._params.notices:
+            for row in unread_N.nonzero()[0].tolist():
+                self._texts[row] = unreadable(self._params.turn) + self._texts[row]
         if self._rules:
             for row in restart_R.tolist():
                 self._texts[row] = self._rules + self._texts[row]
@@ -354,11 +336,6 @@ class _StepArrays(NamedTuple):
     truncated_N: NDArray[np.bool_]
     moved_N: NDArray[np.bool_]
     won_N: NDArray[np.bool_]
-
-
-def _above(game: BoardGame[Any], options: BoardOptions) -> str:
-    """Return the rules and an empty line, to show above the first board; empty if `instructions` is false."""
-    return f"{game.rules(options)}\n\n" if options.instructions else ""
 
 
 def _seeds(seed: int | Sequence[int | None] | None, num_envs: int) -> Sequence[int | None]:

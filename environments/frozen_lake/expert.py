@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from envkit.types import JSON, Observation
 
 from ..board import MOVES, find_board
+from ..boards.batch import neighbours
 from ..boards.episode_params import SIDES
 from .game import LakeOptions
 from .lakes import SYMBOLS, layers_of
@@ -32,16 +32,8 @@ _SAME = 1e-9
 class FrozenLakeExpert:
     """Walks a shortest path on the observed lake. On slippery ice, the expert follows a plan that allows for slips.
 
-    All arguments are options of the environment; see `LakeOptions`.
-
-    Args:
-        symbols: The characters that the observation shows.
-        spaced: Whether there are spaces between the characters.
-        slip: Chance of a slip. If above 0, the expert plays the plan of `best_moves`.
-        size: `size`, `map` and `max_moves` together determine the move limit that `best_moves` needs.
-        map: See `size`.
-        max_moves: See `size`.
-        options: Other options, which have no effect on the expert.
+    All arguments are options of the environment; see `LakeOptions`. The plan needs the move limit, which depends on
+    `size`, `map` and `max_moves`. `options` have no effect on the expert.
 
     Raises:
         OptionError: An option is invalid.
@@ -106,17 +98,13 @@ class FrozenLakeExpert:
 def best_moves(board: str, slip: float, move_limit: int) -> Sequence[Sequence[str]]:
     """Return all best moves for each cell, row by row.
 
-    A cell has no moves if it is a hole or the goal, or if no path leads from it to the goal.
-
-    Args:
-        board: A lake in its own symbols; the position of the player does not matter.
-        slip: Chance in [0, 1] that the player slips to the left or right of the chosen direction.
-        move_limit: Moves until the episode is truncated.
+    A cell has no moves if it is a hole or the goal, or if no path leads from it to the goal. The position of the player
+    does not matter.
     """
     cells = board.replace("\n", "")
     is_ice_S = np.array([symbol in "_P" for symbol in cells])
     goal_S = np.array([float(symbol == "G") for symbol in cells])
-    ahead_AS = _ahead(board.find("\n"))
+    ahead_AS = neighbours(board.find("\n"))[0][:, : len(MOVES)].T
     chance_AA = np.eye(len(MOVES)) * (1 - slip)  # [i, j] is the chance of move j if move i is chosen
     for move, sides in SIDES.items():
         chance_AA[MOVES.index(move), [MOVES.index(side) for side in sides]] = slip / 2
@@ -129,15 +117,3 @@ def best_moves(board: str, slip: float, move_limit: int) -> Sequence[Sequence[st
             break
     is_best_AS = (value_AS >= (1 - _SAME) * value_S) & (value_AS > 0) & is_ice_S
     return [[move for move, is_best in zip(MOVES, column, strict=True) if is_best] for column in is_best_AS.T.tolist()]
-
-
-def _ahead(side: int) -> NDArray[np.int64]:
-    """Return the cell to which each move leads from each cell, of shape [A, S]. The edge of the map blocks moves."""
-    row_S, column_S = np.divmod(np.arange(side * side), side)
-    step = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
-    return np.array(
-        [
-            np.clip(row_S + down, 0, side - 1) * side + np.clip(column_S + right, 0, side - 1)
-            for down, right in (step[move] for move in MOVES)
-        ]
-    )

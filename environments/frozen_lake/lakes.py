@@ -30,12 +30,7 @@ _FREE = str.maketrans({"_": "1", "G": "1", "P": "1", "O": "0", "\n": "0"})
 
 
 class Lake(NamedTuple):
-    """A level.
-
-    Attributes:
-        board: The map with the player on it.
-        shortest: Moves on a shortest path to the goal.
-    """
+    """A level: the map with the player on it, and the moves on a shortest path to the goal."""
 
     board: str
     shortest: int
@@ -45,12 +40,7 @@ class Lake(NamedTuple):
 def draw_lake(seed: int, size: int, frozen: float, move_limit: int, split: Split | None) -> Lake:
     """Return the lake of `seed`, the same in every process.
 
-    Args:
-        seed: Any integer.
-        size: Cells along one side.
-        frozen: Chance that a cell other than start and goal is ice.
-        move_limit: Maximum moves on the shortest path from start to goal.
-        split: Split that the lake must belong to; None accepts any.
+    Cells other than start and goal are ice with the chance `frozen`. The shortest path has at most `move_limit` moves.
 
     Raises:
         OptionError: The search reached its limit without finding such a lake.

@@ -15,16 +15,10 @@ from .solver import MAX_STATES, first_steps
 
 
 class SokobanExpert:
-    """Plays a shortest solution of the observed room.
+    """Plays a shortest solution of the observed room; `symbols` and `spaced` are options of the environment.
 
-    In a room with few states, the expert tabulates all solvable states. In other rooms, it solves each observed state.
-
-    Args:
-        symbols: The environment's option `symbols`; see `SokobanOptions`.
-        spaced: The environment's option `spaced`.
-        max_table: Approximate number of states up to which the expert tabulates a room.
-        max_states: Approximate number of states to search in other rooms. Beyond this limit, `moves` returns no move.
-        options: Other options of the environment, which have no effect on the expert.
+    In a room with up to about `max_table` states, the expert tabulates all solvable states. In other rooms, it solves
+    each observed state; if the search exceeds about `max_states` states, it has no move. `options` have no effect.
     """
 
     def __init__(

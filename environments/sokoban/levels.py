@@ -32,13 +32,7 @@ _ItemT = TypeVar("_ItemT")
 
 
 class Puzzle(NamedTuple):
-    """A level and the length of its shortest solutions.
-
-    Attributes:
-        board: The room at the start.
-        moves: Moves of a shortest solution.
-        pushes: Fewest pushes among the shortest solutions.
-    """
+    """A level, the moves of a shortest solution, and the fewest pushes among the shortest solutions."""
 
     board: str
     moves: int
@@ -63,7 +57,7 @@ def draw_level(
         seed: Any integer.
         size: Cells along one side, including the walls, at least 5.
         boxes: Number of boxes.
-        moves: Minimum and maximum moves of a shortest solution.
+        moves: Minimum and maximum of `Puzzle.moves`.
         pushes: Minimum and maximum of `Puzzle.pushes`; None accepts any number.
         split: Split that the level must belong to; None accepts any.
 
@@ -145,13 +139,8 @@ def _starts(
 ) -> Iterator[tuple[int, list[_Start]]]:
     """Search `room` for starts. Yield the number of states searched since the last yield, and the starts found.
 
-    Args:
-        room: The room.
-        moves: Minimum and maximum moves from the start to a solution.
-        pushes: Minimum and maximum pushes from the start to this solution.
-        most_done: Maximum number of boxes that start on a target.
-        together: Whether to yield all starts in one list. If false, yield one list per number of moves, the smallest
-            number first.
+    The starts have the given ranges of moves and pushes, and at most `most_done` boxes on a target. All are in one list
+    if `together` is true; otherwise, there is a list per number of moves, the smallest number first.
     """
     (low, high), (least, most) = moves, pushes
     solved = room.solved

@@ -138,11 +138,7 @@ class PushGraph:
 
 
 class Position(NamedTuple):
-    """A board, separated into its room (walls and targets) and its state.
-
-    Attributes:
-        state: The places of the player and the boxes, as one integer.
-    """
+    """A board, separated into its room (walls and targets) and its state (the places of the player and the boxes)."""
 
     room: PushGraph
     state: int

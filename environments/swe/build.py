@@ -24,12 +24,12 @@ import msgspec
 from envkit import clock
 from envkit.errors import CapacityError, SandboxError, SandboxLostError, SandboxStartError, UsageError
 from envkit.protocols import SandboxPool
+from envkit.types import stable_hash
 
 from . import packages
-from .checkout import changes_of_patch
-from .formats.diffs import between
+from .checkout import between, changes_of_patch
 from .grading import Verdict, grade_changes
-from .mutate import Edit, apply, edits_of, in_random_order
+from .mutate import Edit, apply, edits_of
 from .runs import REPO, TEST_PATH, RunSettings, TestRun, run_tests, spec_of
 from .statements import Symptom, statements
 from .tasks import Lock, LockedPackage, SweTask, write_folder
@@ -131,8 +131,6 @@ class _Baseline(msgspec.Struct, frozen=True, kw_only=True, tag="baseline"):
         stable: Tests that passed in all runs.
         unstable: Number of all other tests and of files that cannot be collected.
         lines: Lines that ran, by file.
-        suite_s: Seconds of a run.
-        longest_s: Seconds of the slowest test.
     """
 
     inputs: tuple[str, ...]
@@ -149,9 +147,7 @@ class _Trial(msgspec.Struct, frozen=True, kw_only=True, tag="trial"):
     Attributes:
         bug: The edits as text.
         verdict: See `BuildReport.tried`; ``found``: tests fail with it, and no further check was made.
-        failing: Tests that fail.
-        messages: Why some of these tests fail.
-        seconds: Seconds that it took.
+        failing: Tests that fail. `messages` say why some of them do.
         reason: Why it is ``unstable``.
     """
 
@@ -177,16 +173,10 @@ async def build(
     announce: Callable[[str], None] = lambda line: None,
     on_task: Callable[[str, int], None] = lambda package, tasks: None,
 ) -> list[BuildReport]:
-    """Make a folder with tasks; continue if an earlier call was interrupted.
+    """Make a folder with tasks of packages such as ``semver==3.1.1``; continue if an earlier call was interrupted.
 
-    Args:
-        sandboxes: Leases the sandboxes.
-        requirements: The packages, such as ``semver==3.1.1``.
-        folder: The folder to make.
-        data: Folder of source distributions and environments.
-        settings: What to build.
-        announce: Called with lines about progress.
-        on_task: Called with a package and its number of tasks, each time that it gets one more.
+    `data` is the folder of source distributions and environments. `on_task` is called with a package and its number of
+    tasks, each time that it gets one more.
 
     Raises:
         UsageError: A package cannot be fetched, or has no tests that pass; or pip cannot install what the tests need.
@@ -215,7 +205,7 @@ async def build(
             LockedPackage(
                 requirement="" if requirement == packages.OWN else requirement,
                 base=base.name,
-                sha256=inputs[0],
+                sha256="" if requirement == packages.OWN else inputs[0],
                 licence=packages.licence_of(tree),
                 tests=len(baseline.stable),
                 suite_s=round(baseline.suite_s, 1),
@@ -350,8 +340,8 @@ class _Builder:
             id=f"{repo}.{strategy}.{number}",
             repo=repo,
             base=base,
-            bug_patch=between(path, original.decode(), changed.decode()),
-            patch=between(path, changed.decode(), original.decode()),
+            bug_patch=between(path, original, changed),
+            patch=between(path, changed, original),
             fail_to_pass=found.failing,
             pass_to_pass=tuple(test for test in self._baseline.stable if test not in set(found.failing)),
             statements=statements(repo, symptoms, found.failing, self._tree),
@@ -481,14 +471,23 @@ class _Builder:
             return run, msgspec.json.decode(lines, type=dict[str, list[int]])
 
 
-class _Bugs:
-    """Bugs that tests have found, for tasks of one or more bugs in a file.
+def in_random_order(edits: Sequence[tuple[str, Edit]], seed: int) -> list[tuple[str, Edit]]:
+    """Return pairs of file and edit in an order that depends on `seed`, with the operators in turn."""
 
-    Args:
-        builder: Tries the bugs.
-        candidates: Bugs to try, in this order.
-        wanted: Number of bugs of all tasks together.
-    """
+    def chance(of: tuple[str, Edit]) -> int:
+        return stable_hash(seed, of[0], of[1].start, of[1].end, of[1].text)
+
+    turn: dict[str, int] = {}
+    ranked: list[tuple[int, int, tuple[str, Edit]]] = []
+    for one in sorted(edits, key=chance):
+        operator = one[1].operator
+        turn[operator] = turn.get(operator, -1) + 1
+        ranked.append((turn[operator], chance(one), one))
+    return [one for *_, one in sorted(ranked, key=lambda row: row[:2])]
+
+
+class _Bugs:
+    """Bugs that tests have found, for tasks of one or more bugs in a file: `wanted` bugs of all tasks together."""
 
     def __init__(self, builder: _Builder, candidates: Sequence[tuple[str, Edit]], wanted: int) -> None:
         self._builder = builder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import os
 import re
@@ -14,7 +15,6 @@ from pathlib import Path, PurePosixPath
 from envkit import clock
 from envkit.errors import UsageError
 
-from .formats.diffs import between
 from .packages import OWN, fetch, put, requirement_of, set_date, sha256_of, unpack
 from .tasks import Lock, SweTask
 
@@ -26,7 +26,7 @@ _GIT_TIMEOUT_S = 60.0
 
 
 async def source_of(task: SweTask, folder: Path, lock: Lock | None = None) -> Path:
-    """Return the folder with the source of a task: its package with the bug, and with the tests of `test_patch`.
+    """Return the folder with the source of a task: its package with the bug.
 
     The folder is made once, as a subfolder of ``folder/trees``. Do not change its files.
 
@@ -36,22 +36,17 @@ async def source_of(task: SweTask, folder: Path, lock: Lock | None = None) -> Pa
         lock: The lock of the task's folder, with the hash of the source distribution; None to use any.
 
     Raises:
-        UsageError: The task has no source distribution, or one with another hash; pip failed; or a patch does not
-            apply.
+        UsageError: The source distribution has another hash; pip failed; or the patch does not apply.
     """
-    if not task.base:
-        raise UsageError(f"the source is in the image {task.image!r}, and there is no source distribution")
     return await clock.to_thread(_source_of, task, folder, lock)
 
 
-def changes_of_patch(tree: Path, patch: str) -> Mapping[str, bytes | None]:
+def changes_of_patch(tree: Path, patch: str) -> Mapping[str, bytes]:
     """Return the files that a patch adds to a tree or changes in it, with their new content. `tree` is not changed.
 
-    The content of a file that the patch deletes is None.
-
     Raises:
-        UsageError: The patch does not apply; it has an absolute path or one with ``..``; it changes a mode, renames a
-            file, or adds a link or binary file; or git is missing.
+        UsageError: The patch does not apply; it has an absolute path or one with ``..``; it changes a mode, renames or
+            deletes a file, or adds a link or binary file; or git is missing.
     """
     if not patch.strip():
         return {}
@@ -69,12 +64,10 @@ def changes_of_patch(tree: Path, patch: str) -> Mapping[str, bytes | None]:
                 (target / path).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(tree / path, target / path)
         _git(["apply", "--whitespace=nowarn"], patch, target)
-        return {path: (target / path).read_bytes() if (target / path).is_file() else None for path in paths}
-
-
-def deleted_by(patch: str) -> frozenset[str]:
-    """Return the paths of the files that a patch deletes."""
-    return frozenset(re.findall(r"^--- a/(.+)\n\+\+\+ /dev/null$", patch, re.M))
+        for path in paths:
+            if not (target / path).is_file():
+                raise UsageError(f"the patch must not delete files, but deletes {path!r}")
+        return {path: (target / path).read_bytes() for path in paths}
 
 
 def content_of(tree: Path, path: str) -> bytes:
@@ -82,15 +75,12 @@ def content_of(tree: Path, path: str) -> bytes:
     return (tree / path).read_bytes() if (tree / path).is_file() else b""
 
 
-def diff_of(tree: Path, changes: Mapping[str, bytes | None]) -> str:
-    """Return the unified diff from a tree to a tree with changed files. Bytes that are not UTF-8 are replaced."""
-    parts: list[str] = []
-    for path, content in sorted(changes.items()):
-        file = tree / path
-        exists = why_unsafe(tree, path) is None and file.is_file()
-        before = file.read_bytes().decode(errors="replace") if exists else None
-        parts.append(between(path, before, None if content is None else content.decode(errors="replace")))
-    return "".join(parts)
+def between(path: str, old: bytes, new: bytes) -> str:
+    """Return the unified diff between two contents of a file. Bytes that are not UTF-8 are replaced."""
+    # Unlike `str.splitlines`, only a line feed ends a line.
+    before, after = (re.findall(r"[^\n]*\n|[^\n]+", content.decode(errors="replace")) for content in (old, new))
+    lines = difflib.unified_diff(before, after, f"a/{path}", f"b/{path}")
+    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
 
 def why_unsafe(tree: Path, path: str) -> str | None:
@@ -116,26 +106,18 @@ def _source_of(task: SweTask, folder: Path, lock: Lock | None) -> Path:
     if not base.is_file() or requirement == OWN:
         base = fetch(requirement, folder / "sdists")
     for package in () if lock is None else lock.packages:
-        if package.base == task.base and package.sha256 != sha256_of(base):
+        if package.base == task.base and package.sha256 not in ("", sha256_of(base)):
             raise UsageError(f"{base} is not the file that the tasks were made of: its SHA-256 is not {package.sha256}")
     clean = unpack(base, folder / "trees")
-    patches = [patch for patch in (task.bug_patch, task.test_patch) if patch.strip()]
-    if not patches:
-        return clean
-    digest = hashlib.sha256("\0".join(patches).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(task.bug_patch.encode()).hexdigest()[:16]
     target = folder / "trees" / f"{clean.name}+{digest}"
     if target.is_dir():
         return target
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         made = Path(scratch) / "tree"
         shutil.copytree(clean, made, symlinks=True)
-        for patch in patches:
-            for path, content in changes_of_patch(made, patch).items():
-                if content is None:
-                    (made / path).unlink()
-                    continue
-                (made / path).parent.mkdir(parents=True, exist_ok=True)
-                (made / path).write_bytes(content)
+        for path, content in changes_of_patch(made, task.bug_patch).items():
+            (made / path).write_bytes(content)
         set_date(made)
         put(made, target)
     return target

@@ -1,4 +1,4 @@
-"""Commands of ``envkit tasks SWE-v0``: make and import tasks, and grade a patch."""
+"""Commands of ``envkit tasks SWE-v0``: make tasks, and grade a patch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from . import build as building
 from . import packages
 from .checkout import changes_of_patch, source_of
 from .env import OWN_TASKS
-from .formats import write_folder_of
 from .grading import grade_changes
 from .tasks import LOCK, Lock, read_folder
 
@@ -121,45 +120,15 @@ async def grade(
     environment = await clock.to_thread(packages.environment, lock.environment, data["swe"] / "environments", announce)
     tree = await source_of(chosen, data["swe"], lock)
     changes = await clock.to_thread(changes_of_patch, tree, content)
-    taken = {path: content for path, content in changes.items() if content is not None}
     timeout_s = lock.timeout_s(chosen.base)
-    verdict = await grade_changes(sandboxes, chosen, tree, taken, environment=environment, timeout_s=timeout_s)
+    verdict = await grade_changes(sandboxes, chosen, tree, changes, environment=environment, timeout_s=timeout_s)
     rows = [(one.kind, one.outcome, test) for test, one in verdict.tests.items()]
-    refused = {**verdict.refused, **dict.fromkeys(sorted(changes.keys() - taken.keys()), "a deletion")}
-    lines = [f"refused: {path}: {why}" for path, why in refused.items()]
+    lines = [f"refused: {path}: {why}" for path, why in verdict.refused.items()]
     lines += [f"to review: {flag}" for flag in verdict.flags]
     lines += [f"the run is not valid: {verdict.problem}"] if verdict.problem else []
     passed = sum(one.is_ok for one in verdict.tests.values())
     end = f"{'resolved' if verdict.resolved else 'not resolved'}: {passed} of {len(verdict.tests)} tests pass"
     return CommandResult([[("KIND", "OUTCOME", "TEST"), *rows], *lines, end], is_ok=verdict.resolved)
-
-
-def import_tasks(
-    file: Annotated[
-        Path,
-        typer.Argument(
-            exists=True,
-            dir_okay=False,
-            metavar="FILE",
-            help="Rows of SWE-bench, SWE-Gym, SWE-smith, R2E-Gym or envkit: JSON lines, plain or gzip, a JSON list, or "
-            "parquet.",
-        ),
-    ],
-    *,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write.")],
-    strict: Annotated[bool, typer.Option("--strict", help="List rows that cannot be used, and write nothing.")] = False,
-    data: Mapping[str, Path],
-) -> CommandResult:
-    """Write the tasks of another data set as a folder of tasks. Rows that cannot be used are left out."""
-    command = f"{_COMMAND} import {shlex.join([str(file), f'--out={out}'])}"
-    tasks = write_folder_of(file, out, data=data["swe"], command=command, strict=strict)
-    lines = [f"{len(tasks)} tasks in {out}"]
-    if count := sum(not task.base for task in tasks):
-        need = "needs" if count == 1 else "need"
-        lines.append(
-            f"{count} of them {need} an image of the data set: SWE-v0 plays only tasks of source distributions"
-        )
-    return CommandResult(lines)
 
 
 def _read(patch: str) -> str:

@@ -14,7 +14,6 @@ Info         ``task``, ``folder`` and ``issue`` of a reset: the task's id, the p
 from __future__ import annotations
 
 import json
-import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -33,7 +32,7 @@ from envkit.types import JSON, Options, Reset, Task, stable_hash
 from ..options import check_boolean, check_image, check_integer, check_path, check_split, override_known
 from ..split import SPLITS, Split
 from ..tasks import Plan, SandboxTask, TaskEnv
-from .checkout import MAX_FILE, content_of, deleted_by, diff_of, source_of
+from .checkout import MAX_FILE, between, content_of, source_of
 from .grading import MAX_CHANGES, Verdict, grade_changes, grade_limit_s, module_of, sort_out
 from .packages import environment
 from .patch_command import apply_command
@@ -130,15 +129,11 @@ def split_tasks(folder: Path, split: Split | None) -> Sequence[SweTask]:
 
 
 def _group(task: SweTask) -> str:
-    return f"{task.repo} {task.file} {task.function}" if task.function else task.id
+    return f"{task.repo} {task.file} {task.function}"
 
 
 class SweTasks:
-    """The tasks of the environment; see `envkit.protocols.TaskSet`. The split ``any`` has all of them.
-
-    Args:
-        options: Options of the environment.
-    """
+    """The tasks of the environment; see `envkit.protocols.TaskSet`. The split ``any`` has all of them."""
 
     splits: Sequence[str] = (*SPLITS, "any")
 
@@ -167,18 +162,14 @@ def options_of(options: Options) -> SweOptions:
 class SweBug(SandboxTask[Mapping[str, bytes]]):
     """A bug of a package. The agent's work consists of the changed source files, by path.
 
-    Args:
-        bug: The bug.
-        options: Options of the environment.
-        tree: Folder of this machine with the source of the package.
-        environment: Folder of this machine with the environment of the tests; None if the image contains it.
+    `tree` is the folder of this machine with the source; `environment`, that of the tests, or None if the image has it.
     """
 
     def __init__(self, bug: SweTask, options: SweOptions, tree: Path, environment: Path | None) -> None:
         self.name, self.bug, self.tree, self.environment = bug.id, bug, tree, environment
         self.spec, self.logs = spec_of(environment, image=options.image), options.logs
-        paths = [bug.file, *re.findall(r"^\+\+\+ b/(.+\.py)$", bug.patch, re.M)]
-        self.modules = sorted({module.partition(".")[0] for module in map(module_of, paths) if module})
+        module = module_of(bug.file)
+        self.modules = [module.partition(".")[0]] if module else []
         self.timeout_s = options.lock.timeout_s(bug.base)
         self.judge_limit_s = grade_limit_s(self.timeout_s)
         self._hidden = frozenset[str]() if options.statement == 3 else bug.test_files
@@ -194,7 +185,7 @@ class SweBug(SandboxTask[Mapping[str, bytes]]):
 
     @property
     def solution(self) -> Sequence[Plan] | None:
-        return [Plan([apply_command(self.bug.patch)])] if self.bug.patch else None
+        return [Plan([apply_command(self.bug.patch)])]
 
     @property
     def words(self) -> Mapping[str, str]:
@@ -241,11 +232,8 @@ class SweBug(SandboxTask[Mapping[str, bytes]]):
 class Swe(TaskEnv):
     """An environment with one bug per episode.
 
-    Args:
-        sandboxes: Leases the sandboxes of agents and graders.
-        judge: Not used.
-        data: The folder ``swe``, in which source distributions, trees and environments of tests are cached.
-        options: See `SweOptions` and `ToolEnv`; a task's options override single options for one episode.
+    Its `data` is the folder ``swe``, in which source distributions, trees and environments of tests are cached. A
+    task's options override single `options` for one episode.
 
     Raises:
         OptionError: An option is unknown or its value is invalid.
@@ -308,7 +296,7 @@ def keep(folder: Path, task: SweTask, tree: Path, changes: Mapping[str, bytes], 
     small = {path: content for path, content in changes.items() if content.count(b"\n") <= _MAX_LINES}
     content = {
         "task": task.id,
-        "diff": diff_of(tree, small),
+        "diff": "".join(between(path, content_of(tree, path), new) for path, new in small.items()),
         "files": {path: text.decode(errors="replace") for path, text in changes.items() if path not in small},
         "verdict": {"resolved": verdict.resolved, **asdict(verdict)},
     }
@@ -318,5 +306,5 @@ def keep(folder: Path, task: SweTask, tree: Path, changes: Mapping[str, bytes], 
 def _sources(tree: Path, task: SweTask) -> Mapping[str, bytes]:
     """Return the files of a tree that the agent may change, by path."""
     files = {file.relative_to(tree).as_posix(): file for file in sorted(tree.rglob("*.py")) if file.is_file()}
-    taken, _ = sort_out(task, tree, dict.fromkeys([*files, *deleted_by(task.bug_patch)], b"changed"))
+    taken, _ = sort_out(task, tree, dict.fromkeys(files, b"changed"))
     return {path: content_of(tree, path) for path in taken}

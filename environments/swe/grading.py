@@ -14,14 +14,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from envkit.errors import UsageError
 from envkit.protocols import Sandbox, SandboxPool
 
 from ..tasks import Verdict as AnyVerdict
 from ..tasks import in_fresh_sandbox
-from .checkout import MAX_FILE, content_of, deleted_by, why_unsafe
+from .checkout import MAX_FILE, content_of, why_unsafe
 from .runs import REPO, TEST_PATH, TEST_TIMEOUT_S, RunSettings, TestRun, run_tests, spec_of
 from .suspicion.flags import flags_of
 from .suspicion.second_bug import CPU_S, MAX_BUGS, judge_with_bugs
@@ -53,8 +53,7 @@ class TestResult:
 
     Attributes:
         kind: ``F2P``: it fails with the bug; ``P2P``: it passes with and without it.
-        outcome: ``passed``, ``failed``, ``error``, ``skipped``, ``missing`` if it did not run, or ``xfailed`` if it
-            failed as expected with and without the changes.
+        outcome: ``passed``, ``failed``, ``error``, ``skipped``, ``xfailed``, or ``missing`` if it did not run.
         message: Why it did not pass.
     """
 
@@ -64,7 +63,7 @@ class TestResult:
 
     @property
     def is_ok(self) -> bool:
-        return self.outcome in ("passed", "xfailed")
+        return self.outcome == "passed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,14 +75,12 @@ class Verdict(AnyVerdict):
         refused: Why changed files were refused, by path.
         flags: Why a person should look at the changes, such as ``os._exit in src/a.py``; not part of the verdict.
         problem: Why the run is not valid; empty if it is.
-        seconds: Seconds that the tests took, with the start of pytest.
     """
 
     tests: Mapping[str, TestResult]
     refused: Mapping[str, str]
     flags: tuple[str, ...]
     problem: str
-    seconds: float
 
     @property
     def resolved(self) -> bool:
@@ -105,8 +102,8 @@ async def grade_changes(
     """Return the verdict on changed files.
 
     A run that crashed is repeated once, and so is one that took too long, with three times the limit. If the run has
-    signs of tampering or tests that failed as expected, the tests also run without the changes, once per task and
-    process; what also happens in that run does not count.
+    signs of tampering, the tests also run without the changes, once per task and process; signs that also occur in that
+    run do not count.
 
     Args:
         sandboxes: Leases the sandboxes.
@@ -134,7 +131,7 @@ async def grade_changes(
     flags = await flags_of(tree, taken)
     spec = spec_of(environment, image=image)
 
-    known, key = _Known(), (task.id, tree, environment, image)
+    key = (task.id, tree, environment, image)
 
     async def run_with(files: Mapping[str, bytes], sentinels: _Sentinels) -> TestRun | str:
         """Return a run, or why the submission ended its sandbox."""
@@ -145,15 +142,14 @@ async def grade_changes(
         files: Mapping[str, bytes], sentinels: _Sentinels
     ) -> tuple[TestRun | None, str, Mapping[str, TestResult]]:
         """Return a run, why it is not valid (empty if it is), and the results of the tests."""
-        nonlocal known
         run = await run_with(files, sentinels)
         if isinstance(run, str):
-            return None, run, _results(task, None, known)
-        if not run.result.timed_out and (run.tampering or "xfailed" in run.outcomes.values()):
-            if key not in _KNOWN and not isinstance(clean := await run_with({}, sentinels) if files else run, str):
-                _remember(key, clean)
-            known = _KNOWN.get(key, _Known())
-        return run, sentinels.problem_of(run, known), _results(task, run, known)
+            return None, run, _results(task, None)
+        if run.tampering and not run.result.timed_out and key not in _KNOWN:
+            clean = await run_with({}, sentinels) if files else run
+            if not isinstance(clean, str) and clean.exit_code is not None and not clean.result.timed_out:
+                _KNOWN[key] = frozenset(clean.tampering)
+        return run, sentinels.problem_of(run, _KNOWN.get(key, frozenset())), _results(task, run)
 
     async def passes(files: Mapping[str, bytes]) -> bool:
         """Return whether no test finds a bug; a run whose control tests pass although they must fail finds none."""
@@ -188,7 +184,6 @@ async def grade_changes(
         refused=refused,
         flags=flags,
         problem=problem,
-        seconds=0.0 if run is None else run.result.duration_s,
     )
 
 
@@ -197,22 +192,8 @@ def grade_limit_s(timeout_s: float) -> float:
     return timeout_s * (1 + 3 + 1 + 2 * MAX_BUGS) + 60
 
 
-class _Known(NamedTuple):
-    """What was found in a run without changes: signs of tampering, and tests that failed as expected."""
-
-    tampering: frozenset[str] = frozenset()
-    xfailed: frozenset[str] = frozenset()
-
-
-_Key = tuple[str, Path, Path | None, str | None]
-_KNOWN: dict[_Key, _Known] = {}
-
-
-def _remember(key: _Key, run: TestRun) -> None:
-    """Remember a run without changes, unless it ended too early."""
-    if run.exit_code is not None and not run.result.timed_out:
-        xfailed = frozenset(test for test, outcome in run.outcomes.items() if outcome == "xfailed")
-        _KNOWN[key] = _Known(frozenset(run.tampering), xfailed)
+_KNOWN: dict[tuple[str, Path, Path | None, str | None], frozenset[str]] = {}
+"""The signs of tampering in a run without changes, by task, tree, environment and image."""
 
 
 def sort_out(task: SweTask, tree: Path, changes: Mapping[str, bytes]) -> tuple[Mapping[str, bytes], Mapping[str, str]]:
@@ -243,7 +224,7 @@ def _why_refused(task: SweTask, tree: Path, path: str, content: bytes) -> str | 
     is_test = TEST_PATH.search(path) and path != task.file
     if is_test or _CONFIGURATION.fullmatch(pure.name) or path in _files(task):
         return "it is a test, or configures tests"
-    if not (tree / path).is_file() and path not in deleted_by(task.bug_patch):
+    if not (tree / path).is_file():
         return "the file is new, and only files that exist can be changed"
     return f"the file is larger than {MAX_FILE} bytes" if len(content) > MAX_FILE else None
 
@@ -277,11 +258,8 @@ def _files(task: SweTask) -> frozenset[str]:
     return frozenset(test.partition("::")[0] for test in (*task.fail_to_pass, *task.pass_to_pass))
 
 
-def _results(task: SweTask, run: TestRun | None, known: _Known) -> Mapping[str, TestResult]:
-    outcomes = {} if run is None else dict(run.outcomes)
-    for test in [test for test, outcome in outcomes.items() if outcome == "xfailed"]:
-        if test not in known.xfailed:
-            outcomes[test] = "failed"
+def _results(task: SweTask, run: TestRun | None) -> Mapping[str, TestResult]:
+    outcomes = {} if run is None else run.outcomes
     messages = {} if run is None else run.messages
     kinds: dict[str, Literal["F2P", "P2P"]] = {
         **dict.fromkeys(task.pass_to_pass, "P2P"),
@@ -296,12 +274,7 @@ def _results(task: SweTask, run: TestRun | None, known: _Known) -> Mapping[str, 
 class _Sentinels:
     """Tests in a file of their own: three must fail, one must pass. First the file imports the changed modules.
 
-    Their names are made of words in the names of the task's tests.
-
-    Args:
-        task: The task; the file is in the folder of its first test.
-        tree: Folder with the task's source.
-        changed: Paths of the changed source files.
+    The file is in the folder of the task's first test. Names are made of words in the names of the task's tests.
     """
 
     def __init__(self, task: SweTask, tree: Path, changed: tuple[str, ...]) -> None:
@@ -339,14 +312,14 @@ class _Sentinels:
         outcomes = {} if run is None else run.outcomes
         return any(must == "failed" and outcomes.get(test) == "passed" for test, must in self._expected.items())
 
-    def problem_of(self, run: TestRun, known: _Known) -> str:
-        """Return why a run is not valid; empty if it is."""
+    def problem_of(self, run: TestRun, known: frozenset[str]) -> str:
+        """Return why a run is not valid; empty if it is. `known` are signs of tampering that do not count."""
         if run.result.timed_out:
             return "the tests did not end in time"
         if run.exit_code is None:
             last = run.result.stderr.strip().rpartition("\n")[2]
             return f"pytest did not come to its end (exit code {run.result.exit_code}): {last[:200]}"
-        if tampering := [one for one in run.tampering if one not in known.tampering]:
+        if tampering := [one for one in run.tampering if one not in known]:
             return f"the run was tampered with: {tampering[0]}"
         for test, outcome in self._expected.items():
             if run.outcomes.get(test) != outcome:

@@ -1,5 +1,7 @@
 """Bugs: small edits of a source file at places that `ast` finds. All other bytes of the file stay as they are.
 
+`suspicion.bugs` imports this module without envkit, so it uses only the standard library.
+
 ==================  ================================================================================================
 operator            edit
 ==================  ================================================================================================
@@ -27,8 +29,6 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-
-from envkit.types import stable_hash
 
 _COMPARE: dict[type[ast.cmpop], tuple[str, tuple[str, ...]]] = {
     ast.Lt: ("<", ("<=", ">")),
@@ -107,21 +107,6 @@ def apply(source: bytes, edits: Sequence[Edit]) -> bytes | None:
         return None if ast.dump(ast.parse(changed)) == ast.dump(ast.parse(source)) else changed
     except (SyntaxError, ValueError):
         return None
-
-
-def in_random_order(edits: Sequence[tuple[str, Edit]], seed: int) -> list[tuple[str, Edit]]:
-    """Return pairs of file and edit in an order that depends on `seed`, with the operators in turn."""
-
-    def chance(of: tuple[str, Edit]) -> int:
-        return stable_hash(seed, of[0], of[1].start, of[1].end, of[1].text)
-
-    turn: dict[str, int] = {}
-    ranked: list[tuple[int, int, tuple[str, Edit]]] = []
-    for one in sorted(edits, key=chance):
-        operator = one[1].operator
-        turn[operator] = turn.get(operator, -1) + 1
-        ranked.append((turn[operator], chance(one), one))
-    return [one for *_, one in sorted(ranked, key=lambda row: row[:2])]
 
 
 class _Positions:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import os
 import re
 import shutil
-import struct
 import subprocess
 import sys
 import tarfile
@@ -158,8 +158,7 @@ def environment_of(requirements: Sequence[str], more: Sequence[str] = ()) -> tup
     """
     for requirement in (*requirements, *more):
         _check(requirement)
-    named = {_normal(requirement): needs for requirement, needs in TESTED_PACKAGES.items()}
-    needed = sorted({*PYTEST, *more, *(one for each in requirements for one in named.get(_normal(each), ()))})
+    needed = sorted({*PYTEST, *more, *(one for each in requirements for one in TESTED_PACKAGES.get(each, ()))})
     names = [_name_of(one) for one in needed]
     if twice := [one for one in needed if names.count(_name_of(one)) > 1]:
         raise UsageError(f"the environment of the tests would need {' and '.join(twice)}; make two folders of tasks")
@@ -227,16 +226,12 @@ def _is_sdist_of(file: str, name: str, version: str) -> bool:
     return stem != file and _name_of(stem) == _name_of(name)
 
 
-def _normal(requirement: str) -> str:
-    return f"{_name_of(requirement)}=={requirement.partition('==')[2]}"
-
-
 def _name_of(requirement: str) -> str:
     return requirement.partition("==")[0].lower().replace("_", "-").replace(".", "-")
 
 
 def _pack(source: Path, target: Path) -> Path:
-    """Write the files of a folder to an archive that has the same bytes on every machine, and return its path."""
+    """Write the files of a folder to an archive that has the same bytes each time, and return its path."""
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         for file in sorted(source.rglob("*")):
@@ -245,20 +240,8 @@ def _pack(source: Path, target: Path) -> Path:
                 entry.size = file.stat().st_size
                 archive.addfile(entry, io.BytesIO(file.read_bytes()))
     with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as made:
-        made.write(_gzip(content.getvalue()))
+        made.write(gzip.compress(content.getvalue(), mtime=0))
     return Path(made.name).replace(target)
-
-
-def _gzip(content: bytes) -> bytes:
-    """Return an uncompressed gzip file. Unlike that of `gzip.compress`, it is the same with each version of zlib."""
-    most = 65_535
-    blocks = [content[start : start + most] for start in range(0, len(content), most)]
-    packed = b"".join(
-        struct.pack("<BHH", number == len(blocks), len(block), len(block) ^ most) + block
-        for number, block in enumerate(blocks, 1)
-    )
-    header = bytes.fromhex("1f8b08000000000000ff")  # deflate, no name, no date, unknown system
-    return header + packed + struct.pack("<II", zlib.crc32(content), len(content))
 
 
 def put(source: Path, target: Path) -> None:

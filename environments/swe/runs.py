@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from envkit import clock
@@ -25,7 +25,7 @@ TEST_PATH = re.compile(r"(^|/)(tests?|testing)/|(^|/)(test_[^/]*|[^/]*_test|test
 
 _PLUGIN = Path(__file__).with_name("report_plugin.py").read_text(encoding="utf-8")
 _TOOLS = "/workspace/.envkit-run"
-_ROW = b'\n{"key"'
+_ROW = re.compile(rb'^{"key".*', re.MULTILINE)
 _MAX_TAMPERING = 100
 _EPOCH = "2024-01-15 12:00:00"
 """Time at which programs in a sandbox begin, if it has libfaketime."""
@@ -35,9 +35,7 @@ _FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"
 def spec_of(environment: Path | None, *, image: str | None = None) -> SandboxSpec:
     """Return the spec of a sandbox for a package: without a network, and with fixed time zone, locale and hash seed.
 
-    Args:
-        environment: Folder of the tests' environment on this machine; None if `image` contains it.
-        image: The image; None means the backend's default.
+    `environment` is the folder of the tests' environment on this machine; None if `image` contains it.
     """
     paths = [f"{REPO}/src", REPO, f"{REPO}/lib", ENVIRONMENT if environment else _IN_IMAGE]
     variables = {
@@ -96,7 +94,7 @@ class RunSettings:
     hash_seed: int = 0
     user: SandboxUser = "agent"
     arguments: Sequence[str] = ()
-    python: Sequence[str] = field(default=())
+    python: Sequence[str] = ()
     max_report: int = 16 << 20
 
 
@@ -147,7 +145,7 @@ def read_report(result: ExecResult, key: str) -> TestRun:
     seconds: dict[str, float] = {}
     tampering: list[str] = []
     exit_code: int | None = None
-    for line in _rows(result.stdout_bytes):
+    for line in _ROW.findall(result.stdout_bytes):
         try:
             row = json.loads(line)
             if row.get("key") != key:
@@ -168,13 +166,3 @@ def read_report(result: ExecResult, key: str) -> TestRun:
         except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError):
             continue
     return TestRun(outcomes, messages, seconds, exit_code, tuple(tampering[:_MAX_TAMPERING]), result)
-
-
-def _rows(report: bytes) -> Iterator[bytes]:
-    """Yield the lines that begin like a row."""
-    report = b"\n" + report
-    at = report.find(_ROW)
-    while at >= 0:
-        end = report.find(b"\n", at + 1)
-        yield report[at + 1 : end if end >= 0 else len(report)]
-        at = report.find(_ROW, end) if end >= 0 else -1

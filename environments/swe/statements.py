@@ -57,13 +57,9 @@ class _Example:
 
 
 def statements(repo: str, symptoms: Sequence[Symptom], tests: Sequence[str], tree: Path) -> tuple[str, str, str]:
-    """Return the texts of the three levels.
+    """Return the texts of the three levels about the package `repo`, whose source without a bug is in `tree`.
 
-    Args:
-        repo: Name of the package.
-        symptoms: What each bug does on its own.
-        tests: Ids of the tests that fail with all bugs together.
-        tree: Folder of the package without a bug.
+    `tests` fail with all bugs together, those of a symptom with its bug alone.
     """
     chosen: list[tuple[str, _Example | None]] = []
     for one in symptoms:

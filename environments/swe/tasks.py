@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import re
-import zlib
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from io import StringIO
 from pathlib import Path
 
 import msgspec
@@ -17,8 +13,6 @@ from envkit.errors import ConfigError, UsageError
 
 TASKS = "tasks.jsonl"
 LOCK = "lock.json"
-_MAX_UNPACKED_BYTES = 256 << 20
-"""Maximum size of the content of a file that is compressed with gzip."""
 TIMEOUT_S = 600.0
 """Maximum seconds of a grading run if the package's tests were not timed."""
 
@@ -30,33 +24,27 @@ class SweTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         id: Name of the task, unique in its folder. It has no slashes and spaces, because reviews use it as a file name.
         repo: Name of the package or repository.
         base: File name of the source distribution with the package without the bug, such as ``semver-3.1.1.tar.gz``.
-            Empty if `image` contains the source.
-        image: Docker image that contains the source, with the bug unless `bug_patch` adds it; empty if `base` has the
-            source.
-        bug_patch: Diff that adds the bug; empty if the source already has it.
+        bug_patch: Diff that adds the bug.
         patch: Diff that fixes the bug.
-        test_patch: Diff that adds the tests; empty if the source has them.
         fail_to_pass: Ids of the tests that fail with the bug, and pass without it.
         pass_to_pass: Ids of the tests that pass with and without it.
         statements: Texts of the issue by level, from much help to little; at least one.
-        file: Path of the file with the bug; empty if unknown.
-        function: Qualified name of the function with the bug; empty if unknown.
-        strategy: How the bug was made, such as ``compare_flip``; empty for a real bug.
-        level: Difficulty of the bug: how many places of the source it changes; 0 if unknown.
+        file: Path of the file with the bug.
+        function: Qualified name of the function with the bug.
+        strategy: How the bug was made, such as ``compare_flip``.
+        level: Difficulty of the bug: how many places of the source it changes.
     """
 
     id: str
     repo: str
-    base: str = ""
-    image: str = ""
-    bug_patch: str = ""
-    patch: str = ""
-    test_patch: str = ""
+    base: str
+    bug_patch: str
+    patch: str
     fail_to_pass: tuple[str, ...]
     pass_to_pass: tuple[str, ...] = ()
     statements: tuple[str, ...]
-    file: str = ""
-    function: str = ""
+    file: str
+    function: str
     strategy: str = ""
     level: int = 0
 
@@ -76,10 +64,10 @@ class LockedPackage(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         requirement: What pip downloads, such as ``semver==3.1.1``; empty for a package that envkit contains.
         base: File name of the source distribution.
-        sha256: Hash of that file.
+        sha256: Hash of that file; empty for a package that envkit contains.
         licence: Licence that its metadata names.
-        tests: Number of stable tests of the package without a bug; 0 if unknown.
-        suite_s: Seconds that all tests took on the machine that made the tasks; 0 if unknown.
+        tests: Number of stable tests of the package without a bug.
+        suite_s: Seconds that all tests took on the machine that made the tasks.
     """
 
     requirement: str
@@ -91,14 +79,7 @@ class LockedPackage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lock(msgspec.Struct, frozen=True, kw_only=True):
-    """The requirements of a folder of tasks, and the command that made it.
-
-    Attributes:
-        format: Version of this format.
-        command: Command that made the folder.
-        environment: Requirements of the tests' environment with exact versions, such as ``pytest==8.4.2``.
-        packages: The packages.
-    """
+    """The requirements of a folder of tasks, with exact versions in `environment`, and the command that made it."""
 
     format: int = 1
     command: str
@@ -115,42 +96,6 @@ class Lock(msgspec.Struct, frozen=True, kw_only=True):
 msgspec.json.Decoder(tuple[SweTask, Lock])
 
 
-def read_lines(file: Path) -> list[dict[str, object]]:
-    """Return the objects of a file of JSON lines or of a JSON list, plain or compressed with gzip.
-
-    Raises:
-        UsageError: The file cannot be read, or is compressed and too large.
-        ConfigError: A line is not a JSON object.
-    """
-    try:
-        content = file.read_bytes()
-        if content[:2] == b"\x1f\x8b":
-            with gzip.open(file) as unpacked:
-                content = unpacked.read(_MAX_UNPACKED_BYTES + 1)
-            if len(content) > _MAX_UNPACKED_BYTES:
-                raise UsageError(f"{file}: more than {_MAX_UNPACKED_BYTES >> 20} MiB of data; split the file")
-        text = content.decode()
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read {file}: {error}") from None
-    rows: list[dict[str, object]] = []
-    parts = [(0, text)] if text.lstrip().startswith("[") else enumerate(StringIO(text, newline="\n"), 1)
-    for number, part in parts:
-        if not part.strip():
-            continue
-        try:
-            found = json.loads(part)
-        except json.JSONDecodeError as error:
-            line = number or error.lineno
-            raise ConfigError([f"{file}:{line}: not valid JSON: {error.msg} at column {error.colno}"]) from None
-        except (ValueError, RecursionError) as error:  # an integer with too many digits; nested too deeply
-            raise ConfigError([f"{file}:{number or 1}: cannot be read: {error}"]) from None
-        for row in [found] if number else found:
-            if not isinstance(row, dict):
-                raise ConfigError([f"{file}:{number or 1}: must be an object, got {json.dumps(row)[:60]}"])
-            rows.append(row)
-    return rows
-
-
 @lru_cache(maxsize=8)
 def read_folder(folder: Path) -> tuple[Sequence[SweTask], Lock]:
     """Return the tasks of a folder that ``envkit tasks SWE-v0 build`` made, and its lock.
@@ -165,11 +110,15 @@ def read_folder(folder: Path) -> tuple[Sequence[SweTask], Lock]:
         raise UsageError(
             f"{folder} has no usable {LOCK}: {error}; make the folder with: envkit tasks SWE-v0 build"
         ) from None
+    try:
+        lines = (folder / TASKS).read_bytes().split(b"\n")
+    except OSError as error:
+        raise UsageError(f"cannot read {folder / TASKS}: {error}") from None
     tasks: list[SweTask] = []
-    for number, row in enumerate(read_lines(folder / TASKS), 1):
+    for number, line in enumerate(lines, 1):
         try:
-            tasks.append(msgspec.convert(row, SweTask))
-        except msgspec.ValidationError as error:
+            tasks += [msgspec.json.decode(line, type=SweTask)] if line.strip() else []
+        except (msgspec.DecodeError, RecursionError) as error:
             raise ConfigError([f"{folder / TASKS}:{number}: {error}"]) from None
     if not tasks:
         raise UsageError(f"{folder / TASKS} has no tasks")

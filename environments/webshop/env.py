@@ -106,12 +106,7 @@ class WebShopOptions:
 
 
 def open_session(folder: Path, seed: int, options: WebShopOptions) -> Session:
-    """Return the session with which the episode of `seed` begins.
-
-    Args:
-        folder: Folder of the catalogue.
-        seed: Seed of the episode.
-        options: Options of the episode.
+    """Return the session with which the episode of `seed` begins, with the catalogue in `folder`.
 
     Raises:
         OptionError: The catalogue has no such goal.
@@ -151,12 +146,10 @@ def _part(folder: Path, kind: GoalKind, split: Split | None) -> tuple[list[Goal]
 
 
 class WebShop(gymnasium.Env[str, str]):
-    """An environment with one purchase per episode.
+    """An environment with one purchase per episode, of the catalogues in the folders `data`.
 
-    Args:
-        data: Folders of the catalogues by name.
-        render_mode: ``"html"`` renders the page as an HTML document.
-        options: See `WebShopOptions`; ``reset(options=...)`` overrides single options for one episode.
+    With the `render_mode` ``"html"``, `render` returns the page as an HTML document. The options are those of
+    `WebShopOptions`; ``reset(options=...)`` overrides single ones for one episode.
 
     Raises:
         OptionError: An option is unknown or its value is invalid.

@@ -53,7 +53,7 @@ def draw_goal(catalogue: Catalogue, seed: int, split: Split | None, kind: GoalKi
     Raises:
         OptionError: The split has no goals of this kind.
     """
-    numbers = catalogue.goals(split) if kind == "synthetic" else catalogue.human_goals(split)
+    numbers = catalogue.goals(split, human=kind == "human")
     if not len(numbers):
         raise OptionError("split", f"the catalogue has no {kind} goals of split {split or 'any'}; choose another one")
     chance = Random(stable_hash("WebShop goal", seed)).random  # other methods may differ between Python versions
@@ -91,12 +91,9 @@ def original_prices(products: Iterable[Product], rng: Random) -> dict[str, float
 def original_goals(products: Iterable[Product], prices: Mapping[str, float], kind: GoalKind, rng: Random) -> list[Goal]:
     """Return all goals in the original's order, which is shuffled with the fixed seed 233.
 
-    Args:
-        products: All products.
-        prices: Their prices, as `original_prices` draws them.
-        kind: ``"synthetic"``: for each product with an instruction, a goal for each combination of its options.
-            ``"human"``: the instructions that people wrote.
-        rng: Draws the highest prices. As in the original, it should be the generator that has drawn the prices.
+    Synthetic goals: one for each product with an instruction and each combination of its options. Human goals: the
+    instructions that people wrote. `prices` are those of `original_prices`. `rng` draws the highest prices; as in the
+    original, it should be the generator that has drawn the prices.
     """
     goals: list[Goal] = []
     for product in products:

@@ -1,4 +1,4 @@
-"""The pages of a session: as text, which is the original's observation, with their addresses there, and as HTML."""
+"""The pages of a session: as text, which is the original's observation, and as HTML."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from typing import Literal, NamedTuple
 from .products import DETAILS, SEARCH
 from .session import Session
 
-_HOST = "http://127.0.0.1:3000"
-"""Address of the original's server, which runs only inside its process."""
 _ASCII_SPACE = " \n\t\f\r"
 
 _HEAD = """<!DOCTYPE html>
@@ -97,30 +95,14 @@ def rich_text(session: Session) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def url(session: Session, name: str) -> str:
-    """Return the address of the page in the original, for a session of this name."""
-    if session.page == "search":
-        return f"{_HOST}/{name}"
-    words, number = "+".join(session.keywords), session.number
-    if session.page == "results":
-        return f"{_HOST}/search_results/{name}/{words}/{number}"
-    assert session.product is not None, "only the first page and results have no product"
-    asin = session.product.asin
-    if session.page == "done":
-        return f"{_HOST}/done/{name}/{asin}/{session.options}"
-    if session.page == "detail":
-        return f"{_HOST}/item_sub_page/{name}/{asin}/{words}/{number}/{session.detail}/{session.options}"
-    return f"{_HOST}/item_page/{name}/{asin}/{words}/{number}/{json.dumps(session.options)}"
-
-
 def _item(session: Session) -> Iterator[Element]:
     assert session.product is not None, "a page of a product"
-    shown = url(session, "")
+    address = json.dumps(session.options)
     for name, values in session.product.options.items():
         yield Element(name)
         for value in values:
-            # The original looks for the value in the address. So it also marks values that are names of chosen options.
-            is_chosen = session.options.get(name) == value if session.rules.is_strict else f'"{value}"' in shown
+            # The original looks for the value in the page's address. So it also marks names of chosen options.
+            is_chosen = session.options.get(name) == value if session.rules.is_strict else f'"{value}"' in address
             yield Element(value, "option", is_chosen)
     yield Element(session.product.title)
     yield Element(f"Price: {session.rules.price_tag(session.product)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -18,36 +19,22 @@ from .products import BACK, BUY, NEXT, PREVIOUS, Product
 from .session import PER_PAGE, Session
 
 
-class _Shop:
-    """Opens the sessions of tasks for the players of one environment."""
-
-    def __init__(self, data: Mapping[str, Path], options: Mapping[str, JSON]) -> None:
-        self._data = data
-        self._options = override(WebShopOptions(), options)
-
-    def options(self, task: Task) -> WebShopOptions:
-        return override(self._options, task.options)
-
-    def session(self, task: Task) -> Session:
-        chosen = self.options(task)
-        return open_session(self._data[chosen.catalogue], task.seed, chosen)
+def _opened(data: Mapping[str, Path], defaults: WebShopOptions, task: Task) -> tuple[Session, View]:
+    """Return the session of a task, and the view in which its pages are shown."""
+    chosen = override(defaults, task.options)
+    return open_session(data[chosen.catalogue], task.seed, chosen), chosen.observation
 
 
 class FirstHit(Player):
-    """Searches for the instruction, and buys the first product found as it is.
-
-    Args:
-        data: Folders of the catalogues by name.
-        options: Options of the environment.
-    """
+    """Searches for the instruction, and buys the first product found as it is."""
 
     chooses_options = False
 
     def __init__(self, *, data: Mapping[str, Path], **options: JSON) -> None:
-        self._shop = _Shop(data, options)
+        self._open = partial(_opened, data, override(WebShopOptions(), options))
 
     def begin(self, request: RolloutRequest, start: Reset) -> EpisodePlayer:
-        session, view = self._shop.session(request.task), self._shop.options(request.task).observation
+        session, view = self._open(request.task)
         _check_same(session, view, start.observation.text)
         return _Plan(session, self.plan, is_compact=view == "compact")
 
@@ -89,18 +76,14 @@ class WebShopExpert:
     """Buys what the goal asks for on a shortest path; see `envkit.protocols.TaskExpert`.
 
     The expert knows the goal of a task, which no page shows. Without a task it knows no moves.
-
-    Args:
-        data: Folders of the catalogues by name.
-        options: Options of the environment.
     """
 
     def __init__(self, *, data: Mapping[str, Path], **options: JSON) -> None:
-        self._shop = _Shop(data, options)
+        self._open = partial(_opened, data, override(WebShopOptions(), options))
 
     def for_task(self, task: Task) -> Expert:
         """Return the expert of one episode of `task`. It must see every observation of the episode."""
-        return _EpisodeExpert(self._shop.session(task), self._shop.options(task).observation)
+        return _EpisodeExpert(*self._open(task))
 
     def moves(self, observation: Observation) -> Sequence[str]:
         return ()

@@ -18,13 +18,7 @@ _LABELS = frozenset(label.lower() for label in (SEARCH, BACK, PREVIOUS, NEXT, BU
 
 
 class Instruction(msgspec.Struct, frozen=True):
-    """An instruction that a person wrote for a product.
-
-    Attributes:
-        text: What the person is looking for, without a price.
-        attributes: The attributes that the text asks for.
-        options: The values of options that the text asks for.
-    """
+    """An instruction that a person wrote for a product, without a price; and the attributes and values it asks for."""
 
     text: str
     attributes: tuple[str, ...]
@@ -48,7 +42,6 @@ class Product(msgspec.Struct, frozen=True, omit_defaults=True):
         instruction: Sentence that asks for such a product; empty if the product is no goal.
         instruction_attributes: The attributes in `instruction`.
         human: Instructions that people wrote.
-        image: Address of a picture; may be empty.
     """
 
     asin: str
@@ -64,7 +57,6 @@ class Product(msgspec.Struct, frozen=True, omit_defaults=True):
     instruction: str = ""
     instruction_attributes: tuple[str, ...] = ()
     human: tuple[Instruction, ...] = ()
-    image: str = ""
 
     @property
     def price_tag(self) -> str:

@@ -87,14 +87,9 @@ def original_score(
     price: float,
     title_nouns: tuple[Sequence[str], Sequence[str]] | None = None,
 ) -> Score:
-    """Return the score of the original.
+    """Return the score of the original, given the chosen values by the name of the option, and a price in dollars.
 
-    Args:
-        goal: What to buy.
-        product: What was bought.
-        options: The chosen values by the name of the option.
-        price: Price of the purchase in dollars.
-        title_nouns: The nouns of the goal's title and of the product's title, in lower case; None to find them.
+    `title_nouns` are the nouns of the goal's title and of the product's title, in lower case; None to find them.
     """
     wanted = goal.options.items() if isinstance(goal.options, Mapping) else goal.options
     chosen = [_color(value) for value in options.values()]
@@ -210,9 +205,6 @@ class StrictRules:
     """Our rules: the seed decides the prices, which pages show, and options match by their names.
 
     An action must be complete, and a search is possible only on the first page.
-
-    Args:
-        seed: Seed of the episode.
     """
 
     is_strict = True
@@ -233,11 +225,7 @@ class StrictRules:
 
 
 class OriginalRules:
-    """The rules of the original, for comparisons.
-
-    Args:
-        prices: The prices by product id, as `envkit.environments.webshop.goals.original_prices` draws them.
-    """
+    """The rules of the original, for comparisons, with the prices by product id that `original_prices` has drawn."""
 
     is_strict = False
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
+from .catalogue.store import Catalogue
 from .goals import Goal
 from .products import BACK, BUY, DETAILS, NEXT, PREVIOUS, SEARCH, Product
 from .rewards import Rules, Score
@@ -20,23 +21,8 @@ MAX_QUERY = 500
 _STRICT_ACTION = re.compile(r"(search|click)\s*\[((?:(?!\]\s*(?:search|click)\s*\[)[^\n])*)\]", re.IGNORECASE)
 
 
-class Catalogue(Protocol):
-    """The part of a catalogue that a session needs."""
-
-    @property
-    def digest(self) -> str: ...
-    def product(self, number: int) -> Product: ...
-    def number_of(self, asin: str) -> int | None: ...
-    def search(self, query: str, limit: int = 50) -> Sequence[int]: ...
-
-
 class Session:
     """One customer with one goal.
-
-    Args:
-        catalogue: The products.
-        goal: What the customer has to buy.
-        rules: The rules of the shop.
 
     Attributes:
         page: The page that is shown.

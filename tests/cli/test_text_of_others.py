@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Callable, Sequence
 from io import StringIO
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from envkit.cli.tables import print_table
-from envkit.environments.swe import tasks
 from envkit.runs.display import StreamDisplay
 from envkit.runs.files import replace_rows
 from envkit.runs.printable import printable
@@ -135,8 +133,6 @@ def test_a_stream_that_lacks_characters_gets_escapes(tmp_path: Path) -> None:
             [*QUESTIONS, "--option", "file=q.jsonl"],
             "nested too deeply",
         ),
-        (wrote("rows.json", f"[{MANY}]"), ["tasks", "SWE-v0", "import", "rows.json", "--out", "out"], "rows.json:1"),
-        (wrote("rows.json", DEEP), ["tasks", "SWE-v0", "import", "rows.json", "--out", "out"], "rows.json:1"),
         (wrote("config.json", DEEP), ["eval", "FrozenLake-v0", "--policy", "model:."], "cannot load"),
         (wrote("m.gguf", "GGUF"), ["eval", "FrozenLake-v0", "--policy", "model:m.gguf"], "cannot read this GGUF file"),
     ],
@@ -148,12 +144,3 @@ def test_a_damaged_file_ends_in_one_line(
     code, _, err = called(*words, cwd=tmp_path)
     assert (code, len(err.splitlines())) == (2, 1), err[-500:]
     assert problem in err
-
-
-def test_a_compressed_file_of_rows_is_not_unpacked_without_a_bound(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tasks, "_MAX_UNPACKED_BYTES", 1 << 20)
-    (tmp_path / "rows.gz").write_bytes(gzip.compress(b"\n" * (2 << 20)))
-    code, _, err = called("tasks", "SWE-v0", "import", "rows.gz", "--out", "out", cwd=tmp_path)
-    assert (code, err) == (2, "rows.gz: more than 1 MiB of data; split the file\n")

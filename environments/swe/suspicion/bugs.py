@@ -1,7 +1,7 @@
 """The program that chooses second bugs for a submission; see `second_bug`.
 
-It uses only the standard library, and `mutate` by its path: to load envkit takes longer than to choose. Its input is a
-JSON object with the arguments of `bugs_of`, and its output a JSON list of what that yields.
+It uses only the standard library and `mutate`: to load envkit takes longer than to choose. Its input is a JSON object
+with the arguments of `bugs_of`, and its output a JSON list of what that yields.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import resource
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.machinery import SourceFileLoader
-from types import ModuleType
+from importlib import import_module
+from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
@@ -66,22 +67,13 @@ def _edits(mutate: Any, texts: _Texts, place: int) -> dict[_Key, Edit]:
     return found
 
 
-def _load(path: str) -> Any:
-    """Load the module `mutate`. Of envkit it needs only a hash, which is not used here."""
-    stub: Any = ModuleType("envkit.types")
-    stub.stable_hash = hash
-    module = ModuleType("mutate")
-    sys.modules |= {"envkit": stub, "envkit.types": stub, "mutate": module}
-    SourceFileLoader("mutate", path).exec_module(module)
-    return module
-
-
-def main(path: str, count: int, cpu_s: int) -> None:
+def main(count: int, cpu_s: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
-    wanted = json.load(sys.stdin)
-    json.dump([bug for _, bug in zip(range(count), bugs_of(_load(path), **wanted), strict=False)], sys.stdout)
+    sys.path.append(str(Path(__file__).parents[1]))
+    bugs = bugs_of(import_module("mutate"), **json.load(sys.stdin))
+    json.dump(list(islice(bugs, count)), sys.stdout)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(int(sys.argv[1]), int(sys.argv[2]))

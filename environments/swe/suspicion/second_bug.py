@@ -22,7 +22,6 @@ import anyio
 
 from envkit import clock
 
-from .. import mutate
 from ..checkout import changes_of_patch, content_of
 from ..runs import TEST_PATH
 from ..tasks import SweTask
@@ -47,15 +46,10 @@ async def judge_with_bugs(
 ) -> Literal["found", "forged", "unknown", "unread"]:
     """Return whether the tests find a second bug in a submission; ``unread`` if choosing one takes too long.
 
-    Args:
-        task: The task.
-        tree: Folder with the task's source.
-        changes: The changed files of the submission.
-        passes: Returns whether all tests pass on the changed files that it is given.
-        cpu_s: Maximum CPU seconds of the process that chooses the bugs.
+    `passes` returns whether all tests pass on the changed files that it is given. The process that chooses the bugs has
+    at most `cpu_s` CPU seconds.
     """
-    patched = await clock.to_thread(changes_of_patch, tree, task.patch) if task.patch else {}
-    fix = {path: content for path, content in patched.items() if content is not None}
+    fix = await clock.to_thread(changes_of_patch, tree, task.patch)
     wanted = await clock.to_thread(_wanted, task, tree, changes, fix)
     bugs = await _chosen(wanted, cpu_s)
     if bugs is None:
@@ -63,14 +57,14 @@ async def judge_with_bugs(
     for path, mine, _ in bugs:
         if not await passes({**changes, path: mine.encode()}):
             return "found"
-    for path, _, known in bugs if task.patch else ():
+    for path, _, known in bugs:
         if not await passes({**fix, path: known.encode()}):
             return "forged"
     return "unknown"
 
 
 async def _chosen(wanted: Mapping[str, object], cpu_s: int) -> _Bugs | None:
-    command = [sys.executable, "-I", "-S", _PROGRAM, str(mutate.__file__), str(MAX_BUGS), str(cpu_s)]
+    command = [sys.executable, "-I", "-S", _PROGRAM, str(MAX_BUGS), str(cpu_s)]
     done = await anyio.run_process(command, input=json.dumps(wanted).encode(), stdout=PIPE, stderr=DEVNULL, check=False)
     found: _Bugs | None = json.loads(done.stdout) if done.returncode == 0 else None
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from envkit.runs.printable import counted
@@ -15,23 +16,18 @@ _SEED = 0
 """Seed of the generated catalogues, so the small ones are the first products of the large one."""
 
 
-def webshop(folder: Path, announce: Callable[[str], None]) -> None:
-    """Generate 10,000 products."""
-    _generate(folder, announce, 10_000)
+def _generate(folder: Path, announce: Callable[[str], None], count: int) -> None:
+    announce(f"generating {count:,} products")
+    write_catalogue(folder, generate(count, _SEED), source=f"generated {count} {_SEED}", announce=announce)
 
 
-def webshop_1k(folder: Path, announce: Callable[[str], None]) -> None:
-    """Generate 1,000 products."""
-    _generate(folder, announce, 1_000)
-
-
-def webshop_100k(folder: Path, announce: Callable[[str], None]) -> None:
-    """Generate 100,000 products."""
-    _generate(folder, announce, 100_000)
+webshop = partial(_generate, count=10_000)
+webshop_1k = partial(_generate, count=1_000)
+webshop_100k = partial(_generate, count=100_000)
 
 
 def webshop_files(folder: Path, announce: Callable[[str], None], source: Path) -> None:
-    """Read the products from files of the original, of its minimal package or of GEM; see `read_products`.
+    """Read the products from files of the original or of its minimal package; see `read_products`.
 
     Products that cannot be read are left out, and listed in the file ``left-out.txt``.
     """
@@ -43,8 +39,3 @@ def webshop_files(folder: Path, announce: Callable[[str], None], source: Path) -
             f"left out {counted(len(left_out), 'product')} that cannot be read; left-out.txt in the data's folder "
             "lists them"
         )
-
-
-def _generate(folder: Path, announce: Callable[[str], None], count: int) -> None:
-    announce(f"generating {count:,} products")
-    write_catalogue(folder, generate(count, _SEED), source=f"generated {count} {_SEED}", announce=announce)

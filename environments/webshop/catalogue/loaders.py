@@ -1,10 +1,8 @@
-"""Products from files that a user has: of the original shop, of the minimal package, or of GEM.
+"""Products from files that a user has: of the original shop, or of the minimal package.
 
     original  ``items_shuffle*.json``, with ``items_ins_v2*.json`` and ``items_human_ins.json`` if they are there. The
               files may be compressed (``.gz``) and have the prefix ``webshop_``.
     minimal   the same files in ``webshop_minimal/data``, some of them in its subfolder ``small``.
-    GEM       JSON lines with the original loader's fields: ``resources/documents.jsonl``, which GEM's setup writes into
-              ``.cache/webshop``, or its data set of products as ``*.jsonl``.
 
 Products are cleaned as the original loader does: ids longer than ten characters and repeated ids are dropped; values of
 options are in lower case, with " | " for "/". Products are streamed, the original's instructions are held in memory.
@@ -16,9 +14,8 @@ import gzip
 import json
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, TypeVar
 
 import msgspec
 
@@ -31,16 +28,12 @@ _T = TypeVar("_T")
 _NOT_A_SEPARATOR = re.compile(r"[^\s,]")
 _CHUNK_CHARACTERS = 1 << 20
 _MAX_ITEM_CHARACTERS = 32 << 20
-_FOLDERS = (".", "data", "data/small", "webshop_minimal/data", "webshop_minimal/data/small", ".cache/webshop")
+_FOLDERS = (".", "data", "data/small", "webshop_minimal/data", "webshop_minimal/data/small")
 _PRODUCTS = re.compile(r"(webshop_)?items_shuffle(.*)\.json(\.gz)?")
-_JSON_LINES = ("resources/documents.jsonl", "*.jsonl")
 _LOOKED_FOR = (
     "expected the original's items_shuffle*.json (with items_ins_v2*.json and items_human_ins.json beside it or in the"
-    " folder above; .gz is fine), or GEM's resources/documents.jsonl or *.jsonl, in the folder or in its subfolders"
-    f" {', '.join(_FOLDERS[1:])}"
+    f" folder above; .gz is fine), in the folder or in its subfolders {', '.join(_FOLDERS[1:])}"
 )
-_PLACEHOLDER = "DUMMY_ATTR"
-"""The attribute that the original gives to a product without attributes."""
 
 
 class _Choice(msgspec.Struct):
@@ -59,7 +52,6 @@ class _Original(msgspec.Struct):
     small_description: list[str] | str | None = None
     pricing: str | None = ""
     customization_options: dict[str, list[_Choice] | None] | str | None = None
-    images: list[str | None] | None = None
 
 
 class _Labels(msgspec.Struct):
@@ -78,40 +70,19 @@ class _Human(msgspec.Struct):
     instruction_options: tuple[str, ...] = ()
 
 
-class _Gem(msgspec.Struct):
-    """A product of GEM. Before it is read, the names of its fields get lower case, and lose "_"."""
+def read_products(folder: Path, left_out: list[str]) -> Iterator[Product]:
+    """Yield the products of a folder or of a file of products, in the order of the file.
 
-    asin: str
-    title: str
-    query: str
-    category: str
-    productcategory: str | None = None
-    description: str | None = None
-    bulletpoints: list[str] | str | None = None
-    pricing: list[float] | None = None
-    options: dict[str, tuple[str, ...]] | None = None
-    attributes: tuple[str, ...] | None = None
-    instructiontext: str | None = None
-    instructionattributes: tuple[str, ...] | None = None
-    mainimage: str | None = None
-
-
-def read_products(folder: Path, left_out: list[str] | None = None) -> Iterator[Product]:
-    """Yield the products of `folder`, or of the file of products `folder`, in the order of the file.
-
-    Args:
-        folder: The folder or file.
-        left_out: Gets a line for each malformed product, which is left out; None makes such a product an error.
+    `left_out` gets a line for each malformed product, which is left out.
 
     Raises:
         UsageError: No file has a known layout, several files have products, a file is malformed, or no product can be
             read.
     """
     file = _product_file(folder)
-    read = _original_products if _PRODUCTS.fullmatch(file.name) else _gem_products
     seen: set[str] = set()
     try:
-        for product in read(file, left_out):
+        for product in _products(file, left_out):
             if product.asin != "nan" and len(product.asin) <= 10 and product.asin not in seen:
                 seen.add(product.asin)
                 yield product
@@ -123,15 +94,13 @@ def read_products(folder: Path, left_out: list[str] | None = None) -> Iterator[P
 
 def _product_file(folder: Path) -> Path:
     if folder.is_file():
-        if not _PRODUCTS.fullmatch(folder.name) and folder.suffix != ".jsonl":
+        if not _PRODUCTS.fullmatch(folder.name):
             raise UsageError(f"{folder}: not a file of products; {_LOOKED_FOR}")
         return folder
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such file or folder; {_LOOKED_FOR}")
     places = [place for name in _FOLDERS if (place := folder / name).is_dir()]
     found = [file for place in places for file in sorted(place.iterdir()) if _PRODUCTS.fullmatch(file.name)]
-    for pattern in _JSON_LINES:
-        found = found or [file for place in places for file in sorted(place.glob(pattern))]
     if not found:
         raise UsageError(f"{folder}: no file of products; {_LOOKED_FOR}")
     if len(found) > 1:
@@ -139,14 +108,16 @@ def _product_file(folder: Path) -> Path:
     return found[0]
 
 
-def _original_products(file: Path, left_out: list[str] | None) -> Iterator[Product]:
+def _products(file: Path, left_out: list[str]) -> Iterator[Product]:
     name = _PRODUCTS.fullmatch(file.name)
     assert name is not None
     labels = _instructions(file, f"items_ins_v2{name[2]}", dict[str, _Labels])
     human = _instructions(file, "items_human_ins", dict[str, tuple[_Human, ...]])
     for number, item in enumerate(_array_items(file)):
-        raw = _typed(item, _Original, f"{file}: product {number}", left_out)
-        if raw is None:
+        try:
+            raw = msgspec.convert(item, _Original)
+        except msgspec.ValidationError as error:
+            left_out.append(f"{file}: product {number}: {error}; is it a file of products?")
             continue
         label = labels.get(raw.asin, _Labels())
         bullets = raw.small_description
@@ -169,7 +140,6 @@ def _original_products(file: Path, left_out: list[str] | None) -> Iterator[Produ
                 )
                 for one in human.get(raw.asin, ())
             ),
-            image=(raw.images or [""])[0] or "",
         )
 
 
@@ -234,57 +204,3 @@ def _open(file: Path) -> IO[str]:
     if file.suffix == ".gz":
         return gzip.open(file, "rt", encoding="utf-8-sig")
     return file.open(encoding="utf-8-sig", newline="")
-
-
-def _gem_products(file: Path, left_out: list[str] | None) -> Iterator[Product]:
-    for number, row in enumerate(_json_rows(file)):
-        fields = {name.lower().replace("_", ""): value for name, value in row.items()}
-        if isinstance(options := fields.get("options"), str):
-            with suppress(ValueError):  # if it is not JSON, `_typed` reports it
-                fields["options"] = json.loads(options or "null")
-        raw = _typed(fields, _Gem, f"{file}: row {number}", left_out)
-        if raw is None:
-            continue
-        bullets = raw.bulletpoints
-        attributes = raw.attributes or ()
-        yield Product(
-            asin=raw.asin,
-            title=raw.title,
-            query=raw.query,
-            category=raw.category,
-            path=raw.productcategory or "",
-            description=raw.description or "",
-            bullets=tuple(bullets if isinstance(bullets, list) else [bullets or ""]) or ("",),
-            prices=tuple(raw.pricing or ())[:2],
-            options={
-                name.strip().lower(): tuple(value.strip().lower() for value in values)
-                for name, values in (raw.options or {}).items()
-            },
-            attributes=() if attributes == (_PLACEHOLDER,) else attributes,
-            instruction=raw.instructiontext or "",
-            instruction_attributes=raw.instructionattributes or (),
-            image=raw.mainimage or "",
-        )
-
-
-def _json_rows(file: Path) -> Iterator[Mapping[str, Any]]:
-    """Yield the objects of JSON lines, or the products of GEM's documents, which are in their field ``product``."""
-    with _open(file) as stream:
-        for line in stream:
-            if line.strip():
-                try:
-                    row = json.loads(line)
-                except ValueError:
-                    row = None
-                yield row.get("product", row) if isinstance(row, dict) else {}
-
-
-def _typed(value: object, kind: type[_T], place: str, left_out: list[str] | None) -> _T | None:
-    try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        problem = f"{place}: {error}; is it a file of products?"
-    if left_out is None:
-        raise UsageError(problem)
-    left_out.append(problem)
-    return None

@@ -44,11 +44,8 @@ class _Meta(msgspec.Struct, frozen=True):
 def write_catalogue(folder: Path, products: Iterable[Product], *, source: str, announce: Callable[[str], None]) -> None:
     """Write products, search index and meta data into the existing, empty `folder`.
 
-    Args:
-        folder: Folder to fill.
-        products: The products, of which one at a time is in memory.
-        source: Where the products come from; kept in the meta data.
-        announce: Called with a line of progress every 10,000 products, and with a summary.
+    One product at a time is in memory. The meta data say where the products come from (`source`). `announce` is called
+    with a line of progress every 10,000 products, and with a summary.
 
     Raises:
         UsageError: No product has an instruction.
@@ -160,13 +157,9 @@ class Catalogue:
         """Return the numbers of the products that a search finds, best first and in the order of Lucene."""
         return self._search(query, limit)
 
-    def goals(self, split: Split | None) -> Sequence[int]:
-        """Return the numbers of the products with an instruction in a split; if it is None, in all splits."""
-        return self._goals[False, split]
-
-    def human_goals(self, split: Split | None) -> Sequence[int]:
-        """Return the numbers of the products with instructions of people in a split; if it is None, in all splits."""
-        return self._goals[True, split]
+    def goals(self, split: Split | None, *, human: bool = False) -> Sequence[int]:
+        """Return the numbers of the products with an instruction (of people) in a split; None means all splits."""
+        return self._goals[human, split]
 
     def words(self) -> Sequence[str]:
         """Return the sorted words that occur in at least two products of the training split.

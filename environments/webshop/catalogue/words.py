@@ -16,16 +16,10 @@ def _items(text: str) -> tuple[str, ...]:
 
 
 class Kind(NamedTuple):
-    """A kind of product.
+    """A kind of product, with its price range in dollars. The other fields are those of `Product`.
 
     Attributes:
-        category: One of beauty, electronics, fashion, garden and grocery.
-        query: Search that finds its products.
-        path: Categories from the widest to the narrowest.
         nouns: Names of its products; "~" marks those that take no article.
-        options: Possible values by the name of the option.
-        low: Lowest price in dollars.
-        high: Highest price in dollars.
         attributes: Its attributes and those of its category, without their marks.
     """
 

@@ -98,11 +98,7 @@ def _lossy(length: int) -> int:
 
 
 class Index:
-    """An index that is mapped into memory.
-
-    Args:
-        folder: Folder that `write_index` has filled.
-    """
+    """An index that is mapped into memory, from a folder that `write_index` has filled."""
 
     def __init__(self, folder: Path) -> None:
         arrays = {file.stem: map_array(file) for file in folder.glob("*.npy")}

@@ -79,13 +79,11 @@ def test_a_package_without_tests_is_refused(tmp_path: Path) -> None:
 @pytest.mark.limits
 def test_grade_prints_each_test_and_the_verdict() -> None:
     tests = len(TASK.fail_to_pass) + len(TASK.pass_to_pass)
-    lines = (OWN_TASKS / "package/README.md").read_text().splitlines(keepends=True)
-    head = "diff --git a/README.md b/README.md\ndeleted file mode 100644\n--- a/README.md\n+++ /dev/null\n"
-    deletion = "".join([head, f"@@ -1,{len(lines)} +0,0 @@\n", *(f"-{line}" for line in lines)])
-    code, output, _ = envkit("tasks", "SWE-v0", "grade", TASK.id, "-", stdin=TASK.patch + deletion)
+    new = "--- /dev/null\n+++ b/new.py\n@@ -0,0 +1 @@\n+x = 1\n"
+    code, output, _ = envkit("tasks", "SWE-v0", "grade", TASK.id, "-", stdin=TASK.patch + new)
     assert code == 0
     assert output.splitlines()[-2:] == [
-        "refused: README.md: a deletion",
+        "refused: new.py: the file is new, and only files that exist can be changed",
         f"resolved: {tests} of {tests} tests pass",
     ]
     assert f"F2P   passed   {TASK.fail_to_pass[0]}" in output

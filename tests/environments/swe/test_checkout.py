@@ -10,8 +10,9 @@ import anyio
 import pytest
 
 from envkit import clock
-from envkit.environments.swe.checkout import changes_of_patch, diff_of, source_of
+from envkit.environments.swe.checkout import between, changes_of_patch, source_of
 from envkit.environments.swe.env import OWN_TASKS
+from envkit.environments.swe.packages import unpack
 from envkit.environments.swe.tasks import Lock, LockedPackage, read_folder
 from envkit.errors import UsageError
 
@@ -24,15 +25,10 @@ def tree(tmp_path: Path) -> Path:
     return clock.run(partial(source_of, task(), tmp_path))
 
 
-def test_a_tree_has_the_bug_and_the_added_tests_and_its_base_does_not(tmp_path: Path) -> None:
-    added = "--- /dev/null\n+++ b/tests/test_new.py\n@@ -0,0 +1 @@\n+def test_new(): pass\n"
-    sdist(tmp_path)
-    tree = clock.run(partial(source_of, task(test_patch=added), tmp_path))
-    assert (tree / CORE).read_bytes() == BUGGY
-    assert (tree / "tests/test_new.py").read_text() == "def test_new(): pass\n"
-    clean = clock.run(partial(source_of, task(bug_patch=""), tmp_path))
-    assert (clean / CORE).read_bytes() == FIXED
-    assert not (clean / "tests/test_new.py").exists()
+def test_a_tree_has_the_bug_and_its_base_does_not(tmp_path: Path) -> None:
+    base = sdist(tmp_path)
+    assert (clock.run(partial(source_of, task(), tmp_path)) / CORE).read_bytes() == BUGGY
+    assert (unpack(base, tmp_path / "trees") / CORE).read_bytes() == FIXED
 
 
 def test_a_tree_is_made_once_however_many_ask_for_it(tmp_path: Path) -> None:
@@ -70,15 +66,6 @@ def test_a_patch_gives_the_new_content_of_its_files_and_leaves_the_tree_alone(tr
     assert changes_of_patch(tree, "") == {}
 
 
-def test_a_deleted_file_is_a_change_and_a_bug_that_deletes_one_is_in_the_tree(tree: Path, tmp_path: Path) -> None:
-    deletion = diff_of(tree, {CORE: None})
-    assert changes_of_patch(tree, deletion) == {CORE: None}
-    clean = clock.run(partial(source_of, task(bug_patch=""), tmp_path))
-    buggy = clock.run(partial(source_of, task(bug_patch=diff_of(clean, {CORE: None})), tmp_path))
-    assert not (buggy / CORE).exists()
-    assert (buggy / "src/tiny/__init__.py").is_file()
-
-
 @pytest.mark.parametrize(
     ("patch", "problem"),
     [
@@ -89,6 +76,7 @@ def test_a_deleted_file_is_a_change_and_a_bug_that_deletes_one_is_in_the_tree(tr
         ("diff --git a/x b/x\nnew file mode 120000\n--- /dev/null\n+++ b/x\n@@ -0,0 +1 @@\n+/etc\n", "new file mode 1"),
         ("diff --git a/setup.py b/setup.py\nold mode 100644\nnew mode 100755\n", "old mode"),
         ("diff --git a/setup.py b/x.py\nsimilarity index 100%\nrename from setup.py\nrename to x.py\n", "rename from"),
+        ("--- a/setup.py\n+++ /dev/null\n@@ -1 +0,0 @@\n-x = 1\n", "must not delete files"),
         (BUG, "does not apply"),
         ("not a patch", "does not apply"),
     ],
@@ -96,6 +84,7 @@ def test_a_deleted_file_is_a_change_and_a_bug_that_deletes_one_is_in_the_tree(tr
 def test_a_patch_that_does_more_than_change_the_text_of_files_of_the_tree_is_refused(
     tree: Path, patch: str, problem: str
 ) -> None:
+    (tree / "setup.py").write_text("x = 1\n")
     (tree / "src/link").symlink_to(tree / "src/tiny", target_is_directory=True)
     with pytest.raises(UsageError, match=problem):
         changes_of_patch(tree, patch)
@@ -112,9 +101,10 @@ def test_a_diff_applied_as_a_patch_gives_the_same_changes(tree: Path) -> None:
     changes = {
         CORE: FIXED,
         "src/tiny/odd.py": b"a = 2\x0c\nb = '\xe2\x80\xa8'\nc = 2\r\nlast line",
-        "new.py": b"x = 1\n",
+        "setup.py": b"x = 1\n",
     }
-    assert changes_of_patch(tree, diff_of(tree, changes)) == changes
+    patch = "".join(between(path, (tree / path).read_bytes(), content) for path, content in changes.items())
+    assert changes_of_patch(tree, patch) == changes
 
 
 def test_the_patches_of_our_own_tasks_fit_the_lines_that_they_name() -> None:
@@ -122,4 +112,5 @@ def test_the_patches_of_our_own_tasks_fit_the_lines_that_they_name() -> None:
     package = OWN_TASKS / "package"
     assert len(tasks) == 12
     for one in tasks:
-        assert diff_of(package, changes_of_patch(package, one.bug_patch)) == one.bug_patch
+        ((path, changed),) = changes_of_patch(package, one.bug_patch).items()
+        assert between(path, (package / path).read_bytes(), changed) == one.bug_patch

@@ -17,7 +17,6 @@ import pytest
 
 from envkit import clock
 from envkit.environments.swe.checkout import source_of
-from envkit.environments.swe.formats.diffs import between
 from envkit.environments.swe.grading import MAX_CHANGES, Verdict, grade_changes, sort_out
 from envkit.environments.swe.runs import REPO, RunSettings, read_report, run_tests, spec_of
 from envkit.environments.swe.suspicion.flags import flags_of
@@ -82,11 +81,6 @@ def test_only_existing_source_files_are_taken_over(tree: Path) -> None:
     taken, refused = sort_out(task(), tree, changes)
     assert taken == {CORE: FIXED}
     assert refused.keys() == changes.keys() - {CORE, "src/tiny/other.py"}
-
-
-def test_a_file_that_the_bug_deleted_may_be_written_again(tree: Path) -> None:
-    bug = between("src/tiny/lost.py", "x = 1\n", None)
-    assert sort_out(task(bug_patch=bug), tree, {"src/tiny/lost.py": b"x = 1\n"})[0] == {"src/tiny/lost.py": b"x = 1\n"}
 
 
 def test_large_changes_are_refused(tree: Path) -> None:
@@ -212,9 +206,7 @@ def test_own():
 
 
 @pytest.mark.bwrap
-def test_missing_and_skipped_tests_are_not_passed_and_neither_are_tests_that_the_source_makes_fail_as_expected(
-    tmp_path: Path,
-) -> None:
+def test_missing_and_skipped_tests_are_not_passed_and_neither_are_tests_that_fail_as_expected(tmp_path: Path) -> None:
     tests = """
 import pytest
 from tiny.core import double
@@ -226,9 +218,8 @@ def test_source(): double(1)
     names = ("test_skipped", "test_missing", "test_x", "test_source")
     chosen = with_tests(tmp_path, BROKEN + tests, failing=("test_a",), passing=names)
     found = graded(chosen, tmp_path, FIXED + b"import pytest\ndef double(value): pytest.xfail()\n")
-    expected = ("passed", "skipped", "missing", "xfailed", "failed")
+    expected = ("passed", "skipped", "missing", "xfailed", "xfailed")
     assert (found.resolved, outcomes(found)) == (False, dict(zip(("test_a", *names), expected, strict=True)))
-    assert graded(with_tests(tmp_path, BROKEN + tests, failing=("test_a",), passing=("test_x",)), tmp_path).resolved
 
 
 @pytest.mark.bwrap

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from envkit.environments.swe.mutate import Edit, apply, edits_of, in_random_order
+from envkit.environments.swe.build import in_random_order
+from envkit.environments.swe.mutate import Edit, apply, edits_of
 
 CASES = {
     "compare_flip": ("if a  <  b: # é\n        return a\n", "if a  <=  b: # é\n        return a\n"),

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from envkit.environments.swe.formats.diffs import between
+from envkit.environments.swe.checkout import between
 from envkit.environments.swe.packages import folder_of, sha256_of
 from envkit.environments.swe.tasks import Lock, LockedPackage, SweTask, write_folder
 
@@ -62,7 +62,7 @@ FILES = {
 }
 
 
-BUG, FIX = between(CORE, FIXED.decode(), BUGGY.decode()), between(CORE, BUGGY.decode(), FIXED.decode())
+BUG, FIX = between(CORE, FIXED, BUGGY), between(CORE, BUGGY, FIXED)
 NAMES = ("a b", "[c]", "x::y", "\\xfc\\u2192", "", "tab\\t")
 FAILING = (*(f"tests/test_core.py::test_names[{name}]" for name in NAMES), "tests/test_core.py::TestAdd::test_add")
 

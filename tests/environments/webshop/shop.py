@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from envkit.environments.webshop import WebShop
-from envkit.environments.webshop.catalogue.store import write_catalogue
+from envkit.environments.webshop.catalogue.store import Catalogue, write_catalogue
 from envkit.environments.webshop.goals import Goal, original_goals, original_prices
 from envkit.environments.webshop.products import Product
 from envkit.environments.webshop.rewards import OriginalRules, StrictRules
@@ -45,16 +46,14 @@ PRODUCTS = [
 ]
 
 
-class SmallCatalogue:
+class SmallCatalogue(Catalogue):
     """A catalogue whose search finds everything, or nothing if the query is ``nothing``."""
 
     digest = "small"
 
     def __init__(self, products: Sequence[Product] = ()) -> None:
         self._products = products or PRODUCTS
-
-    def product(self, number: int) -> Product:
-        return self._products[number]
+        self.product = lru_cache(lambda number: self._products[number])
 
     def number_of(self, asin: str) -> int | None:
         return next((number for number, one in enumerate(self._products) if one.asin == asin), None)

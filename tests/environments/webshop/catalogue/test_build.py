@@ -27,13 +27,18 @@ def test_the_small_catalogue_has_goals_in_all_splits_and_most_are_found_by_their
 
 
 def test_products_that_cannot_be_read_are_counted_and_listed(tmp_path: Path) -> None:
-    goal = {"attributes": ["red"], "instruction_text": "a red cup", "instruction_attributes": ["red"]}
-    row = {"asin": "B1", "title": "cup", "query": "cup", "category": "home", **goal}
-    (tmp_path / "train.jsonl").write_text(f"{json.dumps(row)}\n{{}}\n")
+    row = {"asin": "B1", "name": "cup", "query": "cup", "category": "home", "product_category": ""}
+    (tmp_path / "items_shuffle.json").write_text(json.dumps([row, {}]))
+    goal = {"attributes": ["red"], "instruction": "a red cup", "instruction_attributes": ["red"]}
+    (tmp_path / "items_ins_v2.json").write_text(json.dumps({"B1": goal}))
     (tmp_path / "built").mkdir()
     lines: list[str] = []
-    build.webshop_files(tmp_path / "built", lines.append, tmp_path / "train.jsonl")
+    build.webshop_files(tmp_path / "built", lines.append, tmp_path)
 
     assert lines[-1] == "left out 1 product that cannot be read; left-out.txt in the data's folder lists them"
-    assert (tmp_path / "built/left-out.txt").read_text().startswith(f"{tmp_path}/train.jsonl: row 1: Object missing")
+    assert (
+        (tmp_path / "built/left-out.txt")
+        .read_text()
+        .startswith(f"{tmp_path}/items_shuffle.json: product 1: Object missing")
+    )
     assert len(open_catalogue(tmp_path / "built")) == 1

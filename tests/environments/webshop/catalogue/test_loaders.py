@@ -1,4 +1,4 @@
-"""Products from files of the original shop, of the minimal package and of GEM."""
+"""Products from files of the original shop and of the minimal package."""
 
 from __future__ import annotations
 
@@ -61,29 +61,7 @@ LOADED = Product(
     instruction="Find me machine wash shirts",
     instruction_attributes=("machine wash",),
     human=(Instruction("i need a navy shirt.", ("long sleeve",), ("navy | red",)),),
-    image="shirt.jpg",
 )
-# A row of GEM's table: the fields of the original's file and those that its loader adds.
-GEM_ROW: dict[str, Any] = {
-    "asin": "B000000001",
-    "name": "Test Shirt",
-    "full_description": "A shirt.",
-    "Title": "Test Shirt",
-    "Description": "A shirt.",
-    "BulletPoints": ["Long sleeve", "Soft"],
-    "pricing": [1010.5, 2025.0],
-    "Price": "$1010.5 to $2025.0",
-    "options": '{"color": ["navy | red", "white"]}',
-    "Attributes": ["long sleeve", "machine wash"],
-    "instruction_text": "Find me machine wash shirts",
-    "instruction_attributes": ["machine wash"],
-    "MainImage": "shirt.jpg",
-    "category": "fashion",
-    "query": "men's shirts",
-    "product_category": "Clothing › Shirts",
-    "page": 3,
-}
-GEM_LOADED = Product(**{**{name: getattr(LOADED, name) for name in LOADED.__struct_fields__}, "human": ()})
 
 
 def write(file: Path, value: Any) -> None:
@@ -94,7 +72,7 @@ def write(file: Path, value: Any) -> None:
 
 def original(folder: Path, *products: dict[str, Any]) -> list[Product]:
     write(folder / "items_shuffle.json", products)
-    return list(read_products(folder))
+    return list(read_products(folder, []))
 
 
 @pytest.mark.parametrize(
@@ -114,8 +92,8 @@ def test_files_of_the_original_are_found_and_cleaned(tmp_path: Path, products: s
     write(tmp_path / labels, LABELS)
     write(tmp_path / human, HUMAN)
 
-    assert list(read_products(tmp_path)) == [LOADED]
-    assert list(read_products(tmp_path / products)) == [LOADED]
+    assert list(read_products(tmp_path, [])) == [LOADED]
+    assert list(read_products(tmp_path / products, [])) == [LOADED]
 
 
 def test_a_malformed_product_is_left_out_and_listed(tmp_path: Path) -> None:
@@ -124,14 +102,9 @@ def test_a_malformed_product_is_left_out_and_listed(tmp_path: Path) -> None:
     assert [product.asin for product in read_products(tmp_path, left_out)] == ["B0", SHIRT["asin"]]
     assert [line.partition(": ")[2][:28] for line in left_out] == ["product 1: Expected `str`, g"]
 
-    rows = "\n".join(map(json.dumps, (GEM_ROW, [GEM_ROW], {"asin": "B1"})))
-    (tmp_path / "train.jsonl").write_text(rows)
-    assert len(list(read_products(tmp_path / "train.jsonl", left_out))) == 1
-    assert len(left_out) == 3
-
 
 def test_missing_values_of_the_original_are_empty(tmp_path: Path) -> None:
-    empty = {"customization_options": "", "pricing": "", "small_description": "", "full_description": "", "images": []}
+    empty = {"customization_options": "", "pricing": "", "small_description": "", "full_description": ""}
 
     assert original(tmp_path, {**SHIRT, **empty}) == [
         Product(
@@ -157,41 +130,20 @@ def test_products_are_streamed_across_chunks(tmp_path: Path) -> None:
     rows = [{**SHIRT, "asin": f"{number:010}", "full_description": "é]},{[" * 50_000} for number in range(20)]
     whole = json.dumps(rows, ensure_ascii=False, indent=1)
     (tmp_path / "items_shuffle.json").write_text(whole[:-1000], encoding="utf-8")
-    products = read_products(tmp_path)
+    products = read_products(tmp_path, [])
 
     assert [next(products).asin for _ in range(19)] == [f"{number:010}" for number in range(19)]
     with pytest.raises(UsageError, match=r"items_shuffle\.json: product 19: .*; is the download complete\?"):
         next(products)
 
 
-def gem_documents(folder: Path) -> None:
-    write(folder / "resources/documents.jsonl", {"id": "B000000001", "contents": "test shirt", "product": GEM_ROW})
-
-
-def gem_json_lines(folder: Path) -> None:
-    write(folder / "train.jsonl", GEM_ROW)
-
-
-@pytest.mark.parametrize("layout", [gem_documents, gem_json_lines])
-def test_files_of_gem_are_found_and_read(tmp_path: Path, layout: Any) -> None:
-    layout(tmp_path)
-
-    assert list(read_products(tmp_path)) == [GEM_LOADED]
-
-
-def test_the_placeholder_for_no_attributes_is_dropped(tmp_path: Path) -> None:
-    write(tmp_path / "train.jsonl", {**GEM_ROW, "Attributes": ["DUMMY_ATTR"], "instruction_text": None})
-
-    assert [(product.attributes, product.instruction) for product in read_products(tmp_path)] == [((), "")]
-
-
 def test_an_unknown_folder_lists_the_files_that_are_looked_for(tmp_path: Path) -> None:
     (tmp_path / "readme.txt").write_text("nothing")
 
-    with pytest.raises(UsageError, match=r"no file of products; expected .*items_shuffle.*documents\.jsonl"):
-        list(read_products(tmp_path))
+    with pytest.raises(UsageError, match=r"no file of products; expected .*items_shuffle"):
+        list(read_products(tmp_path, []))
     with pytest.raises(UsageError, match="no such file or folder"):
-        list(read_products(tmp_path / "absent"))
+        list(read_products(tmp_path / "absent", []))
 
 
 def test_two_files_of_products_are_not_guessed_between(tmp_path: Path) -> None:
@@ -199,7 +151,7 @@ def test_two_files_of_products_are_not_guessed_between(tmp_path: Path) -> None:
     write(tmp_path / "items_shuffle_1000.json", [SHIRT])
 
     with pytest.raises(UsageError, match=r"name one of .*items_shuffle\.json, .*items_shuffle_1000\.json"):
-        list(read_products(tmp_path))
+        list(read_products(tmp_path, []))
 
 
 @pytest.mark.parametrize(
@@ -208,19 +160,17 @@ def test_two_files_of_products_are_not_guessed_between(tmp_path: Path) -> None:
         ("items_shuffle.json", [{**SHIRT, "name": 3}], r"product 0: Expected `str`, got `int` - at `\$.name`"),
         ("items_shuffle.json", {"B1": SHIRT}, "expected a JSON array of products"),
         ("items_shuffle.json", [], "has no products"),
-        ("train.jsonl", [GEM_ROW], "row 0: Object missing required field `asin`"),
-        ("train.jsonl", {"asin": "B1"}, "row 0: Object missing required field `title`"),
     ],
 )
 def test_errors_name_the_file_and_the_place(tmp_path: Path, name: str, content: Any, message: str) -> None:
     write(tmp_path / name, content)
 
     with pytest.raises(UsageError, match=f"{name}: {message}"):
-        list(read_products(tmp_path))
+        list(read_products(tmp_path, []))
 
 
 def test_a_damaged_archive_is_an_error_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "items_shuffle.json.gz").write_bytes(gzip.compress(json.dumps([SHIRT]).encode())[:-20])
 
     with pytest.raises(UsageError, match=r"items_shuffle\.json\.gz: cannot be read"):
-        list(read_products(tmp_path))
+        list(read_products(tmp_path, []))

@@ -64,7 +64,7 @@ def test_a_search_looks_at_title_description_first_bullet_and_options(catalogue:
 
 def test_goals_are_the_products_with_an_instruction_by_split(catalogue: Catalogue) -> None:
     assert list(catalogue.goals(None)) == [0, 1]
-    assert list(catalogue.human_goals(None)) == [0]
+    assert list(catalogue.goals(None, human=True)) == [0]
     assert list(catalogue.goals(split_of(_MUG.asin))) == [n for n in (0, 1) if _split(n) == split_of(_MUG.asin)]
 
 
