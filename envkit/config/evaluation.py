@@ -10,7 +10,7 @@ import copy
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from pydantic import Field, SerializeAsAny
 
@@ -26,7 +26,7 @@ from envkit.config.parts import (
     SandboxSection,
     TransformersEngineSection,
 )
-from envkit.config.training import EnvSection, EvaluationSection, RolloutSection, RunConfig
+from envkit.config.training import EnvSection, EvaluationSection, RolloutSection
 from envkit.errors import ConfigError, UsageError, did_you_mean
 from envkit.shorthands import SHORTHANDS
 
@@ -57,8 +57,6 @@ class EvalRolloutSection(RolloutSection):
 
 class EvalConfig(Section):
     """An evaluation file."""
-
-    removed: ClassVar[Mapping[str, str]] = {**RunConfig.removed, "engine.device": "leave it out"}
 
     env: EnvSection
     policy: str

@@ -98,9 +98,6 @@ class Section(BaseModel):
         frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False
     )
 
-    removed: ClassVar[Mapping[str, str]] = {}
-    """Keys of earlier versions without the indexes of lists, such as ``a.b``, with what to do instead."""
-
     @classmethod
     def completed(cls, content: dict[str, Any]) -> dict[str, Any]:
         """Return the content of a section with the values that it leaves to other keys, such as a preset's."""
@@ -251,9 +248,6 @@ def _line(problem: Any, root: type[BaseModel], content: Mapping[str, Any]) -> st
     location: tuple[str | int, ...] = problem["loc"]
     key = ".".join(str(part) for part in location)
     if problem["type"] == "extra_forbidden":
-        plain = ".".join(str(part) for part in location if not isinstance(part, int))
-        if issubclass(root, Section) and plain in root.removed:
-            return f"{key}: no longer exists; {root.removed[plain]}"
         known, word = _keys(location[:-1], root, content), str(location[-1])
         other = _OTHER_NAMES.get(word, "")
         if other.partition(".")[0] in root.model_fields:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
@@ -181,15 +181,6 @@ def _is_address(text: str) -> bool:
 
 class ServeConfig(Section):
     """Configuration of envkit serve."""
-
-    removed: ClassVar[Mapping[str, str]] = {
-        "autoscale": "leave it out, and let the cluster's own autoscaler follow the metric envkit_sandboxes_wanted",
-        "liveness.interval_s": "use liveness.lost_s, of which it is a quarter",
-        "liveness.suspect_s": "use liveness.lost_s, of which it is three eighths",
-        "node.pids": "leave it out",
-        "envs.max_dedicated_sandboxes": "leave it out",
-        "ray": "start envkit serve --node on each machine of the cluster, and set backend: nodes",
-    }
 
     backend: BackendKind = "auto"
     """local: bubblewrap. docker: Docker containers. process: child processes without isolation. nodes: sandboxes only

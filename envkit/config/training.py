@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, SerializeAsAny, TypeAdapter, field_validator
 
@@ -222,48 +222,8 @@ class DiagnosticsSection(Section):
     """Names of the findings that stop the run, after a checkpoint. The others are only reported."""
 
 
-_LEAVE_OUT = "leave it out"
-_REMOVED: Mapping[str, str] = {
-    "trainer.threads": "use threads, at the top of the file",
-    "engine.device": "use trainer.device",
-    "engine.heads": "leave it out; a head has 16 of engine.hidden_size",
-    "engine.gpus": 'use placement.engines, such as ["n0:1"], or the environment variable CUDA_VISIBLE_DEVICES',
-    "engine.sleep": "no GPU has run it; give trainer and engine different GPUs, or set engine.gpu_memory_utilization",
-    "engine.kv_cache_gib": "set the environment variable VLLM_CPU_KVCACHE_SPACE",
-    "rollout.timeout_s": "use rollout.step_timeout_s",
-    "sandbox.health": "use sandbox.liveness.lost_s",
-    "algorithm.value_coefficient": "use trainer.critic_learning_rate",
-    "algorithm.gamma": "use algorithm.advantage.gamma",
-    "algorithm.gae_lambda": "use algorithm.advantage.gae_lambda",
-    "algorithm.clip": "use algorithm.loss.clip_low and clip_high",
-    "algorithm.loss.clip": "use clip_low and clip_high",
-    "algorithm.kl_coefficient": "use algorithm.kl.coefficient",
-    "algorithm.dual_clip": "use algorithm.loss.dual_clip",
-    "algorithm.parameters": "use algorithm.advantage or algorithm.loss",
-    "trainer.lora.base_dtype": "use trainer.precision",
-    "warmup": "use imitation, which has fewer keys; docs/imitation.md lists them",
-    "tracking.to.project": "set the environment variable WANDB_PROJECT",
-    "tracking.to.name": "set the environment variable WANDB_NAME",
-    "tracking.to.group": "set the environment variable WANDB_RUN_GROUP",
-    "tracking.to.tags": "set the environment variable WANDB_TAGS",
-    "tracking.to.mode": "set the environment variable WANDB_MODE",
-    **{
-        f"{section}.{key}": _LEAVE_OUT
-        for section, keys in {
-            "engine": ("batch_tokens", "start_timeout_s", "stall_timeout_s", "max_restarts", "transfer"),
-            "rollout": ("num_graders",),
-            "trainer": ("shard_mib",),
-            "diagnostics": ("invalid_steps",),
-        }.items()
-        for key in keys
-    },
-}
-
-
 class RunConfig(Section):
     """A training file."""
-
-    removed: ClassVar[Mapping[str, str]] = _REMOVED
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 7
     """Seed of all random numbers of the run. The same file always gives the same random numbers."""

@@ -144,11 +144,6 @@ def test_a_fleets_file_has_its_repeated_keys_named_and_may_have_one_key_in_sever
     )
 
 
-def test_a_section_that_no_longer_exists_says_what_to_do_instead() -> None:
-    with pytest.raises(ConfigError, match="autoscale: no longer exists; leave it out, and let the cluster's own"):
-        serving.read(None, ["autoscale.max=3"], {})
-
-
 @pytest.mark.parametrize(
     "setting",
     [
@@ -383,27 +378,8 @@ def test_a_configuration_of_an_earlier_version_is_completed_with_the_defaults_of
     assert "\n  player_timeout_s: null\n" in now
     earlier = now.replace("\n  player_timeout_s: null\n", "\n")
     assert config.complete(earlier) == now
-    with pytest.raises(ConfigError, match=r"^rollout\.timeout_s: no longer exists; use rollout\.step_timeout_s$"):
+    with pytest.raises(ConfigError, match=r"^rollout\.timeout_s: no such key"):
         config.complete("env: {id: FrozenLake-v0}\nrollout: {timeout_s: 9.0}\n")
-
-
-@pytest.mark.parametrize("key", RunConfig.removed)
-def test_an_old_key_of_a_training_file_names_the_new_one(key: str) -> None:
-    section, _, name = key.rpartition(".")
-    where = f"{section}.0.{name}" if section == "tracking.to" else key
-    content: dict[str, Any] = {"env": {"id": "x"}, "engine": {"kind": "vllm"}}
-    grammar.put(content, section or name, [{"kind": "wandb", name: 1}] if section == "tracking.to" else {name: 1})
-    if section == "engine":
-        content["engine"]["kind"] = "vllm"
-    with pytest.raises(ConfigError) as caught:
-        config.parse(content)
-    assert caught.value.problems == (f"{where}: no longer exists; {RunConfig.removed[key]}",)
-
-
-@pytest.mark.parametrize("key", [key for key in serving.ServeConfig.removed if key != "autoscale"])
-def test_an_old_key_of_a_servers_file_names_the_new_one(key: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^{key}: no longer exists; "):
-        serving.read(None, [f"{key}=1"], {})
 
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

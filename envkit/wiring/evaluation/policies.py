@@ -38,11 +38,6 @@ NOP = "nop"
 POLICIES = ("random", "expert", "model:NAME-OR-PATH", "openai:MODEL@URL", "agent:NAME", "checkpoint:DIR")
 """The built-in policies."""
 
-_REMOVED: Mapping[str, str] = {
-    "mini_swe": "run mini-swe-agent itself, with the section agent; see docs/train-your-agent.md"
-}
-"""Kinds of policies of earlier versions, with what to do instead."""
-
 _FEW = 10
 """An error about an unknown policy lists the players of an environment that has fewer."""
 
@@ -177,8 +172,6 @@ def kind_of(policy: str, spec: EnvSpec | None = None) -> tuple[str, str]:
     if policy == NOP or (spec is not None and policy in spec.players):
         return "player", policy
     kind, _, name = policy.partition(":")
-    if kind in _REMOVED:
-        raise UsageError(f"policy: {kind} no longer exists; {_REMOVED[kind]}")
     forms = {one.partition(":")[0]: one for one in POLICIES}
     form = forms.get(kind)
     others = kinds.names("policies") if form is None else []
