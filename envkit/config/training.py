@@ -269,20 +269,19 @@ class RunConfig(Section):
 _SECTIONS = TypeAdapter(Annotated[list[EnvSection], Field(min_length=1)])
 
 
-def load(path: Path, overrides: Sequence[str] = (), *, only: str | None = None) -> RunConfig:
+def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a training file.
 
     Args:
         path: A YAML file.
         overrides: ``"a.b=value"`` strings; the values are parsed as YAML.
-        only: The one key of the file to read; None reads all.
 
     Raises:
         ConfigError: The file cannot be read or is invalid.
     """
     content = grammar.content_of(path, example="env: {id: Sokoban-v0}")
     grammar.override(content, overrides)
-    return grammar.check(content if only is None else {only: content.get(only)}, RunConfig)
+    return grammar.check(content, RunConfig)
 
 
 def parse(content: Mapping[str, Any]) -> RunConfig:

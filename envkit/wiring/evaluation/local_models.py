@@ -24,7 +24,7 @@ from envkit.types import JSON, Options
 from envkit.wiring.contexts import Model
 from envkit.wiring.evaluation.contestant import AT_ONCE, Contestant, FoundPolicy, num_envs
 from envkit.wiring.training.agents import check_agent, open_player
-from envkit.wiring.training.models import check_length, check_room, locate
+from envkit.wiring.training.models import check_tokens, locate
 from envkit.wiring.training.policy import open_engine, open_renderer
 from envkit.wiring.training.resolve import limits_of, policy_kind, resolve
 
@@ -56,14 +56,9 @@ def find_local(evaluation: EvalConfig, kind: str, name: str) -> FoundPolicy:
         raise ConfigError(problems)
     options = next((section.options for section in run.envs if section.id == evaluation.env.id), {})
     limits = limits_of(run.rollout)
-    if (
-        "max_tokens" in evaluation.rollout.model_fields_set
-        and run.engine.model is not None
-        and policy_kind(run) == "pretrained"
-    ):
-        check_length(run.engine.model, limits.max_tokens)
     if policy_kind(run) == "pretrained":
-        check_room(limits.max_tokens, limits.turn_tokens)
+        is_longer = "max_tokens" in evaluation.rollout.model_fields_set
+        check_tokens(run.engine.model if is_longer else None, limits.max_tokens, limits.turn_tokens)
     is_set = "temperature" in evaluation.rollout.model_fields_set
     return FoundPolicy(
         partial(_open, run, path),

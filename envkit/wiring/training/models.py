@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from envkit.errors import UsageError, did_you_mean
+from envkit.errors import ConfigError, UsageError, did_you_mean
 from envkit.installation import command
 from envkit.runs import cache
 from envkit.runs.display import Display, SilentDisplay
@@ -133,26 +133,18 @@ def folder_of(name: str) -> Path | None:
     return None if config is None else config.parent
 
 
-def check_length(name: str, max_tokens: int) -> None:
-    """Check that the model `name` has positions for `max_tokens` tokens; see `positions_of`.
+def check_tokens(name: str | None, max_tokens: int, turn_tokens: int) -> None:
+    """Check that the model `name` has positions for `max_tokens`, which leave room for a prompt beside an answer.
 
     Raises:
-        UsageError: It has fewer.
+        ConfigError: It has fewer (see `positions_of`), or every episode would end before its first turn.
     """
-    if (limit := positions_of(name)) is not None and max_tokens > limit:
+    if name is not None and (limit := positions_of(name)) is not None and max_tokens > limit:
         line = f"rollout.max_tokens: {max_tokens} is more than the {limit} positions of the model {name}"
-        raise UsageError(f"{line}; lower it, or name a model with a longer context")
-
-
-def check_room(max_tokens: int, turn_tokens: int) -> None:
-    """Check that `max_tokens` leave room for the shortest prompt beside an answer of `turn_tokens`.
-
-    Raises:
-        UsageError: They do not, so that every episode would end before its first turn.
-    """
+        raise ConfigError([f"{line}; lower it, or name a model with a longer context"])
     if max_tokens - turn_tokens < _SHORTEST_PROMPT:
         line = f"rollout.turn_tokens: {turn_tokens} of {max_tokens} tokens (rollout.max_tokens) are for an answer"
-        raise UsageError(f"{line}, which leaves no room for a prompt; lower it, or raise rollout.max_tokens")
+        raise ConfigError([f"{line}, which leaves no room for a prompt; lower it, or raise rollout.max_tokens"])
 
 
 def is_path(name: str) -> bool:

@@ -303,7 +303,7 @@ def replay_of(run: RunConfig) -> dict[int, list[LoggedGroup]] | None:
         return None
     path = Path(folder) / SCHEDULE
     if not path.is_file():
-        raise UsageError(f"rollout.replay_schedule: {folder} has no {SCHEDULE}; name the folder of a training run")
+        raise UsageError(f"{folder} has no {SCHEDULE}; name the folder of a training run")
     return read_schedule(read_rows(path))
 
 
