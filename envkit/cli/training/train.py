@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from envkit.cli.checks import File, Overrides
 from envkit.cli.exits import STOPPED
 from envkit.cli.tables import echo
-from envkit.cli.training.check import File, Overrides
 from envkit.errors import UsageError
 from envkit.installation import command
 
