@@ -22,7 +22,7 @@ from envkit.trainer_bridge.run_folder import checkpoint
 from envkit.trainer_bridge.run_folder.record import CONFIG, refuse_other_format
 from envkit.types import JSON, Options
 from envkit.wiring.contexts import Model
-from envkit.wiring.evaluation.contestant import AT_ONCE, Contestant, FoundPolicy, num_envs
+from envkit.wiring.evaluation.policies import AT_ONCE, Contestant, FoundPolicy, num_envs
 from envkit.wiring.training.agents import check_agent, open_player
 from envkit.wiring.training.models import check_tokens, locate
 from envkit.wiring.training.policy import open_engine, open_renderer

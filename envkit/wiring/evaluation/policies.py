@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from envkit import installation
 from envkit.config import EvalConfig, kinds
@@ -15,14 +16,17 @@ from envkit.environments.tasks import Nop
 from envkit.errors import ConfigError, UsageError, did_you_mean
 from envkit.protocols import Player
 from envkit.registry import EnvSpec
+from envkit.runs.episodes import Decode
 from envkit.trainer_bridge.models.catalogue import CATALOGUE
 from envkit.trainer_bridge.rollout import RolloutLimits
 from envkit.trainer_bridge.rollout.players import ExpertPlayer, RandomPlayer
-from envkit.types import Options
+from envkit.types import JSON, Options
 from envkit.wiring.contexts import PlayerContext, open_part
 from envkit.wiring.environments import find, open_expert, open_helper, registered
-from envkit.wiring.evaluation.contestant import AT_ONCE, Contestant, FoundPolicy, num_envs
 from envkit.wiring.training.resolve import limits_of, reset_timeout_s
+
+if TYPE_CHECKING:
+    from envkit.http.client.chat import ChatClient
 
 SLOTS = 256
 """Maximum number of concurrent episodes of a player without a language model."""
@@ -54,6 +58,52 @@ _NEEDS: Mapping[str, tuple[str, ...]] = {
     "renderer.thinking": _MODELS,
 }
 """For each key that some policies do not have, the kinds of policies that have it."""
+
+
+AT_ONCE = 16
+"""Default number of concurrent episodes of a language model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """A player that was opened, what converts its tokens to text, facts about it for the result file, and the client of
+    its endpoint if it has one.
+    """
+
+    player: Player
+    decode: Decode = lambda ids: ""
+    facts: Mapping[str, JSON] = field(default_factory=dict)
+    client: ChatClient | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FoundPolicy:
+    """A policy that was found, but whose model is not loaded yet.
+
+    Attributes:
+        opened: Function of the episodes' options. Returns a context manager that loads the policy.
+        limits: Limits of its episodes.
+        at_once: Maximum number of concurrent episodes.
+        options: Options of the environment that the policy was trained with.
+        temperature: Sampling temperature; None for a player without a language model.
+        identity: Fingerprint of the policy's files; empty if unknown.
+        warning: Warning for the user, in one line; may be empty.
+        agent: The foreign agent that plays with the policy; None lets the policy play itself.
+    """
+
+    opened: Callable[[Options], AbstractAsyncContextManager[Contestant]]
+    limits: RolloutLimits
+    at_once: int
+    options: Options = field(default_factory=dict)
+    temperature: float | None = None
+    identity: str = ""
+    warning: str = ""
+    agent: AgentSection | None = None
+
+
+def num_envs(config: EvalConfig) -> int | None:
+    """Return the maximum number of concurrent episodes; None if it was not set."""
+    return config.env.num_envs if "num_envs" in config.env.model_fields_set else None
 
 
 def find_policy(config: EvalConfig, spec: EnvSpec | None) -> FoundPolicy:

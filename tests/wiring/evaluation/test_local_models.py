@@ -12,8 +12,7 @@ from envkit.config.agents import AgentSection
 from envkit.errors import UsageError
 from envkit.trainer_bridge.models.saved_policy import SavedPolicy
 from envkit.wiring.evaluation import local_models
-from envkit.wiring.evaluation.contestant import FoundPolicy
-from envkit.wiring.evaluation.policies import find_policy
+from envkit.wiring.evaluation.policies import FoundPolicy, find_policy
 from envkit.wiring.training.agents import views_of
 from envkit.wiring.training.resolve import policy_kind, resolve
 from tests.trainer_bridge.models import write_chat, write_tiny
