@@ -214,8 +214,9 @@ def _engine(run: RunConfig) -> Iterator[str]:
     if isinstance(section, VllmEngineSection) and (found := vllm.problems(section)):
         yield from found
     elif section.model is not None:
-        yield from _model(section.model)
-        if policy_kind(run) == "pretrained":
+        found = [*_model(section.model)]
+        yield from found
+        if not found and policy_kind(run) == "pretrained":
             name = section.model if "max_tokens" in rollout.model_fields_set else None  # the default is lowered
             check_tokens(name, rollout.max_tokens, rollout.turn_tokens or TURN_TOKENS)
 
