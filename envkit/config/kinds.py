@@ -232,11 +232,11 @@ class ByKind:
         try:
             section = self.section_of(content)
         except UsageError as error:
-            raise _kind_error(error.detail) from None
+            raise invalid("kind", error.detail) from None
         if section is None:
             return base.model_validate(content)  # raises an error about the content or its key `kind`
         if not issubclass(section, base):
-            raise _kind_error(f"the section class {section.__name__} must extend {base.__module__}.{base.__name__}")
+            raise invalid("kind", f"the section class {section.__name__} must extend {base.__module__}.{base.__name__}")
         return section.model_validate(self._whole(content))
 
     def __get_pydantic_core_schema__(
@@ -252,7 +252,7 @@ class ByKind:
         return handler(core_schema.union_schema(choices))
 
 
-def _kind_error(message: str) -> ValidationError:
-    """Return an error about the key ``kind``. pydantic adds the location of the section."""
-    error = PydanticCustomError("kind", "{message}", {"message": message})
-    return ValidationError.from_exception_data("kind", [InitErrorDetails(type=error, loc=("kind",), input=None)])
+def invalid(key: str, message: str) -> ValidationError:
+    """Return an error about a key of a section. pydantic adds the location of the section."""
+    error = PydanticCustomError(key, "{message}", {"message": message})
+    return ValidationError.from_exception_data(key, [InitErrorDetails(type=error, loc=(key,), input=None)])

@@ -7,7 +7,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from envkit.config import RunConfig
-from envkit.config.algorithm import ALIASES
 from envkit.config.parts import (
     AutoRendererSection,
     TorchTrainerSection,
@@ -86,7 +85,7 @@ async def check_docker(run: RunConfig) -> list[str]:
 
 
 def unverified(run: RunConfig) -> list[str]:
-    """Return warnings: another project's name of a preset, a model that would be downloaded, a high learning rate."""
+    """Return warnings: a model that would be downloaded, a high learning rate."""
     trainer, rate = run.trainer, None
     if (
         isinstance(trainer, TorchTrainerSection)
@@ -94,11 +93,9 @@ def unverified(run: RunConfig) -> list[str]:
         and policy_kind(run) == "pretrained"
     ):
         rate = trainer.learning_rate
-    name = run.algorithm.preset
-    alias = [f"algorithm.preset: {name} is called {ALIASES[name]} here"] if name in ALIASES else []
     keys = {section.judge: f"{key}.judge" for key, section in zip(keys_of(run), run.envs, strict=True)}
     judge = [] if run.served_judge is None else _uncached_model(run.served_judge, keys[run.served_judge])
-    return [*alias, *_uncached_model(run.engine.model), *judge, *_high_learning_rate(rate, has_lora=_has_lora(run))]
+    return [*_uncached_model(run.engine.model), *judge, *_high_learning_rate(rate, has_lora=_has_lora(run))]
 
 
 def _has_lora(run: RunConfig) -> bool:
