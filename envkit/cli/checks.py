@@ -69,9 +69,7 @@ def check_env(
 
 
 def check_template(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A model folder, or the name of a model on this machine.")
-    ],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model, named as in engine.model.")],
 ) -> None:
     """Check a model's chat template for training.
 

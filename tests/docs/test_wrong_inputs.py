@@ -54,7 +54,7 @@ WRONG = [
     ),
     ("check good.yaml --set rollout.group_size=1", 2, "rollout.group_size: group_normalised compares the episodes"),
     ("check good.yaml --set imitation.kind=none", 2, "imitation.kind: a new tiny policy needs demonstrations"),
-    ("check-template nowhere", 2, "no tokenizer for nowhere: "),
+    ("check-template nowhere", 2, "cannot load nowhere: no such folder or cached model"),
     # Playing and measuring.
     ("eval FrozenLake-v0", 2, "policy: missing; name one, such as random, expert or model:smollm2-135m ("),
     ("eval FrozenLake-v0 --policy smollm2-135m", 2, "there is no 'smollm2-135m'; did you mean 'model:smollm2-135m'?"),
