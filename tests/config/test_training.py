@@ -355,12 +355,6 @@ def test_an_override_that_is_none_is_named(override: str, problem: str, tmp_path
     assert found.startswith(problem)
 
 
-@pytest.mark.parametrize("name", ["tokenize", "chat_template", "add_generation_prompt", "tools", "conversation"])
-def test_an_argument_of_the_template_that_envkit_sets_is_refused_by_name(name: str, tmp_path: Path) -> None:
-    (found,) = problems(tmp_path, MINIMAL, "renderer.template.enable_thinking=false", f"renderer.template.{name}=1")
-    assert found == f"renderer.template: {name} is reserved: envkit sets it; remove it"
-
-
 @pytest.mark.parametrize("history", [0, -1, 1.5, True, "some", None])
 def test_a_history_is_all_or_a_number_of_turns(history: object, tmp_path: Path) -> None:
     for right in ("all", 1, 7):
