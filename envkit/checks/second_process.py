@@ -61,15 +61,7 @@ def nothing_is_left_behind(env: EnvUnderTest) -> str:
 
 @lru_cache(maxsize=1)
 def _play_apart(env: EnvUnderTest) -> dict[str, Any]:
-    """Play the recorded episodes in a new process with another hash seed.
-
-    Returns:
-        The episodes as the new process played them, and the processes and files that it left behind.
-
-    Raises:
-        SkippedCheckError: The new process cannot import the environment.
-        FailedCheckError: The new process failed.
-    """
+    """Play the recorded episodes in a new process with another hash seed; return them, and what it left behind."""
     try:
         request = pickle.dumps((env.spec, env.options, [(played.seed, played.actions) for played in env.episodes]))
     except (pickle.PicklingError, AttributeError, TypeError) as error:

@@ -15,10 +15,10 @@ from typing import Annotated, Any
 from pydantic import Field, SerializeAsAny
 
 from envkit.config import grammar
-from envkit.config.agents import AgentSection
 from envkit.config.grammar import Count, Seconds, Section
 from envkit.config.kinds import ByKind
 from envkit.config.parts import (
+    AgentSection,
     AutoRendererSection,
     BuiltInSandboxSection,
     EngineSection,

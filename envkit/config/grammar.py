@@ -157,15 +157,7 @@ Root = TypeVar("Root", bound=Section)
 
 
 def content_of(path: Path, *, example: str) -> dict[str, Any]:
-    """Return the content of a file.
-
-    Args:
-        path: A YAML file.
-        example: An example of such a file's content, which the error about an empty file quotes.
-
-    Raises:
-        ConfigError: The file cannot be read, or has a duplicate key.
-    """
+    """Return the content of a YAML file. The error about an empty file quotes `example`."""
     try:
         content = read_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -107,8 +107,8 @@ FAMILIES: Mapping[str, Family] = {
         "envkit.trackers",
         "tracker",
         {
-            "tensorboard": BuiltIn(f"{_PARTS}:TensorBoardSection", f"{_WIRING}.kinds.trackers:open_tensorboard"),
-            "wandb": BuiltIn(f"{_PARTS}:WandbSection", f"{_WIRING}.kinds.trackers:open_wandb"),
+            "tensorboard": BuiltIn(f"{_PARTS}:TensorBoardSection", f"{_WIRING}.kinds.built_in:open_tensorboard"),
+            "wandb": BuiltIn(f"{_PARTS}:WandbSection", f"{_WIRING}.kinds.built_in:open_wandb"),
         },
     ),
     "policies": Family("envkit.policies", "player"),
@@ -117,7 +117,7 @@ FAMILIES: Mapping[str, Family] = {
         "envkit.filters",
         "filter",
         {
-            name: BuiltIn(f"{_PARTS}:{section}Section", f"{_WIRING}.kinds.filters:open_{name}")
+            name: BuiltIn(f"{_PARTS}:{section}Section", f"{_WIRING}.kinds.built_in:open_{name}")
             for name, section in (
                 ("zero_variance", "ZeroVariance"),
                 ("success_band", "SuccessBand"),

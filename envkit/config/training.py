@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import Field, SerializeAsAny, TypeAdapter, field_validator
 
 from envkit.config import grammar
-from envkit.config.agents import AgentSection
 from envkit.config.algorithm import AlgorithmSection, default_algorithm
 from envkit.config.grammar import Count, Rate, Seconds, Section, Share, UserPath
 from envkit.config.kinds import ByKind
 from envkit.config.parts import (
+    AgentSection,
     AutoRendererSection,
     BuiltInSandboxSection,
     EngineSection,
@@ -267,35 +267,19 @@ _SECTIONS = TypeAdapter(Annotated[list[EnvSection], Field(min_length=1)])
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read a training file.
-
-    Args:
-        path: A YAML file.
-        overrides: ``"a.b=value"`` strings; the values are parsed as YAML.
-
-    Raises:
-        ConfigError: The file cannot be read or is invalid.
-    """
+    """Read a training file; the values of ``"a.b=value"`` overrides are YAML. Raises `ConfigError` if it is invalid."""
     content = grammar.content_of(path, example="env: {id: Sokoban-v0}")
     grammar.override(content, overrides)
     return grammar.check(content, RunConfig)
 
 
 def parse(content: Mapping[str, Any]) -> RunConfig:
-    """Check a mapping against the schema.
-
-    Raises:
-        ConfigError: The mapping is invalid. The error has one line per problem, starting with the key.
-    """
+    """Check a mapping against the schema; see `grammar.check`."""
     return grammar.check(content, RunConfig)
 
 
 def complete(text: str) -> str:
-    """Return a dumped configuration with the keys that its version did not have.
-
-    Raises:
-        ConfigError: It has keys that no longer exist.
-    """
+    """Return a dumped configuration with the keys that its version did not have. Others are a `ConfigError`."""
     return dump(parse(grammar.read_yaml(text)))
 
 

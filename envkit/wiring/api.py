@@ -205,13 +205,8 @@ def rescore(
 ) -> tuple[Path, list[Rescored]]:
     """Repeat the actions of recorded episodes, and compute their rewards again. Prints progress on standard error.
 
-    The arguments are those of ``envkit rescore``; `output` is a file for the repeated episodes.
-
-    Returns:
-        The file of the recorded episodes, and both versions of each of its valid episodes.
-
-    Raises:
-        UsageError: The episodes cannot be read or repeated.
+    The arguments are those of ``envkit rescore``. Returns the file of the recorded episodes, and both versions of each
+    of its valid episodes. Raises `UsageError` if they cannot be read or repeated.
     """
     from envkit.trainer_bridge.evaluation import rescore as rescoring
     from envkit.trainer_bridge.evaluation.recordings import open_recording

@@ -27,7 +27,8 @@ from envkit.trainer_bridge.scheduler import Rollout
 from envkit.types import JSON, EpisodeRecord, Options, Task, Trajectory, stable_hash
 from envkit.wiring import tasks as task_sets
 from envkit.wiring.environments import open_resources, refuse_foreign, slots
-from envkit.wiring.evaluation.policies import FoundPolicy, find_policy, num_envs, spec_of
+from envkit.wiring.evaluation.contestant import FoundPolicy, num_envs
+from envkit.wiring.evaluation.policies import find_policy, spec_of
 from envkit.wiring.training.agents import views_of
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from envkit.trainer_bridge.run_folder import checkpoint
 from envkit.trainer_bridge.run_folder.record import CONFIG, refuse_other_format
 from envkit.types import JSON, Options
 from envkit.wiring.contexts import Model
-from envkit.wiring.evaluation.policies import AT_ONCE, Contestant, FoundPolicy, num_envs
+from envkit.wiring.evaluation.contestant import AT_ONCE, Contestant, FoundPolicy, num_envs
 from envkit.wiring.training.agents import check_agent, open_player
 from envkit.wiring.training.models import check_tokens, locate
 from envkit.wiring.training.policy import open_engine, open_renderer
@@ -36,11 +36,6 @@ def find_local(evaluation: EvalConfig, kind: str, name: str) -> FoundPolicy:
 
     A checkpoint plays with the settings of its run, its agent included, and a model with the defaults of training
     files, except for the keys that `evaluation` sets.
-
-    Raises:
-        UsageError: There is no such model on this machine, or the run's folder has another format.
-        ConfigError: A key does not fit the model's renderer, the policy file in its folder is damaged, or the agent
-            cannot play here.
     """
     if kind == "model":
         path = locate(name)

@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from envkit import installation
 from envkit.config import EvalConfig, kinds
-from envkit.config.agents import AgentSection
+from envkit.config.parts import AgentSection
 from envkit.environments.tasks import Nop
 from envkit.errors import ConfigError, UsageError, did_you_mean
 from envkit.protocols import Player
 from envkit.registry import EnvSpec
-from envkit.runs.episodes import Decode
 from envkit.trainer_bridge.models.catalogue import CATALOGUE
 from envkit.trainer_bridge.rollout import RolloutLimits
 from envkit.trainer_bridge.rollout.players import ExpertPlayer, RandomPlayer
-from envkit.types import JSON, Options
+from envkit.types import Options
 from envkit.wiring.contexts import PlayerContext, open_part
 from envkit.wiring.environments import find, open_expert, open_helper, registered
+from envkit.wiring.evaluation.contestant import AT_ONCE, Contestant, FoundPolicy, num_envs
 from envkit.wiring.training.resolve import limits_of, reset_timeout_s
-
-if TYPE_CHECKING:
-    from envkit.http.client.chat import ChatClient
 
 SLOTS = 256
 """Maximum number of concurrent episodes of a player without a language model."""
@@ -41,9 +37,6 @@ NOP = "nop"
 
 POLICIES = ("random", "expert", "model:NAME-OR-PATH", "openai:MODEL@URL", "agent:NAME", "checkpoint:DIR")
 """The built-in policies."""
-
-_FEW = 10
-"""An error about an unknown policy lists the players of an environment that has fewer."""
 
 _LOCAL = ("model", "checkpoint", "agent")
 _MODELS = (*_LOCAL, "openai")
@@ -60,59 +53,8 @@ _NEEDS: Mapping[str, tuple[str, ...]] = {
 """For each key that some policies do not have, the kinds of policies that have it."""
 
 
-AT_ONCE = 16
-"""Default number of concurrent episodes of a language model."""
-
-
-@dataclass(frozen=True, slots=True)
-class Contestant:
-    """A player that was opened, what converts its tokens to text, facts about it for the result file, and the client of
-    its endpoint if it has one.
-    """
-
-    player: Player
-    decode: Decode = lambda ids: ""
-    facts: Mapping[str, JSON] = field(default_factory=dict)
-    client: ChatClient | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class FoundPolicy:
-    """A policy that was found, but whose model is not loaded yet.
-
-    Attributes:
-        opened: Function of the episodes' options. Returns a context manager that loads the policy.
-        limits: Limits of its episodes.
-        at_once: Maximum number of concurrent episodes.
-        options: Options of the environment that the policy was trained with.
-        temperature: Sampling temperature; None for a player without a language model.
-        identity: Fingerprint of the policy's files; empty if unknown.
-        warning: Warning for the user, in one line; may be empty.
-        agent: The foreign agent that plays with the policy; None lets the policy play itself.
-    """
-
-    opened: Callable[[Options], AbstractAsyncContextManager[Contestant]]
-    limits: RolloutLimits
-    at_once: int
-    options: Options = field(default_factory=dict)
-    temperature: float | None = None
-    identity: str = ""
-    warning: str = ""
-    agent: AgentSection | None = None
-
-
-def num_envs(config: EvalConfig) -> int | None:
-    """Return the maximum number of concurrent episodes; None if it was not set."""
-    return config.env.num_envs if "num_envs" in config.env.model_fields_set else None
-
-
 def find_policy(config: EvalConfig, spec: EnvSpec | None) -> FoundPolicy:
-    """Find a policy, and make those checks of it that do not need its model to be loaded.
-
-    Raises:
-        UsageError: There is no such policy.
-        ConfigError: A key has no effect with this policy.
-    """
+    """Find a policy, and make those checks of it that do not need its model to be loaded."""
     kind, name = kind_of(config.policy, spec)
     _refuse_needless(config, kind)
     if config.agent is not None and kind not in _LOCAL:
@@ -135,11 +77,7 @@ def find_policy(config: EvalConfig, spec: EnvSpec | None) -> FoundPolicy:
 
 
 def _with_agent(config: EvalConfig, name: str) -> EvalConfig:
-    """Return an evaluation with the policy ``agent:NAME`` as one with ``model:...`` and a section ``agent``.
-
-    Raises:
-        ConfigError: There is no such agent, ``engine.model`` is missing, or the section ``agent`` has another agent.
-    """
+    """Return an evaluation with the policy ``agent:NAME`` as one with ``model:...`` and a section ``agent``."""
     from envkit.wiring.training.agents import function_of
 
     section, problems = config.agent or AgentSection(), []
@@ -215,9 +153,6 @@ def kind_of(policy: str, spec: EnvSpec | None = None) -> tuple[str, str]:
     """Return the kind and name of a policy, such as ``("model", "smollm2-135m")``; the name of others may be empty.
 
     The kind of a player of the environment, such as ``oracle`` or ``cheat:skip``, is ``"player"``.
-
-    Raises:
-        UsageError: There is no such kind, or the name is missing.
     """
     if policy == NOP or (spec is not None and policy in spec.players):
         return "player", policy
@@ -228,15 +163,11 @@ def kind_of(policy: str, spec: EnvSpec | None = None) -> tuple[str, str]:
     if kind in others:
         return kind, name
     if form is None or (name and ":" not in form):
-        known = [*(f"{one}:" if ":" in forms[one] else one for one in forms), *others]
-        of_env = [NOP] if spec is None else players(spec)
-        remedy = f"; did you mean 'model:{policy}'?" if policy in CATALOGUE else ""
-        if form is None and not remedy:
-            remedy = did_you_mean(policy, of_env, lists=False) or did_you_mean(kind, known, lists=False)
-            if remedy and spec is not None and len(of_env) < _FEW:
-                remedy += f" The players of {spec.id}: {', '.join(of_env)}"
-        all_forms = f"; there are: {', '.join(dict.fromkeys([*POLICIES, *of_env, *others]))}"
-        raise UsageError(f"policy: there is no {policy!r}{remedy or all_forms}")
+        known = list(dict.fromkeys([*POLICIES, *([NOP] if spec is None else players(spec)), *others]))
+        remedy = (
+            f"; did you mean 'model:{policy}'?" if policy in CATALOGUE else did_you_mean(policy, known, lists=False)
+        )
+        raise UsageError(f"policy: there is no {policy!r}{remedy or '; there are: ' + ', '.join(known)}")
     if ":" in form and not name:
         raise UsageError(f"policy: {policy} lacks {form.partition(':')[2]} after the colon; write {form}")
     return kind, name
@@ -251,10 +182,6 @@ def player_of(name: str, spec: EnvSpec | None, options: Options) -> Player:
     """Return ``random``, ``expert``, or a player of the environment such as ``oracle``, for episodes with `options`.
 
     `spec` is None for an environment that only a server knows; it has only ``random`` and ``nop`` here.
-
-    Raises:
-        UsageError: The environment has no expert.
-        OptionError: The player rejects an option.
     """
     if spec is not None and name in spec.players:
         player: Player = open_helper(spec, spec.players[name], options)

@@ -51,17 +51,9 @@ class Policy:
 async def open_policy(
     run: RunConfig, *, folder: Path, threads: int, announce: Callable[[str], None] = lambda line: None
 ) -> AsyncIterator[Policy]:
-    """Open the model, renderer, engine and trainer of a run. The same file always gives the same policy.
+    """Open the model, renderer, engine and trainer of a resolved run. The same file always gives the same policy.
 
-    Args:
-        run: The resolved training file.
-        folder: Folder for weights on their way to the engine; it need not exist.
-        threads: Number of threads for learning.
-        announce: Shows a line to the user.
-
-    Raises:
-        UsageError: A part cannot be opened; for example, the model does not exist, or the cluster does not answer.
-        ConfigError: The cluster does not have what the section ``placement`` names.
+    Weights on their way to the engine are in `folder`, which need not exist. `threads` are those for learning.
     """
     launcher = await open_launcher(run.placement.launcher)
     placed = await clock.to_thread(place_run, run, launcher.nodes)

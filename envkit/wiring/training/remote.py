@@ -86,13 +86,7 @@ async def check_server(run: RunConfig) -> list[str]:
 async def served_host(run: RunConfig, announce: Callable[[str], None]) -> AsyncIterator[EnvHost]:
     """Open a host that plays episodes on the server of `env.url`.
 
-    Args:
-        run: The training file.
-        announce: Called with one line when the host opens, when the server stops answering, and when it is full.
-
-    Raises:
-        ConfigError: The token or the certificates cannot be used.
-        EnvkitError: The server does not answer, or rejects the token.
+    `announce` gets a line when the host opens, when the server stops answering, and when it is full.
     """
     outages = outages_of_run(run.envs[0].outage_timeout_s, announce)
     async with _client(run, announce, outages) as client, clock.background_tasks() as tasks:

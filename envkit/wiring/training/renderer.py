@@ -20,11 +20,7 @@ _log = logging.getLogger(__name__)
 def open_renderer(context: RendererContext) -> Renderer:
     """Return a renderer with the model's chat template, or one with ``<answer>`` tags if the model has no template.
 
-    The model's generation config may add stop tokens.
-
-    Raises:
-        UsageError: The template rejects the settings, or the settings need a template and the model has none, or there
-            is no model.
+    The model's generation config may add stop tokens. Raises `UsageError` if the settings do not fit the model.
     """
     section, model = context.section, context.model
     assert isinstance(section, AutoRendererSection)

@@ -173,11 +173,7 @@ def creates_policy(run: RunConfig) -> bool:
 
 
 def policy_kind(run: RunConfig) -> PolicyKind:
-    """Return ``"tiny"`` if the run creates its policy, or `engine.model` is the folder of a tiny policy of envkit.
-
-    Raises:
-        ConfigError: The policy file in the folder is damaged or has an unknown format.
-    """
+    """Return ``"tiny"`` if the run creates its policy, or `engine.model` is the folder of a tiny policy of envkit."""
     saved = None if creates_policy(run) else _saved_policy(run)
     return "tiny" if creates_policy(run) or (saved is not None and saved.tiny) else "pretrained"
 
@@ -222,10 +218,7 @@ def has_fast_bfloat16(device: str, *, machine: Path = Path("/")) -> bool:
     """Return whether `device` multiplies bfloat16 matrices faster than float32 matrices.
 
     A processor without instructions for bfloat16 is several times slower with it: 5 to 14 times on an AVX2 processor.
-
-    Args:
-        device: ``"cpu"``, ``"cuda"``, or ``"auto"``, which is a GPU if there is one.
-        machine: Root folder, with the kernel's lists of devices and processor flags.
+    `machine` is the root folder, with the kernel's lists of devices and processor flags.
     """
     if uses_gpu(device, machine=machine):
         return True
@@ -291,11 +284,7 @@ def pace_of(run: RunConfig) -> Pace:
 
 
 def specs_of(run: RunConfig) -> list[EnvSpec]:
-    """Return the environment of each section of `run.envs`; see `spec_of`.
-
-    Raises:
-        UnknownEnvError: An environment is not registered, and there is no server.
-    """
+    """Return the environment of each section of `run.envs`; see `spec_of`."""
     return [spec_of(section) for section in run.envs]
 
 

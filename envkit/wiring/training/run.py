@@ -40,7 +40,7 @@ from envkit.wiring.sandboxes.env_sandboxes import ToolSettings, sandbox_host
 from envkit.wiring.sandboxes.run_nodes import run_nodes
 from envkit.wiring.training.agents import open_player, views_of
 from envkit.wiring.training.checks import check, check_docker
-from envkit.wiring.training.kinds.trackers import open_trackers
+from envkit.wiring.training.kinds.built_in import open_trackers
 from envkit.wiring.training.kinds.vllm import judge_server
 from envkit.wiring.training.models import locate
 from envkit.wiring.training.policy import Policy, open_policy

@@ -8,11 +8,11 @@ import pytest
 
 from envkit import config
 from envkit.config import evaluation
-from envkit.config.agents import AgentSection
+from envkit.config.parts import AgentSection
 from envkit.errors import UsageError
 from envkit.trainer_bridge.models.saved_policy import SavedPolicy
 from envkit.wiring.evaluation import local_models
-from envkit.wiring.evaluation.policies import FoundPolicy, find_policy
+from envkit.wiring.evaluation.contestant import FoundPolicy, find_policy
 from envkit.wiring.training.agents import views_of
 from envkit.wiring.training.resolve import policy_kind, resolve
 from tests.trainer_bridge.models import write_chat, write_tiny

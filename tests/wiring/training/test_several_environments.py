@@ -15,8 +15,8 @@ from envkit.runs.display import SilentDisplay
 from envkit.trainer_bridge.models.saved_policy import SavedPolicy
 from envkit.types import JSON, Observation, Task, stable_hash
 from envkit.wiring import environments
+from envkit.wiring.evaluation.contestant import FoundPolicy
 from envkit.wiring.evaluation.local_models import find_local
-from envkit.wiring.evaluation.policies import FoundPolicy
 from envkit.wiring.training import checks, resolve
 from envkit.wiring.training.run import train
 from tests.trainer_bridge.models import write_tiny
