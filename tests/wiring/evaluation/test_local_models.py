@@ -12,7 +12,8 @@ from envkit.config.parts import AgentSection
 from envkit.errors import UsageError
 from envkit.trainer_bridge.models.saved_policy import SavedPolicy
 from envkit.wiring.evaluation import local_models
-from envkit.wiring.evaluation.contestant import FoundPolicy, find_policy
+from envkit.wiring.evaluation.contestant import FoundPolicy
+from envkit.wiring.evaluation.policies import find_policy
 from envkit.wiring.training.agents import views_of
 from envkit.wiring.training.resolve import policy_kind, resolve
 from tests.trainer_bridge.models import write_chat, write_tiny
