@@ -79,18 +79,6 @@ class EvalConfig(Section):
         return {**other, **section.model_dump(mode="json", exclude_unset=True)}
 
 
-_IN_PYTHON = {
-    "options": "env.options",
-    "ca": "env.ca",
-    "parameters": "rollout.parameters",
-    "max_tokens": "rollout.max_tokens",
-    "history": "renderer.history",
-    "thinking": "renderer.thinking",
-    "device": "engine.device",
-}
-"""Further short names that only `envkit.evaluate` has."""
-
-
 def parse(content: Mapping[str, Any], overrides: Sequence[str] = (), **settings: Any) -> EvalConfig:
     """Check a mapping against the schema.
 
@@ -106,7 +94,7 @@ def parse(content: Mapping[str, Any], overrides: Sequence[str] = (), **settings:
     if isinstance(content.get("env"), list):
         raise ConfigError(["env: is a list, but an evaluation plays one environment; write one file for each"])
     changed = copy.deepcopy(dict(content))
-    known = {**{name: one.key for name, one in SHORTHANDS.items()}, **_IN_PYTHON}
+    known = {**{name: one.key for name, one in SHORTHANDS.items()}, "options": "env.options"}
     if (is_greedy := settings.pop("greedy", False)) and settings.get("temperature") is None:
         settings["temperature"] = 0.0
     for name, value in settings.items():
