@@ -94,7 +94,8 @@ def parse(content: Mapping[str, Any], overrides: Sequence[str] = (), **settings:
     if isinstance(content.get("env"), list):
         raise ConfigError(["env: is a list, but an evaluation plays one environment; write one file for each"])
     changed = copy.deepcopy(dict(content))
-    known = {**{name: one.key for name, one in SHORTHANDS.items()}, "options": "env.options"}
+    known = {name: one.key for name, one in SHORTHANDS.items()}
+    known |= {"options": "env.options", "parameters": "rollout.parameters"}
     if (is_greedy := settings.pop("greedy", False)) and settings.get("temperature") is None:
         settings["temperature"] = 0.0
     for name, value in settings.items():
